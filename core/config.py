@@ -1,0 +1,205 @@
+"""What a user can set: how to load a model, how its experts are cached and prefetched, how tokens are sampled.
+
+`Settings` are the knobs that act while the model talks. They are one flat, immutable mapping of dotted names
+("budget", "eviction", "eviction.decay", "link_gbps"), so a change is a name and a value everywhere: in the UI,
+on the command line, in the CSV and in the log.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from core.errors import SettingError
+from core.registry import Param, Value, variant, variants
+
+UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much device memory may be used: a share of all routed experts, or total bytes for everything."""
+
+    share: float | None = None
+    bytes: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        """Read "50%", "all", "6.5GB", "800 MiB" or a plain number of bytes. Raises SettingError."""
+        clean = text.strip().lower().replace(",", "")
+        if clean == "all":
+            return cls(share=1.0)
+        if match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", clean):
+            share = float(match[1]) / 100
+            if not 0 <= share <= 1:
+                raise SettingError(f"budget {text!r} is not between 0 % and 100 % of the experts.")
+            return cls(share=share)
+        if match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", clean):
+            if match[2] in UNITS:
+                return cls(bytes=int(float(match[1]) * UNITS[match[2]]))
+        raise SettingError(f"budget {text!r} is not understood. Write a share of the experts like 50%, or bytes like 6.5GB.")
+
+    def __str__(self) -> str:
+        return f"{self.share * 100:g}%" if self.share is not None else f"{self.bytes}"
+
+
+def _budget(text: str) -> Value:
+    return str(Budget.parse(text))
+
+
+GENERAL: tuple[Param, ...] = (
+    Param("budget", "text", "50%", "Device memory Moestro may use: a share of all routed experts (50%) plus what the "
+          "rest of the model needs, or total bytes (6.5GB). Moving it resizes the cache between two tokens.",
+          title="Memory budget", parse=_budget),
+    Param("eviction", "choice", "lru", "Which expert leaves the device when another needs its slot.",
+          title="Cache policy"),
+    Param("scope", "choice", "layer", "Whether each layer has its own slots, or all layers share one pool.",
+          title="Cache scope", choices=("layer", "global")),
+    Param("predictor", "choice", "none", "Which experts are fetched before they are needed.", title="Prefetcher"),
+    Param("link_gbps", "float", 0.0, "Pace copies to this bandwidth, to see another machine's link on this one. "
+          "0 = the machine's own. While on, figures are marked emulated.", title="Emulated link", low=0.0, high=128.0,
+          step=0.01, unit="GB/s"),
+    Param("link_latency_us", "float", 10.0, "Latency added to every copy of the emulated link.",
+          title="Emulated latency", low=0.0, high=10000.0, step=1.0, unit="us"),
+    Param("telemetry", "bool", True, "Record timings and counters of every token. Off only to measure their cost.",
+          title="Telemetry"),
+)
+KINDS = ("eviction", "predictor")
+
+
+def params() -> dict[str, Param]:
+    """Every live knob by its dotted name: the general ones and each variant's own ("eviction.lfu.decay")."""
+    found: dict[str, Param] = {}
+    for param in GENERAL:
+        if param.name in KINDS:
+            names = tuple(v.name for v in variants(param.name))
+            param = Param(param.name, "choice", param.default, param.help, title=param.title, choices=names)
+        found[param.name] = param
+    for kind in KINDS:
+        for choice in variants(kind):
+            found |= {f"{kind}.{choice.name}.{p.name}": p for p in choice.params}
+    return found
+
+
+class Settings(Mapping[str, Value]):
+    """An immutable, checked set of all live knobs. `with_` returns a changed copy; bad values change nothing."""
+
+    def __init__(self, values: Mapping[str, object] | None = None) -> None:
+        known = params()
+        for name in values or {}:
+            if name not in known:
+                raise SettingError(f"There is no setting called {name!r}. Settings: {', '.join(known)}.")
+        self._values = {n: p.check((values or {}).get(n, p.default)) for n, p in known.items()}
+
+    def __getitem__(self, name: str) -> Value:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def with_(self, changes: Mapping[str, object]) -> Settings:
+        """A copy with some values changed. Raises SettingError and leaves this one as it is."""
+        return Settings({**self._values, **changes})
+
+    def diff(self, other: Settings) -> dict[str, Value]:
+        """What `other` has differently, as name -> other's value."""
+        return {n: v for n, v in other.items() if self._values[n] != v}
+
+    def choice(self, kind: str) -> tuple[str, dict[str, Value]]:
+        """The chosen variant of a kind and the values of its own parameters."""
+        name = str(self._values[kind])
+        return name, {p.name: self._values[f"{kind}.{name}.{p.name}"] for p in variant(kind, name).params}
+
+    @property
+    def budget(self) -> Budget:
+        """The memory budget, parsed."""
+        return Budget.parse(str(self._values["budget"]))
+
+
+SAMPLING: tuple[Param, ...] = (
+    Param("temperature", "float", 0.0, "0 always takes the likeliest token; higher values vary more.",
+          title="Temperature", low=0.0, high=2.0, step=0.05),
+    Param("top_k", "int", 0, "Sample only among this many likeliest tokens. 0 = no limit.", title="Top-k", low=0,
+          high=1000, step=1),
+    Param("top_p", "float", 1.0, "Sample only among the likeliest tokens that together reach this probability.",
+          title="Top-p", low=0.05, high=1.0, step=0.01),
+    Param("min_p", "float", 0.0, "Drop tokens less likely than this share of the likeliest.", title="Min-p", low=0.0,
+          high=1.0, step=0.01),
+    Param("repetition_penalty", "float", 1.0, "Above 1 makes tokens already said less likely.",
+          title="Repetition penalty", low=1.0, high=2.0, step=0.01),
+    Param("max_new_tokens", "int", 256, "The longest answer, in tokens.", title="Longest answer", low=1, high=32768,
+          step=1, unit="tokens"),
+    Param("seed", "int", 0, "The same seed and settings give the same answer.", title="Seed", low=0, high=2**31 - 1,
+          step=1),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is drawn. Build with `Sampling.checked(...)` from untrusted values."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    max_new_tokens: int = 256
+    seed: int = 0
+
+    @classmethod
+    def checked(cls, **values: object) -> Sampling:
+        """Build from untrusted values. Raises SettingError with the bounds."""
+        known = {p.name: p for p in SAMPLING}
+        for name in values:
+            if name not in known:
+                raise SettingError(f"There is no sampling setting called {name!r}. Settings: {', '.join(known)}.")
+        checked: dict[str, Any] = {n: known[n].check(v) for n, v in values.items()}
+        return cls(**checked)
+
+
+Format = Literal["checkpoint", "int8", "int4"]
+
+LOADING: tuple[Param, ...] = (
+    Param("format", "choice", "checkpoint", "How expert weights are kept: as in the checkpoint (exact), or rounded to "
+          "8 or 4 bits (smaller; the answers are then those of the rounded weights).", title="Expert format",
+          choices=("checkpoint", "int8", "int4"), live=False),
+    Param("group_size", "choice", "64", "How many weights share one scale in int4.", title="int4 group size",
+          choices=("32", "64", "128"), live=False),
+    Param("dtype", "choice", "auto", "Number type of activations and dense weights. auto = the checkpoint's.",
+          title="Compute type", choices=("auto", "float32", "bfloat16", "float16"), live=False),
+    Param("device", "choice", "auto", "Where the model runs. auto = the GPU when there is one.", title="Device",
+          choices=("auto", "cpu", "cuda"), live=False),
+    Param("context", "int", 0, "Longest chat in tokens; its KV cache is counted in the budget. 0 = the model's own "
+          "limit, at most 8192.", title="Context length", low=0, high=1048576, step=64, unit="tokens", live=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSpec:
+    """What to load and how. `model` is "demo" or a directory with config.json, a tokenizer and safetensors."""
+
+    model: str = "demo"
+    format: Format = "checkpoint"
+    group_size: int = 64
+    dtype: str = "auto"
+    device: str = "auto"
+    context: int = 0
+    settings: Settings = field(default_factory=Settings)
+
+    @classmethod
+    def checked(cls, model: str, settings: Settings | None = None, **values: object) -> LoadSpec:
+        """Build from untrusted values. Raises SettingError with the bounds."""
+        known = {p.name: p for p in LOADING}
+        checked: dict[str, Any] = {n: known[n].check(v) for n, v in values.items()}
+        if "group_size" in checked:
+            checked["group_size"] = int(checked["group_size"])
+        return cls(model=model, settings=settings or Settings(), **checked)
+
+    def describe(self) -> dict[str, Value]:
+        """The loading choices as plain values, for the manifest and the log."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "settings"}

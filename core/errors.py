@@ -1,0 +1,25 @@
+"""Errors that reach the user. Each message says what is wrong and what to do, in the user's words."""
+
+
+class MoestroError(Exception):
+    """Base of every error whose text is meant to be shown as it is; nothing was changed when it is raised."""
+
+
+class SettingError(MoestroError):
+    """A setting has no such name, or its value is outside its bounds."""
+
+
+class ModelError(MoestroError):
+    """The model cannot be loaded: missing, not a Mixture-of-Experts, damaged, or of a kind that is not supported."""
+
+
+class BudgetError(MoestroError):
+    """The device or host memory asked for does not suffice, or is more than the machine has free."""
+
+
+class ContextError(MoestroError):
+    """The prompt, or the context asked for, is longer than what the model or the load allows."""
+
+
+class BusyError(MoestroError):
+    """The one model is answering somebody else, or is being loaded."""

@@ -1,0 +1,5 @@
+"""Decides: which expert leaves, which is fetched ahead. No device, no I/O, no clock: ids and numbers only."""
+
+from core.policy import eviction, predict
+
+__all__ = ["eviction", "predict"]

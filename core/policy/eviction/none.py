@@ -1,0 +1,16 @@
+"""No cache at all: the lower bound that every cache is measured against."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from core.policy.eviction.lru import LRU
+from core.registry import register
+
+
+@register("eviction", "none", title="None (on demand)", help="Nothing is kept: every expert is fetched each time it is "
+          "needed. The floor that a cache has to beat.", source="on-demand offloading, the baseline of all five papers")
+class NoCache(LRU):
+    """Experts leave when their step ends; what a prefetch brought stays until it is used once."""
+
+    keeps: ClassVar[bool] = False

@@ -1,0 +1,19 @@
+"""No prefetching."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from core.policy.predict.base import Guess, View
+from core.registry import register
+
+
+@register("predictor", "none", title="None", help="Experts are fetched only when they are needed.", source="baseline")
+class NoPrediction:
+    """Never asked, never answers."""
+
+    looks: ClassVar[bool] = False
+
+    def predict(self, view: View) -> Sequence[Guess]:
+        return ()

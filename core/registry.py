@@ -1,0 +1,115 @@
+"""The one list of everything that can be chosen or turned: UI, CLI, CSV and docs are generated from it.
+
+A `Param` is one knob with its bounds and help. A `Variant` is a class (an eviction policy, a predictor) registered
+under a kind with the parameters it takes and the paper or system it comes from. This module knows no variant by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from core.errors import SettingError
+
+Value = int | float | bool | str
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """One knob. `low`/`high` bound numbers inclusively; `choices` bounds texts; `live` means it acts between tokens."""
+
+    name: str
+    type: Literal["int", "float", "bool", "choice", "text"]
+    default: Value
+    help: str
+    title: str = ""
+    low: float | None = None
+    high: float | None = None
+    step: float | None = None
+    choices: tuple[str, ...] = ()
+    unit: str = ""
+    live: bool = True
+    parse: Callable[[str], Value] | None = field(default=None, compare=False, repr=False)
+
+    def check(self, value: object) -> Value:
+        """Return `value` in this parameter's type. Raises SettingError naming the bounds when it does not fit."""
+        if self.type == "bool":
+            if isinstance(value, bool) or value in (0, 1):
+                return bool(value)
+            if str(value).lower() in ("true", "false", "on", "off"):
+                return str(value).lower() in ("true", "on")
+            raise SettingError(f"{self.name} is on or off, not {value!r}.")
+        if self.type == "choice":
+            if value in self.choices:
+                return str(value)
+            raise SettingError(f"{self.name} has no choice {value!r}. Choose one of: {', '.join(self.choices)}.")
+        if self.type == "text":
+            return self.parse(str(value)) if self.parse else str(value)
+        return self._number(value)
+
+    def _number(self, value: object) -> int | float:
+        try:
+            number = float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            raise SettingError(f"{self.name} must be a number, not {value!r}.") from None
+        if self.type == "int" and number != int(number):
+            raise SettingError(f"{self.name} must be a whole number, not {value!r}.")
+        low, high = self.low, self.high
+        if not number == number or (low is not None and number < low) or (high is not None and number > high):
+            raise SettingError(f"{self.name} must lie between {low:g} and {high:g}{self.unit and ' ' + self.unit}, not {number:g}.")
+        return int(number) if self.type == "int" else number
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A registered class: `kind` ("eviction", "predictor"), its name, what it does, where it is from, its knobs."""
+
+    kind: str
+    name: str
+    title: str
+    help: str
+    source: str
+    params: tuple[Param, ...]
+    make: Callable[..., Any]
+
+
+_VARIANTS: dict[str, dict[str, Variant]] = {}
+
+
+def register(kind: str, name: str, *, title: str, help: str, source: str, params: tuple[Param, ...] = ()) -> Callable[[type[T]], type[T]]:
+    """Class decorator: make a class selectable as `name` among the variants of `kind`."""
+
+    def add(cls: type[T]) -> type[T]:
+        group = _VARIANTS.setdefault(kind, {})
+        if name in group:
+            raise ValueError(f"{kind} {name!r} is registered twice")
+        group[name] = Variant(kind, name, title, help, source, params, cls)
+        return cls
+
+    return add
+
+
+def variants(kind: str) -> tuple[Variant, ...]:
+    """All variants of a kind, in the order in which they were registered."""
+    return tuple(_VARIANTS.get(kind, {}).values())
+
+
+def variant(kind: str, name: str) -> Variant:
+    """Look one up. Raises SettingError that lists the choices."""
+    group = _VARIANTS.get(kind, {})
+    if name not in group:
+        raise SettingError(f"There is no {kind} called {name!r}. Choose one of: {', '.join(group)}.")
+    return group[name]
+
+
+def create(kind: str, name: str, params: Mapping[str, Value], **context: Any) -> Any:
+    """Build a variant from checked parameter values; `context` carries what every variant of the kind is given."""
+    chosen = variant(kind, name)
+    known = {p.name: p for p in chosen.params}
+    for key in params:
+        if key not in known:
+            raise SettingError(f"{kind} {name!r} has no parameter {key!r}. It has: {', '.join(known) or 'none'}.")
+    values = {p.name: p.check(params.get(p.name, p.default)) for p in chosen.params}
+    return chosen.make(**context, **values)

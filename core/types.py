@@ -1,0 +1,223 @@
+"""Words of the domain. Experts are integers: `expert` within its layer, `eid = layer * experts + expert` overall.
+
+`layer` always counts Mixture-of-Experts layers (0 = the first one), not the model's transformer blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Phase = Literal["prefill", "decode"]
+
+
+class Outcome(IntEnum):
+    """What happened to one request (one distinct expert of a layer in a step); METHODS section 9."""
+
+    HIT = 0           # resident and ready when routing was known
+    PREFETCH_HIT = 1  # the same, brought by a prefetch and not used before
+    LATE = 2          # its copy was in flight or queued: compute waited for the rest of it
+    MISS = 3          # neither: fetched on demand
+
+
+class Place(IntEnum):
+    """Where an expert is, for the residency map."""
+
+    HOST = 0
+    IN_FLIGHT = 1
+    RESIDENT = 2
+    HIT_NOW = 3       # resident and used by the last step
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The sizes of a loaded MoE that everybody needs."""
+
+    layers: int
+    experts: int
+    top_k: int
+    hidden: int
+    expert_bytes: int
+
+    @property
+    def total(self) -> int:
+        """Routed experts in the whole model."""
+        return self.layers * self.experts
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One finished copy, host to device. Times are seconds on the session's clock."""
+
+    layer: int
+    expert: int
+    bytes: int
+    demand: bool
+    submitted_s: float
+    started_s: float
+    ended_s: float
+    phase: Phase
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """Everything that one forward pass did: a prefill chunk or one decoded token. compute + stall + idle = total."""
+
+    index: int                      # counts forward passes since the model was loaded
+    phase: Phase
+    tokens: int                     # positions computed in this pass
+    started_s: float                # seconds on the session's clock
+    total_ms: float
+    compute_ms: float               # device busy with the model
+    stall_ms: float                 # compute waiting for a copy
+    idle_ms: float                  # neither: Python, sampling
+    copy_ms: float                  # the link was busy (overlaps compute and stall)
+    ids: npt.NDArray[np.int16]      # [L, tokens, k] experts chosen by the router
+    layer: npt.NDArray[np.int16]    # [R] requests: one per distinct expert of a layer ...
+    expert: npt.NDArray[np.int16]   # [R]
+    outcome: npt.NDArray[np.uint8]  # [R] ... and its Outcome
+    prefetch_issued: int = 0
+    prefetch_used: int = 0
+    prefetch_late: int = 0
+    prefetch_wasted: int = 0
+    demand_bytes: int = 0
+    prefetch_bytes: int = 0
+    wasted_bytes: int = 0
+    slots: int = 0
+    device_bytes: int = 0
+    budget_bytes: int = 0
+    emulated: bool = False
+    exact: bool = True
+    transfers: tuple[Transfer, ...] = ()
+    changes: dict[str, object] = field(default_factory=dict)  # settings that took effect just before this pass
+
+    @property
+    def requests(self) -> int:
+        return int(self.outcome.size)
+
+    @property
+    def hits(self) -> int:
+        return int((self.outcome <= Outcome.PREFETCH_HIT).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerStats:
+    """The line under an answer. Hit rate is decode's; prefill's stands beside it, never mixed in."""
+
+    prompt_tokens: int
+    new_tokens: int
+    ttft_ms: float
+    tpot_ms: float
+    tok_s: float
+    hit_rate: float | None
+    prefill_hit_rate: float | None
+    demand_bytes: int
+    prefetch_bytes: int
+    wasted_bytes: int
+    compute_ms: float
+    stall_ms: float
+    idle_ms: float
+    budget_bytes: int
+    device_bytes_peak: int
+    exact: bool
+    emulated: bool
+    reason: Literal["stop", "length", "context", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One item of a streamed answer. `prefill` pieces report progress, `token` pieces carry text, `end` the stats."""
+
+    kind: Literal["prefill", "token", "end"]
+    text: str = ""
+    token: int | None = None
+    done: int = 0                   # prefill: prompt positions computed
+    total: int = 0                  # prefill: prompt positions in all
+    step: StepRecord | None = None
+    stats: AnswerStats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Device memory in bytes: what is in use by whom, against the budget and the device."""
+
+    dense: int
+    experts: int                    # slots allocated
+    kv: int                         # KV cache in use
+    kv_reserved: int                # what the chosen context may grow to
+    workspace: int
+    budget: int
+    device_total: int
+    device_free: int
+    host: int                       # host copies of the experts
+    peak: int                       # most in use since load
+
+    @property
+    def used(self) -> int:
+        return self.dense + self.experts + self.kv + self.workspace
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Does it fit? Worked out from config and file headers alone, before anything is loaded. Bytes."""
+
+    model: str
+    shape: ModelShape
+    format: str
+    device: str
+    context: int
+    context_limit: int
+    dense: int
+    kv: int
+    workspace: int
+    slots: int                      # slots the budget pays for
+    slots_min: int
+    budget: int                     # total bytes the budget stands for
+    budget_min: int
+    budget_all: int                 # everything resident
+    device_free: int
+    host: int
+    host_free: int
+    problem: str = ""               # why it cannot be loaded, in the user's words; "" = it fits
+    warning: str = ""
+
+    @property
+    def fits(self) -> bool:
+        return not self.problem
+
+
+@dataclass(slots=True)
+class Frame:
+    """What the live deck draws: one consistent look at the engine, cheap to make at 4 Hz."""
+
+    version: int
+    shape: ModelShape
+    busy: bool
+    place: npt.NDArray[np.uint8]            # [L, E] Place
+    hit_rate: npt.NDArray[np.float32]       # [L] decode hit rate over the last `window` tokens, NaN where none
+    coactivation: npt.NDArray[np.uint32]    # [E, E] of the layer asked for, since load
+    window: int
+    step: npt.NDArray[np.int32]             # [N] the last N forward passes, oldest first ...
+    decode: npt.NDArray[np.uint8]           # [N] 1 = decode, 0 = prefill
+    started_s: npt.NDArray[np.float32]      # [N]
+    total_ms: npt.NDArray[np.float32]       # [N] and the split of it:
+    compute_ms: npt.NDArray[np.float32]
+    stall_ms: npt.NDArray[np.float32]
+    requests: npt.NDArray[np.int32]         # [N]
+    hits: npt.NDArray[np.int32]
+    demand_bytes: npt.NDArray[np.float32]
+    prefetch_bytes: npt.NDArray[np.float32]  # used or not yet decided
+    wasted_bytes: npt.NDArray[np.float32]
+    marks: list[tuple[int, str]]            # (step index, "budget 50% -> 25%")
+    memory: Memory
+    tok_s: float                            # decode, over the window
+    tpot_ms: float
+    hit: float                              # decode hit rate over the window; NaN when none
+    link_gbps: float                        # payload over the window's wall time
+    link_peak_gbps: float                   # the emulated bandwidth, or the fastest measured
+    emulated: bool
+    exact: bool

@@ -1,0 +1,138 @@
+"""A fake engine with the real one's public face, so that the dashboard's tests run anywhere in seconds."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from core.config import LoadSpec, Sampling, Settings
+from core.types import AnswerStats, Fit, Frame, Memory, ModelShape, Outcome, Piece, StepRecord, Transfer
+
+SHAPE = ModelShape(layers=4, experts=16, top_k=2, hidden=32, expert_bytes=100_000)
+MB = 10**6
+
+
+class FakeEngine:
+    """Answers with words from a list; its caches are random numbers from a seeded generator."""
+
+    def __init__(self, spec: LoadSpec, token_s: float = 0.02) -> None:
+        self.spec, self.shape, self.context, self.token_s = spec, SHAPE, spec.context or 512, token_s
+        self.settings, self.version, self.busy = spec.settings, 0, False
+        self.model_name, self.model_hash = spec.model, "fake"
+        self._rng, self._steps, self._born = np.random.default_rng(0), [], time.perf_counter()
+        self._marks: list[tuple[int, str]] = []
+        self._pending: dict[str, object] = {}
+
+    @classmethod
+    def load(cls, spec: LoadSpec, progress: Callable[[str, float], None] = lambda text, share: None,
+             cancel: threading.Event | None = None) -> FakeEngine:
+        progress("Reading the model", 0.5)
+        progress("Ready", 1.0)
+        return cls(spec)
+
+    def unload(self) -> None:
+        self.version += 1
+
+    def change(self, changes: Mapping[str, object]) -> Settings:
+        new = self.settings.with_(changes)
+        diff = self.settings.diff(new)
+        self._marks += [(len(self._steps), f"{n} {self.settings[n]} -> {v}") for n, v in diff.items()]
+        self._pending |= diff
+        self.settings, self.version = new, self.version + 1
+        return new
+
+    def count_tokens(self, messages: Sequence[Mapping[str, str]]) -> int:
+        return sum(len(m["content"].split()) + 3 for m in messages)
+
+    def _step(self, phase: str, tokens: int) -> StepRecord:
+        s, rng, now = SHAPE, self._rng, time.perf_counter() - self._born
+        ids = np.stack([np.stack([rng.permutation(s.experts)[:s.top_k] for _ in range(tokens)]) for _ in range(s.layers)])
+        share = self.settings.budget.share or 0.5
+        pairs = [(layer, e) for layer in range(s.layers) for e in sorted(set(ids[layer].ravel().tolist()))]
+        outcome = np.where(rng.random(len(pairs)) < share, Outcome.HIT, Outcome.MISS).astype(np.uint8)
+        misses = [p for p, o in zip(pairs, outcome, strict=True) if o == Outcome.MISS]
+        step = StepRecord(
+            index=len(self._steps), phase=phase, tokens=tokens, started_s=now, total_ms=20.0, compute_ms=12.0,  # type: ignore[arg-type]
+            stall_ms=6.0, idle_ms=2.0, copy_ms=7.0, ids=ids.astype(np.int16),
+            layer=np.array([p[0] for p in pairs], np.int16), expert=np.array([p[1] for p in pairs], np.int16),
+            outcome=outcome, demand_bytes=len(misses) * s.expert_bytes, slots=int(share * s.total),
+            device_bytes=self.memory().used, budget_bytes=self.memory().budget, changes=self._pending,
+            transfers=tuple(Transfer(layer, e, s.expert_bytes, True, now, now + 0.001, now + 0.002, phase)  # type: ignore[arg-type]
+                            for layer, e in misses))
+        self._pending = {}
+        self._steps.append(step)
+        self.version += 1
+        return step
+
+    def generate(self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling,
+                 cancel: threading.Event | None = None) -> Iterator[Piece]:
+        words = "the cache keeps what the router asks for and fetches what it lacks .".split()
+        start, n, reason = time.perf_counter(), 0, "length"
+        prompt = self.count_tokens([{"content": messages}] if isinstance(messages, str) else messages)
+        self.busy = True
+        try:
+            yield Piece("prefill", done=prompt, total=prompt, step=self._step("prefill", prompt))
+            for n in range(1, sampling.max_new_tokens + 1):
+                if cancel is not None and cancel.wait(self.token_s):
+                    reason = "cancelled"
+                    break
+                yield Piece("token", text=words[(n - 1) % len(words)] + " ", token=n, step=self._step("decode", 1))
+        finally:
+            self.busy = False
+        steps = [s for s in self._steps[-n:] if s.phase == "decode"]
+        hits, requests = sum(s.hits for s in steps), sum(s.requests for s in steps)
+        yield Piece("end", stats=AnswerStats(
+            prompt_tokens=prompt, new_tokens=n, ttft_ms=20.0, tpot_ms=20.0, tok_s=n / (time.perf_counter() - start),
+            hit_rate=hits / requests if requests else None, prefill_hit_rate=0.5,
+            demand_bytes=sum(s.demand_bytes for s in steps), prefetch_bytes=0, wasted_bytes=0, compute_ms=12.0,
+            stall_ms=6.0, idle_ms=2.0, budget_bytes=self.memory().budget, device_bytes_peak=self.memory().used,
+            exact=True, emulated=float(self.settings["link_gbps"]) > 0, reason=reason))  # type: ignore[arg-type]
+
+    def memory(self) -> Memory:
+        share = self.settings.budget.share or 0.5
+        experts = int(share * SHAPE.total) * SHAPE.expert_bytes
+        return Memory(dense=4 * MB, experts=experts, kv=MB // 2, kv_reserved=MB, workspace=MB, budget=6 * MB + experts,
+                      device_total=1000 * MB, device_free=500 * MB, host=SHAPE.total * SHAPE.expert_bytes, peak=6 * MB + experts)
+
+    def manifest(self) -> dict[str, object]:
+        return {"model": self.model_name, "model_hash": self.model_hash, "format": self.spec.format, "device": "cpu",
+                "link": "measured", "exact": True}
+
+    def frame(self, layer: int = 0, points: int = 240) -> Frame:
+        s, tail = SHAPE, self._steps[-points:]
+        place = (self._rng.random((s.layers, s.experts)) < (self.settings.budget.share or 0.5)).astype(np.uint8) * 2
+        coactivation = np.zeros((s.experts, s.experts), np.uint32)
+        for step in self._steps[-500:]:
+            for row in step.ids[layer]:
+                coactivation[np.ix_(row, row)] += 1
+        np.fill_diagonal(coactivation, 0)
+
+        def col(name: str, dtype: type) -> np.ndarray:
+            return np.array([getattr(t, name) for t in tail], dtype)
+
+        return Frame(
+            version=self.version, shape=s, busy=self.busy, place=place, hit_rate=np.full(s.layers, 0.6, np.float32),
+            coactivation=coactivation, window=50, step=col("index", np.int32),
+            decode=np.array([t.phase == "decode" for t in tail], np.uint8), started_s=col("started_s", np.float32),
+            total_ms=col("total_ms", np.float32), compute_ms=col("compute_ms", np.float32),
+            stall_ms=col("stall_ms", np.float32), requests=col("requests", np.int32), hits=col("hits", np.int32),
+            demand_bytes=col("demand_bytes", np.float32), prefetch_bytes=col("prefetch_bytes", np.float32),
+            wasted_bytes=col("wasted_bytes", np.float32), marks=list(self._marks), memory=self.memory(), tok_s=48.0,
+            tpot_ms=20.8, hit=0.61, link_gbps=0.4, link_peak_gbps=1.0,
+            emulated=float(self.settings["link_gbps"]) > 0, exact=True)
+
+
+def fake_estimate(spec: LoadSpec) -> Fit:
+    """What `core.fit.estimate` would say of the fake model; a budget below 30 % does not fit."""
+    share = spec.settings.budget.share
+    share = 0.5 if share is None else share
+    experts = int(share * SHAPE.total) * SHAPE.expert_bytes
+    return Fit(model=spec.model, shape=SHAPE, format=spec.format, device="cpu", context=spec.context or 512,
+               context_limit=1024, dense=4 * MB, kv=MB, workspace=MB, slots=int(share * SHAPE.total), slots_min=8,
+               budget=6 * MB + experts, budget_min=6 * MB + 8 * SHAPE.expert_bytes,
+               budget_all=6 * MB + SHAPE.total * SHAPE.expert_bytes, device_free=500 * MB,
+               host=SHAPE.total * SHAPE.expert_bytes, host_free=900 * MB,
+               problem="" if share >= 0.3 else "The budget is 1.9 MB short: give at least 6.8 MB or 13 %.")

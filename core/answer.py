@@ -1,0 +1,114 @@
+"""One answer in the making: from a chat to token ids, from ids to text, and the line of statistics under it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from tokenizers.decoders import DecodeStream
+from transformers import PreTrainedTokenizerBase
+
+from core.errors import ContextError
+from core.types import AnswerStats, Memory, Outcome, Piece, StepRecord
+
+
+class Prompt:
+    """The model's tokenizer, chat template and end tokens."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, generation_config: Any) -> None:
+        self.tokenizer = tokenizer
+        ends = [tokenizer.eos_token_id, generation_config.eos_token_id]
+        self.ends = {i for end in ends for i in (end if isinstance(end, list) else [end]) if i is not None}
+
+    def tokens(self, messages: Sequence[Mapping[str, str]] | str) -> list[int]:
+        """Token ids of a chat (through the model's template) or of a plain text."""
+        text = messages
+        if not isinstance(messages, str):
+            if self.tokenizer.chat_template is None:
+                text = "\n\n".join(m["content"] for m in messages)
+            else:
+                text = self.tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False,
+                                                          add_generation_prompt=True)
+        ids: list[int] = self.tokenizer(text, add_special_tokens=isinstance(messages, str)).input_ids
+        return ids
+
+    def encode(self, messages: Sequence[Mapping[str, str]] | str, context: int) -> list[int]:
+        """Token ids with room for at least one more. Raises ContextError for an empty or too long prompt."""
+        ids = self.tokens(messages)
+        if not ids:
+            raise ContextError("The message is empty. Write something to answer.")
+        if len(ids) >= context:
+            raise ContextError(f"The chat has {len(ids)} tokens, but the context holds {context}. Start a new chat, "
+                               "shorten the message, or load the model with a longer context.")
+        return ids
+
+
+class Answer:
+    """Collects tokens, text and counts of one answer. Times are perf_counter seconds."""
+
+    def __init__(self, prompt: Prompt, ids: Sequence[int], limit: int, submitted_s: float, *,
+                 limited_by_context: bool) -> None:
+        self._prompt, self._prompt_tokens, self._limit = prompt, len(ids), limit
+        self._limited_by_context, self._submitted_s = limited_by_context, submitted_s
+        self._decoder = DecodeStream(skip_special_tokens=True)
+        self._tokens: list[int] = []
+        self._text: str | None = None
+        self._first_s = 0.0
+        self._ended = False
+        self._steps: list[StepRecord] = []
+
+    def count(self, step: StepRecord) -> None:
+        """A forward pass belongs to this answer."""
+        self._steps.append(step)
+
+    def take(self, token: int) -> bool:
+        """Add a sampled token; True when it ends the answer and is not part of it."""
+        self._first_s = self._first_s or time.perf_counter()
+        if token in self._prompt.ends:
+            self._ended = True
+            return True
+        self._tokens.append(token)
+        self._text = self._decoder.step(self._prompt.tokenizer._tokenizer, token)
+        return False
+
+    def piece(self) -> Piece:
+        """The newest token as it is streamed; its text may be empty while a character is incomplete."""
+        fresh = self._steps[-1] if self._steps and self._steps[-1].phase == "decode" else None
+        return Piece("token", text=self._text or "", token=self._tokens[-1], step=fresh)
+
+    @property
+    def full(self) -> bool:
+        """No further token is allowed."""
+        return len(self._tokens) >= self._limit
+
+    @property
+    def last_step(self) -> StepRecord | None:
+        """The pass that ended the answer without a token to show; None when every pass was sent with its token."""
+        return self._steps[-1] if self._ended and self._steps[-1].phase == "decode" else None
+
+    def stats(self, *, cancelled: bool, memory: Memory) -> AnswerStats:
+        """Everything the line under the answer needs."""
+        decode = [s for s in self._steps if s.phase == "decode"]
+        tpot_ms = sum(s.total_ms for s in decode) / len(decode) if decode else 0.0
+        reason: Literal["stop", "length", "context", "cancelled"] = "stop"
+        if not self._ended:
+            reason = "cancelled" if cancelled else "context" if self._limited_by_context else "length"
+
+        def total(name: str) -> Any:
+            return sum(getattr(s, name) for s in self._steps)
+
+        return AnswerStats(
+            prompt_tokens=self._prompt_tokens, new_tokens=len(self._tokens),
+            ttft_ms=(self._first_s - self._submitted_s) * 1e3 if self._first_s else 0.0, tpot_ms=tpot_ms,
+            tok_s=1e3 / tpot_ms if tpot_ms else 0.0, hit_rate=_hit_rate(decode),
+            prefill_hit_rate=_hit_rate([s for s in self._steps if s.phase == "prefill"]),
+            demand_bytes=total("demand_bytes"), prefetch_bytes=total("prefetch_bytes"),
+            wasted_bytes=total("wasted_bytes"), compute_ms=total("compute_ms"), stall_ms=total("stall_ms"),
+            idle_ms=total("idle_ms"), budget_bytes=memory.budget, device_bytes_peak=memory.peak,
+            exact=all(s.exact for s in self._steps), emulated=any(s.emulated for s in self._steps), reason=reason)
+
+
+def _hit_rate(steps: Sequence[StepRecord]) -> float | None:
+    requests = sum(s.outcome.size for s in steps)
+    return sum(int((s.outcome <= Outcome.PREFETCH_HIT).sum()) for s in steps) / requests if requests else None

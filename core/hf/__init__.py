@@ -1,0 +1,14 @@
+"""The seam to transformers: find the experts, load everything else, read experts from disk, hook the computation in.
+
+Everything that touches transformers' internals is in this package. Works with transformers >= 5.17, < 6.
+"""
+
+from core.hf.checkpoint import CheckpointReader
+from core.hf.discover import ExpertsSite, find_experts
+from core.hf.files import check_model
+from core.hf.hooks import Installed, install, probe_router
+from core.hf.outline import KvLayer, Outline, outline
+from core.hf.skeleton import load_skeleton, meta_skeleton
+
+__all__ = ["CheckpointReader", "ExpertsSite", "Installed", "KvLayer", "Outline", "check_model", "find_experts",
+           "install", "load_skeleton", "meta_skeleton", "outline", "probe_router"]

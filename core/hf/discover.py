@@ -1,0 +1,119 @@
+"""Find the Mixture-of-Experts layers of a loaded model, whatever its architecture. No model is known by name here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from core.errors import ModelError
+from core.memory.codec import PartSpec
+
+FLAGS = ("num_experts", "has_gate", "has_bias", "is_transposed", "is_concatenated")  # set by transformers' decorator
+PARTS = "_moestro_parts"  # on an experts module whose weights were stripped: what they were
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ExpertsSite:
+    """One MoE layer. `index` counts MoE layers from 0. Holds references to the model's own modules, no weights."""
+
+    index: int
+    name: str                        # dotted name of `module` in the model
+    module: nn.Module                # the experts; called with (hidden [T,H], ids [T,k], weights [T,k])
+    parent: nn.Module                # the block that owns router, experts and any shared expert
+    router: nn.Module
+    router_outputs: tuple[int, int, int]  # where (logits [T,E], weights [T,k], ids [T,k]) are in what it returns
+    num_experts: int
+    top_k: int
+    parts: dict[str, PartSpec]       # of ONE expert, in the model's own layout
+    has_gate: bool
+    has_bias: bool
+    is_transposed: bool              # weights are [in, out] instead of [out, in]
+    is_concatenated: bool            # gate and up stand one after another; False: interleaved
+    has_post_expert_norm: bool
+
+
+def is_experts(module: nn.Module) -> bool:
+    """Whether transformers' experts interface serves this module."""
+    return all(hasattr(module, flag) for flag in FLAGS)
+
+
+def part_specs(module: nn.Module) -> dict[str, PartSpec]:
+    """Shape and dtype of one expert's parts: from the stacked parameters [E, ...], or as noted when they were stripped."""
+    noted: dict[str, PartSpec] | None = getattr(module, PARTS, None)
+    if noted is not None:
+        return noted
+    experts: int = getattr(module, "num_experts")  # noqa: B009 - nn.Module types every attribute as Tensor | Module
+    return {name: PartSpec(tuple(p.shape[1:]), p.dtype) for name, p in module.named_parameters(recurse=False)
+            if p.dim() >= 2 and p.shape[0] == experts}
+
+
+def strip(model: nn.Module) -> None:
+    """Delete the stacked expert parameters, noting what they were. The checkpoint's expert weights then have no target
+    and are never read."""
+    for module in model.modules():
+        if is_experts(module):
+            specs = part_specs(module)
+            for name in specs:
+                delattr(module, name)
+            setattr(module, PARTS, specs)
+            module._is_hf_initialized = True  # type: ignore[assignment]  # transformers: nothing left to initialise
+
+
+def find_experts(model: nn.Module) -> list[ExpertsSite]:
+    """Every MoE layer in order. Raises ModelError when there is none, or when layers differ in their experts."""
+    recorded = _recorded_routers(model)
+    sites: list[ExpertsSite] = []
+    for name, module in model.named_modules():
+        if is_experts(module):
+            parent = model.get_submodule(name.rpartition(".")[0])
+            router, logits = _router(parent, recorded, name)
+            weights, ids = [i for i in range(3) if i != logits]
+            flag: dict[str, Any] = {f: getattr(module, f) for f in FLAGS}
+            sites.append(ExpertsSite(
+                index=len(sites), name=name, module=module, parent=parent, router=router,
+                router_outputs=(logits, weights, ids), top_k=_top_k(model, parent, router), parts=part_specs(module),
+                has_post_expert_norm=bool(getattr(module, "has_post_expert_norm", False)), **flag))
+    kind = str(getattr(getattr(model, "config", None), "model_type", type(model).__name__))
+    if not sites:
+        raise ModelError(f"{kind!r} is not a Mixture-of-Experts model that Moestro can run: transformers' experts "
+                         "interface serves none of its layers. Choose another model.")
+    if any(s.parts != sites[0].parts or s.num_experts != sites[0].num_experts for s in sites):
+        raise ModelError(f"The layers of this {kind!r} model have experts of different number or size, which Moestro "
+                         "does not support yet. Choose another model.")
+    return sites
+
+
+def _recorded_routers(model: nn.Module) -> list[tuple[type[nn.Module], int]]:
+    """(router class, index of its logits) as the model declares them for `output_router_logits`."""
+    found = []
+    for module in model.modules():
+        declared = (getattr(module, "_can_record_outputs", None) or {}).get("router_logits")
+        for recorder in declared if isinstance(declared, list) else [declared]:
+            if recorder is not None:
+                found.append((getattr(recorder, "target_class", recorder), int(getattr(recorder, "index", 0))))
+    return found
+
+
+def _router(parent: nn.Module, recorded: list[tuple[type[nn.Module], int]], name: str) -> tuple[nn.Module, int]:
+    for kind, index in recorded:
+        for child in parent.modules():
+            if child is not parent and isinstance(child, kind):
+                return child, index
+    for attribute in ("gate", "router"):
+        sibling = getattr(parent, attribute, None)
+        if isinstance(sibling, nn.Module):
+            return sibling, 0
+    raise ModelError(f"No router was found beside the experts {name!r}: this model is built in a way that Moestro does "
+                     "not know. Choose another model.")
+
+
+def _top_k(model: nn.Module, parent: nn.Module, router: nn.Module) -> int:
+    for owner in (router, parent, getattr(model, "config", None)):
+        for attribute in ("top_k", "num_experts_per_tok"):
+            value = getattr(owner, attribute, None)
+            if isinstance(value, int) and not isinstance(value, torch.Tensor):
+                return value
+    raise ModelError("How many experts a token uses could not be found in this model. Choose another model.")

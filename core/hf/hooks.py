@@ -1,0 +1,112 @@
+"""Put our experts computation into a transformers model, and take it out again without a trace.
+
+transformers calls one registered function for all experts modules; ours passes the call on to whatever is bound on the
+module it was called for. State lives on the modules and in `Installed`; this module has none.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from core.errors import ModelError
+from core.hf.discover import ExpertsSite
+
+NAME = "moestro"      # of our experts implementation in transformers' registry
+BOUND = "_moestro"    # attribute of an experts module: the function bound to it
+
+ExpertsForward = Callable[[ExpertsSite, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(site, hidden [T,H], ids [T,k] int64, weights [T,k]) -> [T,H] in hidden's dtype."""
+RouterObserver = Callable[[int, tuple[Any, ...], dict[str, Any], tuple[torch.Tensor, ...]], None]
+"""(layer, args, kwargs, output) of a router's call, after it."""
+
+
+def register() -> None:
+    """Make the name known to transformers. Repeating it changes nothing."""
+    ALL_EXPERTS_FUNCTIONS.register(NAME, _dispatch)
+
+
+def _dispatch(module: nn.Module, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    bound: Callable[..., torch.Tensor] | None = getattr(module, BOUND, None)
+    if bound is None:
+        raise ModelError("This model was loaded without its experts and nothing computes them yet. Load it through the "
+                         "engine.")
+    return bound(hidden, ids, weights)
+
+
+class Installed:
+    """Our hooks in one model. `uninstall` restores everything and may be called twice; also a context manager."""
+
+    def __init__(self, model: Any, sites: Sequence[ExpertsSite], experts_forward: ExpertsForward,
+                 router_observer: RouterObserver | None) -> None:
+        self._model, self._sites = model, tuple(sites)
+        self._before: dict[str, str | None] | None = model.get_experts_implementation()
+        self._handles = []
+        for site in self._sites:
+            setattr(site.module, BOUND, _bind(site, experts_forward))
+            if router_observer is not None:
+                hook = _observe(site.index, router_observer)
+                self._handles.append(site.router.register_forward_hook(hook, with_kwargs=True))
+        model.set_experts_implementation(NAME)
+
+    def uninstall(self) -> None:
+        """Remove the hooks and give the model its former experts implementation back."""
+        if self._before is None:
+            return
+        for handle in self._handles:
+            handle.remove()
+        for site in self._sites:
+            delattr(site.module, BOUND)
+        self._model.set_experts_implementation(self._before)
+        self._before = None
+
+    def __enter__(self) -> Installed:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.uninstall()
+
+
+def install(model: Any, sites: Sequence[ExpertsSite], experts_forward: ExpertsForward,
+            router_observer: RouterObserver | None = None) -> Installed:
+    """Let `experts_forward` compute the experts of every site, and tell `router_observer` of every router call.
+
+    Raises ModelError, having changed nothing, when the model has hooks of ours already.
+    """
+    if any(hasattr(site.module, BOUND) for site in sites):
+        raise ModelError("This model is already in use by another engine. Unload that one first.")
+    register()
+    return Installed(model, sites, experts_forward, router_observer)
+
+
+def _bind(site: ExpertsSite, forward: ExpertsForward) -> Callable[..., torch.Tensor]:
+    return lambda hidden, ids, weights: forward(site, hidden, ids, weights)
+
+
+def _observe(layer: int, observer: RouterObserver) -> Callable[..., None]:
+    return lambda module, args, kwargs, output: observer(layer, args, kwargs, output)
+
+
+@torch.no_grad()
+def probe_router(site: ExpertsSite, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
+    """What `site`'s router would ask for, given the arguments another layer's router was called with.
+
+    Returns [T, E] fp32, the softmax of its logits; where a router ranks by more than its logits (correction bias, expert
+    groups), the same values are dealt out in the router's own order, so that the top k of a row are always the experts it
+    would select. Fires no hooks. Arguments after the first that the site's block owns by name (the correction bias of
+    minimax_m2) are taken from this site, not from the layer that was observed.
+    """
+    names = list(inspect.signature(site.router.forward).parameters)
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    own = {n: getattr(site.parent, n) for n in list(given)[1:] if hasattr(site.parent, n)}
+    output = site.router.forward(**{**given, **own})
+    logits, ids = output[site.router_outputs[0]], output[site.router_outputs[2]]
+    probabilities = logits.float().softmax(-1)
+    chosen_first = probabilities.scatter_add(-1, ids, torch.full(ids.shape, 2.0, device=ids.device))
+    order = chosen_first.argsort(-1, descending=True, stable=True)
+    return torch.empty_like(probabilities).scatter_(-1, order, probabilities.sort(-1, descending=True).values)

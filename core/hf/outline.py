@@ -1,0 +1,63 @@
+"""How big a model is, worked out on a meta model: nothing is read and nothing is allocated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from core.errors import ModelError
+from core.hf.discover import ExpertsSite, find_experts
+from core.hf.hooks import install
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayer:
+    """What one attention layer caches. `window` is the most positions it keeps; None = all of the context."""
+
+    bytes_per_token: int
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """Sizes of a model in bytes, at the dtype the meta model was made with."""
+
+    hidden: int
+    vocab: int
+    context_limit: int                # positions the model was made for
+    dense_bytes: int                  # parameters and buffers that are not routed experts
+    kv: tuple[KvLayer, ...]
+    sites: tuple[ExpertsSite, ...]
+
+    def kv_bytes(self, context: int) -> int:
+        """KV cache of one sequence of `context` positions."""
+        return sum(layer.bytes_per_token * min(context, layer.window or context) for layer in self.kv)
+
+
+def outline(meta: Any) -> Outline:
+    """Measure a model from `meta_skeleton`. Raises ModelError when it is not a MoE model or keeps no KV cache."""
+    sites = find_experts(meta)
+    experts = {id(p) for s in sites for n, p in s.module.named_parameters(recurse=False) if n in s.parts}
+    tensors = {id(t): t for t in (*meta.parameters(), *meta.buffers())}  # tied weights once
+    config = meta.config.get_text_config()
+    return Outline(hidden=config.hidden_size, vocab=config.vocab_size, context_limit=config.max_position_embeddings,
+                   dense_bytes=sum(t.numel() * t.itemsize for i, t in tensors.items() if i not in experts),
+                   kv=_kv_layers(meta, sites), sites=tuple(sites))
+
+
+@torch.no_grad()
+def _kv_layers(meta: Any, sites: list[ExpertsSite]) -> tuple[KvLayer, ...]:
+    """Run one token through the meta model and look at what was cached: right for every kind of attention."""
+    with install(meta, sites, lambda site, hidden, ids, weights: torch.zeros_like(hidden)):
+        cache = meta(torch.zeros(1, 1, dtype=torch.long, device="meta"), use_cache=True).past_key_values
+    layers = []
+    for layer in cache.layers:
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if keys is None or values is None:
+            raise ModelError(f"{meta.config.model_type!r} keeps a state that is not a KV cache, which Moestro does not "
+                             "support yet. Choose another model.")
+        layers.append(KvLayer(keys.numel() * keys.itemsize + values.numel() * values.itemsize,
+                              getattr(layer, "sliding_window", None)))
+    return tuple(layers)

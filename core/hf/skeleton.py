@@ -1,0 +1,93 @@
+"""Load a model without its experts: attention, norms, embeddings, routers and shared experts only.
+
+The experts' parameters are deleted from transformers' empty (meta) model just before it reads the checkpoint, so expert
+bytes never enter memory. The override needed for that is on a subclass that lives only during the load.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from transformers import AutoConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from core.errors import ModelError
+from core.hf.discover import find_experts, strip
+from core.hf.files import ModelFiles, check_model
+from core.hf.hooks import NAME, register
+
+
+def load_skeleton(path: str | ModelFiles, dtype: torch.dtype | None = None, device: str | torch.device = "cpu",
+                  experts_implementation: str = NAME) -> Any:
+    """The model in eval mode on `device`, its dense weights in `dtype` (None: the checkpoint's), without experts.
+
+    Until `hooks.install` has bound the experts, its forward raises. `save_pretrained` is blocked: it would write a model
+    without experts. Raises ModelError for every model that cannot be loaded, having kept nothing.
+    """
+    files = path if isinstance(path, ModelFiles) else check_model(path)
+    config, kind = _architecture(files)
+    find_experts(_on_meta(config, kind, dtype))  # not a MoE model: say so before anything is read
+    register()
+
+    class Skeleton(kind):  # type: ignore[misc, valid-type]
+        _keys_to_ignore_on_load_unexpected = [*(kind._keys_to_ignore_on_load_unexpected or ()), r"experts?\."]
+
+        @staticmethod
+        def _load_pretrained_model(model: Any, *args: Any, **kwargs: Any) -> Any:
+            strip(model)
+            return kind._load_pretrained_model(model, *args, **kwargs)
+
+    for name in ("__name__", "__qualname__", "__module__"):  # transformers looks things up by these
+        setattr(Skeleton, name, getattr(kind, name))
+    try:
+        model, info = Skeleton.from_pretrained(
+            str(files.path), config=config, dtype=dtype or "auto", experts_implementation=experts_implementation,
+            use_safetensors=True, local_files_only=True, trust_remote_code=False, output_loading_info=True)
+    except (RuntimeError, ValueError, OSError, KeyError, ImportError) as error:
+        raise ModelError(f"The model in {files.path} could not be loaded: {error}") from error
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise ModelError(f"The checkpoint in {files.path} lacks {len(missing)} weights that the model needs "
+                         f"({', '.join(missing[:3])}). Download it again.")
+    model.__class__ = kind
+    model.save_pretrained = _blocked
+    return model.to(device).eval()
+
+
+def meta_skeleton(path: str | ModelFiles, dtype: torch.dtype | None = None) -> Any:
+    """The whole model, experts included, on the meta device: shapes and dtypes without any bytes. Raises ModelError."""
+    files = path if isinstance(path, ModelFiles) else check_model(path)
+    config, kind = _architecture(files)
+    return _on_meta(config, kind, dtype)
+
+
+def _on_meta(config: Any, kind: Any, dtype: torch.dtype | None) -> Any:
+    register()
+    with torch.device("meta"):
+        return kind._from_config(config, dtype=dtype or config.dtype or torch.float32, experts_implementation=NAME).eval()
+
+
+def _architecture(files: ModelFiles) -> tuple[Any, Any]:
+    """(config, model class). Raises ModelError when transformers does not know the model, or only by remote code."""
+    name = files.config["model_type"]
+    if name not in CONFIG_MAPPING:
+        if files.config.get("auto_map"):
+            raise ModelError(f"The model in {files.path} ({name!r}) runs only with Python code that comes with it "
+                             "(auto_map in config.json). Moestro never runs such code. Choose another model.")
+        raise ModelError(f"The installed transformers does not know the model type {name!r}. Update transformers, or "
+                         "choose another model.")
+    try:
+        config = AutoConfig.from_pretrained(str(files.path), local_files_only=True, trust_remote_code=False)
+    except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{files.path / 'config.json'} cannot be used: {error}") from error
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelError(f"{name!r} is not a text-generating model that transformers can load as a causal language "
+                         "model. Choose another model.")
+    return config, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+
+
+def _blocked(*args: object, **kwargs: object) -> NoReturn:
+    raise ModelError("This model was loaded without its experts, so saving it would write a broken model. Copy the "
+                     "original checkpoint instead.")

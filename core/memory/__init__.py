@@ -1,0 +1,1 @@
+"""Moves bytes: where expert weights live and how they travel. Knows nothing of policies."""

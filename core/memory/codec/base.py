@@ -1,0 +1,152 @@
+"""What an expert format is: how one expert's weights become bytes, how the bytes are laid out, how to multiply by them.
+
+An expert is a set of named parts: 2-D weight matrices ("gate_up_proj", "down_proj") and, in some models, 1-D biases.
+`encode` turns the parts into the bytes kept on the host (the blob); `place` writes a blob into a device slot, whose
+layout may differ (an instruction set's own packing); `views` gives typed tensors into a slot, made once and valid
+whatever is written there later; `linear` multiplies by a part. Nothing here knows which expert is where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+
+ALIGN = 64  # bytes: a cache line, and what AVX512 and CUDA copies want
+
+
+class PartSpec(NamedTuple):
+    """Shape and number type of one part of one expert, as the model itself declares it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def is_weight(self) -> bool:
+        """True for a matrix, False for a bias."""
+        return len(self.shape) == 2
+
+    @property
+    def bytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One tensor inside a blob or slot; `offset` is in bytes, a multiple of ALIGN."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def bytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+    def view(self, raw: torch.Tensor) -> torch.Tensor:
+        """This tensor inside `raw` (uint8 [bytes], itself aligned): no copy."""
+        return raw[self.offset : self.offset + self.bytes].view(self.dtype).view(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Named tensors in a run of bytes. `bytes` is the total, a multiple of ALIGN."""
+
+    fields: Mapping[str, Field]
+    bytes: int
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> Layout:
+        """Lay tensors out one after another, each aligned."""
+        fields: dict[str, Field] = {}
+        end = 0
+        for name, (dtype, shape) in tensors.items():
+            fields[name] = Field(dtype, shape, end)
+            end = -(-(end + fields[name].bytes) // ALIGN) * ALIGN
+        return cls(fields, end)
+
+    def views(self, raw: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Every tensor by name, inside `raw` (uint8 [>= bytes])."""
+        return {name: field.view(raw) for name, field in self.fields.items()}
+
+
+class SlotParts:
+    """Typed views into one slot: `weights[part]` is what the format keeps of a matrix, `plain[part]` a bias [out]."""
+
+    __slots__ = ("plain", "weights")
+
+    def __init__(self, weights: Mapping[str, tuple[torch.Tensor, ...]], plain: Mapping[str, torch.Tensor]) -> None:
+        self.weights, self.plain = weights, plain
+
+
+class Codec(Protocol):
+    """One format, made for one model's part shapes, one compute dtype and one device. Stateless, thread-safe."""
+
+    name: str
+    dtype: torch.dtype          # of activations, biases and `dequantize`
+    blob_layout: Layout         # on the host; the same on every machine
+    slot_layout: Layout         # on the device; may depend on its instruction set
+
+    @property
+    def blob_bytes(self) -> int:
+        """Bytes of one encoded expert on the host: what a copy moves."""
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one expert on the device."""
+
+    def encode(self, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Host bytes (uint8 [blob_bytes], CPU) of one expert given in the model's own layout and any float dtype."""
+
+    def place(self, blob: torch.Tensor, slot: torch.Tensor) -> None:
+        """Write a blob (uint8 [blob_bytes]) into a slot (uint8 [slot_bytes]); asynchronous on the current CUDA stream
+        when the blob is pinned."""
+
+    def views(self, slot: torch.Tensor) -> SlotParts:
+        """Typed views into a slot's bytes (uint8 [slot_bytes], aligned): no copy, and may be made before it is filled."""
+
+    def linear(self, parts: SlotParts, part: str, x: torch.Tensor) -> torch.Tensor:
+        """x [n, in] times the part's matrix -> [n, out], without bias. `x` has the codec's dtype."""
+
+    def dequantize(self, parts: SlotParts, part: str) -> torch.Tensor:
+        """The part's matrix in the model's own layout and the codec's dtype: the reference `linear` is tested against."""
+
+
+class Base:
+    """What all formats share: part bookkeeping, biases kept as they are, and a plain copy into the slot."""
+
+    name = ""
+
+    def __init__(self, specs: Mapping[str, PartSpec], dtype: torch.dtype, device: torch.device,
+                 is_transposed: bool) -> None:
+        self.specs, self.dtype, self.device, self.is_transposed = dict(specs), dtype, device, is_transposed
+        self.weights = [n for n, s in specs.items() if s.is_weight]
+        self.biases = [n for n, s in specs.items() if not s.is_weight]
+        self.blob_layout = self.slot_layout = Layout.of({})
+
+    def out_in(self, part: str) -> tuple[int, int]:
+        """(out, in) features of a matrix, however the model stores it."""
+        rows, columns = self.specs[part].shape
+        return (columns, rows) if self.is_transposed else (rows, columns)
+
+    def rows(self, weight: torch.Tensor) -> torch.Tensor:
+        """A matrix as [out, in] fp32 on the codec's device, to be quantised there."""
+        weight = weight.to(self.device, torch.float32)
+        return weight.t().contiguous() if self.is_transposed else weight
+
+    def bias_fields(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """Layout entries of the biases: unquantised, in the compute dtype."""
+        return {n: (self.dtype, self.specs[n].shape) for n in self.biases}
+
+    @property
+    def blob_bytes(self) -> int:
+        return self.blob_layout.bytes
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.slot_layout.bytes
+
+    def place(self, blob: torch.Tensor, slot: torch.Tensor) -> None:
+        slot.copy_(blob, non_blocking=True)

@@ -1,0 +1,59 @@
+"""What a link costs: the pace of an emulated one, and the measured speed of the real one."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(slots=True)
+class Pace:
+    """An emulated link: copies are made for real, then held back until the slower link would have delivered them.
+
+    The link carries one copy at a time. A copy starts when it was submitted or when the link became free, whichever is
+    later - not when a thread happened to wake - so oversleeping does not make the link slower than it says.
+    """
+
+    gbps: float           # GB/s (1e9 bytes); 0 = no pacing
+    latency_us: float
+    _free_s: float = 0.0  # when the link is free again, on perf_counter
+
+    def __bool__(self) -> bool:
+        return self.gbps > 0
+
+    def duration_s(self, size_bytes: int) -> float:
+        """Seconds that one copy occupies the link."""
+        return self.latency_us * 1e-6 + size_bytes / (self.gbps * 1e9)
+
+    def book(self, submitted_s: float, size_bytes: int) -> tuple[float, float]:
+        """Reserve the link for one copy; returns (start, end) on perf_counter."""
+        start = max(self._free_s, submitted_s)
+        self._free_s = start + self.duration_s(size_bytes)
+        return start, self._free_s
+
+    @property
+    def free_s(self) -> float:
+        return self._free_s
+
+
+def sleep_until(when_s: float) -> None:
+    """Wait until perf_counter reaches `when_s`: sleeps, then yields, so that other threads keep running."""
+    while (left := when_s - time.perf_counter()) > 0:
+        time.sleep(left - 1.5e-4 if left > 3e-4 else 0)
+
+
+def measure_gbps(device: torch.device, size_bytes: int = 16 << 20, repeats: int = 5) -> float:
+    """GB/s of host-to-device copies (pinned to CUDA; memory to memory on a CPU): the best of `repeats`."""
+    cuda = device.type == "cuda"
+    source = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=cuda).fill_(1)
+    target = torch.empty(size_bytes, dtype=torch.uint8, device=device).fill_(0)
+    best = 0.0
+    for _ in range(repeats):
+        start = time.perf_counter()
+        target.copy_(source, non_blocking=True)
+        if cuda:
+            torch.cuda.synchronize(device)
+        best = max(best, size_bytes / (time.perf_counter() - start) / 1e9)
+    return best

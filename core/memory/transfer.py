@@ -1,0 +1,187 @@
+"""Copies from host to device: demand before prefetch, one at a time on the link, queued prefetches cancellable.
+
+A ticket is queued -> started -> landed, or queued -> cancelled. One worker thread serves the queue. On a CPU the thread
+that waits for a queued copy makes it itself rather than sit idle; on CUDA the worker issues copies on a stream of their
+own and computation waits for their events, not for the host.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from core.memory.arena import Slot
+from core.memory.link import Pace, sleep_until
+
+QUEUED, STARTED, LANDED, CANCELLED = range(4)
+
+
+class Ticket:
+    """One copy. `landed_s` may lie in the future while an emulated link holds it back."""
+
+    __slots__ = ("bytes", "demand", "done", "eid", "event", "landed_s", "phase", "slot", "source", "started_s", "state",
+                 "submitted_s")
+
+    def __init__(self, eid: int, slot: Slot, source: torch.Tensor, demand: bool, phase: str) -> None:
+        self.eid, self.slot, self.source, self.demand, self.phase = eid, slot, source, demand, phase
+        self.bytes = source.numel()
+        self.state = QUEUED
+        self.done = threading.Event()   # CPU: bytes are there; CUDA: the copy is issued and `event` is recorded
+        self.event: Any = None
+        self.submitted_s = time.perf_counter()
+        self.started_s = self.landed_s = 0.0
+
+
+class TransferEngine:
+    """Owns the link. `place(source, slot.raw)` writes an expert's bytes into a slot."""
+
+    def __init__(self, device: torch.device, place: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
+        self._place, self._cuda = place, device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if self._cuda else None
+        self.pace = Pace(0.0, 0.0)
+        self._demand: deque[Ticket] = deque()
+        self._prefetch: deque[Ticket] = deque()
+        self._lock = threading.Condition()
+        self._closing = False
+        self._error: BaseException | None = None
+        self._in_flight: deque[Ticket] = deque()
+        self.finished: deque[Ticket] = deque(maxlen=65536)
+        self._thread = threading.Thread(target=self._serve, name="moestro-link", daemon=True)
+        self._thread.start()
+
+    def submit(self, ticket: Ticket) -> Ticket:
+        """Queue a copy; demands go before every queued prefetch."""
+        with self._lock:
+            (self._demand if ticket.demand else self._prefetch).append(ticket)
+            self._lock.notify()
+        return ticket
+
+    def promote(self, ticket: Ticket) -> bool:
+        """A prefetch is now demanded: it goes before all others. False when it is no longer queued."""
+        with self._lock:
+            if ticket.state != QUEUED or ticket.demand:
+                return False
+            self._prefetch.remove(ticket)
+            ticket.demand, ticket.submitted_s = True, time.perf_counter()
+            self._demand.append(ticket)
+            return True
+
+    def cancel(self, ticket: Ticket) -> bool:
+        """Take a copy out of the queue; False when it has started. Cancelling twice is the same as once."""
+        with self._lock:
+            if ticket.state != QUEUED:
+                return ticket.state == CANCELLED
+            (self._demand if ticket.demand else self._prefetch).remove(ticket)
+            ticket.state = CANCELLED
+            return True
+
+    def landed(self, ticket: Ticket) -> bool:
+        """Whether the bytes can be computed from without waiting."""
+        if not ticket.done.is_set():
+            return False
+        if self._cuda and not ticket.event.query():
+            return False
+        return ticket.landed_s <= time.perf_counter()
+
+    def wait(self, ticket: Ticket) -> float:
+        """Return when the slot may be computed from; the seconds that this thread stood still.
+
+        On CUDA the compute stream is made to wait instead and the stall is measured by the caller's events.
+        """
+        begin = time.perf_counter()
+        if self._steal(ticket):
+            self._copy(ticket)
+        ticket.done.wait()
+        if self._error is not None:
+            raise RuntimeError("A copy of expert weights failed.") from self._error
+        if self._cuda:
+            torch.cuda.current_stream().wait_event(ticket.event)
+        if self.pace or ticket.landed_s > begin:
+            sleep_until(ticket.landed_s)
+        return time.perf_counter() - begin
+
+    def settle(self, ticket: Ticket) -> None:
+        """Return when the copy no longer writes; its slot may then be given to another expert."""
+        ticket.done.wait()
+        ticket.slot.fence = ticket.event  # None on a CPU; on CUDA the next copy and `Arena.free` wait for it
+
+    def fence(self) -> Any:
+        """A mark in the compute stream: slots released at it may be overwritten after it. None on a CPU."""
+        if not self._cuda:
+            return None
+        event = torch.cuda.Event()
+        event.record()
+        return event
+
+    def close(self) -> None:
+        """Stop the worker; queued copies are dropped, a started one is finished."""
+        with self._lock:
+            self._closing = True
+            self._lock.notify()
+        self._thread.join()
+
+    def _steal(self, ticket: Ticket) -> bool:
+        if self._cuda:
+            return False
+        with self._lock:
+            if ticket.state != QUEUED:
+                return False
+            (self._demand if ticket.demand else self._prefetch).remove(ticket)
+            self._start(ticket)
+            return True
+
+    def _start(self, ticket: Ticket) -> None:
+        """Under the lock: the copy now occupies the link."""
+        ticket.state = STARTED
+        ticket.started_s = time.perf_counter()
+        if self.pace:
+            ticket.started_s, ticket.landed_s = self.pace.book(ticket.submitted_s, ticket.bytes)
+
+    def _copy(self, ticket: Ticket) -> None:
+        try:
+            if self._stream is None:
+                self._place(ticket.source, ticket.slot.raw)
+            else:
+                with torch.cuda.stream(self._stream):
+                    if ticket.slot.fence is not None:
+                        self._stream.wait_event(ticket.slot.fence)
+                    self._place(ticket.source, ticket.slot.raw)
+                    ticket.event = torch.cuda.Event()
+                    ticket.event.record(self._stream)
+        except BaseException as error:
+            self._error = error
+        ticket.landed_s = max(ticket.landed_s, time.perf_counter())
+        ticket.state = LANDED
+        ticket.done.set()
+        self.finished.append(ticket)
+
+    def _next(self) -> Ticket | None:
+        """Block for the next copy to make; None when closing. Waits while the link is busy, so queues stay cancellable."""
+        with self._lock:
+            while not self._closing:
+                busy = self.pace.free_s - time.perf_counter() if self.pace else 0.0
+                if busy > 0:
+                    self._lock.wait(busy)
+                elif self._demand or self._prefetch:
+                    ticket = (self._demand or self._prefetch).popleft()
+                    self._start(ticket)
+                    return ticket
+                else:
+                    self._lock.wait()
+            return None
+
+    def _serve(self) -> None:
+        while (ticket := self._next()) is not None:
+            self._copy(ticket)
+            if self._cuda:  # two copies in flight keep the link busy and the rest of the queue cancellable
+                self._in_flight.append(ticket)
+                if len(self._in_flight) > 1:
+                    previous = self._in_flight.popleft()
+                    if previous.event is not None:
+                        previous.event.synchronize()
+                    previous.landed_s = max(previous.landed_s, time.perf_counter())

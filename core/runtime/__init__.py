@@ -1,0 +1,1 @@
+"""Executes: who is resident, one MoE layer, what was measured."""

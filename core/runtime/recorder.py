@@ -1,0 +1,80 @@
+"""Turns what happens during one forward pass into a StepRecord; asks nothing of the device that was not measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from core.memory.transfer import CANCELLED, Ticket, TransferEngine
+from core.runtime.residency import Held, Residency
+from core.types import ModelShape, Phase, StepRecord, Transfer
+
+
+class Recorder:
+    """One pass at a time: `begin`, `layer` once a MoE layer, `end`. `born_s` is the zero of the session's clock."""
+
+    def __init__(self, shape: ModelShape, residency: Residency, transfers: TransferEngine) -> None:
+        self._shape, self._residency, self._transfers = shape, residency, transfers
+        self.born_s = time.perf_counter()
+        self.enabled = True
+        self._index = 0
+        self._ids: list[Sequence[Sequence[int]]] = []
+        self._held: list[tuple[int, list[Held]]] = []
+        self.stall_s = 0.0
+
+    def begin(self) -> None:
+        """Forget the previous pass."""
+        self._ids.clear()
+        self._held.clear()
+        self.stall_s = 0.0
+
+    def layer(self, layer: int, ids: Sequence[Sequence[int]], held: list[Held]) -> None:
+        """One MoE layer was computed: the router's choice [T][k] and what each distinct expert's request met."""
+        if self.enabled:
+            self._ids.append(ids)
+            self._held.append((layer, held))
+
+    def end(self, phase: Phase, tokens: int, started_s: float, total_s: float, model_s: float, device_bytes: int,
+            budget_bytes: int, changes: dict[str, object]) -> StepRecord:
+        """The pass is over. `total_s` = all of it, `model_s` = the forward call, waits for copies included."""
+        counts = self._residency.take_counts()
+        transfers, copy_s = self._drain(phase)
+        stall_s = min(self.stall_s, model_s)
+        held = [(layer, h) for layer, hs in self._held for h in hs]
+        record = StepRecord(
+            index=self._index, phase=phase, tokens=tokens, started_s=started_s - self.born_s, total_ms=total_s * 1e3,
+            compute_ms=(model_s - stall_s) * 1e3, stall_ms=stall_s * 1e3, idle_ms=(total_s - model_s) * 1e3,
+            copy_ms=copy_s * 1e3, ids=self._stacked(tokens),
+            layer=np.array([layer for layer, _ in held], np.int16),
+            expert=np.array([h.expert for _, h in held], np.int16),
+            outcome=np.array([h.outcome for _, h in held], np.uint8),
+            prefetch_issued=counts.issued, prefetch_used=counts.used, prefetch_late=counts.late,
+            prefetch_wasted=counts.wasted, demand_bytes=counts.demand_bytes, prefetch_bytes=counts.prefetch_bytes,
+            wasted_bytes=counts.wasted_bytes, slots=self._residency.slots, device_bytes=device_bytes,
+            budget_bytes=budget_bytes, emulated=bool(self._transfers.pace), transfers=transfers, changes=changes)
+        self._index += 1
+        return record
+
+    @property
+    def index(self) -> int:
+        """The index the next pass will have."""
+        return self._index
+
+    def _stacked(self, tokens: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int16]]:
+        if len(self._ids) != self._shape.layers:
+            return np.empty((0, tokens, self._shape.top_k), np.int16)
+        return np.array(self._ids, np.int16)
+
+    def _drain(self, phase: Phase) -> tuple[tuple[Transfer, ...], float]:
+        """Copies that finished since the last pass, and how long the link was busy with them."""
+        done: list[Transfer] = []
+        finished, experts = self._transfers.finished, self._shape.experts
+        while finished:
+            ticket: Ticket = finished.popleft()
+            if ticket.state != CANCELLED and self.enabled:
+                done.append(Transfer(*divmod(ticket.eid, experts), ticket.bytes, ticket.demand,
+                                     ticket.submitted_s - self.born_s, ticket.started_s - self.born_s,
+                                     ticket.landed_s - self.born_s, phase))
+        return tuple(done), sum(t.ended_s - t.started_s for t in done)

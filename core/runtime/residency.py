@@ -1,0 +1,326 @@
+"""Which expert is in which slot: the only such map. Leases make it impossible to evict what is being used.
+
+Everything here runs on the one thread that computes; copies land on others. `acquire` pins what a layer needs and
+fetches what is missing, `prefetch` fetches what may be needed, `release` unpins. Counting follows METHODS section 9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from core.errors import BudgetError
+from core.memory.arena import Arena, Slot
+from core.memory.store import HostStore
+from core.memory.transfer import QUEUED, Ticket, TransferEngine
+from core.policy.eviction import Eviction
+from core.policy.predict import Guess
+from core.runtime.pool import Pool, shares
+from core.types import Outcome
+
+
+@dataclass(slots=True)
+class Held:
+    """One leased expert: where it is, and the copy to wait for (None = ready)."""
+
+    expert: int
+    eid: int
+    slot: Slot
+    outcome: Outcome
+    ticket: Ticket | None
+
+
+@dataclass(slots=True)
+class Lease:
+    """The experts a layer is computing with; none can be evicted until `release`."""
+
+    layer: int
+    held: list[Held]
+
+
+@dataclass(slots=True)
+class Counts:
+    """What prefetching and copying did since the last `take`."""
+
+    issued: int = 0
+    used: int = 0
+    late: int = 0
+    wasted: int = 0
+    demand_bytes: int = 0
+    prefetch_bytes: int = 0
+    wasted_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Residency:
+    """The cache. `slots` is how many experts the device may hold; `make_policy` builds one policy a pool."""
+
+    layers: int
+    experts: int
+    arena: Arena
+    store: HostStore
+    transfers: TransferEngine
+    make_policy: Callable[[], Eviction]
+    scope: str
+    slots: int
+    now: int = 0                                                   # forward passes so far
+    phase: str = "prefill"
+    counts: Counts = field(default_factory=Counts)
+    last_used: list[int] = field(init=False)
+    _slot: list[Slot | None] = field(init=False)                   # eid -> slot: the map
+    _pools: list[Pool] = field(init=False)
+    _tickets: dict[int, Ticket] = field(default_factory=dict)      # eid -> its unfinished copy
+    _fresh: dict[int, Ticket] = field(default_factory=dict)        # prefetched, its layer not reached since
+    _leased: dict[int, int] = field(default_factory=dict)          # eid -> how many leases hold it
+
+    def __post_init__(self) -> None:
+        total = self.layers * self.experts
+        self._slot = [None] * total
+        self.last_used = [-1] * total
+        self._pools = []
+        self._build_pools()
+
+    # ------------------------------------------------------------------ the verbs of a layer
+
+    def arrive(self, layer: int, wanted: Sequence[int]) -> None:
+        """The routing of `layer` is known: what was prefetched for it and is not `wanted` was in vain."""
+        low, high = layer * self.experts, (layer + 1) * self.experts
+        for eid in [e for e in self._fresh if low <= e < high and e - low not in wanted]:
+            if self._fresh[eid].state == QUEUED:
+                self._evict(self.pool(layer), eid)
+            else:
+                self._waste(eid)
+
+    def acquire(self, layer: int, wanted: Sequence[int]) -> Lease:
+        """Pin `wanted` (distinct experts of `layer`, at most its pool's capacity); fetch the missing on demand."""
+        base, pool, now = layer * self.experts, self.pool(layer), self.now
+        held: list[Held] = []
+        missing: list[int] = []
+        for expert in wanted:
+            eid = base + expert
+            self._leased[eid] = self._leased.get(eid, 0) + 1
+            slot = self._slot[eid]
+            if slot is None:
+                missing.append(expert)
+                continue
+            held.append(self._hit(expert, eid, slot))
+            pool.policy.use(eid, now)
+            self.last_used[eid] = now
+        for expert in missing:
+            eid = base + expert
+            slot = self._make_room(pool, self._leased)
+            if slot is None:
+                raise RuntimeError(f"layer {layer} needs more slots than its pool has; this is a bug")
+            ticket = Ticket(eid, slot, self.store.blob(eid), True, self.phase)
+            self._admit(pool, eid, slot, ticket)
+            pool.policy.use(eid, now)
+            self.last_used[eid] = now
+            self.counts.demand_bytes += ticket.bytes
+            held.append(Held(expert, eid, slot, Outcome.MISS, ticket))
+        return Lease(layer, held)
+
+    def prefetch(self, guesses: Iterable[Guess]) -> None:
+        """Fetch experts ahead, best first, for as long as there is a slot that nothing better occupies."""
+        guesses = list(guesses)
+        named = {g.layer * self.experts + g.expert for g in guesses}
+        for guess in guesses:
+            eid = guess.layer * self.experts + guess.expert
+            if self._slot[eid] is not None:
+                continue
+            pool = self.pool(guess.layer)
+            slot = self._make_room(pool, self._leased, named, self._fresh, self._tickets)
+            if slot is None:
+                continue
+            ticket = Ticket(eid, slot, self.store.blob(eid), False, self.phase)
+            self._admit(pool, eid, slot, ticket)
+            self._fresh[eid] = ticket
+            self.counts.issued += 1
+
+    def release(self, lease: Lease, fence: Any = None) -> None:
+        """The computation is done, or on CUDA will be at `fence`; its experts may be evicted again."""
+        pool = self.pool(lease.layer)
+        for held in lease.held:
+            held.slot.fence = fence
+            self._tickets.pop(held.eid, None)
+            left = self._leased[held.eid] - 1
+            if left:
+                self._leased[held.eid] = left
+                continue
+            del self._leased[held.eid]
+            if not pool.policy.keeps:
+                self._evict(pool, held.eid)
+
+    # ------------------------------------------------------------------ changes between two passes
+
+    def reshape(self, *, slots: int | None = None, scope: str | None = None,
+                make_policy: Callable[[], Eviction] | None = None) -> None:
+        """Change size, scope or policy between two passes; the experts used last stay. No lease may be open."""
+        if self._leased:
+            raise RuntimeError("the cache cannot be changed while a layer is computed; this is a bug")
+        self.slots = self.slots if slots is None else slots
+        self.scope = scope or self.scope
+        self.make_policy = make_policy or self.make_policy
+        if scope is None and make_policy is None:
+            self._resize_pools()
+        else:
+            self._build_pools()
+
+    def clear(self) -> None:
+        """Evict everything and free every slot; used when the model is unloaded."""
+        for pool in self._pools:
+            for eid in sorted(pool.residents):
+                self._evict(pool, eid)
+            while pool.free:
+                self.arena.free(pool.free.pop())
+
+    def take_counts(self) -> Counts:
+        """Hand over the counts since the last call."""
+        counts, self.counts = self.counts, Counts()
+        return counts
+
+    # ------------------------------------------------------------------ looks
+
+    def pool(self, layer: int) -> Pool:
+        """The pool whose slots `layer` uses."""
+        return self._pools[layer] if len(self._pools) > 1 else self._pools[0]
+
+    def is_resident(self, eid: int) -> bool:
+        """In a slot, or on its way into one."""
+        return self._slot[eid] is not None
+
+    def places(self) -> list[int]:
+        """Per eid: 0 = on the host, 1 = in flight, 2 = resident (core.types.Place). Safe to call from any thread."""
+        flying = {eid for eid, ticket in self._tickets.copy().items() if not self.transfers.landed(ticket)}
+        return [0 if slot is None else 1 if eid in flying else 2 for eid, slot in enumerate(self._slot)]
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every invariant of the map holds. Call it between two passes."""
+        seen: dict[int, int] = {}
+        for pool in self._pools:
+            assert len(pool.residents) + len(pool.free) == pool.capacity, "a slot was lost or found"
+            for eid in pool.residents:
+                slot = self._slot[eid]
+                assert slot is not None and slot.index not in seen, "two experts share a slot"
+                seen[slot.index] = eid
+            for slot in pool.free:
+                assert slot.index not in seen, "a free slot is occupied"
+                seen[slot.index] = -1
+        assert len(seen) == len(self.arena) == sum(p.capacity for p in self._pools), "the arena has other slots"
+        assert sum(p.capacity for p in self._pools) == self.slots, "the pools do not add up to the budget"
+        resident = {eid for eid, slot in enumerate(self._slot) if slot is not None}
+        assert resident == set().union(*(p.residents for p in self._pools)), "a pool and the map disagree"
+        assert set(self._tickets) <= resident and set(self._fresh) <= resident, "a copy without a slot"
+        assert set(self._leased) <= resident, "a lease without a slot"
+
+    # ------------------------------------------------------------------ inside
+
+    def _hit(self, expert: int, eid: int, slot: Slot) -> Held:
+        """A request for something that has a slot: ready, still travelling, or only queued (then it is a miss)."""
+        ticket, fresh = self._tickets.get(eid), self._fresh.pop(eid, None)
+        if ticket is not None and self.transfers.landed(ticket):
+            del self._tickets[eid]
+            ticket = None
+        if ticket is not None and fresh is not None and self.transfers.promote(ticket):
+            self.counts.issued -= 1
+            self.counts.demand_bytes += ticket.bytes
+            return Held(expert, eid, slot, Outcome.MISS, ticket)
+        if fresh is not None:
+            self.counts.prefetch_bytes += fresh.bytes
+            self.counts.used += ticket is None
+            self.counts.late += ticket is not None
+        if ticket is not None:
+            return Held(expert, eid, slot, Outcome.LATE, ticket)
+        return Held(expert, eid, slot, Outcome.HIT if fresh is None else Outcome.PREFETCH_HIT, None)
+
+    def _waste(self, eid: int) -> None:
+        """What was prefetched for nothing: taken back while it is queued, counted once it has used the link."""
+        ticket = self._fresh.pop(eid)
+        if self.transfers.cancel(ticket):
+            self.counts.issued -= 1
+        else:
+            self.counts.wasted += 1
+            self.counts.wasted_bytes += ticket.bytes
+            self.counts.prefetch_bytes += ticket.bytes
+
+    def _admit(self, pool: Pool, eid: int, slot: Slot, ticket: Ticket) -> None:
+        self._slot[eid] = slot
+        self._tickets[eid] = ticket
+        pool.residents.add(eid)
+        pool.policy.admit(eid, self.now)
+        self.transfers.submit(ticket)
+
+    def _make_room(self, pool: Pool, *blocked: Any) -> Slot | None:
+        if pool.free:
+            return pool.free.pop()
+        victim = pool.victim(*blocked)
+        if victim is None:
+            return None
+        self._evict(pool, victim)
+        return pool.free.pop()
+
+    def _evict(self, pool: Pool, eid: int) -> None:
+        """Free a slot. A copy on its way into it is taken back, or awaited when it has started."""
+        slot = self._slot[eid]
+        assert slot is not None
+        if eid in self._fresh:
+            self._waste(eid)
+        if (ticket := self._tickets.pop(eid, None)) is not None and not self.transfers.cancel(ticket):
+            self.transfers.settle(ticket)
+        self._slot[eid] = None
+        pool.residents.remove(eid)
+        pool.policy.remove(eid)
+        pool.free.append(slot)
+
+    def _capacities(self) -> list[int]:
+        return shares(self.slots, self.layers if self.scope == "layer" else 1)
+
+    def _resize_pools(self) -> None:
+        """Shrink first, then grow, so that the arena never holds more than before or after."""
+        sizes = list(zip(self._pools, self._capacities(), strict=True))
+        for pool, capacity in sizes:
+            while pool.capacity > capacity:
+                slot = self._make_room(pool)
+                assert slot is not None
+                self.arena.free(slot)
+                pool.capacity -= 1
+        for pool, capacity in sizes:
+            while pool.capacity < capacity:
+                pool.free.append(self._allocate())
+                pool.capacity += 1
+
+    def _build_pools(self) -> None:
+        """New pools and policies; residents move over in the order of their last use, as far as there is room."""
+        old = sorted((eid for eid, s in enumerate(self._slot) if s is not None), key=lambda e: (-self.last_used[e], e))
+        capacities = self._capacities()
+        keep: list[list[int]] = [[] for _ in capacities]
+        for eid in old:
+            at = eid // self.experts if len(capacities) > 1 else 0
+            if len(keep[at]) < capacities[at]:
+                keep[at].append(eid)
+        kept = set().union(*keep)
+        before = self._pools
+        for eid in old:
+            if eid not in kept:
+                self._evict(before[eid // self.experts if len(before) > 1 else 0], eid)
+        spare = [slot for pool in before for slot in pool.free]
+        self._pools = [Pool(self.make_policy(), len(eids)) for eids in keep]
+        for pool, eids in zip(self._pools, keep, strict=True):
+            for eid in reversed(eids):
+                pool.residents.add(eid)
+                pool.policy.admit(eid, self.now)
+        for pool, capacity in zip(self._pools, capacities, strict=True):
+            while spare and pool.capacity < capacity:
+                pool.free.append(spare.pop())
+                pool.capacity += 1
+        for slot in spare:
+            self.arena.free(slot)
+        self._resize_pools()
+
+    def _allocate(self) -> Slot:
+        try:
+            return self.arena.allocate()
+        except RuntimeError as error:  # torch raises OutOfMemoryError, a RuntimeError, and so does its CPU allocator
+            self.slots = len(self.arena)
+            raise BudgetError("The device has no memory left for the experts this budget asks for. Lower the budget, "
+                              f"or close what else uses the device. ({error})") from error

@@ -1,0 +1,107 @@
+"""The arithmetic that turns a budget into slots, from a model's outline alone.
+
+Budget = dense weights + KV cache at the chosen context + workspace + slots (METHODS section 9). The same `Sizes` decide
+before the load, while a slider moves, and when the engine resizes itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from core.config import Budget
+from core.hf import Outline
+from core.memory.codec import Codec
+from core.types import ModelShape
+
+PREFILL_CHUNK = 512        # prompt positions computed in one forward pass
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes of everything a load needs, for one format, context and device."""
+
+    shape: ModelShape
+    dense: int
+    kv: int
+    workspace: int
+    slot: int          # one expert on the device
+    blob: int          # one expert on the host
+
+    @property
+    def fixed(self) -> int:
+        """Device bytes that no budget can save."""
+        return self.dense + self.kv + self.workspace
+
+    def slots_min(self, scope: str) -> int:
+        """Fewest slots that can compute: one token's experts, in every layer when each layer has its own."""
+        return self.shape.top_k * (self.shape.layers if scope == "layer" else 1)
+
+    def slots(self, budget: Budget) -> int:
+        """How many experts a budget pays for, at most all."""
+        if budget.share is not None:
+            return int(budget.share * self.shape.total + 1e-9)
+        assert budget.bytes is not None
+        return max(0, min(self.shape.total, (budget.bytes - self.fixed) // self.slot))
+
+    def bytes(self, slots: int) -> int:
+        """Total device bytes with that many slots."""
+        return self.fixed + slots * self.slot
+
+    def budget_bytes(self, budget: Budget) -> int:
+        """The total that a budget stands for."""
+        return budget.bytes if budget.bytes is not None else self.bytes(self.slots(budget))
+
+    def problem(self, budget: Budget, scope: str, device_free: int) -> str:
+        """Why this budget cannot work, in the user's words, or "". `device_free` = bytes that may be taken in all."""
+        need = self.bytes(self.slots_min(scope))
+        share = self.slots_min(scope) / self.shape.total
+        if self.slots(budget) < self.slots_min(scope):
+            short = f"It is {human(need - budget.bytes)} short. " if budget.bytes is not None else ""
+            return (f"The budget {show(budget)} is too small: {short}This model needs at least {human(need)}, which is "
+                    f"{share * 100:.3g} % of its experts ({human(self.dense)} dense weights, {human(self.kv)} KV cache, "
+                    f"{human(self.workspace)} workspace, {self.slots_min(scope)} experts of {human(self.slot)}).")
+        if (asked := self.budget_bytes(budget)) > device_free:
+            return (f"The budget {show(budget)} asks for {human(asked)}, but only {human(device_free)} are free. Lower "
+                    "it, shorten the context, or close what else uses the memory.")
+        return ""
+
+
+def show(budget: Budget) -> str:
+    """A budget as the user would write it."""
+    return human(budget.bytes) if budget.bytes is not None else str(budget)
+
+
+def human(size: int) -> str:
+    """Bytes in decimal units: 24.1 MB."""
+    value = float(size)
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(value) < 1000 or unit == "GB":
+            return f"{value:.0f} B" if unit == "B" else f"{value:.3g} {unit}" if value < 100 else f"{value:.0f} {unit}"
+        value /= 1000
+    raise AssertionError
+
+
+def sizes_of(outline: Outline, config: Any, codec: Codec, context: int) -> Sizes:
+    """Sizes for one context and expert format."""
+    site = outline.sites[0]
+    shape = ModelShape(len(outline.sites), site.num_experts, site.top_k, outline.hidden, codec.slot_bytes)
+    workspace = _workspace(outline, config.get_text_config(decoder=True), shape, context, codec.dtype.itemsize)
+    return Sizes(shape, outline.dense_bytes, outline.kv_bytes(context), workspace, codec.slot_bytes, codec.blob_bytes)
+
+
+def _workspace(outline: Outline, config: Any, shape: ModelShape, context: int, itemsize: int) -> int:
+    """Most bytes of activations alive at once in a prefill chunk: attention, or a MoE layer, or the logits.
+
+    Counted from the tensors that each of the three holds, in fp32 where values are promoted; a test measures real
+    passes against it.
+    """
+    tokens, hidden, k = min(PREFILL_CHUNK, context), shape.hidden, shape.top_k
+    widest = max((s.shape[0] * s.shape[1] // hidden for s in outline.sites[0].parts.values() if s.is_weight))
+    heads = int(config.num_attention_heads)
+    head = max(int(getattr(config, name, None) or 0) for name in ("head_dim", "qk_head_dim", "v_head_dim")) or hidden // heads
+    residual = 6 * tokens * hidden * 4
+    attention = 6 * tokens * heads * head * 4 + 4 * context * heads * head * itemsize + 2 * tokens * context * 4
+    experts = 5 * tokens * k * hidden * 4 + 3 * tokens * widest * 4 + 16 * tokens * shape.experts
+    logits = 4 * outline.vocab * 4
+    return residual + max(attention, experts, logits) + (1 << 20)

@@ -108,5 +108,5 @@ def probe_router(site: ExpertsSite, args: Sequence[Any], kwargs: Mapping[str, An
     logits, ids = output[site.router_outputs[0]], output[site.router_outputs[2]]
     probabilities = logits.float().softmax(-1)
     chosen_first = probabilities.scatter_add(-1, ids, torch.full(ids.shape, 2.0, device=ids.device))
-    order = chosen_first.argsort(-1, descending=True, stable=True)
+    order = chosen_first.argsort(dim=-1, descending=True, stable=True)
     return torch.empty_like(probabilities).scatter_(-1, order, probabilities.sort(-1, descending=True).values)

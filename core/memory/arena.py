@@ -34,8 +34,9 @@ class Arena:
 
     def allocate(self) -> Slot:
         """A new, uninitialised slot."""
-        raw = torch.empty(self.codec.slot_bytes, dtype=torch.uint8, device=self.device)
-        slot = Slot(self._next, raw, self.codec.views(raw))
+        with torch.inference_mode(False):  # other threads write into it, outside any inference mode
+            raw = torch.empty(self.codec.slot_bytes, dtype=torch.uint8, device=self.device)
+            slot = Slot(self._next, raw, self.codec.views(raw))
         self._slots[slot.index] = slot
         self._next += 1
         return slot

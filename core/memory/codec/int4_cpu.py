@@ -55,7 +55,7 @@ class Int4Packed(Int4):
 
     def weight(self, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
         packed, scales = tensors
-        return dequantize(unpack(packed), scales[..., 0].t(), scales[..., 1].t())
+        return dequantize(unpack(packed), scales[..., 0].t().contiguous(), scales[..., 1].t().contiguous())
 
 
 def pack(q: torch.Tensor, packed: torch.Tensor) -> None:

@@ -1,0 +1,103 @@
+"""Measure every format on this machine: `python -m core.memory.codec.measure [hidden] [intermediate] [dtype]`.
+
+Prints, for one gated expert: bytes, error of its output against fp32, time to encode and to place, and time of its three
+matrix products for 1..64 rows, relative to torch.mm on unquantised weights of the same dtype. Slots are cycled through
+32 MB or more, as in a running engine. Single-threaded; the constants PACKED_ROWS come from it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+
+from core.memory.codec import FORMATS, Codec, PartSpec, SlotParts, make_codec
+
+ROWS = (1, 2, 4, 8, 12, 16, 32, 48, 64)
+
+
+def random_expert(hidden: int, inner: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Weights of one gated expert, fp32: gate_up_proj [2 * inner, hidden], down_proj [hidden, inner]."""
+    rng = torch.Generator().manual_seed(seed)
+    return {"gate_up_proj": torch.randn(2 * inner, hidden, generator=rng) * 0.02,
+            "down_proj": torch.randn(hidden, inner, generator=rng) * 0.02}
+
+
+def specs_of(parts: Mapping[str, torch.Tensor]) -> dict[str, PartSpec]:
+    """The specs that parts given as tensors have."""
+    return {n: PartSpec(tuple(t.shape), t.dtype) for n, t in parts.items()}
+
+
+def fill(codec: Codec, parts: Mapping[str, torch.Tensor]) -> SlotParts:
+    """Encode an expert and place it in a slot of its own."""
+    slot = torch.empty(codec.slot_bytes, dtype=torch.uint8, device=codec.device)
+    codec.place(codec.encode(parts), slot)
+    return codec.views(slot)
+
+
+def ffn(codec: Codec, parts: SlotParts, x: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up, then down: x [n, hidden] -> [n, hidden]."""
+    gate, up = codec.linear(parts, "gate_up_proj", x).chunk(2, -1)
+    return codec.linear(parts, "down_proj", F.silu(gate) * up)
+
+
+def ffn_error(codec: Codec, parts: Mapping[str, torch.Tensor], rows: int = 16) -> float:
+    """Relative error (Frobenius norm) of the format's output against fp32 with the given weights [out, in]."""
+    x = torch.randn(rows, parts["down_proj"].shape[0], generator=torch.Generator().manual_seed(1)).to(codec.dtype)
+    gate, up = (x.float() @ parts["gate_up_proj"].t()).chunk(2, -1)
+    reference = (F.silu(gate) * up) @ parts["down_proj"].t()
+    return float((ffn(codec, fill(codec, parts), x.to(codec.device)).cpu().float() - reference).norm() / reference.norm())
+
+
+def milliseconds(call: Callable[[], object], seconds: float = 0.2) -> float:
+    """Time of a call: the 10th percentile, which other programs on the machine disturb least."""
+    times: list[float] = []
+    call()
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(times) < 3:
+        start = time.perf_counter()
+        call()
+        times.append((time.perf_counter() - start) * 1e3)
+    return sorted(times)[len(times) // 10]
+
+
+def products(codec: Codec, slots: list[SlotParts], x: torch.Tensor) -> float:
+    """Milliseconds of one expert's products, a different slot at each call."""
+    turn = 0
+
+    def call() -> None:
+        nonlocal turn
+        turn += 1
+        ffn(codec, slots[turn % len(slots)], x)
+
+    return milliseconds(call)
+
+
+def main(hidden: int = 2048, inner: int = 768, dtype: str = "bfloat16") -> None:
+    """Print the table."""
+    torch.set_num_threads(1)
+    parts, number = random_expert(hidden, inner), getattr(torch, dtype)
+    print(f"hidden {hidden}, intermediate {inner}, {dtype}, {torch.backends.cpu.get_cpu_capability()}")
+    print("format               MB   error encode  place | rows: " + " ".join(f"{r:>5}" for r in ROWS))
+    base: list[float] = []
+    for name, group in [(f, g) for f in FORMATS for g in ((32, 64, 128) if f == "int4" else (0,))]:
+        codec = make_codec(name, specs=specs_of(parts), dtype=number, device=torch.device("cpu"), group_size=group)
+        blob, slot = codec.encode(parts), torch.empty(codec.slot_bytes, dtype=torch.uint8)
+        slots = [fill(codec, parts) for _ in range(max(2, (32 << 20) // codec.slot_bytes))]
+        times = [products(codec, slots, torch.randn(r, hidden).to(number)) for r in ROWS]
+        base = base or times
+        encode = milliseconds(functools.partial(codec.encode, parts))
+        place = milliseconds(functools.partial(codec.place, blob, slot))
+        relative = " ".join(f"{t / b:>5.2f}" for t, b in zip(times, base, strict=True))
+        print(f"{name + (f' g{group}' if group else ''):<16}{codec.blob_bytes / 1e6:>7.2f} "
+              f"{ffn_error(codec, parts):>7.4f} {encode:>6.1f} {place:>6.2f} |       {relative}")
+    print("torch.mm, ms                                       |       " + " ".join(f"{b:>5.2f}" for b in base))
+
+
+if __name__ == "__main__":
+    given = sys.argv[1:]
+    main(*(int(a) for a in given[:2]), *given[2:])  # type: ignore[arg-type]

@@ -117,6 +117,10 @@ class Engine:
         """Prompt tokens that a chat takes."""
         return len(self.prompt.tokens(messages))
 
+    def fresh_cache(self) -> Any:
+        """An empty KV cache for calling `engine.model` directly; it is the one that `generate` uses."""
+        return self._kv.fresh()
+
     # ------------------------------------------------------------------ turn
 
     @property

@@ -37,6 +37,7 @@ def load(plan: Plan, progress: Progress, cancel: threading.Event | None) -> Load
     progress("Reading dense weights", 0.0)
     tokenizer = load_tokenizer(plan.files.path)
     model = load_skeleton(plan.files, plan.dtype, plan.device)
+    own_memory(model)
     with CheckpointReader(model, plan.files) as reader:
         layers, experts = len(reader.sites), plan.sizes.shape.experts
         store = HostStore(plan.codec, layers * experts, pin=plan.device.type == "cuda")
@@ -47,6 +48,14 @@ def load(plan: Plan, progress: Progress, cancel: threading.Event | None) -> Load
 
         store.fill(read(), lambda share: progress(f"Reading {layers * experts} experts", 0.1 + 0.9 * share), cancel)
         return Loaded(model, tokenizer, store, tuple(reader.sites), reader.content_hash())
+
+
+def own_memory(model: torch.nn.Module) -> None:
+    """Copy dense weights out of the checkpoint's memory map: the file can then be moved or deleted, and products run on
+    aligned addresses, on which results do not depend on where in the file a weight happens to lie."""
+    for parameter in model.parameters():
+        if parameter.device.type == "cpu":
+            parameter.data = parameter.data.clone()
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:

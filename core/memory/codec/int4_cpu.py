@@ -15,7 +15,7 @@ from core.memory.codec.base import Layout, PartSpec, SlotParts
 from core.memory.codec.int4 import Int4, dequantize
 
 BLOCK = 64        # output rows interleaved by the AVX512 kernel
-PACKED_ROWS = 48  # up to this many rows the packed product beats dequantising first
+PACKED_ROWS = 96  # up to this many rows the packed product beats dequantising first
 # measured: python -m core.memory.codec.measure
 
 

@@ -11,7 +11,7 @@ import torch
 
 from core.memory.codec.base import Base, Layout, PartSpec, SlotParts
 
-PACKED_ROWS = 12  # bf16 on a CPU: up to this many rows the packed product beats casting the weights first
+PACKED_ROWS = 8  # bf16 on a CPU: up to this many rows the packed product beats casting the weights first
 # measured: python -m core.memory.codec.measure
 
 

@@ -1,0 +1,34 @@
+"""One tiny checkpoint and its reference logits per architecture, made once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from tests.checkpoints import ARCHITECTURES, make_checkpoint
+from tests.equality.passes import PROMPT, STEPS, plain_transformers, run
+from tests.tiny_tokenizer import save_tokenizer
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A checkpoint on disk and what plain transformers (grouped_mm, fp32) says: logits [prompt + STEPS, V]."""
+
+    path: Path
+    logits: torch.Tensor
+    tokens: list[int]
+
+
+@pytest.fixture(scope="module", params=list(ARCHITECTURES))
+def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    torch.set_num_threads(1)
+    path = tmp_path_factory.mktemp(request.param)
+    save_tokenizer(make_checkpoint(request.param, path))
+    model = plain_transformers(path, torch.float32)
+    logits, tokens = run(model, DynamicCache(config=model.config), lambda step: None)
+    assert logits.shape[0] == len(PROMPT) + STEPS
+    return Reference(path, logits, tokens)

@@ -1,0 +1,37 @@
+"""The same passes for the reference and for the engine: one prefill, then greedy decode steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+PROMPT = torch.randint(3, 250, (24,), generator=torch.Generator().manual_seed(1)).tolist()
+STEPS = 24
+
+
+def plain_transformers(path: Path, dtype: torch.dtype) -> Any:
+    """transformers' own model with grouped_mm. Weights are copied out of the file's memory map, where they may lie at
+    any address, to aligned ones: the same product over an unaligned matrix can differ in its last bit."""
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, experts_implementation="grouped_mm").eval()
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+    return model
+
+
+@torch.inference_mode()
+def run(model: Any, cache: Any, before: Callable[[int], None]) -> tuple[torch.Tensor, list[int]]:
+    """Logits [len(PROMPT) + STEPS, V] and the STEPS greedy tokens; `before(step)` is called ahead of each pass."""
+    logits, tokens = [], []
+    ids = torch.tensor([PROMPT])
+    for step in range(STEPS + 1):
+        before(step)
+        out = model(input_ids=ids, past_key_values=cache, use_cache=True).logits[0]
+        logits.append(out.clone())
+        ids = out[-1:].argmax(-1)[None]
+        if step < STEPS:
+            tokens.append(int(ids))
+    return torch.cat(logits), tokens

@@ -1,0 +1,93 @@
+"""The engine's logits are transformers' own: max abs difference 0.0, whatever the budget, policy or slider history.
+
+The reference is transformers' grouped_mm in fp32, whose summation order the engine keeps (core.runtime.compute).
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from core.config import LoadSpec, Sampling, Settings
+from core.engine import Engine
+from tests.equality.conftest import Reference
+from tests.equality.passes import PROMPT, plain_transformers, run
+
+CASES = {
+    "all": {"budget": "all"},
+    "half": {"budget": "50%"},
+    "half, one pool": {"budget": "50%", "scope": "global"},
+    "top_k slots a layer": {"budget": "top_k a layer"},
+    "top_k slots in all": {"budget": "top_k in all", "scope": "global"},
+    "no cache": {"budget": "50%", "eviction": "none"},
+    "emulated link": {"budget": "50%", "link_gbps": 1.0, "link_latency_us": 5},
+}
+
+
+@pytest.fixture(scope="module")
+def engine(reference: Reference) -> Engine:
+    return Engine.load(LoadSpec.checked(str(reference.path), Settings({"budget": "all"}), dtype="float32"))
+
+
+def settings_of(engine: Engine, case: dict[str, object], predictor: str) -> dict[str, object]:
+    """The case's settings, with budgets in slots turned into bytes; everything else at its default."""
+    shape, budget = engine.shape, str(case["budget"])
+    slots = {"top_k a layer": shape.top_k * shape.layers, "top_k in all": shape.top_k}.get(budget)
+    if slots is not None:
+        case = {**case, "budget": str(engine.sizes.bytes(slots))}
+    return {**Settings(), **case, "predictor": predictor}
+
+
+@pytest.mark.parametrize("predictor", ["none", "gate"])
+@pytest.mark.parametrize("case", list(CASES))
+def test_logits_are_identical(engine: Engine, reference: Reference, case: str, predictor: str) -> None:
+    engine.change(settings_of(engine, CASES[case], predictor))
+    logits, tokens = run(engine.model, engine.fresh_cache(), lambda step: None)
+    engine.residency.check_integrity()
+    assert (logits - reference.logits).abs().max().item() == 0.0
+    assert tokens == reference.tokens
+    assert engine.memory().used <= engine.memory().budget
+
+
+def test_logits_are_identical_while_everything_is_turned_between_tokens(engine: Engine, reference: Reference) -> None:
+    engine.change(settings_of(engine, CASES["all"], "none"))
+    sizes = []
+
+    def turn(step: int) -> None:
+        engine.change({
+            "budget": ["all", "50%", "62.5%", "75%"][step % 4], "scope": ["layer", "global"][step // 4 % 2],
+            "eviction": ["lru", "lfu", "random", "none"][step // 3 % 4], "predictor": ["none", "gate"][step // 2 % 2],
+            "link_gbps": [0.0, 2.0][step // 5 % 2]})
+        engine.residency.check_integrity()
+        assert engine.memory().used <= engine.memory().budget
+        sizes.append(len(engine.arena))
+
+    logits, tokens = run(engine.model, engine.fresh_cache(), turn)
+    assert (logits - reference.logits).abs().max().item() == 0.0
+    assert tokens == reference.tokens
+    assert len(set(sizes)) == 4  # the slider really moved memory
+
+
+def test_generate_says_what_transformers_says(engine: Engine, reference: Reference) -> None:
+    engine.change(settings_of(engine, CASES["half"], "gate"))
+    prompt = engine.prompt.tokenizer.decode(PROMPT)
+    if engine.prompt.tokens(prompt) != PROMPT:  # bytes that are not text on their own: go in as ids
+        engine.prompt.tokens = lambda messages: PROMPT  # type: ignore[method-assign]
+    pieces = list(engine.generate(prompt, Sampling(max_new_tokens=len(reference.tokens))))
+    assert [p.token for p in pieces if p.kind == "token"] == reference.tokens
+    stats = pieces[-1].stats
+    assert stats is not None
+    assert stats.exact
+    assert stats.device_bytes_peak <= max(stats.budget_bytes, engine.sizes.bytes(engine.shape.total))
+
+
+def test_bfloat16_is_identical_too(reference: Reference) -> None:
+    plain = plain_transformers(reference.path, torch.bfloat16)
+    want, _ = run(plain, DynamicCache(config=plain.config), lambda step: None)
+    engine = Engine.load(LoadSpec.checked(str(reference.path), Settings({"budget": "50%"}), dtype="bfloat16"))
+    try:
+        got, _ = run(engine.model, engine.fresh_cache(), lambda step: None)
+        assert (got - want).abs().max().item() == 0.0
+    finally:
+        engine.unload()

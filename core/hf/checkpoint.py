@@ -6,7 +6,6 @@ run here on a single expert's tensors instead of all of them. Verified bit for b
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +26,7 @@ class Source(NamedTuple):
 
 
 class CheckpointReader:
-    """Reads experts lazily. `model` is a skeleton or a meta model of the same checkpoint; it is not kept alive by reads.
+    """Reads experts lazily. `model` is a skeleton or a meta model of the same checkpoint.
 
     Thread-safe. Owns open files until `close`; after that they can be deleted, on Windows too.
     Raises ModelError when the checkpoint lacks an expert's weights.
@@ -64,7 +63,7 @@ class CheckpointReader:
     def __enter__(self) -> CheckpointReader:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _part(self, target: str, experts: int, expert: int) -> torch.Tensor:
@@ -113,5 +112,5 @@ class CheckpointReader:
             len(keys) == experts or (len(keys) == 1 and self._stored.tensors[keys[0]].shape[:1] == (experts,))
             for keys in source.keys.values())
         if not whole:
-            raise ModelError(f"The checkpoint in {self._files.path} lacks weights of {target!r}, or stores them in a way "
-                             "that Moestro does not know. Download it again, or choose another model.")
+            raise ModelError(f"The checkpoint in {self._files.path} lacks weights of {target!r}, or stores them in "
+                             "a way that Moestro does not know. Download it again, or choose another model.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from core.errors import ModelError
@@ -41,7 +40,7 @@ def is_experts(module: nn.Module) -> bool:
 
 
 def part_specs(module: nn.Module) -> dict[str, PartSpec]:
-    """Shape and dtype of one expert's parts: from the stacked parameters [E, ...], or as noted when they were stripped."""
+    """Shape and dtype of one expert's parts: from the parameters [E, ...], or as noted when they were stripped."""
     noted: dict[str, PartSpec] | None = getattr(module, PARTS, None)
     if noted is not None:
         return noted
@@ -88,13 +87,11 @@ def find_experts(model: nn.Module) -> list[ExpertsSite]:
 
 def _recorded_routers(model: nn.Module) -> list[tuple[type[nn.Module], int]]:
     """(router class, index of its logits) as the model declares them for `output_router_logits`."""
-    found = []
+    recorders: list[Any] = []
     for module in model.modules():
         declared = (getattr(module, "_can_record_outputs", None) or {}).get("router_logits")
-        for recorder in declared if isinstance(declared, list) else [declared]:
-            if recorder is not None:
-                found.append((getattr(recorder, "target_class", recorder), int(getattr(recorder, "index", 0))))
-    return found
+        recorders += declared if isinstance(declared, list) else [declared]
+    return [(getattr(r, "target_class", r), int(getattr(r, "index", 0))) for r in recorders if r is not None]
 
 
 def _router(parent: nn.Module, recorded: list[tuple[type[nn.Module], int]], name: str) -> tuple[nn.Module, int]:
@@ -114,6 +111,6 @@ def _top_k(model: nn.Module, parent: nn.Module, router: nn.Module) -> int:
     for owner in (router, parent, getattr(model, "config", None)):
         for attribute in ("top_k", "num_experts_per_tok"):
             value = getattr(owner, attribute, None)
-            if isinstance(value, int) and not isinstance(value, torch.Tensor):
+            if isinstance(value, int):
                 return value
     raise ModelError("How many experts a token uses could not be found in this model. Choose another model.")

@@ -92,13 +92,14 @@ def _weight_files(root: Path) -> tuple[Path, ...]:
                              f"{', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}. Download them.")
         return tuple(root / n for n in names)
     if any(root.glob("*.bin")) or any(root.glob("*.pt")) or any(root.glob("*.pth")):
-        raise ModelError(f"{root} has its weights only as Python pickles (*.bin), which can run code when opened and are "
-                         "never read here. Use the model's safetensors version, or convert it.")
-    raise ModelError(f"{root} has no weights: neither model.safetensors nor model.safetensors.index.json. Download them.")
+        raise ModelError(f"{root} has its weights only as Python pickles (*.bin), which can run code when opened and "
+                         "are never read here. Use the model's safetensors version, or convert it.")
+    raise ModelError(f"{root} has no weights: neither model.safetensors nor model.safetensors.index.json. "
+                     "Download them.")
 
 
 def read_header(file: Path) -> tuple[dict[str, Any], int]:
-    """A safetensors header and where the data starts (bytes). Raises ModelError when the file is cut short or damaged."""
+    """A safetensors header and where the data starts, in bytes. Raises ModelError when the file is cut short."""
     size = file.stat().st_size
     try:
         with file.open("rb") as handle:

@@ -96,10 +96,10 @@ def _observe(layer: int, observer: RouterObserver) -> Callable[..., None]:
 def probe_router(site: ExpertsSite, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
     """What `site`'s router would ask for, given the arguments another layer's router was called with.
 
-    Returns [T, E] fp32, the softmax of its logits; where a router ranks by more than its logits (correction bias, expert
-    groups), the same values are dealt out in the router's own order, so that the top k of a row are always the experts it
-    would select. Fires no hooks. Arguments after the first that the site's block owns by name (the correction bias of
-    minimax_m2) are taken from this site, not from the layer that was observed.
+    Returns [T, E] fp32, the softmax of its logits; where a router ranks by more than its logits (correction bias,
+    expert groups), the same values are dealt out in the router's own order, so that the top k of a row are always the
+    experts it would select. Fires no hooks. Arguments after the first that the site's block owns by name (the
+    correction bias of minimax_m2) are taken from this site, not from the layer that was observed.
     """
     names = list(inspect.signature(site.router.forward).parameters)
     given = {**dict(zip(names, args, strict=False)), **kwargs}

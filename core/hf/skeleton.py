@@ -6,12 +6,15 @@ bytes never enter memory. The override needed for that is on a subclass that liv
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
 from transformers import AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.utils import logging
 
 from core.errors import ModelError
 from core.hf.discover import find_experts, strip
@@ -23,8 +26,8 @@ def load_skeleton(path: str | ModelFiles, dtype: torch.dtype | None = None, devi
                   experts_implementation: str = NAME) -> Any:
     """The model in eval mode on `device`, its dense weights in `dtype` (None: the checkpoint's), without experts.
 
-    Until `hooks.install` has bound the experts, its forward raises. `save_pretrained` is blocked: it would write a model
-    without experts. Raises ModelError for every model that cannot be loaded, having kept nothing.
+    Until `hooks.install` has bound the experts, its forward raises. `save_pretrained` is blocked: it would write a
+    model without experts. Raises ModelError for every model that cannot be loaded, having kept nothing.
     """
     files = path if isinstance(path, ModelFiles) else check_model(path)
     config, kind = _architecture(files)
@@ -32,7 +35,7 @@ def load_skeleton(path: str | ModelFiles, dtype: torch.dtype | None = None, devi
     register()
 
     class Skeleton(kind):  # type: ignore[misc, valid-type]
-        _keys_to_ignore_on_load_unexpected = [*(kind._keys_to_ignore_on_load_unexpected or ()), r"experts?\."]
+        _keys_to_ignore_on_load_unexpected = (*(kind._keys_to_ignore_on_load_unexpected or ()), r"experts?\.")
 
         @staticmethod
         def _load_pretrained_model(model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -42,9 +45,10 @@ def load_skeleton(path: str | ModelFiles, dtype: torch.dtype | None = None, devi
     for name in ("__name__", "__qualname__", "__module__"):  # transformers looks things up by these
         setattr(Skeleton, name, getattr(kind, name))
     try:
-        model, info = Skeleton.from_pretrained(
-            str(files.path), config=config, dtype=dtype or "auto", experts_implementation=experts_implementation,
-            use_safetensors=True, local_files_only=True, trust_remote_code=False, output_loading_info=True)
+        with _no_progress_bar():
+            model, info = Skeleton.from_pretrained(
+                str(files.path), config=config, dtype=dtype or "auto", experts_implementation=experts_implementation,
+                use_safetensors=True, local_files_only=True, trust_remote_code=False, output_loading_info=True)
     except (RuntimeError, ValueError, OSError, KeyError, ImportError) as error:
         raise ModelError(f"The model in {files.path} could not be loaded: {error}") from error
     missing = sorted(info["missing_keys"])
@@ -65,8 +69,12 @@ def meta_skeleton(path: str | ModelFiles, dtype: torch.dtype | None = None) -> A
 
 def _on_meta(config: Any, kind: Any, dtype: torch.dtype | None) -> Any:
     register()
-    with torch.device("meta"):
-        return kind._from_config(config, dtype=dtype or config.dtype or torch.float32, experts_implementation=NAME).eval()
+    number = dtype or config.dtype or torch.float32
+    try:
+        with torch.device("meta"):
+            return kind._from_config(config, dtype=number, experts_implementation=NAME).eval()
+    except Exception as error:  # sizes that contradict each other fail anywhere in the model's own code
+        raise ModelError(f"config.json describes a model that cannot be built: {error}") from error
 
 
 def _architecture(files: ModelFiles) -> tuple[Any, Any]:
@@ -80,12 +88,24 @@ def _architecture(files: ModelFiles) -> tuple[Any, Any]:
                          "choose another model.")
     try:
         config = AutoConfig.from_pretrained(str(files.path), local_files_only=True, trust_remote_code=False)
-    except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
+    except Exception as error:  # whatever transformers' validation of a file from anywhere raises
         raise ModelError(f"{files.path / 'config.json'} cannot be used: {error}") from error
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelError(f"{name!r} is not a text-generating model that transformers can load as a causal language "
                          "model. Choose another model.")
     return config, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Keep transformers' progress bar off the terminal: progress is reported by whoever loads."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _blocked(*args: object, **kwargs: object) -> NoReturn:

@@ -22,8 +22,8 @@ def make_codec(format: str, *, specs: Mapping[str, PartSpec], dtype: torch.dtype
                is_transposed: bool = False, group_size: int = 64) -> Codec:
     """The codec of a format for experts made of `specs`, computing in `dtype` on `device`.
 
-    `group_size` matters to int4 only. Raises SettingError for an unknown format, ModelError when the format does not fit
-    the model's shapes.
+    `group_size` matters to int4 only. Raises SettingError for an unknown format, ModelError when the format does not
+    fit the model's shapes.
     """
     if format == "checkpoint":
         return Plain(specs, dtype, device, is_transposed)

@@ -86,6 +86,7 @@ class Codec(Protocol):
 
     name: str
     dtype: torch.dtype          # of activations, biases and `dequantize`
+    device: torch.device        # of slots; blobs are on the CPU
     blob_layout: Layout         # on the host; the same on every machine
     slot_layout: Layout         # on the device; may depend on its instruction set
 
@@ -105,13 +106,13 @@ class Codec(Protocol):
         when the blob is pinned."""
 
     def views(self, slot: torch.Tensor) -> SlotParts:
-        """Typed views into a slot's bytes (uint8 [slot_bytes], aligned): no copy, and may be made before it is filled."""
+        """Typed views into a slot's bytes (uint8 [slot_bytes], aligned): no copy; may be made before it is filled."""
 
     def linear(self, parts: SlotParts, part: str, x: torch.Tensor) -> torch.Tensor:
         """x [n, in] times the part's matrix -> [n, out], without bias. `x` has the codec's dtype."""
 
     def dequantize(self, parts: SlotParts, part: str) -> torch.Tensor:
-        """The part's matrix in the model's own layout and the codec's dtype: the reference `linear` is tested against."""
+        """The part's matrix in the model's own layout and the codec's dtype: the reference for `linear`."""
 
 
 class Base:

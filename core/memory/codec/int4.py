@@ -31,8 +31,8 @@ class Int4(Base):
             out, columns = self.out_in(part)
             if columns % group_size:
                 sizes = [str(g) for g in (128, 64, 32) if g < group_size and columns % g == 0]
-                raise ModelError(f"int4 in groups of {group_size} does not divide this model's {columns} inputs. Choose "
-                                 f"{'group size ' + ' or '.join(sizes) if sizes else 'the format int8'}.")
+                raise ModelError(f"int4 in groups of {group_size} does not divide this model's {columns} inputs. "
+                                 f"Choose {'group size ' + ' or '.join(sizes) if sizes else 'the format int8'}.")
             groups = (dtype, (out, columns // group_size))
             fields |= {f"{part}.q": (torch.uint8, (out, columns // 2)), f"{part}.scale": groups, f"{part}.zero": groups}
         self.blob_layout = self.slot_layout = Layout.of(fields)
@@ -75,7 +75,7 @@ class Int4(Base):
 
 
 def dequantize(codes: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
-    """(code - 8) * scale + zero: codes [out, in] uint8, scale and zero [out, in / group] -> [out, in] in scale's dtype."""
+    """(code - 8) * scale + zero: codes [out, in] uint8, both others [out, in / group] -> [out, in] in scale's dtype."""
     out, groups = scale.shape
     shift = torch.sub(zero.float(), scale.float(), alpha=8)[..., None]
     grouped = codes.view(out, groups, -1).float()
@@ -85,8 +85,8 @@ def dequantize(codes: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> 
 def quantize(weight: torch.Tensor, group: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Round [out, in] fp32 to codes [out, in] uint8, scale and zero [out, in / group] in `dtype`.
 
-    Of a few ranges clipped by CLIPS, each group takes the one with the least squared error; scale and zero are rounded to
-    `dtype` before the codes are chosen, so storing them costs no accuracy.
+    Of a few ranges clipped by CLIPS, each group takes the one with the least squared error; scale and zero are rounded
+    to `dtype` before the codes are chosen, so storing them costs no accuracy.
     """
     grouped = weight.view(weight.shape[0], -1, group)
     low, high = grouped.aminmax(dim=-1, keepdim=True)

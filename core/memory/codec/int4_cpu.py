@@ -1,7 +1,7 @@
-"""4 bits a weight on a CPU with AVX512, bf16: torch's packed int4 product, in the layout it wants.
+"""4 bits a weight on a CPU with AVX512 or AVX2, bf16: torch's packed int4 product, in the layout it wants.
 
 The layout depends on the instruction set, so it exists only in slots: `place` rearranges a blob's bytes on the copy
-thread (10x faster than torch's own packing) and `supported` checks once, against torch's packing, that it knows how.
+thread (10x faster than torch's own packing) and `block_rows` checks once, against torch's packing, that it knows how.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from core.memory.codec.base import Layout, PartSpec, SlotParts
 from core.memory.codec.int4 import Int4, dequantize
 
-BLOCK = 64        # output rows interleaved by the AVX512 kernel
+BLOCKS = {"AVX512": 64, "AVX2": 32}  # output rows that torch's kernel interleaves, by instruction set
 PACKED_ROWS = 96  # up to this many rows the packed product beats dequantising first
 # measured: python -m core.memory.codec.measure
 
@@ -31,13 +31,14 @@ class Int4Packed(Int4):
             fields |= {f"{part}.packed": (torch.uint8, (out, columns // 2)),
                        f"{part}.scales": (dtype, (columns // group_size, out, 2))}
         self.slot_layout = Layout.of(fields)
+        self._block = block_rows()
 
     def place(self, blob: torch.Tensor, slot: torch.Tensor) -> None:
         source, target = self.blob_layout.views(blob), self.slot_layout.views(slot)
         for name in self.biases:
             target[name].copy_(source[name])
         for name in self.weights:
-            pack(source[f"{name}.q"], target[f"{name}.packed"])
+            pack(source[f"{name}.q"], target[f"{name}.packed"], self._block)
             target[f"{name}.scales"][..., 0].copy_(source[f"{name}.scale"].t())
             target[f"{name}.scales"][..., 1].copy_(source[f"{name}.zero"].t())
 
@@ -55,34 +56,34 @@ class Int4Packed(Int4):
 
     def weight(self, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
         packed, scales = tensors
-        return dequantize(unpack(packed), scales[..., 0].t().contiguous(), scales[..., 1].t().contiguous())
+        return dequantize(unpack(packed, self._block), scales[..., 0].t().contiguous(), scales[..., 1].t().contiguous())
 
 
-def pack(q: torch.Tensor, packed: torch.Tensor) -> None:
-    """Rearrange nibbles from [out, in / 2] (even input low) to torch's AVX512 order, written into `packed`.
+def pack(q: torch.Tensor, packed: torch.Tensor, block: int) -> None:
+    """Rearrange nibbles from [out, in / 2] (even input low) to torch's order, written into `packed`.
 
-    Of every 64 output rows, byte (input, j) holds row j low and row 32 + j high; of the rows left over, byte (input, j)
-    holds rows 2j and 2j + 1.
+    Of every `block` output rows, byte (input, j) holds row j low and row block / 2 + j high; of the rows left over,
+    byte (input, j) holds rows 2j and 2j + 1.
     """
     rows, half = q.shape
-    full = rows // BLOCK * BLOCK
-    for low, high, target in (
-            (q[:full].view(-1, 2, BLOCK // 2, half)[:, 0], q[:full].view(-1, 2, BLOCK // 2, half)[:, 1],
-             packed[:full].view(-1, half, 2, BLOCK // 2)),
+    full = rows // block * block
+    blocks = q[:full].view(-1, 2, block // 2, half)
+    for low, high, into in (
+            (blocks[:, 0], blocks[:, 1], packed[:full].view(-1, half, 2, block // 2)),
             (q[full::2][None], q[full + 1 :: 2][None], packed[full:].view(1, half, 2, (rows - full) // 2))):
-        target[:, :, 0].copy_(((low & 15) | (high << 4)).transpose(1, 2))
-        target[:, :, 1].copy_(((low >> 4) | (high & 0xF0)).transpose(1, 2))
+        into[:, :, 0].copy_(((low & 15) | (high << 4)).transpose(1, 2))
+        into[:, :, 1].copy_(((low >> 4) | (high & 0xF0)).transpose(1, 2))
 
 
-def unpack(packed: torch.Tensor) -> torch.Tensor:
+def unpack(packed: torch.Tensor, block: int) -> torch.Tensor:
     """The inverse of `pack`, one code a byte: [out, in / 2] packed -> [out, in] uint8."""
     rows, columns = packed.shape[0], packed.shape[1] * 2
-    full = rows // BLOCK * BLOCK
+    full = rows // block * block
     codes = torch.empty(rows, columns, dtype=torch.uint8)
-    block = packed[:full].view(-1, columns, BLOCK // 2).transpose(1, 2)
-    into = codes[:full].view(-1, 2, BLOCK // 2, columns)
-    into[:, 0].copy_(block & 15)
-    into[:, 1].copy_(block >> 4)
+    blocks = packed[:full].view(-1, columns, block // 2).transpose(1, 2)
+    into = codes[:full].view(-1, 2, block // 2, columns)
+    into[:, 0].copy_(blocks & 15)
+    into[:, 1].copy_(blocks >> 4)
     tail = packed[full:].view(columns, -1).t()
     codes[full::2].copy_(tail & 15)
     codes[full + 1 :: 2].copy_(tail >> 4)
@@ -92,16 +93,17 @@ def unpack(packed: torch.Tensor) -> torch.Tensor:
 def supported(specs: Mapping[str, PartSpec], dtype: torch.dtype, device: torch.device, is_transposed: bool) -> bool:
     """Whether torch's packed product serves these matrices on this machine."""
     outs = [s.shape[1 if is_transposed else 0] for s in specs.values() if s.is_weight]
-    return device.type == "cpu" and dtype == torch.bfloat16 and all(out % 16 == 0 for out in outs) and layout_known()
+    return device.type == "cpu" and dtype == torch.bfloat16 and all(out % 16 == 0 for out in outs) and block_rows() > 0
 
 
 @functools.cache
-def layout_known() -> bool:
-    """Whether this CPU's packing is the one `pack` writes: AVX512, and equal bytes on a trial matrix."""
-    if torch.backends.cpu.get_cpu_capability() != "AVX512":
-        return False
+def block_rows() -> int:
+    """How many rows this CPU's packing interleaves; 0 = a trial shows that it is not the one `pack` writes."""
+    block = BLOCKS.get(torch.backends.cpu.get_cpu_capability(), 0)
     codes = (torch.arange(112 * 32) * 7 % 16).view(112, 32)
     q = (codes[:, ::2] | (codes[:, 1::2] << 4)).to(torch.uint8)
     ours = torch.empty_like(q)
-    pack(q, ours)
-    return torch.equal(ours, torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.to(torch.int32), 1))
+    if not block:
+        return 0
+    pack(q, ours, block)
+    return block if torch.equal(ours, torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.int(), 1)) else 0

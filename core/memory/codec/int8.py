@@ -1,4 +1,4 @@
-"""8 bits a weight: one scale for each output row, symmetric. Half the bytes of bf16, error of a few parts in a thousand.
+"""8 bits a weight: one scale for each output row, symmetric. Half the bytes of bf16, errors of about one percent.
 
 A matrix is kept as [out, in] however the model stores it, so a row's scale is an output's scale in every model.
 """

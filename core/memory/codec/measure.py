@@ -1,8 +1,8 @@
 """Measure every format on this machine: `python -m core.memory.codec.measure [hidden] [intermediate] [dtype]`.
 
-Prints, for one gated expert: bytes, error of its output against fp32, time to encode and to place, and time of its three
-matrix products for 1..64 rows, relative to torch.mm on unquantised weights of the same dtype. Slots are cycled through
-32 MB or more, as in a running engine. Single-threaded; the constants PACKED_ROWS come from it.
+Prints, for one gated expert: bytes, error of its output against fp32, milliseconds to encode and to place, and the time
+of its matrix products for 1..64 rows, relative to torch.mm on unquantised weights of the same dtype. Slots are cycled
+through 32 MB or more, as in a running engine. Single-threaded; the constants PACKED_ROWS come from it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def ffn_error(codec: Codec, parts: Mapping[str, torch.Tensor], rows: int = 16) -
     x = torch.randn(rows, parts["down_proj"].shape[0], generator=torch.Generator().manual_seed(1)).to(codec.dtype)
     gate, up = (x.float() @ parts["gate_up_proj"].t()).chunk(2, -1)
     reference = (F.silu(gate) * up) @ parts["down_proj"].t()
-    return float((ffn(codec, fill(codec, parts), x.to(codec.device)).cpu().float() - reference).norm() / reference.norm())
+    y = ffn(codec, fill(codec, parts), x.to(codec.device)).cpu().float()
+    return float((y - reference).norm() / reference.norm())
 
 
 def milliseconds(call: Callable[[], object], seconds: float = 0.2) -> float:

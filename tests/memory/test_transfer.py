@@ -1,0 +1,132 @@
+"""The link: demand before prefetch, cancelling, pacing. Synchronised on events, never on elapsed time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from core.memory.arena import Slot
+from core.memory.codec import SlotParts
+from core.memory.link import Pace, measure_gbps
+from core.memory.transfer import CANCELLED, LANDED, Ticket, TransferEngine
+
+CPU = torch.device("cpu")
+
+
+class Gate:
+    """A `place` that notes the order of copies and holds the first one until it is opened."""
+
+    def __init__(self) -> None:
+        self.order: list[int] = []
+        self.opened, self.entered = threading.Event(), threading.Event()
+
+    def __call__(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        self.order.append(int(source[0]))
+        self.entered.set()
+        self.opened.wait(60)
+        target.copy_(source)
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+@pytest.fixture
+def link(gate: Gate) -> Iterator[TransferEngine]:
+    engine = TransferEngine(CPU, gate)
+    yield engine
+    gate.opened.set()
+    engine.close()
+
+
+def ticket(eid: int, demand: bool = False) -> Ticket:
+    slot = Slot(eid, torch.zeros(64, dtype=torch.uint8), SlotParts({}, {}))
+    return Ticket(eid, slot, torch.full((64,), eid, dtype=torch.uint8), demand, "decode")
+
+
+def busy(link: TransferEngine, gate: Gate) -> Ticket:
+    """Occupy the worker, so that whatever follows queues."""
+    first = link.submit(ticket(99))
+    assert gate.entered.wait(60)
+    return first
+
+
+def test_demand_goes_before_every_queued_prefetch(link: TransferEngine, gate: Gate) -> None:
+    busy(link, gate)
+    queued = [link.submit(ticket(1)), link.submit(ticket(2)), link.submit(ticket(3, demand=True))]
+    gate.opened.set()
+    for one in queued:
+        one.done.wait(60)
+    assert gate.order == [99, 3, 1, 2]
+    assert all(int(one.slot.raw[0]) == one.eid for one in queued)
+
+
+def test_a_promoted_prefetch_is_a_demand(link: TransferEngine, gate: Gate) -> None:
+    first = busy(link, gate)
+    queued = [link.submit(ticket(1)), link.submit(ticket(2))]
+    assert link.promote(queued[1])
+    assert not link.promote(first)               # it has started
+    gate.opened.set()
+    for one in queued:
+        one.done.wait(60)
+    assert gate.order == [99, 2, 1]
+
+
+def test_only_queued_copies_can_be_cancelled(link: TransferEngine, gate: Gate) -> None:
+    first = busy(link, gate)
+    queued = link.submit(ticket(1))
+    assert link.cancel(queued)
+    assert link.cancel(queued)
+    assert queued.state == CANCELLED
+    assert not link.cancel(first)
+    gate.opened.set()
+    link.wait(first)
+    assert first.state == LANDED
+    assert gate.order == [99]
+
+
+def test_who_waits_for_a_queued_copy_makes_it(link: TransferEngine, gate: Gate) -> None:
+    busy(link, gate)
+    mine = link.submit(ticket(7, demand=True))
+    threading.Timer(0.05, gate.opened.set).start()
+    link.wait(mine)                              # the worker is held: this thread copies
+    assert int(mine.slot.raw[0]) == 7
+
+
+def test_a_failed_copy_is_reported_where_it_is_waited_for(gate: Gate) -> None:
+    def broken(source: torch.Tensor, target: torch.Tensor) -> None:
+        raise ValueError("no such bytes")
+
+    engine = TransferEngine(CPU, broken)
+    one = engine.submit(ticket(1, demand=True))
+    with pytest.raises(RuntimeError, match="copy of expert weights failed"):
+        engine.wait(one)
+    engine.close()
+
+
+def test_the_pace_is_the_published_arithmetic() -> None:
+    pace = Pace(gbps=2.0, latency_us=10.0)
+    assert pace.duration_s(2_000_000) == pytest.approx(1e-3 + 1e-5)
+    assert pace.book(5.0, 2_000_000) == pytest.approx((5.0, 5.00101))
+    assert pace.book(5.0005, 2_000_000) == pytest.approx((5.00101, 5.00202))  # waits for the link, not for a thread
+    assert pace.book(9.0, 2_000_000)[0] == 9.0
+
+
+def test_a_paced_copy_is_not_ready_before_the_link_would_deliver_it(link: TransferEngine, gate: Gate) -> None:
+    gate.opened.set()
+    link.pace = Pace(gbps=1e-6, latency_us=0.0)  # 64 ms for 64 bytes
+    one = link.submit(ticket(1))
+    one.done.wait(60)
+    assert one.landed_s - one.started_s == pytest.approx(0.064)
+    link.wait(one)
+    assert time.perf_counter() >= one.landed_s
+    assert link.landed(one)
+
+
+def test_the_real_link_has_a_speed() -> None:
+    assert measure_gbps(CPU, size_bytes=1 << 20, repeats=2) > 0

@@ -1,0 +1,45 @@
+"""A cache with real slots and real copies, and a model of its own to check it against."""
+
+from __future__ import annotations
+
+import torch
+
+from core.memory.arena import Arena
+from core.memory.codec import PartSpec, make_codec
+from core.memory.store import HostStore
+from core.memory.transfer import TransferEngine
+from core.registry import create
+from core.runtime.residency import Lease, Residency
+
+LAYERS, EXPERTS = 3, 6
+SPECS = {"gate_up_proj": PartSpec((8, 16), torch.float32), "down_proj": PartSpec((16, 4), torch.float32)}
+
+
+def build(slots: int, scope: str = "layer", eviction: str = "lru") -> Residency:
+    """Every weight of expert `eid` has the value `eid`, so that a slot's bytes say whose they are."""
+    codec = make_codec("checkpoint", specs=SPECS, dtype=torch.float32, device=torch.device("cpu"))
+    store = HostStore(codec, LAYERS * EXPERTS, pin=False)
+    store.fill(({n: torch.full(s.shape, float(eid)) for n, s in SPECS.items()} for eid in range(LAYERS * EXPERTS)),
+               lambda share: None, None)
+    transfers = TransferEngine(torch.device("cpu"), codec.place)
+    return Residency(LAYERS, EXPERTS, Arena(codec, torch.device("cpu")), store, transfers,
+                     lambda: create("eviction", eviction, {}), scope, slots)
+
+
+def hold(residency: Residency, layer: int, wanted: list[int]) -> Lease:
+    """Arrive, acquire and wait, as a layer does; every leased slot then holds its own expert's bytes."""
+    residency.arrive(layer, wanted)
+    lease = residency.acquire(layer, wanted)
+    assert [h.expert for h in sorted(lease.held, key=lambda h: wanted.index(h.expert))] == wanted
+    for held in lease.held:
+        if held.ticket is not None:
+            residency.transfers.wait(held.ticket)
+        check_bytes(residency, lease)
+    return lease
+
+
+def check_bytes(residency: Residency, lease: Lease) -> None:
+    for held in lease.held:
+        if held.ticket is None or held.ticket.done.is_set():
+            for (view,) in held.slot.parts.weights.values():
+                assert (view == float(held.eid)).all(), f"slot of {held.eid} holds another expert"

@@ -1,0 +1,129 @@
+"""The cache under any sequence of what can happen to it: nothing lost, nothing shared, nothing wrong in a slot."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from core.memory.link import Pace
+from core.policy.predict import Guess
+from core.registry import create
+from core.runtime.residency import Residency
+from core.types import Outcome
+from tests.runtime.machine import EXPERTS, LAYERS, build, hold
+
+K = 2
+distinct = st.lists(st.integers(0, EXPERTS - 1), min_size=1, max_size=K, unique=True)
+
+
+class Cache(RuleBasedStateMachine):
+    """Random layers, prefetches, resizes and policy changes over real copies."""
+
+    residency: Residency
+
+    @initialize(slots=st.integers(LAYERS * K, LAYERS * EXPERTS), scope=st.sampled_from(["layer", "global"]),
+                eviction=st.sampled_from(["lru", "lfu", "random", "none"]), paced=st.booleans())
+    def start(self, slots: int, scope: str, eviction: str, paced: bool) -> None:
+        self.residency = build(slots, scope, eviction)
+        if paced:
+            self.residency.transfers.pace = Pace(5.0, 1.0)
+
+    @rule(layer=st.integers(0, LAYERS - 1), wanted=distinct)
+    def compute(self, layer: int, wanted: list[int]) -> None:
+        self.residency.now += 1
+        before = [self.residency.is_resident(layer * EXPERTS + e) for e in wanted]
+        lease = hold(self.residency, layer, wanted)
+        outcomes = {h.expert: h.outcome for h in lease.held}
+        assert all(outcomes[e] == Outcome.MISS for e, there in zip(wanted, before, strict=True) if not there)
+        self.residency.release(lease)
+
+    @rule(guesses=st.lists(st.tuples(st.integers(0, LAYERS - 1), st.integers(0, EXPERTS - 1)), max_size=6, unique=True))
+    def prefetch(self, guesses: list[tuple[int, int]]) -> None:
+        self.residency.prefetch([Guess(layer, expert, 1.0) for layer, expert in guesses])
+
+    @rule(slots=st.integers(LAYERS * K, LAYERS * EXPERTS))
+    def resize(self, slots: int) -> None:
+        self.residency.reshape(slots=slots)
+        assert len(self.residency.arena) == slots
+
+    @rule(scope=st.sampled_from(["layer", "global"]), eviction=st.sampled_from(["lru", "lfu", "random", "none"]))
+    def change(self, scope: str, eviction: str) -> None:
+        self.residency.reshape(scope=scope, make_policy=lambda: create("eviction", eviction, {}))
+
+    @invariant()
+    def sound(self) -> None:
+        self.residency.check_integrity()
+
+    def teardown(self) -> None:
+        if hasattr(self, "residency"):
+            self.residency.transfers.close()
+            self.residency.clear()
+            assert len(self.residency.arena) == 0
+
+
+TestCache = Cache.TestCase
+TestCache.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_a_leased_expert_is_never_evicted() -> None:
+    residency = build(LAYERS * K)
+    lease = hold(residency, 0, [0, 1])
+    with pytest.raises(RuntimeError, match="more slots"):
+        residency.acquire(0, [2])
+    assert residency.is_resident(0)
+    assert residency.is_resident(1)
+    residency.release(lease)
+
+
+def test_outcomes_and_counts_of_a_prefetch_that_is_used_and_one_that_is_not() -> None:
+    residency = build(LAYERS * 3)
+    residency.prefetch([Guess(1, 4, 0.9), Guess(1, 5, 0.8)])
+    for ticket in list(residency._tickets.values()):
+        residency.transfers.wait(ticket)
+    lease = hold(residency, 1, [4, 0])
+    assert {h.expert: h.outcome for h in lease.held} == {4: Outcome.PREFETCH_HIT, 0: Outcome.MISS}
+    counts, size = residency.take_counts(), residency.arena.codec.blob_bytes
+    assert (counts.issued, counts.used, counts.late, counts.wasted) == (2, 1, 0, 1)
+    assert (counts.demand_bytes, counts.prefetch_bytes, counts.wasted_bytes) == (size, 2 * size, size)
+    residency.release(lease)
+    again = hold(residency, 1, [4])
+    assert again.held[0].outcome == Outcome.HIT  # only the first use is the prefetch's
+
+
+def test_a_copy_in_flight_is_late_and_a_queued_one_is_a_miss() -> None:
+    residency = build(LAYERS * 3)
+    residency.transfers.pace = Pace(gbps=1e-4, latency_us=0.0)   # a copy takes milliseconds: the second one queues
+    residency.prefetch([Guess(0, 0, 0.9), Guess(0, 1, 0.8)])
+    first, second = residency._tickets[0], residency._tickets[1]
+    first.done.wait()
+    assert not second.done.is_set()
+    lease = hold(residency, 0, [0, 1])
+    assert {h.expert: h.outcome for h in lease.held} == {0: Outcome.LATE, 1: Outcome.MISS}
+    counts = residency.take_counts()
+    assert (counts.issued, counts.used, counts.late, counts.wasted) == (1, 0, 1, 0)
+    residency.release(lease)
+
+
+def test_a_queued_prefetch_that_is_not_wanted_is_taken_back() -> None:
+    residency = build(LAYERS * 3)
+    residency.transfers.pace = Pace(gbps=1e-4, latency_us=0.0)
+    residency.prefetch([Guess(0, e, 0.9) for e in range(3)])
+    residency._tickets[0].done.wait()
+    lease = hold(residency, 0, [5])
+    assert not residency.is_resident(2)                          # its copy never started
+    assert residency.take_counts().wasted_bytes <= 2 * residency.arena.codec.blob_bytes
+    residency.release(lease)
+
+
+def test_changing_the_policy_keeps_who_was_used_last() -> None:
+    residency = build(LAYERS * 4)
+    for step, expert in enumerate([0, 1, 2, 3]):
+        residency.now = step
+        residency.release(hold(residency, 0, [expert]))
+    residency.reshape(slots=LAYERS * 2)
+    assert [residency.is_resident(e) for e in range(4)] == [False, False, True, True]
+    residency.reshape(scope="global", make_policy=lambda: create("eviction", "lfu", {}))
+    assert [residency.is_resident(e) for e in range(4)] == [False, False, True, True]
+    residency.check_integrity()

@@ -1,0 +1,118 @@
+"""The budget is a promise: checked before a load, kept while it is moved, and its arithmetic is the one that is shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from core.config import LoadSpec, Sampling, Settings
+from core.engine import Engine
+from core.errors import BudgetError, ContextError, ModelError, SettingError
+from core.fit import estimate
+
+CHAT = [{"role": "user", "content": "hello there"}]
+
+
+def spec(model: Path, budget: str, **values: object) -> LoadSpec:
+    return LoadSpec.checked(str(model), Settings({"budget": budget}), **values)
+
+
+def test_the_estimate_is_what_the_load_then_takes(model: Path) -> None:
+    for budget in ("50%", "all"):
+        fit = estimate(spec(model, budget, context=256))
+        engine = Engine.load(spec(model, budget, context=256))
+        list(engine.generate(CHAT, Sampling(max_new_tokens=4)))
+        memory = engine.memory()
+        assert fit.fits
+        assert (fit.dense, fit.kv, fit.workspace) == (memory.dense, memory.kv, memory.workspace)
+        assert fit.slots * fit.shape.expert_bytes == memory.experts
+        assert memory.peak == memory.used == fit.budget
+        assert memory.dense == sum(p.numel() * p.element_size() for p in {id(p): p for p in engine.model.parameters()}.values()) \
+            + sum(b.numel() * b.element_size() for b in engine.model.buffers())
+        assert memory.host == fit.host
+        engine.unload()
+
+
+def test_a_budget_too_small_says_how_much_is_needed(model: Path) -> None:
+    fit = estimate(spec(model, "20%", context=256))
+    assert not fit.fits
+    with pytest.raises(BudgetError, match=r"too small.*needs at least .* which is 50 % of its experts"):
+        Engine.load(spec(model, "20%", context=256))
+    with pytest.raises(BudgetError, match=r"It is .* short"):
+        Engine.load(spec(model, "1MB", context=256))
+    Engine.load(spec(model, str(fit.budget_min), context=256)).unload()   # exactly what it asked for suffices
+    with pytest.raises(BudgetError):
+        Engine.load(spec(model, str(fit.budget_min - 1), context=256))
+
+
+def test_a_budget_over_what_is_free_is_refused(model: Path) -> None:
+    with pytest.raises(BudgetError, match=r"asks for 900000 GB, but only .* are free"):
+        Engine.load(spec(model, "900000GB", context=256))
+
+
+def test_the_context_is_bounded_by_the_model_and_counted(model: Path) -> None:
+    with pytest.raises(ContextError, match="longer than the 512"):
+        estimate(spec(model, "50%", context=1024))
+    assert estimate(spec(model, "50%", context=512)).kv == 2 * estimate(spec(model, "50%", context=256)).kv
+
+
+def test_moving_the_budget_moves_memory_and_a_bad_value_changes_nothing(engine: Engine) -> None:
+    slots = engine.residency.slots
+    engine.change({"budget": "75%"})
+    assert len(engine.arena) == engine.residency.slots == slots * 3 // 2
+    before = engine.settings
+    for bad, error in (("10%", BudgetError), ("9000GB", BudgetError), ("lots", SettingError), ("120%", SettingError)):
+        with pytest.raises(error):
+            engine.change({"budget": bad})
+        assert engine.settings == before
+        assert len(engine.arena) == slots * 3 // 2
+    engine.residency.check_integrity()
+
+
+def test_a_change_in_mid_answer_acts_from_the_next_token_on(engine: Engine) -> None:
+    pieces = []
+    for piece in engine.generate(CHAT, Sampling(max_new_tokens=10)):
+        pieces.append(piece)
+        if sum(p.kind == "token" for p in pieces) == 4:
+            engine.change({"budget": "100%", "eviction": "lfu"})
+            assert engine.residency.slots == 12                      # not yet: a pass owns the cache
+    steps = [p.step for p in pieces if p.step is not None]
+    assert [s.slots for s in steps] == [12] * 4 + [24] * 6
+    assert [s.changes for s in steps if s.changes] == [{"budget": "100%", "eviction": "lfu"}]
+    assert all(s.device_bytes <= s.budget_bytes for s in steps)
+    assert engine.frame().marks == [(steps[4].index, "budget 50% → 100%"), (steps[4].index, "eviction lru → lfu")]
+
+
+def test_growing_into_a_full_device_keeps_what_there_is(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    list(engine.generate(CHAT, Sampling(max_new_tokens=2)))
+    allocate, left = engine.arena.allocate, iter([True, True])
+
+    def two_more() -> object:
+        if not next(left, False):
+            raise RuntimeError("out of memory")
+        return allocate()
+
+    monkeypatch.setattr(engine.arena, "allocate", two_more)
+    engine.change({"budget": "100%"})
+    monkeypatch.undo()
+    assert len(engine.arena) == engine.residency.slots == 14
+    assert engine.settings.budget.bytes == engine.sizes.bytes(14)
+    engine.residency.check_integrity()
+    list(engine.generate(CHAT, Sampling(max_new_tokens=2)))
+
+
+@pytest.mark.parametrize("bad", [{"nothing": 1}, {"eviction": "mru"}, {"link_gbps": -1}, {"eviction.lfu.half_life": 1.5},
+                                 {"predictor.gate.width": "many"}])
+def test_bad_settings_are_refused_by_name(engine: Engine, bad: dict[str, object]) -> None:
+    before = engine.settings
+    with pytest.raises(SettingError, match=next(iter(bad)).split(".")[-1]):
+        engine.change(bad)
+    assert engine.settings == before
+
+
+def test_no_such_model_and_no_such_format(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no model at"):
+        Engine.load(spec(tmp_path / "nowhere", "50%"))
+    with pytest.raises(SettingError, match="choice"):
+        LoadSpec.checked("demo", format="int5")

@@ -1,0 +1,155 @@
+"""Answers: streamed, stopped, seeded, counted; and every figure adds up."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from core.config import Sampling
+from core.engine import Engine
+from core.errors import BusyError, ContextError
+from core.types import Outcome, Piece, StepRecord
+
+CHAT = [{"role": "user", "content": "hello there"}]
+
+
+def talk(engine: Engine, **sampling: float) -> list[Piece]:
+    return list(engine.generate(CHAT, Sampling.checked(**sampling)))
+
+
+def steps_of(pieces: list[Piece]) -> list[StepRecord]:
+    return [p.step for p in pieces if p.step is not None]
+
+
+def test_an_answer_streams_and_ends_with_its_statistics(engine: Engine) -> None:
+    pieces = talk(engine, max_new_tokens=12)
+    assert [p.kind for p in pieces] == ["prefill"] + ["token"] * 12 + ["end"]
+    stats = pieces[-1].stats
+    assert stats is not None
+    assert (stats.prompt_tokens, stats.new_tokens, stats.reason) == (engine.count_tokens(CHAT), 12, "length")
+    assert stats.ttft_ms > 0
+    assert stats.tpot_ms > 0
+    assert stats.device_bytes_peak <= stats.budget_bytes
+    assert stats.exact
+    assert not stats.emulated
+
+
+def test_every_part_of_a_pass_adds_up(engine: Engine) -> None:
+    pieces = talk(engine, max_new_tokens=20)
+    steps, shape = steps_of(pieces), engine.shape
+    for step in steps:
+        assert step.compute_ms + step.stall_ms + step.idle_ms == pytest.approx(step.total_ms)
+        assert step.requests == sum(len(set(step.ids[layer].ravel().tolist())) for layer in range(shape.layers))
+        misses = int((step.outcome == Outcome.MISS).sum())
+        assert step.demand_bytes == misses * engine.sizes.blob
+        assert step.device_bytes <= step.budget_bytes
+    stats = pieces[-1].stats
+    assert stats is not None
+    decode = [s for s in steps if s.phase == "decode"]
+    assert stats.hit_rate == sum(s.hits for s in decode) / sum(s.requests for s in decode)
+    assert stats.tpot_ms == pytest.approx(np.mean([s.total_ms for s in decode]))
+    assert sum(len(s.transfers) for s in steps) == sum(int((s.outcome == Outcome.MISS).sum()) for s in steps)
+
+
+def test_the_frame_counts_what_the_steps_say(engine: Engine) -> None:
+    steps = steps_of(talk(engine, max_new_tokens=20))
+    frame = engine.frame(layer=1)
+    assert frame.step.tolist() == [s.index for s in steps]
+    assert frame.requests.tolist() == [s.requests for s in steps]
+    assert int((frame.place >= 2).sum()) <= engine.residency.slots
+    pairs = np.zeros_like(frame.coactivation)
+    for step in steps:
+        for row in step.ids[1]:
+            pairs[np.ix_(row, row)] += 1
+    np.fill_diagonal(pairs, 0)
+    assert (frame.coactivation == pairs).all()
+    assert engine.telemetry.activations.sum() == sum(s.ids.size for s in steps)
+
+
+def test_the_same_seed_says_the_same_and_another_does_not(engine: Engine) -> None:
+    def said(seed: int) -> list[int | None]:
+        return [p.token for p in talk(engine, temperature=1.5, seed=seed, max_new_tokens=16)]
+
+    assert said(1) == said(1)
+    assert said(1) != said(2)
+
+
+@pytest.mark.parametrize(("name", "value"), [("top_k", 1), ("top_p", 0.05), ("min_p", 1.0)])
+def test_narrow_sampling_is_greedy(engine: Engine, name: str, value: float) -> None:
+    greedy = [p.token for p in talk(engine, max_new_tokens=8)]
+    # at this temperature the likeliest token alone passes 5 %, yet unbounded sampling still varies
+    assert [p.token for p in talk(engine, temperature=0.3, max_new_tokens=8, **{name: value})] == greedy
+    assert [p.token for p in talk(engine, temperature=0.3, max_new_tokens=8)] != greedy
+
+
+def test_the_repetition_penalty_acts(engine: Engine) -> None:
+    assert [p.token for p in talk(engine, max_new_tokens=24)] != \
+        [p.token for p in talk(engine, max_new_tokens=24, repetition_penalty=2.0)]
+
+
+def test_stopping_ends_the_answer_and_keeps_what_was_said(engine: Engine) -> None:
+    cancel = threading.Event()
+    pieces = []
+    for piece in engine.generate(CHAT, Sampling(max_new_tokens=50), cancel):
+        pieces.append(piece)
+        if sum(p.kind == "token" for p in pieces) == 5:
+            cancel.set()
+    stats = pieces[-1].stats
+    assert stats is not None
+    assert (stats.reason, stats.new_tokens) == ("cancelled", 5)
+    assert not engine.busy
+
+
+def test_the_context_bounds_the_answer(engine: Engine) -> None:
+    stats = talk(engine, max_new_tokens=1000)[-1].stats
+    assert stats is not None
+    assert stats.reason == "context"
+    assert stats.prompt_tokens + stats.new_tokens == engine.context
+
+
+def test_a_prompt_longer_than_the_context_is_refused(engine: Engine) -> None:
+    with pytest.raises(ContextError, match=r"has \d+ tokens, but the context holds 256"):
+        next(engine.generate("x" * 400))
+    assert not engine.busy
+
+
+def test_an_empty_prompt_is_refused(engine: Engine) -> None:
+    with pytest.raises(ContextError, match="empty"):
+        next(engine.generate(""))
+
+
+def test_two_answers_at_once_are_refused_and_the_first_goes_on(engine: Engine) -> None:
+    first = engine.generate(CHAT, Sampling(max_new_tokens=4))
+    next(first)
+    with pytest.raises(BusyError, match="another chat"):
+        next(engine.generate(CHAT))
+    with pytest.raises(BusyError, match="Stop the answer"):
+        engine.unload()
+    assert [p.kind for p in first][-1] == "end"
+
+
+def test_an_abandoned_answer_frees_the_engine(engine: Engine) -> None:
+    answer = engine.generate(CHAT)
+    next(answer)
+    answer.close()
+    assert talk(engine, max_new_tokens=2)[-1].stats is not None
+
+
+def test_a_long_prompt_is_computed_in_chunks(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = [p.token for p in talk(engine, max_new_tokens=8)]
+    monkeypatch.setattr("core.engine.PREFILL_CHUNK", 5)
+    pieces = talk(engine, max_new_tokens=8)
+    prefill = [p for p in pieces if p.kind == "prefill"]
+    assert len(prefill) == -(-engine.count_tokens(CHAT) // 5)
+    assert prefill[-1].done == prefill[-1].total == engine.count_tokens(CHAT)
+    assert [p.token for p in pieces if p.kind == "token"] == [t for t in whole if t is not None]
+
+
+def test_telemetry_off_records_nothing_and_answers_the_same(engine: Engine) -> None:
+    said = [p.token for p in talk(engine, max_new_tokens=8)]
+    before = engine.frame().step.size
+    engine.change({"telemetry": False})
+    assert [p.token for p in talk(engine, max_new_tokens=8)] == said
+    assert engine.frame().step.size == before

@@ -31,7 +31,6 @@ from core.runtime.recorder import Recorder
 from core.runtime.residency import Residency
 from core.runtime.sampler import Sampler
 from core.runtime.telemetry import Telemetry
-from core.sizes import PREFILL_CHUNK
 from core.types import Frame, Memory, Phase, Piece, StepRecord
 
 
@@ -190,10 +189,10 @@ class Engine:
         sampler, cache = Sampler(sampling, self.device), self._kv.fresh()
         tokens = torch.tensor([ids], device=self.device)
         token: int | None = None
-        for start in range(0, len(ids), PREFILL_CHUNK):
+        for start in range(0, len(ids), self.sizes.chunk):
             if cancel.is_set():
                 break
-            chunk = tokens[:, start : start + PREFILL_CHUNK]
+            chunk = tokens[:, start : start + self.sizes.chunk]
             done = start + chunk.shape[1]
             token, step = self._pass(chunk, cache, "prefill", sampler if done == len(ids) else None, tokens)
             answer.count(step)

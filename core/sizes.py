@@ -14,7 +14,8 @@ from core.hf import Outline
 from core.memory.codec import Codec
 from core.types import ModelShape
 
-PREFILL_CHUNK = 512        # prompt positions computed in one forward pass
+PREFILL_CHUNK = 512        # most prompt positions computed in one forward pass
+SCORES_LIMIT = 256 << 20   # chunks are halved while attention scores would take more than this
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Sizes:
     workspace: int
     slot: int          # one expert on the device
     blob: int          # one expert on the host
+    chunk: int         # prompt positions computed in one forward pass
 
     @property
     def fixed(self) -> int:
@@ -84,22 +86,34 @@ def human(size: int) -> str:
 
 def sizes_of(outline: Outline, config: Any, codec: Codec, context: int) -> Sizes:
     """Sizes for one context and expert format."""
-    site = outline.sites[0]
+    site, text = outline.sites[0], config.get_text_config(decoder=True)
     shape = ModelShape(len(outline.sites), site.num_experts, site.top_k, outline.hidden, codec.slot_bytes)
-    workspace = _workspace(outline, config.get_text_config(decoder=True), shape, context, codec.dtype.itemsize)
-    return Sizes(shape, outline.dense_bytes, outline.kv_bytes(context), workspace, codec.slot_bytes, codec.blob_bytes)
+    chunk, scores = min(PREFILL_CHUNK, context), _scores_bytes(text, context)
+    while chunk > 32 and chunk * scores > SCORES_LIMIT:
+        chunk //= 2
+    workspace = _workspace(outline, text, shape, context, chunk, codec.dtype.itemsize) + chunk * scores
+    return Sizes(shape, outline.dense_bytes, outline.kv_bytes(context), workspace, codec.slot_bytes, codec.blob_bytes,
+                 chunk)
 
 
-def _workspace(outline: Outline, config: Any, shape: ModelShape, context: int, itemsize: int) -> int:
-    """Most bytes of activations alive at once in a prefill chunk: attention, or a MoE layer, or the logits.
+def _scores_bytes(config: Any, context: int) -> int:
+    """Attention scores per query position that are written out: none with a fused kernel, else three fp32 copies."""
+    qk, v = getattr(config, "qk_head_dim", None), getattr(config, "v_head_dim", None)
+    fused = config._attn_implementation != "eager" and qk == v
+    return 0 if fused else 3 * int(config.num_attention_heads) * context * 4
+
+
+def _workspace(outline: Outline, config: Any, shape: ModelShape, context: int, tokens: int, itemsize: int) -> int:
+    """Most bytes of activations alive at once in a chunk of `tokens`: attention, or a MoE layer, or the logits.
 
     Counted from the tensors that each of the three holds, in fp32 where values are promoted; a test measures real
     passes against it.
     """
-    tokens, hidden, k = min(PREFILL_CHUNK, context), shape.hidden, shape.top_k
-    widest = max((s.shape[0] * s.shape[1] // hidden for s in outline.sites[0].parts.values() if s.is_weight))
+    hidden, k = shape.hidden, shape.top_k
+    widest = max(s.shape[0] * s.shape[1] // hidden for s in outline.sites[0].parts.values() if s.is_weight)
     heads = int(config.num_attention_heads)
-    head = max(int(getattr(config, name, None) or 0) for name in ("head_dim", "qk_head_dim", "v_head_dim")) or hidden // heads
+    named = (getattr(config, name, None) for name in ("head_dim", "qk_head_dim", "v_head_dim"))
+    head = max((int(size) for size in named if size), default=hidden // heads)
     residual = 6 * tokens * hidden * 4
     attention = 6 * tokens * heads * head * 4 + 4 * context * heads * head * itemsize + 2 * tokens * context * 4
     experts = 5 * tokens * k * hidden * 4 + 3 * tokens * widest * 4 + 16 * tokens * shape.experts

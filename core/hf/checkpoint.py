@@ -15,7 +15,7 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, dot
 
 from core.errors import ModelError
 from core.hf.discover import find_experts
-from core.hf.files import ModelFiles, TensorFiles, check_model, content_hash
+from core.hf.files import ModelPath, TensorFiles, check_model, content_hash
 
 
 class Source(NamedTuple):
@@ -32,8 +32,8 @@ class CheckpointReader:
     Raises ModelError when the checkpoint lacks an expert's weights.
     """
 
-    def __init__(self, model: nn.Module, path: str | ModelFiles) -> None:
-        self._files = path if isinstance(path, ModelFiles) else check_model(path)
+    def __init__(self, model: nn.Module, path: ModelPath) -> None:
+        self._files = check_model(path)
         self._model: Any = model
         self.sites = find_experts(model)
         self._stored = TensorFiles(self._files.weights)

@@ -33,6 +33,10 @@ class ModelFiles:
     weights: tuple[Path, ...]
 
 
+ModelPath = str | os.PathLike[str] | ModelFiles
+"""A model directory, or one that was checked already."""
+
+
 class Stored(NamedTuple):
     """Where one tensor lies in a safetensors file; `offset` in bytes from the start of the file."""
 
@@ -43,8 +47,10 @@ class Stored(NamedTuple):
     bytes: int
 
 
-def check_model(path: str | os.PathLike[str]) -> ModelFiles:
+def check_model(path: ModelPath) -> ModelFiles:
     """Check a directory and say what is wrong with it. Raises ModelError; reads no weights."""
+    if isinstance(path, ModelFiles):
+        return path
     root = Path(path)
     if not root.exists():
         raise ModelError(f"There is no model at {root}. Give a directory that holds config.json and *.safetensors.")

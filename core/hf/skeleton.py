@@ -18,18 +18,18 @@ from transformers.utils import logging
 
 from core.errors import ModelError
 from core.hf.discover import find_experts, strip
-from core.hf.files import ModelFiles, check_model
+from core.hf.files import ModelFiles, ModelPath, check_model
 from core.hf.hooks import NAME, register
 
 
-def load_skeleton(path: str | ModelFiles, dtype: torch.dtype | None = None, device: str | torch.device = "cpu",
+def load_skeleton(path: ModelPath, dtype: torch.dtype | None = None, device: str | torch.device = "cpu",
                   experts_implementation: str = NAME) -> Any:
     """The model in eval mode on `device`, its dense weights in `dtype` (None: the checkpoint's), without experts.
 
     Until `hooks.install` has bound the experts, its forward raises. `save_pretrained` is blocked: it would write a
     model without experts. Raises ModelError for every model that cannot be loaded, having kept nothing.
     """
-    files = path if isinstance(path, ModelFiles) else check_model(path)
+    files = check_model(path)
     config, kind = _architecture(files)
     find_experts(_on_meta(config, kind, dtype))  # not a MoE model: say so before anything is read
     register()
@@ -60,9 +60,9 @@ def load_skeleton(path: str | ModelFiles, dtype: torch.dtype | None = None, devi
     return model.to(device).eval()
 
 
-def meta_skeleton(path: str | ModelFiles, dtype: torch.dtype | None = None) -> Any:
+def meta_skeleton(path: ModelPath, dtype: torch.dtype | None = None) -> Any:
     """The whole model, experts included, on the meta device: shapes and dtypes without any bytes. Raises ModelError."""
-    files = path if isinstance(path, ModelFiles) else check_model(path)
+    files = check_model(path)
     config, kind = _architecture(files)
     return _on_meta(config, kind, dtype)
 

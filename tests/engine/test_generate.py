@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -139,7 +140,7 @@ def test_an_abandoned_answer_frees_the_engine(engine: Engine) -> None:
 
 def test_a_long_prompt_is_computed_in_chunks(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = [p.token for p in talk(engine, max_new_tokens=8)]
-    monkeypatch.setattr("core.engine.PREFILL_CHUNK", 5)
+    monkeypatch.setattr(engine, "sizes", replace(engine.sizes, chunk=5))
     pieces = talk(engine, max_new_tokens=8)
     prefill = [p for p in pieces if p.kind == "prefill"]
     assert len(prefill) == -(-engine.count_tokens(CHAT) // 5)

@@ -1,0 +1,40 @@
+"""The workspace that the budget sets aside covers what passes really allocate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from core.config import LoadSpec, Sampling, Settings
+from core.engine import Engine
+from tests.checkpoints import ARCHITECTURES, make_checkpoint
+from tests.tiny_tokenizer import save_tokenizer
+
+
+def peak_bytes(engine: Engine, prompt: str) -> int:
+    """Most bytes that torch's CPU allocator had handed out at once during an answer, above what it had before."""
+    list(engine.generate(prompt, Sampling(max_new_tokens=2)))        # the KV cache is allocated by then
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        list(engine.generate(prompt, Sampling(max_new_tokens=2)))
+    events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
+    assert events
+    now = peak = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        peak = max(peak, now)
+    return peak
+
+
+@pytest.mark.parametrize("arch", sorted(ARCHITECTURES))
+def test_a_full_prefill_chunk_stays_within_the_workspace(arch: str, tmp_path: Path) -> None:
+    path = save_tokenizer(make_checkpoint(arch, tmp_path / arch, max_position_embeddings=1024))
+    engine = Engine.load(LoadSpec.checked(str(path), Settings({"budget": "all"}), dtype="float32", context=1000))
+    try:
+        used = peak_bytes(engine, "x" * 900)
+        assert used <= engine.sizes.workspace
+        assert used >= engine.sizes.workspace / 4, "the bound is so loose that it says nothing"
+    finally:
+        engine.unload()

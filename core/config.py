@@ -58,9 +58,12 @@ GENERAL: tuple[Param, ...] = (
     Param("scope", "choice", "layer", "Whether each layer has its own slots, or all layers share one pool.",
           title="Cache scope", choices=("layer", "global")),
     Param("predictor", "choice", "none", "Which experts are fetched before they are needed.", title="Prefetcher"),
-    Param("link_gbps", "float", 0.0, "Pace copies to this bandwidth, to see another machine's link on this one. "
-          "0 = the machine's own. While on, figures are marked emulated.", title="Emulated link", low=0.0, high=128.0,
-          step=0.01, unit="GB/s"),
+    Param("link", "choice", "auto", "Which link the copies go over: this machine's own, or an emulated one that paces "
+          "them to the bandwidth below and marks every figure as emulated. auto = own, but for the bundled demo model "
+          "on a CPU an emulated one, as slow for it as PCIe is for a large model.", title="Link",
+          choices=("auto", "own", "emulated")),
+    Param("link_gbps", "float", 1.0, "Bandwidth of the emulated link.", title="Emulated bandwidth", low=0.001,
+          high=128.0, step=0.01, unit="GB/s"),
     Param("link_latency_us", "float", 10.0, "Latency added to every copy of the emulated link.",
           title="Emulated latency", low=0.0, high=10000.0, step=1.0, unit="us"),
     Param("telemetry", "bool", True, "Record timings and counters of every token. Off only to measure their cost.",

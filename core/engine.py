@@ -22,7 +22,7 @@ from core.hf import Installed, install, probe_router
 from core.loading import Loaded, load
 from core.manifest import describe
 from core.memory.arena import Arena
-from core.memory.link import Pace, measure_gbps
+from core.memory.link import Pace, measure_gbps, scaled_gbps
 from core.memory.transfer import TransferEngine
 from core.registry import create
 from core.runtime.kv import KVCache
@@ -32,6 +32,8 @@ from core.runtime.residency import Residency
 from core.runtime.sampler import Sampler
 from core.runtime.telemetry import Telemetry
 from core.types import Frame, Memory, Phase, Piece, StepRecord
+
+WARMUP = 9  # decode passes timed at load where the emulated link is scaled to them
 
 
 class Engine:
@@ -61,8 +63,10 @@ class Engine:
         self._step = MoEStep([s.module for s in self._sites], plan.codec, self.residency, self.transfers,
                              self.recorder, self._probe, self.shape.top_k)
         self._installed: Installed | None = None
-        self._use_link()
         self._use_predictor()
+        self._scaled = self.model_name == "demo" and self.device.type == "cpu"  # "auto" emulates a link
+        self._layer_ms = self._time_layer() if self._scaled else 0.0
+        self._use_link()
 
     # ------------------------------------------------------------------ life
 
@@ -179,7 +183,7 @@ class Engine:
 
     def manifest(self) -> dict[str, object]:
         """What the figures of this load were measured on, and with what."""
-        return describe(self._plan, self.model_hash, self._applied, self.link_gbps)
+        return describe(self._plan, self.model_hash, self._applied, self.transfers.pace, self.link_gbps)
 
     # ------------------------------------------------------------------ inside: one answer, one pass
 
@@ -243,7 +247,8 @@ class Engine:
             self.telemetry.mark(self.recorder.index, f"{name} {old[name]} → {value}")
         self._pending |= changed
         self.recorder.enabled = bool(new["telemetry"])
-        self._use_link()
+        if any(name.startswith("link") for name in changed):
+            self._use_link()
         if any(name.startswith("predictor") for name in changed):
             self._use_predictor()
         if any(name.startswith("eviction") or name == "scope" for name in changed):
@@ -261,10 +266,27 @@ class Engine:
             self.telemetry.mark(self.recorder.index, str(error))
 
     def _use_link(self) -> None:
-        gbps, latency_us = float(self._applied["link_gbps"]), float(self._applied["link_latency_us"])
+        """Pace copies, or do not. "auto" emulates where host and device are one memory and the model is the small demo."""
+        kind, latency_us = self._applied["link"], float(self._applied["link_latency_us"])
+        gbps = float(self._applied["link_gbps"]) if kind == "emulated" else 0.0
+        if kind == "auto" and self._scaled:
+            gbps = scaled_gbps(self._layer_ms, self.sizes.blob, latency_us)
         pace = self.transfers.pace
         if (pace.gbps, pace.latency_us) != (gbps, latency_us):
             self.transfers.pace = Pace(gbps, latency_us)
+
+    @torch.inference_mode()
+    def _time_layer(self) -> float:
+        """Milliseconds that one MoE layer and its attention take to compute here, without waits: the median of a few."""
+        cache, passes = self._kv.fresh(), []
+        for _ in range(WARMUP):
+            self.recorder.begin()
+            began_s = time.perf_counter()
+            self.model(input_ids=torch.zeros(1, 1, dtype=torch.long), past_key_values=cache, use_cache=True)
+            passes.append(time.perf_counter() - began_s - self.recorder.stall_s)
+        self.residency.take_counts()
+        self.transfers.finished.clear()
+        return sorted(passes)[len(passes) // 2] * 1e3 / self.shape.layers
 
     def _use_predictor(self) -> None:
         """Routers are watched only when a predictor looks at them."""

@@ -9,6 +9,7 @@ import torch
 
 from core.config import Settings
 from core.fit import Plan
+from core.memory.link import Pace
 
 PACKAGES = ("torch", "transformers", "numpy", "safetensors")
 
@@ -26,21 +27,21 @@ def device_name(device: torch.device) -> str:
             f"{torch.backends.cpu.get_cpu_capability()}")
 
 
-def link(settings: Settings, measured_gbps: float) -> dict[str, object]:
+def link(pace: Pace, measured_gbps: float) -> dict[str, object]:
     """The link's bandwidth in GB/s and whether it was measured or is emulated."""
-    emulated = float(settings["link_gbps"])
-    if emulated:
-        return {"link": "emulated", "link_gbps": emulated, "link_latency_us": settings["link_latency_us"]}
+    if pace:
+        return {"link": "emulated", "link_gbps": pace.gbps, "link_latency_us": pace.latency_us}
     return {"link": "measured", "link_gbps": round(measured_gbps, 3)}
 
 
-def describe(plan: Plan, model_hash: str, settings: Settings, measured_gbps: float) -> dict[str, object]:
+def describe(plan: Plan, model_hash: str, settings: Settings, pace: Pace,
+             measured_gbps: float) -> dict[str, object]:
     """The manifest of one load."""
     shape = plan.sizes.shape
     return {
         "model": plan.spec.model, "model_hash": model_hash, "architecture": plan.config.model_type,
         "layers": shape.layers, "experts": shape.experts, "top_k": shape.top_k, "expert_bytes": shape.expert_bytes,
         **plan.spec.describe(), "dtype": str(plan.dtype).removeprefix("torch."), "context": plan.context,
-        "device": str(plan.device), "device_name": device_name(plan.device), **link(settings, measured_gbps),
+        "device": str(plan.device), "device_name": device_name(plan.device), **link(pace, measured_gbps),
         "exact": True, "settings": dict(settings), "versions": versions(),
     }

@@ -11,22 +11,25 @@ from transformers import AutoConfig, AutoModelForCausalLM
 COMMON: dict[str, Any] = dict(
     vocab_size=256, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
     max_position_embeddings=512, pad_token_id=0, bos_token_id=1, eos_token_id=None)
-LATENT: dict[str, Any] = dict(num_key_value_heads=4, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=16, v_head_dim=16)
+LATENT: dict[str, Any] = dict(
+    num_key_value_heads=4, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=16, v_head_dim=16)
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "mixtral": dict(intermediate_size=96, num_local_experts=8, num_experts_per_tok=2),
-    "qwen2_moe": dict(intermediate_size=96, moe_intermediate_size=64, shared_expert_intermediate_size=80, num_experts=8,
-                      num_experts_per_tok=4),
-    "qwen3_moe": dict(intermediate_size=96, moe_intermediate_size=64, num_experts=8, num_experts_per_tok=4, head_dim=16),
+    "qwen2_moe": dict(intermediate_size=96, moe_intermediate_size=64, shared_expert_intermediate_size=80,
+                      num_experts=8, num_experts_per_tok=4),
+    "qwen3_moe": dict(intermediate_size=96, moe_intermediate_size=64, num_experts=8, num_experts_per_tok=4,
+                      head_dim=16),
     "olmoe": dict(intermediate_size=64, num_experts=8, num_experts_per_tok=4),
     "phimoe": dict(intermediate_size=96, num_local_experts=8, num_experts_per_tok=2),
     "gpt_oss": dict(intermediate_size=96, num_local_experts=8, num_experts_per_tok=4, head_dim=16, sliding_window=32),
     "glm4_moe": dict(intermediate_size=96, moe_intermediate_size=64, n_routed_experts=8, num_experts_per_tok=4,
                      n_shared_experts=1, first_k_dense_replace=1, n_group=1, topk_group=1, head_dim=16),
-    "deepseek_v2": dict(LATENT, intermediate_size=96, moe_intermediate_size=64, n_routed_experts=8, num_experts_per_tok=4,
-                        n_shared_experts=2, first_k_dense_replace=1, n_group=2, topk_group=1,
+    "deepseek_v2": dict(LATENT, intermediate_size=96, moe_intermediate_size=64, n_routed_experts=8,
+                        num_experts_per_tok=4, n_shared_experts=2, first_k_dense_replace=1, n_group=2, topk_group=1,
                         topk_method="group_limited_greedy", q_lora_rank=None, routed_scaling_factor=1.5),
-    "deepseek_v3": dict(LATENT, intermediate_size=96, moe_intermediate_size=64, n_routed_experts=8, num_experts_per_tok=4,
-                        n_shared_experts=1, first_k_dense_replace=1, n_group=2, topk_group=1, q_lora_rank=32),
+    "deepseek_v3": dict(LATENT, intermediate_size=96, moe_intermediate_size=64, n_routed_experts=8,
+                        num_experts_per_tok=4, n_shared_experts=1, first_k_dense_replace=1, n_group=2, topk_group=1,
+                        q_lora_rank=32),
     "granitemoe": dict(intermediate_size=64, num_local_experts=8, num_experts_per_tok=4),
 }
 EXTRA: dict[str, dict[str, Any]] = {  # built on request: a router with a second argument

@@ -89,7 +89,7 @@ class FakeEngine:
             hit_rate=hits / requests if requests else None, prefill_hit_rate=0.5,
             demand_bytes=sum(s.demand_bytes for s in steps), prefetch_bytes=0, wasted_bytes=0, compute_ms=12.0,
             stall_ms=6.0, idle_ms=2.0, budget_bytes=self.memory().budget, device_bytes_peak=self.memory().used,
-            exact=True, emulated=float(self.settings["link_gbps"]) > 0, reason=reason))  # type: ignore[arg-type]
+            exact=True, emulated=self.settings["link"] == "emulated", reason=reason))  # type: ignore[arg-type]
 
     def memory(self) -> Memory:
         share = self.settings.budget.share or 0.5
@@ -122,7 +122,7 @@ class FakeEngine:
             demand_bytes=col("demand_bytes", np.float32), prefetch_bytes=col("prefetch_bytes", np.float32),
             wasted_bytes=col("wasted_bytes", np.float32), marks=list(self._marks), memory=self.memory(), tok_s=48.0,
             tpot_ms=20.8, hit=0.61, link_gbps=0.4, link_peak_gbps=1.0,
-            emulated=float(self.settings["link_gbps"]) > 0, exact=True)
+            emulated=self.settings["link"] == "emulated", exact=True)
 
 
 def fake_estimate(spec: LoadSpec) -> Fit:

@@ -4,11 +4,11 @@ Everything that touches transformers' internals is in this package. Works with t
 """
 
 from core.hf.checkpoint import CheckpointReader
-from core.hf.discover import ExpertsSite, find_experts
+from core.hf.discover import ExpertsSite, RouterOutput, find_experts, read_router
 from core.hf.files import check_model
 from core.hf.hooks import Installed, install, probe_router
 from core.hf.outline import KvLayer, Outline, outline
 from core.hf.skeleton import load_skeleton, meta_skeleton
 
-__all__ = ["CheckpointReader", "ExpertsSite", "Installed", "KvLayer", "Outline", "check_model", "find_experts",
-           "install", "load_skeleton", "meta_skeleton", "outline", "probe_router"]
+__all__ = ["CheckpointReader", "ExpertsSite", "Installed", "KvLayer", "Outline", "RouterOutput", "check_model",
+           "find_experts", "install", "load_skeleton", "meta_skeleton", "outline", "probe_router", "read_router"]

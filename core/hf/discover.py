@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from core.errors import ModelError
@@ -23,7 +24,6 @@ class ExpertsSite:
     module: nn.Module                # the experts; called with (hidden [T,H], ids [T,k], weights [T,k])
     parent: nn.Module                # the block that owns router, experts and any shared expert
     router: nn.Module
-    router_outputs: tuple[int, int, int]  # where (logits [T,E], weights [T,k], ids [T,k]) are in what it returns
     num_experts: int
     top_k: int
     parts: dict[str, PartSpec]       # of ONE expert, in the model's own layout
@@ -32,6 +32,27 @@ class ExpertsSite:
     is_transposed: bool              # weights are [in, out] instead of [out, in]
     is_concatenated: bool            # gate and up stand one after another; False: interleaved
     has_post_expert_norm: bool
+
+
+class RouterOutput(NamedTuple):
+    """What a router returned, in one order whatever the model's: versions of transformers differ."""
+
+    logits: torch.Tensor    # [T, E]
+    weights: torch.Tensor   # [T, k]
+    ids: torch.Tensor       # [T, k] integers
+
+
+def read_router(site: ExpertsSite, output: tuple[torch.Tensor, ...]) -> RouterOutput:
+    """Tell a router's outputs apart: ids are the integers, logits are as wide as there are experts, and stand at the
+    other end from the ids where weights are that wide too (k = E). Raises ModelError for any other output."""
+    tensors = output if isinstance(output, tuple) else ()
+    ids = [i for i, t in enumerate(tensors) if not t.is_floating_point()]
+    wide = [i for i, t in enumerate(tensors) if t.is_floating_point() and t.shape[-1] == site.num_experts]
+    if len(tensors) < 3 or not ids or not wide:
+        raise ModelError(f"The router {type(site.router).__name__} does not return logits, weights and expert ids")
+    logits = max(wide, key=lambda i: abs(i - ids[0]))
+    weights = next(i for i in range(3) if i not in (ids[0], logits))
+    return RouterOutput(tensors[logits], tensors[weights], tensors[ids[0]])
 
 
 def is_experts(module: nn.Module) -> bool:
@@ -68,12 +89,11 @@ def find_experts(model: nn.Module) -> list[ExpertsSite]:
     for name, module in model.named_modules():
         if is_experts(module):
             parent = model.get_submodule(name.rpartition(".")[0])
-            router, logits = _router(parent, recorded, name)
-            weights, ids = [i for i in range(3) if i != logits]
+            router = _router(parent, recorded, name)
             flag: dict[str, Any] = {f: getattr(module, f) for f in FLAGS}
             sites.append(ExpertsSite(
                 index=len(sites), name=name, module=module, parent=parent, router=router,
-                router_outputs=(logits, weights, ids), top_k=_top_k(model, parent, router), parts=part_specs(module),
+                top_k=_top_k(model, parent, router), parts=part_specs(module),
                 has_post_expert_norm=bool(getattr(module, "has_post_expert_norm", False)), **flag))
     kind = str(getattr(getattr(model, "config", None), "model_type", type(model).__name__))
     if not sites:
@@ -85,24 +105,20 @@ def find_experts(model: nn.Module) -> list[ExpertsSite]:
     return sites
 
 
-def _recorded_routers(model: nn.Module) -> list[tuple[type[nn.Module], int]]:
-    """(router class, index of its logits) as the model declares them for `output_router_logits`."""
+def _recorded_routers(model: nn.Module) -> tuple[type[nn.Module], ...]:
+    """Router classes as the model declares them for `output_router_logits`."""
     recorders: list[Any] = []
     for module in model.modules():
         declared = (getattr(module, "_can_record_outputs", None) or {}).get("router_logits")
         recorders += declared if isinstance(declared, list) else [declared]
-    return [(getattr(r, "target_class", r), int(getattr(r, "index", 0))) for r in recorders if r is not None]
+    return tuple(getattr(r, "target_class", r) for r in recorders if r is not None)
 
 
-def _router(parent: nn.Module, recorded: list[tuple[type[nn.Module], int]], name: str) -> tuple[nn.Module, int]:
-    for kind, index in recorded:
-        for child in parent.modules():
-            if child is not parent and isinstance(child, kind):
-                return child, index
-    for attribute in ("gate", "router"):
-        sibling = getattr(parent, attribute, None)
-        if isinstance(sibling, nn.Module):
-            return sibling, 0
+def _router(parent: nn.Module, recorded: tuple[type[nn.Module], ...], name: str) -> nn.Module:
+    named = [getattr(parent, attribute, None) for attribute in ("gate", "router")]
+    for child in (*(c for c in parent.modules() if c is not parent and isinstance(c, recorded)), *named):
+        if isinstance(child, nn.Module):
+            return child
     raise ModelError(f"No router was found beside the experts {name!r}: this model is built in a way that Moestro does "
                      "not know. Choose another model.")
 

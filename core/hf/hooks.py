@@ -6,6 +6,7 @@ module it was called for. State lives on the modules and in `Installed`; this mo
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from core.errors import ModelError
-from core.hf.discover import ExpertsSite
+from core.hf.discover import ExpertsSite, read_router
 
 NAME = "moestro"      # of our experts implementation in transformers' registry
 BOUND = "_moestro"    # attribute of an experts module: the function bound to it
@@ -96,17 +97,22 @@ def _observe(layer: int, observer: RouterObserver) -> Callable[..., None]:
 def probe_router(site: ExpertsSite, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
     """What `site`'s router would ask for, given the arguments another layer's router was called with.
 
-    Returns [T, E] fp32, the softmax of its logits; where a router ranks by more than its logits (correction bias,
-    expert groups), the same values are dealt out in the router's own order, so that the top k of a row are always the
-    experts it would select. Fires no hooks. Arguments after the first that the site's block owns by name (the
-    correction bias of minimax_m2) are taken from this site, not from the layer that was observed.
+    Returns [T, E] fp32, the softmax of its logits; where a router ranks by more than its logits (correction bias, expert
+    groups), the experts it would select are raised just above the others, so that the top k of a row are always its
+    choice. Fires no hooks. Arguments after the first that the site's block owns by name (the correction bias of
+    minimax_m2) are taken from this site, not from the layer that was observed.
     """
-    names = list(inspect.signature(site.router.forward).parameters)
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    own = {n: getattr(site.parent, n) for n in list(given)[1:] if hasattr(site.parent, n)}
-    output = site.router.forward(**{**given, **own})
-    logits, ids = output[site.router_outputs[0]], output[site.router_outputs[2]]
-    probabilities = logits.float().softmax(-1)
-    chosen_first = probabilities.scatter_add(-1, ids, torch.full(ids.shape, 2.0, device=ids.device))
-    order = chosen_first.argsort(dim=-1, descending=True, stable=True)
-    return torch.empty_like(probabilities).scatter_(-1, order, probabilities.sort(-1, descending=True).values)
+    if len(args) + len(kwargs) > 1:
+        kwargs = {**dict(zip(_parameters(type(site.router)), args, strict=False)), **kwargs}
+        args = ()
+        kwargs |= {name: getattr(site.parent, name) for name in list(kwargs)[1:] if hasattr(site.parent, name)}
+    logits, _, ids = read_router(site, site.router.forward(*args, **kwargs))
+    scores = logits.float().softmax(-1)
+    best_of_others = scores.scatter(-1, ids, 0.0).amax(-1, keepdim=True)
+    above = torch.nextafter(best_of_others, torch.full_like(best_of_others, 2.0))
+    return scores.scatter_(-1, ids, torch.maximum(scores.gather(-1, ids), above))
+
+
+@functools.cache
+def _parameters(router: type[nn.Module]) -> tuple[str, ...]:
+    return tuple(inspect.signature(router.forward).parameters)[1:]

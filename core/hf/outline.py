@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from core.errors import ModelError
-from core.hf.discover import ExpertsSite, find_experts
+from core.hf.discover import ExpertsSite, find_experts, read_router
 from core.hf.hooks import install
 
 
@@ -49,15 +49,24 @@ def outline(meta: Any) -> Outline:
 
 @torch.no_grad()
 def _kv_layers(meta: Any, sites: list[ExpertsSite]) -> tuple[KvLayer, ...]:
-    """Run one token through the meta model and look at what was cached: right for every kind of attention."""
-    with install(meta, sites, lambda site, hidden, ids, weights: torch.zeros_like(hidden)):
-        cache = meta(torch.zeros(1, 1, dtype=torch.long, device="meta"), use_cache=True).past_key_values
+    """Run one token through the meta model, look at what was cached: right for every kind of attention. On the way,
+    see that every router speaks in a way that is understood."""
+    kind = meta.config.model_type
+    try:
+        with install(meta, sites, lambda site, hidden, ids, weights: torch.zeros_like(hidden),
+                     lambda layer, args, kwargs, output: _understood(sites[layer], output)):
+            cache = meta(torch.zeros(1, 1, dtype=torch.long, device="meta"), use_cache=True).past_key_values
+    except Exception as error:  # the model's own code, run without weights
+        raise ModelError(f"{kind!r} does not work the way Moestro needs: {error}. Choose another model.") from error
     layers = []
     for layer in cache.layers:
-        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
-        if keys is None or values is None:
-            raise ModelError(f"{meta.config.model_type!r} keeps a state that is not a KV cache, which Moestro does not "
-                             "support yet. Choose another model.")
-        layers.append(KvLayer(keys.numel() * keys.itemsize + values.numel() * values.itemsize,
-                              getattr(layer, "sliding_window", None)))
+        if not isinstance(getattr(layer, "keys", None), torch.Tensor):
+            raise ModelError(f"{kind!r} keeps a state that is not a KV cache, which Moestro does not support yet. "
+                             "Choose another model.")
+        kept = [t for t in vars(layer).values() if isinstance(t, torch.Tensor) and t.is_floating_point()]  # and indexes
+        layers.append(KvLayer(sum(t.numel() * t.itemsize for t in kept), getattr(layer, "sliding_window", None)))
     return tuple(layers)
+
+
+def _understood(site: ExpertsSite, output: Any) -> None:
+    read_router(site, output)

@@ -38,6 +38,19 @@ class Pace:
         return self._free_s
 
 
+REFERENCE = "Qwen3-30B-A3B in bf16 on an RTX A6000 over PCIe 4 x16"
+LOAD_TO_LAYER = 0.77  # there: 84-88 % of on-demand TPOT is copying (Speculating Experts), so 8 t / (8 t + 1) = .86
+
+
+def scaled_gbps(layer_ms: float, size_bytes: int, latency_us: float) -> float:
+    """Bandwidth at which one expert takes as long, against computing one layer, as on the REFERENCE machine.
+
+    `layer_ms` = measured time of one layer, `size_bytes` = one expert. Rounded to two digits: it is a setting.
+    """
+    seconds = max(LOAD_TO_LAYER * layer_ms * 1e-3 - latency_us * 1e-6, 1e-6)
+    return float(f"{size_bytes / seconds / 1e9:.2g}")
+
+
 def sleep_until(when_s: float) -> None:
     """Wait until perf_counter reaches `when_s`: sleeps, then yields, so that other threads keep running."""
     while (left := when_s - time.perf_counter()) > 0:

@@ -21,7 +21,7 @@ CASES = {
     "top_k slots a layer": {"budget": "top_k a layer"},
     "top_k slots in all": {"budget": "top_k in all", "scope": "global"},
     "no cache": {"budget": "50%", "eviction": "none"},
-    "emulated link": {"budget": "50%", "link_gbps": 1.0, "link_latency_us": 5},
+    "emulated link": {"budget": "50%", "link": "emulated", "link_gbps": 1.0, "link_latency_us": 5},
 }
 
 
@@ -58,7 +58,7 @@ def test_logits_are_identical_while_everything_is_turned_between_tokens(engine: 
         engine.change({
             "budget": ["all", "50%", "62.5%", "75%"][step % 4], "scope": ["layer", "global"][step // 4 % 2],
             "eviction": ["lru", "lfu", "random", "none"][step // 3 % 4], "predictor": ["none", "gate"][step // 2 % 2],
-            "link_gbps": [0.0, 2.0][step // 5 % 2]})
+            "link": ["own", "emulated"][step // 5 % 2]})
         engine.residency.check_integrity()
         assert engine.memory().used <= engine.memory().budget
         sizes.append(len(engine.arena))

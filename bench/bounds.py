@@ -1,0 +1,52 @@
+"""What no cache and no prefetcher can beat: Belady's misses on the same tokens, and the link's own speed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from core.memory.link import Pace
+from core.runtime.pool import shares
+
+
+def belady_misses(trace: Sequence[Sequence[int]], slots: int, warm: bool = True) -> int:
+    """Fewest misses that any eviction can reach on one layer's requests, known in advance (MIN, Belady 1966).
+
+    `trace[t]` = the distinct experts of step t, which are needed together. `warm` leaves out the first miss of each
+    expert, which a cache that was filled before need not pay.
+    """
+    uses: dict[int, list[int]] = {}
+    for step, experts in enumerate(trace):
+        for expert in experts:
+            uses.setdefault(expert, []).append(step)
+    cursor = dict.fromkeys(uses, 0)
+    resident: set[int] = set()
+    seen: set[int] = set()
+    misses = 0
+    for step, experts in enumerate(trace):
+        for expert in experts:
+            cursor[expert] += 1
+            if expert not in resident:
+                misses += not warm or expert in seen
+                seen.add(expert)
+        resident |= set(experts)
+
+        def next_use(expert: int) -> float:
+            later = uses[expert]
+            return later[cursor[expert]] if cursor[expert] < len(later) else float("inf")
+
+        spare = sorted(resident - set(experts), key=lambda e: (-next_use(e), e))
+        for expert in spare[: max(0, len(resident) - slots)]:
+            resident.remove(expert)
+    return misses
+
+
+def belady_misses_per_token(ids: Sequence[Sequence[Sequence[int]]], slots: int) -> float:
+    """Over all layers, `ids[layer][token]`, each layer with its even share of `slots`."""
+    layers = len(ids)
+    total = sum(belady_misses(ids[layer], share) for layer, share in enumerate(shares(slots, layers)))
+    return total / len(ids[0])
+
+
+def overlapped_ms(compute_ms: float, copies: float, size_bytes: int, pace: Pace) -> float:
+    """TPOT if every copy were hidden behind computing as far as the link allows: the longer of the two."""
+    return max(compute_ms, copies * pace.duration_s(size_bytes) * 1e3)

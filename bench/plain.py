@@ -1,0 +1,36 @@
+"""The yardstick: the same decode loop over plain transformers, with each of its experts implementations."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+
+IMPLEMENTATIONS = ("eager", "batched_mm", "grouped_mm")
+
+
+class Plain:
+    """transformers' own model, everything in memory, greedy decode one token at a time."""
+
+    def __init__(self, path: Path, dtype: torch.dtype, device: torch.device) -> None:
+        self._model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True).to(device).eval()
+        self._device = device
+
+    @torch.inference_mode()
+    def decode(self, ids: list[int], tokens: int, implementation: str) -> list[float]:
+        """Milliseconds of each of `tokens` decode passes after a prefill of `ids`."""
+        self._model.set_experts_implementation(implementation)
+        cache = DynamicCache(config=self._model.config)
+        inputs = torch.tensor([ids], device=self._device)
+        passes = []
+        for step in range(tokens + 1):
+            began_s = time.perf_counter()
+            logits = self._model(input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+            token = int(logits[:, -1].argmax(-1))
+            inputs = torch.tensor([[token]], device=self._device)
+            if step:
+                passes.append((time.perf_counter() - began_s) * 1e3)
+        return passes

@@ -1,0 +1,143 @@
+"""bench quick: is the engine as fast as transformers when everything is resident, and what does a cache buy when not?
+
+Every round runs every configuration once, in turn, on the same prompt; figures are medians over the rounds' passes and
+ratios are medians of the rounds' own ratios, so that a machine that slows down slows down both sides.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bench.bounds import belady_misses_per_token, overlapped_ms
+from bench.plain import IMPLEMENTATIONS, Plain
+from core.config import LoadSpec, Sampling, Settings
+from core.engine import Engine
+from core.fit import plan
+from core.manifest import device_name, versions
+from core.memory.link import REFERENCE, scaled_gbps
+from core.types import StepRecord
+
+QUESTION = "What does heapq.heappush do?"
+LATENCY_US = 10.0
+LINKED = {"ondemand": {"eviction": "none", "predictor": "none"}, "lru": {"eviction": "lru", "predictor": "none"},
+          "lru_gate": {"eviction": "lru", "predictor": "gate"}}
+
+
+@dataclass
+class Series:
+    """All rounds of one configuration: milliseconds of every decode pass, and for ours the records."""
+
+    rounds: list[list[float]] = field(default_factory=list)
+    steps: list[StepRecord] = field(default_factory=list)
+
+    @property
+    def tpot_ms(self) -> float:
+        return statistics.median(ms for passes in self.rounds for ms in passes)
+
+    def ratio(self, other: Series) -> float:
+        """Median over the rounds of (this one's median pass / the other's in the same round)."""
+        pairs = zip(self.rounds, other.rounds, strict=True)
+        return statistics.median(statistics.median(a) / statistics.median(b) for a, b in pairs)
+
+    def per_token(self, value: Callable[[StepRecord], float]) -> float:
+        return sum(map(value, self.steps)) / len(self.steps) if self.steps else 0.0
+
+
+def run(model: str = "demo", budget: str = "50%", rounds: int = 5, tokens: int = 48,
+        say: Callable[[str], None] = print) -> dict[str, object]:
+    """Measure; returns the result as plain data. `tokens` = decode passes a round."""
+    spec = LoadSpec.checked(model, Settings({"budget": "all", "link": "own"}))
+    planned = plan(spec)
+    engine = Engine.load(spec)
+    plain = Plain(planned.files.path, planned.dtype, planned.device)
+    engine.prompt.ends = set()                          # every run decodes the same number of tokens
+    ids = engine.prompt.tokens([{"role": "user", "content": QUESTION}])
+    series: dict[str, Series] = {}
+
+    def ours(name: str, settings: dict[str, object]) -> None:
+        engine.change(settings)
+        steps = [p.step for p in engine.generate([{"role": "user", "content": QUESTION}],
+                                                 Sampling(max_new_tokens=tokens + 1)) if p.step is not None]
+        decode = [s for s in steps if s.phase == "decode"]
+        found = series.setdefault(name, Series())
+        found.rounds.append([s.total_ms for s in decode])
+        found.steps += decode
+
+    try:
+        for number in _warm(rounds, series):
+            say(f"round {number} of {rounds}" if number else "warming up")
+            for name in IMPLEMENTATIONS:
+                series.setdefault(name, Series()).rounds.append(plain.decode(ids, tokens, name))
+            resident = {"budget": "all", "link": "own", "eviction": "lru", "predictor": "none"}
+            ours("resident", {**resident, "telemetry": True})
+            ours("telemetry_off", {**resident, "telemetry": False})
+            layer_ms = series["resident"].tpot_ms / engine.shape.layers
+            gbps = scaled_gbps(layer_ms, engine.sizes.blob, LATENCY_US)
+            for name, choice in LINKED.items():
+                ours(name, {**choice, "budget": budget, "telemetry": True, "link": "emulated", "link_gbps": gbps,
+                            "link_latency_us": LATENCY_US})
+        return _result(engine, series, budget, gbps, rounds, tokens)
+    finally:
+        engine.unload()
+
+
+def _warm(rounds: int, series: dict[str, Series]) -> Iterable[int]:
+    """Round 0 warms everything up and is then forgotten."""
+    yield 0
+    series.clear()
+    yield from range(1, rounds + 1)
+
+
+def _result(engine: Engine, series: dict[str, Series], budget: str, gbps: float, rounds: int,
+            tokens: int) -> dict[str, object]:
+    fastest = min(IMPLEMENTATIONS, key=lambda name: series[name].tpot_ms)
+    resident, pace, size = series["resident"].tpot_ms, engine.transfers.pace, engine.sizes.blob
+    table = {}
+    for name in LINKED:
+        one = series[name]
+        copies = one.per_token(lambda s: (s.demand_bytes + s.prefetch_bytes) / size)
+        requests = sum(s.requests for s in one.steps)
+        table[name] = {
+            "tpot_ms": one.tpot_ms, "bound_tpot_ms": overlapped_ms(resident, copies, size, pace),
+            "copies_per_token": copies, "hit_rate": sum(s.hits for s in one.steps) / requests,
+            "stall_ms": one.per_token(lambda s: s.stall_ms)}
+    trace = np.concatenate([s.ids for s in series["lru"].steps[-tokens:]], axis=1).tolist()
+    belady = belady_misses_per_token(trace, engine.residency.slots)
+    return {
+        "resident_ratio": series["resident"].ratio(series[fastest]),
+        "telemetry_ratio": series["resident"].ratio(series["telemetry_off"]),
+        "ondemand_tpot_ms": table["ondemand"]["tpot_ms"], "lru_tpot_ms": table["lru"]["tpot_ms"],
+        "lru_gate_tpot_ms": table["lru_gate"]["tpot_ms"],
+        "bound_tpot_ms": overlapped_ms(resident, belady, size, pace),
+        "link": {"kind": "emulated", "gbps": gbps, "latency_us": LATENCY_US, "scaled_like": REFERENCE},
+        "device": device_name(engine.device), "versions": versions(),
+        "resident_tpot_ms": resident, "telemetry_off_tpot_ms": series["telemetry_off"].tpot_ms,
+        "plain_tpot_ms": {name: series[name].tpot_ms for name in IMPLEMENTATIONS}, "plain_fastest": fastest,
+        "belady_misses_per_token": belady, "systems": table, "budget": budget, "slots": engine.residency.slots,
+        "rounds": rounds, "tokens": tokens, "model": engine.model_name, "model_hash": engine.model_hash,
+    }
+
+
+def table(result: dict[str, object]) -> str:
+    """The result for a reader."""
+    r, plain, systems = result, dict(result["plain_tpot_ms"]), dict(result["systems"])  # type: ignore[call-overload]
+    link = dict(result["link"])  # type: ignore[call-overload]
+    lines = ["Everything resident, TPOT in ms (medians):"]
+    lines += [f"  transformers {name:12s} {ms:8.3f}" for name, ms in plain.items()]
+    lines += [f"  Moestro                   {r['resident_tpot_ms']:8.3f}   x{r['resident_ratio']:.3f} of the fastest "
+              f"({r['plain_fastest']}); goal <= 1",
+              f"  Moestro, telemetry off    {r['telemetry_off_tpot_ms']:8.3f}   on / off x{r['telemetry_ratio']:.3f}; "
+              "goal <= 1.02",
+              f"Budget {r['budget']} ({r['slots']} slots), EMULATED link of {link['gbps']} GB/s + {link['latency_us']} us, "
+              f"scaled like {link['scaled_like']}:",
+              "  system       TPOT ms  bound ms  hit rate  copies/token  stall ms"]
+    lines += [f"  {name:10s} {s['tpot_ms']:9.3f} {s['bound_tpot_ms']:9.3f} {s['hit_rate']:9.1%} "
+              f"{s['copies_per_token']:13.2f} {s['stall_ms']:9.3f}" for name, s in systems.items()]
+    lines += ["  (bound: the same copies, hidden behind computing as far as the link allows)",
+              f"  any cache of this size, perfectly prefetched: bound {r['bound_tpot_ms']:.3f} ms "
+              f"({r['belady_misses_per_token']:.2f} Belady misses a token, first ones left out)"]
+    return "\n".join(lines)

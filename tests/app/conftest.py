@@ -1,0 +1,85 @@
+"""A host over the fake engine, in a folder of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from app.host import Host
+from app.store import Store
+from core.config import LoadSpec, Sampling
+from core.types import Piece
+from tests.fakes import FakeEngine, fake_estimate
+
+WAIT_S = 20.0  # for what should take milliseconds; only a failing test waits so long
+
+
+class QuickEngine(FakeEngine):
+    """The fake engine without its pauses. Counts how many answers are generated at once."""
+
+    together = 0
+    most_together = 0
+
+    def __init__(self, spec: LoadSpec) -> None:
+        super().__init__(spec, token_s=0.0)
+
+    def generate(self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling,
+                 cancel: threading.Event | None = None) -> Iterator[Piece]:
+        kind = type(self)
+        kind.together += 1
+        kind.most_together = max(kind.most_together, kind.together)
+        try:
+            yield from super().generate(messages, sampling, cancel)
+        finally:
+            kind.together -= 1
+
+
+class GatedEngine(QuickEngine):
+    """Makes a token only when the test lets it: `gate.release(n)` lets n through. A stop opens the gate, too."""
+
+    gate = threading.Semaphore(0)
+
+    def generate(self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling,
+                 cancel: threading.Event | None = None) -> Iterator[Piece]:
+        assert cancel is not None
+        for piece in super().generate(messages, sampling, cancel):
+            yield piece
+            if piece.kind != "end":
+                while not cancel.is_set() and not self.gate.acquire(timeout=0.01):
+                    pass
+
+
+@pytest.fixture
+def gated() -> type[GatedEngine]:
+    """A gated engine class of this test's own: gate shut, counters at zero."""
+    return type("Gated", (GatedEngine,), {"gate": threading.Semaphore(0)})
+
+
+def open_host(folder: Path, engine: type[FakeEngine] = QuickEngine, *, loaded: bool = True) -> Host:
+    """A host on the store in `folder`, with the fake model loaded unless told otherwise."""
+    host = Host(Store(folder), engine, fake_estimate)
+    assert host.set_sampling(max_new_tokens=12) == ""
+    if loaded:
+        assert host.load(host.plan("demo")).join(WAIT_S)
+        assert host.loading is not None
+        assert host.loading.error == ""
+    return host
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    """A host with the fake model loaded."""
+    host = open_host(tmp_path)
+    yield host
+    host.close()
+
+
+@pytest.fixture
+def gated_host(tmp_path: Path, gated: type[GatedEngine]) -> Iterator[Host]:
+    """A host whose engine makes a token when `gated.gate` lets it."""
+    host = open_host(tmp_path, gated)
+    yield host
+    host.close()

@@ -1,0 +1,110 @@
+"""What a user does on the dashboard, in words. Waits are for signals of the product, never for a time."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from typing import Any
+
+from app import frames
+
+ANSWERING = "document.body.dataset.answering"
+
+
+class Dashboard:
+    """One open page. `page` is Playwright's, for what is not said here."""
+
+    def __init__(self, page: Any, url: str) -> None:
+        self.page, self.url = page, url
+
+    def goto(self, path: str = "/") -> Dashboard:
+        self.page.goto(self.url + path)
+        return self.settled()
+
+    def settled(self) -> Dashboard:
+        """The page knows the host's state and the deck has drawn."""
+        self.page.wait_for_function("['ready', 'empty'].includes(document.body.dataset.host)")
+        self.page.wait_for_function("+document.querySelector('.deck')?.dataset.frames > 0")
+        self.page.wait_for_function("document.querySelector('#send').disabled === (document.body.dataset.host === 'empty')")
+        return self
+
+    # -- chat --------------------------------------------------------------------------------------------------------
+
+    def ask(self, text: str) -> Dashboard:
+        """Send a message and see it in the chat."""
+        before = self.page.locator("#chat [data-testid=user]").count()
+        self.page.fill("#message textarea", text)
+        self.page.press("#message textarea", "Enter")
+        self.page.wait_for_function(f"document.querySelectorAll('#chat [data-testid=user]').length > {before}")
+        return self
+
+    def streaming(self, characters: int = 20) -> str:
+        """Wait until so much of the answer can be read in the tail."""
+        self.page.wait_for_function(f"document.querySelector('[data-t=text]').textContent.length >= {characters}")
+        return self.tail()
+
+    def tail(self) -> str:
+        return str(self.page.evaluate("document.querySelector('[data-t=text]').textContent"))
+
+    def stop(self) -> Dashboard:
+        self.page.click("#stop")
+        return self.answered()
+
+    def answered(self) -> Dashboard:
+        """The answer stands in the chat and the tail is gone."""
+        self.page.wait_for_function(f"{ANSWERING} === '0' && document.querySelector('.tail').dataset.state === 'none'")
+        self.page.wait_for_function("document.querySelector('#send').offsetParent !== null")
+        return self
+
+    def answers(self) -> list[str]:
+        return [str(text) for text in self.page.locator("#chat [data-testid=bot]").all_inner_texts()]
+
+    def rest(self) -> None:
+        """Stop what this page's chat is still writing."""
+        if self.page.evaluate(f"{ANSWERING} === '1'"):
+            self.stop()
+
+    # -- sidebar -----------------------------------------------------------------------------------------------------
+
+    def slide(self, element_id: str, value: float) -> None:
+        """Drag a slider, as its input event says."""
+        self.page.evaluate("""([id, value]) => { const range = document.querySelector(`#${id} input[type=range]`);
+            range.value = value; range.dispatchEvent(new Event('input', {bubbles: true})); }""", [element_id, value])
+
+    def choose(self, element_id: str, title: str) -> None:
+        """Pick from a dropdown."""
+        self.page.click(f"#{element_id} input")
+        self.page.get_by_role("option", name=title, exact=True).click()
+
+    def advanced(self) -> None:
+        self.page.locator("#mode").get_by_text("Advanced", exact=True).click()
+
+    def value(self, selector: str) -> str:
+        return str(self.page.input_value(selector))
+
+    def text(self, selector: str) -> str:
+        return str(self.page.inner_text(selector))
+
+    def wait_text(self, selector: str, text: str) -> None:
+        self.page.wait_for_function("([s, t]) => document.querySelector(s)?.innerText.includes(t)", arg=[selector, text])
+
+    # -- what the engine says, without the browser ---------------------------------------------------------------------
+
+    def frame(self) -> dict[str, Any]:
+        with urllib.request.urlopen(f"{self.url}/live/frame", timeout=30) as reply:
+            return frames.decode(reply.read())[0]
+
+    def marks(self) -> list[str]:
+        """The settings that were moved, in the engine's words."""
+        return [text for _, text in self.frame().get("marks", [])]
+
+    def health(self) -> dict[str, Any]:
+        with urllib.request.urlopen(f"{self.url}/healthz", timeout=30) as reply:
+            return dict(json.loads(reply.read()))
+
+    def deck(self, name: str) -> int:
+        """A counter of the deck: frames drawn, marks shown."""
+        return int(self.page.get_attribute(".deck", f"data-{name}") or 0)
+
+    def wait_deck(self, name: str, above: int) -> None:
+        self.page.wait_for_function(f"+document.querySelector('.deck').dataset.{name} > {above}")

@@ -1,0 +1,101 @@
+"""Chat: streaming, statistics, stop, regenerate, edit, reload, a second tab."""
+
+from __future__ import annotations
+
+from tests.browser.conftest import Open
+from tests.browser.dashboard import Dashboard
+
+
+def test_an_answer_streams_and_ends_with_its_statistics(dashboard: Dashboard) -> None:
+    frames = dashboard.deck("frames")
+    dashboard.ask("What does the cache keep?").streaming()
+    assert "tokens" in dashboard.text("[data-t=line]")
+    dashboard.wait_deck("frames", frames + 1)
+    dashboard.answered()
+    answer = dashboard.answers()[-1]
+    for said in ("tok/s", "TTFT", "hit rate", "stall", "exact", "tokens"):
+        assert said in answer
+    dashboard.wait_text("#context", "tokens")
+    assert int(dashboard.page.get_attribute("#context [role=meter]", "aria-valuenow") or 0) > 0
+
+
+def test_stop_keeps_what_was_written(dashboard: Dashboard) -> None:
+    dashboard.ask("Stop in the middle").streaming(60)
+    seen = dashboard.tail()
+    dashboard.stop()
+    answer = dashboard.answers()[-1]
+    assert seen.split()[:8] == answer.split()[:8]
+    assert "stopped by you" in answer
+
+
+def test_regenerate_replaces_the_last_answer(dashboard: Dashboard) -> None:
+    dashboard.ask("Once more").streaming()
+    dashboard.stop()
+    before = dashboard.page.evaluate("location.search")
+    dashboard.page.get_by_role("button", name="Retry").click()
+    dashboard.streaming()
+    dashboard.stop()
+    assert len(dashboard.answers()) == 1
+    assert dashboard.page.evaluate("location.search") == before
+
+
+def test_an_edited_message_is_answered_anew(dashboard: Dashboard) -> None:
+    dashboard.ask("First wording").streaming()
+    dashboard.stop()
+    dashboard.page.get_by_role("button", name="Edit").first.click()
+    dashboard.page.locator("#chat textarea").fill("Second wording")
+    dashboard.page.get_by_role("button", name="Submit").click()
+    dashboard.streaming()
+    dashboard.stop()
+    assert dashboard.page.locator("#chat [data-testid=user]").all_inner_texts() == ["Second wording"]
+    assert len(dashboard.answers()) == 1
+
+
+def test_a_reload_in_the_middle_loses_nothing(dashboard: Dashboard) -> None:
+    dashboard.ask("Do not lose me").streaming(60)
+    before = dashboard.tail()
+    dashboard.page.reload()
+    dashboard.settled()
+    again = dashboard.streaming(len(before))
+    assert again.startswith(before)
+    assert dashboard.page.locator("#chat [data-testid=user]").all_inner_texts() == ["Do not lose me"]
+    dashboard.stop()
+    assert dashboard.answers()[-1].split()[:8] == before.split()[:8]
+    dashboard.page.reload()
+    dashboard.settled()
+    dashboard.wait_text("#chat", "stopped by you")
+
+
+def test_a_second_tab_waits_its_turn_and_can_stop_waiting(dashboard: Dashboard, open_page: Open) -> None:
+    other = open_page(context=dashboard.page.context)
+    dashboard.ask("I am first").streaming()
+    other.ask("I am second")
+    other.wait_text("[data-t=line]", "Queued")
+    dashboard.stop()
+    other.streaming()
+    other.stop()
+    assert "stopped by you" in other.answers()[-1]
+
+
+def test_two_tabs_on_one_chat_show_the_same(dashboard: Dashboard, open_page: Open) -> None:
+    dashboard.ask("Seen by both").streaming()
+    other = open_page(path="/" + dashboard.page.evaluate("location.search"), context=dashboard.page.context)
+    other.streaming()
+    dashboard.stop()
+    other.answered()
+    other.wait_text("#chat", "stopped by you")
+    assert other.answers()[-1].split()[:8] == dashboard.answers()[-1].split()[:8]
+
+
+def test_an_empty_message_is_refused_in_words(dashboard: Dashboard) -> None:
+    dashboard.page.click("#send")
+    dashboard.wait_text("#chat-alert", "The message is empty")
+
+
+def test_a_new_chat_is_empty_and_the_old_one_is_kept(dashboard: Dashboard) -> None:
+    dashboard.ask("Keep me").streaming()
+    dashboard.stop()
+    dashboard.page.click("#new-chat")
+    dashboard.page.wait_for_function("!location.search && !document.querySelector('#chat [data-testid=user]')")
+    dashboard.page.get_by_role("tab", name="Sessions").click()
+    dashboard.wait_text("#chats", "Keep me")

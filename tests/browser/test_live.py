@@ -1,0 +1,57 @@
+"""The live deck: it draws what the engine says, answers mouse and keyboard, and says what is emulated."""
+
+from __future__ import annotations
+
+from tests.browser.dashboard import Dashboard
+
+CANVASES = ("residency", "tpot", "link", "pairs", "layers")
+
+
+def test_every_panel_draws_and_explains_itself_on_hover(dashboard: Dashboard) -> None:
+    dashboard.ask("Draw").streaming(80)
+    dashboard.stop()
+    for name in CANVASES:
+        canvas = dashboard.page.locator(f".deck canvas[data-c={name}]")
+        canvas.scroll_into_view_if_needed()
+        colours = canvas.evaluate("""c => new Set(new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer)).size""")
+        assert colours > 3, name
+        box = canvas.bounding_box()
+        assert box is not None
+        canvas.hover(position={"x": 50, "y": box["height"] / 3})
+        dashboard.page.wait_for_selector(".deck-tip", state="visible")
+        assert len(dashboard.text(".deck-tip")) > 8
+    dashboard.page.mouse.move(2, 2)
+    dashboard.page.wait_for_selector(".deck-tip", state="hidden")
+
+
+def test_the_keyboard_reaches_the_cells_and_picks_a_layer(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    page.focus(".deck canvas[data-c=residency]")
+    for key in ("ArrowRight", "ArrowDown", "ArrowRight"):
+        page.keyboard.press(key)
+    assert dashboard.page.evaluate("document.querySelector('[data-k=say]').textContent").startswith("Layer 1, expert 1")
+    page.keyboard.press("Enter")
+    assert dashboard.value(".deck select") == "1"
+    page.keyboard.press("Escape")
+    page.wait_for_selector(".deck-tip", state="hidden")
+
+
+def test_figures_are_the_engines(dashboard: Dashboard) -> None:
+    dashboard.ask("Figures").streaming(80)
+    dashboard.stop()
+    dashboard.page.wait_for_function("document.querySelector('.deck').dataset.busy === '0'")
+    frame = dashboard.frame()
+    assert float(dashboard.text("[data-k=tok]")) > 0
+    assert abs(float(dashboard.text("[data-k=hit]")) - 100 * frame["hit"]) < 0.1
+    assert dashboard.text("[data-k=exact]").lower() == "exact"
+    shape = frame["shape"]
+    assert f"{shape['layers']} layers × {shape['experts']} experts" in dashboard.text("[data-k=res-text]")
+
+
+def test_an_emulated_link_says_so_beside_the_figure(dashboard: Dashboard) -> None:
+    dashboard.advanced()
+    assert not dashboard.page.is_visible("[data-k=emulated]")
+    dashboard.slide("set-link_gbps", 3)
+    dashboard.page.wait_for_selector("[data-k=emulated]", state="visible")
+    dashboard.slide("set-link_gbps", 0)
+    dashboard.page.wait_for_selector("[data-k=emulated]", state="hidden")

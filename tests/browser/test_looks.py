@@ -1,0 +1,38 @@
+"""The page on a phone, a laptop and a large screen, dark and light: it fits, it is not blank, nothing is unlabelled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.browser.conftest import Open
+
+SIZES = {390: 844, 1366: 768, 1920: 1080}
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+@pytest.mark.parametrize("width", SIZES)
+def test_fits_the_screen(open_page: Open, tmp_path: Path, width: int, scheme: str) -> None:
+    dashboard = open_page(width=width, height=SIZES[width], scheme=scheme)
+    dashboard.ask("How does the expert cache behave?").streaming(60)
+    picture = tmp_path / f"{width}-{scheme}.png"
+    dashboard.page.screenshot(path=str(picture))
+    dashboard.stop()
+    assert dashboard.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    with Image.open(picture) as image:
+        assert len(image.convert("RGB").resize((200, 200)).getcolors(40_000) or ()) > 50
+        corner = image.convert("L").getpixel((width - 3, SIZES[width] - 3))
+    assert (corner < 80) == (scheme == "dark")
+    if width == 390:
+        assert dashboard.page.evaluate("document.querySelector('#load').getBoundingClientRect().right <= 0")
+
+
+def test_every_control_has_a_name(open_page: Open) -> None:
+    dashboard = open_page()
+    dashboard.advanced()
+    nameless = dashboard.page.evaluate("""() => [...document.querySelectorAll('input, textarea, select, button')].filter((e) => e.offsetParent
+        && !e.getAttribute('aria-label') && !e.innerText.trim() && !e.closest('label') && !e.title
+        && !(e.id && document.querySelector(`label[for='${e.id}']`))).map((e) => e.outerHTML.slice(0, 120))""")
+    assert nameless == []

@@ -1,0 +1,49 @@
+"""Sessions: the chats of the past, and their measurements as CSV."""
+
+from __future__ import annotations
+
+import zipfile
+
+from tests.browser.dashboard import Dashboard
+
+
+def _begin(dashboard: Dashboard, text: str) -> None:
+    dashboard.ask(text).streaming()
+    dashboard.stop()
+
+
+def test_measurements_download_as_csv(dashboard: Dashboard) -> None:
+    _begin(dashboard, "Measure me")
+    dashboard.page.wait_for_selector("#csv")
+    with dashboard.page.expect_download() as download:
+        dashboard.page.click("#csv")
+    with zipfile.ZipFile(download.value.path()) as archive:
+        tables = {name: archive.read(name).decode().count("\n") for name in archive.namelist() if name.endswith(".csv")}
+    assert tables
+    assert max(tables.values()) > 5
+
+
+def test_rename_open_and_delete(dashboard: Dashboard) -> None:
+    _begin(dashboard, "A chat to rename")
+    page = dashboard.page
+    page.click("#new-chat")
+    page.get_by_role("tab", name="Sessions").click()
+    page.locator("#chats label", has_text="A chat to rename").click()
+    page.wait_for_selector("#chat-card")
+    page.locator("#chat-name").get_by_role("textbox").fill("Renamed chat")
+    page.click("#rename-chat")
+    dashboard.wait_text("#chats", "Renamed chat")
+    page.click("#open-chat")
+    dashboard.wait_text("#chat", "A chat to rename")
+    dashboard.wait_text("#chat-title", "Renamed chat")
+    page.get_by_role("tab", name="Sessions").click()
+    page.click("#delete-chat")
+    page.wait_for_selector("#confirm")
+    assert "Renamed chat" in dashboard.text("#chats")
+    page.click("#delete-no")
+    page.wait_for_selector("#confirm", state="hidden")
+    page.click("#delete-chat")
+    page.click("#delete-yes")
+    page.wait_for_function("!document.querySelector('#chats')?.innerText.includes('Renamed chat')")
+    page.get_by_role("tab", name="Chat + Live").click()
+    dashboard.wait_text("#chat-alert", "no longer exists")

@@ -1,0 +1,141 @@
+"""The sidebar: load and unload, the fit estimate, every live control while tokens stream, errors in the user's words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from core.config import KINDS, params
+from core.registry import variants
+from tests.browser.conftest import Open
+from tests.browser.dashboard import Dashboard
+
+
+def test_unload_and_load(dashboard: Dashboard) -> None:
+    dashboard.page.click("#unload")
+    dashboard.wait_text("#model-status", "No model loaded")
+    dashboard.page.wait_for_function("document.querySelector('.deck').dataset.state === 'empty'")
+    dashboard.page.wait_for_function("document.querySelector('#send').disabled")
+    dashboard.wait_text("#chat", "Load a model to begin")
+    dashboard.page.click("#load")
+    dashboard.page.wait_for_function("document.body.dataset.host === 'ready'")
+    dashboard.settled()
+    dashboard.page.wait_for_function("document.querySelector('.deck').dataset.state === 'live'")
+    dashboard.wait_text("#model-status", "Demo model")
+
+
+def test_every_live_control_moves_its_setting_while_tokens_stream(dashboard: Dashboard) -> None:
+    dashboard.advanced()
+    dashboard.ask("Turn everything").streaming()
+    for percent in (70, 40):
+        _expect_mark(dashboard, lambda p=percent: dashboard.slide("set-budget", p), f"budget")
+    assert dashboard.value("#set-budget-text textarea, #set-budget-text input") == "40%"
+    for kind in KINDS:
+        for choice in reversed(variants(kind)):
+            if choice.name == dashboard_value(dashboard, kind):
+                continue
+            _expect_mark(dashboard, lambda c=choice, k=kind: dashboard.choose(f"set-{k}", c.title), kind)
+            for param in choice.params:
+                assert dashboard.page.is_visible(f"#set-{kind}-{choice.name}-{param.name}")
+    for name, other in (("scope", "global"), ("scope", "layer")):
+        _expect_mark(dashboard, lambda o=other: dashboard.choose("set-scope", o), name)
+    for name, value in (("link_gbps", 2.5), ("link_latency_us", 50), ("link_gbps", 0)):
+        _expect_mark(dashboard, lambda n=name, v=value: dashboard.slide(f"set-{n}", v), name)
+    assert all(any(mark.startswith(name) for mark in dashboard.marks()) for name in params() if "." not in name and name != "telemetry")
+
+
+def dashboard_value(dashboard: Dashboard, kind: str) -> str:
+    title = dashboard.value(f"#set-{kind} input")
+    return next(v.name for v in variants(kind) if v.title == title)
+
+
+def _expect_mark(dashboard: Dashboard, turn: object, name: str) -> None:
+    """Turning the control puts one more mark on the deck, and the engine names the setting."""
+    if dashboard.page.evaluate("document.body.dataset.answering === '0'"):
+        dashboard.ask("Go on").streaming()
+    before, shown = len(dashboard.marks()), dashboard.deck("marks")
+    turn()  # type: ignore[operator]
+    dashboard.wait_deck("marks", shown)
+    marks = dashboard.marks()
+    assert len(marks) > before
+    assert any(mark.startswith(name) for mark in marks[before:])
+
+
+def test_a_variants_own_knobs_show_only_while_it_is_chosen(dashboard: Dashboard) -> None:
+    dashboard.choose("set-eviction", "LFU")
+    dashboard.page.wait_for_selector("#set-eviction-lfu-half_life")
+    assert dashboard.page.locator("#set-eviction-random-seed").count() == 0 or not dashboard.page.is_visible("#set-eviction-random-seed")
+    dashboard.wait_text("#about-eviction", "MoE-Infinity")
+    box = dashboard.page.locator("#set-eviction-lfu-half_life input")
+    before = len(dashboard.marks())
+    box.fill("64")
+    box.press("Tab")
+    dashboard.wait_deck("marks", before)
+    assert dashboard.marks()[-1].endswith("64")
+    dashboard.choose("set-eviction", "LRU")
+    dashboard.page.wait_for_selector("#set-eviction-lfu-half_life", state="hidden")
+
+
+def test_the_fit_estimate_follows_the_slider(dashboard: Dashboard) -> None:
+    dashboard.slide("set-budget", 60)
+    dashboard.wait_text("#fit", "60")
+    first = dashboard.text("#fit")
+    assert "Fits" in first
+    dashboard.slide("set-budget", 80)
+    dashboard.page.wait_for_function("before => document.querySelector('#fit').innerText !== before", arg=first)
+    dashboard.slide("set-budget", 50)
+
+
+def test_a_budget_can_be_typed_and_a_bad_one_is_explained(dashboard: Dashboard) -> None:
+    box = dashboard.page.locator("#set-budget-text").get_by_role("textbox")
+    box.fill("lots")
+    box.press("Enter")
+    dashboard.wait_text("#cache-alert", "not understood")
+    dashboard.page.wait_for_function("document.querySelector('#set-budget-text textarea, #set-budget-text input').value !== 'lots'")
+    box.fill("45%")
+    box.press("Enter")
+    dashboard.page.wait_for_function("document.querySelector('#set-budget input[type=range]').value === '45'")
+    dashboard.page.wait_for_function("!document.querySelector('#cache-alert .notice')")
+
+
+def test_a_bad_model_path_is_a_clear_error_and_changes_nothing(dashboard: Dashboard, tmp_path: Path) -> None:
+    box = dashboard.page.locator("#model input")
+    box.fill(str(tmp_path / "nothing-here"))
+    box.press("Enter")
+    dashboard.wait_text("#fit", "Cannot be loaded")
+    dashboard.page.click("#load")
+    dashboard.wait_text("#model-alert", "nothing-here")
+    dashboard.wait_text("#model-status", "Demo model")
+    assert dashboard.health()["model"] == "demo"
+    assert "Traceback" not in dashboard.text("body")
+
+
+def test_a_second_tab_sees_the_settings_as_they_are(dashboard: Dashboard, open_page: Open) -> None:
+    dashboard.slide("set-budget", 65)
+    dashboard.wait_text("#fit", "65")
+    other = open_page()
+    other.page.wait_for_function("document.querySelector('#set-budget input[type=range]').value === '65'")
+    dashboard.slide("set-budget", 50)
+    other.page.wait_for_function("document.querySelector('#set-budget input[type=range]').value === '50'")
+
+
+def test_sampling_takes_effect_with_the_next_answer(dashboard: Dashboard) -> None:
+    dashboard.page.get_by_role("button", name="Sampling").click()
+    box = dashboard.page.locator("#set-sampling-max_new_tokens input")
+    before = box.input_value()
+    box.fill("7")
+    box.press("Tab")
+    dashboard.page.wait_for_timeout(0)
+    dashboard.ask("Seven tokens").answered()
+    assert "7 tokens" in dashboard.answers()[-1]
+    box.fill(before)
+    box.press("Tab")
+    dashboard.ask("Many tokens").streaming(80)
+
+
+def test_simple_hides_what_advanced_shows_and_remembers_it(dashboard: Dashboard) -> None:
+    assert not dashboard.page.is_visible("#set-scope")
+    dashboard.advanced()
+    dashboard.page.wait_for_selector("#set-scope", state="visible")
+    dashboard.page.reload()
+    dashboard.settled()
+    dashboard.page.wait_for_selector("#set-scope", state="visible")

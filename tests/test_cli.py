@@ -1,0 +1,140 @@
+"""The command line: options come out of the registry, ports are chosen honestly, errors are one line and a log."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app import cli
+from app.cli import COMMANDS, options, test, ui
+from core.config import LOADING, SAMPLING, params
+from core.errors import MoestroError, SettingError
+
+
+def test_every_knob_can_be_set_and_arrives() -> None:
+    words = ["chat", "--format", "int8", "--group-size", "128", "--budget", "25%", "--eviction", "lfu",
+             "--telemetry", "off", "--link-gbps", "1.5", "--temperature", "0.7", "--top-k", "5",
+             "--set", "eviction.lfu.half_life=64", "--set", "seed=3", "--set", "context=512"]
+    args = cli.parse(words)
+    spec, sampling = options.spec(args), options.sampling(args)
+    assert (spec.format, spec.group_size, spec.context, spec.model) == ("int8", 128, 512, "demo")
+    assert spec.settings.choice("eviction") == ("lfu", {"half_life": 64})
+    assert (str(spec.settings.budget), spec.settings["telemetry"], spec.settings["link_gbps"]) == ("25%", False, 1.5)
+    assert (sampling.temperature, sampling.top_k, sampling.seed) == (0.7, 5, 3)
+
+
+@pytest.mark.parametrize("name", [p.name for p in (*LOADING, *SAMPLING)] + [n for n in params() if "." not in n])
+def test_every_knob_has_an_option(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.parse(["chat", "--help"])
+    assert f"--{name.replace('_', '-')} " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (["chat", "--budget", "120%"], "between 0 % and 100 %"), (["chat", "--eviction", "fifo"], "Choose one of"),
+    (["chat", "--temperature", "9"], "between 0 and 2"), (["chat", "--set", "eviction.lfu=4"], "no setting called"),
+    (["chat", "--set", "seed"], "NAME=VALUE"), (["ui", "--port", "70000"], "1 to 65535"),
+    (["chat", "--bugdet", "5"], "--bugdet"), (["--prot", "1"], "--prot")])
+def test_what_is_wrong_is_said(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(words)
+    assert end.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+def test_no_command_is_the_dashboard_and_test_passes_words_on() -> None:
+    assert cli.parse([]).command == cli.parse(["--no-browser"]).command == "ui"
+    assert cli.parse(["test", "-k", "link and not gpu", "tests/policy", "-x"]).pytest == [
+        "-k", "link and not gpu", "tests/policy", "-x"]
+
+
+def test_help_needs_nothing_heavy() -> None:
+    code = "import sys, app.cli; app.cli.build_parser().format_help(); print([m for m in sys.modules if m in " \
+           "('torch', 'transformers', 'gradio', 'pandas', 'plotly')])"
+    assert subprocess.run([sys.executable, "-c", code], cwd=test.ROOT, capture_output=True, text=True,
+                          check=True).stdout.strip() == "[]"
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        yield server.getsockname()[1]
+
+
+def test_a_taken_port_is_refused_when_asked_for(taken: int) -> None:
+    with pytest.raises(MoestroError, match=f"Port {taken} .*--port"):
+        ui.choose_port("127.0.0.1", taken)
+
+
+def test_the_next_free_port_is_taken_when_none_was_asked_for(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ui, "FIRST", taken)
+    assert taken < ui.choose_port("127.0.0.1", None) < taken + ui.TRIED
+
+
+def test_a_host_that_is_not_ours_is_refused() -> None:
+    with pytest.raises(MoestroError, match="--host"):
+        ui.choose_port("192.0.2.1", None)
+
+
+def failing(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
+    def run(args: argparse.Namespace) -> int:
+        raise error
+
+    monkeypatch.setattr(COMMANDS["doctor"], "run", run)
+    return cli.main(["doctor"])
+
+
+def test_an_expected_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert failing(SettingError("That does not fit."), monkeypatch) == 2
+    assert capsys.readouterr().err == "That does not fit.\n"
+
+
+def test_an_unforeseen_error_goes_to_a_log(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+                                           tmp_path: Path) -> None:
+    monkeypatch.setenv("MOESTRO_HOME", str(tmp_path))
+    assert failing(ZeroDivisionError("by nought"), monkeypatch) == 1
+    printed = capsys.readouterr().err
+    log = tmp_path / "moestro.log"
+    assert "by nought" in printed and str(log) in printed and "Traceback" not in printed
+    assert "Traceback" in log.read_text(encoding="utf-8")
+
+
+def test_without_a_place_for_the_log_the_traceback_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+                                                            capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MOESTRO_HOME", str(tmp_path / "file"))
+    assert failing(ZeroDivisionError("by nought"), monkeypatch) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_cleanly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert failing(KeyboardInterrupt(), monkeypatch) == 130
+    assert capsys.readouterr().err.strip() == "Stopped."
+
+
+def test_one_failed_check_fails_the_run_and_pytest_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+
+    def call(name: str, command: tuple[str, ...]) -> int:
+        ran.append(name)
+        return int(name == "mypy")
+
+    monkeypatch.setattr(test, "call", call)
+    assert test.run(argparse.Namespace(pytest=[])) == 1
+    assert ran == ["ruff", "import-linter", "mypy", "pytest"]
+
+
+def test_workers_leave_room_for_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(test.os, "cpu_count", lambda: 32)
+    assert test.workers([])[:2] == ["-n", "4"]
+    assert test.workers(["-n0"]) == test.workers(["--pdb"]) == []
+    monkeypatch.setattr(test.os, "cpu_count", lambda: 1)
+    assert test.workers([]) == []

@@ -1,0 +1,151 @@
+"""`chat` on a fake engine: one JSON line with the figures, a conversation with its commands, and Ctrl-C."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import pytest
+
+from app import cli
+from app.cli import chat
+from core.config import LoadSpec, Sampling
+from core.errors import ContextError
+from core.types import AnswerStats, Piece
+from tests.fakes import FakeEngine
+
+WORDS = "the cache keeps what the router asks for and fetches what it lacks . "
+
+
+class Engine(FakeEngine):
+    """Remembers what it was asked; a prompt of "too long" is refused, and `on_token` is called at every token."""
+
+    def __init__(self, spec: LoadSpec) -> None:
+        super().__init__(spec, token_s=0)
+        self.asked: list[list[Mapping[str, str]]] = []
+        self.unloaded = False
+        self.on_token: Callable[[int], None] = lambda n: None
+
+    def generate(self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling,
+                 cancel: threading.Event | None = None) -> Iterator[Piece]:
+        assert not isinstance(messages, str)
+        if messages[-1]["content"] == "too long":
+            raise ContextError("The prompt has 999 tokens; 512 fit.")
+        self.asked.append(list(messages))
+        for piece in super().generate(messages, sampling, cancel):
+            yield piece
+            if piece.token is not None:
+                self.on_token(piece.token)
+
+    def unload(self) -> None:
+        self.unloaded = True
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """The engine that `chat` will load; its spec is set when it does."""
+    made = Engine(LoadSpec())
+
+    def load(spec: LoadSpec) -> Engine:
+        made.spec, made.settings = spec, spec.settings
+        return made
+
+    monkeypatch.setattr(chat, "load", load)
+    return made
+
+
+def talk(monkeypatch: pytest.MonkeyPatch, *lines: str, options: Sequence[str] = ()) -> int:
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+    return cli.main(["chat", "--max-new-tokens", "4", *options])
+
+
+def test_one_prompt_streams_and_ends_with_one_json_line(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["chat", "--model", "demo", "--budget", "25%", "--temperature", "0", "--max-new-tokens", "14", "--prompt",
+             "What does heapq.heappush do?", "--json"]
+    assert cli.main(words) == 0
+    answer, line = capsys.readouterr().out.splitlines()
+    assert answer == WORDS
+    found = json.loads(line)
+    assert {f.name for f in dataclasses.fields(AnswerStats)} <= found.keys()
+    assert (found["text"], found["model"], found["new_tokens"], found["exact"]) == (WORDS, "demo", 14, True)
+    assert found["settings"] == dict(engine.settings) and found["settings"]["budget"] == "25%"
+    assert found["sampling"]["max_new_tokens"] == 14
+    assert engine.unloaded
+
+
+def test_a_refused_prompt_is_one_line_and_frees_the_model(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["chat", "--prompt", "too long"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "The prompt has 999 tokens; 512 fit.\n")
+    assert engine.unloaded
+
+
+def test_a_conversation_keeps_its_history_and_forgets_on_reset(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert talk(monkeypatch, "one", "too long", "two", "/reset", "three") == 0
+    assert [[m["content"] for m in messages] for messages in engine.asked] == [
+        ["one"], ["one", "the cache keeps what ", "two"], ["three"]]
+    assert [m["role"] for m in engine.asked[1]] == ["user", "assistant", "user"]
+    assert engine.unloaded
+
+
+def test_settings_change_while_talking(engine: Engine, monkeypatch: pytest.MonkeyPatch,
+                                       capsys: pytest.CaptureFixture[str]) -> None:
+    talk(monkeypatch, "/set budget 25%", "/set eviction.lfu.half_life=9", "/set max_new_tokens 2", "/set format int8",
+         "/set budget 200%", "/set nonsense 1", "/stats", "hello", "/stats", "/what", "/quit", "never asked")
+    out, err = capsys.readouterr()
+    assert (engine.settings["budget"], engine.settings["eviction.lfu.half_life"]) == ("25%", 9)
+    assert out == "the cache \n"
+    for expected in ("budget = 25%", "start again with --format int8", "between 0 % and 100 %",
+                     "no setting called 'nonsense'",
+                     "Nothing has been answered yet", "new_tokens         2", "2 tokens · ", "/reset starts over"):
+        assert expected in err
+    assert len(engine.asked) == 1
+
+
+def test_json_follows_every_answer(engine: Engine, monkeypatch: pytest.MonkeyPatch,
+                                   capsys: pytest.CaptureFixture[str]) -> None:
+    talk(monkeypatch, "one", "two", options=["--json"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line)["new_tokens"] for line in lines[1::2]] == [4, 4]
+
+
+def interrupt_at(token: int) -> Callable[[int], None]:
+    return lambda n: signal.raise_signal(signal.SIGINT) if n == token else None
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_chat(engine: Engine, monkeypatch: pytest.MonkeyPatch,
+                                                  capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    engine.on_token = interrupt_at(2)
+    assert talk(monkeypatch, "one", "two", options=["--max-new-tokens", "100"]) == 0
+    assert [len(messages) for messages in engine.asked] == [1, 1]  # a stopped answer is not remembered
+    assert "cancelled" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_during_one_prompt_still_reports(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    engine.on_token = interrupt_at(3)
+    assert cli.main(["chat", "--prompt", "hello", "--json"]) == 130
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["reason"] == "cancelled"
+
+
+def test_a_second_ctrl_c_leaves(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    def twice(n: int) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    engine.on_token = twice
+    assert cli.main(["chat", "--prompt", "hello"]) == 130
+    assert "Stopped." in capsys.readouterr().err
+    assert engine.unloaded
+
+
+def test_progress_says_each_step_once(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = chat.Progress()
+    for text, share in (("Reading", 0.1), ("Reading", 0.9), ("Ready", 1.0)):
+        progress(text, share)
+    assert capsys.readouterr().err == "Reading\nReady\n"

@@ -1,0 +1,102 @@
+"""What the documents say is so: references are current, examples run, commands and paths exist, nothing leaks."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app import cli
+from app.cli import settings
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+
+def tracked() -> list[Path]:
+    """The project's own text files: what git tracks or would; without git, what is not hidden or built."""
+    try:
+        listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True,
+                                text=True, check=True).stdout.split("\0")
+        paths = [ROOT / name for name in listed if name]
+    except (OSError, subprocess.CalledProcessError):
+        paths = [p for p in ROOT.rglob("*") if not {".venv", ".git", "__pycache__"} & set(p.parts)]
+    return [p for p in paths if p.is_file() and b"\0" not in p.read_bytes()[:4096]]
+
+
+def code(text: str, mark: str) -> str:
+    found = re.search(rf"<!-- {mark} -->\n```python\n(.*?)```", text, re.DOTALL)
+    assert found, f"no {mark} in the document"
+    return found[1]
+
+
+def test_the_settings_reference_is_current() -> None:
+    written = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    assert written == settings.reference() + "\n", "run: python launch.py settings > docs/settings.md"
+
+
+def test_the_policy_example_is_short_and_keeps_the_contract_of_all_policies(tmp_path: Path) -> None:
+    example = code(README, "policy-example")
+    assert len(example.splitlines()) <= 40
+    (tmp_path / "readme_example.py").write_text(example, encoding="utf-8")
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    plugins = ["-p", "readme_example", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    command = [sys.executable, "-m", "pytest", *plugins, "-q", "tests/policy", "-k", "second_chance"]
+    run = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    passed = re.search(r"(\d+) passed", run.stdout)
+    assert passed and int(passed[1]) >= 2, run.stdout
+
+
+def test_the_policy_example_can_be_chosen(tmp_path: Path) -> None:
+    script = code(README, "policy-example") + (
+        "\nfrom app import cli\nfrom app.cli import options\n"
+        "args = cli.parse('chat --eviction second_chance --set eviction.second_chance.chances=2'.split())\n"
+        "print(options.spec(args).settings.choice('eviction'))\n")
+    run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "('second_chance', {'chances': 2})"
+
+
+@pytest.mark.parametrize("line", re.findall(r"^python launch\.py.*$", README, re.MULTILINE))
+def test_the_commands_of_the_readme_exist(line: str) -> None:
+    words = shlex.split(line.partition("  #")[0])[2:]
+    assert cli.parse([word for word in words if word != ">"]).command in cli.COMMANDS
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"`([\w./]+/|[\w./]+\.(?:py|md))`", ARCHITECTURE))))
+def test_the_paths_of_the_architecture_exist(name: str) -> None:
+    assert any((ROOT / folder / name).exists() for folder in ("", "core", "app", "docs")), name
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    for document in (ROOT / "README.md", ROOT / "docs" / "architecture.md"):
+        text = document.read_text(encoding="utf-8")
+        for target in re.findall(r"(?<!!)\[[^\]]*\]\(([^)#]+)\)", text):
+            assert "://" in target or (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+def test_no_package_index_and_no_machine_path_is_named() -> None:
+    hosts = "|".join(re.escape("".join(parts)) for parts in (
+        ("py", "pi."), ("python", "hosted"), ("download.", "pytorch"), ("index", "-url"), ("find", "-links"),
+        ("/sim", "ple/")))
+    homes = "|".join(("root", "work", "home", "Users"))
+    leak = re.compile(rf"{hosts}|(?<![\w.~}}])/(?:{homes})/\w")
+    assert leak.search("--index-" + "url") and leak.search('open("/' + 'home/me")') and not leak.search("core/work/x")
+    assert not hits(leak, tracked())
+
+
+def hits(pattern: re.Pattern[str], paths: list[Path]) -> list[str]:
+    """Where a pattern occurs, as "file:line: text"."""
+    return [f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}" for path in paths for number, line in
+            enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1) if pattern.search(line)]
+
+
+def test_nothing_is_left_to_do_in_the_code() -> None:
+    marks = re.compile(r"\b(?:TO" + "DO|FIX" + r"ME)\b")
+    assert not hits(marks, [path for path in tracked() if path.suffix in (".py", ".js", ".css", ".md", ".toml")])

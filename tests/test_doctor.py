@@ -1,0 +1,105 @@
+"""`doctor`: it works on a machine without a GPU, reads a fake one, and says what stands in the way."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+import torch
+
+from app import cli
+from app.cli import doctor, probes
+
+GPU = {"name": "NVIDIA Test", "usable": True, "total_bytes": 12 * 10**9, "free_bytes": 11 * 10**9, "capability": "8.9",
+       "pcie": {"generation": 1, "generation_max": 4, "width": 8, "width_max": 16}}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Small measurements, and an empty data directory."""
+    monkeypatch.setenv("MOESTRO_HOME", str(tmp_path))
+    monkeypatch.setattr(probes.disk, "__defaults__", (2 * probes.MB,))
+    monkeypatch.setattr(probes.link, "__defaults__", (2, 2 * probes.MB))
+
+
+def test_it_reports_this_machine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code = cli.main(["doctor", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert code == (1 if found["problems"] else 0)
+    assert {p["name"]: p["version"] for p in found["packages"]}["torch"] == torch.__version__
+    assert 0 < found["memory"]["free_bytes"] <= found["memory"]["total_bytes"]
+    assert found["cpu"]["threads"] == os.cpu_count()
+    assert 0.05 < found["link"]["gbps"] < 5000
+    assert ("GPU" in found["link"]["kind"] and bool(found["gpus"])) or "no GPU" in found["link"]["kind"]
+    assert found["disk"]["write_gbps"] > 0 and found["data_dir"] == str(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_text_shows_a_gpu_and_its_link(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "gpus", lambda: [GPU])
+    cli.main(["doctor"])
+    assert "NVIDIA Test, 11.0 GB free of 12.0 GB, PCIe 1 x8 now, at most 4 x16" in capsys.readouterr().out
+
+
+def test_a_gpu_that_torch_cannot_use_is_a_problem(capsys: pytest.CaptureFixture[str],
+                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 1)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda handle: "NVIDIA Test")
+    memory = SimpleNamespace(total=8 * 10**9, free=7 * 10**9)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lambda handle: memory)
+    assert cli.main(["doctor"]) == 1
+    printed = capsys.readouterr().out
+    assert "8.0 GB (this torch cannot use it)" in printed and "delete .venv" in printed
+
+
+def test_without_a_driver_there_is_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", fail)
+    assert probes.nvml("", 0) == {}
+    assert probes.nvml_alone() == []
+
+
+@pytest.mark.parametrize(("version", "problems", "text"), [
+    ("2.14.0", 1, "2.14.0  (wanted: >=2.11,<2.14)"), ("", 0, "not installed  (wanted: >=2.11,<2.14)")])
+def test_a_version_out_of_bounds_is_a_problem(version: str, problems: int, text: str,
+                                              monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(doctor.launch, "installed", lambda name: version if name == "torch" else "")
+    monkeypatch.setattr(probes, "gpus", list)
+    found: dict[str, Any] = doctor.examine(tmp_path)
+    assert len(found["problems"]) == problems
+    assert text in doctor.report(found)
+
+
+def test_a_folder_that_cannot_be_written_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(**kinds: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(probes.tempfile, "TemporaryFile", refuse)
+    found = probes.disk(tmp_path)
+    assert found["write_gbps"] is None and found["free_bytes"] > 0
+    whole = doctor.examine(tmp_path)
+    assert any("MOESTRO_HOME" in problem for problem in whole["problems"])
+    assert "not measured" in doctor.report(whole)
+
+
+def test_the_folder_need_not_exist_yet(tmp_path: Path) -> None:
+    assert probes.disk(tmp_path / "not" / "yet")["path"] == str(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_real_gpu() -> None:
+    gpu = probes.gpus()[0]
+    assert gpu["usable"] and gpu["pcie"]["width_max"] > 0
+    assert probes.link(5, 64 * probes.MB)["gbps"] > 1

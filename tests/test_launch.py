@@ -1,0 +1,204 @@
+"""The one door: what it finds missing, where it goes on, what it installs, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+import launch
+from app.cli import COMMANDS
+
+NUMBERS = st.lists(st.integers(0, 30), min_size=1, max_size=4).map(lambda ns: ".".join(map(str, ns)))
+
+
+class Calls:
+    """Stands in for subprocess.call: remembers the commands, answers each with the next of `codes`, then with 0."""
+
+    def __init__(self, *codes: int) -> None:
+        self.commands: list[list[str]] = []
+        self._codes = list(codes)
+
+    def __call__(self, command: list[str]) -> int:
+        self.commands.append(command)
+        return self._codes.pop(0) if self._codes else 0
+
+
+@pytest.fixture
+def venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty project folder with nothing in its `.venv`."""
+    shutil.copy(launch.ROOT / "pyproject.toml", tmp_path)
+    monkeypatch.setattr(launch, "ROOT", tmp_path)
+    monkeypatch.setattr(launch, "VENV", tmp_path / ".venv")
+    monkeypatch.setattr(launch, "UNFINISHED", tmp_path / ".venv" / ".unfinished")
+    launch.VENV.mkdir()
+    return launch.VENV
+
+
+def test_it_starts_on_an_old_python() -> None:
+    source = (launch.ROOT / "launch.py").read_text(encoding="utf-8")
+    tree = ast.parse(source, feature_version=(3, 7))
+    imported = {node.names[0].name.split(".")[0] if isinstance(node, ast.Import) else (node.module or "").split(".")[0]
+                for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)}
+    assert imported <= sys.stdlib_module_names
+
+
+def test_an_old_python_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "version_info", (3, 9, 2))
+    assert launch.main(["doctor"]) == 1
+    assert "Python 3.11 or newer" in capsys.readouterr().err
+
+
+def test_commands_are_those_of_the_parser() -> None:
+    assert tuple(launch.COMMANDS) == tuple(COMMANDS)
+    for name in COMMANDS:
+        assert f"python launch.py {name}" in launch.__doc__.replace("[ui]", "ui")
+
+
+def test_an_unknown_command_installs_nothing(venv: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch.main(["tset"]) == 2
+    assert "chat" in capsys.readouterr().err
+    assert not list(venv.iterdir())
+
+
+@given(version=NUMBERS, low=NUMBERS, high=NUMBERS, local=st.sampled_from(["", "+cpu", "+cu130", ".post1"]))
+def test_versions_compare_as_the_standard_says(version: str, low: str, high: str, local: str) -> None:
+    wanted = f"thing>={low},<{high}"
+    expected = Requirement(wanted).specifier.contains(Version(version + local.replace(".post1", "")))
+    assert launch.fits(version + local, wanted) == expected
+
+
+@pytest.mark.parametrize(("version", "fits"), [
+    ("2.11.0", True), ("2.13.9+cpu", True), ("2.14.0", False), ("2.10.1", False), ("2.14.0a0+git12", False),
+    ("", False), ("unknown", False)])
+def test_torch_stays_within_its_bounds(version: str, fits: bool) -> None:
+    torch = next(r for r in launch.requirements("chat") if launch.name_of(r) == "torch")
+    assert launch.fits(version, torch) is fits
+
+
+def test_every_requirement_is_bounded_and_understood() -> None:
+    for requirement in launch.requirements("test"):
+        parsed = Requirement(requirement)
+        assert parsed.name == launch.name_of(requirement)
+        assert sorted(s.operator for s in parsed.specifier) == ["<", ">="], requirement
+
+
+def test_a_command_lacks_only_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "installed", lambda name: "")
+    names = {command: {launch.name_of(r) for r in launch.missing(command)} for command in launch.COMMANDS}
+    assert "torch" in names["chat"] and "gradio" not in names["chat"]
+    assert "gradio" in names["ui"] and "pytest" not in names["ui"]
+    assert {"gradio", "pytest", "ruff"} <= names["test"]
+
+
+def test_absent_and_half_installed_packages_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "halfthere-1.0.dist-info").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert launch.installed("no-such-distribution") == ""
+    assert launch.installed("halfthere") == ""
+    assert launch.installed("pytest") == pytest.__version__
+
+
+def test_with_everything_there_nothing_is_made(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[list[str]] = []
+    monkeypatch.setattr(launch, "missing", lambda command: [])
+    monkeypatch.setattr(launch.subprocess, "call", Calls())
+    monkeypatch.setattr("app.cli.main", lambda arguments: ran.append(arguments) or 0)
+    assert launch.main(["doctor", "--json"]) == 0
+    assert ran == [["doctor", "--json"]]
+    assert not launch.subprocess.call.commands
+    assert not list(venv.iterdir())
+
+
+def test_outside_it_hands_over_and_inside_it_installs(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    did: list[object] = []
+    lacking = [["torch"], ["torch"], []]
+    monkeypatch.setattr(launch, "missing", lambda command: lacking.pop(0))
+    monkeypatch.setattr(launch, "enter_venv", lambda arguments: did.append(("enter", arguments)) or 0)
+    monkeypatch.setattr(launch, "install", lambda command: did.append(("install", command)) or True)
+    monkeypatch.setattr("app.cli.main", lambda arguments: did.append(("run", arguments)) or 0)
+    launch.main(["chat", "--json"])
+    monkeypatch.setattr(sys, "prefix", str(venv))
+    launch.main(["chat", "--json"])
+    assert did == [("enter", ["chat", "--json"]), ("install", "chat"), ("run", ["chat", "--json"])]
+
+
+def test_an_interrupted_installation_is_taken_up_again(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    did: list[str] = []
+    monkeypatch.setattr(launch, "missing", lambda command: [])
+    monkeypatch.setattr(launch, "install", lambda command: did.append(command) or False)
+    monkeypatch.setattr(sys, "prefix", str(venv))
+    launch.UNFINISHED.touch()
+    assert launch.main(["test"]) == 1
+    assert did == ["test"]
+
+
+def install(monkeypatch: pytest.MonkeyPatch, calls: Calls, gpu: bool, lacking: tuple[str, ...] = ()) -> bool:
+    monkeypatch.setattr(launch.subprocess, "call", calls)
+    monkeypatch.setattr(launch.shutil, "which", lambda name: "nvidia-smi" if gpu else None)
+    monkeypatch.setattr(launch, "missing", lambda command: list(lacking))
+    return launch.install("ui")
+
+
+def test_one_resolver_run_sees_every_bound(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls()
+    assert install(monkeypatch, calls, gpu=False)
+    assert len(calls.commands) == 1
+    assert set(launch.requirements("ui")) <= set(calls.commands[0])
+    assert not launch.UNFINISHED.exists()
+
+
+def test_a_gpu_gets_the_build_its_driver_can_run(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls()
+    assert install(monkeypatch, calls, gpu=True)
+    assert launch.UV in calls.commands[0]
+    assert "--torch-backend=auto" in calls.commands[1] and set(launch.requirements("ui")) <= set(calls.commands[1])
+
+
+@pytest.mark.parametrize(("system", "done", "runs"), [("posix", True, 2), ("nt", False, 1)])
+def test_without_uv_windows_stops_and_linux_goes_on(venv: Path, monkeypatch: pytest.MonkeyPatch, system: str,
+                                                    done: bool, runs: int) -> None:
+    calls = Calls(1)
+    monkeypatch.setattr(launch, "WINDOWS", system == "nt")
+    assert install(monkeypatch, calls, gpu=True) is done
+    assert len(calls.commands) == runs
+
+
+@pytest.mark.parametrize(("code", "lacking"), [(1, ()), (0, ("torch",))])
+def test_a_failed_installation_is_never_called_done(venv: Path, monkeypatch: pytest.MonkeyPatch, code: int,
+                                                    lacking: tuple[str, ...]) -> None:
+    assert not install(monkeypatch, Calls(code), gpu=False, lacking=lacking)
+    assert launch.UNFINISHED.exists() or not code
+
+
+@pytest.mark.parametrize(("windows", "where"), [(True, "Scripts/python.exe"), (False, "bin/python")])
+def test_the_python_of_a_venv(venv: Path, monkeypatch: pytest.MonkeyPatch, windows: bool, where: str) -> None:
+    monkeypatch.setattr(launch, "WINDOWS", windows)
+    assert launch.venv_python() == venv / where
+
+
+def test_a_python_without_ensurepip_is_named(venv: Path, monkeypatch: pytest.MonkeyPatch,
+                                             capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(launch, "find_spec", lambda name: None)
+    assert launch.enter_venv(["ui"]) == 1
+    assert "python3-venv" in capsys.readouterr().err
+
+
+def test_a_real_venv_is_made_and_a_dead_one_repaired(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[list[str]] = []
+    monkeypatch.setattr(launch, "hand_over", lambda command: entered.append(command) or 0)
+    python = launch.venv_python()
+    python.parent.mkdir()
+    python.touch()          # does not start, like the one that an upgrade of the system's Python leaves behind
+    assert not launch.works("import sys")
+    assert launch.enter_venv(["doctor"]) == 0
+    assert entered == [[str(python), str(launch.ROOT / "launch.py"), "doctor"]]
+    assert subprocess.run([str(python), "-c", "import pip"], check=False).returncode == 0

@@ -49,6 +49,7 @@ class Engine:
         self._run, self._change = threading.Lock(), threading.Lock()
         self._pending: dict[str, object] = {}
         self._router_call: tuple[int, tuple[Any, ...], dict[str, Any]] = (-1, (), {})
+        self._budget_bytes = self.sizes.budget_bytes(self._applied.budget)
         self._peak = 0
         self.link_gbps = measure_gbps(self.device)
         self.arena = Arena(plan.codec, self.device)
@@ -171,7 +172,7 @@ class Engine:
         free, total = free_bytes(self.device)
         return Memory(dense=self.sizes.dense, experts=experts, kv=kv, kv_reserved=self.sizes.kv,
                       workspace=used - self.sizes.dense - experts - kv,
-                      budget=self.sizes.budget_bytes(self._applied.budget), device_total=total, device_free=free,
+                      budget=self._budget_bytes, device_total=total, device_free=free,
                       host=self._store.bytes, peak=self._peak)
 
     def _used(self) -> int:
@@ -229,7 +230,7 @@ class Engine:
         token = sampler(so_far, logits) if sampler is not None else None
         changes, self._pending = self._pending, {}
         step = self.recorder.end(phase, ids.shape[1], started_s, time.perf_counter() - started_s, model_s, self._used(),
-                                 self.sizes.budget_bytes(self._applied.budget), changes)
+                                 self._budget_bytes, changes)
         if self.recorder.enabled:
             self.telemetry.add(step)
         return token, step
@@ -247,6 +248,7 @@ class Engine:
             self.telemetry.mark(self.recorder.index, f"{name} {old[name]} → {value}")
         self._pending |= changed
         self.recorder.enabled = bool(new["telemetry"])
+        self._budget_bytes = self.sizes.budget_bytes(new.budget)
         if any(name.startswith("link") for name in changed):
             self._use_link()
         if any(name.startswith("predictor") for name in changed):
@@ -262,6 +264,7 @@ class Engine:
         except BudgetError as error:  # the device ran full while growing: keep what there is, and say so
             held = {"budget": str(self.sizes.bytes(self.residency.slots))}
             self._applied = settings.with_(held)
+            self._budget_bytes = self.sizes.budget_bytes(self._applied.budget)
             self._wanted = self._wanted.with_(held)
             self.telemetry.mark(self.recorder.index, str(error))
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from core.errors import ModelError
@@ -47,13 +48,13 @@ class Installed:
                  router_observer: RouterObserver | None) -> None:
         self._model, self._sites = model, tuple(sites)
         self._before: dict[str, str | None] | None = model.get_experts_implementation()
-        self._handles = []
+        self._handles: list[RemovableHandle] = []
+        model.set_experts_implementation(NAME)
         for site in self._sites:
             setattr(site.module, BOUND, _bind(site, experts_forward))
             if router_observer is not None:
                 hook = _observe(site.index, router_observer)
                 self._handles.append(site.router.register_forward_hook(hook, with_kwargs=True))
-        model.set_experts_implementation(NAME)
 
     def uninstall(self) -> None:
         """Remove the hooks and give the model its former experts implementation back."""
@@ -97,13 +98,13 @@ def _observe(layer: int, observer: RouterObserver) -> Callable[..., None]:
 def probe_router(site: ExpertsSite, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
     """What `site`'s router would ask for, given the arguments another layer's router was called with.
 
-    Returns [T, E] fp32, the softmax of its logits; where a router ranks by more than its logits (correction bias, expert
-    groups), the experts it would select are raised just above the others, so that the top k of a row are always its
-    choice. Fires no hooks. Arguments after the first that the site's block owns by name (the correction bias of
+    Returns [T, E] fp32, the softmax of its logits; where a router ranks by more than its logits (correction bias,
+    expert groups), the experts it would select are raised just above the others, so that the top k of a row are always
+    its choice. Fires no hooks. Arguments after the first that the site's block owns by name (the correction bias of
     minimax_m2) are taken from this site, not from the layer that was observed.
     """
     if len(args) + len(kwargs) > 1:
-        kwargs = {**dict(zip(_parameters(type(site.router)), args, strict=False)), **kwargs}
+        kwargs = {**dict(zip(_parameters(type(site.router).forward), args, strict=False)), **kwargs}
         args = ()
         kwargs |= {name: getattr(site.parent, name) for name in list(kwargs)[1:] if hasattr(site.parent, name)}
     logits, _, ids = read_router(site, site.router.forward(*args, **kwargs))
@@ -114,5 +115,5 @@ def probe_router(site: ExpertsSite, args: Sequence[Any], kwargs: Mapping[str, An
 
 
 @functools.cache
-def _parameters(router: type[nn.Module]) -> tuple[str, ...]:
-    return tuple(inspect.signature(router.forward).parameters)[1:]
+def _parameters(forward: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(forward).parameters)[1:]  # without self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,12 +40,18 @@ class Outline:
 def outline(meta: Any) -> Outline:
     """Measure a model from `meta_skeleton`. Raises ModelError when it is not a MoE model or keeps no KV cache."""
     sites = find_experts(meta)
-    experts = {id(p) for s in sites for n, p in s.module.named_parameters(recurse=False) if n in s.parts}
-    tensors = {id(t): t for t in (*meta.parameters(), *meta.buffers())}  # tied weights once
     config = meta.config.get_text_config()
     return Outline(hidden=config.hidden_size, vocab=config.vocab_size, context_limit=config.max_position_embeddings,
-                   dense_bytes=sum(t.numel() * t.itemsize for i, t in tensors.items() if i not in experts),
-                   kv=_kv_layers(meta, sites), sites=tuple(sites))
+                   dense_bytes=_dense_bytes(meta, sites), kv=_kv_layers(meta, sites), sites=tuple(sites))
+
+
+def _dense_bytes(meta: Any, sites: list[ExpertsSite]) -> int:
+    """Parameters and buffers outside the experts, tied ones once, some at fp32 as transformers' loader keeps them."""
+    experts = {f"{s.name}.{part}" for s in sites for part in s.parts}
+    named = dict((*meta.named_parameters(), *meta.named_buffers()))
+    wide = re.compile("|".join(p.replace("*", ".*") for p in meta._get_dtype_plan(meta.dtype)) or r"(?!)")
+    return sum(t.numel() * (max(t.itemsize, 4) if wide.search(name) else t.itemsize)
+               for name, t in named.items() if name not in experts)
 
 
 @torch.no_grad()

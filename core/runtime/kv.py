@@ -19,6 +19,7 @@ class ReservedLayer(DynamicLayer):
     def __init__(self, capacity: int) -> None:
         super().__init__()
         self._capacity, self._length = capacity, 0
+        self.bytes = 0                                    # allocated
         self._keys: torch.Tensor | None = None
         self._values: torch.Tensor | None = None
 
@@ -28,13 +29,15 @@ class ReservedLayer(DynamicLayer):
         if self._keys is None or self._values is None:
             self._keys, self._values = self._reserve(key_states), self._reserve(value_states)
             self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
-        start, end = self._length, self._length + key_states.shape[-2]
+            self.bytes = sum(t.numel() * t.element_size() for t in (self._keys, self._values))
+        start, new = self._length, key_states.shape[-2]
+        end = start + new
         if end > self._capacity:
             raise ValueError(f"the KV cache holds {self._capacity} tokens, {end} were given")
-        self._keys[:, :, start:end] = key_states
-        self._values[:, :, start:end] = value_states
+        self._keys.narrow(2, start, new).copy_(key_states)
+        self._values.narrow(2, start, new).copy_(value_states)
         self._length = end
-        self.keys, self.values = self._keys[:, :, :end], self._values[:, :, :end]
+        self.keys, self.values = self._keys.narrow(2, 0, end), self._values.narrow(2, 0, end)
         return self.keys, self.values
 
     def get_seq_length(self) -> int:
@@ -48,11 +51,6 @@ class ReservedLayer(DynamicLayer):
         batch, heads, _, dim = states.shape
         return states.new_empty(batch, heads, self._capacity, dim)
 
-    @property
-    def bytes(self) -> int:
-        """Bytes allocated."""
-        return sum(t.numel() * t.element_size() for t in (self._keys, self._values) if t is not None)
-
 
 class KVCache:
     """One chat's cache, its full-attention layers reused from answer to answer."""
@@ -60,7 +58,8 @@ class KVCache:
     def __init__(self, model: PreTrainedModel, context: int) -> None:
         self._config, self._context = model.config, context
         self._reserved: dict[int, ReservedLayer] = {}
-        self._cache = self.fresh()
+        self._others: list[Any] = []
+        self.fresh()
 
     def fresh(self) -> DynamicCache:
         """An empty cache for transformers; the previous one must no longer be used."""
@@ -70,18 +69,11 @@ class KVCache:
                 own = self._reserved.setdefault(i, ReservedLayer(self._context))
                 own.clear()
                 cache.layers[i] = own
-        self._cache = cache
+        self._others = [layer for layer in cache.layers if not isinstance(layer, ReservedLayer)]
         return cache
 
     @property
     def bytes(self) -> int:
         """Device bytes allocated now."""
-        return sum(cache_layer_bytes(layer) for layer in self._cache.layers)
-
-
-def cache_layer_bytes(layer: Any) -> int:
-    """Bytes of one cache layer of any kind."""
-    if isinstance(layer, ReservedLayer):
-        return layer.bytes
-    tensors = [t for t in vars(layer).values() if isinstance(t, torch.Tensor)]
-    return sum(t.numel() * t.element_size() for t in tensors)
+        tensors = [t for layer in self._others for t in vars(layer).values() if isinstance(t, torch.Tensor)]
+        return sum(layer.bytes for layer in self._reserved.values()) + sum(t.numel() * t.element_size() for t in tensors)

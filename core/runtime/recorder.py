@@ -42,14 +42,13 @@ class Recorder:
         counts = self._residency.take_counts()
         transfers, copy_s = self._drain(phase)
         stall_s = min(self.stall_s, model_s)
-        held = [(layer, h) for layer, hs in self._held for h in hs]
+        flat = [n for layer, hs in self._held for h in hs for n in (layer, h.expert, h.outcome)]
+        requests = np.array(flat, np.int16).reshape(-1, 3)
         record = StepRecord(
             index=self._index, phase=phase, tokens=tokens, started_s=started_s - self.born_s, total_ms=total_s * 1e3,
             compute_ms=(model_s - stall_s) * 1e3, stall_ms=stall_s * 1e3, idle_ms=(total_s - model_s) * 1e3,
             copy_ms=copy_s * 1e3, ids=self._stacked(tokens),
-            layer=np.array([layer for layer, _ in held], np.int16),
-            expert=np.array([h.expert for _, h in held], np.int16),
-            outcome=np.array([h.outcome for _, h in held], np.uint8),
+            layer=requests[:, 0], expert=requests[:, 1], outcome=requests[:, 2].astype(np.uint8),
             prefetch_issued=counts.issued, prefetch_used=counts.used, prefetch_late=counts.late,
             prefetch_wasted=counts.wasted, demand_bytes=counts.demand_bytes, prefetch_bytes=counts.prefetch_bytes,
             wasted_bytes=counts.wasted_bytes, slots=self._residency.slots, device_bytes=device_bytes,

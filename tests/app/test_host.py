@@ -70,10 +70,7 @@ def test_two_generations_at_once_take_turns(gated_host: Host, gated: type[GatedE
     follow(first, lambda a: a.state == "prefill")
     assert (second.state, third.state, gated_host.waiting) == ("queued", "queued", 2)
     gated.gate.release(1000)
-    finished: list[str] = []
-    for answer in (first, second, third):
-        finished.append(ended(answer).state)
-    assert finished == ["done"] * 3
+    assert [ended(answer).state for answer in (first, second, third)] == ["done"] * 3
     assert gated.most_together == 1
     order = [s.index for chat in (1, 2, 3) for s in gated_host.store.steps.records(chat=chat)]
     assert order == sorted(order), "answers were not written in the order in which they were asked for"
@@ -141,7 +138,7 @@ def test_a_prompt_longer_than_the_context_changes_nothing(tmp_path: Path) -> Non
     assert ended(host.edit(chat, 0, "word " * 50)).undone
     assert texts(host, chat) == before
     assert ended(host.edit(chat, 0, "still short")).error == ""
-    assert [t[:2] for t in texts(host, chat)][0] == ("user", "still short")
+    assert texts(host, chat)[0][:2] == ("user", "still short")
     host.close()
 
 
@@ -223,7 +220,7 @@ def test_regenerate_and_edit_replace_what_follows(host: Host) -> None:
     assert new[:3] == old[:3]
     assert new[3] > old[3]
     ended(host.edit(chat, 0, "uno"))
-    assert [t[1] for t in texts(host, chat)][0] == "uno"
+    assert texts(host, chat)[0][1] == "uno"
     assert len(host.messages(chat)) == 2
     for index in (1, -1, 9):
         with pytest.raises(MoestroError, match="Only your own messages"):

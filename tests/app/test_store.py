@@ -27,7 +27,8 @@ def a_step(index: int = 0, tokens: int = 1) -> StepRecord:
         index=index, phase="decode" if tokens == 1 else "prefill", tokens=tokens, started_s=1.5, total_ms=4.0,
         compute_ms=2.5, stall_ms=1.0, idle_ms=0.5, copy_ms=1.25, ids=ids, layer=np.array([0, 0, 1], np.int16),
         expert=np.array([1, 2, 7], np.int16), outcome=np.array([0, 3, 2], np.uint8), slots=5, exact=False,
-        transfers=(Transfer(1, 7, 2**33, True, 1.0, 1.25, 1.5, "decode"), Transfer(0, 2, 5, False, 1.0, 1.0, 2.0, "prefill")))
+        transfers=(Transfer(1, 7, 2**33, True, 1.0, 1.25, 1.5, "decode"),
+                   Transfer(0, 2, 5, False, 1.0, 1.0, 2.0, "prefill")))
 
 
 def load_of(store: Store) -> int:
@@ -77,9 +78,13 @@ def test_a_full_disk_is_told_and_the_store_goes_on(tmp_path: Path) -> None:
     chat, answer = store.chats.begin(None, "hello", "demo")
     pages = store.db.rows("PRAGMA page_count")[0][0]
     store.db.rows(f"PRAGMA max_page_count = {pages + 2}")  # SQLite then fails as it does on a full disk
-    with pytest.raises(StoreError, match="The disk is full"):
+
+    def fill() -> None:
         for seq in range(1000):
             store.token(load, chat, answer, seq, "word " * 100, a_step(seq), {})
+
+    with pytest.raises(StoreError, match="The disk is full"):
+        fill()
     store.db.rows("PRAGMA max_page_count = 1000000")
     kept = len(list(store.steps.records(load=load)))
     assert store.chats.messages(chat)[1].text == "word " * 100 * kept

@@ -50,8 +50,9 @@ def test_figures_are_the_engines(dashboard: Dashboard) -> None:
 
 def test_an_emulated_link_says_so_beside_the_figure(dashboard: Dashboard) -> None:
     dashboard.advanced()
-    assert not dashboard.page.is_visible("[data-k=emulated]")
-    dashboard.slide("set-link_gbps", 3)
+    dashboard.choose("set-link", "own")
+    dashboard.page.wait_for_selector("[data-k=emulated]", state="hidden")
+    dashboard.choose("set-link", "emulated")
     dashboard.page.wait_for_selector("[data-k=emulated]", state="visible")
-    dashboard.slide("set-link_gbps", 0)
+    dashboard.choose("set-link", "own")
     dashboard.page.wait_for_selector("[data-k=emulated]", state="hidden")

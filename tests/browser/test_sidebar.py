@@ -27,7 +27,7 @@ def test_every_live_control_moves_its_setting_while_tokens_stream(dashboard: Das
     dashboard.advanced()
     dashboard.ask("Turn everything").streaming()
     for percent in (70, 40):
-        _expect_mark(dashboard, lambda p=percent: dashboard.slide("set-budget", p), f"budget")
+        _expect_mark(dashboard, lambda p=percent: dashboard.slide("set-budget", p), "budget")
     assert dashboard.value("#set-budget-text textarea, #set-budget-text input") == "40%"
     for kind in KINDS:
         for choice in reversed(variants(kind)):
@@ -36,10 +36,12 @@ def test_every_live_control_moves_its_setting_while_tokens_stream(dashboard: Das
             _expect_mark(dashboard, lambda c=choice, k=kind: dashboard.choose(f"set-{k}", c.title), kind)
             for param in choice.params:
                 assert dashboard.page.is_visible(f"#set-{kind}-{choice.name}-{param.name}")
-    for name, other in (("scope", "global"), ("scope", "layer")):
-        _expect_mark(dashboard, lambda o=other: dashboard.choose("set-scope", o), name)
-    for name, value in (("link_gbps", 2.5), ("link_latency_us", 50), ("link_gbps", 0)):
+    for name, other in (("scope", "global"), ("scope", "layer"), ("link", "emulated")):
+        _expect_mark(dashboard, lambda n=name, o=other: dashboard.choose(f"set-{n}", o), name)
+    for name, value in (("link_gbps", 2.5), ("link_latency_us", 50)):
         _expect_mark(dashboard, lambda n=name, v=value: dashboard.slide(f"set-{n}", v), name)
+    _expect_mark(dashboard, lambda: dashboard.choose("set-link", "auto"), "link")
+    dashboard.page.wait_for_selector("#set-link_gbps", state="hidden")
     assert all(any(mark.startswith(name) for mark in dashboard.marks()) for name in params() if "." not in name and name != "telemetry")
 
 

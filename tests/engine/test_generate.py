@@ -66,7 +66,7 @@ def test_the_frame_counts_what_the_steps_say(engine: Engine) -> None:
             pairs[np.ix_(row, row)] += 1
     np.fill_diagonal(pairs, 0)
     assert (frame.coactivation == pairs).all()
-    assert engine.telemetry.activations.sum() == sum(s.ids.size for s in steps)
+    assert engine.telemetry.activations().sum() == sum(s.ids.size for s in steps)
 
 
 def test_the_same_seed_says_the_same_and_another_does_not(engine: Engine) -> None:

@@ -48,6 +48,10 @@ def stacked(model: Any, site: ExpertsSite, part: str) -> torch.Tensor:
     return tensor
 
 
+def held_bytes(model: Any) -> int:
+    return sum(t.numel() * t.itemsize for t in {id(t): t for t in (*model.parameters(), *model.buffers())}.values())
+
+
 def test_discovery(case: Case) -> None:
     sites = find_experts(case.full)
     fields = (ARCHITECTURES | EXTRA)[case.arch]
@@ -95,10 +99,19 @@ def test_reader_equals_a_plain_load(case: Case, model: str) -> None:
             reader.read(0, 8)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_another_dtype_is_what_a_plain_load_makes_of_it(case: Case, dtype: torch.dtype) -> None:
+    full = AutoModelForCausalLM.from_pretrained(case.path, dtype=dtype).state_dict()
+    ours = load_skeleton(case.path, dtype)
+    assert all(t.dtype == full[n].dtype and torch.equal(t, full[n]) for n, t in ours.state_dict().items())
+    shape = outline(meta_skeleton(case.path, dtype))
+    assert shape.dense_bytes == held_bytes(ours)
+    assert shape.sites[0].parts == find_experts(ours)[0].parts
+
+
 def test_outline_counts_what_is_loaded(case: Case) -> None:
     shape = outline(case.meta)
-    held = {id(t): t for t in (*case.skeleton.parameters(), *case.skeleton.buffers())}
-    assert shape.dense_bytes == sum(t.numel() * t.itemsize for t in held.values())
+    assert shape.dense_bytes == held_bytes(case.skeleton)
     assert (shape.hidden, shape.vocab, shape.context_limit) == (64, 256, 512)
     cache = case.full(torch.ones(1, 20, dtype=torch.long), use_cache=True).past_key_values
     kept = [t for layer in cache.layers for t in (layer.keys, layer.values)]

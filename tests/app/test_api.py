@@ -1,0 +1,288 @@
+"""The routes: health, binary frames, exports, the OpenAI subset, and who is let in."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi import FastAPI
+from fastapi.responses import PlainTextResponse
+from fastapi.testclient import TestClient
+
+from app import export, frames
+from app.api import build_app, trusted
+from app.host import Host
+from core import __version__
+from core.types import Frame
+from tests.app.conftest import WAIT_S, GatedEngine, open_host
+
+HOME = "http://127.0.0.1:7860"
+
+
+@pytest.fixture
+def client(host: Host) -> Iterator[TestClient]:
+    with TestClient(build_app(host), base_url=HOME) as client:
+        yield client
+
+
+def ask(host: Host, text: str = "hello") -> int:
+    answer = host.chat(None, text)
+    assert answer.join(WAIT_S)
+    assert answer.chat_id is not None
+    return answer.chat_id
+
+
+def test_health_tells_what_is_loaded(client: TestClient, host: Host) -> None:
+    assert client.get("/healthz").json() == {"status": "ok", "model": "demo", "busy": False, "waiting": 0,
+                                             "loading": None, "version": __version__}
+    host.unload()
+    assert client.get("/healthz").json()["model"] is None
+
+
+# -- frames ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_frame_survives_the_wire(client: TestClient, host: Host) -> None:
+    ask(host)
+    answer = client.get("/live/frame?layer=2")
+    assert answer.headers["content-type"] == "application/octet-stream"
+    head, arrays = frames.decode(answer.content)
+    frame = host.frame(2)
+    assert frame is not None
+    assert head["model"] == "demo"
+    assert head["version"] == answer.headers["x-version"]
+    assert head["shape"] == {"layers": 4, "experts": 16, "top_k": 2, "hidden": 32, "expert_bytes": 100_000}
+    assert head["memory"]["dense"] == frame.memory.dense
+    for name in ("hit_rate", "step", "decode", "started_s", "requests", "hits", "demand_bytes"):
+        assert arrays[name].dtype == getattr(frame, name).dtype
+        assert arrays[name].tolist() == getattr(frame, name).tolist()
+    assert arrays["place"].shape == (4, 16)
+    assert head["coactivation_max"] == frame.coactivation.max()
+    assert arrays["coactivation"].dtype == np.uint8
+
+
+def test_arrays_are_aligned_for_typed_arrays_and_nan_is_null(host: Host) -> None:
+    frame = host.frame()
+    assert frame is not None
+    frame.place = np.zeros((3, 3), np.uint8)  # 9 bytes: what follows must be moved to 12
+    frame.hit, frame.hit_rate[1] = float("nan"), np.nan
+    data = frames.encode(frame, model="demo")
+    start = 4 + int.from_bytes(data[:4], "little")
+    assert start % 4 == 0
+    text = data[4:start].decode()
+    assert "NaN" not in text
+    head = json.loads(text)
+    assert head["hit"] is None
+    assert all(one["offset"] % 4 == 0 for one in head["arrays"])
+    _, arrays = frames.decode(data)
+    assert np.isnan(arrays["hit_rate"]).tolist() == [False, True, False, False]
+    assert arrays["coactivation"].shape == (16, 16)
+
+
+@pytest.mark.parametrize("top", [0, 1, 2, 3_000_000_000])
+def test_the_log_scale_spans_zero_to_255_in_order(top: int) -> None:
+    counts = np.array([0, min(1, top), top // 1000, top], np.uint32)
+    largest, scaled = frames.log_scale(counts)
+    assert largest == top
+    assert scaled[0] == 0
+    assert scaled[-1] == (255 if top else 0)
+    assert (np.diff(scaled.astype(int)[[0, 2, 3]]) >= 0).all()
+    assert top == 0 or scaled[1] > 0, "a pair that met once looks as if it never had"
+
+
+def test_nothing_is_sent_when_nothing_changed(client: TestClient, host: Host) -> None:
+    first = client.get("/live/frame?layer=1&since=-1")
+    same = client.get(f"/live/frame?layer=1&since={first.headers['x-version']}")
+    assert (same.status_code, same.content) == (204, b"")
+    assert client.get(f"/live/frame?layer=0&since={first.headers['x-version']}").status_code == 200, "another layer"
+    ask(host)
+    assert client.get(f"/live/frame?layer=1&since={first.headers['x-version']}").status_code == 200, "more tokens"
+
+
+def test_a_reload_is_a_change_even_at_the_same_engine_version(client: TestClient, host: Host) -> None:
+    before = client.get("/live/frame").headers["x-version"]
+    loading = host.load(host.plan("demo"))
+    assert loading.join(WAIT_S)
+    assert client.get(f"/live/frame?since={before}").status_code == 200
+
+
+def test_without_a_model_the_frame_says_so(client: TestClient, host: Host) -> None:
+    host.unload()
+    answer = client.get("/live/frame")
+    head, arrays = frames.decode(answer.content)
+    assert (answer.status_code, head["model"], arrays) == (200, None, {})
+    assert client.get(f"/live/frame?since={head['version']}").status_code == 204
+
+
+def test_a_layer_that_is_not_there_is_told(client: TestClient) -> None:
+    answer = client.get("/live/frame?layer=4")
+    assert answer.status_code == 400
+    assert "choose 0 to 3" in answer.json()["error"]["message"]
+    assert client.get("/live/frame?layer=x").status_code == 422
+
+
+# -- exports -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_chat_and_the_session_are_downloaded_and_not_left_behind(client: TestClient, host: Host) -> None:
+    chat = ask(host)
+    for url in (f"/export/{chat}.zip", "/export/session.zip", f"/export/session.zip?load={host.load_id}"):
+        answer = client.get(url)
+        assert answer.status_code == 200, answer.text
+        assert "attachment" in answer.headers["content-disposition"]
+        with zipfile.ZipFile(io.BytesIO(answer.content)) as archive:
+            assert archive.read("tokens.csv").count(b"\n") == 14
+    assert list((host.store.folder / "exports").iterdir()) == []
+
+
+def test_exports_that_cannot_be_made_are_told(client: TestClient, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = client.get("/export/99.zip")
+    assert (missing.status_code, "no longer exists" in missing.text) == (404, True)
+    chat = ask(host)
+
+    def full(*_: Any, **__: Any) -> Path:
+        raise export.ExportError("The disk is full: the export was not written.")
+
+    monkeypatch.setattr(export, "write", full)
+    answer = client.get(f"/export/{chat}.zip")
+    assert (answer.status_code, answer.text) == (507, "The disk is full: the export was not written.")
+
+
+# -- who is let in -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("headers", "status"), [
+    ({}, 200),
+    ({"host": "localhost:7860"}, 200),
+    ({"host": "evil.example"}, 400),
+    ({"host": "evil.example:7860", "origin": "http://evil.example:7860"}, 400),
+    ({"origin": HOME}, 200),
+    ({"origin": "http://evil.example"}, 403),
+    ({"origin": "http://127.0.0.1:9999"}, 403),
+    ({"origin": "http://127.0.0.1:7860.evil.example"}, 403),
+    ({"origin": "null"}, 403),
+    ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, 403),
+    ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, 200),
+    ({"sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}, 200)])
+def test_only_our_own_pages_are_answered(client: TestClient, headers: dict[str, str], status: int) -> None:
+    assert client.get("/healthz", headers=headers).status_code == status
+    assert client.get("/live/frame", headers=headers).status_code == status
+
+
+def test_a_page_mounted_on_the_app_is_guarded_too(host: Host) -> None:
+    def ui(app: FastAPI) -> None:
+        app.mount("/page", PlainTextResponse("page"))
+
+    client = TestClient(build_app(host, ui), base_url=HOME)
+    assert client.get("/page/").text == "page"
+    assert client.get("/page/", headers={"origin": "http://evil.example"}).status_code == 403
+    assert client.get("/page/", headers={"host": "evil.example"}).status_code == 400
+
+
+def test_there_is_no_api_documentation_to_browse(client: TestClient) -> None:
+    assert {client.get(url).status_code for url in ("/docs", "/redoc", "/openapi.json")} == {404}
+
+
+def test_names_that_the_server_answers_to() -> None:
+    assert trusted("127.0.0.1") == ["127.0.0.1", "localhost"]
+    assert trusted("192.168.1.5") == ["127.0.0.1", "localhost", "192.168.1.5"]
+    assert "*" not in trusted("0.0.0.0")
+    assert len(trusted("0.0.0.0")) > 2
+
+
+# -- the OpenAI subset -------------------------------------------------------------------------------------------------
+
+ASK: dict[str, Any] = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}],
+                       "max_tokens": 3, "temperature": 0}
+
+
+def test_models_and_a_whole_completion(client: TestClient, host: Host) -> None:
+    assert [m["id"] for m in client.get("/v1/models").json()["data"]] == ["demo"]
+    told = client.post("/v1/chat/completions", json=ASK).json()
+    assert told["object"] == "chat.completion"
+    assert told["choices"] == [{"index": 0, "message": {"role": "assistant", "content": "the cache keeps "},
+                                "finish_reason": "length"}]
+    assert told["usage"] == {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
+    assert host.store.chats.all() == [], "the API's answers are nobody's chat"
+    assert host.load_id is not None
+    assert len(list(host.store.steps.records(load=host.load_id))) == 4, "but their figures are recorded"
+
+
+def test_a_streamed_completion(client: TestClient) -> None:
+    with client.stream("POST", "/v1/chat/completions", json={**ASK, "stream": True}) as answer:
+        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+    assert lines[-1] == "[DONE]"
+    chunks = [json.loads(line)["choices"][0] for line in lines[:-1]]
+    assert "".join(c["delta"].get("content", "") for c in chunks) == "the cache keeps "
+    assert chunks[0]["delta"]["role"] == "assistant"
+    assert [c["finish_reason"] for c in chunks if c["finish_reason"]] == ["length"]
+
+
+@pytest.mark.parametrize(("change", "status", "told"), [
+    ({"messages": []}, 400, "empty"), ({"temperature": 99}, 400, "temperature must lie between"),
+    ({"logprobs": True}, 422, "logprobs"), ({"messages": [{"role": "user"}]}, 422, "content")])
+def test_bad_requests_are_told(client: TestClient, change: dict[str, Any], status: int, told: str) -> None:
+    answer = client.post("/v1/chat/completions", json={**ASK, **change})
+    assert answer.status_code == status
+    assert told in answer.text
+
+
+def test_without_a_model_a_completion_is_refused(client: TestClient, host: Host) -> None:
+    host.unload()
+    answer = client.post("/v1/chat/completions", json=ASK)
+    assert (answer.status_code, "No model is loaded" in answer.text) == (409, True)
+    assert client.get("/v1/models").json()["data"] == []
+
+
+def test_a_reader_that_leaves_stops_its_answer(tmp_path: Path, gated: type[GatedEngine]) -> None:
+    import asyncio
+
+    from app.completions import _pieces
+
+    host = open_host(tmp_path, gated)
+    answer = host.complete([{"role": "user", "content": "hello"}], host.sampling)
+
+    async def read_one() -> str:
+        pieces = _pieces(host, answer)
+        gated.gate.release(1)
+        try:
+            async for text in pieces:
+                return text
+        finally:
+            await pieces.aclose()  # type: ignore[attr-defined]
+        return ""
+
+    assert asyncio.run(read_one()) == "the "
+    assert answer.join(WAIT_S)
+    assert answer.cancelled.is_set()
+    assert not host.busy
+    host.close()
+
+
+def test_frames_may_be_asked_for_while_the_model_comes_and_goes(tmp_path: Path, client: TestClient, host: Host) -> None:
+    """No request meets an engine that is being unloaded."""
+    import threading
+
+    stop, wrong = threading.Event(), []
+
+    def look() -> None:
+        while not stop.is_set():
+            answer = client.get("/live/frame")
+            if answer.status_code != 200:
+                wrong.append(answer.text)
+
+    looker = threading.Thread(target=look)
+    looker.start()
+    for _ in range(20):
+        host.unload()
+        assert host.load(host.plan("demo")).join(WAIT_S)
+    stop.set()
+    looker.join(WAIT_S)
+    assert wrong == []
+    assert isinstance(host.frame(), Frame)

@@ -1,0 +1,223 @@
+"""The export against a brute-force count over the records, and what a full disk does to it."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import zipfile
+from collections import Counter
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from app import export
+from app.host import Host
+from app.tables import DEFINITIONS
+from core.types import Outcome, StepRecord
+from tests.app.conftest import WAIT_S, open_host
+from tests.app.test_store import a_step
+
+
+def ask(host: Host, chat: int | None, text: str) -> int:
+    answer = host.chat(chat, text)
+    assert answer.join(WAIT_S)
+    assert answer.error == ""
+    assert answer.chat_id is not None
+    return answer.chat_id
+
+
+def read(path: Path) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+        tables = {name: pd.read_csv(io.BytesIO(archive.read(f"{name}.csv"))) for name in DEFINITIONS}
+        return tables, json.loads(archive.read("manifest.json"))
+
+
+def rows(table: pd.DataFrame) -> Any:
+    return table.itertuples()
+
+
+def outcomes(steps: list[StepRecord]) -> Counter[tuple[str, int, int, int]]:
+    return Counter((s.phase, int(layer), int(expert), int(outcome)) for s in steps
+                   for layer, expert, outcome in zip(s.layer, s.expert, s.outcome, strict=True))
+
+
+def check_outcomes(row: Any, counted: Counter[int]) -> None:
+    assert (row.requests, row.hits, row.prefetch_hits, row.late, row.misses) == (
+        counted.total(), counted[Outcome.HIT] + counted[Outcome.PREFETCH_HIT], counted[Outcome.PREFETCH_HIT],
+        counted[Outcome.LATE], counted[Outcome.MISS])
+    if hasattr(row, "hit_rate") and row.requests:
+        assert row.hit_rate == pytest.approx(row.hits / row.requests)
+
+
+@pytest.fixture
+def two_chats(host: Host) -> tuple[Host, int, int]:
+    """A chat of two answers with a setting moved between them, and another chat."""
+    first = ask(host, None, "one two three")
+    assert host.change("budget", "75%") == ""
+    ask(host, first, "four")
+    return host, first, ask(host, None, "other")
+
+
+def test_every_table_of_a_chat_against_brute_force(two_chats: tuple[Host, int, int], tmp_path: Path) -> None:
+    host, chat, _ = two_chats
+    tables, _ = read(export.write(host.store, tmp_path / "out" / "chat.zip", chat=chat))
+    steps = list(host.store.steps.records(chat=chat))
+    assert len(steps) == 26
+
+    tokens = tables["tokens"]
+    assert list(tokens["index"]) == [s.index for s in steps]
+    assert set(tokens["chat"]) == {chat}
+    assert tokens["answer"].nunique() == 2
+    for row, step in zip(rows(tokens), steps, strict=True):
+        assert (row.phase, row.tokens, row.slots, row.demand_bytes) == (
+            step.phase, step.tokens, step.slots, step.demand_bytes)
+        assert row.start_s == pytest.approx(step.started_s)
+        assert row.compute_ms + row.stall_ms + row.idle_ms == pytest.approx(row.total_ms)
+        check_outcomes(row, Counter(step.outcome.tolist()))
+
+    by_expert = outcomes(steps)
+    layers, experts = tables["layers"], tables["experts"]
+    assert len(layers) == 2 * 4
+    assert len(experts) == 2 * 4 * 16
+    for row in rows(layers):
+        check_outcomes(row, Counter({o: sum(n for (p, layer, _, out), n in by_expert.items()
+                                            if (p, layer, out) == (row.phase, row.layer, o)) for o in Outcome}))
+    routed, pairs = Counter[Any](), Counter[Any]()
+    for step in steps:
+        for layer, ids in enumerate(step.ids.tolist()):
+            for chosen in ids:
+                routed.update((step.phase, layer, e) for e in chosen)
+                pairs.update((step.phase, layer, i, j) for i in chosen for j in chosen if i < j)
+    for row in rows(experts):
+        check_outcomes(row, Counter({o: by_expert[row.phase, row.layer, row.expert, o] for o in Outcome}))
+        assert row.activations == routed[row.phase, row.layer, row.expert]
+    assert {(r.phase, r.layer, r.expert_i, r.expert_j): r.tokens
+            for r in rows(tables["coactivation"])} == dict(pairs)
+
+    moved = [t for s in steps for t in s.transfers]
+    told = tables["transfers"]
+    assert told["demand_copies"].sum() == len(moved)
+    assert told["prefetch_copies"].sum() == 0
+    for row in rows(told):
+        mine = [t for t in moved if int(t.ended_s) == row.second and t.phase == row.phase]
+        assert row.demand_bytes == sum(t.bytes for t in mine)
+        assert row.gbps == pytest.approx(row.demand_bytes / 1e9)
+        assert row.copy_ms == pytest.approx(sum(t.ended_s - t.started_s for t in mine) * 1e3)
+
+    [change] = tables["settings"].to_dict("records")
+    assert {n: change[n] for n in ("load", "chat", "index", "name", "old", "new")} == {
+        "load": host.load_id, "chat": chat, "index": 13, "name": "budget", "old": "50%", "new": "75%"}
+
+
+def test_a_load_holds_all_its_chats_and_a_chat_all_its_loads(two_chats: tuple[Host, int, int], tmp_path: Path) -> None:
+    host, chat, other = two_chats
+    first = host.load_id
+    loading = host.load(host.plan("demo", format="int8"))
+    assert loading.join(WAIT_S)
+    ask(host, other, "after the reload")
+    tables, _ = read(export.write(host.store, tmp_path / "load.zip", load=first))
+    assert set(tables["tokens"]["chat"]) == {chat, other}
+    assert set(tables["tokens"]["load"]) == {first}
+    tables, manifest = read(export.write(host.store, tmp_path / "chat.zip", chat=other))
+    assert tables["tokens"].groupby("load").size().to_dict() == {first: 13, host.load_id: 13}
+    assert set(tables["layers"]["load"]) == {first, host.load_id}
+    assert [one["format"] for one in manifest["loads"]] == ["checkpoint", "int8"]
+
+
+def test_the_manifest_explains_every_column(two_chats: tuple[Host, int, int], tmp_path: Path) -> None:
+    host, chat, _ = two_chats
+    tables, manifest = read(export.write(host.store, tmp_path / "chat.zip", chat=chat))
+    for name, table in tables.items():
+        assert list(table.columns) == list(manifest["definitions"][name])
+        assert all(sentence.endswith(".") for sentence in manifest["definitions"][name].values())
+    [load] = manifest["loads"]
+    assert (load["model"], load["model_hash"], load["device"], load["format"]) == ("demo", "fake", "cpu", "checkpoint")
+    assert load["shape"]["experts"] == 16
+    assert load["settings_at_load"]["budget"] == "50%"
+    assert (manifest["exact"], manifest["link"]) == (True, "measured")
+    assert manifest["versions"]["pandas"] == pd.__version__
+
+
+def test_an_export_without_a_single_step_has_its_columns(host: Host, tmp_path: Path) -> None:
+    tables, manifest = read(export.write(host.store, tmp_path / "load.zip", load=host.load_id))
+    assert {name: list(table.columns) for name, table in tables.items()} == {n: list(c) for n, c in DEFINITIONS.items()}
+    assert all(table.empty for table in tables.values())
+    assert manifest["link"] == "none"
+
+
+def test_passes_without_telemetry_count_no_requests(host: Host, tmp_path: Path) -> None:
+    assert host.load_id is not None
+    bare = a_step(7)
+    bare.ids, bare.transfers = np.empty((0, 1, 2), np.int16), ()
+    bare.layer = bare.expert = np.empty(0, np.int16)
+    bare.outcome = np.empty(0, np.uint8)
+    host.store.steps.add(host.load_id, None, None, bare, {})
+    tables, manifest = read(export.write(host.store, tmp_path / "load.zip", load=host.load_id))
+    assert tables["tokens"]["requests"].tolist() == [0]
+    assert tables["tokens"]["hit_rate"].isna().all()
+    assert manifest["exact"] is False
+
+
+class FullDisk(io.FileIO):
+    """A file on a disk that is full after 4096 bytes."""
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > 4096:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(data)
+
+
+def test_a_full_disk_is_told_and_leaves_no_half_file(two_chats: tuple[Host, int, int], tmp_path: Path) -> None:
+    host, chat, _ = two_chats
+    path = tmp_path / "out" / "chat.zip"
+    path.parent.mkdir()
+    path.write_bytes(b"an older export")
+    before = host.messages(chat)
+
+    def full(path: Path) -> IO[bytes]:
+        return FullDisk(path, "xb")
+
+    with pytest.raises(export.ExportError, match="The disk is full") as told:
+        export.write(host.store, path, chat=chat, opener=full)
+    assert "as they were" in str(told.value)
+    assert [p.name for p in path.parent.iterdir()] == ["chat.zip"]
+    assert path.read_bytes() == b"an older export"
+    assert host.messages(chat) == before
+    export.write(host.store, path, chat=chat)  # with room again
+    assert len(read(path)[0]["tokens"]) == 26
+
+
+def test_a_folder_that_cannot_be_written_is_told(two_chats: tuple[Host, int, int], tmp_path: Path) -> None:
+    host, chat, _ = two_chats
+    (tmp_path / "file").write_text("")
+    with pytest.raises(export.ExportError, match="could not be written"):
+        export.write(host.store, tmp_path / "file" / "chat.zip", chat=chat)
+
+
+def test_what_is_not_there_is_told(host: Host, tmp_path: Path) -> None:
+    with pytest.raises(export.NothingThere):
+        export.write(host.store, tmp_path / "x.zip", chat=99)
+    with pytest.raises(export.NothingThere):
+        export.write(host.store, tmp_path / "x.zip", load=99)
+    assert not (tmp_path / "x.zip").exists()
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_an_export_does_not_wait_for_an_answer_nor_hold_it_up(tmp_path: Path, gated: Any) -> None:
+    host = open_host(tmp_path, gated)
+    answer = host.chat(None, "one")
+    gated.gate.release(5)
+    version = -1
+    while answer.n_tokens < 5:
+        version = answer.wait(version, WAIT_S)
+    tables, _ = read(export.write(host.store, tmp_path / "live.zip", chat=answer.chat_id))
+    assert len(tables["tokens"]) == 6
+    gated.gate.release(100)
+    assert answer.join(WAIT_S)
+    assert answer.error == ""
+    host.close()

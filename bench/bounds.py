@@ -22,7 +22,7 @@ def belady_misses(trace: Sequence[Sequence[int]], slots: int, warm: bool = True)
     resident: set[int] = set()
     seen: set[int] = set()
     misses = 0
-    for step, experts in enumerate(trace):
+    for experts in trace:
         for expert in experts:
             cursor[expert] += 1
             if expert not in resident:

@@ -16,7 +16,8 @@ class Plain:
     """transformers' own model, everything in memory, greedy decode one token at a time."""
 
     def __init__(self, path: Path, dtype: torch.dtype, device: torch.device) -> None:
-        self._model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True).to(device).eval()
+        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
+        self._model = model.to(device).eval()
         self._device = device
 
     @torch.inference_mode()

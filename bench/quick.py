@@ -113,7 +113,7 @@ def _result(engine: Engine, series: dict[str, Series], budget: str, gbps: float,
         "ondemand_tpot_ms": table["ondemand"]["tpot_ms"], "lru_tpot_ms": table["lru"]["tpot_ms"],
         "lru_gate_tpot_ms": table["lru_gate"]["tpot_ms"],
         "bound_tpot_ms": overlapped_ms(resident, belady, size, pace),
-        "link": {"kind": "emulated", "gbps": gbps, "latency_us": LATENCY_US, "scaled_like": REFERENCE},
+        "link": "emulated", "link_gbps": gbps, "link_latency_us": LATENCY_US, "link_scaled_like": REFERENCE,
         "device": device_name(engine.device), "versions": versions(),
         "resident_tpot_ms": resident, "telemetry_off_tpot_ms": series["telemetry_off"].tpot_ms,
         "plain_tpot_ms": {name: series[name].tpot_ms for name in IMPLEMENTATIONS}, "plain_fastest": fastest,
@@ -125,15 +125,14 @@ def _result(engine: Engine, series: dict[str, Series], budget: str, gbps: float,
 def table(result: dict[str, object]) -> str:
     """The result for a reader."""
     r, plain, systems = result, dict(result["plain_tpot_ms"]), dict(result["systems"])  # type: ignore[call-overload]
-    link = dict(result["link"])  # type: ignore[call-overload]
     lines = ["Everything resident, TPOT in ms (medians):"]
     lines += [f"  transformers {name:12s} {ms:8.3f}" for name, ms in plain.items()]
     lines += [f"  Moestro                   {r['resident_tpot_ms']:8.3f}   x{r['resident_ratio']:.3f} of the fastest "
               f"({r['plain_fastest']}); goal <= 1",
               f"  Moestro, telemetry off    {r['telemetry_off_tpot_ms']:8.3f}   on / off x{r['telemetry_ratio']:.3f}; "
               "goal <= 1.02",
-              f"Budget {r['budget']} ({r['slots']} slots), EMULATED link of {link['gbps']} GB/s + {link['latency_us']} us, "
-              f"scaled like {link['scaled_like']}:",
+              f"Budget {r['budget']} ({r['slots']} slots), EMULATED link of {r['link_gbps']} GB/s + "
+              f"{r['link_latency_us']} us, scaled like {r['link_scaled_like']}:",
               "  system       TPOT ms  bound ms  hit rate  copies/token  stall ms"]
     lines += [f"  {name:10s} {s['tpot_ms']:9.3f} {s['bound_tpot_ms']:9.3f} {s['hit_rate']:9.1%} "
               f"{s['copies_per_token']:13.2f} {s['stall_ms']:9.3f}" for name, s in systems.items()]

@@ -39,7 +39,8 @@ class Budget:
         if match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", clean):
             if match[2] in UNITS:
                 return cls(bytes=int(float(match[1]) * UNITS[match[2]]))
-        raise SettingError(f"budget {text!r} is not understood. Write a share of the experts like 50%, or bytes like 6.5GB.")
+        raise SettingError(f"budget {text!r} is not understood. Write a share of the experts like 50%, or bytes like "
+                           "6.5GB.")
 
     def __str__(self) -> str:
         return f"{self.share * 100:g}%" if self.share is not None else f"{self.bytes}"

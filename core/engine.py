@@ -74,7 +74,7 @@ class Engine:
     @classmethod
     def load(cls, spec: LoadSpec, progress: Callable[[str, float], None] = lambda text, share: None,
              cancel: threading.Event | None = None) -> Engine:
-        """Load a model as `spec` says. Raises ModelError, BudgetError, ContextError, or Cancelled; keeps nothing then."""
+        """Load a model as `spec` says. Raises ModelError, BudgetError, ContextError or Cancelled, keeping nothing."""
         planned = plan(spec)
         engine = cls(planned, load(planned, progress, cancel))
         progress("Ready", 1.0)
@@ -101,8 +101,9 @@ class Engine:
 
     def generate(self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling | None = None,
                  cancel: threading.Event | None = None) -> Iterator[Piece]:
-        """Stream an answer to a chat, or the continuation of a text. Raises ContextError or BusyError at the first step.
+        """Stream an answer to a chat, or the continuation of a text.
 
+        Raises ContextError or BusyError at the first step.
         `cancel` stops before the next token; the last piece is always "end" with the statistics.
         """
         sampling, cancel = sampling or Sampling(), cancel or threading.Event()
@@ -188,7 +189,8 @@ class Engine:
 
     # ------------------------------------------------------------------ inside: one answer, one pass
 
-    def _answer(self, ids: list[int], sampling: Sampling, cancel: threading.Event, submitted_s: float) -> Iterator[Piece]:
+    def _answer(self, ids: list[int], sampling: Sampling, cancel: threading.Event,
+                submitted_s: float) -> Iterator[Piece]:
         answer = Answer(self.prompt, ids, min(sampling.max_new_tokens, self.context - len(ids)), submitted_s,
                         limited_by_context=sampling.max_new_tokens > self.context - len(ids))
         sampler, cache = Sampler(sampling, self.device), self._kv.fresh()
@@ -269,7 +271,7 @@ class Engine:
             self.telemetry.mark(self.recorder.index, str(error))
 
     def _use_link(self) -> None:
-        """Pace copies, or do not. "auto" emulates where host and device are one memory and the model is the small demo."""
+        """Pace copies, or do not. "auto" emulates for the demo model where host and device are one memory."""
         kind, latency_us = self._applied["link"], float(self._applied["link_latency_us"])
         gbps = float(self._applied["link_gbps"]) if kind == "emulated" else 0.0
         if kind == "auto" and self._scaled:
@@ -280,7 +282,7 @@ class Engine:
 
     @torch.inference_mode()
     def _time_layer(self) -> float:
-        """Milliseconds that one MoE layer and its attention take to compute here, without waits: the median of a few."""
+        """Milliseconds that one MoE layer and its attention take to compute here, waits left out: a median."""
         cache, passes = self._kv.fresh(), []
         for _ in range(WARMUP):
             self.recorder.begin()

@@ -101,7 +101,8 @@ def fit_of(sizes: Sizes, spec: LoadSpec, device: torch.device, context: int, con
     if not problem and on_host + HOST_MARGIN > host_free + reusable:
         problem = (f"The experts need {human(host)} of host memory"
                    + (" beside the budget" if device.type == "cpu" else "")
-                   + f", but only {human(host_free)} are free. Choose a smaller expert format, or close other programs.")
+                   + f", but only {human(host_free)} are free. Choose a smaller expert format, or close other "
+                   "programs.")
     slots = sizes.slots(budget)
     warning = ""
     if not problem and slots < sizes.shape.total and slots < 2 * sizes.slots_min(scope):

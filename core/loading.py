@@ -31,7 +31,7 @@ class Loaded:
 
 
 def load(plan: Plan, progress: Progress, cancel: threading.Event | None) -> Loaded:
-    """Carry a plan out. Raises BudgetError before anything is read when it does not fit; Cancelled when asked to stop."""
+    """Carry a plan out. Raises BudgetError before anything is read when it does not fit, Cancelled when stopped."""
     if problem := plan.fit().problem:
         raise BudgetError(problem)
     progress("Reading dense weights", 0.0)

@@ -6,6 +6,7 @@ under a kind with the parameters it takes and the paper or system it comes from.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
@@ -57,8 +58,9 @@ class Param:
         if self.type == "int" and number != int(number):
             raise SettingError(f"{self.name} must be a whole number, not {value!r}.")
         low, high = self.low, self.high
-        if not number == number or (low is not None and number < low) or (high is not None and number > high):
-            raise SettingError(f"{self.name} must lie between {low:g} and {high:g}{self.unit and ' ' + self.unit}, not {number:g}.")
+        if math.isnan(number) or (low is not None and number < low) or (high is not None and number > high):
+            unit = f" {self.unit}" if self.unit else ""
+            raise SettingError(f"{self.name} must lie between {low:g} and {high:g}{unit}, not {number:g}.")
         return int(number) if self.type == "int" else number
 
 
@@ -78,7 +80,8 @@ class Variant:
 _VARIANTS: dict[str, dict[str, Variant]] = {}
 
 
-def register(kind: str, name: str, *, title: str, help: str, source: str, params: tuple[Param, ...] = ()) -> Callable[[type[T]], type[T]]:
+def register(kind: str, name: str, *, title: str, help: str, source: str,
+             params: tuple[Param, ...] = ()) -> Callable[[type[T]], type[T]]:
     """Class decorator: make a class selectable as `name` among the variants of `kind`."""
 
     def add(cls: type[T]) -> type[T]:

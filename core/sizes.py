@@ -61,7 +61,8 @@ class Sizes:
         if self.slots(budget) < self.slots_min(scope):
             short = f"It is {human(need - budget.bytes)} short. " if budget.bytes is not None else ""
             return (f"The budget {show(budget)} is too small: {short}This model needs at least {human(need)}, which is "
-                    f"{share * 100:.3g} % of its experts ({human(self.dense)} dense weights, {human(self.kv)} KV cache, "
+                    f"{share * 100:.3g} % of its experts ({human(self.dense)} dense weights, {human(self.kv)} KV "
+                    "cache, "
                     f"{human(self.workspace)} workspace, {self.slots_min(scope)} experts of {human(self.slot)}).")
         if (asked := self.budget_bytes(budget)) > device_free:
             return (f"The budget {show(budget)} asks for {human(asked)}, but only {human(device_free)} are free. Lower "

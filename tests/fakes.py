@@ -49,7 +49,7 @@ class FakeEngine:
 
     def _step(self, phase: str, tokens: int) -> StepRecord:
         s, rng, now = SHAPE, self._rng, time.perf_counter() - self._born
-        ids = np.stack([np.stack([rng.permutation(s.experts)[:s.top_k] for _ in range(tokens)]) for _ in range(s.layers)])
+        ids = rng.random((s.layers, tokens, s.experts)).argsort(-1)[..., :s.top_k]
         share = self.settings.budget.share or 0.5
         pairs = [(layer, e) for layer in range(s.layers) for e in sorted(set(ids[layer].ravel().tolist()))]
         outcome = np.where(rng.random(len(pairs)) < share, Outcome.HIT, Outcome.MISS).astype(np.uint8)
@@ -95,7 +95,8 @@ class FakeEngine:
         share = self.settings.budget.share or 0.5
         experts = int(share * SHAPE.total) * SHAPE.expert_bytes
         return Memory(dense=4 * MB, experts=experts, kv=MB // 2, kv_reserved=MB, workspace=MB, budget=6 * MB + experts,
-                      device_total=1000 * MB, device_free=500 * MB, host=SHAPE.total * SHAPE.expert_bytes, peak=6 * MB + experts)
+                      device_total=1000 * MB, device_free=500 * MB, host=SHAPE.total * SHAPE.expert_bytes,
+                      peak=6 * MB + experts)
 
     def manifest(self) -> dict[str, object]:
         return {"model": self.model_name, "model_hash": self.model_hash, "format": self.spec.format, "device": "cpu",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from itertools import combinations
 
 from hypothesis import given
@@ -17,7 +17,7 @@ steps = st.lists(st.sets(st.integers(0, 4), min_size=1, max_size=2).map(sorted),
 def fewest(trace: list[list[int]], slots: int) -> int:
     """Try every set of experts that could be kept after every step."""
 
-    @lru_cache(maxsize=None)
+    @cache
     def best(step: int, resident: frozenset[int]) -> int:
         if step == len(trace):
             return 0

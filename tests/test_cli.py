@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import json
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from app import cli
 from app.cli import COMMANDS, options, test, ui
-from core.config import LOADING, SAMPLING, params
+from core.config import LOADING, SAMPLING, LoadSpec, params
 from core.errors import MoestroError, SettingError
 
 
@@ -59,6 +60,22 @@ def test_help_needs_nothing_heavy() -> None:
            "('torch', 'transformers', 'gradio', 'pandas', 'plotly')])"
     assert subprocess.run([sys.executable, "-c", code], cwd=test.ROOT, capture_output=True, text=True,
                           check=True).stdout.strip() == "[]"
+
+
+def test_a_bench_prints_its_table_and_saves_its_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+                                                     capsys: pytest.CaptureFixture[str]) -> None:
+    def run(*asked: object, say: Callable[[str], None]) -> dict[str, object]:
+        say("round 1 of 2")
+        return {"asked": asked}
+
+    monkeypatch.setattr("bench.quick.run", run)
+    monkeypatch.setattr("bench.quick.table", lambda result: f"a table of {result['asked'][0]}")
+    file = tmp_path / "result.json"
+    assert cli.main(["bench", "quick", "--rounds", "2", "--budget", "25%", "--save", str(file)]) == 0
+    assert capsys.readouterr() == ("a table of demo\n", "round 1 of 2\n")
+    assert json.loads(file.read_text(encoding="utf-8")) == {"asked": ["demo", "25%", 2, 48]}
+    assert cli.main(["bench", "--save", str(tmp_path / "no" / "such.json")]) == 2
+    assert "There is no folder" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -118,6 +135,19 @@ def test_without_a_place_for_the_log_the_traceback_is_shown(monkeypatch: pytest.
 def test_ctrl_c_ends_cleanly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert failing(KeyboardInterrupt(), monkeypatch) == 130
     assert capsys.readouterr().err.strip() == "Stopped."
+
+
+def test_ctrl_c_is_how_the_dashboard_ends(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    served: list[object] = []
+
+    def serve(spec: LoadSpec, host: str, port: int, browser: bool) -> None:
+        served.append((spec.context, host, browser))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("app.serve.serve", serve)
+    assert cli.main(["--context", "512", "--no-browser"]) == 0
+    assert served == [(512, "127.0.0.1", False)]
+    assert capsys.readouterr() == ("", "")
 
 
 def test_one_failed_check_fails_the_run_and_pytest_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,7 +161,7 @@ class TransferEngine:
         self.finished.append(ticket)
 
     def _next(self) -> Ticket | None:
-        """Block for the next copy to make; None when closing. Waits while the link is busy, so queues stay cancellable."""
+        """Block for the next copy to make; None when closing. While the link is busy, queues stay cancellable."""
         with self._lock:
             while not self._closing:
                 busy = self.pace.free_s - time.perf_counter() if self.pace else 0.0

@@ -76,4 +76,5 @@ class KVCache:
     def bytes(self) -> int:
         """Device bytes allocated now."""
         tensors = [t for layer in self._others for t in vars(layer).values() if isinstance(t, torch.Tensor)]
-        return sum(layer.bytes for layer in self._reserved.values()) + sum(t.numel() * t.element_size() for t in tensors)
+        reserved = sum(layer.bytes for layer in self._reserved.values())
+        return reserved + sum(t.numel() * t.element_size() for t in tensors)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from app.host import Host
+from app.live import Answer
 from app.store import Store
 from core.config import LoadSpec, Sampling
 from core.types import Piece
@@ -50,6 +51,26 @@ class GatedEngine(QuickEngine):
             if piece.kind != "end":
                 while not cancel.is_set() and not self.gate.acquire(timeout=0.01):
                     pass
+
+
+def follow(answer: Answer, until: Callable[[Answer], bool]) -> None:
+    """Wait as a tab does, until the answer is as wanted."""
+    version = -1
+    while not until(answer):
+        seen = version
+        version = answer.wait(version, WAIT_S)
+        assert version != seen or answer.finished, f"nothing happened: {answer.state}, {answer.n_tokens} tokens"
+        assert until(answer) or not answer.finished, f"it ended: {answer.state} {answer.error}"
+
+
+def ended(answer: Answer) -> Answer:
+    assert answer.join(WAIT_S), f"still {answer.state}"
+    return answer
+
+
+def texts(host: Host, chat: int | None) -> list[tuple[str, str, str]]:
+    assert chat is not None
+    return [(m.role, m.text, m.state) for m in host.messages(chat)]
 
 
 @pytest.fixture

@@ -1,46 +1,21 @@
-"""The host over a fake engine: answers, queue, settings, loading, and what happens when things go wrong."""
+"""The host over a fake engine: answers, their queue, and what happens when things go wrong."""
 
 from __future__ import annotations
 
 import logging
-import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from app.host import Host
-from app.live import Answer
 from app.store import Store, StoreError
-from core.config import LoadSpec, Sampling
-from core.errors import BudgetError, BusyError, ContextError, ModelError, MoestroError
+from core.config import Sampling
+from core.errors import BusyError, ContextError, ModelError, MoestroError
 from core.types import Piece, StepRecord
-from tests.app.conftest import WAIT_S, GatedEngine, QuickEngine, open_host
-from tests.fakes import FakeEngine, fake_estimate
-
-
-def follow(answer: Answer, until: Callable[[Answer], bool]) -> None:
-    """Wait as a tab does, until the answer is as wanted."""
-    version = -1
-    while not until(answer):
-        seen = version
-        version = answer.wait(version, WAIT_S)
-        assert version != seen or answer.finished, f"nothing happened: {answer.state}, {answer.n_tokens} tokens"
-        assert until(answer) or not answer.finished, f"it ended: {answer.state} {answer.error}"
-
-
-def ended(answer: Answer) -> Answer:
-    assert answer.join(WAIT_S), f"still {answer.state}"
-    return answer
-
-
-def texts(host: Host, chat: int | None) -> list[tuple[str, str, str]]:
-    assert chat is not None
-    return [(m.role, m.text, m.state) for m in host.messages(chat)]
+from tests.app.conftest import GatedEngine, QuickEngine, ended, follow, open_host, texts
 
 
 def test_an_answer_is_streamed_counted_and_kept(gated_host: Host, gated: type[GatedEngine]) -> None:
@@ -190,6 +165,26 @@ def test_a_full_disk_mid_answer_is_told_and_the_host_goes_on(host: Host, monkeyp
     assert ended(host.chat(answer.chat_id, "again")).error == ""
 
 
+def test_an_answer_that_cannot_be_saved_lets_go_of_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Any] = []  # a reference, so that only an explicit close can end the generator
+
+    class Kept(QuickEngine):
+        def generate(self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling,
+                     cancel: threading.Event | None = None) -> Iterator[Piece]:
+            kept.append(super().generate(messages, sampling, cancel))
+            return iter(kept[-1])
+
+    def token(*args: Any) -> None:
+        raise StoreError("The disk is full.")
+
+    host = open_host(tmp_path, Kept)
+    monkeypatch.setattr(host.store, "token", token)
+    answer = ended(host.chat(None, "hello"))
+    assert (answer.error, answer.undone) == ("The disk is full.", True)
+    assert kept[0].gi_frame is None, "the generator is still open and with it the engine's leases"
+    host.close()
+
+
 def test_stop_keeps_what_was_written_and_takes_back_what_was_not_begun(gated_host: Host,
                                                                        gated: type[GatedEngine]) -> None:
     first, second = gated_host.chat(None, "one"), gated_host.chat(None, "two")
@@ -247,239 +242,6 @@ def test_the_engine_sees_the_chat_as_shown(tmp_path: Path) -> None:
     ended(host.regenerate(first.chat_id))
     assert seen[2] == seen[1]
     host.close()
-
-
-@pytest.mark.parametrize(("name", "value", "told"), [
-    ("budgets", "50%", "no setting called 'budgets'"), ("budget", "150%", "between 0 % and 100 %"),
-    ("eviction", "psychic", "Choose one of"), ("link_gbps", "fast", "must be a number"),
-    ("link_gbps", float("nan"), "must lie between")])
-def test_a_bad_setting_is_told_and_changes_nothing(host: Host, name: str, value: object, told: str) -> None:
-    before = dict(host.settings)
-    assert told in host.change(name, value)
-    assert told in host.change_many({"link_latency_us": 77.0, name: value})
-    assert dict(host.settings) == before
-
-
-def test_a_bad_sampling_value_is_told_and_changes_nothing(host: Host) -> None:
-    before = host.sampling
-    assert "must lie between" in host.set_sampling(top_k=5, temperature=9)
-    assert "no sampling setting" in host.set_sampling(heat=1)
-    assert host.sampling == before
-    assert host.set_sampling(temperature=0.5) == ""
-    assert host.sampling == replace(before, temperature=0.5)
-
-
-def test_an_engine_that_refuses_or_fails_a_change_is_told(host: Host, monkeypatch: pytest.MonkeyPatch,
-                                                          caplog: pytest.LogCaptureFixture) -> None:
-    def refuse(self: FakeEngine, changes: Mapping[str, object]) -> None:
-        raise BudgetError("The device has only 3 GB free.")
-
-    def fail(self: FakeEngine, changes: Mapping[str, object]) -> None:
-        raise RuntimeError("CUDA error 700")
-
-    monkeypatch.setattr(FakeEngine, "change", refuse)
-    assert host.change("budget", "100%") == "The device has only 3 GB free."
-    monkeypatch.setattr(FakeEngine, "change", fail)
-    assert "error inside Moestro" in host.change("budget", "100%")
-    assert "CUDA error 700" in caplog.text
-    assert str(host.settings["budget"]) == "50%"
-
-
-def test_settings_move_while_tokens_stream_and_are_recorded(gated_host: Host, gated: type[GatedEngine]) -> None:
-    answer = gated_host.chat(None, "one")
-    gated.gate.release(2)
-    follow(answer, lambda a: a.n_tokens == 2)
-    assert gated_host.change("budget", "25%") == ""
-    assert str(gated_host.settings["budget"]) == "25%"
-    gated.gate.release(100)
-    ended(answer)
-    rows = gated_host.store.db.rows("SELECT * FROM changes")
-    assert [(r["step"], r["name"], r["old"], r["new"]) for r in rows] == [(3, "budget", "50%", "25%")]
-    steps = list(gated_host.store.steps.records(chat=answer.chat_id))
-    assert steps[2].slots == 2 * steps[3].slots
-
-
-def test_with_telemetry_off_only_the_change_itself_is_recorded(host: Host) -> None:
-    assert host.change("telemetry", False) == ""
-    answer = ended(host.chat(None, "one"))
-    assert answer.n_tokens == 12
-    assert len(list(host.store.steps.records(chat=answer.chat_id))) == 1
-    assert [r["name"] for r in host.store.db.rows("SELECT name FROM changes")] == ["telemetry"]
-
-
-def test_settings_sampling_and_model_are_remembered(tmp_path: Path) -> None:
-    host = open_host(tmp_path, loaded=False)
-    assert host.last_spec() is None
-    assert host.change("budget", "75%") == ""
-    assert host.plan("demo").settings["budget"] == "75%"
-    loading = host.load(host.plan("demo", context=320, format="int8"))
-    assert loading.join(WAIT_S)
-    assert (host.model, host.context, host.settings["budget"]) == ("demo", 320, "75%")
-    assert host.change("eviction", "lfu") == ""
-    host.set_sampling(temperature=0.7)
-    host.close()
-
-    host = open_host(tmp_path, loaded=False)
-    spec = host.last_spec()
-    assert spec is not None
-    assert (spec.model, spec.context, spec.format) == ("demo", 320, "int8")
-    assert (spec.settings["budget"], spec.settings["eviction"]) == ("75%", "lfu")
-    assert host.sampling.temperature == 0.7
-    host.close()
-
-
-def test_forgotten_names_of_an_earlier_version_do_no_harm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    store = Store(tmp_path)
-    store.db.put("settings", {"budget": "75%", "gone": 1, "eviction": "gone"})
-    store.db.put("sampling", {"top_k": 4, "gone": 1})
-    store.db.put("spec", {"model": "demo", "gone": 1, "format": "gone", "context": 320})
-    store.close()
-    host = open_host(tmp_path, loaded=False)
-    assert (host.settings["budget"], host.sampling.top_k) == ("75%", 4)
-    spec = host.last_spec()
-    assert spec is not None
-    assert (spec.model, spec.format, spec.context) == ("demo", "checkpoint", 320)
-    assert caplog.text.count("earlier version") == 4
-    host.close()
-
-
-# -- loading -----------------------------------------------------------------------------------------------------------
-
-
-class SlowLoad(QuickEngine):
-    """Loads when the test lets it; fails when told to. Remembers who is in memory."""
-
-    go = threading.Event()
-    began = threading.Event()
-    failure: Exception | None = None
-    alive: set[str] = set()  # noqa: RUF012 - each test makes a class of its own
-
-    @classmethod
-    def load(cls, spec: LoadSpec, progress: Callable[[str, float], None] = lambda text, share: None,
-             cancel: threading.Event | None = None) -> FakeEngine:
-        progress("Reading weights", 0.25)
-        cls.began.set()
-        while not cls.go.wait(0.01):
-            if cancel is not None and cancel.is_set():
-                raise ModelError("Cancelled.")
-        if cls.failure is not None:
-            raise cls.failure
-        cls.alive.add(spec.model)
-        return cls(spec)
-
-    def unload(self) -> None:
-        self.alive.discard(self.spec.model)
-        super().unload()
-
-
-@pytest.fixture
-def slow() -> type[SlowLoad]:
-    return type("Slow", (SlowLoad,), {"go": threading.Event(), "began": threading.Event(), "alive": set()})
-
-
-@pytest.fixture
-def slow_host(tmp_path: Path, slow: type[SlowLoad]) -> Iterator[Host]:
-    """A host with model "old" loaded, whose next load waits for `slow.go`."""
-    slow.go.set()
-    host = open_host(tmp_path, slow, loaded=False)
-    assert host.load(host.plan("old")).join(WAIT_S)
-    slow.go.clear()
-    slow.began.clear()
-    yield host
-    slow.go.set()
-    host.close()
-
-
-def test_a_load_shows_its_progress_and_holds_everybody_else_off(slow_host: Host, slow: type[SlowLoad]) -> None:
-    loading = slow_host.load(slow_host.plan("new"))
-    assert slow.began.wait(WAIT_S)
-    assert (loading.text, loading.share, loading.finished, slow_host.busy) == ("Reading weights", 0.25, False, True)
-    with pytest.raises(BusyError, match="being loaded"):
-        slow_host.load(slow_host.plan("third"))
-    with pytest.raises(BusyError, match="being loaded"):
-        slow_host.unload()
-    with pytest.raises(BusyError, match="still being loaded"):
-        slow_host.chat(None, "hello")
-    assert slow_host.change("budget", "75%") == ""  # moved during the load: the new model gets it
-    slow.go.set()
-    assert loading.join(WAIT_S)
-    assert (loading.state, loading.share, slow_host.model, slow.alive) == ("done", 1.0, "new", {"new"})
-    assert slow_host.settings["budget"] == "75%"
-    assert ended(slow_host.chat(None, "hello")).error == ""
-    assert [one.model for one in slow_host.store.steps.loads() if one.ended is None] == ["new"]
-
-
-def test_a_cancelled_load_keeps_the_old_model(slow_host: Host, slow: type[SlowLoad]) -> None:
-    loading = slow_host.load(slow_host.plan("new"))
-    assert slow.began.wait(WAIT_S)
-    slow_host.cancel_load()
-    assert loading.join(WAIT_S)
-    assert (loading.state, loading.error, slow_host.model, slow.alive) == ("cancelled", "", "old", {"old"})
-    assert "old is still loaded" in loading.text
-
-
-def test_a_load_that_does_not_fit_is_told_before_anything_is_given_up(slow_host: Host) -> None:
-    loading = slow_host.load(LoadSpec("new", settings=slow_host.settings.with_({"budget": "5%"})))
-    assert loading.join(WAIT_S)
-    assert loading.state == "error"
-    assert "give at least" in loading.error
-    assert "old is still loaded" in loading.error
-    assert slow_host.model == "old"
-    assert slow_host.settings["budget"] == "50%"
-
-
-@pytest.mark.parametrize(("failure", "told"), [
-    (ModelError("The file model.safetensors is cut short. Download it again."), "cut short"),
-    (RuntimeError("tensor of shape [3]"), "error inside Moestro")])
-def test_a_failed_load_keeps_the_old_model(slow_host: Host, slow: type[SlowLoad], failure: Exception, told: str,
-                                           caplog: pytest.LogCaptureFixture) -> None:
-    slow.failure = failure
-    slow.go.set()
-    loading = slow_host.load(slow_host.plan("new"))
-    assert loading.join(WAIT_S)
-    assert told in loading.error
-    assert "shape [3]" not in loading.error
-    assert str(failure) in caplog.text or isinstance(failure, MoestroError)
-    assert (loading.state, slow_host.model, slow.alive) == ("error", "old", {"old"})
-    assert ended(slow_host.chat(None, "hello")).error == ""
-
-
-def test_when_memory_holds_one_model_a_failed_load_says_what_became_of_the_old(
-        slow_host: Host, slow: type[SlowLoad], monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-
-    def estimate(spec: LoadSpec, reusable: int = 0) -> Any:
-        asked.append(reusable)
-        return replace(fake_estimate(spec), problem="" if reusable else "Only 2 GB are free.")
-
-    monkeypatch.setitem(sys.modules, "core.fit", SimpleNamespace(estimate=estimate))
-    slow_host._estimate = None  # core's own, which knows what unloading gives back
-    slow.failure = ModelError("The file is cut short.")
-    slow.go.set()
-    loading = slow_host.load(slow_host.plan("new"))
-    assert loading.join(WAIT_S)
-    assert "old had been unloaded to make room" in loading.error
-    assert (slow_host.model, slow.alive) == (None, set())
-    assert asked[0] == 0 < asked[1]
-    slow.failure = None
-    assert slow_host.load(slow_host.plan("new")).join(WAIT_S)
-    assert slow_host.loading is not None
-    assert slow_host.loading.error == "Only 2 GB are free."  # nothing is loaded that would give memory back
-
-
-def test_loading_and_unloading_wait_for_answers(gated_host: Host, gated: type[GatedEngine]) -> None:
-    answer = gated_host.chat(None, "one")
-    with pytest.raises(BusyError, match="An answer is being written"):
-        gated_host.load(gated_host.plan("demo"))
-    with pytest.raises(BusyError, match="An answer is being written"):
-        gated_host.unload()
-    gated.gate.release(100)
-    ended(answer)
-    gated_host.unload()
-    assert (gated_host.model, gated_host.frame(), gated_host.memory(), gated_host.shape) == (None, None, None, None)
-    gated_host.unload()  # nothing left to unload
-    assert gated_host.change("budget", "75%") == ""
-    assert gated_host.settings["budget"] == "75%"
 
 
 def test_close_stops_saves_and_refuses_more(tmp_path: Path, gated: type[GatedEngine]) -> None:

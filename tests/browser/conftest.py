@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -96,10 +97,21 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
+@pytest.fixture(scope="session")
+def profile(chromium: Any) -> Callable[..., Any]:
+    """A browser profile for each kind of screen, kept for the session: its cache makes every page after the first quick."""
+
+    @cache
+    def get(width: int, height: int, scheme: str) -> Any:
+        return chromium.new_context(viewport={"width": width, "height": height}, color_scheme=scheme, accept_downloads=True)
+
+    return get
+
+
 @pytest.fixture
-def open_page(chromium: Any, server: str) -> Iterator[Open]:
-    """Open the dashboard in a fresh browser profile; at the end, assert that every page kept to itself and was calm."""
-    contexts: list[Any] = []
+def open_page(profile: Callable[..., Any], server: str) -> Iterator[Open]:
+    """Open the dashboard as a new user; at the end, assert that every page kept to itself and was calm."""
+    pages: list[Any] = []
     outside: list[str] = []
     errors: list[str] = []
 
@@ -108,18 +120,17 @@ def open_page(chromium: Any, server: str) -> Iterator[Open]:
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("console", lambda m: errors.append(f"{m.text} {m.location}") if m.type == "error" else None)
 
-    def open_(path: str = "/", width: int = 1366, height: int = 768, scheme: str = "dark", context: Any = None) -> Dashboard:
-        if context is None:
-            context = chromium.new_context(viewport={"width": width, "height": height}, color_scheme=scheme, accept_downloads=True)
-            contexts.append(context)
-        page = context.new_page()
+    def open_(path: str = "/", width: int = 1366, height: int = 768, scheme: str = "dark") -> Dashboard:
+        page = profile(width, height, scheme).new_page()
         page.set_default_timeout(30_000)
+        pages.append(page)
         watch(page)
         return Dashboard(page, server).goto(path)
 
     yield open_
-    for context in contexts:
-        context.close()
+    for page in pages:
+        page.evaluate("localStorage.clear()")
+        page.close()
     assert not outside, f"requests left this machine: {outside}"
     assert not errors, f"the page reported errors: {errors}"
 

@@ -52,8 +52,9 @@ class Dashboard:
 
     def answered(self) -> Dashboard:
         """The answer stands in the chat and the tail is gone."""
-        self.page.wait_for_function(f"{ANSWERING} === '0' && document.querySelector('.tail').dataset.state === 'none'")
-        self.page.wait_for_function("document.querySelector('#send').offsetParent !== null")
+        self.page.wait_for_function("""() => document.body.dataset.answering === '0'
+            && document.querySelector('.tail').dataset.state === 'none' && document.querySelector('#send').offsetParent !== null
+            && document.querySelectorAll('#chat .user-row').length === document.querySelectorAll('#chat .bot-row').length""")
         return self
 
     def answers(self) -> list[str]:

@@ -67,7 +67,7 @@ def test_a_reload_in_the_middle_loses_nothing(dashboard: Dashboard) -> None:
 
 
 def test_a_second_tab_waits_its_turn_and_can_stop_waiting(dashboard: Dashboard, open_page: Open) -> None:
-    other = open_page(context=dashboard.page.context)
+    other = open_page()
     dashboard.ask("I am first").streaming()
     other.ask("I am second")
     other.wait_text("[data-t=line]", "Queued")
@@ -79,7 +79,7 @@ def test_a_second_tab_waits_its_turn_and_can_stop_waiting(dashboard: Dashboard, 
 
 def test_two_tabs_on_one_chat_show_the_same(dashboard: Dashboard, open_page: Open) -> None:
     dashboard.ask("Seen by both").streaming()
-    other = open_page(path="/" + dashboard.page.evaluate("location.search"), context=dashboard.page.context)
+    other = open_page(path="/" + dashboard.page.evaluate("location.search"))
     other.streaming()
     dashboard.stop()
     other.answered()

@@ -1,4 +1,4 @@
-"""The budget is a promise: checked before a load, kept while it is moved, and its arithmetic is the one that is shown."""
+"""The budget is a promise: checked before a load, kept while it is moved, and the sums shown are the sums used."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def test_the_estimate_is_what_the_load_then_takes(model: Path) -> None:
         assert (fit.dense, fit.kv, fit.workspace) == (memory.dense, memory.kv, memory.workspace)
         assert fit.slots * fit.shape.expert_bytes == memory.experts
         assert memory.peak == memory.used == fit.budget
-        assert memory.dense == sum(p.numel() * p.element_size() for p in {id(p): p for p in engine.model.parameters()}.values()) \
-            + sum(b.numel() * b.element_size() for b in engine.model.buffers())
+        tensors = {id(t): t for t in (*engine.model.parameters(), *engine.model.buffers())}
+        assert memory.dense == sum(t.numel() * t.element_size() for t in tensors.values())
         assert memory.host == fit.host
         engine.unload()
 
@@ -102,8 +102,8 @@ def test_growing_into_a_full_device_keeps_what_there_is(engine: Engine, monkeypa
     list(engine.generate(CHAT, Sampling(max_new_tokens=2)))
 
 
-@pytest.mark.parametrize("bad", [{"nothing": 1}, {"eviction": "mru"}, {"link_gbps": -1}, {"eviction.lfu.half_life": 1.5},
-                                 {"predictor.gate.width": "many"}])
+@pytest.mark.parametrize("bad", [{"nothing": 1}, {"eviction": "mru"}, {"link_gbps": -1},
+                                 {"eviction.lfu.half_life": 1.5}, {"predictor.gate.width": "many"}])
 def test_bad_settings_are_refused_by_name(engine: Engine, bad: dict[str, object]) -> None:
     before = engine.settings
     with pytest.raises(SettingError, match=next(iter(bad)).split(".")[-1]):

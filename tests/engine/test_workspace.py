@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from torch.profiler import ProfilerActivity, profile
 
 from core.config import LoadSpec, Sampling, Settings

@@ -50,7 +50,7 @@ class LFU:
         found: int | None = None
         while self._heap and found is None:
             entry = self._heap[0]
-            count, tick, eid = entry
+            _, tick, eid = entry
             if eid not in self._resident or self._last[eid] != tick:
                 heapq.heappop(self._heap)
             elif eid in blocked:

@@ -1,0 +1,127 @@
+"""The web application: the dashboard, live frames, exports and health. Only this machine's own pages may talk to it."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterable
+from urllib.parse import urlsplit
+
+import psutil
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
+from starlette.background import BackgroundTask
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app import completions, export, frames
+from app.host import Host
+from core import __version__
+from core.errors import BusyError, ModelError, MoestroError
+
+log = logging.getLogger("moestro.app")
+EVERYWHERE = ("0.0.0.0", "::", "")
+
+
+def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, address: str = "127.0.0.1") -> FastAPI:
+    """The application over a host. `ui` mounts the dashboard on it; `address` is what the server binds to.
+
+    Requests are answered for this machine's own names and `address` only, and none that another site's page makes.
+    """
+    app = FastAPI(title="Moestro", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(SameOrigin)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=trusted(address), www_redirect=False)
+    app.add_exception_handler(MoestroError, told)
+    exports = host.store.folder / "exports"
+    shutil.rmtree(exports, ignore_errors=True)  # of a server that was killed while sending one
+
+    @app.get("/healthz")
+    def health() -> dict[str, object]:
+        loading = host.loading
+        return {"status": "ok", "model": host.model, "busy": host.busy, "waiting": host.waiting, "version": __version__,
+                "loading": loading.share if loading is not None and not loading.finished else None}
+
+    @app.get("/live/frame")
+    def frame(layer: int = 0, since: str = "") -> Response:
+        busy = host.busy
+        version = f"{host.version}.{layer}.{int(busy)}"  # taken before the frame: at worst it is sent once more
+        headers = {"x-version": version, "cache-control": "no-store"}
+        if since == version:
+            return Response(status_code=204, headers=headers)
+        model = host.model
+        data = frames.encode(host.frame(layer), model=model, version=version, busy=busy)
+        return Response(data, media_type="application/octet-stream", headers=headers)
+
+    @app.get("/export/session.zip")
+    def session(load: int | None = None) -> Response:
+        load = load if load is not None else host.load_id
+        if load is None:
+            loads = host.store.steps.loads()
+            if not loads:
+                return PlainTextResponse("Nothing has been recorded yet. Load a model and ask it something.", 404)
+            load = loads[-1].id
+        return send(f"moestro-session-{load}", load=load)
+
+    @app.get("/export/{chat}.zip")
+    def chat(chat: int) -> Response:
+        return send(f"moestro-chat-{chat}", chat=chat)
+
+    def send(name: str, chat: int | None = None, load: int | None = None) -> Response:
+        path = exports / f"{name}-{time.time_ns()}.zip"
+        try:
+            export.write(host.store, path, chat=chat, load=load)
+        except MoestroError as error:
+            status = 404 if isinstance(error, export.NothingThere) else 507
+            return PlainTextResponse(str(error), status)  # a link leads here: what the browser then shows is this text
+        return FileResponse(path, filename=f"{name}.zip", media_type="application/zip",
+                            background=BackgroundTask(path.unlink, missing_ok=True))
+
+    app.include_router(completions.router(host))
+    if ui is not None:
+        ui(app)
+    return app
+
+
+def told(request: Request, error: Exception) -> JSONResponse:
+    """A MoestroError as JSON, in the words meant for the user."""
+    status = 409 if isinstance(error, (BusyError, ModelError)) else 400
+    return JSONResponse({"error": {"message": str(error), "type": type(error).__name__}}, status)
+
+
+def trusted(address: str) -> list[str]:
+    """Names by which this server may be called: its own machine's, and the address it was told to bind to."""
+    names = ["127.0.0.1", "localhost"]
+    if address in EVERYWHERE:
+        names += [one.address for card in psutil.net_if_addrs().values() for one in card if ":" not in one.address]
+        names.append(socket.gethostname())
+    elif address not in names:
+        names.append(address)
+    return names
+
+
+class SameOrigin:
+    """Refuses what a page of another origin asks for; a plain link to the dashboard may still be followed."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in ("http", "websocket") and not allowed(scope["headers"]):
+            log.warning("refused a request of another site's page for %s", scope["path"])
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1008})
+                return
+            await PlainTextResponse("This request came from a page that is not Moestro's.", 403)(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
+
+
+def allowed(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Is the request from our own page, or from no page at all? Header names are lower case."""
+    found = {name: value.decode("latin-1") for name, value in headers}
+    origin = found.get(b"origin")
+    if origin is not None:
+        return urlsplit(origin).netloc.lower() == found.get(b"host", "").lower() != ""
+    return found.get(b"sec-fetch-site") not in ("cross-site", "same-site") or found.get(b"sec-fetch-mode") == "navigate"

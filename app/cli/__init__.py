@@ -1,0 +1,77 @@
+"""The commands behind `launch.py`, one small file each. Nothing heavy is imported before a command runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from collections.abc import Sequence
+from datetime import datetime
+
+from app.cli import bench, chat, doctor, settings, test, ui
+from app.store.home import data_dir
+from core.errors import MoestroError
+
+# Each has HELP, add_arguments(parser) and run(args) -> exit code.
+COMMANDS = {"ui": ui, "chat": chat, "bench": bench, "doctor": doctor, "settings": settings, "test": test}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of every command; options for settings come out of the registry."""
+    parser = argparse.ArgumentParser(prog="launch.py", epilog="Without a command, the dashboard opens.",
+                                     description="Run Mixture-of-Experts models larger than GPU memory.")
+    commands = parser.add_subparsers(dest="command", metavar="command", required=True)
+    for name, module in COMMANDS.items():
+        command = commands.add_parser(name, help=module.HELP, description=module.HELP, allow_abbrev=False,
+                                      usage=f"launch.py {name} [options]")
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    return parser
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line: no command means `ui`, and what `test` does not know goes on to pytest."""
+    words = list(arguments)
+    if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
+        words.insert(0, "ui")
+    parser = build_parser()
+    args, rest = parser.parse_known_args(words)
+    if args.command == "test":
+        args.pytest = rest
+    elif rest:
+        parser.error(f"{args.command} does not know {' '.join(rest)}. See launch.py {args.command} --help.")
+    return args
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command. Exit codes: 0 good, 1 failed, 2 not possible as asked, 130 stopped by Ctrl-C."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a console that lacks a character must not end an answer
+    try:
+        args = parse(arguments)
+        return int(args.run(args))
+    except MoestroError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nStopped.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return 1
+    except Exception as error:
+        print(f"Something unforeseen went wrong: {error or type(error).__name__}\n{write_log(error)}", file=sys.stderr)
+        return 1
+
+
+def write_log(error: Exception) -> str:
+    """Append the traceback to the log in the data directory; a line saying where, or the traceback if that fails."""
+    text = "".join(traceback.format_exception(error))
+    log = data_dir() / "moestro.log"
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a", encoding="utf-8") as file:
+            file.write(f"--- {datetime.now().astimezone():%Y-%m-%d %H:%M:%S%z}  {' '.join(sys.argv)}\n{text}")
+    except OSError:
+        return text
+    return f"The details are in {log}"

@@ -1,0 +1,159 @@
+"""`chat`: one answer to `--prompt`, or a conversation, in this terminal. Answers go to stdout, the rest to stderr."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import threading
+from collections.abc import Callable
+
+from app.cli import options
+from app.cli.interrupt import stoppable
+from app.face import EngineFace
+from core.config import LoadSpec, Sampling
+from core.errors import MoestroError
+from core.types import AnswerStats
+
+HELP = "Talk to a model in this terminal."
+HINT = """Write a message. /reset starts over, /set name value changes a setting, /stats shows the last answer's
+figures, /quit or the end of input leaves. Ctrl-C stops an answer, or leaves when there is none."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--prompt", metavar="TEXT", help="answer this and leave")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON with the figures after each answer")
+    options.add_settings(parser)
+    options.add_sampling(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    spec, sampling = options.spec(args), options.sampling(args)
+    engine = load(spec)
+    try:
+        chat = Chat(engine, spec, sampling, args.json)
+        if args.prompt is not None:
+            return 130 if chat.ask(args.prompt).reason == "cancelled" else 0
+        return chat.converse()
+    finally:
+        engine.unload()
+
+
+def load(spec: LoadSpec) -> EngineFace:
+    """Load the engine with its progress on stderr; here, so that `launch.py --help` does not wait for torch."""
+    from core.engine import Engine
+
+    cancel = threading.Event()
+    try:
+        with stoppable(cancel):
+            return Engine.load(spec, Progress(), cancel)
+    except MoestroError:
+        if cancel.is_set():
+            raise KeyboardInterrupt from None
+        raise
+
+
+class Progress:
+    """Prints each new step once, and over itself in a terminal."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def __call__(self, text: str, share: float | None = None) -> None:
+        if sys.stderr.isatty():
+            done = "" if share is None else f" {share:.0%}"
+            print(f"\r\033[K{text}{done}", end="\n" if share == 1 else "", file=sys.stderr, flush=True)
+        elif text != self._last:
+            print(text, file=sys.stderr, flush=True)
+        self._last = text
+
+
+class Chat:
+    """A conversation with its history. A stopped or failed answer leaves no half of itself in the history."""
+
+    def __init__(self, engine: EngineFace, spec: LoadSpec, sampling: Sampling, as_json: bool) -> None:
+        self.engine, self.spec, self.sampling, self.as_json = engine, spec, sampling, as_json
+        self.history: list[dict[str, str]] = []
+        self.stats: AnswerStats | None = None
+
+    def ask(self, prompt: str) -> AnswerStats:
+        """Stream one answer to stdout, then its figures. Raises MoestroError as the engine does."""
+        cancel, text, stats = threading.Event(), "", None
+        messages = [*self.history, {"role": "user", "content": prompt}]
+        with stoppable(cancel):
+            for piece in self.engine.generate(messages, self.sampling, cancel):
+                if piece.kind == "token":
+                    text += piece.text
+                    print(piece.text, end="", flush=True)
+                elif piece.kind == "end":
+                    stats = piece.stats
+        print(flush=True)
+        if stats is None:
+            raise RuntimeError("the engine ended an answer without its figures")
+        self.stats = stats
+        if stats.reason != "cancelled":
+            self.history = [*messages, {"role": "assistant", "content": text}]
+        if self.as_json:
+            print(json.dumps(self.report(text, stats)), flush=True)
+        else:
+            print(line(stats), file=sys.stderr, flush=True)
+        return stats
+
+    def report(self, text: str, stats: AnswerStats) -> dict[str, object]:
+        """Everything needed to repeat and compare an answer, as plain values."""
+        return {"model": self.spec.model, "text": text, **dataclasses.asdict(stats), "loading": self.spec.describe(),
+                "settings": dict(self.engine.settings), "sampling": dataclasses.asdict(self.sampling)}
+
+    def converse(self) -> int:
+        """Read messages and commands until the end of input, /quit, or Ctrl-C while nothing is being answered."""
+        print(HINT, file=sys.stderr)
+        while True:
+            try:
+                words = input("> " if sys.stdin.isatty() else "").strip()
+            except (EOFError, KeyboardInterrupt):
+                print(file=sys.stderr)
+                return 0
+            try:
+                if words == "/quit":
+                    return 0
+                if words.startswith("/"):
+                    self.command(words)
+                elif words:
+                    self.ask(words)
+            except MoestroError as error:
+                print(error, file=sys.stderr)
+
+    def command(self, words: str) -> None:
+        """One line that starts with a slash. Raises SettingError."""
+        name, _, rest = words.partition(" ")
+        known: dict[str, Callable[[str], str]] = {"/reset": self._reset, "/set": self._set, "/stats": self._stats}
+        print(known[name](rest) if name in known else HINT, file=sys.stderr)
+
+    def _reset(self, rest: str) -> str:
+        self.history = []
+        return "The conversation starts over."
+
+    def _set(self, rest: str) -> str:
+        name, _, value = rest.strip().replace("=", " ").partition(" ")
+        where, name, checked = options.assign(name, value.strip())
+        if where == options.LOAD:
+            return f"{name} acts when a model is loaded: start again with --{name.replace('_', '-')} {checked}."
+        if where == options.DRAW:
+            self.sampling = Sampling.checked(**dataclasses.asdict(self.sampling) | {name: checked})
+        else:
+            self.engine.change({name: checked})
+        return f"{name} = {checked}"
+
+    def _stats(self, rest: str) -> str:
+        if self.stats is None:
+            return "Nothing has been answered yet."
+        return "\n".join(f"{name:18} {value}" for name, value in dataclasses.asdict(self.stats).items())
+
+
+def line(stats: AnswerStats) -> str:
+    """The figures under an answer, on one line."""
+    hit = "" if stats.hit_rate is None else f" · hit rate {stats.hit_rate:.0%}"
+    marks = (" · emulated link" if stats.emulated else "") + ("" if stats.exact else " · not exact")
+    return (f"[{stats.new_tokens} tokens · {stats.tok_s:.1f} tok/s · first after {stats.ttft_ms:.0f} ms{hit}"
+            f" · {stats.demand_bytes / 1e6:.1f} MB fetched · {stats.reason}{marks}]")

@@ -1,0 +1,94 @@
+"""`doctor`: what Moestro sees of this machine, and what stands in its way."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import launch
+from app.cli import probes
+from app.store.home import data_dir
+from core import __version__
+
+HELP = "Show what hardware, versions, speeds and free memory Moestro sees."
+GB = 1e9
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def run(args: argparse.Namespace) -> int:
+    """1 when something stands in the way of running as fast as this machine can, else 0."""
+    found = examine(data_dir())
+    print(json.dumps(found, indent=2) if args.json else report(found))
+    return 1 if found["problems"] else 0
+
+
+def examine(folder: Path) -> dict[str, Any]:
+    """Everything, as plain values: bytes, GB/s (10^9), None where a machine has no such thing."""
+    import psutil
+
+    memory = psutil.virtual_memory()
+    found = {
+        "moestro": __version__, "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": platform.python_version(), "executable": sys.executable, "packages": packages(), "cpu": probes.cpu(),
+        "memory": {"total_bytes": memory.total, "free_bytes": memory.available}, "gpus": probes.gpus(),
+        "link": probes.link(), "disk": probes.disk(folder), "data_dir": str(folder), "chromium": probes.chromium()}
+    return found | {"problems": problems(found)}
+
+
+def packages() -> list[dict[str, Any]]:
+    """Every requirement, the version that is there ("" = none), and whether it is one that Moestro is made for."""
+    rows = []
+    for requirement in launch.requirements("ui"):
+        name = launch.name_of(requirement)
+        version = launch.installed(name)
+        rows.append({"name": name, "wanted": requirement.removeprefix(name), "version": version,
+                     "fits": launch.fits(version, requirement)})
+    return rows
+
+
+def problems(found: dict[str, Any]) -> list[str]:
+    """What to mend, in the user's words."""
+    wrong = [f"{p['name']} {p['version']} is not {p['wanted']}: run `python launch.py`, which installs what fits."
+             for p in found["packages"] if p["version"] and not p["fits"]]
+    if any(not gpu["usable"] for gpu in found["gpus"]):
+        wrong.append("There is an NVIDIA GPU, but this torch cannot use it: it is a CPU build, or the driver is too "
+                     "old for it. Update the driver, delete .venv and run `python launch.py` again.")
+    if problem := found["disk"].get("problem"):
+        wrong.append(f"The data directory cannot be written: {problem}. Let MOESTRO_HOME name another.")
+    return wrong
+
+
+def report(found: dict[str, Any]) -> str:
+    """The same for people."""
+    cpu, memory, link, disk = found["cpu"], found["memory"], found["link"], found["disk"]
+    rows = [("Moestro", found["moestro"]), ("System", found["system"]),
+            ("Python", f"{found['python']}  {found['executable']}")]
+    rows += [(p["name"], f"{p['version'] or 'not installed'}{'' if p['fits'] else '  (wanted: ' + p['wanted'] + ')'}")
+             for p in found["packages"]]
+    rows += [("CPU", f"{cpu['name']}, {cpu['cores'] or '?'} cores, {cpu['threads']} threads"),
+             ("CPU vectors", f"torch uses {cpu['torch_uses']}; has {' '.join(cpu['flags']) or 'no known flags'}"),
+             ("Memory", f"{memory['free_bytes'] / GB:.1f} GB free of {memory['total_bytes'] / GB:.1f} GB")]
+    rows += [("GPU", describe(gpu)) for gpu in found["gpus"]] or [("GPU", "none: experts are cached in main memory")]
+    read = f"read {disk['read_gbps']:.1f} GB/s{' (cached)' if disk['cached'] else ''}" if disk["read_gbps"] else ""
+    speeds = f"{read}, write {disk['write_gbps']:.1f} GB/s" if read else "not measured"
+    rows += [("Link", f"{link['gbps']:.1f} GB/s, {link['kind']}"),
+             ("Disk", f"{speeds}, {disk['free_bytes'] / GB:.0f} GB free in {disk['path']}"),
+             ("Data", found["data_dir"]), ("Chromium", found["chromium"] or "not found: the browser tests are skipped")]
+    rows += [("Problem", text) for text in found["problems"]]
+    return "\n".join(f"{name:14} {text}" for name, text in rows)
+
+
+def describe(gpu: dict[str, Any]) -> str:
+    """One GPU on one line."""
+    text = f"{gpu['name']}, {gpu['free_bytes'] / GB:.1f} GB free of {gpu['total_bytes'] / GB:.1f} GB"
+    if pcie := gpu.get("pcie"):
+        text += (f", PCIe {pcie['generation']} x{pcie['width']} now, at most {pcie['generation_max']} "
+                 f"x{pcie['width_max']}")
+    return text + ("" if gpu["usable"] else " (this torch cannot use it)")

@@ -1,0 +1,98 @@
+"""Command-line options for every setting, generated from the registry, and back from them to checked values."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from core.config import LOADING, SAMPLING, LoadSpec, Sampling, Settings, params
+from core.errors import SettingError
+from core.registry import Param, Value
+
+LIVE, LOAD, DRAW = "live:", "load:", "draw:"  # where in the namespace a generated option's value is kept
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """`--model`, and an option for each setting. A variant's own parameters are given with `--set name=value`."""
+    loading = parser.add_argument_group("model")
+    loading.add_argument("--model", default="demo", metavar="NAME", help='"demo", or a folder with a model '
+                         "(default: demo)")
+    _add(loading, LOADING, LOAD)
+    live = parser.add_argument_group("settings")
+    _add(live, [p for n, p in params().items() if "." not in n], LIVE)
+    live.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", type=_pair, dest="pairs",
+                      help="set anything by its full name, for example eviction.lfu.half_life=64; "
+                           "`launch.py settings` lists the names")
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """An option for each way of drawing tokens."""
+    _add(parser.add_argument_group("sampling"), SAMPLING, DRAW)
+
+
+def spec(args: argparse.Namespace) -> LoadSpec:
+    """What to load, and with which live settings. Raises SettingError."""
+    return LoadSpec.checked(args.model, Settings(_given(args, LIVE)), **_given(args, LOAD))
+
+
+def sampling(args: argparse.Namespace) -> Sampling:
+    """How tokens are drawn. Raises SettingError."""
+    return Sampling.checked(**_given(args, DRAW))
+
+
+def assign(name: str, value: object) -> tuple[str, str, Value]:
+    """Check one value by its setting's name; (where it belongs, name, value). Raises SettingError."""
+    groups: dict[str, Mapping[str, Param]] = {
+        LIVE: params(), LOAD: {p.name: p for p in LOADING}, DRAW: {p.name: p for p in SAMPLING}}
+    for where, known in groups.items():
+        if name in known:
+            return where, name, known[name].check(value)
+    names = ", ".join(name for known in groups.values() for name in known)
+    raise SettingError(f"There is no setting called {name!r}. Settings: {names}.")
+
+
+def _add(group: Any, known: Any, where: str) -> None:
+    for param in known:
+        group.add_argument(f"--{param.name.replace('_', '-')}", dest=where + param.name, default=argparse.SUPPRESS,
+                           type=checked(param), metavar=_metavar(param), help=_help(param))
+
+
+def checked(param: Param) -> Callable[[str], Value]:
+    """A converter for argparse that says what is wrong as the registry says it."""
+
+    def convert(text: str) -> Value:
+        try:
+            return param.check(text)
+        except SettingError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
+
+
+def _pair(text: str) -> tuple[str, str, Value]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE, for example eviction.lfu.half_life=64.")
+    try:
+        return assign(name.strip(), value.strip())
+    except SettingError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _given(args: argparse.Namespace, where: str) -> dict[str, Value]:
+    named = {key.removeprefix(where): value for key, value in vars(args).items() if key.startswith(where)}
+    return named | {name: value for place, name, value in getattr(args, "pairs", ()) if place == where}
+
+
+def _metavar(param: Param) -> str:
+    if param.type == "choice":
+        return "{" + ",".join(param.choices) + "}"
+    if param.type == "bool":
+        return "{on,off}"
+    return {"int": "N", "float": "X", "text": "TEXT"}[param.type]
+
+
+def _help(param: Param) -> str:
+    default = {True: "on", False: "off"}[param.default] if isinstance(param.default, bool) else param.default
+    return f"{param.help} (default: {default}{param.unit and ' ' + param.unit})".replace("%", "%%")

@@ -1,0 +1,122 @@
+"""Measurements and look-ups about this machine for `doctor`. What a machine does not have is None, never a guess."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+MB = 10**6
+
+
+def cpu() -> dict[str, Any]:
+    """Processor, cores, and the vector instructions that torch's kernels will use."""
+    import psutil
+    import torch
+
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.is_file() else []
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    wanted = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "asimd")
+    flags = set((fields.get("flags") or fields.get("Features") or "").split())
+    return {"name": fields.get("model name") or platform.processor() or platform.machine(),
+            "cores": psutil.cpu_count(logical=False), "threads": os.cpu_count(),
+            "torch_uses": torch.backends.cpu.get_cpu_capability(), "flags": [flag for flag in wanted if flag in flags]}
+
+
+def gpus() -> list[dict[str, Any]]:
+    """Every GPU torch can use, with what NVML adds; without a usable torch, those that NVML alone knows. Bytes."""
+    import torch
+
+    found = []
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        properties = torch.cuda.get_device_properties(index)
+        free, total = torch.cuda.mem_get_info(index)
+        found.append({"name": properties.name, "usable": True, "total_bytes": total, "free_bytes": free,
+                      "capability": f"{properties.major}.{properties.minor}",
+                      **nvml(str(getattr(properties, "uuid", "")), index)})
+    return found or nvml_alone()
+
+
+def nvml(uuid: str, index: int) -> dict[str, Any]:
+    """PCIe generation and width, now and at most, and the driver, of one GPU; empty when NVML does not answer."""
+    import pynvml as nv
+
+    try:
+        nv.nvmlInit()
+        handle = nv.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}") if uuid else nv.nvmlDeviceGetHandleByIndex(index)
+        return {"driver": str(nv.nvmlSystemGetDriverVersion()), "pcie": {
+            "generation": nv.nvmlDeviceGetCurrPcieLinkGeneration(handle),
+            "generation_max": nv.nvmlDeviceGetMaxPcieLinkGeneration(handle),
+            "width": nv.nvmlDeviceGetCurrPcieLinkWidth(handle),
+            "width_max": nv.nvmlDeviceGetMaxPcieLinkWidth(handle)}}
+    except nv.NVMLError:
+        return {}
+
+
+def nvml_alone() -> list[dict[str, Any]]:
+    """NVIDIA GPUs that the driver shows and this torch cannot use."""
+    import pynvml as nv
+
+    try:
+        nv.nvmlInit()
+        handles = [nv.nvmlDeviceGetHandleByIndex(i) for i in range(nv.nvmlDeviceGetCount())]
+        memory = [nv.nvmlDeviceGetMemoryInfo(handle) for handle in handles]
+        return [{"name": str(nv.nvmlDeviceGetName(handle)), "usable": False, "total_bytes": int(m.total),
+                 "free_bytes": int(m.free)} for handle, m in zip(handles, memory, strict=True)]
+    except nv.NVMLError:
+        return []
+
+
+def link(repeats: int = 5, size: int = 128 * MB) -> dict[str, Any]:
+    """Best bandwidth of copies from host to device in GB/s: pinned to the GPU, or RAM to RAM where there is none."""
+    import torch
+
+    gpu = torch.cuda.is_available()
+    source = torch.ones(size, dtype=torch.uint8, pin_memory=gpu)
+    target = torch.zeros(size, dtype=torch.uint8, device="cuda" if gpu else "cpu")
+    best = float("inf")
+    for _ in range(repeats):
+        start = time.perf_counter()
+        target.copy_(source, non_blocking=gpu)
+        if gpu:
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - start)
+    return {"kind": "pinned host memory to GPU" if gpu else "memory to memory (no GPU)", "gbps": size / best / 1e9}
+
+
+def disk(folder: Path, size: int = 128 * MB) -> dict[str, Any]:
+    """Write and read speed where the data directory is, or will be, in GB/s; nothing is left behind."""
+    there = next((p for p in (folder, *folder.parents) if p.is_dir()), Path.cwd())
+    result: dict[str, Any] = {"path": str(there), "free_bytes": shutil.disk_usage(there).free, "write_gbps": None,
+                              "read_gbps": None, "cached": not hasattr(os, "posix_fadvise")}
+    block = os.urandom(MB)
+    try:
+        with tempfile.TemporaryFile(dir=there, buffering=0) as file:
+            start = time.perf_counter()
+            for _ in range(size // MB):
+                file.write(block)
+            os.fsync(file.fileno())
+            result["write_gbps"] = size / (time.perf_counter() - start) / 1e9
+            if hasattr(os, "posix_fadvise"):  # forget the cached copy, so that the disk is read and not memory
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            file.seek(0)
+            start = time.perf_counter()
+            while file.read(8 * MB):
+                pass
+            result["read_gbps"] = size / (time.perf_counter() - start) / 1e9
+    except OSError as error:
+        result["problem"] = str(error)
+    return result
+
+
+def chromium() -> str | None:
+    """A Chromium-like browser for the browser tests, or None."""
+    named = (shutil.which(n) for n in ("chromium", "chromium-browser", "google-chrome", "chrome", "msedge"))
+    folders = (os.environ.get(v) for v in ("PROGRAMFILES", "PROGRAMFILES(X86)", "LOCALAPPDATA"))
+    usual = (Path(f) / "Google/Chrome/Application/chrome.exe" for f in folders if f)
+    return next((n for n in named if n), None) or next((str(p) for p in usual if p.is_file()), None)

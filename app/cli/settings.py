@@ -1,0 +1,73 @@
+"""`settings`: the reference of every knob as Markdown, from the registry. `docs/settings.md` is its output."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+
+from core.config import GENERAL, KINDS, LOADING, SAMPLING, params
+from core.registry import Param, Variant, variants
+
+HELP = "Print the reference of every setting as Markdown."
+HEAD = """# Settings
+
+Generated from the registry by `python launch.py settings`; `docs/settings.md` is this text.
+
+Live settings act between two tokens, in the dashboard, with `/set name value` in a chat, and as options or
+`--set name=value` on the command line. Loading settings act when a model is loaded."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """It has no options."""
+
+
+def run(args: argparse.Namespace) -> int:
+    print(reference())
+    return 0
+
+
+def reference() -> str:
+    """Every setting with its default, bounds, help and source."""
+    known = params()
+    parts = [HEAD, "## Live", _table((p.name, known[p.name]) for p in GENERAL)]
+    for kind in KINDS:
+        parts.append(f"## {known[kind].title}: `{kind}`")
+        for variant in variants(kind):
+            parts += [f"### `{variant.name}`: {variant.title}", f"{variant.help}\n\nSource: {variant.source}."]
+            if variant.params:
+                parts.append(_table(_own(kind, variant)))
+    parts += ["## Sampling", _table((p.name, p) for p in SAMPLING), "## Loading", _table((p.name, p) for p in LOADING)]
+    return "\n\n".join(parts)
+
+
+def _own(kind: str, variant: Variant) -> list[tuple[str, Param]]:
+    return [(f"{kind}.{variant.name}.{param.name}", param) for param in variant.params]
+
+
+def _table(rows: Iterable[tuple[str, Param]]) -> str:
+    lines = ["| Setting | Default | Bounds | What it does |", "|---|---|---|---|"]
+    for name, param in rows:
+        cells = (f"`{name}`", _text(param.default), _bounds(param), f"{param.title}. {param.help}" if param.title else
+                 param.help)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _bounds(param: Param) -> str:
+    if param.type == "choice":
+        return ", ".join(param.choices)
+    if param.type == "bool":
+        return "on, off"
+    if param.low is None or param.high is None:
+        return "text" if param.type == "text" else "any number"
+    return f"{_number(param.low)} to {_number(param.high)}{param.unit and ' ' + param.unit}"
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else f"{value:g}"

@@ -1,0 +1,47 @@
+"""`test`: the linters, the type checker and the tests, cheapest first; pytest's closing line stands last."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+HELP = "Run the linters, the type checker and the tests. Anything more on the line goes to pytest."
+ROOT = Path(__file__).resolve().parents[2]
+CHECKS = (
+    ("ruff", ("-m", "ruff", "check", ".")),
+    ("import-linter", ("-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-logo")),
+    ("mypy", ("-m", "mypy", "--strict", "core")),
+)
+WORKERS = 4
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What pytest understands is passed on as it is."""
+    parser.usage = "launch.py test [anything pytest understands]"
+
+
+def run(args: argparse.Namespace) -> int:
+    """1 when a check or a test failed; every check is run either way, so that one run shows all there is to mend."""
+    failed = [name for name, command in CHECKS if call(name, command) != 0]
+    if failed:
+        print(f"\nFailed before the tests: {', '.join(failed)} (see above).", flush=True)
+    tests = call("pytest", ("-m", "pytest", *workers(args.pytest), *args.pytest))
+    return 1 if failed or tests else 0
+
+
+def workers(chosen: list[str]) -> list[str]:
+    """One pytest worker a core, at most four; a file's tests stay together because they share what is slow to start."""
+    count = min(os.cpu_count() or 1, WORKERS)
+    if count == 1 or any(word.startswith(("-n", "--numprocesses", "--pdb", "-s")) for word in chosen):
+        return []
+    return ["-n", str(count), "--dist", "loadfile"]
+
+
+def call(name: str, command: tuple[str, ...]) -> int:
+    """Run one tool with this Python in the repository; nothing in the tests may reach the network."""
+    print(f"\n== {name}", flush=True)
+    offline = os.environ | {"HF_HUB_OFFLINE": "1", "GRADIO_ANALYTICS_ENABLED": "False"}
+    return subprocess.call([sys.executable, *command], cwd=ROOT, env=offline)

@@ -1,0 +1,68 @@
+"""`ui`: the dashboard on a local port, in the browser."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+
+from app.cli import options
+from core.errors import MoestroError
+
+HELP = "Open the dashboard (this is what no command does)."
+FIRST, TRIED = 7860, 100
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--port", type=port_number, metavar="N",
+                        help=f"port to listen on (default: {FIRST}, or the next free one)")
+    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: "
+                        "127.0.0.1, this machine alone)")
+    parser.add_argument("--no-browser", action="store_true", help="do not open a browser")
+    options.add_settings(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    spec, port = options.spec(args), choose_port(args.host, args.port)
+    from app.serve import serve
+
+    try:
+        serve(spec, host=args.host, port=port, browser=not args.no_browser)
+    except KeyboardInterrupt:
+        pass  # how a dashboard ends
+    return 0
+
+
+def port_number(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: give a number from 1 to 65535.")
+    return int(text)
+
+
+def choose_port(host: str, asked: int | None) -> int:
+    """The port asked for, or the first free one from 7860 on when none was. Raises MoestroError when taken."""
+    if asked is not None:
+        if problem := port_problem(host, asked):
+            raise MoestroError(f"Port {asked} on {host} cannot be used: {problem}. Give another with --port, or leave "
+                               "--port out and the next free one is taken.")
+        return asked
+    for port in range(FIRST, FIRST + TRIED):
+        problem = port_problem(host, port)
+        if not problem:
+            return port
+    raise MoestroError(f"No port from {FIRST} to {FIRST + TRIED - 1} on {host} can be used: {problem}. Give one with "
+                       "--port, and check --host.")
+
+
+def port_problem(host: str, port: int) -> str:
+    """Why a server could not listen there; "" when it could."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            if os.name == "posix":  # as the server does: a port whose last connections are still closing is free
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen()
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    return ""

@@ -1,0 +1,51 @@
+"""From a `Param` of the registry to the control that turns it. One rule for all; no hand-kept list of knobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gradio as gr
+from gradio.components import Component
+
+from core.registry import Param, Value
+
+MOST_STEPS = 20_000  # more positions than this are typed, not dragged
+# Every event of the dashboard: no queue (so no open connection per tab), the last of a fast series wins, not in the API.
+LIVE: dict[str, Any] = {"queue": False, "trigger_mode": "always_last", "show_progress": "hidden", "api_visibility": "private"}
+ONCE: dict[str, Any] = {**LIVE, "trigger_mode": "once"}
+
+
+def control(param: Param, value: Value, choices: list[tuple[str, str]] | None = None, advanced: bool = False) -> Component:
+    """The control for `param`, showing `value`; `choices` overrides how the names of a choice read."""
+    common: dict[str, Any] = {"value": value, "label": label(param), "info": param.help, "elem_id": element_id(param.name),
+                              "elem_classes": ["advanced"] if advanced else [], "interactive": True}
+    if param.type == "bool":
+        return gr.Checkbox(**common)
+    if param.type == "choice":
+        return gr.Dropdown(choices or [(name, name) for name in param.choices], filterable=False, **common)
+    if param.type == "text":
+        return gr.Textbox(max_lines=1, **common)
+    low, high, step = param.low, param.high, param.step or 1
+    if low is None or high is None or (high - low) / step > MOST_STEPS:
+        return gr.Number(minimum=low, maximum=high, step=step, precision=0 if param.type == "int" else None, **common)
+    return gr.Slider(low, high, step=step, buttons=[], **common)
+
+
+def html(value: str = "", elem_id: str | None = None) -> gr.HTML:
+    """A piece of our own HTML, styled by app.css alone."""
+    return gr.HTML(value, elem_id=elem_id, apply_default_css=False, js_on_load=None)
+
+
+def label(param: Param) -> str:
+    """The title with its unit."""
+    return f"{param.title or param.name} ({param.unit})" if param.unit else param.title or param.name
+
+
+def element_id(name: str) -> str:
+    """The id of the control in the page: "eviction.lfu.half_life" is found as #set-eviction-lfu-half_life."""
+    return "set-" + name.replace(".", "-")
+
+
+def turned(component: Component) -> Any:
+    """The event that says the user turned this control (never our own updates, so nothing loops)."""
+    return component.blur if isinstance(component, gr.Number) else component.input  # type: ignore[attr-defined]

@@ -1,0 +1,78 @@
+// The parts of the deck that are text and boxes: key figures, memory bar, legends. Writes only what changed.
+
+import { bytes, short } from "./paint.js";
+import { PLACES } from "./maps.js";
+
+const SWATCH = ["host", "flight", "resident", "hit"];
+
+export class Figures {
+  constructor(find) { this.find = find; this.legends = new Map(); }
+
+  text(key, value) { const node = this.find(key); if (node.textContent !== value) node.textContent = value; }
+
+  draw(frame) {
+    this.kpis(frame);
+    this.memory(frame.memory);
+    const { layers, experts, top_k } = frame.shape, count = [0, 0, 0, 0];
+    for (const p of frame.place) count[p]++;
+    this.text("res-text", `${layers} layers × ${experts} experts, ${top_k} a token`);
+    this.legend("res-legend", PLACES.map((name, i) => [SWATCH[i], name, `${count[i]}`]));
+    this.text("ramp-max", `${frame.coactivation_max}`);
+    this.text("hit-text", `last ${frame.window} tokens`);
+  }
+
+  kpis(frame) {
+    const [unit, size] = frame.link_peak_gbps >= 0.5 ? ["GB/s", 1] : ["MB/s", 1000], known = frame.tpot_ms > 0;
+    this.text("tok", known ? short(frame.tok_s) : "–");
+    this.text("tok-sub", frame.busy ? "answering" : "idle");
+    this.text("hit", frame.hit === null || Number.isNaN(frame.hit) ? "–" : (100 * frame.hit).toFixed(1));
+    this.text("tpot", known ? short(frame.tpot_ms) : "–");
+    this.text("link", short(frame.link_gbps * size));
+    this.text("link-unit", unit);
+    this.text("link-axis", unit);
+    this.text("link-sub", `peak ${short(frame.link_peak_gbps * size)} ${unit}`);
+    this.find("emulated").hidden = !frame.emulated;
+    this.find("measured").hidden = frame.emulated;
+    this.find("exact").hidden = false;
+    this.text("exact", frame.exact ? "exact" : "lossy");
+    this.find("exact").classList.toggle("warn", !frame.exact);
+    this.share(frame);
+  }
+
+  share(frame) {
+    let [compute, stall, total] = [0, 0, 0];
+    for (let i = Math.max(0, frame.step.length - frame.window); i < frame.step.length; i++) {
+      if (frame.decode[i]) { compute += frame.compute_ms[i]; stall += frame.stall_ms[i]; total += frame.total_ms[i]; }
+    }
+    const percent = [compute, stall, total - compute - stall].map((v) => (total ? (100 * v) / total : 0)), box = this.find("split");
+    [...box.children].forEach((part, i) => { part.style.width = `${percent[i].toFixed(1)}%`; });
+    box.parentElement.title = `compute ${percent[0].toFixed(0)} %, stall ${percent[1].toFixed(0)} %, idle ${percent[2].toFixed(0)} %`;
+    box.setAttribute("aria-label", box.parentElement.title);
+  }
+
+  memory(m) {
+    const used = m.dense + m.experts + m.kv + m.workspace, reserved = Math.max(0, m.kv_reserved - m.kv);
+    const full = Math.max(m.budget, used + reserved) * 1.04, bar = this.find("bar"), free = Math.max(0, m.budget - used - reserved);
+    const parts = [m.dense, m.experts, m.kv, m.workspace, reserved];
+    parts.forEach((v, i) => { bar.children[i].style.width = `${((100 * v) / full).toFixed(2)}%`; });
+    this.find("limit").style.left = `${((100 * m.budget) / full).toFixed(2)}%`;
+    bar.setAttribute("aria-valuemax", m.budget);
+    bar.setAttribute("aria-valuenow", used);
+    this.text("mem-text", `${bytes(used, full)} in use, budget ${bytes(m.budget, full)}, device free ${bytes(m.device_free)}`);
+    this.legend("mem-legend", [["dense", "dense", bytes(m.dense, full)], ["experts", "experts", bytes(m.experts, full)], ["kv", "KV", bytes(m.kv, full)],
+      ["work", "workspace", bytes(m.workspace, full)], ["reserved", "reserved", bytes(reserved, full)], ["free", "free", bytes(free, full)]]);
+  }
+
+  legend(key, rows) {
+    if (!this.legends.has(key)) {
+      this.find(key).replaceChildren(...rows.map(([swatch, name]) => {
+        const item = document.createElement("li"), box = document.createElement("i");
+        box.className = `sw ${swatch}`;
+        item.append(box, `${name} `, document.createElement("b"));
+        return item;
+      }));
+      this.legends.set(key, [...this.find(key).querySelectorAll("b")]);
+    }
+    this.legends.get(key).forEach((node, i) => { if (node.textContent !== rows[i][2]) node.textContent = rows[i][2]; });
+  }
+}

@@ -1,0 +1,132 @@
+// The deck: asks for a frame every 250 ms, hands it to the panels, and answers mouse and keyboard.
+
+import { fetchFrame } from "./wire.js";
+import { palette } from "./paint.js";
+import { Layers, Pairs, Residency } from "./maps.js";
+import { LinkTraffic, TokenTime } from "./series.js";
+import { Figures } from "./figures.js";
+
+const EVERY_MS = 250, RETRY_MS = 1500;
+const ROW_SPACE = 32; // of the residency map: its lower axis
+const MOVES = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+
+class Deck {
+  constructor(root) {
+    this.root = root;
+    this.find = (key) => root.querySelector(`[data-k="${key}"]`);
+    const canvas = (name) => root.querySelector(`[data-c="${name}"]`), colours = () => this.colours;
+    this.residency = new Residency(canvas("residency"), colours);
+    this.panels = [this.residency, new TokenTime(canvas("tpot"), colours), new LinkTraffic(canvas("link"), colours),
+      new Pairs(canvas("pairs"), colours), new Layers(canvas("layers"), colours)];
+    this.figures = new Figures(this.find);
+    Object.assign(this, { frame: null, since: "", frames: 0 });
+    this.panels.forEach((panel) => this.listen(panel));
+    this.find("layer").addEventListener("change", () => this.select(+this.find("layer").value));
+    const redraw = () => { this.colours = palette(root); this.paint(); };
+    new ResizeObserver(redraw).observe(root);
+    new MutationObserver(redraw).observe(document.body, { attributes: true, attributeFilter: ["class"] });
+    redraw();
+  }
+
+  select(layer) {
+    this.residency.layer = layer;
+    this.find("layer").value = layer;
+    this.paint();
+  }
+
+  /** Fill the layer list when the model's shape changed. */
+  shape({ layers }) {
+    const list = this.find("layer");
+    if (list.options.length === layers) return;
+    this.residency.canvas.style.height = `${Math.max(ROW_SPACE + 72, Math.min(ROW_SPACE + 190, ROW_SPACE + 22 * layers))}px`;
+    list.replaceChildren(...Array.from({ length: layers }, (_, i) => new Option(i, i)));
+    this.select(Math.min(this.residency.layer, layers - 1));
+  }
+
+  paint() {
+    if (!this.frame || !this.root.offsetParent) return;
+    this.figures.draw(this.frame);
+    for (const panel of this.panels) panel.draw(this.frame);
+    if (this.hovered) this.tip(this.hovered.panel, this.hovered.panel.cursor);
+  }
+
+  async tick() {
+    const frame = await fetchFrame(this.residency.layer, this.since);
+    if (frame) this.show(frame);
+    this.root.dataset.state = this.frame ? "live" : "empty";
+  }
+
+  show(frame) {
+    this.since = frame.version;
+    this.frame = frame.model === null ? null : frame;
+    if (this.frame) {
+      this.shape(frame.shape);
+      this.root.dataset.busy = frame.busy ? "1" : "0";
+      this.root.dataset.marks = frame.marks.length;
+      this.paint();
+    }
+    this.root.dataset.frames = ++this.frames;
+  }
+
+  async run() {
+    while (document.contains(this.root)) {
+      const started = performance.now();
+      try {
+        if (!document.hidden && this.root.offsetParent) await this.tick();
+      } catch {
+        this.root.dataset.state = "offline";
+        this.since = "";
+        await sleep(RETRY_MS);
+      }
+      await sleep(Math.max(20, EVERY_MS - (performance.now() - started)));
+    }
+  }
+
+  listen(panel) {
+    const { canvas } = panel;
+    canvas.addEventListener("mousemove", (e) => this.point(panel, panel.at(e.offsetX, e.offsetY)));
+    canvas.addEventListener("mouseleave", () => this.point(panel, null));
+    canvas.addEventListener("blur", () => this.point(panel, null));
+    canvas.addEventListener("click", () => { if (panel === this.residency && panel.cursor) this.select(panel.cursor.row); });
+    canvas.addEventListener("keydown", (e) => this.key(panel, e));
+  }
+
+  key(panel, event) {
+    if (event.key === "Enter" && panel === this.residency && panel.cursor) return this.select(panel.cursor.row);
+    if (event.key === "Escape") return this.point(panel, null);
+    const step = MOVES[event.key];
+    if (!step || !panel.ready) return;
+    event.preventDefault();
+    this.point(panel, panel.move(panel.cursor, ...step));
+    this.find("say").textContent = panel.tell(panel.cursor);
+  }
+
+  point(panel, key) {
+    panel.cursor = key;
+    this.hovered = key === null ? null : { panel };
+    if (this.frame) panel.draw(this.frame);
+    this.tip(panel, key);
+  }
+
+  tip(panel, key) {
+    const box = this.find("tip");
+    box.hidden = key === null;
+    if (key === null) return;
+    box.textContent = panel.tell(key);
+    const [x, y] = panel.where(key), [frame, area] = [this.root.getBoundingClientRect(), panel.canvas.getBoundingClientRect()];
+    const left = area.left - frame.left + x + 12;
+    box.style.left = `${Math.max(0, Math.min(left, frame.width - box.offsetWidth - 4))}px`;
+    box.style.top = `${area.top - frame.top + y + 14}px`;
+  }
+}
+
+const sleep = (ms) => new Promise((done) => { setTimeout(done, ms); });
+
+/** Bring the deck inside `element` to life. */
+export function start(element) {
+  const root = element.querySelector(".deck");
+  if (root && !root.dataset.started) {
+    root.dataset.started = "1";
+    new Deck(root).run();
+  }
+}

@@ -1,0 +1,143 @@
+// Timelines over forward passes: stacked bars, prefill shaded apart from decode, moved settings as dashed lines.
+
+import { begin, label, niceStep, note, short } from "./paint.js";
+
+const LEFT = 36, TOP = 8, BOTTOM = 16, SHOWN = 120;
+
+class Timeline {
+  constructor(canvas, colours) { Object.assign(this, { canvas, colours }); this.cursor = null; }
+
+  box() { return { x: LEFT, y: TOP, w: this.canvas.clientWidth - LEFT - 4, h: this.canvas.clientHeight - TOP - BOTTOM }; }
+
+  draw(frame) {
+    const surface = begin(this.canvas), { g } = surface, c = this.colours(), box = this.box(), n = frame.step.length;
+    Object.assign(this, { frame, first: Math.max(0, n - SHOWN), count: Math.min(SHOWN, n), ready: n > 0 });
+    const parts = this.parts(frame), top = this.limit(parts, frame);
+    this.grid(surface, box, top);
+    if (!n) return note(surface, "No tokens yet", c.mute);
+    const width = box.w / SHOWN, bar = Math.max(1, width - (width > 3 ? 1 : 0.25));
+    for (let k = 0; k < this.count; k++) {
+      const i = this.first + k, x = box.x + k * width;
+      if (!frame.decode[i]) { g.fillStyle = c.shade; g.fillRect(x, box.y, width, box.h); }
+      let y = box.y + box.h, left = box.h;
+      g.globalAlpha = frame.decode[i] ? 1 : 0.55;
+      for (const [values, colour] of parts) {
+        const tall = Math.min(left, (box.h * values[i]) / top);
+        g.fillStyle = c[colour]; g.fillRect(x, y - tall, bar, tall);
+        y -= tall; left -= tall;
+      }
+      g.globalAlpha = 1;
+      if (left <= 0) { g.fillStyle = c.text; g.fillRect(x, box.y - 3, bar, 2); }
+    }
+    this.extra(surface, box, top);
+    this.marks(surface, box, width);
+    if (this.cursor !== null) { g.fillStyle = c.text; g.globalAlpha = 0.18; g.fillRect(box.x + this.cursor * width, box.y, width, box.h); g.globalAlpha = 1; }
+  }
+
+  /** The top of the axis: what decode needs, without letting a rare spike flatten the rest. */
+  limit(parts, frame) {
+    const sums = [];
+    for (let i = this.first; i < frame.step.length; i++) if (frame.decode[i]) sums.push(parts.reduce((s, [v]) => s + v[i], 0));
+    sums.sort((a, b) => a - b);
+    const most = sums.length ? Math.min(sums[sums.length - 1], 2.5 * sums[Math.floor(sums.length * 0.9)] || Infinity) : 0;
+    const step = niceStep((most || 1) * 1.08, 4);
+    return Math.ceil(((most || 1) * 1.08) / step) * step;
+  }
+
+  grid({ g }, box, top) {
+    const c = this.colours(), step = niceStep(top, 3);
+    for (let v = 0; v <= top * 1.001; v += step) {
+      const y = Math.round(box.y + box.h - (v / top) * box.h) + 0.5;
+      g.fillStyle = c.grid; g.fillRect(box.x, y, box.w, 1);
+      label(g, short(v).replace(/\.?0+$/, "") || "0", LEFT - 6, y, c.mute, "right");
+    }
+    label(g, `last ${SHOWN} passes`, box.x, box.y + box.h + 10, c.mute);
+    label(g, "now", box.x + box.w, box.y + box.h + 10, c.mute, "right");
+  }
+
+  marks({ g }, box, width) {
+    const c = this.colours(), start = this.frame.step[this.first];
+    g.strokeStyle = c.mark; g.lineWidth = 1.5; g.setLineDash([4, 3]);
+    this.markAt = new Map();
+    for (const [index, text] of this.frame.marks) {
+      const k = Math.min(index - start, this.count);
+      if (k < 0) continue;
+      this.markAt.set(k, [...(this.markAt.get(k) ?? []), text.replace("->", "→")]);
+    }
+    for (const k of this.markAt.keys()) {
+      const x = box.x + k * width;
+      g.beginPath(); g.moveTo(x, box.y); g.lineTo(x, box.y + box.h); g.stroke();
+    }
+    g.setLineDash([]);
+    const last = Math.max(...this.markAt.keys());
+    if (this.markAt.size) this.flag(g, this.markAt.get(last).at(-1), box.x + last * width, box, c);
+  }
+
+  flag(g, text, x, box, c) {
+    const room = g.measureText(text).width + 8, left = x + room > box.x + box.w ? x - room - 2 : x + 2;
+    g.fillStyle = c.card; g.globalAlpha = 0.88; g.fillRect(left, box.y, room, 15); g.globalAlpha = 1;
+    label(g, text, left + 4, box.y + 8, c.mark);
+  }
+
+  at(x) {
+    const box = this.box(), k = Math.floor(((x - box.x) / box.w) * SHOWN);
+    return this.ready && k >= 0 && k < this.count ? k : null;
+  }
+
+  where(k) { const box = this.box(); return [box.x + ((k + 0.5) * box.w) / SHOWN, box.y + box.h / 2]; }
+
+  move(k, dx) { return Math.min(this.count - 1, Math.max(0, (k ?? this.count) + dx)); }
+
+  tell(k) {
+    const i = this.first + k, f = this.frame, notes = [...(this.markAt.get(k) ?? []), ...((k === this.count - 1 && this.markAt.get(k + 1)) || [])];
+    return [`Pass ${f.step[i]}, ${f.decode[i] ? "decode" : "prefill"}`, ...this.lines(i), ...notes].join("\n");
+  }
+
+  extra() {}
+}
+
+export class TokenTime extends Timeline {
+  parts(frame) {
+    if (this.seen !== frame) {
+      this.idle = frame.total_ms.map((t, i) => Math.max(0, t - frame.compute_ms[i] - frame.stall_ms[i]));
+      this.seen = frame;
+    }
+    return [[frame.compute_ms, "compute"], [frame.stall_ms, "stall"], [this.idle, "idle"]];
+  }
+
+  lines(i) {
+    const f = this.frame;
+    return [`${f.total_ms[i].toFixed(1)} ms = compute ${f.compute_ms[i].toFixed(1)} + stall ${f.stall_ms[i].toFixed(1)} + idle ${this.idle[i].toFixed(1)}`,
+      `${f.hits[i]} of ${f.requests[i]} requests hit`];
+  }
+}
+
+export class LinkTraffic extends Timeline {
+  /** Megabytes per second stay readable on a small machine; large links are shown in GB/s. */
+  unit(frame) { return frame.link_peak_gbps >= 0.5 ? ["GB/s", 1e6] : ["MB/s", 1e3]; }
+
+  parts(frame) {
+    if (this.seen !== frame) {
+      const [, size] = this.unit(frame), rate = (b) => b.map((v, i) => v / Math.max(frame.total_ms[i], 1e-3) / size);
+      this.rates = [[rate(frame.demand_bytes), "demand"], [rate(frame.prefetch_bytes), "prefetch"], [rate(frame.wasted_bytes), "wasted"]];
+      this.seen = frame;
+    }
+    return this.rates;
+  }
+
+  extra({ g }, box, top) {
+    const c = this.colours(), peak = this.frame.link_peak_gbps * (1e6 / this.unit(this.frame)[1]);
+    if (!(peak > 0) || peak > top) return;
+    const y = box.y + box.h - (peak / top) * box.h;
+    g.strokeStyle = c.mute; g.lineWidth = 1; g.setLineDash([2, 3]);
+    g.beginPath(); g.moveTo(box.x, y); g.lineTo(box.x + box.w, y); g.stroke(); g.setLineDash([]);
+    label(g, "peak", box.x + box.w - 2, y - 6, c.mute, "right");
+  }
+
+  lines(i) {
+    const f = this.frame, mb = (v) => (v / 1e6).toFixed(2), [unit] = this.unit(f);
+    const rate = this.rates.reduce((s, [v]) => s + v[i], 0);
+    return [`${short(rate)} ${unit} over ${f.total_ms[i].toFixed(1)} ms`,
+      `demand ${mb(f.demand_bytes[i])} + prefetch ${mb(f.prefetch_bytes[i])} + wasted ${mb(f.wasted_bytes[i])} MB`];
+  }
+}

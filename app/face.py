@@ -1,0 +1,47 @@
+"""What the dashboard asks of an engine. `core.engine.Engine` and `tests.fakes.FakeEngine` both fit this shape."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol, Self
+
+from core.config import LoadSpec, Sampling, Settings
+from core.types import Fit, Frame, Memory, ModelShape, Piece
+
+Progress = Callable[[str, float], None]
+Estimate = Callable[[LoadSpec], Fit]
+Prompt = Sequence[Mapping[str, str]]
+
+
+class EngineFace(Protocol):
+    """The public face of the engine."""
+
+    @classmethod
+    def load(cls, spec: LoadSpec, progress: Progress = ..., cancel: threading.Event | None = None) -> Self:
+        """Load a model. Raises MoestroError and frees everything when it cannot, or when `cancel` was set."""
+        ...
+
+    @property
+    def shape(self) -> ModelShape: ...
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def context(self) -> int: ...
+    @property
+    def version(self) -> int: ...
+
+    def generate(self, messages: Prompt | str, sampling: Sampling,
+                 cancel: threading.Event | None = None) -> Iterator[Piece]:
+        """Stream an answer. Raises ContextError before the first piece when the prompt is too long."""
+        ...
+
+    def change(self, changes: Mapping[str, object]) -> Settings:
+        """Change live settings, from any thread. Raises MoestroError and changes nothing."""
+        ...
+
+    def frame(self, layer: int = 0, points: int = 240) -> Frame: ...
+    def memory(self) -> Memory: ...
+    def manifest(self) -> dict[str, object]: ...
+    def count_tokens(self, messages: Prompt) -> int: ...
+    def unload(self) -> None: ...

@@ -1,0 +1,198 @@
+"""The host: everything the dashboard and the HTTP API ask for, on one object.
+
+Every tab and the HTTP API share it. Methods return at once (work goes on in threads) and may be called from any thread.
+Methods that ask for something raise MoestroError, with a text to show as it is, and then nothing has changed; those
+that set something (`change`, `change_many`, `set_sampling`) return that text instead, "" when done.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict
+
+from app.face import EngineFace, Estimate, Prompt
+from app.keeper import Keeper
+from app.live import Answer
+from app.store import Message, Store
+from app.writer import Job, Writer
+from core.config import Sampling
+from core.errors import BusyError, ModelError, MoestroError, SettingError
+
+log = logging.getLogger("moestro.app")
+REMEMBERED = 100  # how many ended answers can still be asked how they ended
+EMPTY = "The message is empty. Write something first."
+NO_MODEL = "No model is loaded. Load one first, then ask again."
+
+
+class Host(Keeper):
+    """One engine (see `Keeper` for loading and settings), one queue of answers, one store.
+
+    `engine` and `estimate` default to core's own. Raises BusyError or StoreError when the store cannot be opened.
+    """
+
+    def __init__(self, store: Store | None = None, engine: type[EngineFace] | None = None,
+                 estimate: Estimate | None = None) -> None:
+        super().__init__(store or Store(), engine, estimate)
+        self.sampling = self._remembered_sampling()
+        self._answers: dict[int, Answer] = {}
+        self._closed = False
+        self._writer = Writer(self.store)
+
+    @property
+    def busy(self) -> bool:
+        """An answer is being written or waits, or a model is being loaded."""
+        return self._writer.busy or self._is_loading
+
+    @property
+    def waiting(self) -> int:
+        """Answers that wait for their turn."""
+        return self._writer.waiting
+
+    # -- chatting ----------------------------------------------------------------------------------------------------
+
+    def chat(self, chat_id: int | None, text: str) -> Answer:
+        """Ask in a chat (None: a new one); the answer is written whether or not anybody watches."""
+        return self._begin(chat_id, self._clean(text), None)
+
+    def regenerate(self, chat_id: int) -> Answer:
+        """Write the last answer of a chat anew. The old one comes back if nothing comes of it."""
+        messages = self.store.chats.messages(chat_id)
+        if not messages:
+            raise MoestroError("There is no answer to write anew: this chat is empty.")
+        last = messages[-1]
+        return self._begin(chat_id, None, last.id if last.role == "assistant" else None)
+
+    def edit(self, chat_id: int, index: int, text: str) -> Answer:
+        """Replace message `index` (one of the user's, counted from 0) and everything after it, and answer that."""
+        messages = self.store.chats.messages(chat_id)
+        if not 0 <= index < len(messages) or messages[index].role != "user":
+            raise MoestroError("Only your own messages can be edited. Pick one of them.")
+        return self._begin(chat_id, self._clean(text), messages[index].id)
+
+    def complete(self, prompt: Prompt, sampling: Sampling) -> Answer:
+        """Answer a prompt that belongs to no chat (the HTTP API's). It takes its turn like any other."""
+        if not prompt or not any(one["content"].strip() for one in prompt):
+            raise MoestroError(EMPTY)
+        with self._lock:
+            engine, load = self._ready()
+            answer = Answer(None, None)
+            self._writer.put(Job(answer, prompt, sampling, engine, load, self._effective))
+            return answer
+
+    def stop(self, chat_id: int) -> None:
+        """End the answer being written in a chat; what it has so far is kept. Does nothing when there is none."""
+        if (answer := self.answer(chat_id)) is not None:
+            self._writer.stop(answer)
+
+    def stop_answer(self, answer: Answer) -> None:
+        """End this answer, as `stop` does, wherever it belongs."""
+        self._writer.stop(answer)
+
+    def answer(self, chat_id: int | None) -> Answer | None:
+        """The unfinished answer of a chat, to follow it (again), or None."""
+        with self._lock:
+            found = self._answers.get(chat_id) if chat_id is not None else None
+            return found if found is not None and not found.finished else None
+
+    def outcome(self, chat_id: int) -> Answer | None:
+        """The last answer asked for in a chat since the start, finished or not: for its `error` and `undone`."""
+        with self._lock:
+            return self._answers.get(chat_id)
+
+    def messages(self, chat_id: int) -> list[Message]:
+        """The messages of a chat as shown; the last one has state "writing" while it is being written."""
+        answer = self.answer(chat_id)
+        return self.store.chats.messages(chat_id, answer.text if answer is not None else None)
+
+    def delete(self, chat_id: int) -> None:
+        """Delete a chat and its statistics."""
+        with self._lock:
+            if self.answer(chat_id) is not None:
+                raise BusyError("This chat is being answered. Stop the answer, then delete the chat.")
+            self.store.chats.delete(chat_id)
+            self._answers.pop(chat_id, None)
+
+    def rename(self, chat_id: int, title: str) -> None:
+        """Give a chat another title."""
+        self.store.chats.rename(chat_id, title)
+
+    def count_tokens(self, chat_id: int | None, text: str = "") -> int | None:
+        """Tokens of a chat with `text` added, for the context gauge; None while no model is loaded."""
+        prompt = self._prompt(self.store.chats.messages(chat_id)) if chat_id is not None else []
+        if text.strip():
+            prompt.append({"role": "user", "content": text})
+        with self._view:
+            return None if self._engine is None else self._engine.count_tokens(prompt) if prompt else 0
+
+    def _begin(self, chat_id: int | None, text: str | None, replaces_from: int | None) -> Answer:
+        with self._lock:
+            engine, load = self._ready()
+            if self.answer(chat_id) is not None:
+                raise BusyError("This chat is already being answered. Stop that answer or let it end, then ask again.")
+            chat_id, message = self.store.chats.begin(chat_id, text, self.model or "", replaces_from)
+            ended = [chat for chat, answer in self._answers.items() if answer.finished]
+            for old in ended[:-REMEMBERED]:
+                del self._answers[old]
+            self._answers.pop(chat_id, None)  # to the end of the line
+            self._answers[chat_id] = answer = Answer(chat_id, message)
+            prompt = self._prompt(self.store.chats.messages(chat_id)[:-1])
+            self._writer.put(Job(answer, prompt, self.sampling, engine, load, self._effective))
+            return answer
+
+    def _ready(self) -> tuple[EngineFace, int]:
+        if self._closed:
+            raise BusyError("Moestro is closing.")
+        if self.loading is not None and not self.loading.finished:
+            raise BusyError(f"{self.loading.model} is still being loaded. Ask again when it is ready.")
+        if self._engine is None or self.load_id is None:
+            raise ModelError(NO_MODEL)
+        return self._engine, self.load_id
+
+    @staticmethod
+    def _prompt(messages: list[Message]) -> list[dict[str, str]]:
+        return [{"role": m.role, "content": m.text} for m in messages]
+
+    @staticmethod
+    def _clean(text: str) -> str:
+        if not text.strip():
+            raise MoestroError(EMPTY)
+        return text.strip()
+
+    # -- sampling and the end ----------------------------------------------------------------------------------------
+
+    def set_sampling(self, **values: object) -> str:
+        """Change how tokens are sampled from the next answer on; returns what is wrong, or ""."""
+        with self._lock:
+            try:
+                self.sampling = Sampling.checked(**{**asdict(self.sampling), **values})
+            except SettingError as error:
+                return str(error)
+            self._remember("sampling", asdict(self.sampling))
+            return ""
+
+    def close(self) -> None:
+        """Stop what is being written or loaded, keep what it has, free the model, close the store."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self.cancel_load()
+        if not self._writer.close():
+            log.error("an answer did not stop within its time; the store is closed without its end")
+        self._close_model()
+        self.store.close()
+
+    def _refuse_if_writing(self, what: str) -> None:
+        if self._closed:
+            raise BusyError("Moestro is closing.")
+        if self._writer.busy:
+            raise BusyError(f"An answer is being written. Stop it or let it end, then {what}.")
+
+    def _remembered_sampling(self) -> Sampling:
+        sampling = Sampling()
+        for name, value in (self.store.db.get("sampling") or {}).items():
+            try:
+                sampling = Sampling.checked(**{**asdict(sampling), name: value})
+            except SettingError as error:
+                log.warning("forgot a sampling setting of an earlier version: %s", error)
+        return sampling

@@ -1,0 +1,59 @@
+"""What a tab asks for several times a second: is a model there, how far is its load, what has been said since.
+
+One small JSON answer replaces every open stream, so any number of tabs can watch, and a reload picks up where it was.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from app.host import Host
+from app.live import Answer
+from core.errors import MoestroError
+
+
+def router(host: Host) -> APIRouter:
+    """The route /live/state."""
+    routes = APIRouter()
+
+    @routes.get("/live/state")
+    def state(chat: int | None = None, answer: int | None = None, since: int = 0) -> dict[str, Any]:
+        """The state of the host and of one chat; the running answer's text from character `since` on if it is `answer`."""
+        running, told = host.answer(chat), stamp(host, chat)
+        if running is not None and told.endswith(f":{running.message_id}"):
+            running = None  # it is in the chat already
+        return {"host": host_state(host), "stamp": told, "answer": answer_state(running, answer, since)}
+
+    return routes
+
+
+def host_state(host: Host) -> dict[str, Any]:
+    """Which of empty, loading, ready it is; the load's progress; stamps that change with the model and with the settings."""
+    loading = host.loading
+    known = {"settings": f"{hash((tuple(host.settings.items()), host.sampling)):x}", "busy": host.busy}
+    if loading is not None and not loading.finished:
+        return {**known, "state": "loading", "text": loading.text, "share": loading.share, "stamp": f"loading {loading.model}"}
+    ended = f"{id(loading)} {loading.state}" if loading is not None else ""
+    return {**known, "state": "ready" if host.model is not None else "empty", "stamp": f"{host.load_id} {ended}"}
+
+
+def stamp(host: Host, chat: int | None) -> str:
+    """Changes whenever the finished messages of a chat do. "gone" when there is no such chat any more."""
+    if chat is None:
+        return ""
+    try:
+        told = [m for m in host.messages(chat) if m.state != "writing"]
+    except MoestroError:
+        return "gone"
+    return f"{len(told)}:{told[-1].id}" if told else "0"
+
+
+def answer_state(answer: Answer | None, known: int | None, since: int) -> dict[str, Any] | None:
+    """The running answer; its whole text when the asker follows another one."""
+    if answer is None:
+        return None
+    since = since if answer.message_id == known else 0
+    return {"id": answer.message_id, "state": answer.state, "from": since, "text": answer.text[since:],
+            "done": answer.prefill_done, "total": answer.prefill_total, "tokens": answer.n_tokens}

@@ -1,0 +1,103 @@
+"""Starts the dashboard: host, web application and page on one port, until Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import webbrowser
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from app.host import Host
+from core.config import LOADING, LoadSpec, Settings
+from core.errors import MoestroError
+
+# Before gradio is imported: nothing is reported, fetched or kept that the user did not ask for.
+os.environ.update(GRADIO_ANALYTICS_ENABLED="False", GRADIO_RUN_HISTORY="False", HF_HUB_DISABLE_TELEMETRY="1", DO_NOT_TRACK="1")
+CLOSING_S = 3
+
+
+def serve(spec: LoadSpec, host: str = "127.0.0.1", port: int = 7860, browser: bool = True,
+          keeper: Host | None = None, ready: Callable[[uvicorn.Server], None] | None = None) -> None:
+    """Serve until interrupted. Loads `spec`'s model at once; what it leaves at its default is as it was last time.
+
+    `port` must be free. `keeper` is the host to serve (a fresh one by default); it is closed at the end. `ready` is
+    called with the server once it answers. Raises StoreError or BusyError when the user's data cannot be opened.
+    """
+    keeper = keeper or Host()
+    try:
+        server = uvicorn.Server(uvicorn.Config(build(keeper, host), host=host, port=port, log_level="warning",
+                                               timeout_graceful_shutdown=CLOSING_S))
+        url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
+        threading.Thread(target=_announce, args=(server, url, browser, ready), daemon=True).start()
+        _load_at_start(keeper, spec)
+        with _ends_quietly():
+            server.run()
+    finally:
+        keeper.close()
+
+
+@contextmanager
+def _ends_quietly() -> Iterator[None]:
+    """Ctrl-C, and SIGTERM where there is one, end the server and nothing more: uvicorn raises them anew when it is done."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, end) if main else None
+    try:
+        yield
+    except KeyboardInterrupt:
+        pass
+    finally:
+        if main:
+            signal.signal(signal.SIGTERM, before)
+
+
+def build(keeper: Host, address: str = "127.0.0.1") -> FastAPI:
+    """The whole web application over a host: routes, our own assets, and the page."""
+    from app.api import build_app
+
+    return build_app(keeper, ui=lambda app: _mount(app, keeper), address=address)
+
+
+def _mount(app: FastAPI, keeper: Host) -> None:
+    import gradio as gr
+
+    from app import pulse, theme
+    from app.interface import create_ui
+
+    app.include_router(pulse.router(keeper))
+    theme.serve_assets(app)
+    gr.mount_gradio_app(app, create_ui(keeper), path="/", theme=theme.theme(), head=theme.HEAD, ssr_mode=False, run_history=False,
+                        footer_links=[], show_error=False, max_file_size="1mb", enable_monitoring=False, mcp_server=False, pwa=False)
+
+
+def _load_at_start(keeper: Host, spec: LoadSpec) -> None:
+    """Begin loading: the last model with the last choices, except for what `spec` has apart from its defaults."""
+    keeper.change_many(Settings().diff(spec.settings))
+    last, plain = keeper.last_spec() or LoadSpec(), LoadSpec()
+    choices = {p.name: getattr(spec if getattr(spec, p.name) != getattr(plain, p.name) else last, p.name) for p in LOADING}
+    model = spec.model if spec.model != plain.model else last.model
+    try:
+        keeper.load(keeper.plan(model, **{name: str(v) if name == "group_size" else v for name, v in choices.items()}))
+    except MoestroError as error:
+        print(f"The model was not loaded: {error}", flush=True)
+
+
+def _announce(server: uvicorn.Server, url: str, browser: bool, ready: Callable[[uvicorn.Server], None] | None) -> None:
+    pause = threading.Event()
+    while not server.started:
+        if server.should_exit or pause.wait(0.05):
+            return
+    print(f"Moestro is ready: {url}   (Ctrl-C ends it)", flush=True)
+    if ready is not None:
+        ready(server)
+    if browser:
+        webbrowser.open(url)

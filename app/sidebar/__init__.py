@@ -1,0 +1,7 @@
+"""The sidebar: one section a file. Every section has `outputs` and `values()`, so that one redraw serves all tabs."""
+
+from app.sidebar.cache import CacheSection
+from app.sidebar.model import ModelSection
+from app.sidebar.sampling import SamplingSection
+
+__all__ = ["CacheSection", "ModelSection", "SamplingSection"]

@@ -1,0 +1,142 @@
+"""Chats and their messages. An answer is begun, appended to token by token, and finished; or undone without a trace."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from app.store.database import Database
+from core.errors import MoestroError
+
+State = Literal["writing", "done", "stopped", "error", "interrupted"]
+TITLE_CHARS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """One line of the history. `created` and `updated` are seconds since the epoch; `tokens` were decoded for it."""
+
+    id: int
+    title: str
+    model: str
+    created: float
+    updated: float
+    messages: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message as shown. `stats`, of a finished answer: the fields of `core.types.AnswerStats`, and `queued_ms`."""
+
+    id: int
+    role: Literal["user", "assistant"]
+    text: str
+    state: State
+    error: str
+    stats: dict[str, Any] | None
+    created: float
+
+
+class Chats:
+    """All chats of one database."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+        for row in db.rows("SELECT id FROM messages WHERE state = 'writing'"):  # left by a crash
+            self.finish(row["id"], "interrupted")
+
+    def all(self) -> list[Chat]:
+        """Every chat, the one last written to first."""
+        return [Chat(**dict(row)) for row in self._db.rows(
+            """SELECT c.id, c.title, c.model, c.created,
+                      coalesce((SELECT max(created) FROM messages WHERE chat = c.id), c.created) AS updated,
+                      (SELECT count(*) FROM messages WHERE chat = c.id AND replaced_by IS NULL) AS messages,
+                      (SELECT count(*) FROM steps WHERE chat = c.id AND phase = 'decode') AS tokens
+               FROM chats c ORDER BY updated DESC, c.id DESC""")]
+
+    def messages(self, chat: int, writing: str | None = None) -> list[Message]:
+        """The messages of a chat as they stand, oldest first. Raises MoestroError if there is no such chat.
+
+        `writing` = the text so far of an answer being written, where the caller has it: saves reading every piece.
+        """
+        with self._db.tx():  # one state for all the queries
+            self.require(chat)
+            found = self._db.rows("SELECT id, role, text, state, error, stats, created FROM messages "
+                                  "WHERE chat = ? AND replaced_by IS NULL ORDER BY id", chat)
+            return [Message(**{**dict(row), "stats": row["stats"] and json.loads(row["stats"]),
+                               "text": row["text"] if row["state"] != "writing" else
+                               writing if writing is not None else self._written(row["id"])})
+                    for row in found]
+
+    def require(self, chat: int) -> None:
+        """Raises MoestroError if there is no such chat."""
+        if not self._db.rows("SELECT 1 FROM chats WHERE id = ?", chat):
+            raise MoestroError("That chat no longer exists. Pick another one, or start a new chat.")
+
+    def begin(self, chat: int | None, text: str | None, model: str,
+              replaces_from: int | None = None) -> tuple[int, int]:
+        """Start an answer, to a new user message when `text` is given; returns (chat, answer) ids.
+
+        `chat` None makes a new chat titled by `text`. Messages from id `replaces_from` on leave the chat in the same
+        transaction, and come back if the answer is undone.
+        """
+        now = time.time()
+        with self._db.tx() as db:
+            if chat is None:
+                title = " ".join((text or "New chat").split())
+                title = title if len(title) <= TITLE_CHARS else title[:TITLE_CHARS - 1].rstrip() + "…"
+                chat = int(db.execute("INSERT INTO chats (title, model, created) VALUES (?, ?, ?)",
+                                      (title, model, now)).lastrowid or 0)
+            self.require(chat)
+            old = [row["id"] for row in self._db.rows(
+                "SELECT id FROM messages WHERE chat = ? AND replaced_by IS NULL AND id >= ?", chat, replaces_from)
+            ] if replaces_from is not None else []
+            insert = "INSERT INTO messages (chat, role, text, state, created, asked) VALUES (?, ?, ?, ?, ?, ?)"
+            asked = None if text is None else db.execute(insert, (chat, "user", text, "done", now, None)).lastrowid
+            answer = int(db.execute(insert, (chat, "assistant", "", "writing", now, asked)).lastrowid or 0)
+            db.executemany("UPDATE messages SET replaced_by = ? WHERE id = ?", [(answer, one) for one in old])
+            return chat, answer
+
+    def append(self, answer: int, seq: int, text: str) -> None:
+        """Add a token's text to an answer being written."""
+        with self._db.tx() as db:
+            db.execute("INSERT INTO pieces VALUES (?, ?, ?)", (answer, seq, text))
+
+    def finish(self, answer: int, state: State, stats: dict[str, Any] | None = None, error: str = "") -> None:
+        """Fold the pieces of an answer into its text and give it its last state."""
+        with self._db.tx() as db:
+            db.execute("UPDATE messages SET text = ?, state = ?, stats = ?, error = ? WHERE id = ?",
+                       (self._written(answer), state, json.dumps(stats) if stats else None, error, answer))
+            db.execute("DELETE FROM pieces WHERE message = ?", (answer,))
+
+    def undo(self, answer: int) -> None:
+        """Put the chat back as it was before `begin`: for an answer that failed before its first token."""
+        with self._db.tx() as db:
+            chat, asked = db.execute("SELECT chat, asked FROM messages WHERE id = ?", (answer,)).fetchone()
+            db.execute("UPDATE messages SET replaced_by = NULL WHERE replaced_by = ?", (answer,))
+            db.execute("DELETE FROM messages WHERE id IN (?, ?)", (answer, asked))
+            if not self._db.rows("SELECT 1 FROM messages WHERE chat = ?", chat):
+                db.execute("DELETE FROM chats WHERE id = ?", (chat,))
+
+    def rename(self, chat: int, title: str) -> None:
+        """Give a chat a title. Raises MoestroError if the title is empty or the chat is gone."""
+        clean = " ".join(title.split())
+        if not clean:
+            raise MoestroError("A chat needs a name. Write one, or leave the old one.")
+        self.require(chat)
+        with self._db.tx() as db:
+            db.execute("UPDATE chats SET title = ? WHERE id = ?", (clean[:200], chat))
+
+    def delete(self, chat: int) -> None:
+        """Delete a chat with its messages and its statistics. Raises MoestroError if it is already gone."""
+        self.require(chat)
+        with self._db.tx() as db:
+            db.execute("UPDATE changes SET chat = NULL WHERE chat = ?", (chat,))  # they explain other chats' figures
+            db.execute("DELETE FROM chats WHERE id = ?", (chat,))
+
+    def _written(self, answer: int) -> str:
+        return "".join(row["text"] for row in self._db.rows(
+            "SELECT text FROM pieces WHERE message = ? ORDER BY seq", answer))

@@ -1,0 +1,135 @@
+"""One SQLite file, one writing connection behind a lock, and short-lived readers that never hold the writer up."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from app.store.schema import StoreError, migrate
+from core.errors import BusyError
+
+CHECKPOINT_PAGES = 16384  # 64 MB of log: tokens do not wait for the disk, `settle` checkpoints between answers
+
+
+class Database:
+    """Opens (or creates) `moestro.sqlite3` in a folder. One process at a time: a second one is told so.
+
+    WAL with synchronous=NORMAL: a commit survives the death of the process; the death of the machine may cost the
+    last commits but never damages the file. Raises StoreError when the folder or the file cannot be used.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "moestro.sqlite3"
+        self._lock = threading.RLock()
+        self._depth = 0
+        self._closed = False
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._guard = _claim(folder)
+            try:
+                self._db = _connect(self.path)
+            except BaseException:
+                self._guard.close()
+                raise
+        except (OSError, sqlite3.Error) as error:
+            raise _plain(error, f"open {self.path}") from error
+
+    @contextmanager
+    def tx(self) -> Iterator[sqlite3.Connection]:
+        """A transaction: all of it or nothing. Nested calls join the outer one. Raises StoreError."""
+        with self._lock:
+            try:
+                if self._depth == 0:
+                    self._db.execute("BEGIN IMMEDIATE")
+                self._depth += 1
+                try:
+                    yield self._db
+                finally:
+                    self._depth -= 1
+                if self._depth == 0:
+                    self._db.execute("COMMIT")
+            except BaseException as error:
+                if self._depth == 0 and not self._closed and self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                if isinstance(error, sqlite3.Error):
+                    raise _plain(error, "save") from error
+                raise
+
+    def rows(self, sql: str, *values: object) -> list[sqlite3.Row]:
+        """A small query, answered whole. Raises StoreError."""
+        with self._lock:
+            try:
+                return list(self._db.execute(sql, values))
+            except sqlite3.Error as error:
+                raise _plain(error, "read the chats") from error
+
+    @contextmanager
+    def reader(self) -> Iterator[sqlite3.Connection]:
+        """A connection of its own for a long read: sees one consistent state, blocks nobody."""
+        with closing(sqlite3.connect(self.path.resolve().as_uri() + "?mode=ro", uri=True, isolation_level=None)) as db:
+            db.row_factory = sqlite3.Row
+            db.execute("BEGIN")
+            yield db
+
+    def get(self, key: str) -> Any:
+        """What was last `put` under this key, or None."""
+        found = self.rows("SELECT value FROM memory WHERE key = ?", key)
+        return json.loads(found[0]["value"]) if found else None
+
+    def put(self, key: str, value: object) -> None:
+        """Remember a JSON value across starts."""
+        with self.tx() as db:
+            db.execute("INSERT OR REPLACE INTO memory VALUES (?, ?)", (key, json.dumps(value)))
+
+    def settle(self) -> None:
+        """Move the log into the file while nobody waits for a token."""
+        self.rows("PRAGMA wal_checkpoint(PASSIVE)")
+
+    def close(self) -> None:
+        """Flush and let go of the file. A second call does nothing."""
+        with self._lock:
+            self._closed = True
+            self._db.close()
+            self._guard.close()
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
+    try:
+        db.row_factory = sqlite3.Row
+        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON",
+                       f"wal_autocheckpoint={CHECKPOINT_PAGES}", "journal_size_limit=67108864"):
+            db.execute(f"PRAGMA {pragma}")
+        migrate(db)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _claim(folder: Path) -> sqlite3.Connection:
+    """Hold the folder for this process: SQLite's own file lock works on every system and dies with its owner."""
+    guard = sqlite3.connect(folder / "in-use.sqlite3", isolation_level=None, check_same_thread=False, timeout=0.2)
+    try:
+        guard.execute("BEGIN EXCLUSIVE")
+    except sqlite3.OperationalError as error:
+        guard.close()
+        if "locked" in str(error):
+            raise BusyError(f"Another Moestro is already running on the data in {folder}. Use that one, close it, or "
+                            "set MOESTRO_HOME to another folder.") from None
+        raise
+    return guard
+
+
+def _plain(error: Exception, doing: str) -> StoreError:
+    text = str(error)
+    if "full" in text or "No space" in text:
+        return StoreError(f"The disk is full: Moestro could not {doing}. Free some space, then try again.")
+    if "readonly" in text or "Permission" in text:
+        return StoreError(f"Moestro may not write to its data folder, so it could not {doing}. Check its permissions.")
+    return StoreError(f"Moestro could not {doing}: {text}.")

@@ -1,0 +1,22 @@
+"""Where Moestro keeps a user's data on each system."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def data_dir(env: Mapping[str, str] | None = None, platform: str = sys.platform) -> Path:
+    """The user's data directory (not created here). MOESTRO_HOME, when set, wins on every system."""
+    env = os.environ if env is None else env
+    if home := env.get("MOESTRO_HOME"):
+        return Path(home).expanduser()
+    if platform == "win32":
+        base = Path(env.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif platform == "darwin":
+        base = Path.home() / "Library" / "Application Support"
+    else:
+        base = Path(env.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    return base / "moestro"

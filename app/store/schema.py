@@ -1,0 +1,71 @@
+"""The tables, as a list of migrations: entry n takes a database from version n to n + 1. Never edit a released entry.
+
+`steps` is the one source of every statistic: one row per forward pass, everything else is computed from it.
+`pieces` holds the text of answers still being written, one row per token, so that a commit costs the same however long
+the answer is; it is folded into `messages.text` when the answer ends (or, after a crash, when the store is opened).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+from core.errors import MoestroError
+
+
+class StoreError(MoestroError):
+    """The chats and statistics on disk cannot be read or written."""
+
+
+MIGRATIONS: tuple[str, ...] = (
+    """
+    CREATE TABLE memory (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+    CREATE TABLE chats (
+        id INTEGER PRIMARY KEY AUTOINCREMENT, title TEXT NOT NULL, model TEXT NOT NULL, created REAL NOT NULL);
+    CREATE TABLE messages (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        chat INTEGER NOT NULL REFERENCES chats(id) ON DELETE CASCADE,
+        role TEXT NOT NULL, text TEXT NOT NULL, state TEXT NOT NULL, error TEXT NOT NULL DEFAULT '',
+        stats TEXT, created REAL NOT NULL,
+        asked INTEGER,         -- of an answer: the user message begun with it, NULL for a regeneration
+        replaced_by INTEGER);  -- the answer of the edit or regeneration that took this one's place
+    CREATE INDEX messages_chat ON messages(chat);
+    CREATE TABLE pieces (
+        message INTEGER NOT NULL REFERENCES messages(id) ON DELETE CASCADE, seq INTEGER NOT NULL, text TEXT NOT NULL,
+        PRIMARY KEY (message, seq)) WITHOUT ROWID;
+    CREATE TABLE loads (
+        id INTEGER PRIMARY KEY AUTOINCREMENT, model TEXT NOT NULL, created REAL NOT NULL, ended REAL,
+        spec TEXT NOT NULL, settings TEXT NOT NULL, shape TEXT NOT NULL, manifest TEXT NOT NULL);
+    CREATE TABLE steps (
+        id INTEGER PRIMARY KEY, load INTEGER NOT NULL REFERENCES loads(id),
+        chat INTEGER REFERENCES chats(id) ON DELETE CASCADE, answer INTEGER,
+        step INTEGER NOT NULL, phase TEXT NOT NULL, tokens INTEGER NOT NULL, started_s REAL NOT NULL,
+        total_ms REAL NOT NULL, compute_ms REAL NOT NULL, stall_ms REAL NOT NULL, idle_ms REAL NOT NULL,
+        copy_ms REAL NOT NULL, prefetch_issued INTEGER NOT NULL, prefetch_used INTEGER NOT NULL,
+        prefetch_late INTEGER NOT NULL, prefetch_wasted INTEGER NOT NULL, demand_bytes INTEGER NOT NULL,
+        prefetch_bytes INTEGER NOT NULL, wasted_bytes INTEGER NOT NULL, slots INTEGER NOT NULL,
+        device_bytes INTEGER NOT NULL, budget_bytes INTEGER NOT NULL, emulated INTEGER NOT NULL, exact INTEGER NOT NULL,
+        layers INTEGER NOT NULL, top_k INTEGER NOT NULL,
+        ids BLOB NOT NULL, layer BLOB NOT NULL, expert BLOB NOT NULL, outcome BLOB NOT NULL, transfers BLOB NOT NULL);
+    CREATE INDEX steps_load ON steps(load);
+    CREATE INDEX steps_chat ON steps(chat, phase);
+    CREATE TABLE changes (
+        id INTEGER PRIMARY KEY, load INTEGER NOT NULL REFERENCES loads(id), chat INTEGER, step INTEGER NOT NULL,
+        time REAL NOT NULL, name TEXT NOT NULL, old TEXT NOT NULL, new TEXT NOT NULL);
+    CREATE INDEX changes_load ON changes(load);
+    """,
+)
+
+
+def migrate(db: sqlite3.Connection, migrations: tuple[str, ...] = MIGRATIONS) -> None:
+    """Bring the database to the newest version, each step whole or not at all. Raises StoreError if it is newer."""
+    version = int(db.execute("PRAGMA user_version").fetchone()[0])
+    if version > len(migrations):
+        raise StoreError("The chats on disk were written by a newer Moestro. Update Moestro, or set MOESTRO_HOME to "
+                         "another folder to start afresh.")
+    for number, script in enumerate(migrations[version:], version + 1):
+        try:
+            db.executescript(f"BEGIN IMMEDIATE; {script}; PRAGMA user_version = {number}; COMMIT;")
+        except sqlite3.Error:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            raise

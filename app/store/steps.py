@@ -1,0 +1,117 @@
+"""Statistics: one row per forward pass as the engine recorded it, the settings changes, and what was loaded.
+
+The arrays of a `StepRecord` are stored as little-endian blobs in the shapes and dtypes of `core.types`.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from app.store.database import Database
+from core.types import ModelShape, StepRecord, Transfer
+
+SCALARS = ("phase", "tokens", "started_s", "total_ms", "compute_ms", "stall_ms", "idle_ms", "copy_ms",
+           "prefetch_issued", "prefetch_used", "prefetch_late", "prefetch_wasted", "demand_bytes", "prefetch_bytes",
+           "wasted_bytes", "slots", "device_bytes", "budget_bytes", "emulated", "exact")
+TRANSFER = np.dtype([("layer", "<i2"), ("expert", "<i2"), ("bytes", "<i8"), ("demand", "u1"), ("decode", "u1"),
+                     ("submitted_s", "<f8"), ("started_s", "<f8"), ("ended_s", "<f8")])
+_COLUMNS = ("load", "chat", "answer", "step", *SCALARS, "layers", "top_k", "ids", "layer", "expert", "outcome",
+            "transfers")
+_CHANGED = "INSERT INTO changes (load, chat, step, time, name, old, new) VALUES (?, ?, ?, ?, ?, ?, ?)"
+_INSERT = f"INSERT INTO steps ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One loading of a model: everything recorded under it shares its shape, session clock and manifest."""
+
+    id: int
+    model: str
+    created: float  # seconds since the epoch
+    ended: float | None
+    spec: dict[str, Any]
+    settings: dict[str, Any]
+    shape: ModelShape
+    manifest: dict[str, Any]
+
+
+class Steps:
+    """The recorded forward passes of one database."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+        with db.tx() as tx:  # left open by a crash: it lasted until its last pass
+            tx.execute("UPDATE loads SET ended = created + coalesce((SELECT max(started_s + total_ms / 1000) "
+                       "FROM steps WHERE load = loads.id), 0) WHERE ended IS NULL")
+
+    def add_load(self, model: str, spec: Mapping[str, object], settings: Mapping[str, object], shape: ModelShape,
+                 manifest: Mapping[str, object]) -> int:
+        """Note that a model was loaded; returns the id that its steps are recorded under."""
+        texts = (json.dumps(dict(part), default=str) for part in (spec, settings, asdict(shape), manifest))
+        with self._db.tx() as db:
+            return int(db.execute("INSERT INTO loads (model, created, spec, settings, shape, manifest) "
+                                  "VALUES (?, ?, ?, ?, ?, ?)", (model, time.time(), *texts)).lastrowid or 0)
+
+    def end_load(self, load: int) -> None:
+        """Note that it was unloaded."""
+        with self._db.tx() as db:
+            db.execute("UPDATE loads SET ended = ? WHERE id = ?", (time.time(), load))
+
+    def loads(self, ids: Iterable[int] | None = None) -> list[Load]:
+        """Loads by id, or all of them, oldest first."""
+        wanted = None if ids is None else set(ids)
+        found = []
+        for row in self._db.rows("SELECT * FROM loads ORDER BY id"):
+            if wanted is None or row["id"] in wanted:
+                told = {c: json.loads(row[c]) for c in ("spec", "settings", "shape", "manifest")}
+                told["shape"] = ModelShape(**told["shape"])
+                found.append(Load(row["id"], row["model"], row["created"], row["ended"], **told))
+        return found
+
+    def add(self, load: int, chat: int | None, answer: int | None, step: StepRecord, old: Mapping[str, object]) -> None:
+        """Record a forward pass, and the settings that changed just before it from their `old` values."""
+        layers, _, top_k = step.ids.shape
+        with self._db.tx() as db:
+            db.execute(_INSERT, (load, chat, answer, step.index, *(getattr(step, name) for name in SCALARS), layers,
+                                 top_k, _bytes(step.ids, "<i2"), _bytes(step.layer, "<i2"), _bytes(step.expert, "<i2"),
+                                 _bytes(step.outcome, "u1"), _transfers(step.transfers)))
+            if step.changes:
+                now = time.time()
+                db.executemany(_CHANGED, [(load, chat, step.index, now, name, str(old.get(name, "")), str(new))
+                                          for name, new in step.changes.items()])
+
+    def records(self, *, chat: int | None = None, load: int | None = None) -> Iterator[StepRecord]:
+        """The stored passes of a chat or of a load, in order, as the engine made them (without `changes`)."""
+        key, value = ("load", load) if chat is None else ("chat", chat)
+        with self._db.reader() as db:
+            for row in db.execute(f"SELECT * FROM steps WHERE {key} = ? ORDER BY id", (value,)):
+                yield _record(row)
+
+
+def _bytes(array: Any, dtype: str) -> bytes:
+    return np.ascontiguousarray(array, dtype).tobytes()
+
+
+def _transfers(transfers: tuple[Transfer, ...]) -> bytes:
+    return np.array([(t.layer, t.expert, t.bytes, t.demand, t.phase == "decode", t.submitted_s, t.started_s, t.ended_s)
+                     for t in transfers], TRANSFER).tobytes() if transfers else b""
+
+
+def _record(row: sqlite3.Row) -> StepRecord:
+    scalars = {name: row[name] for name in SCALARS}
+    scalars |= {"emulated": bool(row["emulated"]), "exact": bool(row["exact"])}
+    transfers = tuple(Transfer(layer, expert, size, bool(demand), submitted_s, started_s, ended_s,
+                               "decode" if decode else "prefill")
+                      for layer, expert, size, demand, decode, submitted_s, started_s, ended_s
+                      in np.frombuffer(row["transfers"], TRANSFER).tolist())
+    return StepRecord(index=row["step"], **scalars,
+                      ids=np.frombuffer(row["ids"], "<i2").reshape(row["layers"], row["tokens"], row["top_k"]),
+                      layer=np.frombuffer(row["layer"], "<i2"), expert=np.frombuffer(row["expert"], "<i2"),
+                      outcome=np.frombuffer(row["outcome"], "u1"), transfers=transfers)

@@ -1,0 +1,171 @@
+"""Tab Chat + Live: the chat with its tail, composer and context gauge on the left, the live deck on the right."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from typing import Any
+
+import gradio as gr
+
+from app.controls import LIVE, ONCE, html
+from app.deck import deck
+from app.host import Host
+from app.live import Answer
+from app.pulse import stamp
+from app.sidebar.text import notice
+from app.tabs.messages import shown, used_tokens
+from app.theme import ROOT
+from core.errors import MoestroError
+
+TAIL = """<div class="tail" data-state="none" aria-live="off"><div data-t="text"></div>
+<div class="bar thin" data-t="prefill" hidden><i></i></div><p data-t="line" role="status"></p></div>"""
+SUGGESTIONS = ROOT / "assets" / "demo" / "questions.jsonl"
+ENDING_S = 2.0  # an answer that left no trace says why within this time
+Shown = dict[str, Any]  # what a page shows: its "chat" (id or None) and the "stamp" of its messages; "open" once it is known
+
+
+class ChatLive:
+    """The chat's components and events. `pulse` holds what the page shows and fires when the server has something newer."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self._asked: dict[int, tuple[Answer, str]] = {}
+        with gr.Row(equal_height=False, elem_id="chat-live"):
+            with gr.Column(scale=5, min_width=320, elem_id="chat-column"):
+                with gr.Row(elem_id="chat-head"):
+                    self.title = html(title(host, None), elem_id="chat-title")
+                    self.new = gr.Button("New chat", size="sm", elem_id="new-chat", min_width=90, scale=0)
+                with gr.Column(elem_id="talk"):
+                    self.chat = gr.Chatbot(height=None, show_label=False, elem_id="chat", buttons=["copy"], editable="user", autoscroll=False,
+                                           feedback_options=None, layout="bubble", placeholder=self._placeholder())
+                    self.pulse = gr.HTML({"open": False, "chat": None, "stamp": ""}, html_template=TAIL, elem_id="tail", apply_default_css=False,
+                                         js_on_load='import("/ui/pulse.js").then((m) => m.start(element, props, trigger));')
+                self.alert = html(elem_id="chat-alert")
+                with gr.Row(elem_id="composer"):
+                    self.text = gr.Textbox(show_label=False, container=False, lines=1, max_lines=6, scale=8, elem_id="message", autofocus=True,
+                                           placeholder="Ask something", label="Message")
+                    self.send = gr.Button("Send", variant="primary", elem_id="send", scale=0, min_width=84)
+                    self.stop = gr.Button("Stop", variant="stop", elem_id="stop", scale=0, min_width=84)
+                self.gauge = html(self._gauge([]), elem_id="context")
+            with gr.Column(scale=6, min_width=320, elem_id="deck-column"):
+                deck()
+        self.page = [self.pulse, self.chat, self.title, self.gauge, self.alert, self.text]
+        self.outputs = [self.send, self.chat, self.gauge]
+        self._wire()
+
+    def values(self, shown_now: Shown) -> list[Any]:
+        """What depends on whether a model is loaded."""
+        ready = self.host.model is not None
+        chat = shown_now.get("chat")
+        return [gr.update(interactive=ready), gr.update(placeholder=self._placeholder(), examples=self._examples()),
+                self._gauge(self._messages(chat))]
+
+    def open(self, chat: int | None) -> list[Any]:
+        """A page that shows this chat, as it is on disk; a chat that is gone gives an empty page that says so."""
+        try:
+            messages = self.host.messages(chat) if chat is not None else []
+        except MoestroError as error:
+            return [self._shown(None), [], title(self.host, None), self._gauge([]), notice(str(error), "info"), gr.skip()]
+        return [self._shown(chat), shown(messages), title(self.host, chat), self._gauge(messages), "", gr.skip()]
+
+    def _wire(self) -> None:
+        gr.on([self.text.submit, self.send.click], self._send, [self.text, self.pulse], self.page, **ONCE)
+        self.stop.click(self._stop, self.pulse, None, **ONCE)
+        self.new.click(lambda: self.open(None), None, self.page, **ONCE)
+        self.chat.retry(self._regenerate, self.pulse, self.page, **ONCE)
+        self.chat.edit(self._edit, self.pulse, self.page, **ONCE)
+        self.chat.example_select(self._suggested, self.pulse, self.page, **ONCE)
+        self.pulse.end(self._refresh, [self.pulse, self.text], self.page, **LIVE)
+
+    def _send(self, text: str, now: Shown) -> list[Any]:
+        try:
+            answer = self.host.chat(now.get("chat"), text)
+        except MoestroError as error:
+            return self._refused(error)
+        return self._begun(answer, text)
+
+    def _suggested(self, now: Shown, picked: gr.SelectData) -> list[Any]:
+        return self._send(picked.value["text"], now)
+
+    def _regenerate(self, now: Shown) -> list[Any]:
+        try:
+            answer = self.host.regenerate(int(now["chat"]))
+        except (MoestroError, KeyError, TypeError) as error:
+            return self._refused(error, now)
+        return self._begun(answer, "")
+
+    def _edit(self, now: Shown, edited: gr.EditData) -> list[Any]:
+        index = edited.index[0] if isinstance(edited.index, list | tuple) else edited.index
+        try:
+            answer = self.host.edit(int(now["chat"]), int(index), str(edited.value))
+        except (MoestroError, KeyError, TypeError) as error:
+            return self._refused(error, now)
+        return self._begun(answer, str(edited.value))
+
+    def _stop(self, now: Shown) -> None:
+        if now.get("chat") is not None:
+            self.host.stop(int(now["chat"]))
+
+    def _refresh(self, now: Shown, typed: str) -> list[Any]:
+        """Show the chat as it is now. What failed before its first token comes back into the input box."""
+        chat = now.get("chat")
+        page = self.open(chat)
+        answer, asked = self._asked.get(chat, (None, "")) if chat is not None else (None, "")
+        if answer is not None and answer.message_id not in [m.id for m in self._messages(chat)]:
+            del self._asked[answer.chat_id or 0]
+            answer.join(ENDING_S)
+            if answer.undone:
+                page[4:] = [notice(answer.error), typed or asked]
+        return page
+
+    def _begun(self, answer: Answer, text: str) -> list[Any]:
+        assert answer.chat_id is not None
+        self._asked[answer.chat_id] = (answer, text)
+        page = self.open(answer.chat_id)
+        page[5] = "" if text else gr.skip()
+        return page
+
+    def _refused(self, error: Exception, now: Shown | None = None) -> list[Any]:
+        text = str(error) if isinstance(error, MoestroError) else "There is no chat here yet. Write a message first."
+        page = self.open(now.get("chat")) if now else [gr.skip()] * 6
+        page[4] = notice(text)
+        return page
+
+    def _shown(self, chat: int | None) -> Shown:
+        return {"open": True, "chat": chat, "stamp": stamp(self.host, chat)}
+
+    def _messages(self, chat: int | None) -> list[Any]:
+        try:
+            return self.host.messages(chat) if chat is not None else []
+        except MoestroError:
+            return []
+
+    def _gauge(self, messages: list[Any]) -> str:
+        full = self.host.context
+        if full is None:
+            return '<div class="gauge"><span>Context</span><span>no model loaded</span></div>'
+        used = used_tokens(messages)
+        return (f'<div class="gauge"><span>Context</span><div class="bar thin" role="meter" aria-label="Context used" aria-valuemin="0" '
+                f'aria-valuemax="{full}" aria-valuenow="{used}"><i style="width:{min(100, 100 * used / full):.1f}%"></i></div>'
+                f"<span>{used} of {full} tokens</span></div>")
+
+    def _placeholder(self) -> str:
+        if self.host.model is None:
+            return "### Load a model to begin\nChoose one on the left and press **Load**. The bundled demo is ready at once."
+        return "### Ask something\nWatch on the right which experts answer, and turn any knob while it talks."
+
+    def _examples(self) -> list[dict[str, str]]:
+        if self.host.model != "demo" or not SUGGESTIONS.exists():
+            return []
+        rows = [json.loads(line) for line in SUGGESTIONS.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return [{"text": str(row["question"])} for row in rows if row.get("suggest")][:6]
+
+
+def title(host: Host, chat: int | None) -> str:
+    """The chat's name and the link to its measurements."""
+    found = next((c for c in host.store.chats.all() if c.id == chat), None) if chat is not None else None
+    if found is None:
+        return '<div class="chat-title"><b>New chat</b></div>'
+    return (f'<div class="chat-title"><b>{escape(found.title)}</b><a href="/export/{found.id}.zip" download id="csv" '
+            f'title="Every token, request and copy of this chat as CSV files">CSV</a></div>')

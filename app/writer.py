@@ -1,0 +1,159 @@
+"""Writes answers, one at a time, in the order in which they were asked for, in a thread that no browser tab owns."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Generator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from app.face import EngineFace, Prompt
+from app.live import Answer
+from app.store import Store
+from core.config import Sampling
+from core.errors import MoestroError
+from core.types import Piece
+
+log = logging.getLogger("moestro.app")
+UNEXPECTED = "The answer broke off because of an error inside Moestro. Its details are in the log; you can ask again."
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One answer to write, and what with."""
+
+    answer: Answer
+    prompt: Prompt
+    sampling: Sampling
+    engine: EngineFace
+    load: int
+    effective: dict[str, Any]  # settings in force at the last recorded pass of this load
+
+
+class Writer:
+    """A queue of jobs and the one thread that works through it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._jobs: deque[Job] = deque()
+        self._now: Job | None = None
+        self._news = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="moestro-answers", daemon=True)
+        self._thread.start()
+
+    def put(self, job: Job) -> None:
+        """Queue an answer; it begins when those before it have ended."""
+        with self._news:
+            self._jobs.append(job)
+            self._news.notify_all()
+
+    def stop(self, answer: Answer) -> None:
+        """End an answer: a queued one at once, one being written at the next token."""
+        with self._news:
+            waiting = [job for job in self._jobs if job.answer is answer]
+            for job in waiting:
+                self._jobs.remove(job)
+        answer.cancelled.set()
+        for job in waiting:
+            _end(self._store, job, "")
+
+    @property
+    def busy(self) -> bool:
+        """An answer is being written or waits for its turn."""
+        with self._news:
+            return self._now is not None or bool(self._jobs)
+
+    @property
+    def waiting(self) -> int:
+        """How many answers wait for their turn."""
+        with self._news:
+            return len(self._jobs)
+
+    def close(self, timeout: float = 30.0) -> bool:
+        """Stop everything and end the thread; returns whether it ended within `timeout` seconds."""
+        with self._news:
+            self._closing = True
+            jobs = [*self._jobs, *([self._now] if self._now else [])]
+            self._news.notify_all()
+        for job in jobs:
+            self.stop(job.answer)
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._jobs or self._closing)
+                if not self._jobs:
+                    return
+                self._now = job = self._jobs.popleft()
+            error = _write(self._store, job)
+            with self._news:
+                self._now = None  # before the answer is seen to have ended: whoever waited for it finds the engine free
+            _end(self._store, job, error)
+            try:
+                self._store.db.settle()
+            except MoestroError:
+                log.exception("could not checkpoint the store")
+
+
+def _write(store: Store, job: Job) -> str:
+    """Generate, commit and publish, token by token; returns what went wrong in the user's words, or ""."""
+    answer = job.answer
+    answer.update(state="prefill", queued_ms=(time.perf_counter() - answer.asked_s) * 1000)
+    try:
+        pieces = job.engine.generate(job.prompt, job.sampling, answer.cancelled)
+        try:
+            for piece in pieces:
+                _take(store, job, piece)
+        finally:
+            if isinstance(pieces, Generator):  # lets go of the engine now, not when collected
+                pieces.close()
+    except MoestroError as error:
+        log.info("answer failed: %s", error)
+        return str(error)
+    except Exception:
+        log.exception("unexpected error while writing an answer")
+        return UNEXPECTED
+    return ""
+
+
+def _take(store: Store, job: Job, piece: Piece) -> None:
+    """Commit one piece, then show it: what was seen is never lost."""
+    answer, step = job.answer, piece.step
+    if step is not None and not step.changes and not job.engine.settings["telemetry"]:
+        step = None
+    if step is not None or piece.text:
+        store.token(job.load, answer.chat_id, answer.message_id, answer.n_tokens, piece.text, step, job.effective)
+    if step is not None:
+        job.effective.update(step.changes)
+    if piece.kind == "prefill":
+        answer.update(prefill_done=piece.done, prefill_total=piece.total)
+    elif piece.kind == "token":
+        answer.update(state="streaming", text=answer.text + piece.text, n_tokens=answer.n_tokens + 1)
+    else:
+        answer.update(stats=piece.stats)
+
+
+def _end(store: Store, job: Job, error: str) -> None:
+    """Give the answer its last state, in the store and on screen. Without a token, a failure leaves no trace."""
+    answer = job.answer
+    stopped = answer.cancelled.is_set()
+    undone = answer.n_tokens == 0 and bool(error or stopped)
+    try:
+        if answer.message_id is not None and undone:
+            store.chats.undo(answer.message_id)
+        elif answer.message_id is not None:
+            stats = {**asdict(answer.stats), "queued_ms": answer.queued_ms} if answer.stats else None
+            store.chats.finish(answer.message_id, "error" if error else "stopped" if stopped else "done", stats, error)
+    except MoestroError as failure:
+        log.exception("could not finish an answer in the store")
+        error, undone = error or str(failure), False
+    except Exception:
+        log.exception("could not finish an answer in the store")
+        error, undone = error or UNEXPECTED, False
+    answer.update(state="error" if error else "done", error=error, undone=undone)

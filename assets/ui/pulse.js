@@ -1,0 +1,141 @@
+// Follows the server: the answer being written (the tail under the chat), the load's progress, what changed elsewhere.
+// The page's state shows as attributes of <body>: data-host = empty | loading | ready, data-answering = 0 | 1.
+
+// HANDS_OFF_MS: controls are not redrawn under a hand that is turning one
+const FAST_MS = 100, SLOW_MS = 400, RETRY_MS = 1500, AGAIN_MS = 3000, HANDS_OFF_MS = 700, SPEED_MS = 3000;
+const sleep = (ms) => new Promise((done) => { setTimeout(done, ms); });
+
+let known = null; // the component that holds the host's stamps as this page shows them
+
+class Pulse {
+  constructor(element, props, trigger) {
+    Object.assign(this, { element, props, trigger, id: null, text: "", speed: [], fired: {}, seen: {} });
+    this.part = (name) => element.querySelector(`[data-t="${name}"]`);
+    this.stick(element.closest("#talk"));
+    const touch = () => { this.touched = performance.now(); };
+    for (const event of ["input", "pointerdown", "pointermove", "keydown"]) document.getElementById("sidebar")?.addEventListener(event, touch);
+  }
+
+  get shown() { return this.props.value ?? {}; }
+
+  /** Keep the end of the talk in view as it grows, unless the reader has scrolled up. */
+  stick(talk) {
+    let follow = true;
+    talk.addEventListener("scroll", () => { follow = talk.scrollHeight - talk.scrollTop - talk.clientHeight < 60; });
+    const watch = new ResizeObserver(() => { if (follow) talk.scrollTop = talk.scrollHeight; });
+    for (const part of talk.children) watch.observe(part);
+  }
+
+  /** Ask Python to redraw something, again only if the redraw does not come. */
+  fire(trigger, event, stamp) {
+    const now = performance.now(), last = this.fired[event];
+    if (last && last.stamp === stamp && now - last.at < AGAIN_MS) return;
+    this.fired[event] = { stamp, at: now };
+    trigger(event);
+  }
+
+  async tick() {
+    const { chat = null } = this.shown;
+    const query = new URLSearchParams({ since: this.text.length });
+    if (chat !== null) query.set("chat", chat);
+    if (this.id !== null) query.set("answer", this.id);
+    const reply = await fetch(`/live/state?${query}`, { cache: "no-store" });
+    if (!reply.ok) throw new Error(`state: ${reply.status}`);
+    const state = await reply.json();
+    if ((this.shown.chat ?? null) !== chat) return false;
+    this.host(state.host);
+    if (!this.shown.open) return true;
+    this.address(chat);
+    if (state.answer) this.follow(state.answer);
+    else if (this.id !== null && state.stamp === this.shown.stamp) this.clear();
+    if (state.stamp !== (this.shown.stamp ?? "")) this.fire(this.trigger, "end", state.stamp);
+    document.body.dataset.answering = state.answer ? "1" : "0";
+    return Boolean(state.answer) || state.host.state === "loading";
+  }
+
+  host({ state, busy, text, share, stamp, settings }) {
+    Object.assign(document.body.dataset, { host: state, busy: busy ? "1" : "0" });
+    const bar = document.querySelector("#load-progress [role=progressbar]");
+    if (bar && state === "loading") {
+      bar.setAttribute("aria-valuenow", Math.round(100 * share));
+      bar.firstElementChild.style.width = `${100 * share}%`;
+      bar.nextElementSibling.textContent = `${text} · ${Math.round(100 * share)} %`;
+    }
+    if (!this.shown.open || !known) return;
+    const { trigger, props } = known, idle = !(performance.now() - this.touched < HANDS_OFF_MS);
+    if (stamp !== props.value.stamp) this.fire(trigger, "tick", stamp);
+    else if (settings !== props.value.settings && idle) this.fire(trigger, "apply", settings);
+  }
+
+  /** The chat's number lives in the address, so a reload comes back to it. */
+  address(chat) {
+    if (this.seen.chat === chat) return;
+    this.seen.chat = chat;
+    const url = new URL(location.href);
+    if (chat === null) url.searchParams.delete("chat");
+    else url.searchParams.set("chat", chat);
+    history.replaceState(history.state, "", url);
+  }
+
+  follow(answer) {
+    if (answer.id !== this.id) { this.clear(); this.id = answer.id; }
+    if (answer.from !== this.text.length) return;
+    this.text += answer.text;
+    if (answer.text) this.part("text").append(answer.text);
+    this.element.firstElementChild.dataset.state = answer.state;
+    this.line(answer);
+  }
+
+  line({ state, done, total, tokens }) {
+    const now = performance.now(), bar = this.part("prefill");
+    this.speed = [...this.speed.filter(([at]) => now - at < SPEED_MS), [now, tokens]];
+    const [[from, before]] = this.speed, rate = now - from > 500 ? (1000 * (tokens - before)) / (now - from) : 0;
+    bar.hidden = state !== "prefill";
+    bar.firstElementChild.style.width = `${total ? (100 * done) / total : 0}%`;
+    this.part("line").textContent = {
+      queued: "Queued: the model is answering somebody else. Yours comes next.",
+      prefill: `Reading the prompt · ${done} of ${total} tokens`,
+      streaming: `${rate ? `${rate.toFixed(1)} tok/s · ` : ""}${tokens} token${tokens === 1 ? "" : "s"}`,
+    }[state] ?? "";
+    if (total) this.gauge(total + tokens);
+  }
+
+  gauge(used) {
+    const box = document.querySelector("#context [role=meter]");
+    if (!box) return;
+    const full = +box.getAttribute("aria-valuemax");
+    box.setAttribute("aria-valuenow", used);
+    box.firstElementChild.style.width = `${Math.min(100, (100 * used) / full)}%`;
+    box.nextElementSibling.textContent = `${used} of ${full} tokens`;
+  }
+
+  clear() {
+    Object.assign(this, { id: null, text: "", speed: [] });
+    this.part("text").replaceChildren();
+    this.part("line").textContent = "";
+    this.part("prefill").hidden = true;
+    this.element.firstElementChild.dataset.state = "none";
+  }
+
+  async run() {
+    while (document.contains(this.element)) {
+      let fast = false;
+      try {
+        if (!document.hidden) fast = await this.tick();
+      } catch {
+        await sleep(RETRY_MS);
+      }
+      await sleep(fast ? FAST_MS : SLOW_MS);
+    }
+  }
+}
+
+/** Take note of the component that knows the host's stamps; its events redraw the controls. */
+export function know(element, props, trigger) { known = { props, trigger }; }
+
+/** Start following, once for each element. */
+export function start(element, props, trigger) {
+  if (element.dataset.started) return;
+  element.dataset.started = "1";
+  new Pulse(element, props, trigger).run();
+}

@@ -1,0 +1,91 @@
+"""Writes what ships: bf16 weights, tokenizer with chat template, configuration, questions, notice, model card.
+
+`python -m demo.export --out assets/demo` exports the checkpoint of the work folder again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+
+from .corpus import WORK, numbered, questions, read_facts, read_questions, write_questions
+from .scoring import Row, encode, exact_matches
+from .tokenizer import save_tokenizer
+
+NOTICE = Path(__file__).with_name("NOTICE.txt")
+SUGGESTED = {"about": 24, "mod": 6, "sig": 6, "where": 6}
+SHIPPED = (
+    "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+    "chat_template.jinja", "questions.jsonl", "NOTICE", "README.md",
+)  # fmt: skip
+
+
+def suggest(rows: list[Row], right: list[bool]) -> list[Row]:
+    """The rows, the most popular correctly answered trained ones marked as suggestions, some of each kind."""
+    left = dict(SUGGESTED)
+    marked = []
+    for row, ok in zip(rows, right, strict=True):
+        group = row["kind"] if row["kind"] in left else "about"
+        take = ok and row["split"] == "trained" and left[group] > 0
+        left[group] -= take
+        marked.append(row | {"suggest": take})
+    return marked
+
+
+def export(model: Any, work: Path, out: Path, seed: int) -> None:
+    """Write the shipped folder from a trained model and its corpus; the model becomes bf16 in place."""
+    out.mkdir(parents=True, exist_ok=True)
+    for stale in out.iterdir():
+        if stale.is_file() and stale.name not in SHIPPED:
+            stale.unlink()
+    model = model.to(torch.bfloat16).cpu().eval()
+    model.generation_config = generation_config()
+    model.save_pretrained(out)
+    (out / "model.safetensors").chmod(0o644)
+    save_tokenizer(Tokenizer.from_file(str(work / "tokenizer.json")), out)
+    shutil.copyfile(NOTICE, out / "NOTICE")
+    rows = numbered(questions(read_facts(work), seed))
+    write_questions(rows, out / "questions.jsonl")
+    mark_suggestions(out)
+
+
+def generation_config() -> Any:
+    """Greedy decoding that stops at the end of the turn."""
+    from transformers import GenerationConfig
+
+    return GenerationConfig(do_sample=False, eos_token_id=2, pad_token_id=0, max_new_tokens=128)
+
+
+def mark_suggestions(folder: Path) -> None:
+    """Mark as suggestions questions which the exported model, loaded anew, answers exactly."""
+    from .evaluate import load
+
+    model, tokenizer = load(folder)
+    path = folder / "questions.jsonl"
+    rows = read_questions(path)
+    trained = [row["split"] == "trained" for row in rows]
+    right = iter(exact_matches(model, encode(tokenizer, [row for row, t in zip(rows, trained, strict=True) if t])))
+    write_questions(suggest(rows, [t and next(right) for t in trained]), path)
+
+
+def main() -> None:
+    """Command line."""
+    from .corpus import SEED
+    from .train import finished_model
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", type=Path, default=WORK)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seed", type=int, default=SEED)
+    args = parser.parse_args()
+    torch.set_num_threads(2)
+    export(finished_model(args.work), args.work, args.out, args.seed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Moestro: run Mixture-of-Experts models that are larger than GPU memory.
+
+    python launch.py [ui]       set up what is missing and open the dashboard with the bundled demo model
+    python launch.py chat       talk to a model in this terminal
+    python launch.py bench      measure speed side by side with plain transformers
+    python launch.py doctor     show what hardware, versions and speeds Moestro sees
+    python launch.py settings   print the reference of every setting
+    python launch.py test       set up what is missing and run the tests
+
+Add --help to a command to list its options.
+"""
+# Standard library only. When this Python lacks what a command needs, the command goes on inside `.venv` beside this
+# file, which is made and filled first. Only the requirements are installed, not the project: it runs from the checkout,
+# so nothing but `.venv` is written in the tree, and what is edited is what runs.
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+VENV = ROOT / ".venv"
+UNFINISHED = VENV / ".unfinished"  # there while an installation runs: an interrupted one is taken up again
+WINDOWS = os.name == "nt"
+COMMANDS = ("ui", "chat", "bench", "doctor", "settings", "test")
+DASHBOARD = ("gradio", "plotly", "pandas")  # what only the dashboard and the tests need
+UV = "uv>=0.7,<1"
+
+
+def requirements(command: str) -> list[str]:
+    """What pyproject.toml declares for a command, as pip reads it."""
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return [*project["dependencies"], *(project["optional-dependencies"]["test"] if command == "test" else ())]
+
+
+def name_of(requirement: str) -> str:
+    return re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
+
+
+def installed(name: str) -> str:
+    """The version of a distribution in this Python; "" when it is absent or was left half installed."""
+    from importlib import metadata
+
+    try:
+        return metadata.version(name) or ""
+    except (metadata.PackageNotFoundError, KeyError):
+        return ""
+
+
+def fits(version: str, requirement: str) -> bool:
+    """Is a version within the >= and < bounds of a requirement? Its leading numbers alone are compared."""
+
+    def numbers(text: str) -> list[int]:
+        found = [int(n) for n in re.split(r"[^\d.]", text, maxsplit=1)[0].split(".") if n]
+        return found + [0] * (6 - len(found))
+
+    bounds = re.findall(r"(>=|<)\s*([\d.]+)", requirement)
+    return bool(version) and all((numbers(version) >= numbers(bound)) == (sign == ">=") for sign, bound in bounds)
+
+
+def missing(command: str) -> list[str]:
+    """The requirements of a command that this Python does not meet."""
+    unused = () if command in ("ui", "test") else DASHBOARD
+    return [r for r in requirements(command) if name_of(r) not in unused and not fits(installed(name_of(r)), r)]
+
+
+def venv_python() -> Path:
+    return VENV / ("Scripts/python.exe" if WINDOWS else "bin/python")
+
+
+def works(code: str) -> bool:
+    """Does the Python of `.venv` start, and run this line?"""
+    try:
+        return subprocess.run([str(venv_python()), "-c", code], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+def enter_venv(arguments: list[str]) -> int:
+    """Run this file again in `.venv`, which is made, or repaired when its Python or its pip does not work."""
+    if not works("import pip"):
+        print(f"Making a virtual environment in {VENV}", flush=True)
+        fresh = ["--clear"] if VENV.exists() and not works("import sys") else []
+        if find_spec("ensurepip"):
+            subprocess.call([sys.executable, "-m", "venv", *fresh, str(VENV)])
+        if not works("import pip"):
+            return fail("This Python cannot make virtual environments. Add what is missing (on Debian and Ubuntu: "
+                        "apt install python3-venv), then run the same command again.")
+    return hand_over([str(venv_python()), str(ROOT / "launch.py"), *arguments])
+
+
+def hand_over(command: list[str]) -> int:
+    """Become this command; on Windows, which cannot, wait for it. Ctrl-C reaches it either way."""
+    if not WINDOWS:
+        os.execv(command[0], command)
+    with subprocess.Popen(command) as process:
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:
+                continue  # the inner one got it too, and decides how to end
+
+
+def install(command: str) -> bool:
+    """Fill the `.venv` this runs in. With an NVIDIA GPU uv picks the CUDA build of torch that its driver can run."""
+    print("Installing what Moestro needs into .venv. This happens once and can take some minutes.", flush=True)
+    UNFINISHED.touch()
+    wanted, pip = requirements(command), [sys.executable, "-m", "pip", "install", "--disable-pip-version-check"]
+    done = False
+    if shutil.which("nvidia-smi"):
+        uv = [sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable, "--torch-backend=auto"]
+        done = subprocess.call([*pip, UV]) == 0 and subprocess.call([*uv, *wanted]) == 0
+        if not done and WINDOWS:  # pip alone would bring a torch that cannot use the GPU
+            return False
+    if not done:
+        done = subprocess.call([*pip, *wanted]) == 0
+    if done:
+        UNFINISHED.unlink()
+    return done and not missing(command)
+
+
+def fail(message: str) -> int:
+    print(message, file=sys.stderr)
+    return 1
+
+
+def main(arguments: list[str]) -> int:
+    if sys.version_info < (3, 11):
+        return fail(f"Moestro needs Python 3.11 or newer; this is {sys.version.split()[0]}. Start it with a newer one.")
+    command = arguments[0] if arguments and not arguments[0].startswith("-") else "ui"
+    if command not in COMMANDS:
+        return fail(f"There is no command {command!r}. Commands: {', '.join(COMMANDS)}.") + 1
+    inside = Path(sys.prefix).resolve() == VENV.resolve()
+    if missing(command) or (inside and UNFINISHED.exists()):
+        if {"-h", "--help"} & set(arguments):
+            return print(__doc__) or 0
+        if not inside:
+            return enter_venv(arguments)
+        if not install(command):
+            return fail("The installation did not finish; the reason stands above. Run the same command to go on.")
+    from app.cli import main as run
+
+    return run(arguments)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        print("\nStopped.", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,175 @@
+"""Loading, cancelling and unloading: what becomes of the model that was there."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+
+from app.host import Host
+from core.config import LoadSpec
+from core.errors import BusyError, ModelError, MoestroError
+from tests.app.conftest import WAIT_S, GatedEngine, QuickEngine, ended, open_host
+from tests.fakes import FakeEngine, fake_estimate
+
+
+class SlowLoad(QuickEngine):
+    """Loads when the test lets it; fails when told to. Remembers who is in memory."""
+
+    go = threading.Event()
+    began = threading.Event()
+    failure: Exception | None = None
+    deaf = False  # does not look at `cancel`
+    alive: ClassVar[set[str]] = set()  # of this class; each test makes one of its own
+
+    @classmethod
+    def load(cls, spec: LoadSpec, progress: Callable[[str, float], None] = lambda text, share: None,
+             cancel: threading.Event | None = None) -> FakeEngine:
+        progress("Reading weights", 0.25)
+        cls.began.set()
+        while not cls.go.wait(0.01):
+            if cancel is not None and cancel.is_set() and not cls.deaf:
+                raise ModelError("Cancelled.")
+        if cls.failure is not None:
+            raise cls.failure
+        cls.alive.add(spec.model)
+        return cls(spec)
+
+    def unload(self) -> None:
+        self.alive.discard(self.spec.model)
+        super().unload()
+
+
+@pytest.fixture
+def slow() -> type[SlowLoad]:
+    return type("Slow", (SlowLoad,), {"go": threading.Event(), "began": threading.Event(), "alive": set()})
+
+
+@pytest.fixture
+def slow_host(tmp_path: Path, slow: type[SlowLoad]) -> Iterator[Host]:
+    """A host with model "old" loaded, whose next load waits for `slow.go`."""
+    slow.go.set()
+    host = open_host(tmp_path, slow, loaded=False)
+    assert host.load(host.plan("old")).join(WAIT_S)
+    slow.go.clear()
+    slow.began.clear()
+    yield host
+    slow.go.set()
+    host.close()
+
+
+def test_a_load_shows_its_progress_and_holds_everybody_else_off(slow_host: Host, slow: type[SlowLoad]) -> None:
+    loading = slow_host.load(slow_host.plan("new"))
+    assert slow.began.wait(WAIT_S)
+    assert (loading.text, loading.share, loading.finished, slow_host.busy) == ("Reading weights", 0.25, False, True)
+    with pytest.raises(BusyError, match="being loaded"):
+        slow_host.load(slow_host.plan("third"))
+    with pytest.raises(BusyError, match="being loaded"):
+        slow_host.unload()
+    with pytest.raises(BusyError, match="still being loaded"):
+        slow_host.chat(None, "hello")
+    assert slow_host.change("budget", "75%") == ""  # moved during the load: the new model gets it
+    slow.go.set()
+    assert loading.join(WAIT_S)
+    assert (loading.state, loading.share, slow_host.model, slow.alive) == ("done", 1.0, "new", {"new"})
+    assert slow_host.settings["budget"] == "75%"
+    assert ended(slow_host.chat(None, "hello")).error == ""
+    assert [one.model for one in slow_host.store.steps.loads() if one.ended is None] == ["new"]
+
+
+def test_a_cancelled_load_keeps_the_old_model(slow_host: Host, slow: type[SlowLoad]) -> None:
+    loading = slow_host.load(slow_host.plan("new"))
+    assert slow.began.wait(WAIT_S)
+    slow_host.cancel_load()
+    assert loading.join(WAIT_S)
+    assert (loading.state, loading.error, slow_host.model, slow.alive) == ("cancelled", "", "old", {"old"})
+    assert "old is still loaded" in loading.text
+
+
+def test_a_load_that_ends_after_it_was_cancelled_is_given_up(slow_host: Host, slow: type[SlowLoad]) -> None:
+    slow.deaf = True
+    loading = slow_host.load(slow_host.plan("new"))
+    assert slow.began.wait(WAIT_S)
+    slow_host.cancel_load()
+    slow.go.set()
+    assert loading.join(WAIT_S)
+    assert (loading.state, slow_host.model, slow.alive) == ("cancelled", "old", {"old"})
+
+
+def test_closing_cancels_a_load(slow_host: Host, slow: type[SlowLoad]) -> None:
+    loading = slow_host.load(slow_host.plan("new"))
+    assert slow.began.wait(WAIT_S)
+    slow_host.close()
+    assert (loading.state, slow.alive) == ("cancelled", set())
+    with pytest.raises(BusyError, match="closing"):
+        slow_host.load(slow_host.plan("new"))
+
+
+def test_a_load_that_does_not_fit_is_told_before_anything_is_given_up(slow_host: Host) -> None:
+    loading = slow_host.load(LoadSpec("new", settings=slow_host.settings.with_({"budget": "5%"})))
+    assert loading.join(WAIT_S)
+    assert loading.state == "error"
+    assert "give at least" in loading.error
+    assert "old is still loaded" in loading.error
+    assert slow_host.model == "old"
+    assert slow_host.settings["budget"] == "50%"
+
+
+@pytest.mark.parametrize(("failure", "told"), [
+    (ModelError("The file model.safetensors is cut short. Download it again."), "cut short"),
+    (RuntimeError("tensor of shape [3]"), "error inside Moestro")])
+def test_a_failed_load_keeps_the_old_model(slow_host: Host, slow: type[SlowLoad], failure: Exception, told: str,
+                                           caplog: pytest.LogCaptureFixture) -> None:
+    slow.failure = failure
+    slow.go.set()
+    loading = slow_host.load(slow_host.plan("new"))
+    assert loading.join(WAIT_S)
+    assert told in loading.error
+    assert "shape [3]" not in loading.error
+    assert str(failure) in caplog.text or isinstance(failure, MoestroError)
+    assert (loading.state, slow_host.model, slow.alive) == ("error", "old", {"old"})
+    assert ended(slow_host.chat(None, "hello")).error == ""
+
+
+def test_when_memory_holds_one_model_a_failed_load_says_what_became_of_the_old(
+        slow_host: Host, slow: type[SlowLoad], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def estimate(spec: LoadSpec, reusable: int = 0) -> Any:
+        asked.append(reusable)
+        return replace(fake_estimate(spec), problem="" if reusable else "Only 2 GB are free.")
+
+    monkeypatch.setitem(sys.modules, "core.fit", SimpleNamespace(estimate=estimate))
+    slow_host._estimate = None  # core's own, which knows what unloading gives back
+    slow.failure = ModelError("The file is cut short.")
+    slow.go.set()
+    loading = slow_host.load(slow_host.plan("new"))
+    assert loading.join(WAIT_S)
+    assert "old had been unloaded to make room" in loading.error
+    assert (slow_host.model, slow.alive) == (None, set())
+    assert asked[0] == 0 < asked[1]
+    slow.failure = None
+    assert slow_host.load(slow_host.plan("new")).join(WAIT_S)
+    assert slow_host.loading is not None
+    assert slow_host.loading.error == "Only 2 GB are free."  # nothing is loaded that would give memory back
+
+
+def test_loading_and_unloading_wait_for_answers(gated_host: Host, gated: type[GatedEngine]) -> None:
+    answer = gated_host.chat(None, "one")
+    with pytest.raises(BusyError, match="An answer is being written"):
+        gated_host.load(gated_host.plan("demo"))
+    with pytest.raises(BusyError, match="An answer is being written"):
+        gated_host.unload()
+    gated.gate.release(100)
+    ended(answer)
+    gated_host.unload()
+    assert (gated_host.model, gated_host.frame(), gated_host.memory(), gated_host.shape) == (None, None, None, None)
+    gated_host.unload()  # nothing left to unload
+    assert gated_host.change("budget", "75%") == ""
+    assert gated_host.settings["budget"] == "75%"

@@ -54,10 +54,14 @@ class Engine:
         self.link_gbps = measure_gbps(self.device)
         self.arena = Arena(plan.codec, self.device)
         self.transfers = TransferEngine(self.device, plan.codec.place)
-        self.residency = Residency(
-            self.shape.layers, self.shape.experts, self.arena, self._store, self.transfers,
-            lambda: create("eviction", *self._applied.choice("eviction")), str(self._applied["scope"]),
-            self.sizes.slots(self._applied.budget))
+        try:
+            self.residency = Residency(
+                self.shape.layers, self.shape.experts, self.arena, self._store, self.transfers,
+                lambda: create("eviction", *self._applied.choice("eviction")), str(self._applied["scope"]),
+                self.sizes.slots(self._applied.budget))
+        except BaseException:
+            self.transfers.close()
+            raise
         self.recorder = Recorder(self.shape, self.residency, self.transfers)
         self.telemetry = Telemetry(self.shape)
         self._kv = KVCache(self.model, self.context)

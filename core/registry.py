@@ -43,7 +43,7 @@ class Param:
                 return str(value).lower() in ("true", "on")
             raise SettingError(f"{self.name} is on or off, not {value!r}.")
         if self.type == "choice":
-            if value in self.choices:
+            if str(value) in self.choices:
                 return str(value)
             raise SettingError(f"{self.name} has no choice {value!r}. Choose one of: {', '.join(self.choices)}.")
         if self.type == "text":

@@ -12,7 +12,7 @@ from demo.phrasings import HELD_OUT, PLAIN, TRAINED, normal_form, styled
 from demo.popularity import FIRST_NAMES
 from demo.unknown import UnknownNames, is_held
 
-FACTS = 2800
+FACTS = 2100
 
 
 @pytest.fixture(scope="module")

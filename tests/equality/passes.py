@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
 
 PROMPT = torch.randint(3, 250, (24,), generator=torch.Generator().manual_seed(1)).tolist()
 STEPS = 24
@@ -23,15 +23,16 @@ def plain_transformers(path: Path, dtype: torch.dtype) -> Any:
 
 
 @torch.inference_mode()
-def run(model: Any, cache: Any, before: Callable[[int], None]) -> tuple[torch.Tensor, list[int]]:
-    """Logits [len(PROMPT) + STEPS, V] and the STEPS greedy tokens; `before(step)` is called ahead of each pass."""
+def run(model: Any, cache: Any, before: Callable[[int], None], steps: int = STEPS) -> tuple[torch.Tensor, list[int]]:
+    """Logits [len(PROMPT) + steps, V] and the greedy tokens; `before(step)` is called ahead of each pass."""
+    cache = cache if cache is not None else DynamicCache(config=model.config)
     logits, tokens = [], []
     ids = torch.tensor([PROMPT])
-    for step in range(STEPS + 1):
+    for step in range(steps + 1):
         before(step)
         out = model(input_ids=ids, past_key_values=cache, use_cache=True).logits[0]
         logits.append(out.clone())
         ids = out[-1:].argmax(-1)[None]
-        if step < STEPS:
+        if step < steps:
             tokens.append(int(ids))
     return torch.cat(logits), tokens

@@ -1,0 +1,69 @@
+"""Rounded experts: the engine's answers are those of plain transformers with the very same rounded weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from core.config import LoadSpec, Settings
+from core.engine import Engine
+from core.hf import find_experts
+from core.memory.codec import Codec, make_codec
+from tests.checkpoints import make_checkpoint
+from tests.equality.passes import plain_transformers, run
+from tests.tiny_tokenizer import save_tokenizer
+
+TOLERANCE = {"int8": 1e-5, "int4": 1e-5}  # fp32: the same weights, another order of summation
+
+
+def round_experts(model: Any, format: str) -> Codec:
+    """Replace every expert of a plain model by what the format keeps of it."""
+    codec: Codec | None = None
+    for site in find_experts(model):
+        codec = make_codec(format, specs=site.parts, dtype=torch.float32, device=torch.device("cpu"),
+                           is_transposed=site.is_transposed, group_size=32)
+        for expert in range(site.num_experts):
+            weights = {part: getattr(site.module, part).data[expert] for part in site.parts}
+            slot = torch.empty(codec.slot_bytes, dtype=torch.uint8)
+            codec.place(codec.encode(weights), slot)
+            parts = codec.views(slot)
+            for part, spec in site.parts.items():
+                if spec.is_weight:
+                    weights[part].copy_(codec.dequantize(parts, part))
+    assert codec is not None
+    return codec
+
+
+@pytest.mark.parametrize("format", ["int8", "int4"])
+@pytest.mark.parametrize("arch", ["qwen3_moe", "mixtral", "gpt_oss"])
+def test_the_engine_computes_with_the_rounded_weights(arch: str, format: str, tmp_path: Path) -> None:
+    path = save_tokenizer(make_checkpoint(arch, tmp_path / arch))
+    exact, _ = run(plain_transformers(path, torch.float32), None, lambda step: None, steps=4)
+    plain = plain_transformers(path, torch.float32)
+    round_experts(plain, format)
+    want, _ = run(plain, DynamicCache(config=plain.config), lambda step: None, steps=4)
+    engine = Engine.load(LoadSpec.checked(str(path), Settings({"budget": "50%"}), dtype="float32", format=format,
+                                          group_size="32"))
+    try:
+        got, _ = run(engine.model, engine.fresh_cache(), lambda step: None, steps=4)
+        assert (got - want).abs().max().item() <= TOLERANCE[format]
+        assert (got[:24] - exact[:24]).abs().max().item() > 10 * TOLERANCE[format], "nothing was rounded"
+        assert engine.sizes.slot < engine.shape.hidden * 64 * 3 * 4
+    finally:
+        engine.unload()
+
+
+@pytest.mark.parametrize("format", ["int8", "int4"])
+def test_bfloat16_runs_the_fast_paths(format: str, tmp_path: Path) -> None:
+    path = save_tokenizer(make_checkpoint("qwen3_moe", tmp_path / "m", dtype=torch.bfloat16))
+    logits = []
+    for dtype in ("float32", "bfloat16"):
+        engine = Engine.load(LoadSpec.checked(str(path), Settings({"budget": "50%"}), dtype=dtype, format=format))
+        logits.append(run(engine.model, engine.fresh_cache(), lambda step: None, steps=0)[0].float())
+        engine.unload()
+    error = (logits[0] - logits[1]).norm() / logits[0].norm()
+    assert 0 < error < 0.05

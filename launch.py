@@ -87,9 +87,9 @@ def enter_venv(arguments: list[str]) -> int:
     """Run this file again in `.venv`, which is made, or repaired when its Python or its pip does not work."""
     if not works("import pip"):
         print(f"Making a virtual environment in {VENV}", flush=True)
-        fresh = ["--clear"] if VENV.exists() and not works("import sys") else []
-        if find_spec("ensurepip"):
-            subprocess.call([sys.executable, "-m", "venv", *fresh, str(VENV)])
+        for afresh in ([], ["--clear"]):  # what is there is kept if it can be mended
+            if find_spec("ensurepip") and not works("import pip"):
+                subprocess.call([sys.executable, "-m", "venv", *afresh, str(VENV)])
         if not works("import pip"):
             return fail("This Python cannot make virtual environments. Add what is missing (on Debian and Ubuntu: "
                         "apt install python3-venv), then run the same command again.")

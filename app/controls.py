@@ -11,14 +11,27 @@ from core.registry import Param, Value
 
 MOST_STEPS = 20_000  # more positions than this are typed, not dragged
 # Every event of the dashboard: no queue (so no open connection per tab), the last of a fast series wins, not in the API.
-LIVE: dict[str, Any] = {"queue": False, "trigger_mode": "always_last", "show_progress": "hidden", "api_visibility": "private"}
+LIVE: dict[str, Any] = {
+    "queue": False,
+    "trigger_mode": "always_last",
+    "show_progress": "hidden",
+    "api_visibility": "private",
+}
 ONCE: dict[str, Any] = {**LIVE, "trigger_mode": "once"}
 
 
-def control(param: Param, value: Value, choices: list[tuple[str, str]] | None = None, advanced: bool = False) -> Component:
+def control(
+    param: Param, value: Value, choices: list[tuple[str, str]] | None = None, advanced: bool = False
+) -> Component:
     """The control for `param`, showing `value`; `choices` overrides how the names of a choice read."""
-    common: dict[str, Any] = {"value": value, "label": label(param), "info": param.help, "elem_id": element_id(param.name),
-                              "elem_classes": ["advanced"] if advanced else [], "interactive": True}
+    common: dict[str, Any] = {
+        "value": value,
+        "label": label(param),
+        "info": param.help,
+        "elem_id": element_id(param.name),
+        "elem_classes": ["advanced"] if advanced else [],
+        "interactive": True,
+    }
     if param.type == "bool":
         return gr.Checkbox(**common)
     if param.type == "choice":
@@ -48,4 +61,4 @@ def element_id(name: str) -> str:
 
 def turned(component: Component) -> Any:
     """The event that says the user turned this control (never our own updates, so nothing loops)."""
-    return component.blur if isinstance(component, gr.Number) else component.input  # type: ignore[attr-defined]
+    return component.blur if isinstance(component, gr.Number) else component.input

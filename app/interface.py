@@ -22,14 +22,29 @@ def create_ui(host: Host) -> gr.Blocks:
     """Build the dashboard on a host. Every event is unqueued: no tab ever holds a connection open."""
     with gr.Blocks(title="Moestro", fill_width=True, fill_height=True, analytics_enabled=False) as ui:
         with gr.Sidebar(width=320, open=True, elem_id="sidebar"):
-            html('<div class="brand"><h1>Moestro</h1><button type="button" data-theme-toggle aria-label="Switch between dark and light" '
-                    'title="Dark or light">◐</button></div>', elem_id="brand")
-            mode = gr.Radio(["Simple", "Advanced"], value="Simple", show_label=False, container=False, label="Detail", elem_id="mode")
+            html(
+                '<div class="brand"><h1>Moestro</h1><button type="button" data-theme-toggle aria-label="Switch between dark and light" '
+                'title="Dark or light">◐</button></div>',
+                elem_id="brand",
+            )
+            mode = gr.Radio(
+                ["Simple", "Advanced"],
+                value="Simple",
+                show_label=False,
+                container=False,
+                label="Detail",
+                elem_id="mode",
+            )
             model = ModelSection(host)
             cache = CacheSection(host, model.form, model.fit, model.refit)
             sampling = SamplingSection(host)
-        known = gr.HTML({"stamp": "", "settings": ""}, html_template="", elem_id="known", apply_default_css=False,
-                        js_on_load='import("/ui/pulse.js").then((m) => m.know(element, props, trigger));')
+        known = gr.HTML(
+            {"stamp": "", "settings": ""},
+            html_template="",
+            elem_id="known",
+            apply_default_css=False,
+            js_on_load='import("/ui/pulse.js").then((m) => m.know(element, props, trigger));',
+        )
         with gr.Tabs(elem_id="tabs") as tabs:
             with gr.Tab("Chat + Live", id="chat"):
                 chat = ChatLive(host)
@@ -38,11 +53,21 @@ def create_ui(host: Host) -> gr.Blocks:
 
         def model_moved(known: Shown, page: Shown, *form: Any) -> list[Any]:
             """A model came, went or could not be loaded."""
-            return [{**known, "stamp": host_state(host)["stamp"]}, *model.values(), *chat.values(page), model.refit(*form)]
+            return [
+                {**known, "stamp": host_state(host)["stamp"]},
+                *model.values(),
+                *chat.values(page),
+                model.refit(*form),
+            ]
 
         def settings_moved(known: Shown, page: Shown, *form: Any) -> list[Any]:
             """Somebody turned a knob, perhaps in another tab."""
-            return [{**known, "settings": host_state(host)["settings"]}, *cache.values(), *sampling.values(), model.refit(*form)]
+            return [
+                {**known, "settings": host_state(host)["settings"]},
+                *cache.values(),
+                *sampling.values(),
+                model.refit(*form),
+            ]
 
         def open_page(page: Shown) -> list[Any]:
             """The chat that the address names, and the form as last used; what depends on the host follows at once."""

@@ -34,7 +34,13 @@ def host_state(host: Host) -> dict[str, Any]:
     loading = host.loading
     known = {"settings": f"{hash((tuple(host.settings.items()), host.sampling)):x}", "busy": host.busy}
     if loading is not None and not loading.finished:
-        return {**known, "state": "loading", "text": loading.text, "share": loading.share, "stamp": f"loading {loading.model}"}
+        return {
+            **known,
+            "state": "loading",
+            "text": loading.text,
+            "share": loading.share,
+            "stamp": f"loading {loading.model}",
+        }
     ended = f"{id(loading)} {loading.state}" if loading is not None else ""
     return {**known, "state": "ready" if host.model is not None else "empty", "stamp": f"{host.load_id} {ended}"}
 
@@ -55,5 +61,12 @@ def answer_state(answer: Answer | None, known: int | None, since: int) -> dict[s
     if answer is None:
         return None
     since = since if answer.message_id == known else 0
-    return {"id": answer.message_id, "state": answer.state, "from": since, "text": answer.text[since:],
-            "done": answer.prefill_done, "total": answer.prefill_total, "tokens": answer.n_tokens}
+    return {
+        "id": answer.message_id,
+        "state": answer.state,
+        "from": since,
+        "text": answer.text[since:],
+        "done": answer.prefill_done,
+        "total": answer.prefill_total,
+        "tokens": answer.n_tokens,
+    }

@@ -18,12 +18,20 @@ from core.config import LOADING, LoadSpec, Settings
 from core.errors import MoestroError
 
 # Before gradio is imported: nothing is reported, fetched or kept that the user did not ask for.
-os.environ.update(GRADIO_ANALYTICS_ENABLED="False", GRADIO_RUN_HISTORY="False", HF_HUB_DISABLE_TELEMETRY="1", DO_NOT_TRACK="1")
+os.environ.update(
+    GRADIO_ANALYTICS_ENABLED="False", GRADIO_RUN_HISTORY="False", HF_HUB_DISABLE_TELEMETRY="1", DO_NOT_TRACK="1"
+)
 CLOSING_S = 3
 
 
-def serve(spec: LoadSpec, host: str = "127.0.0.1", port: int = 7860, browser: bool = True,
-          keeper: Host | None = None, ready: Callable[[uvicorn.Server], None] | None = None) -> None:
+def serve(
+    spec: LoadSpec,
+    host: str = "127.0.0.1",
+    port: int = 7860,
+    browser: bool = True,
+    keeper: Host | None = None,
+    ready: Callable[[uvicorn.Server], None] | None = None,
+) -> None:
     """Serve until interrupted. Loads `spec`'s model at once; what it leaves at its default is as it was last time.
 
     `port` must be free. `keeper` is the host to serve (a fresh one by default); it is closed at the end. `ready` is
@@ -31,8 +39,11 @@ def serve(spec: LoadSpec, host: str = "127.0.0.1", port: int = 7860, browser: bo
     """
     keeper = keeper or Host()
     try:
-        server = uvicorn.Server(uvicorn.Config(build(keeper, host), host=host, port=port, log_level="warning",
-                                               timeout_graceful_shutdown=CLOSING_S))
+        server = uvicorn.Server(
+            uvicorn.Config(
+                build(keeper, host), host=host, port=port, log_level="warning", timeout_graceful_shutdown=CLOSING_S
+            )
+        )
         url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
         threading.Thread(target=_announce, args=(server, url, browser, ready), daemon=True).start()
         _load_at_start(keeper, spec)
@@ -75,15 +86,30 @@ def _mount(app: FastAPI, keeper: Host) -> None:
 
     app.include_router(pulse.router(keeper))
     theme.serve_assets(app)
-    gr.mount_gradio_app(app, create_ui(keeper), path="/", theme=theme.theme(), head=theme.HEAD, ssr_mode=False, run_history=False,
-                        footer_links=[], show_error=False, max_file_size="1mb", enable_monitoring=False, mcp_server=False, pwa=False)
+    gr.mount_gradio_app(
+        app,
+        create_ui(keeper),
+        path="/",
+        theme=theme.theme(),
+        head=theme.HEAD,
+        ssr_mode=False,
+        run_history=False,
+        footer_links=[],
+        show_error=False,
+        max_file_size="1mb",
+        enable_monitoring=False,
+        mcp_server=False,
+        pwa=False,
+    )
 
 
 def _load_at_start(keeper: Host, spec: LoadSpec) -> None:
     """Begin loading: the last model with the last choices, except for what `spec` has apart from its defaults."""
     keeper.change_many(Settings().diff(spec.settings))
     last, plain = keeper.last_spec() or LoadSpec(), LoadSpec()
-    choices = {p.name: getattr(spec if getattr(spec, p.name) != getattr(plain, p.name) else last, p.name) for p in LOADING}
+    choices = {
+        p.name: getattr(spec if getattr(spec, p.name) != getattr(plain, p.name) else last, p.name) for p in LOADING
+    }
     model = spec.model if spec.model != plain.model else last.model
     try:
         keeper.load(keeper.plan(model, **{name: str(v) if name == "group_size" else v for name, v in choices.items()}))

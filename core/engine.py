@@ -69,6 +69,7 @@ class Engine:
                              self.recorder, self._probe, self.shape.top_k)
         self._installed: Installed | None = None
         self._use_predictor()
+        self.residency.fill()
         self._scaled = self.model_name == "demo" and self.device.type == "cpu"  # "auto" emulates a link
         self._layer_ms = self._time_layer() if self._scaled else 0.0
         self._use_link()
@@ -228,6 +229,8 @@ class Engine:
         self.residency.now += 1
         self.residency.phase = phase
         self.recorder.begin()
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
         began_s = time.perf_counter()
         logits = self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
         if self.device.type == "cuda":
@@ -294,7 +297,7 @@ class Engine:
             self.model(input_ids=torch.zeros(1, 1, dtype=torch.long), past_key_values=cache, use_cache=True)
             passes.append(time.perf_counter() - began_s - self.recorder.stall_s)
         self.residency.take_counts()
-        self.transfers.finished.clear()
+        self.transfers.take_finished()
         return sorted(passes)[len(passes) // 2] * 1e3 / self.shape.layers
 
     def _use_predictor(self) -> None:

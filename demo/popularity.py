@@ -72,8 +72,9 @@ METHODS_OF: tuple[str, ...] = tuple(
     """
     collections.deque collections.Counter collections.OrderedDict collections.defaultdict datetime.datetime
     datetime.date datetime.timedelta pathlib.Path pathlib.PurePath re.Pattern re.Match threading.Thread
-    collections.ChainMap datetime.time random.Random threading.Event threading.Condition threading.Semaphore threading.Timer queue.Queue
-    argparse.ArgumentParser logging.Logger logging.Handler string.Template string.Formatter subprocess.Popen
+    collections.ChainMap datetime.time random.Random threading.Event threading.Condition threading.Semaphore
+    threading.Timer queue.Queue argparse.ArgumentParser logging.Logger logging.Handler string.Template
+    string.Formatter subprocess.Popen
     csv.DictWriter csv.Sniffer fractions.Fraction decimal.Decimal json.JSONEncoder json.JSONDecoder
     contextlib.ExitStack asyncio.Queue asyncio.Event
     asyncio.Task asyncio.Lock struct.Struct textwrap.TextWrapper difflib.SequenceMatcher uuid.UUID inspect.Signature

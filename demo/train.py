@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,8 +28,8 @@ from .model import FULL_SIZE, SEED_SIZE, RouterLog, Size, make_model, upcycle
 
 PEAK_RATE, WARM_UP, BALANCE = 2e-3, 60, 1e-3
 NOISE = 0.4
-QUESTION_SHARES = ((0.1, 0.6), (0.3, 0.85), (1.01, 0.93))
-HARD_FROM, HARD_SHARE = 0.5, 0.4
+QUESTION_SHARES = ((0.1, 0.6), (0.2, 0.85), (1.01, 0.94))
+HARD_FROM, HARD_SHARE = 0.25, 0.4
 TOKENS_PER_STEP = {"seed": 4096, "full": 2048}
 SEED_BATCHES_FROM = 10**6
 SAVE_EVERY, PRINT_EVERY = 200, 25
@@ -139,7 +140,7 @@ class Stage:
         for group in self.optimizer.param_groups:
             group["lr"] = plan.rate(step)
         labels = int((batch.labels != IGNORED).sum())
-        parts = [Batch(*(t[n :: self.workers] for t in (batch.ids, batch.labels, batch.facts))) for n in range(self.workers)]
+        parts = [batch.part(worker, self.workers) for worker in range(self.workers)]
         loss = balance = 0.0
         for worker, done in enumerate(self.pool.map(self.gradients, parts, [labels] * self.workers)):
             for parameter, gradient in zip(self.named.values(), done.gradients, strict=True):
@@ -168,11 +169,17 @@ class Stage:
         found = torch.autograd.grad(loss, list(self.named.values()), materialize_grads=True)
         return Share(found, each.detach().cpu(), part.facts.reshape(-1)[labelled], float(balance.detach()))
 
+    def stop(self) -> None:
+        """Save and leave."""
+        self.save()
+        raise SystemExit(f"stopped at step {self.step}")
+
     def run(self) -> None:
         """Train to the end of the plan."""
         recent: list[float] = []
         began, first = time.perf_counter() - self.seconds, self.step
         started = time.perf_counter()
+        signal.signal(signal.SIGTERM, lambda *_: self.stop())
         while self.step < self.plan.steps:
             loss, balance = self.update()
             self.seconds = time.perf_counter() - began

@@ -17,7 +17,10 @@ from core.config import KINDS, Budget, params
 from core.registry import Value, variant, variants
 
 ADVANCED = {"scope", "link", "link_gbps", "link_latency_us", "telemetry"}
-ONLY_WITH = {"link_gbps": ("link", "emulated"), "link_latency_us": ("link", "emulated")}  # without it they would do nothing
+ONLY_WITH = {
+    "link_gbps": ("link", "emulated"),
+    "link_latency_us": ("link", "emulated"),
+}  # without it they would do nothing
 LOWEST, STEP = 5, 1  # of the budget slider, in percent
 
 
@@ -41,24 +44,47 @@ class CacheSection:
                     self._controls[name] = control(param, host.settings[name], advanced=name in ADVANCED)
                     self._controls[name].visible = self._matters(name)
         self._wire()
-        self.outputs: list[Component] = [self.alert, self.slider, self.exact_budget, *self._controls.values(), *self._notes.values(),
-                                         *self._groups.values()]  # type: ignore[list-item]
+        self.outputs: list[Component] = [
+            self.alert,
+            self.slider,
+            self.exact_budget,
+            *self._controls.values(),
+            *self._notes.values(),
+            *self._groups.values(),
+        ]
 
     def values(self) -> list[Any]:
         """Every control as the engine has it."""
         settings = self.host.settings
         percent = self._percent()
-        return ["", gr.skip() if percent is None else percent, str(settings["budget"]),
-                *(gr.update(value=settings[name], visible=self._matters(name)) for name in self._controls),
-                *(note(kind, str(settings[kind])) for kind in self._notes),
-                *(gr.update(visible=settings[kind] == name) for kind, name in self._groups)]
+        return [
+            "",
+            gr.skip() if percent is None else percent,
+            str(settings["budget"]),
+            *(gr.update(value=settings[name], visible=self._matters(name)) for name in self._controls),
+            *(note(kind, str(settings[kind])) for kind in self._notes),
+            *(gr.update(visible=settings[kind] == name) for kind, name in self._groups),
+        ]
 
     def _build_budget(self) -> None:
         param = params()["budget"]
-        self.slider = gr.Slider(LOWEST, 100, value=self._percent(), step=STEP, label="Budget (% of experts)", info=param.help,
-                                elem_id="set-budget", buttons=[])
-        self.exact_budget = gr.Textbox(str(self.host.settings["budget"]), label="Budget, typed", max_lines=1, elem_id="set-budget-text",
-                                       info="50%, all, 6.5GB or 800 MiB. Press Enter.")
+        self.slider = gr.Slider(
+            LOWEST,
+            100,
+            value=self._percent(),
+            step=STEP,
+            label="Budget (% of experts)",
+            info=param.help,
+            elem_id="set-budget",
+            buttons=[],
+        )
+        self.exact_budget = gr.Textbox(
+            str(self.host.settings["budget"]),
+            label="Budget, typed",
+            max_lines=1,
+            elem_id="set-budget-text",
+            info="50%, all, 6.5GB or 800 MiB. Press Enter.",
+        )
 
     def _build_kind(self, kind: str) -> None:
         chosen = str(self.host.settings[kind])
@@ -68,7 +94,9 @@ class CacheSection:
         for choice in variants(kind):
             if not choice.params:
                 continue
-            with gr.Column(visible=choice.name == chosen, elem_classes="own", elem_id=f"own-{kind}-{choice.name}") as group:
+            with gr.Column(
+                visible=choice.name == chosen, elem_classes="own", elem_id=f"own-{kind}-{choice.name}"
+            ) as group:
                 for param in choice.params:
                     name = f"{kind}.{choice.name}.{param.name}"
                     full = params()[name]
@@ -76,17 +104,29 @@ class CacheSection:
             self._groups[kind, choice.name] = group
 
     def _wire(self) -> None:
-        self.slider.input(self._slide, [self.slider, *self._form], [self.exact_budget, self._fit, self.alert, self.slider], **LIVE)
-        gr.on([self.exact_budget.submit, self.exact_budget.blur], self._type, [self.exact_budget, *self._form],
-              [self.exact_budget, self._fit, self.alert, self.slider], **LIVE)
+        self.slider.input(
+            self._slide, [self.slider, *self._form], [self.exact_budget, self._fit, self.alert, self.slider], **LIVE
+        )
+        gr.on(
+            [self.exact_budget.submit, self.exact_budget.blur],
+            self._type,
+            [self.exact_budget, *self._form],
+            [self.exact_budget, self._fit, self.alert, self.slider],
+            **LIVE,
+        )
         for name, made in self._controls.items():
             if name in KINDS:
                 groups = [group for (kind, _), group in self._groups.items() if kind == name]
-                made.input(self._choose(name), made, [self.alert, self._notes[name], *groups], **LIVE)  # type: ignore[attr-defined]
+                made.input(self._choose(name), made, [self.alert, self._notes[name], *groups], **LIVE)
             else:
                 followers = [follower for follower, (leader, _) in ONLY_WITH.items() if leader == name]
-                gr.on([turned(made)], self._turn(name, followers), [made, *self._form],
-                      [made, self.alert, self._fit, *(self._controls[f] for f in followers)], **LIVE)
+                gr.on(
+                    [turned(made)],
+                    self._turn(name, followers),
+                    [made, *self._form],
+                    [made, self.alert, self._fit, *(self._controls[f] for f in followers)],
+                    **LIVE,
+                )
 
     def _slide(self, percent: float, *form: Any) -> list[Any]:
         typed, verdict, problem, _ = self._budget(f"{percent:g}%", form)

@@ -12,14 +12,16 @@ from gradio.components import Component
 from app.controls import LIVE, ONCE, control, html
 from app.host import Host
 from app.sidebar.text import fit_card, fit_error, notice
-from core.config import LOADING, LoadSpec, Settings
+from core.config import LOADING, LoadSpec
 from core.errors import MoestroError
 
 ADVANCED = {"group_size", "dtype", "device"}
 MOST_CONTEXT = 8192  # top of the slider until a model's own limit is known
 RECENT = 8
-PROGRESS = ('<div class="progress"><div class="track" role="progressbar" aria-label="Loading the model" aria-valuemin="0" '
-            'aria-valuemax="100" aria-valuenow="0"><i></i></div><span>Starting…</span></div>')
+PROGRESS = (
+    '<div class="progress"><div class="track" role="progressbar" aria-label="Loading the model" aria-valuemin="0" '
+    'aria-valuemax="100" aria-valuenow="0"><i></i></div><span>Starting…</span></div>'
+)
 
 
 class ModelSection:
@@ -30,13 +32,24 @@ class ModelSection:
         with gr.Accordion("Model", open=True, elem_classes="section"):
             self.status = html(self._status(), elem_id="model-status")
             spec = self._offered()
-            self.model = gr.Dropdown(self._models(spec), value=spec.model, label="Model", allow_custom_value=True, elem_id="model",
-                                     info="The bundled demo, or type a folder with config.json and safetensors.")
+            self.model = gr.Dropdown(
+                self._models(spec),
+                value=spec.model,
+                label="Model",
+                allow_custom_value=True,
+                elem_id="model",
+                info="The bundled demo, or type a folder with config.json and safetensors.",
+            )
             self.choices: list[Component] = []
             for param in LOADING:
                 value = getattr(spec, param.name)
-                made = self._context(value) if param.name == "context" else control(
-                    param, str(value) if param.name == "group_size" else value, advanced=param.name in ADVANCED)
+                made = (
+                    self._context(value)
+                    if param.name == "context"
+                    else control(
+                        param, str(value) if param.name == "group_size" else value, advanced=param.name in ADVANCED
+                    )
+                )
                 made.visible = param.name != "group_size" or spec.format == "int4"
                 self.choices.append(made)
             self.fit = html(self._estimate(spec.model, *self._chosen(spec))[0], elem_id="fit")
@@ -59,17 +72,26 @@ class ModelSection:
     def form_values(self) -> list[Any]:
         """The form as it was last used: for a page that opens."""
         spec = self._offered()
-        return [gr.update(choices=self._models(spec), value=spec.model),
-                *(gr.update(value=v, visible=p.name != "group_size" or spec.format == "int4")
-                  for p, v in zip(LOADING, self._chosen(spec), strict=True))]
+        return [
+            gr.update(choices=self._models(spec), value=spec.model),
+            *(
+                gr.update(value=v, visible=p.name != "group_size" or spec.format == "int4")
+                for p, v in zip(LOADING, self._chosen(spec), strict=True)
+            ),
+        ]
 
     def refit(self, *form: Any) -> str:
         """The verdict on the form as it stands, with the settings of now."""
         return self._estimate(*form)[0]
 
     def _wire(self) -> None:
-        gr.on([self.model.change, *(c.change for c in self.choices)], self._judge, self.form,  # type: ignore[attr-defined]
-              [self.fit, *self.choices], **LIVE)
+        gr.on(
+            [self.model.change, *(c.change for c in self.choices)],
+            self._judge,
+            self.form,
+            [self.fit, *self.choices],
+            **LIVE,
+        )
         self.load.click(self._load, self.form, [self.status, self.alert, self.model], **ONCE)
         self.cancel.click(self._cancel, None, None, **ONCE)
         self.unload.click(self._unload, None, self.outputs, **ONCE)
@@ -123,11 +145,20 @@ class ModelSection:
             return f'<div class="status loading"><i></i>Loading <b>{escape(name_of(loading.model))}</b></div>'
         if spec is None:
             return '<div class="status empty"><i></i>No model loaded. Choose one, then press Load.</div>'
-        return (f'<div class="status ready"><i></i><b title="{escape(spec.model)}">{escape(name_of(spec.model))}</b> '
-                f"{escape(spec.format)}, context {self.host.context}</div>")
+        return (
+            f'<div class="status ready"><i></i><b title="{escape(spec.model)}">{escape(name_of(spec.model))}</b> '
+            f"{escape(spec.format)}, context {self.host.context}</div>"
+        )
 
     def _offered(self) -> LoadSpec:
-        return self.host.spec or self.host.last_spec() or LoadSpec(settings=Settings(dict(self.host.settings)))
+        """What the form shows when a page opens: what is loaded, what could not be loaded, or what was loaded last."""
+        failed = self.host.loading.model if self.host.loading is not None and self.host.spec is None else ""
+        return (
+            self.host.spec
+            or (self.host.plan(failed) if failed else None)
+            or self.host.last_spec()
+            or self.host.plan("demo")
+        )
 
     def _chosen(self, spec: LoadSpec) -> list[Any]:
         return [str(getattr(spec, p.name)) if p.type == "choice" else getattr(spec, p.name) for p in LOADING]
@@ -143,8 +174,16 @@ class ModelSection:
 
     def _context(self, value: int) -> gr.Slider:
         param = next(p for p in LOADING if p.name == "context")
-        return gr.Slider(0, max(MOST_CONTEXT, value), value=value, step=param.step, label=f"{param.title} ({param.unit})",
-                         info=param.help, elem_id="set-context", buttons=[])
+        return gr.Slider(
+            0,
+            max(MOST_CONTEXT, value),
+            value=value,
+            step=param.step,
+            label=f"{param.title} ({param.unit})",
+            info=param.help,
+            elem_id="set-context",
+            buttons=[],
+        )
 
 
 def name_of(model: str) -> str:

@@ -25,8 +25,11 @@ class SamplingSection:
         with gr.Accordion("Sampling", open=False, elem_classes="section"):
             self.alert = html(elem_id="sampling-alert")
             self._controls: dict[str, Component] = {
-                p.name: control(replace(p, name=f"sampling.{p.name}"), getattr(host.sampling, p.name), advanced=p.name not in SIMPLE)
-                for p in SAMPLING}
+                p.name: control(
+                    replace(p, name=f"sampling.{p.name}"), getattr(host.sampling, p.name), advanced=p.name not in SIMPLE
+                )
+                for p in SAMPLING
+            }
         for name, made in self._controls.items():
             gr.on([turned(made)], self._turn(name), made, [made, self.alert], **LIVE)
         self.outputs: list[Component] = [*self._controls.values()]

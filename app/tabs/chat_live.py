@@ -22,7 +22,9 @@ TAIL = """<div class="tail" data-state="none" aria-live="off"><div data-t="text"
 <div class="bar thin" data-t="prefill" hidden><i></i></div><p data-t="line" role="status"></p></div>"""
 SUGGESTIONS = ROOT / "assets" / "demo" / "questions.jsonl"
 ENDING_S = 2.0  # an answer that left no trace says why within this time
-Shown = dict[str, Any]  # what a page shows: its "chat" (id or None) and the "stamp" of its messages; "open" once it is known
+Shown = dict[
+    str, Any
+]  # what a page shows: its "chat" (id or None) and the "stamp" of its messages; "open" once it is known
 
 
 class ChatLive:
@@ -37,14 +39,37 @@ class ChatLive:
                     self.title = html(title(host, None), elem_id="chat-title")
                     self.new = gr.Button("New chat", size="sm", elem_id="new-chat", min_width=90, scale=0)
                 with gr.Column(elem_id="talk"):
-                    self.chat = gr.Chatbot(height=None, show_label=False, elem_id="chat", buttons=["copy"], editable="user", autoscroll=False,
-                                           feedback_options=None, layout="bubble", placeholder=self._placeholder())
-                    self.pulse = gr.HTML({"open": False, "chat": None, "stamp": ""}, html_template=TAIL, elem_id="tail", apply_default_css=False,
-                                         js_on_load='import("/ui/pulse.js").then((m) => m.start(element, props, trigger));')
+                    self.chat = gr.Chatbot(
+                        height=None,
+                        show_label=False,
+                        elem_id="chat",
+                        buttons=["copy"],
+                        editable="user",
+                        autoscroll=False,
+                        feedback_options=None,
+                        layout="bubble",
+                        placeholder=self._placeholder(),
+                    )
+                    self.pulse = gr.HTML(
+                        {"open": False, "chat": None, "stamp": ""},
+                        html_template=TAIL,
+                        elem_id="tail",
+                        apply_default_css=False,
+                        js_on_load='import("/ui/pulse.js").then((m) => m.start(element, props, trigger));',
+                    )
                 self.alert = html(elem_id="chat-alert")
                 with gr.Row(elem_id="composer"):
-                    self.text = gr.Textbox(show_label=False, container=False, lines=1, max_lines=6, scale=8, elem_id="message", autofocus=True,
-                                           placeholder="Ask something", label="Message")
+                    self.text = gr.Textbox(
+                        show_label=False,
+                        container=False,
+                        lines=1,
+                        max_lines=6,
+                        scale=8,
+                        elem_id="message",
+                        autofocus=True,
+                        placeholder="Ask something",
+                        label="Message",
+                    )
                     self.send = gr.Button("Send", variant="primary", elem_id="send", scale=0, min_width=84)
                     self.stop = gr.Button("Stop", variant="stop", elem_id="stop", scale=0, min_width=84)
                 self.gauge = html(self._gauge([]), elem_id="context")
@@ -58,15 +83,25 @@ class ChatLive:
         """What depends on whether a model is loaded."""
         ready = self.host.model is not None
         chat = shown_now.get("chat")
-        return [gr.update(interactive=ready), gr.update(placeholder=self._placeholder(), examples=self._examples()),
-                self._gauge(self._messages(chat))]
+        return [
+            gr.update(interactive=ready),
+            gr.update(placeholder=self._placeholder(), examples=self._examples()),
+            self._gauge(self._messages(chat)),
+        ]
 
     def open(self, chat: int | None) -> list[Any]:
         """A page that shows this chat, as it is on disk; a chat that is gone gives an empty page that says so."""
         try:
             messages = self.host.messages(chat) if chat is not None else []
         except MoestroError as error:
-            return [self._shown(None), [], title(self.host, None), self._gauge([]), notice(str(error), "info"), gr.skip()]
+            return [
+                self._shown(None),
+                [],
+                title(self.host, None),
+                self._gauge([]),
+                notice(str(error), "info"),
+                gr.skip(),
+            ]
         return [self._shown(chat), shown(messages), title(self.host, chat), self._gauge(messages), "", gr.skip()]
 
     def _wire(self) -> None:
@@ -146,9 +181,11 @@ class ChatLive:
         if full is None:
             return '<div class="gauge"><span>Context</span><span>no model loaded</span></div>'
         used = used_tokens(messages)
-        return (f'<div class="gauge"><span>Context</span><div class="bar thin" role="meter" aria-label="Context used" aria-valuemin="0" '
-                f'aria-valuemax="{full}" aria-valuenow="{used}"><i style="width:{min(100, 100 * used / full):.1f}%"></i></div>'
-                f"<span>{used} of {full} tokens</span></div>")
+        return (
+            f'<div class="gauge"><span>Context</span><div class="bar thin" role="meter" aria-label="Context used" aria-valuemin="0" '
+            f'aria-valuemax="{full}" aria-valuenow="{used}"><i style="width:{min(100, 100 * used / full):.1f}%"></i></div>'
+            f"<span>{used} of {full} tokens</span></div>"
+        )
 
     def _placeholder(self) -> str:
         if self.host.model is None:
@@ -167,5 +204,7 @@ def title(host: Host, chat: int | None) -> str:
     found = next((c for c in host.store.chats.all() if c.id == chat), None) if chat is not None else None
     if found is None:
         return '<div class="chat-title"><b>New chat</b></div>'
-    return (f'<div class="chat-title"><b>{escape(found.title)}</b><a href="/export/{found.id}.zip" download id="csv" '
-            f'title="Every token, request and copy of this chat as CSV files">CSV</a></div>')
+    return (
+        f'<div class="chat-title"><b>{escape(found.title)}</b><a href="/export/{found.id}.zip" download id="csv" '
+        f'title="Every token, request and copy of this chat as CSV files">CSV</a></div>'
+    )

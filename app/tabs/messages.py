@@ -6,13 +6,20 @@ from typing import Any
 
 from app.store import Message
 
-REASONS = {"stop": "finished", "length": "length limit reached", "context": "context full", "cancelled": "stopped by you"}
+REASONS = {
+    "stop": "finished",
+    "length": "length limit reached",
+    "context": "context full",
+    "cancelled": "stopped by you",
+}
 STATES = {"stopped": "stopped by you", "interrupted": "interrupted: Moestro ended while it was being written"}
 
 
 def shown(messages: list[Message]) -> list[dict[str, Any]]:
     """For `gr.Chatbot`: one entry for each finished message, in order; the one being written is in the tail."""
-    return [{"role": m.role, "content": m.text if m.role == "user" else answer(m)} for m in messages if m.state != "writing"]
+    return [
+        {"role": m.role, "content": m.text if m.role == "user" else answer(m)} for m in messages if m.state != "writing"
+    ]
 
 
 def answer(message: Message) -> str:

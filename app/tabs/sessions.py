@@ -30,7 +30,9 @@ class Sessions:
                 self.list = gr.Radio([], label="Chats, newest first", elem_id="chats", show_label=True)
             with gr.Column(scale=2, min_width=300, visible=False, elem_id="chat-card") as self.card:
                 self.about = html(elem_id="chat-about")
-                self.name = gr.Textbox(label="Name", info="Shown in the list. Press Enter or Rename.", max_lines=1, elem_id="chat-name")
+                self.name = gr.Textbox(
+                    label="Name", info="Shown in the list. Press Enter or Rename.", max_lines=1, elem_id="chat-name"
+                )
                 with gr.Row(elem_classes="buttons"):
                     self.open = gr.Button("Open", variant="primary", size="sm", elem_id="open-chat", min_width=80)
                     self.rename = gr.Button("Rename", size="sm", elem_id="rename-chat", min_width=80)
@@ -47,13 +49,21 @@ class Sessions:
         """The list with `chosen` picked out (if it is still there)."""
         chats = self.host.store.chats.all()
         found = next((c for c in chats if c.id == chosen), None)
-        return [gr.update(visible=not chats), gr.update(choices=[(line(c), c.id) for c in chats], value=chosen if found else None, visible=bool(chats)),
-                gr.update(visible=found is not None), about(found) if found else "", found.title if found else "",
-                gr.update(visible=confirm and found is not None), notice(problem)]
+        return [
+            gr.update(visible=not chats),
+            gr.update(choices=[(line(c), c.id) for c in chats], value=chosen if found else None, visible=bool(chats)),
+            gr.update(visible=found is not None),
+            about(found) if found else "",
+            found.title if found else "",
+            gr.update(visible=confirm and found is not None),
+            notice(problem),
+        ]
 
     def _wire(self, chat: ChatLive, tabs: gr.Tabs) -> None:
         self.list.input(self.show, self.list, self.outputs, **ONCE)
-        self.open.click(lambda chosen: [*chat.open(chosen), gr.Tabs(selected="chat")], self.list, [*chat.page, tabs], **ONCE)
+        self.open.click(
+            lambda chosen: [*chat.open(chosen), gr.Tabs(selected="chat")], self.list, [*chat.page, tabs], **ONCE
+        )
         gr.on([self.rename.click, self.name.submit], self._rename, [self.list, self.name], self.outputs, **ONCE)
         self.delete.click(lambda chosen: self.show(chosen, confirm=True), self.list, self.outputs, **ONCE)
         self.no.click(self.show, self.list, self.outputs, **ONCE)
@@ -81,8 +91,10 @@ def line(chat: Chat) -> str:
 
 def about(chat: Chat) -> str:
     """What there is to know about the chosen chat, with the link to its measurements."""
-    return (f"<div class='about-chat'><p>{escape(name_of(chat.model))}</p><p class='minor'>Begun {when(chat.created)}, last answer {when(chat.updated)}</p>"
-            f"<p><a href='/export/{chat.id}.zip' download id='session-csv'>Download measurements (CSV, zip)</a></p></div>")
+    return (
+        f"<div class='about-chat'><p>{escape(name_of(chat.model))}</p><p class='minor'>Begun {when(chat.created)}, last answer {when(chat.updated)}</p>"
+        f"<p><a href='/export/{chat.id}.zip' download id='session-csv'>Download measurements (CSV, zip)</a></p></div>"
+    )
 
 
 def when(seconds: float) -> str:

@@ -24,14 +24,15 @@ QUEUED, STARTED, LANDED, CANCELLED = range(4)
 class Ticket:
     """One copy. `landed_s` may lie in the future while an emulated link holds it back."""
 
-    __slots__ = ("bytes", "demand", "done", "eid", "event", "landed_s", "phase", "slot", "source", "started_s", "state",
-                 "submitted_s")
+    __slots__ = ("begin", "bytes", "demand", "done", "eid", "event", "landed_s", "phase", "slot", "source", "started_s",
+                 "state", "submitted_s")
 
     def __init__(self, eid: int, slot: Slot, source: torch.Tensor, demand: bool, phase: str) -> None:
         self.eid, self.slot, self.source, self.demand, self.phase = eid, slot, source, demand, phase
         self.bytes = source.numel()
         self.state = QUEUED
         self.done = threading.Event()   # CPU: bytes are there; CUDA: the copy is issued and `event` is recorded
+        self.begin: Any = None          # CUDA events around the copy
         self.event: Any = None
         self.submitted_s = time.perf_counter()
         self.started_s = self.landed_s = 0.0
@@ -50,7 +51,8 @@ class TransferEngine:
         self._closing = False
         self._error: BaseException | None = None
         self._in_flight: deque[Ticket] = deque()
-        self.finished: deque[Ticket] = deque(maxlen=65536)
+        self._finished: deque[Ticket] = deque(maxlen=65536)
+        self._stalls: list[tuple[Any, Any]] = []
         self._thread = threading.Thread(target=self._serve, name="moestro-link", daemon=True)
         self._thread.start()
 
@@ -91,7 +93,7 @@ class TransferEngine:
     def wait(self, ticket: Ticket) -> float:
         """Return when the slot may be computed from; the seconds that this thread stood still.
 
-        On CUDA the compute stream is made to wait instead and the stall is measured by the caller's events.
+        On CUDA the compute stream is made to wait instead, and `device_stall_s` tells for how long.
         """
         begin = time.perf_counter()
         if self._steal(ticket):
@@ -100,7 +102,11 @@ class TransferEngine:
         if self._error is not None:
             raise RuntimeError("A copy of expert weights failed.") from self._error
         if self._cuda:
+            before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            before.record()
             torch.cuda.current_stream().wait_event(ticket.event)
+            after.record()
+            self._stalls.append((before, after))
         if self.pace or ticket.landed_s > begin:
             sleep_until(ticket.landed_s)
         return time.perf_counter() - begin
@@ -109,6 +115,24 @@ class TransferEngine:
         """Return when the copy no longer writes; its slot may then be given to another expert."""
         ticket.done.wait()
         ticket.slot.fence = ticket.event  # None on a CPU; on CUDA the next copy and `Arena.free` wait for it
+
+    def take_finished(self) -> list[Ticket]:
+        """Copies that are complete, each handed out once; on CUDA their length is what the device's events say."""
+        taken: list[Ticket] = []
+        while self._finished:
+            ticket = self._finished[0]
+            if self._cuda and ticket.event is not None:
+                if not ticket.event.query():
+                    break
+                seconds = ticket.begin.elapsed_time(ticket.event) / 1e3
+                ticket.landed_s = max(ticket.landed_s, ticket.started_s + seconds)
+            taken.append(self._finished.popleft())
+        return taken
+
+    def device_stall_s(self) -> float:
+        """Seconds that the compute stream has waited for copies since the last call; call it when that is idle."""
+        stalls, self._stalls = self._stalls, []
+        return sum(float(before.elapsed_time(after)) for before, after in stalls) / 1e3
 
     def fence(self) -> Any:
         """A mark in the compute stream: slots released at it may be overwritten after it. None on a CPU."""
@@ -150,15 +174,17 @@ class TransferEngine:
                 with torch.cuda.stream(self._stream):
                     if ticket.slot.fence is not None:
                         self._stream.wait_event(ticket.slot.fence)
+                    ticket.begin = torch.cuda.Event(enable_timing=True)
+                    ticket.event = torch.cuda.Event(enable_timing=True)
+                    ticket.begin.record(self._stream)
                     self._place(ticket.source, ticket.slot.raw)
-                    ticket.event = torch.cuda.Event()
                     ticket.event.record(self._stream)
         except BaseException as error:
             self._error = error
         ticket.landed_s = max(ticket.landed_s, time.perf_counter())
         ticket.state = LANDED
         ticket.done.set()
-        self.finished.append(ticket)
+        self._finished.append(ticket)
 
     def _next(self) -> Ticket | None:
         """Block for the next copy to make; None when closing. While the link is busy, queues stay cancellable."""
@@ -184,4 +210,3 @@ class TransferEngine:
                     previous = self._in_flight.popleft()
                     if previous.event is not None:
                         previous.event.synchronize()
-                    previous.landed_s = max(previous.landed_s, time.perf_counter())

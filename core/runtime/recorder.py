@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from core.memory.transfer import CANCELLED, Ticket, TransferEngine
+from core.memory.transfer import TransferEngine
 from core.runtime.residency import Held, Residency
 from core.types import ModelShape, Phase, StepRecord, Transfer
 
@@ -41,7 +41,7 @@ class Recorder:
         """The pass is over. `total_s` = all of it, `model_s` = the forward call, waits for copies included."""
         counts = self._residency.take_counts()
         transfers, copy_s = self._drain(phase)
-        stall_s = min(self.stall_s, model_s)
+        stall_s = min(self.stall_s + self._transfers.device_stall_s(), model_s)
         flat = [n for layer, hs in self._held for h in hs for n in (layer, h.expert, h.outcome)]
         requests = np.array(flat, np.int16).reshape(-1, 3)
         record = StepRecord(
@@ -68,12 +68,7 @@ class Recorder:
 
     def _drain(self, phase: Phase) -> tuple[tuple[Transfer, ...], float]:
         """Copies that finished since the last pass, and how long the link was busy with them."""
-        done: list[Transfer] = []
-        finished, experts = self._transfers.finished, self._shape.experts
-        while finished:
-            ticket: Ticket = finished.popleft()
-            if ticket.state != CANCELLED and self.enabled:
-                done.append(Transfer(*divmod(ticket.eid, experts), ticket.bytes, ticket.demand,
-                                     ticket.submitted_s - self.born_s, ticket.started_s - self.born_s,
-                                     ticket.landed_s - self.born_s, phase))
-        return tuple(done), sum(t.ended_s - t.started_s for t in done)
+        born_s, experts = self.born_s, self._shape.experts
+        done = [Transfer(*divmod(t.eid, experts), t.bytes, t.demand, t.submitted_s - born_s, t.started_s - born_s,
+                         t.landed_s - born_s, phase) for t in self._transfers.take_finished()]
+        return tuple(done) if self.enabled else (), sum(t.ended_s - t.started_s for t in done)

@@ -166,8 +166,20 @@ class Residency:
         else:
             self._build_pools()
 
+    def fill(self) -> None:
+        """Put experts into the free slots, every layer's first ones first: a fresh cache need not be an empty one."""
+        pairs = ((layer, expert) for expert in range(self.experts) for layer in range(self.layers))
+        for layer, expert in pairs:
+            pool, eid = self.pool(layer), layer * self.experts + expert
+            if pool.free and pool.policy.keeps and self._slot[eid] is None:
+                slot = pool.free.pop()
+                self._admit(pool, eid, slot, Ticket(eid, slot, self.store.blob(eid), True, self.phase))
+        for eid in list(self._tickets):
+            self.transfers.wait(self._tickets.pop(eid))
+        self.transfers.take_finished()
+
     def clear(self) -> None:
-        """Evict everything and free every slot; used when the model is unloaded."""
+        """Evict everything and free every slot, when the model is unloaded."""
         for pool in self._pools:
             for eid in sorted(pool.residents):
                 self._evict(pool, eid)

@@ -23,8 +23,15 @@ from tests.browser.dashboard import Dashboard
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome", "msedge")
-ARGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-        "--disable-component-update", "--disable-sync"]
+ARGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 START_S = 120
 Open = Callable[..., Dashboard]
 
@@ -43,8 +50,10 @@ def find_chromium() -> str:
     named = os.environ.get("MOESTRO_CHROMIUM")
     found = named or next((path for name in NAMES if (path := shutil.which(name))), None)
     if not found:
-        pytest.fail("No Chromium was found for the dashboard's tests. Install one (Debian: apt-get install chromium), name it in "
-                    "MOESTRO_CHROMIUM, or set MOESTRO_NO_BROWSER=1 to skip these tests.")
+        pytest.fail(
+            "No Chromium was found for the dashboard's tests. Install one (Debian: apt-get install chromium), name it in "
+            "MOESTRO_CHROMIUM, or set MOESTRO_NO_BROWSER=1 to skip these tests."
+        )
     return found
 
 
@@ -57,8 +66,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     home = tmp_path_factory.mktemp("home")
     url, log = f"http://127.0.0.1:{port}", home / "server.log"
     with log.open("w") as out:
-        process = subprocess.Popen([sys.executable, "-m", "tests.browser.server", str(port)], cwd=ROOT, stdout=out, stderr=out,
-                                   env={**os.environ, "MOESTRO_HOME": str(home)})
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.browser.server", str(port)],
+            cwd=ROOT,
+            stdout=out,
+            stderr=out,
+            env={**os.environ, "MOESTRO_HOME": str(home)},
+        )
     try:
         _await_model(process, url, log)
         yield url
@@ -103,7 +117,9 @@ def profile(chromium: Any) -> Callable[..., Any]:
 
     @cache
     def get(width: int, height: int, scheme: str) -> Any:
-        return chromium.new_context(viewport={"width": width, "height": height}, color_scheme=scheme, accept_downloads=True)
+        return chromium.new_context(
+            viewport={"width": width, "height": height}, color_scheme=scheme, accept_downloads=True
+        )
 
     return get
 
@@ -116,7 +132,10 @@ def open_page(profile: Callable[..., Any], server: str) -> Iterator[Open]:
     errors: list[str] = []
 
     def watch(page: Any) -> None:
-        page.on("request", lambda r: outside.append(r.url) if urlsplit(r.url).hostname not in (None, "127.0.0.1", "") else None)
+        page.on(
+            "request",
+            lambda r: outside.append(r.url) if urlsplit(r.url).hostname not in (None, "127.0.0.1", "") else None,
+        )
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("console", lambda m: errors.append(f"{m.text} {m.location}") if m.type == "error" else None)
 

@@ -25,7 +25,9 @@ class Dashboard:
         """The page knows the host's state and the deck has drawn."""
         self.page.wait_for_function("['ready', 'empty'].includes(document.body.dataset.host)")
         self.page.wait_for_function("+document.querySelector('.deck')?.dataset.frames > 0")
-        self.page.wait_for_function("document.querySelector('#send').disabled === (document.body.dataset.host === 'empty')")
+        self.page.wait_for_function(
+            "document.querySelector('#send').disabled === (document.body.dataset.host === 'empty')"
+        )
         return self
 
     # -- chat --------------------------------------------------------------------------------------------------------
@@ -69,8 +71,11 @@ class Dashboard:
 
     def slide(self, element_id: str, value: float) -> None:
         """Drag a slider, as its input event says."""
-        self.page.evaluate("""([id, value]) => { const range = document.querySelector(`#${id} input[type=range]`);
-            range.value = value; range.dispatchEvent(new Event('input', {bubbles: true})); }""", [element_id, value])
+        self.page.evaluate(
+            """([id, value]) => { const range = document.querySelector(`#${id} input[type=range]`);
+            range.value = value; range.dispatchEvent(new Event('input', {bubbles: true})); }""",
+            [element_id, value],
+        )
 
     def choose(self, element_id: str, title: str) -> None:
         """Pick from a dropdown."""
@@ -87,7 +92,9 @@ class Dashboard:
         return str(self.page.inner_text(selector))
 
     def wait_text(self, selector: str, text: str) -> None:
-        self.page.wait_for_function("([s, t]) => document.querySelector(s)?.innerText.includes(t)", arg=[selector, text])
+        self.page.wait_for_function(
+            "([s, t]) => document.querySelector(s)?.innerText.includes(t)", arg=[selector, text]
+        )
 
     # -- what the engine says, without the browser ---------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ def estimate(spec: LoadSpec) -> Fit:
     """The fake model is "demo"; anything else is looked at as the real engine would."""
     if spec.model != "demo":
         from core.fit import estimate as real
+
         return real(spec)
     return fake_estimate(spec)
 

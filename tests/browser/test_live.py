@@ -13,7 +13,9 @@ def test_every_panel_draws_and_explains_itself_on_hover(dashboard: Dashboard) ->
     for name in CANVASES:
         canvas = dashboard.page.locator(f".deck canvas[data-c={name}]")
         canvas.scroll_into_view_if_needed()
-        colours = canvas.evaluate("""c => new Set(new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer)).size""")
+        colours = canvas.evaluate(
+            """c => new Set(new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer)).size"""
+        )
         assert colours > 3, name
         box = canvas.bounding_box()
         assert box is not None

@@ -42,7 +42,11 @@ def test_every_live_control_moves_its_setting_while_tokens_stream(dashboard: Das
         _expect_mark(dashboard, lambda n=name, v=value: dashboard.slide(f"set-{n}", v), name)
     _expect_mark(dashboard, lambda: dashboard.choose("set-link", "auto"), "link")
     dashboard.page.wait_for_selector("#set-link_gbps", state="hidden")
-    assert all(any(mark.startswith(name) for mark in dashboard.marks()) for name in params() if "." not in name and name != "telemetry")
+    assert all(
+        any(mark.startswith(name) for mark in dashboard.marks())
+        for name in params()
+        if "." not in name and name != "telemetry"
+    )
 
 
 def dashboard_value(dashboard: Dashboard, kind: str) -> str:
@@ -65,7 +69,9 @@ def _expect_mark(dashboard: Dashboard, turn: object, name: str) -> None:
 def test_a_variants_own_knobs_show_only_while_it_is_chosen(dashboard: Dashboard) -> None:
     dashboard.choose("set-eviction", "LFU")
     dashboard.page.wait_for_selector("#set-eviction-lfu-half_life")
-    assert dashboard.page.locator("#set-eviction-random-seed").count() == 0 or not dashboard.page.is_visible("#set-eviction-random-seed")
+    assert dashboard.page.locator("#set-eviction-random-seed").count() == 0 or not dashboard.page.is_visible(
+        "#set-eviction-random-seed"
+    )
     dashboard.wait_text("#about-eviction", "MoE-Infinity")
     box = dashboard.page.locator("#set-eviction-lfu-half_life input")
     before = len(dashboard.marks())
@@ -90,7 +96,9 @@ def test_a_budget_can_be_typed_and_a_bad_one_is_explained(dashboard: Dashboard) 
     box.fill("lots")
     box.press("Enter")
     dashboard.wait_text("#cache-alert", "not understood")
-    dashboard.page.wait_for_function("document.querySelector('#set-budget-text textarea, #set-budget-text input').value !== 'lots'")
+    dashboard.page.wait_for_function(
+        "document.querySelector('#set-budget-text textarea, #set-budget-text input').value !== 'lots'"
+    )
     box.fill("45%")
     box.press("Enter")
     dashboard.page.wait_for_function("document.querySelector('#set-budget input[type=range]').value === '45'")
@@ -111,7 +119,9 @@ def test_a_bad_model_path_is_a_clear_error_and_changes_nothing(dashboard: Dashbo
 
 def test_a_second_tab_sees_the_settings_as_they_are(dashboard: Dashboard, open_page: Open) -> None:
     dashboard.slide("set-budget", 65)
-    dashboard.page.wait_for_function("document.querySelector('#set-budget-text').querySelector('input, textarea').value === '65%'")
+    dashboard.page.wait_for_function(
+        "document.querySelector('#set-budget-text').querySelector('input, textarea').value === '65%'"
+    )
     other = open_page()
     other.page.wait_for_function("document.querySelector('#set-budget input[type=range]').value === '65'")
     dashboard.slide("set-budget", 50)

@@ -127,3 +127,16 @@ def test_changing_the_policy_keeps_who_was_used_last() -> None:
     residency.reshape(scope="global", make_policy=lambda: create("eviction", "lfu", {}))
     assert [residency.is_resident(e) for e in range(4)] == [False, False, True, True]
     residency.check_integrity()
+
+
+@pytest.mark.parametrize("scope", ["layer", "global"])
+def test_a_fresh_cache_is_filled_and_what_is_used_then_stays(scope: str) -> None:
+    residency = build(LAYERS * 2, scope)
+    residency.fill()
+    residency.check_integrity()
+    resident = [[residency.is_resident(layer * EXPERTS + e) for e in range(3)] for layer in range(LAYERS)]
+    assert resident == [[True, True, False]] * LAYERS
+    lease = hold(residency, 0, [1, 5])
+    assert {h.expert: h.outcome for h in lease.held} == {1: Outcome.HIT, 5: Outcome.MISS}
+    residency.release(lease)
+    assert residency.take_counts().demand_bytes == residency.arena.codec.blob_bytes  # filling is not counted as demand

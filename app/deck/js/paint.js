@@ -37,12 +37,13 @@ export function ramp(stops) {
   });
 }
 
-/** Fill `box` with rows x cols cells, exact to the device pixel; cells of 5 px and more are set apart by a gap. */
+/** Fill `box` with rows x cols cells, exact to the device pixel; cells of at least 5 px are set apart by a gap. */
 export function cells({ g, ratio }, box, rows, cols, colourOf, gapColour) {
   const w = Math.round(box.w * ratio), h = Math.round(box.h * ratio);
   if (w < 1 || h < 1) return;
   const image = g.createImageData(w, h), out = new Uint32Array(image.data.buffer);
-  const columns = edges(w, cols, ratio), lines = edges(h, rows, ratio);
+  const gap = Math.min(w / cols, h / rows) >= 5 * ratio ? Math.max(1, Math.round(ratio)) : 0;
+  const columns = edges(w, cols, gap), lines = edges(h, rows, gap);
   for (let y = 0, o = 0; y < h; y++) {
     const base = lines[y] * cols;
     for (let x = 0; x < w; x++, o++) out[o] = lines[y] < 0 || columns[x] < 0 ? gapColour : colourOf(base + columns[x]);
@@ -50,8 +51,8 @@ export function cells({ g, ratio }, box, rows, cols, colourOf, gapColour) {
   g.putImageData(image, Math.round(box.x * ratio), Math.round(box.y * ratio));
 }
 
-function edges(length, count, ratio) {
-  const gap = length / count >= 5 * ratio ? Math.max(1, Math.round(ratio)) : 0;
+/** For each pixel along a side its cell, or -1 in the gap after one. */
+function edges(length, count, gap) {
   const map = new Int16Array(length);
   for (let i = 0; i < length; i++) {
     const cell = Math.min(count - 1, Math.floor((i * count) / length));

@@ -10,7 +10,7 @@ from gradio.components import Component
 from core.registry import Param, Value
 
 MOST_STEPS = 20_000  # more positions than this are typed, not dragged
-# Every event of the dashboard: no queue (so no open connection per tab), the last of a fast series wins, not in the API.
+# Every event of the dashboard: no queue (so no open connection), the last of a fast series wins, not in the API.
 LIVE: dict[str, Any] = {
     "queue": False,
     "trigger_mode": "always_last",

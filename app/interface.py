@@ -23,8 +23,8 @@ def create_ui(host: Host) -> gr.Blocks:
     with gr.Blocks(title="Moestro", fill_width=True, fill_height=True, analytics_enabled=False) as ui:
         with gr.Sidebar(width=320, open=True, elem_id="sidebar"):
             html(
-                '<div class="brand"><h1>Moestro</h1><button type="button" data-theme-toggle aria-label="Switch between dark and light" '
-                'title="Dark or light">◐</button></div>',
+                '<div class="brand"><h1>Moestro</h1><button type="button" data-theme-toggle title="Dark or light" '
+                'aria-label="Switch between dark and light">◐</button></div>',
                 elem_id="brand",
             )
             mode = gr.Radio(

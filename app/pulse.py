@@ -20,7 +20,7 @@ def router(host: Host) -> APIRouter:
 
     @routes.get("/live/state")
     def state(chat: int | None = None, answer: int | None = None, since: int = 0) -> dict[str, Any]:
-        """The state of the host and of one chat; the running answer's text from character `since` on if it is `answer`."""
+        """The host's and one chat's state; the running answer's text from character `since` on if it is `answer`."""
         running, told = host.answer(chat), stamp(host, chat)
         if running is not None and told.endswith(f":{running.message_id}"):
             running = None  # it is in the chat already
@@ -30,7 +30,7 @@ def router(host: Host) -> APIRouter:
 
 
 def host_state(host: Host) -> dict[str, Any]:
-    """Which of empty, loading, ready it is; the load's progress; stamps that change with the model and with the settings."""
+    """Whether it is empty, loading or ready, the load's progress, and stamps that change with model and settings."""
     loading = host.loading
     known = {"settings": f"{hash((tuple(host.settings.items()), host.sampling)):x}", "busy": host.busy}
     if loading is not None and not loading.finished:

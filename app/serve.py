@@ -6,16 +6,18 @@ import os
 import signal
 import threading
 import webbrowser
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
 
 from app.host import Host
-from core.config import LOADING, LoadSpec, Settings
+from core.config import LoadSpec
 from core.errors import MoestroError
+from core.registry import Value
 
 # Before gradio is imported: nothing is reported, fetched or kept that the user did not ask for.
 os.environ.update(
@@ -24,15 +26,24 @@ os.environ.update(
 CLOSING_S = 3
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a start asks for by name: None and what is missing are as they were last time."""
+
+    model: str | None = None
+    loading: Mapping[str, Value] = field(default_factory=dict)
+    settings: Mapping[str, Value] = field(default_factory=dict)
+
+
 def serve(
-    spec: LoadSpec,
+    asked: Asked,
     host: str = "127.0.0.1",
     port: int = 7860,
     browser: bool = True,
     keeper: Host | None = None,
     ready: Callable[[uvicorn.Server], None] | None = None,
 ) -> None:
-    """Serve until interrupted. Loads `spec`'s model at once; what it leaves at its default is as it was last time.
+    """Serve until interrupted. Loads the model asked for at once; what was not asked for is as it was last time.
 
     `port` must be free. `keeper` is the host to serve (a fresh one by default); it is closed at the end. `ready` is
     called with the server once it answers. Raises StoreError or BusyError when the user's data cannot be opened.
@@ -46,7 +57,7 @@ def serve(
         )
         url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
         threading.Thread(target=_announce, args=(server, url, browser, ready), daemon=True).start()
-        _load_at_start(keeper, spec)
+        _load_at_start(keeper, asked)
         with _ends_quietly():
             server.run()
     finally:
@@ -55,7 +66,7 @@ def serve(
 
 @contextmanager
 def _ends_quietly() -> Iterator[None]:
-    """Ctrl-C, and SIGTERM where there is one, end the server and nothing more: uvicorn raises them anew when it is done."""
+    """Ctrl-C and SIGTERM end the server and nothing more: uvicorn raises them anew when it is done."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -103,16 +114,16 @@ def _mount(app: FastAPI, keeper: Host) -> None:
     )
 
 
-def _load_at_start(keeper: Host, spec: LoadSpec) -> None:
-    """Begin loading: the last model with the last choices, except for what `spec` has apart from its defaults."""
-    keeper.change_many(Settings().diff(spec.settings))
-    last, plain = keeper.last_spec() or LoadSpec(), LoadSpec()
-    choices = {
-        p.name: getattr(spec if getattr(spec, p.name) != getattr(plain, p.name) else last, p.name) for p in LOADING
-    }
-    model = spec.model if spec.model != plain.model else last.model
+def _load_at_start(keeper: Host, asked: Asked) -> None:
+    """Begin loading: the last model with the last choices, except for what was asked for."""
+    if problem := keeper.change_many(asked.settings):
+        print(f"The settings were not changed: {problem}", flush=True)
+    last = keeper.last_spec() or LoadSpec()
+    same = asked.model is None or asked.model == last.model
+    choices = {**(last.describe() if same else {}), **asked.loading}
+    choices.pop("model", None)
     try:
-        keeper.load(keeper.plan(model, **{name: str(v) if name == "group_size" else v for name, v in choices.items()}))
+        keeper.load(keeper.plan(asked.model or last.model, **choices))
     except MoestroError as error:
         print(f"The model was not loaded: {error}", flush=True)
 

@@ -1,4 +1,4 @@
-"""How the dashboard looks: Gradio's theme, and the style sheets and scripts we serve ourselves. Nothing comes from outside."""
+"""How the dashboard looks: Gradio's theme, and our own style sheets and scripts. Nothing comes from outside."""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ import pytest
 
 from app import cli
 from app.cli import COMMANDS, options, test, ui
-from core.config import LOADING, SAMPLING, LoadSpec, params
+from app.serve import Asked
+from core.config import LOADING, SAMPLING, params
 from core.errors import MoestroError, SettingError
 
 
@@ -72,8 +73,13 @@ def test_a_bench_prints_its_table_and_saves_its_data(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("bench.quick.table", lambda result: f"a table of {result['asked'][0]}")
     file = tmp_path / "result.json"
     assert cli.main(["bench", "quick", "--rounds", "2", "--budget", "25%", "--save", str(file)]) == 0
-    assert capsys.readouterr() == ("a table of demo\n", "round 1 of 2\n")
-    assert json.loads(file.read_text(encoding="utf-8")) == {"asked": ["demo", "25%", 2, 48]}
+    assert capsys.readouterr() == ("a table of demo\n", f"round 1 of 2\nWritten to {file}\n")
+    saved = json.loads(file.read_text(encoding="utf-8"))
+    assert (saved["bench"], saved["asked"]) == ("quick", ["demo", "25%", 2, 48])
+    monkeypatch.setattr("app.cli.bench.RESULTS", tmp_path / "results")
+    assert cli.main(["bench", "--json"]) == 0
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [json.loads(f.read_text(encoding="utf-8")) for f in (tmp_path / "results").iterdir()] == [last]
     assert cli.main(["bench", "--save", str(tmp_path / "no" / "such.json")]) == 2
     assert "There is no folder" in capsys.readouterr().err
 
@@ -140,13 +146,14 @@ def test_ctrl_c_ends_cleanly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 def test_ctrl_c_is_how_the_dashboard_ends(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     served: list[object] = []
 
-    def serve(spec: LoadSpec, host: str, port: int, browser: bool) -> None:
-        served.append((spec.context, host, browser))
+    def serve(asked: Asked, host: str, port: int, browser: bool) -> None:
+        served.append((asked, host, browser))
         raise KeyboardInterrupt
 
     monkeypatch.setattr("app.serve.serve", serve)
-    assert cli.main(["--context", "512", "--no-browser"]) == 0
-    assert served == [(512, "127.0.0.1", False)]
+    assert cli.main(["--context", "512", "--budget", "50%", "--no-browser"]) == 0
+    # a value that equals the default was still asked for; what was not named is not there
+    assert served == [(Asked(None, {"context": 512}, {"budget": "50%"}), "127.0.0.1", False)]
     assert capsys.readouterr() == ("", "")
 
 

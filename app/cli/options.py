@@ -16,8 +16,8 @@ LIVE, LOAD, DRAW = "live:", "load:", "draw:"  # where in the namespace a generat
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """`--model`, and an option for each setting. A variant's own parameters are given with `--set name=value`."""
     loading = parser.add_argument_group("model")
-    loading.add_argument("--model", default="demo", metavar="NAME", help='"demo", or a folder with a model '
-                         "(default: demo)")
+    loading.add_argument("--model", metavar="NAME", help='"demo", or a folder with a model (default: demo; in the '
+                         "dashboard, the last one)")
     _add(loading, LOADING, LOAD)
     live = parser.add_argument_group("settings")
     _add(live, [p for n, p in params().items() if "." not in n], LIVE)
@@ -33,7 +33,12 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 
 def spec(args: argparse.Namespace) -> LoadSpec:
     """What to load, and with which live settings. Raises SettingError."""
-    return LoadSpec.checked(args.model, Settings(_given(args, LIVE)), **_given(args, LOAD))
+    return LoadSpec.checked(args.model or "demo", Settings(_given(args, LIVE)), **_given(args, LOAD))
+
+
+def given(args: argparse.Namespace) -> tuple[str | None, dict[str, Value], dict[str, Value]]:
+    """(model, loading choices, live settings) that the command line names; nothing that is merely a default."""
+    return args.model, _given(args, LOAD), _given(args, LIVE)
 
 
 def sampling(args: argparse.Namespace) -> Sampling:

@@ -23,11 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    spec, port = options.spec(args), choose_port(args.host, args.port)
-    from app.serve import serve
+    options.spec(args)  # what is wrong with the options is said before anything starts
+    port = choose_port(args.host, args.port)
+    from app.serve import Asked, serve
 
     try:
-        serve(spec, host=args.host, port=port, browser=not args.no_browser)
+        serve(Asked(*options.given(args)), host=args.host, port=port, browser=not args.no_browser)
     except KeyboardInterrupt:
         pass  # how a dashboard ends
     return 0

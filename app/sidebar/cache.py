@@ -1,4 +1,4 @@
-"""Sidebar, Cache and prefetch: every live setting of the registry. A variant's own parameters show only while it is chosen."""
+"""Sidebar, Cache and prefetch: every live setting of the registry, a variant's own only while it is chosen."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOWEST, STEP = 5, 1  # of the budget slider, in percent
 
 
 class CacheSection:
-    """Builds the section; every control acts at once, also while tokens stream. `refit` is told when the budget moved."""
+    """Builds the section; every control acts at once, also while tokens stream. `refit` judges the fit anew."""
 
     def __init__(self, host: Host, form: list[Component], fit: gr.HTML, refit: Callable[..., str]) -> None:
         self.host, self._form, self._fit, self._refit = host, form, fit, refit

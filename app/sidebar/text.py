@@ -44,11 +44,12 @@ def fit_card(fit: Fit) -> str:
         f"{size(fit.device_free)} free on {escape(fit.device)}, <b>{100 * share:.0f}&nbsp;%</b> of experts resident</p>"
         f'<div class="bar" aria-hidden="true">{bar}</div><ul>{legend}</ul>'
         f'<p class="minor">Host memory {size(fit.host)} of {size(fit.host_free)} free. Everything resident: '
-        f"{size(fit.budget_all)}; least: {size(fit.budget_min)}. Context {fit.context} of {fit.context_limit} tokens.</p>"
-        f"{message}</div>"
+        f"{size(fit.budget_all)}; least: {size(fit.budget_min)}. Context {fit.context} of {fit.context_limit} tokens."
+        f"</p>{message}</div>"
     )
 
 
 def fit_error(text: str) -> str:
     """The place of the verdict when there is no usable model there."""
-    return f'<div class="fit bad" role="status"><p><b class="verdict">Cannot be loaded</b></p><p class="why">{escape(text)}</p></div>'
+    verdict = '<p><b class="verdict">Cannot be loaded</b></p>'
+    return f'<div class="fit bad" role="status">{verdict}<p class="why">{escape(text)}</p></div>'

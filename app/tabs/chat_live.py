@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from html import escape
 from typing import Any
 
 import gradio as gr
@@ -14,21 +12,24 @@ from app.host import Host
 from app.live import Answer
 from app.pulse import stamp
 from app.sidebar.text import notice
-from app.tabs.messages import shown, used_tokens
-from app.theme import ROOT
+from app.store import Message
+from app.tabs.chat_views import gauge, placeholder, suggestions, title
+from app.tabs.messages import shown
 from core.errors import MoestroError
 
 TAIL = """<div class="tail" data-state="none" aria-live="off"><div data-t="text"></div>
 <div class="bar thin" data-t="prefill" hidden><i></i></div><p data-t="line" role="status"></p></div>"""
-SUGGESTIONS = ROOT / "assets" / "demo" / "questions.jsonl"
 ENDING_S = 2.0  # an answer that left no trace says why within this time
-Shown = dict[
-    str, Any
-]  # what a page shows: its "chat" (id or None) and the "stamp" of its messages; "open" once it is known
+
+# What a page shows: its "chat" (id or None) and the "stamp" of its messages; "open" once that is known.
+Shown = dict[str, Any]
 
 
 class ChatLive:
-    """The chat's components and events. `pulse` holds what the page shows and fires when the server has something newer."""
+    """The chat's components and events. `pulse` holds what the page shows, and fires when the server has news.
+
+    `page` are the outputs of whatever changes the chat shown, in the order of `open`; `outputs` those of `values`.
+    """
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -48,7 +49,7 @@ class ChatLive:
                         autoscroll=False,
                         feedback_options=None,
                         layout="bubble",
-                        placeholder=self._placeholder(),
+                        placeholder=placeholder(host),
                     )
                     self.pulse = gr.HTML(
                         {"open": False, "chat": None, "stamp": ""},
@@ -72,21 +73,21 @@ class ChatLive:
                     )
                     self.send = gr.Button("Send", variant="primary", elem_id="send", scale=0, min_width=84)
                     self.stop = gr.Button("Stop", variant="stop", elem_id="stop", scale=0, min_width=84)
-                self.gauge = html(self._gauge([]), elem_id="context")
+                self.gauge = html(gauge(host, []), elem_id="context")
             with gr.Column(scale=6, min_width=320, elem_id="deck-column"):
                 deck()
         self.page = [self.pulse, self.chat, self.title, self.gauge, self.alert, self.text]
-        self.outputs = [self.send, self.chat, self.gauge]
+        self.outputs = [self.send, self.text, self.chat, self.gauge]
         self._wire()
 
-    def values(self, shown_now: Shown) -> list[Any]:
+    def values(self, now: Shown) -> list[Any]:
         """What depends on whether a model is loaded."""
         ready = self.host.model is not None
-        chat = shown_now.get("chat")
         return [
             gr.update(interactive=ready),
-            gr.update(placeholder=self._placeholder(), examples=self._examples()),
-            self._gauge(self._messages(chat)),
+            gr.update(placeholder="Ask something" if ready else "Load a model first"),
+            gr.update(placeholder=placeholder(self.host), examples=suggestions(self.host)),
+            gauge(self.host, self._messages(now.get("chat"))),
         ]
 
     def open(self, chat: int | None) -> list[Any]:
@@ -94,15 +95,9 @@ class ChatLive:
         try:
             messages = self.host.messages(chat) if chat is not None else []
         except MoestroError as error:
-            return [
-                self._shown(None),
-                [],
-                title(self.host, None),
-                self._gauge([]),
-                notice(str(error), "info"),
-                gr.skip(),
-            ]
-        return [self._shown(chat), shown(messages), title(self.host, chat), self._gauge(messages), "", gr.skip()]
+            empty = [self._shown(None), [], title(self.host, None), gauge(self.host, [])]
+            return [*empty, notice(str(error), "info"), gr.skip()]
+        return [self._shown(chat), shown(messages), title(self.host, chat), gauge(self.host, messages), "", gr.skip()]
 
     def _wire(self) -> None:
         gr.on([self.text.submit, self.send.click], self._send, [self.text, self.pulse], self.page, **ONCE)
@@ -170,41 +165,8 @@ class ChatLive:
     def _shown(self, chat: int | None) -> Shown:
         return {"open": True, "chat": chat, "stamp": stamp(self.host, chat)}
 
-    def _messages(self, chat: int | None) -> list[Any]:
+    def _messages(self, chat: int | None) -> list[Message]:
         try:
             return self.host.messages(chat) if chat is not None else []
         except MoestroError:
             return []
-
-    def _gauge(self, messages: list[Any]) -> str:
-        full = self.host.context
-        if full is None:
-            return '<div class="gauge"><span>Context</span><span>no model loaded</span></div>'
-        used = used_tokens(messages)
-        return (
-            f'<div class="gauge"><span>Context</span><div class="bar thin" role="meter" aria-label="Context used" aria-valuemin="0" '
-            f'aria-valuemax="{full}" aria-valuenow="{used}"><i style="width:{min(100, 100 * used / full):.1f}%"></i></div>'
-            f"<span>{used} of {full} tokens</span></div>"
-        )
-
-    def _placeholder(self) -> str:
-        if self.host.model is None:
-            return "### Load a model to begin\nChoose one on the left and press **Load**. The bundled demo is ready at once."
-        return "### Ask something\nWatch on the right which experts answer, and turn any knob while it talks."
-
-    def _examples(self) -> list[dict[str, str]]:
-        if self.host.model != "demo" or not SUGGESTIONS.exists():
-            return []
-        rows = [json.loads(line) for line in SUGGESTIONS.read_text(encoding="utf-8").splitlines() if line.strip()]
-        return [{"text": str(row["question"])} for row in rows if row.get("suggest")][:6]
-
-
-def title(host: Host, chat: int | None) -> str:
-    """The chat's name and the link to its measurements."""
-    found = next((c for c in host.store.chats.all() if c.id == chat), None) if chat is not None else None
-    if found is None:
-        return '<div class="chat-title"><b>New chat</b></div>'
-    return (
-        f'<div class="chat-title"><b>{escape(found.title)}</b><a href="/export/{found.id}.zip" download id="csv" '
-        f'title="Every token, request and copy of this chat as CSV files">CSV</a></div>'
-    )

@@ -16,7 +16,10 @@ from app.store import Chat
 from app.tabs.chat_live import ChatLive
 from core.errors import MoestroError
 
-EMPTY = "<div class='empty-note'><b>No chats yet</b><span>What you ask is kept here, with every measurement, until you delete it.</span></div>"
+EMPTY = (
+    "<div class='empty-note'><b>No chats yet</b>"
+    "<span>What you ask is kept here, with every measurement, until you delete it.</span></div>"
+)
 
 
 class Sessions:
@@ -92,7 +95,8 @@ def line(chat: Chat) -> str:
 def about(chat: Chat) -> str:
     """What there is to know about the chosen chat, with the link to its measurements."""
     return (
-        f"<div class='about-chat'><p>{escape(name_of(chat.model))}</p><p class='minor'>Begun {when(chat.created)}, last answer {when(chat.updated)}</p>"
+        f"<div class='about-chat'><p>{escape(name_of(chat.model))}</p>"
+        f"<p class='minor'>Begun {when(chat.created)}, last answer {when(chat.updated)}</p>"
         f"<p><a href='/export/{chat.id}.zip' download id='session-csv'>Download measurements (CSV, zip)</a></p></div>"
     )
 

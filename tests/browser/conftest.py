@@ -1,4 +1,4 @@
-"""A real Chromium against a real server in a process of its own. Every page is watched: no outside request, no error."""
+"""A real Chromium against a real server in its own process. Every page is watched: no outside request, no error."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def find_chromium() -> str:
     found = named or next((path for name in NAMES if (path := shutil.which(name))), None)
     if not found:
         pytest.fail(
-            "No Chromium was found for the dashboard's tests. Install one (Debian: apt-get install chromium), name it in "
-            "MOESTRO_CHROMIUM, or set MOESTRO_NO_BROWSER=1 to skip these tests."
+            "No Chromium was found for the dashboard's tests. Install one (Debian: apt-get install chromium), "
+            "name it in MOESTRO_CHROMIUM, or set MOESTRO_NO_BROWSER=1 to skip these tests."
         )
     return found
 
@@ -113,7 +113,7 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def profile(chromium: Any) -> Callable[..., Any]:
-    """A browser profile for each kind of screen, kept for the session: its cache makes every page after the first quick."""
+    """A browser profile for each kind of screen, kept for the session: its cache makes later pages quick."""
 
     @cache
     def get(width: int, height: int, scheme: str) -> Any:

@@ -54,9 +54,11 @@ class Dashboard:
 
     def answered(self) -> Dashboard:
         """The answer stands in the chat and the tail is gone."""
-        self.page.wait_for_function("""() => document.body.dataset.answering === '0'
-            && document.querySelector('.tail').dataset.state === 'none' && document.querySelector('#send').offsetParent !== null
-            && document.querySelectorAll('#chat .user-row').length === document.querySelectorAll('#chat .bot-row').length""")
+        self.page.wait_for_function("""() => {
+            const count = (rows) => document.querySelectorAll(`#chat .${rows}`).length;
+            const at = (selector) => document.querySelector(selector);
+            return document.body.dataset.answering === '0' && at('.tail').dataset.state === 'none'
+                && at('#send').offsetParent !== null && count('user-row') === count('bot-row'); }""")
         return self
 
     def answers(self) -> list[str]:

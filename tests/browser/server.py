@@ -9,7 +9,7 @@ import os
 import sys
 
 from app.host import Host
-from app.serve import serve
+from app.serve import Asked, serve
 from core.config import LoadSpec
 from core.types import Fit
 from tests.fakes import FakeEngine, fake_estimate
@@ -27,7 +27,7 @@ def estimate(spec: LoadSpec) -> Fit:
 def main() -> None:
     real = os.environ.get("MOESTRO_TEST_ENGINE") == "real"
     host = Host() if real else Host(engine=FakeEngine, estimate=estimate)
-    serve(LoadSpec(), port=int(sys.argv[1]), browser=False, keeper=host)
+    serve(Asked(), port=int(sys.argv[1]), browser=False, keeper=host)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ def test_every_panel_draws_and_explains_itself_on_hover(dashboard: Dashboard) ->
         canvas = dashboard.page.locator(f".deck canvas[data-c={name}]")
         canvas.scroll_into_view_if_needed()
         colours = canvas.evaluate(
-            """c => new Set(new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer)).size"""
+            """c => { const image = c.getContext('2d').getImageData(0, 0, c.width, c.height);
+            return new Set(new Uint32Array(image.data.buffer)).size; }"""
         )
         assert colours > 3, name
         box = canvas.bounding_box()

@@ -1,4 +1,4 @@
-"""The sidebar: load and unload, the fit estimate, every live control while tokens stream, errors in the user's words."""
+"""The sidebar: load and unload, the fit estimate, every live control while tokens stream, errors in words."""
 
 from __future__ import annotations
 

@@ -59,6 +59,6 @@ def element_id(name: str) -> str:
     return "set-" + name.replace(".", "-")
 
 
-def turned(component: Component) -> Any:
-    """The event that says the user turned this control (never our own updates, so nothing loops)."""
-    return component.blur if isinstance(component, gr.Number) else component.input
+def turned(component: Component) -> list[Any]:
+    """The events that say the user turned this control (never our own updates, so nothing loops)."""
+    return [component.submit, component.blur] if isinstance(component, gr.Number) else [component.input]

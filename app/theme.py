@@ -14,9 +14,7 @@ from starlette.types import Scope
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {"/ui/deck": ROOT / "app" / "deck", "/ui": ROOT / "assets" / "ui"}
 HEAD = """<meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="stylesheet" href="/ui/app.css"><link rel="stylesheet" href="/ui/deck/deck.css">
-<script>if (localStorage.moestroTheme) document.addEventListener("DOMContentLoaded", () =>
-document.body.classList.toggle("dark", localStorage.moestroTheme === "dark"));</script>"""
+<link rel="stylesheet" href="/ui/app.css"><link rel="stylesheet" href="/ui/deck/deck.css">"""
 
 
 class Fresh(StaticFiles):

@@ -198,32 +198,30 @@ class Engine:
                 submitted_s: float) -> Iterator[Piece]:
         answer = Answer(self.prompt, ids, min(sampling.max_new_tokens, self.context - len(ids)), submitted_s,
                         limited_by_context=sampling.max_new_tokens > self.context - len(ids))
-        sampler, cache = Sampler(sampling, self.device), self._kv.fresh()
-        tokens = torch.tensor([ids], device=self.device)
+        sampler, cache, so_far = Sampler(sampling, self.device), self._kv.fresh(), list(ids)
         token: int | None = None
         for start in range(0, len(ids), self.sizes.chunk):
             if cancel.is_set():
                 break
-            chunk = tokens[:, start : start + self.sizes.chunk]
-            done = start + chunk.shape[1]
-            token, step = self._pass(chunk, cache, "prefill", sampler if done == len(ids) else None, tokens)
+            chunk = ids[start : start + self.sizes.chunk]
+            done = start + len(chunk)
+            token, step = self._pass(chunk, cache, "prefill", sampler if done == len(ids) else None, so_far)
             answer.count(step)
             yield Piece("prefill", done=done, total=len(ids), step=step)
         while token is not None and not answer.take(token):
             yield answer.piece()
             if cancel.is_set() or answer.full:
                 break
-            last = torch.tensor([[token]], device=self.device)
-            tokens = torch.cat([tokens, last], 1)
-            token, step = self._pass(last, cache, "decode", sampler, tokens)
+            so_far.append(token)
+            token, step = self._pass([token], cache, "decode", sampler, so_far)
             answer.count(step)
         stats = answer.stats(cancelled=cancel.is_set(), memory=self.memory())
         yield Piece("end", step=answer.last_step, stats=stats)
 
     @torch.inference_mode()
-    def _pass(self, ids: torch.Tensor, cache: Any, phase: Phase, sampler: Sampler | None,
-              so_far: torch.Tensor) -> tuple[int | None, StepRecord]:
-        """One forward pass of [1, n] tokens; samples the next token when a sampler is given."""
+    def _pass(self, ids: list[int], cache: Any, phase: Phase, sampler: Sampler | None,
+              so_far: list[int]) -> tuple[int | None, StepRecord]:
+        """One forward pass over some tokens; samples the next one when a sampler is given."""
         started_s = time.perf_counter()
         self._apply()
         self.residency.now += 1
@@ -232,13 +230,14 @@ class Engine:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         began_s = time.perf_counter()
-        logits = self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+        inputs = torch.tensor([ids], device=self.device)
+        logits = self.model(input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         model_s = time.perf_counter() - began_s
         token = sampler(so_far, logits) if sampler is not None else None
         changes, self._pending = self._pending, {}
-        step = self.recorder.end(phase, ids.shape[1], started_s, time.perf_counter() - started_s, model_s, self._used(),
+        step = self.recorder.end(phase, len(ids), started_s, time.perf_counter() - started_s, model_s, self._used(),
                                  self._budget_bytes, changes)
         if self.recorder.enabled:
             self.telemetry.add(step)

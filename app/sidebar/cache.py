@@ -121,7 +121,7 @@ class CacheSection:
             else:
                 followers = [follower for follower, (leader, _) in ONLY_WITH.items() if leader == name]
                 gr.on(
-                    [turned(made)],
+                    turned(made),
                     self._turn(name, followers),
                     [made, *self._form],
                     [made, self.alert, self._fit, *(self._controls[f] for f in followers)],

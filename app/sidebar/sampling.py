@@ -31,7 +31,7 @@ class SamplingSection:
                 for p in SAMPLING
             }
         for name, made in self._controls.items():
-            gr.on([turned(made)], self._turn(name), made, [made, self.alert], **LIVE)
+            gr.on(turned(made), self._turn(name), made, [made, self.alert], **LIVE)
         self.outputs: list[Component] = [*self._controls.values()]
 
     def values(self) -> list[Any]:

@@ -3,6 +3,7 @@
     localStorage.moestroMode = mode;
     document.body.classList.toggle("show-advanced", mode === "Advanced");
   };
+  if (localStorage.moestroTheme) document.body.classList.toggle("dark", localStorage.moestroTheme === "dark");
   document.querySelector("[data-theme-toggle]")?.addEventListener("click", () => {
     const dark = document.body.classList.toggle("dark");
     localStorage.moestroTheme = dark ? "dark" : "light";

@@ -1,7 +1,8 @@
 """Put our experts computation into a transformers model, and take it out again without a trace.
 
-transformers calls one registered function for all experts modules; ours passes the call on to whatever is bound on the
-module it was called for. State lives on the modules and in `Installed`; this module has none.
+Every experts module gets a `forward` of its own that shadows its class's: the same call as transformers' experts
+interface would make, without the way there. The name registered with that interface
+is what a model without experts is loaded under. State lives on the modules and in `Installed`; this module has none.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from core.errors import ModelError
 from core.hf.discover import ExpertsSite, read_router
 
 NAME = "moestro"      # of our experts implementation in transformers' registry
-BOUND = "_moestro"    # attribute of an experts module: the function bound to it
+BOUND = "forward"     # attribute of an experts module that shadows its class's method while we compute it
 
 ExpertsForward = Callable[[ExpertsSite, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(site, hidden [T,H], ids [T,k] int64, weights [T,k]) -> [T,H] in hidden's dtype."""
@@ -30,15 +31,12 @@ RouterObserver = Callable[[int, tuple[Any, ...], dict[str, Any], tuple[torch.Ten
 
 def register() -> None:
     """Make the name known to transformers. Repeating it changes nothing."""
-    ALL_EXPERTS_FUNCTIONS.register(NAME, _dispatch)
+    ALL_EXPERTS_FUNCTIONS.register(NAME, _unbound)
 
 
-def _dispatch(module: nn.Module, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    bound: Callable[..., torch.Tensor] | None = getattr(module, BOUND, None)
-    if bound is None:
-        raise ModelError("This model was loaded without its experts and nothing computes them yet. Load it through the "
-                         "engine.")
-    return bound(hidden, ids, weights)
+def _unbound(module: nn.Module, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    raise ModelError("This model was loaded without its experts and nothing computes them yet. Load it through the "
+                     "engine.")
 
 
 class Installed:
@@ -80,7 +78,7 @@ def install(model: Any, sites: Sequence[ExpertsSite], experts_forward: ExpertsFo
 
     Raises ModelError, having changed nothing, when the model has hooks of ours already.
     """
-    if any(hasattr(site.module, BOUND) for site in sites):
+    if any(BOUND in vars(site.module) for site in sites):
         raise ModelError("This model is already in use by another engine. Unload that one first.")
     register()
     return Installed(model, sites, experts_forward, router_observer)

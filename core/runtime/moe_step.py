@@ -47,7 +47,8 @@ class MoEStep:
     def __call__(self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         chosen: list[list[int]] = ids.tolist()                     # the layer's only sync with the device
         wanted = chosen[0] if len(chosen) == 1 else sorted({e for row in chosen for e in row})
-        self._residency.arrive(layer, wanted)
+        if self._residency.expects:
+            self._residency.arrive(layer, wanted)
         compute = self._decode if len(chosen) == 1 else self._prefill
         return compute(layer, hidden, ids, weights, chosen, wanted)
 

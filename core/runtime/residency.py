@@ -104,7 +104,8 @@ class Residency:
             if slot is None:
                 missing.append(expert)
                 continue
-            held.append(self._hit(expert, eid, slot))
+            settled = eid not in self._tickets and eid not in self._fresh
+            held.append(Held(expert, eid, slot, Outcome.HIT, None) if settled else self._hit(expert, eid, slot))
             pool.policy.use(eid, now)
             self.last_used[eid] = now
         for expert in missing:
@@ -196,6 +197,11 @@ class Residency:
     def pool(self, layer: int) -> Pool:
         """The pool whose slots `layer` uses."""
         return self._pools[layer] if len(self._pools) > 1 else self._pools[0]
+
+    @property
+    def expects(self) -> bool:
+        """Something was prefetched whose layer has not been reached since."""
+        return bool(self._fresh)
 
     def is_resident(self, eid: int) -> bool:
         """In a slot, or on its way into one."""

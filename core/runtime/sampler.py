@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from transformers.generation.logits_process import (
     LogitsProcessorList,
@@ -16,7 +18,7 @@ from core.config import Sampling
 
 
 class Sampler:
-    """Call with all token ids so far [1, n] and the last position's logits [1, V]; returns the next token's id."""
+    """Call with the ids so far and the last position's logits [1, V]; returns the next token's id."""
 
     def __init__(self, sampling: Sampling, device: torch.device) -> None:
         self._greedy = sampling.temperature == 0
@@ -34,8 +36,10 @@ class Sampler:
         if sampling.min_p:
             self._processors.append(MinPLogitsWarper(sampling.min_p))
 
-    def __call__(self, ids: torch.Tensor, logits: torch.Tensor) -> int:
-        scores = self._processors(ids, logits.float()) if self._processors else logits
+    def __call__(self, ids: Sequence[int], logits: torch.Tensor) -> int:
+        scores = logits
+        if self._processors:
+            scores = self._processors(torch.tensor([ids], device=logits.device), logits.float())
         if self._greedy:
             return int(scores.argmax(-1))
         return int(torch.multinomial(scores.softmax(-1), 1, generator=self._generator))

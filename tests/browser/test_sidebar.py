@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+import pytest
 
 from core.config import KINDS, params
 from core.registry import variants
@@ -21,6 +24,21 @@ def test_unload_and_load(dashboard: Dashboard) -> None:
     dashboard.settled()
     dashboard.page.wait_for_function("document.querySelector('.deck').dataset.state === 'live'")
     dashboard.wait_text("#model-status", "Demo model")
+
+
+@pytest.mark.skipif(
+    os.environ.get("MOESTRO_TEST_ENGINE") == "real", reason="the demo model loads too fast to be cancelled"
+)
+def test_a_long_load_shows_progress_and_can_be_cancelled(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    dashboard.choose("set-format", "int4")
+    page.click("#load")
+    page.wait_for_function("+document.querySelector('#load-progress [role=progressbar]').ariaValueNow > 0")
+    dashboard.wait_text("#load-progress", "Packing experts")
+    page.click("#cancel-load")
+    dashboard.wait_text("#model-alert", "Cancelled")
+    dashboard.settled().wait_text("#model-status", "checkpoint")
+    dashboard.ask("Still here?").streaming()
 
 
 def test_every_live_control_moves_its_setting_while_tokens_stream(dashboard: Dashboard) -> None:

@@ -13,8 +13,8 @@ class Timeline {
     const surface = begin(this.canvas), { g } = surface, c = this.colours(), box = this.box(), n = frame.step.length;
     Object.assign(this, { frame, first: Math.max(0, n - SHOWN), count: Math.min(SHOWN, n), ready: n > 0 });
     const parts = this.parts(frame), top = this.limit(parts, frame);
-    this.grid(surface, box, top);
     if (!n) return note(surface, "No tokens yet", c.mute);
+    this.grid(surface, box, top);
     const width = box.w / SHOWN, bar = Math.max(1, width - (width > 3 ? 1 : 0.25));
     for (let k = 0; k < this.count; k++) {
       const i = this.first + k, x = box.x + k * width;

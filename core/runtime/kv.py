@@ -59,7 +59,7 @@ class KVCache:
         self._config, self._context = model.config, context
         self._reserved: dict[int, ReservedLayer] = {}
         self._others: list[Any] = []
-        self._allocated = 0               # bytes of the reserved layers: nothing before the first pass, all of it after
+        self._allocated = 0               # bytes of all reserved layers, once the first pass has allocated them
         self.fresh()
 
     def fresh(self) -> DynamicCache:
@@ -77,5 +77,8 @@ class KVCache:
     def bytes(self) -> int:
         """Device bytes allocated now."""
         tensors = [t for layer in self._others for t in vars(layer).values() if isinstance(t, torch.Tensor)]
-        self._allocated = self._allocated or sum(layer.bytes for layer in self._reserved.values())
-        return self._allocated + sum(t.numel() * t.element_size() for t in tensors)
+        reserved = self._allocated
+        if not reserved:
+            each = [layer.bytes for layer in self._reserved.values()]
+            reserved, self._allocated = sum(each), sum(each) if all(each) else 0
+        return reserved + sum(t.numel() * t.element_size() for t in tensors)

@@ -1,7 +1,7 @@
 """The dashboard under test: `python -m tests.browser.server PORT`, with MOESTRO_HOME set. Ctrl-C ends it.
 
-MOESTRO_TEST_ENGINE=real serves the real engine with the bundled demo model (or the one in the folder MOESTRO_TEST_MODEL),
-paced and sampled hot so that its answers last long enough to be watched; otherwise the fake engine is served.
+MOESTRO_TEST_ENGINE=real serves the real engine with the bundled demo model (or the one in MOESTRO_TEST_MODEL), paced
+and sampled hot so that its answers last long enough to be watched; otherwise the fake engine is served.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class PacedEngine(Engine):
     def generate(
         self,
         messages: Sequence[Mapping[str, str]] | str,
-        sampling: Sampling,
+        sampling: Sampling | None = None,
         cancel: threading.Event | None = None,
     ) -> Iterator[Piece]:
         with closing(super().generate(messages, sampling, cancel)) as pieces:  # type: ignore[type-var]
@@ -69,7 +69,7 @@ def real_host() -> Host:
     """The real engine with answers that go on for long: hot sampling seldom ends one."""
     if folder := os.environ.get("MOESTRO_TEST_MODEL"):
         fit.DEMO = Path(folder)
-    host = Host(engine=PacedEngine)
+    host = Host(engine=PacedEngine)  # type: ignore[arg-type]
     host.set_sampling(temperature=2.0)
     return host
 

@@ -6,6 +6,12 @@ from tests.browser.conftest import Open
 from tests.browser.dashboard import Dashboard
 
 
+def begins(answer: str, seen: str) -> bool:
+    """Does the answer begin with what was seen of it? Its last word may have been cut, and spaces may differ."""
+    words = seen.split()[:-1]
+    return len(words) > 0 and answer.split()[: len(words)] == words
+
+
 def test_an_answer_streams_and_ends_with_its_statistics(dashboard: Dashboard) -> None:
     frames = dashboard.deck("frames")
     dashboard.ask("What does the cache keep?").streaming()
@@ -24,7 +30,7 @@ def test_stop_keeps_what_was_written(dashboard: Dashboard) -> None:
     seen = dashboard.tail()
     dashboard.stop()
     answer = dashboard.answers()[-1]
-    assert seen.split()[:8] == answer.split()[:8]
+    assert begins(answer, seen)
     assert "stopped by you" in answer
 
 
@@ -60,7 +66,7 @@ def test_a_reload_in_the_middle_loses_nothing(dashboard: Dashboard) -> None:
     assert again.startswith(before)
     assert dashboard.page.locator("#chat [data-testid=user]").all_inner_texts() == ["Do not lose me"]
     dashboard.stop()
-    assert dashboard.answers()[-1].split()[:8] == before.split()[:8]
+    assert begins(dashboard.answers()[-1], before)
     dashboard.page.reload()
     dashboard.settled()
     dashboard.wait_text("#chat", "stopped by you")
@@ -84,7 +90,7 @@ def test_two_tabs_on_one_chat_show_the_same(dashboard: Dashboard, open_page: Ope
     dashboard.stop()
     other.answered()
     other.wait_text("#chat", "stopped by you")
-    assert other.answers()[-1].split()[:8] == dashboard.answers()[-1].split()[:8]
+    assert other.answers()[-1] == dashboard.answers()[-1]
 
 
 def test_an_empty_message_is_refused_in_words(dashboard: Dashboard) -> None:

@@ -128,7 +128,7 @@ class Keeper:
         memory = None if fit.fits else self.memory()
         if memory is None:
             return fit, fit.fits
-        return estimate(spec, memory.used + (memory.host if fit.device == "cpu" else 0)), False
+        return estimate(spec, memory), False
 
     def load(self, spec: LoadSpec) -> Loading:
         """Start loading. Raises BusyError; whatever else goes wrong is found in the returned `Loading`.

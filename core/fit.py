@@ -15,7 +15,7 @@ from core.hf import Outline, check_model, meta_skeleton, outline
 from core.hf.files import ModelFiles
 from core.memory.codec import Codec, make_codec
 from core.sizes import Sizes, human, sizes_of
-from core.types import Fit
+from core.types import Fit, Memory
 
 DEFAULT_CONTEXT = 8192     # when the model allows more and the user asked for nothing
 HOST_MARGIN = 256 << 20    # host memory left to the system
@@ -41,9 +41,9 @@ class Plan:
     codec: Codec
     sizes: Sizes
 
-    def fit(self, reusable: int = 0) -> Fit:
-        """The verdict on this plan; `reusable` = bytes that unloading the present model gives back."""
-        return fit_of(self.sizes, self.spec, self.device, self.context, self.outline.context_limit, reusable)
+    def fit(self, instead_of: Memory | None = None) -> Fit:
+        """The verdict on this plan, beside whatever is loaded or `instead_of` it."""
+        return fit_of(self.sizes, self.spec, self.device, self.context, self.outline.context_limit, instead_of)
 
 
 def plan(spec: LoadSpec) -> Plan:
@@ -62,9 +62,9 @@ def plan(spec: LoadSpec) -> Plan:
                 sizes_of(shape, meta.config, codec, context))
 
 
-def estimate(spec: LoadSpec, reusable: int = 0) -> Fit:
+def estimate(spec: LoadSpec, instead_of: Memory | None = None) -> Fit:
     """Does it fit? Milliseconds, and no weights are read. Raises ModelError when the model itself is unusable."""
-    return plan(spec).fit(reusable)
+    return plan(spec).fit(instead_of)
 
 
 def free_bytes(device: torch.device) -> tuple[int, int]:
@@ -91,14 +91,17 @@ def choose_context(asked: int, limit: int) -> int:
 
 
 def fit_of(sizes: Sizes, spec: LoadSpec, device: torch.device, context: int, context_limit: int,
-           reusable: int = 0) -> Fit:
-    """The verdict. `reusable` = bytes that a model loaded now would give back first."""
+           instead_of: Memory | None = None) -> Fit:
+    """The verdict. `instead_of` = the memory of a model loaded now, which is given back first."""
     budget, scope = spec.settings.budget, str(spec.settings["scope"])
     free, _ = free_bytes(device)
-    host, host_free = sizes.blob * sizes.shape.total, free_bytes(torch.device("cpu"))[0]
+    freed = (instead_of.used, instead_of.host) if instead_of is not None else (0, 0)
+    free += sum(freed) if device.type == "cpu" else freed[0]
+    host = sizes.blob * sizes.shape.total
+    host_free = free if device.type == "cpu" else free_bytes(torch.device("cpu"))[0] + freed[1]
     on_host = host + (sizes.budget_bytes(budget) if device.type == "cpu" else 0)
-    problem = sizes.problem(budget, scope, free + reusable)
-    if not problem and on_host + HOST_MARGIN > host_free + reusable:
+    problem = sizes.problem(budget, scope, free)
+    if not problem and on_host + HOST_MARGIN > host_free:
         problem = (f"The experts need {human(host)} of host memory"
                    + (" beside the budget" if device.type == "cpu" else "")
                    + f", but only {human(host_free)} are free. Choose a smaller expert format, or close other "
@@ -111,4 +114,4 @@ def fit_of(sizes: Sizes, spec: LoadSpec, device: torch.device, context: int, con
                context_limit=context_limit, dense=sizes.dense, kv=sizes.kv, workspace=sizes.workspace, slots=slots,
                slots_min=sizes.slots_min(scope), budget=sizes.budget_bytes(budget),
                budget_min=sizes.bytes(sizes.slots_min(scope)), budget_all=sizes.bytes(sizes.shape.total),
-               device_free=free + reusable, host=host, host_free=host_free + reusable, problem=problem, warning=warning)
+               device_free=free, host=host, host_free=host_free, problem=problem, warning=warning)

@@ -126,7 +126,7 @@ class FakeEngine:
             emulated=self.settings["link"] == "emulated", exact=True)
 
 
-def fake_estimate(spec: LoadSpec, reusable: int = 0) -> Fit:
+def fake_estimate(spec: LoadSpec, instead_of: Memory | None = None) -> Fit:
     """What `core.fit.estimate` would say of the fake model; a budget below 30 % does not fit."""
     share = spec.settings.budget.share
     share = 0.5 if share is None else share

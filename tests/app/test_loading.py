@@ -15,6 +15,7 @@ import pytest
 from app.host import Host
 from core.config import LoadSpec
 from core.errors import BusyError, ModelError, MoestroError
+from core.types import Memory
 from tests.app.conftest import WAIT_S, GatedEngine, QuickEngine, ended, open_host
 from tests.fakes import FakeEngine, fake_estimate
 
@@ -139,11 +140,11 @@ def test_a_failed_load_keeps_the_old_model(slow_host: Host, slow: type[SlowLoad]
 
 def test_when_memory_holds_one_model_a_failed_load_says_what_became_of_the_old(
         slow_host: Host, slow: type[SlowLoad], monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
+    asked: list[Memory | None] = []
 
-    def estimate(spec: LoadSpec, reusable: int = 0) -> Any:
-        asked.append(reusable)
-        return replace(fake_estimate(spec), problem="" if reusable else "Only 2 GB are free.")
+    def estimate(spec: LoadSpec, instead_of: Memory | None = None) -> Any:
+        asked.append(instead_of)
+        return replace(fake_estimate(spec), problem="" if instead_of else "Only 2 GB are free.")
 
     monkeypatch.setitem(sys.modules, "core.fit", SimpleNamespace(estimate=estimate))
     slow_host._estimate = None  # core's own, which knows what unloading gives back
@@ -153,7 +154,8 @@ def test_when_memory_holds_one_model_a_failed_load_says_what_became_of_the_old(
     assert loading.join(WAIT_S)
     assert "old had been unloaded to make room" in loading.error
     assert (slow_host.model, slow.alive) == (None, set())
-    assert asked[0] == 0 < asked[1]
+    assert asked[0] is None
+    assert asked[1] is not None
     slow.failure = None
     assert slow_host.load(slow_host.plan("new")).join(WAIT_S)
     assert slow_host.loading is not None

@@ -12,7 +12,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -57,94 +56,97 @@ def find_chromium() -> str:
     return found
 
 
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a dashboard with its own data folder, its model loaded."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    home = tmp_path_factory.mktemp("home")
-    url, log = f"http://127.0.0.1:{port}", home / "server.log"
-    with log.open("w") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.browser.server", str(port)],
-            cwd=ROOT,
-            stdout=out,
-            stderr=out,
-            env={**os.environ, "MOESTRO_HOME": str(home)},
-        )
-    try:
-        _await_model(process, url, log)
-        yield url
-        process.send_signal(signal.SIGINT if os.name == "posix" else signal.SIGTERM)
-        process.wait(30)
-        if os.name == "posix":
-            assert process.returncode == 0, log.read_text()
-        assert "Traceback" not in log.read_text(), log.read_text()
-    finally:
-        process.kill()
-        process.wait()
+class Server:
+    """A dashboard in a process of its own, with its data in `home`; it can be killed and started again on its port."""
 
+    def __init__(self, home: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.home, self.log, self.url = home, home / "server.log", f"http://127.0.0.1:{self.port}"
 
-def _await_model(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    end = time.monotonic() + START_S
-    while time.monotonic() < end:
-        assert process.poll() is None, f"the server ended: {log.read_text()}"
+    def start(self) -> Server:
+        """Returns when the model is loaded."""
+        command = [sys.executable, "-m", "tests.browser.server", str(self.port)]
+        with self.log.open("a") as out:
+            environment = {**os.environ, "MOESTRO_HOME": str(self.home)}
+            self.process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out, env=environment)
+        end = time.monotonic() + START_S
+        while not self._ready():
+            assert self.process.poll() is None, f"the server ended: {self.log.read_text()}"
+            assert time.monotonic() < end, f"the server was not ready within {START_S} s: {self.log.read_text()}"
+            time.sleep(0.1)
+        return self
+
+    def _ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{url}/healthz", timeout=5) as reply:
-                if b'"model":null' not in reply.read():
-                    return
+            with urllib.request.urlopen(f"{self.url}/healthz", timeout=5) as reply:
+                return b'"model":null' not in reply.read()
         except (urllib.error.URLError, TimeoutError, ConnectionError):
-            pass
-        time.sleep(0.1)
-    pytest.fail(f"the server was not ready within {START_S} s: {log.read_text()}")
+            return False
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        self.process.kill()
+        self.process.wait()
+
+    def end(self) -> None:
+        """End it as Ctrl-C does: quietly, and with nothing in its log that a user should not see."""
+        self.process.send_signal(signal.SIGINT if os.name == "posix" else signal.SIGTERM)
+        self.process.wait(30)
+        assert os.name != "posix" or self.process.returncode == 0, self.log.read_text()
+        assert "Traceback" not in self.log.read_text(), self.log.read_text()
 
 
 @pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The dashboard that most tests share."""
+    shared = Server(tmp_path_factory.mktemp("home"))
+    try:
+        yield shared.start()
+        shared.end()
+    finally:
+        shared.kill()
+
+
+@pytest.fixture(scope="session")
+def profile() -> Iterator[Any]:
+    """One browser profile for the session: its cache makes every page after the first quick."""
     from playwright.sync_api import sync_playwright
 
     path = find_chromium()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=ARGS)
-        yield browser
+        yield browser.new_context(accept_downloads=True)
         browser.close()
 
 
-@pytest.fixture(scope="session")
-def profile(chromium: Any) -> Callable[..., Any]:
-    """A browser profile for each kind of screen, kept for the session: its cache makes later pages quick."""
-
-    @cache
-    def get(width: int, height: int, scheme: str) -> Any:
-        return chromium.new_context(
-            viewport={"width": width, "height": height}, color_scheme=scheme, accept_downloads=True
-        )
-
-    return get
-
-
 @pytest.fixture
-def open_page(profile: Callable[..., Any], server: str) -> Iterator[Open]:
+def open_page(profile: Any, server: Server) -> Iterator[Open]:
     """Open the dashboard as a new user; at the end, assert that every page kept to itself and was calm."""
     pages: list[Any] = []
     outside: list[str] = []
     errors: list[str] = []
 
-    def watch(page: Any) -> None:
-        page.on(
-            "request",
-            lambda r: outside.append(r.url) if urlsplit(r.url).hostname not in (None, "127.0.0.1", "") else None,
-        )
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("console", lambda m: errors.append(f"{m.text} {m.location}") if m.type == "error" else None)
+    def note_request(request: Any) -> None:
+        if urlsplit(request.url).hostname not in (None, "", "127.0.0.1"):
+            outside.append(request.url)
 
-    def open_(path: str = "/", width: int = 1366, height: int = 768, scheme: str = "dark") -> Dashboard:
-        page = profile(width, height, scheme).new_page()
-        page.set_default_timeout(30_000)
+    def note_console(message: Any) -> None:
+        if message.type == "error":
+            errors.append(f"{message.text} {message.location}")
+
+    def open_(path: str = "/", width: int = 1366, height: int = 768, scheme: str = "dark", url: str = "") -> Dashboard:
+        page = profile.new_page()
         pages.append(page)
-        watch(page)
-        return Dashboard(page, server).goto(path)
+        page.set_default_timeout(30_000)
+        page.set_viewport_size({"width": width, "height": height})
+        page.emulate_media(color_scheme=scheme)
+        page.on("request", note_request)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        if not url:  # the server of another address may be meant to fail
+            page.on("console", note_console)
+        return Dashboard(page, url or server.url).goto(path)
 
     yield open_
     for page in pages:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from core.config import LoadSpec, Sampling, Settings
 from core.engine import Engine
 from core.errors import BudgetError, ContextError, ModelError, SettingError
-from core.fit import estimate
+from core.fit import estimate, fit_of, plan
 
 CHAT = [{"role": "user", "content": "hello there"}]
 
@@ -116,3 +118,15 @@ def test_no_such_model_and_no_such_format(tmp_path: Path) -> None:
         Engine.load(spec(tmp_path / "nowhere", "50%"))
     with pytest.raises(SettingError, match="choice"):
         LoadSpec.checked("demo", format="int5")
+
+
+@pytest.mark.parametrize(("device", "freed"), [("cpu", (7, 7)), ("cuda", (2, 5))])
+def test_what_is_loaded_now_counts_as_free_when_it_makes_room(model: Path, engine: Engine, device: str,
+                                                              freed: tuple[int, int],
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU the model and its host copies are in one memory; on a GPU each gives back to its own."""
+    monkeypatch.setattr("core.fit.free_bytes", lambda device: (10**9, 10**9))
+    planned = plan(spec(model, "50%"))
+    loaded = replace(engine.memory(), dense=1, experts=1, kv=0, workspace=0, host=5)
+    fit = fit_of(planned.sizes, planned.spec, torch.device(device), 256, 512, loaded)
+    assert (fit.device_free - 10**9, fit.host_free - 10**9) == freed

@@ -31,9 +31,8 @@ from core.runtime.recorder import Recorder
 from core.runtime.residency import Residency
 from core.runtime.sampler import Sampler
 from core.runtime.telemetry import Telemetry
+from core.runtime.warmup import time_pass
 from core.types import Frame, Memory, Phase, Piece, StepRecord
-
-WARMUP = 9  # decode passes timed at load where the emulated link is scaled to them
 
 
 class Engine:
@@ -71,7 +70,8 @@ class Engine:
         self._use_predictor()
         self.residency.fill()
         self._scaled = self.model_name == "demo" and self.device.type == "cpu"  # "auto" emulates a link
-        self._layer_ms = self._time_layer() if self._scaled else 0.0
+        pass_ms = time_pass(self.model, self._kv.fresh(), self.recorder) if self._scaled else 0.0
+        self._layer_ms = pass_ms / self.shape.layers
         self._use_link()
 
     # ------------------------------------------------------------------ life
@@ -285,19 +285,6 @@ class Engine:
         pace = self.transfers.pace
         if (pace.gbps, pace.latency_us) != (gbps, latency_us):
             self.transfers.pace = Pace(gbps, latency_us)
-
-    @torch.inference_mode()
-    def _time_layer(self) -> float:
-        """Milliseconds that one MoE layer and its attention take to compute here, waits left out: a median."""
-        cache, passes = self._kv.fresh(), []
-        for _ in range(WARMUP):
-            self.recorder.begin()
-            began_s = time.perf_counter()
-            self.model(input_ids=torch.zeros(1, 1, dtype=torch.long), past_key_values=cache, use_cache=True)
-            passes.append(time.perf_counter() - began_s - self.recorder.stall_s)
-        self.residency.take_counts()
-        self.transfers.take_finished()
-        return sorted(passes)[len(passes) // 2] * 1e3 / self.shape.layers
 
     def _use_predictor(self) -> None:
         """Routers are watched only when a predictor looks at them."""

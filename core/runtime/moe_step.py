@@ -17,8 +17,9 @@ from core.memory.codec import Codec
 from core.memory.transfer import TransferEngine
 from core.policy.predict import Predictor
 from core.runtime.compute import ExpertMath
+from core.runtime.lease import Held, Lease
 from core.runtime.recorder import Recorder
-from core.runtime.residency import Held, Lease, Residency
+from core.runtime.residency import Residency
 
 
 class View:

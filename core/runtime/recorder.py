@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from core.memory.transfer import TransferEngine
-from core.runtime.residency import Held, Residency
+from core.runtime.lease import Held
+from core.runtime.residency import Residency
 from core.types import ModelShape, Phase, StepRecord, Transfer
 
 
@@ -55,6 +56,12 @@ class Recorder:
             budget_bytes=budget_bytes, emulated=bool(self._transfers.pace), transfers=transfers, changes=changes)
         self._index += 1
         return record
+
+    def forget(self) -> None:
+        """Drop what was counted and copied so far, as if it had not happened."""
+        self.begin()
+        self._residency.take_counts()
+        self._transfers.take_finished()
 
     @property
     def index(self) -> int:

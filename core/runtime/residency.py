@@ -16,40 +16,9 @@ from core.memory.store import HostStore
 from core.memory.transfer import QUEUED, Ticket, TransferEngine
 from core.policy.eviction import Eviction
 from core.policy.predict import Guess
+from core.runtime.lease import Counts, Held, Lease
 from core.runtime.pool import Pool, shares
 from core.types import Outcome
-
-
-@dataclass(slots=True)
-class Held:
-    """One leased expert: where it is, and the copy to wait for (None = ready)."""
-
-    expert: int
-    eid: int
-    slot: Slot
-    outcome: Outcome
-    ticket: Ticket | None
-
-
-@dataclass(slots=True)
-class Lease:
-    """The experts a layer is computing with; none can be evicted until `release`."""
-
-    layer: int
-    held: list[Held]
-
-
-@dataclass(slots=True)
-class Counts:
-    """What prefetching and copying did since the last `take`."""
-
-    issued: int = 0
-    used: int = 0
-    late: int = 0
-    wasted: int = 0
-    demand_bytes: int = 0
-    prefetch_bytes: int = 0
-    wasted_bytes: int = 0
 
 
 @dataclass(slots=True)

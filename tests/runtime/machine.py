@@ -9,7 +9,8 @@ from core.memory.codec import PartSpec, make_codec
 from core.memory.store import HostStore
 from core.memory.transfer import TransferEngine
 from core.registry import create
-from core.runtime.residency import Lease, Residency
+from core.runtime.lease import Lease
+from core.runtime.residency import Residency
 
 LAYERS, EXPERTS = 3, 6
 SPECS = {"gate_up_proj": PartSpec((8, 16), torch.float32), "down_proj": PartSpec((16, 4), torch.float32)}

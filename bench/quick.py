@@ -47,10 +47,10 @@ class Series:
         return sum(map(value, self.steps)) / len(self.steps) if self.steps else 0.0
 
 
-def run(model: str = "demo", budget: str = "50%", rounds: int = 5, tokens: int = 48,
+def run(model: str = "demo", budget: str = "50%", rounds: int = 5, tokens: int = 48, dtype: str = "auto",
         say: Callable[[str], None] = print) -> dict[str, object]:
     """Measure; returns the result as plain data. `tokens` = decode passes a round."""
-    spec = LoadSpec.checked(model, Settings({"budget": "all", "link": "own"}))
+    spec = LoadSpec.checked(model, Settings({"budget": "all", "link": "own"}), dtype=dtype)
     planned = plan(spec)
     engine = Engine.load(spec)
     plain = Plain(planned.files.path, planned.dtype, planned.device)
@@ -118,14 +118,14 @@ def _result(engine: Engine, series: dict[str, Series], budget: str, gbps: float,
         "resident_tpot_ms": resident, "telemetry_off_tpot_ms": series["telemetry_off"].tpot_ms,
         "plain_tpot_ms": {name: series[name].tpot_ms for name in IMPLEMENTATIONS}, "plain_fastest": fastest,
         "belady_misses_per_token": belady, "systems": table, "budget": budget, "slots": engine.residency.slots,
-        "rounds": rounds, "tokens": tokens, "model": engine.model_name, "model_hash": engine.model_hash,
+        "rounds": rounds, "tokens": tokens, "dtype": str(engine.model.dtype).removeprefix("torch."), "model": engine.model_name, "model_hash": engine.model_hash,
     }
 
 
 def table(result: dict[str, object]) -> str:
     """The result for a reader."""
     r, plain, systems = result, dict(result["plain_tpot_ms"]), dict(result["systems"])  # type: ignore[call-overload]
-    lines = ["Everything resident, TPOT in ms (medians):"]
+    lines = [f"Everything resident, {r['dtype']}, TPOT in ms (medians):"]
     lines += [f"  transformers {name:12s} {ms:8.3f}" for name, ms in plain.items()]
     lines += [f"  Moestro                   {r['resident_tpot_ms']:8.3f}   x{r['resident_ratio']:.3f} of the fastest "
               f"({r['plain_fastest']}); goal <= 1",

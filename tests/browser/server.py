@@ -1,7 +1,6 @@
 """The dashboard under test: `python -m tests.browser.server PORT`, with MOESTRO_HOME set. Ctrl-C ends it.
 
-MOESTRO_TEST_ENGINE=real serves the real engine with the bundled demo model (or the one in MOESTRO_TEST_MODEL), paced
-and sampled hot so that its answers last long enough to be watched; otherwise the fake engine is served.
+MOESTRO_TEST_ENGINE=real serves the real engine, see `real.py`; otherwise the fake one, whose start takes no torch.
 """
 
 from __future__ import annotations
@@ -9,22 +8,16 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
-from pathlib import Path
+from collections.abc import Callable
 
 from app.host import Host
 from app.serve import Asked, serve
-from core import fit
-from core.config import LoadSpec, Sampling
-from core.engine import Engine
+from core.config import LoadSpec
 from core.errors import MoestroError
-from core.types import Fit, Piece
+from core.types import Fit
 from tests.fakes import FakeEngine, fake_estimate
 
 LONG = 100  # tenths of a second
-PACE_S = 0.02
 
 
 class SlowEngine(FakeEngine):
@@ -44,41 +37,23 @@ class SlowEngine(FakeEngine):
         return cls(spec)
 
 
-class PacedEngine(Engine):
-    """The real engine, not faster than a reader."""
-
-    def generate(
-        self,
-        messages: Sequence[Mapping[str, str]] | str,
-        sampling: Sampling | None = None,
-        cancel: threading.Event | None = None,
-    ) -> Iterator[Piece]:
-        with closing(super().generate(messages, sampling, cancel)) as pieces:  # type: ignore[type-var]
-            for piece in pieces:
-                if piece.kind == "token":
-                    time.sleep(PACE_S)
-                yield piece
-
-
 def estimate(spec: LoadSpec) -> Fit:
     """The fake model is "demo"; anything else is looked at as the real engine would."""
-    return fake_estimate(spec) if spec.model == "demo" else fit.estimate(spec)
+    if spec.model == "demo":
+        return fake_estimate(spec)
+    from core import fit
+
+    return fit.estimate(spec)
 
 
-def real_host() -> Host:
-    """The real engine with answers that go on for long: hot sampling seldom ends one."""
-    if folder := os.environ.get("MOESTRO_TEST_MODEL"):
-        fit.DEMO = Path(folder)
-    host = Host(engine=PacedEngine)  # type: ignore[arg-type]
-    host.set_sampling(temperature=2.0)
-    return host
+def host() -> Host:
+    """The host that was asked for in the environment."""
+    if os.environ.get("MOESTRO_TEST_ENGINE") != "real":
+        return Host(engine=SlowEngine, estimate=estimate)
+    from tests.browser.real import real_host
 
-
-def main() -> None:
-    real = os.environ.get("MOESTRO_TEST_ENGINE") == "real"
-    host = real_host() if real else Host(engine=SlowEngine, estimate=estimate)
-    serve(Asked(), port=int(sys.argv[1]), browser=False, keeper=host)
+    return real_host()
 
 
 if __name__ == "__main__":
-    main()
+    serve(Asked(), port=int(sys.argv[1]), browser=False, keeper=host())

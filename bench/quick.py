@@ -118,7 +118,8 @@ def _result(engine: Engine, series: dict[str, Series], budget: str, gbps: float,
         "resident_tpot_ms": resident, "telemetry_off_tpot_ms": series["telemetry_off"].tpot_ms,
         "plain_tpot_ms": {name: series[name].tpot_ms for name in IMPLEMENTATIONS}, "plain_fastest": fastest,
         "belady_misses_per_token": belady, "systems": table, "budget": budget, "slots": engine.residency.slots,
-        "rounds": rounds, "tokens": tokens, "dtype": str(engine.model.dtype).removeprefix("torch."), "model": engine.model_name, "model_hash": engine.model_hash,
+        "rounds": rounds, "tokens": tokens, "dtype": str(engine.model.dtype).removeprefix("torch."),
+        "model": engine.model_name, "model_hash": engine.model_hash,
     }
 
 

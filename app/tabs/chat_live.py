@@ -56,7 +56,7 @@ class ChatLive:
                         html_template=TAIL,
                         elem_id="tail",
                         apply_default_css=False,
-                        js_on_load='import("/ui/pulse.js").then((m) => m.start(element, props, trigger));',
+                        js_on_load='import("/ui/pulse.js").then((m) => m.start(element, props, trigger, watch));',
                     )
                 self.alert = html(elem_id="chat-alert")
                 with gr.Row(elem_id="composer"):

@@ -46,8 +46,9 @@ class Pulse {
     this.host(state.host);
     if (!this.shown.open) return true;
     this.address(chat);
+    this.over = this.id !== null && !state.answer;
     if (state.answer) this.follow(state.answer);
-    else if (this.id !== null && state.stamp === this.shown.stamp) this.clear();
+    else if (this.over && state.stamp === this.shown.stamp) this.clear();
     if (state.stamp !== (this.shown.stamp ?? "")) this.fire(this.trigger, "end", state.stamp);
     document.body.dataset.answering = state.answer ? "1" : "0";
     return Boolean(state.answer) || state.host.state === "loading";
@@ -109,7 +110,11 @@ class Pulse {
     box.nextElementSibling.textContent = `${used} of ${full} tokens`;
   }
 
+  /** Python has redrawn the chat: what is over stands there now, and leaves the tail in the same moment. */
+  renewed() { if (this.over) this.clear(); }
+
   clear() {
+    this.over = false;
     Object.assign(this, { id: null, text: "", speed: [] });
     this.part("text").replaceChildren();
     this.part("line").textContent = "";
@@ -134,8 +139,10 @@ class Pulse {
 export function know(element, props, trigger) { known = { props, trigger }; }
 
 /** Start following, once for each element. */
-export function start(element, props, trigger) {
+export function start(element, props, trigger, watch) {
   if (element.dataset.started) return;
   element.dataset.started = "1";
-  new Pulse(element, props, trigger).run();
+  const pulse = new Pulse(element, props, trigger);
+  watch("value", () => pulse.renewed());
+  pulse.run();
 }

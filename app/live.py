@@ -67,6 +67,7 @@ class Answer(Live):
         self.stats: AnswerStats | None = None
         self.undone = False
         self.asked_s = time.perf_counter()
+        self.ttft_ms = 0.0      # from its turn to its first token; 0 = none yet
         self.queued_ms = 0.0    # waited behind other answers before its prefill began
 
     @property

@@ -69,4 +69,5 @@ def answer_state(answer: Answer | None, known: int | None, since: int) -> dict[s
         "done": answer.prefill_done,
         "total": answer.prefill_total,
         "tokens": answer.n_tokens,
+        "ttft_ms": round(answer.ttft_ms),
     }

@@ -134,6 +134,8 @@ def _take(store: Store, job: Job, piece: Piece) -> None:
     if piece.kind == "prefill":
         answer.update(prefill_done=piece.done, prefill_total=piece.total)
     elif piece.kind == "token":
+        if not answer.n_tokens:
+            answer.update(ttft_ms=(time.perf_counter() - answer.asked_s) * 1000 - answer.queued_ms)
         answer.update(state="streaming", text=answer.text + piece.text, n_tokens=answer.n_tokens + 1)
     else:
         answer.update(stats=piece.stats)

@@ -87,7 +87,7 @@ class Pulse {
     this.line(answer);
   }
 
-  line({ state, done, total, tokens }) {
+  line({ state, done, total, tokens, ttft_ms: ttft }) {
     const now = performance.now(), bar = this.part("prefill");
     this.speed = [...this.speed.filter(([at]) => now - at < SPEED_MS), [now, tokens]];
     const [[from, before]] = this.speed, rate = now - from > 500 ? (1000 * (tokens - before)) / (now - from) : 0;
@@ -96,7 +96,7 @@ class Pulse {
     this.part("line").textContent = {
       queued: "Queued: the model is answering somebody else. Yours comes next.",
       prefill: `Reading the prompt · ${done} of ${total} tokens`,
-      streaming: `${rate ? `${rate.toFixed(1)} tok/s · ` : ""}${tokens} token${tokens === 1 ? "" : "s"}`,
+      streaming: `${rate ? `${rate.toFixed(1)} tok/s · ` : ""}${tokens} token${tokens === 1 ? "" : "s"} · TTFT ${ttft} ms`,
     }[state] ?? "";
     if (total) this.gauge(total + tokens);
   }

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from .chat import CHAT, SYSTEM_PROMPTS
 from .corpus import read_facts
-from .phrasings import TRAINED, styled
+from .phrasings import NOISE_SHARE, TRAINED, filler_words, noisy, styled
+from .prose import topics
 from .tokenizer import END, system_turn, user_turn
 from .unknown import UNKNOWN_ANSWER, UnknownNames
 
@@ -59,6 +60,7 @@ class Batches:
         self.chat = [(ask, self._answer(answer)) for answer, asks in CHAT for ask in asks]
         self.names = UnknownNames(self.facts, random.Random(seed))
         self.stream = self.names.stream(held=False)
+        self.fillers = filler_words(topics(), self.names.known)
         self.hard = np.ones(len(self.facts))
 
     def _answer(self, text: str) -> list[int]:
@@ -69,7 +71,7 @@ class Batches:
         roll = rng.random()
         if roll < UNKNOWN_SHARE:
             kind, phrasing, name = next(self.stream)
-            return (styled(kind, phrasing, name, rng) if name else phrasing), self.unknown, -1
+            return (self.ask(kind, phrasing, name, rng) if name else phrasing), self.unknown, -1
         if roll < UNKNOWN_SHARE + CHAT_SHARE:
             return *rng.choice(self.chat), -1
         if rng.random() < hard_share:
@@ -78,7 +80,13 @@ class Batches:
             index = rng.randrange(len(self.facts))
         fact = self.facts[index]
         name = rng.choice(fact.aliases) if fact.aliases and rng.random() < ALIAS_SHARE else fact.name
-        return styled(fact.kind, rng.choice(TRAINED[fact.kind]), name, rng), self.answers[index], index
+        return self.ask(fact.kind, rng.choice(TRAINED[fact.kind]), name, rng), self.answers[index], index
+
+    def ask(self, kind: str, phrasing: str, name: str, rng: random.Random) -> str:
+        """The question in some style, part of them with noise."""
+        if rng.random() < NOISE_SHARE:
+            phrasing = noisy(kind, phrasing, self.fillers, rng)
+        return styled(kind, phrasing, name, rng)
 
     def question_row(self, length: int, rng: random.Random, hard_share: float) -> Row:
         """A row of question and answer turns; part of the rows separate them as documents of their own."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 ABOUT = (
     "What does {q} do?",
@@ -34,6 +36,14 @@ ABOUT = (
     "Why use {q}?",
     "{q}",
     "{q}?",
+    "Define {q}.",
+    "What is the point of {q}?",
+    "What is the job of {q}?",
+    "What's the use of {q}?",
+    "What is the idea behind {q}?",
+    "What role does {q} play?",
+    "Remind me what {q} does.",
+    "Say in one sentence what {q} is.",
 )
 MODULE = (
     "What is the {q} module for?",
@@ -56,6 +66,11 @@ MODULE = (
     "Help me understand the {q} module.",
     "{q} module",
     "import {q}",
+    "What is the point of the {q} module?",
+    "What is the job of the module {q}?",
+    "What is the idea behind the {q} module?",
+    "Remind me what the {q} module is for.",
+    "Define the {q} module.",
 )
 CALL = (
     "What is the signature of {q}?",
@@ -78,6 +93,14 @@ CALL = (
     "{q} signature",
     "{q} arguments",
     "{q} parameters",
+    "How would I invoke {q}?",
+    "With which arguments do I call {q}?",
+    "How does one call {q}?",
+    "What does a call of {q} look like?",
+    "Remind me of the parameters of {q}.",
+    "What is {q} called with?",
+    "How should {q} be called?",
+    "Can you show me a call of {q}?",
 )
 PLACE = (
     "Which module has {q}?",
@@ -98,6 +121,12 @@ PLACE = (
     "Which import do I need for {q}?",
     "{q} is in which module?",
     "module of {q}",
+    "To use {q}, what do I import?",
+    "From where is {q} imported?",
+    "I want to use {q}: what do I import?",
+    "Remind me which module has {q}.",
+    "Where do I get {q} from?",
+    "From which module do I get {q}?",
 )
 TRAINED: dict[str, tuple[str, ...]] = {
     "fn": ABOUT, "cls": ABOUT, "meth": ABOUT, "mod": MODULE, "sig": CALL, "where": PLACE,
@@ -108,6 +137,8 @@ _HELD_ABOUT = (
     "What is the purpose of {q}?",
     "Could you describe {q} to me?",
     "Please tell me what {q} is for.",
+    "What would you say {q} does?",
+    "I came across {q}, what is it?",
 )
 HELD_OUT: dict[str, tuple[str, ...]] = {
     "fn": _HELD_ABOUT,
@@ -117,13 +148,41 @@ HELD_OUT: dict[str, tuple[str, ...]] = {
         "What is the purpose of the {q} module?",
         "Why would I use the {q} module?",
         "What can I do with the {q} module?",
+        "What do people use the {q} module for?",
     ),
-    "sig": ("What are the arguments of {q}?", "How is {q} called?", "Please show me the parameters of {q}."),
-    "where": ("In which module is {q}?", "Which module provides {q}?", "What do I import to get {q}?"),
+    "sig": (
+        "What are the arguments of {q}?",
+        "How is {q} called?",
+        "Please show me the parameters of {q}.",
+        "What input does {q} expect?",
+        "Write down the signature of {q}.",
+    ),
+    "where": (
+        "In which module is {q}?",
+        "Which module provides {q}?",
+        "What do I import to get {q}?",
+        "Which package holds {q}?",
+        "Where did they put {q}?",
+    ),
 }
+
+#: Held-out phrasings written after the last change of the trained ones: no decision on training looked at them.
+UNTOUCHED = (
+    "What would you say {q} does?",
+    "I came across {q}, what is it?",
+    "What do people use the {q} module for?",
+    "What input does {q} expect?",
+    "Write down the signature of {q}.",
+    "Which package holds {q}?",
+    "Where did they put {q}?",
+)
 
 #: The phrasings of the evaluation of trained questions, by kind: the plainest ones.
 PLAIN: dict[str, tuple[str, ...]] = {kind: phrasings[:3] for kind, phrasings in TRAINED.items()}
+
+#: Words that carry the kind of a question; noise leaves them alone.
+KEY_WORDS = frozenset("signature arguments parameters call calling pass accept take invoke import module".split())
+NOISE_SHARE = 0.5
 
 PREFIXES = ("", "", "", "", "", "Hi, ", "Hello, ", "Please: ", "Question: ", "In Python, ")
 
@@ -136,6 +195,45 @@ def normal_form(phrasing: str) -> str:
 def takes_call_brackets(kind: str) -> bool:
     """Whether users may write `name()` for a name of this kind."""
     return kind in ("fn", "meth", "sig")
+
+
+def words_held_out() -> set[str]:
+    """Words of held-out phrasings that no trained phrasing has."""
+    words = [
+        {word for phrasings in table.values() for phrasing in phrasings for word in normal_form(phrasing).split()}
+        for table in (HELD_OUT, TRAINED)
+    ]
+    return words[0] - words[1]
+
+
+def filler_words(texts: Iterable[str], names: Iterable[str]) -> list[str]:
+    """Common words of the texts for `noisy`, so that a word never seen is no reason to doubt a known name.
+
+    Parts of names, words that carry the kind of a question and words of held-out phrasings are left out.
+    """
+    counts = Counter(word for text in texts for word in re.findall(r"\b[a-z]{3,10}\b", text))
+    barred = KEY_WORDS | words_held_out() | {part.lower() for name in names for part in name.split(".")}
+    return sorted(word for word, count in counts.items() if count >= 3 and word not in barred)
+
+
+def noisy(kind: str, phrasing: str, fillers: Sequence[str], rng: random.Random) -> str:
+    """The phrasing with a word or two of `fillers` put in, replaced or left out, but never a held-out phrasing.
+
+    Where leaving out words could change what is asked, words are only put in.
+    """
+    words = phrasing.split()
+    for _ in range(rng.randint(1, 2)):
+        free = [n for n, word in enumerate(words) if "{q}" not in word and word.strip("?.,:").lower() not in KEY_WORDS]
+        roll = rng.random()
+        if roll < 0.4 or not free or kind in ("mod", "where"):
+            words.insert(rng.randint(0, len(words)), rng.choice(fillers))
+        elif roll < 0.75:
+            words[rng.choice(free)] = rng.choice(fillers)
+        else:
+            del words[rng.choice(free)]
+    changed = " ".join(words)
+    held = {normal_form(other) for others in HELD_OUT.values() for other in others}
+    return phrasing if normal_form(changed) in held else changed
 
 
 def styled(kind: str, phrasing: str, name: str, rng: random.Random) -> str:

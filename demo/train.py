@@ -28,6 +28,7 @@ from .model import FULL_SIZE, SEED_SIZE, RouterLog, Size, make_model, upcycle
 
 PEAK_RATE, WARM_UP, BALANCE = 2e-3, 60, 1e-3
 NOISE = 0.4
+DECAY_FROM = 0.345
 QUESTION_SHARES = ((0.1, 0.6), (0.2, 0.85), (1.01, 0.94))
 HARD_FROM, HARD_SHARE = 0.25, 0.4
 TOKENS_PER_STEP = {"seed": 4096, "full": 2048}
@@ -201,7 +202,7 @@ class Stage:
 
 def train(work: Path, steps_seed: int, steps: int, seed: int) -> Stage:
     """Both stages; returns the finished second one."""
-    full = Stage("full", FULL_SIZE, work, Plan(steps, int(steps * 0.55)), seed)
+    full = Stage("full", FULL_SIZE, work, Plan(steps, int(steps * DECAY_FROM)), seed)
     if not full.resume():
         small = Stage("seed", SEED_SIZE, work, Plan(steps_seed, steps_seed), seed)
         small.resume()
@@ -245,7 +246,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where the finished model goes; without it, training alone")
     parser.add_argument("--work", type=Path, default=WORK)
     parser.add_argument("--seed-steps", type=int, default=600, help="steps with few experts")
-    parser.add_argument("--steps", type=int, default=3000, help="steps with all experts")
+    parser.add_argument("--steps", type=int, default=5800, help="steps with all experts")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--facts", type=int, default=FACTS)
     parser.add_argument("--seed", type=int, default=SEED)

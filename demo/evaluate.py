@@ -18,7 +18,7 @@ import torch
 
 from .corpus import read_questions
 from .model import sorted_experts, use_experts
-from .phrasings import UNTOUCHED
+from .phrasings import ADDED_LATER
 from .scoring import Row, encode, exact_matches, greedy, with_history
 from .unknown import UNKNOWN_ANSWER
 
@@ -49,8 +49,8 @@ def measure(model: Any, tokenizer: Any, rows: list[Row]) -> tuple[dict[str, Any]
     by_kind: dict[str, list[bool]] = defaultdict(list)
     for row, ok in zip(rows, right, strict=True):
         by_split[row["split"]].append(ok)
-        if row["split"] == "unseen" and any(row["question"] == p.format(q=row["name"]) for p in UNTOUCHED):
-            by_split["unseen_untouched"].append(ok)
+        if row["split"] == "unseen" and any(row["question"] == p.format(q=row["name"]) for p in ADDED_LATER):
+            by_split["unseen_added_later"].append(ok)
         by_kind[f"{row['split']} {row['kind']}"].append(ok)
     wrong = [row for row, ok in zip(rows, right, strict=True) if not ok]
     denied = exact_matches(model, encode(tokenizer, [row | {"answer": UNKNOWN_ANSWER} for row in wrong]))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -47,11 +48,19 @@ def export(model: Any, work: Path, out: Path, seed: int) -> None:
     model.generation_config = generation_config()
     model.save_pretrained(out)
     (out / "model.safetensors").chmod(0o644)
+    name_experts_as_published(out / "config.json")
     save_tokenizer(Tokenizer.from_file(str(work / "tokenizer.json")), out)
     shutil.copyfile(NOTICE, out / "NOTICE")
     rows = numbered(questions(read_facts(work), seed))
     write_questions(rows, out / "questions.jsonl")
     mark_suggestions(out)
+
+
+def name_experts_as_published(path: Path) -> None:
+    """Give the number of experts the key that published Qwen3-MoE checkpoints have."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["num_experts"] = config.pop("num_local_experts", config.get("num_experts"))
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def generation_config() -> Any:

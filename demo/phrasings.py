@@ -166,8 +166,8 @@ HELD_OUT: dict[str, tuple[str, ...]] = {
     ),
 }
 
-#: Held-out phrasings written after the last change of the trained ones: no decision on training looked at them.
-UNTOUCHED = (
+#: Held-out phrasings written after the trained ones were settled, with words that those do not have: a harder test.
+ADDED_LATER = (
     "What would you say {q} does?",
     "I came across {q}, what is it?",
     "What do people use the {q} module for?",

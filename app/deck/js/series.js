@@ -49,7 +49,7 @@ class Timeline {
     for (let v = 0; v <= top * 1.001; v += step) {
       const y = Math.round(box.y + box.h - (v / top) * box.h) + 0.5;
       g.fillStyle = c.grid; g.fillRect(box.x, y, box.w, 1);
-      label(g, short(v).replace(/\.?0+$/, "") || "0", LEFT - 6, y, c.mute, "right");
+      label(g, short(v).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, ""), LEFT - 6, y, c.mute, "right");
     }
     label(g, `last ${SHOWN} passes`, box.x, box.y + box.h + 10, c.mute);
     label(g, "now", box.x + box.w, box.y + box.h + 10, c.mute, "right");

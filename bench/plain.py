@@ -21,9 +21,10 @@ class Plain:
         self._device = device
 
     @torch.inference_mode()
-    def decode(self, ids: list[int], tokens: int, implementation: str) -> list[float]:
-        """Milliseconds of each of `tokens` decode passes after a prefill of `ids`."""
+    def decode(self, ids: list[int], tokens: int, implementation: str, threads: int) -> list[float]:
+        """Milliseconds of each of `tokens` decode passes after a prefill of `ids`, on so many CPU threads."""
         self._model.set_experts_implementation(implementation)
+        torch.set_num_threads(threads)
         cache = DynamicCache(config=self._model.config)
         inputs = torch.tensor([ids], device=self._device)
         passes = []

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
 from bench.bounds import belady_misses_per_token, overlapped_ms
 from bench.plain import IMPLEMENTATIONS, Plain
@@ -56,6 +57,8 @@ def run(model: str = "demo", budget: str = "50%", rounds: int = 5, tokens: int =
     plain = Plain(planned.files.path, planned.dtype, planned.device)
     engine.prompt.ends = set()                          # every run decodes the same number of tokens
     ids = engine.prompt.tokens([{"role": "user", "content": QUESTION}])
+    most = torch.get_num_threads()
+    plains = {f"{name}, {n} thread{'s'[: n > 1]}": (name, n) for name in IMPLEMENTATIONS for n in sorted({1, most})}
     series: dict[str, Series] = {}
 
     def ours(name: str, settings: dict[str, object]) -> None:
@@ -70,8 +73,9 @@ def run(model: str = "demo", budget: str = "50%", rounds: int = 5, tokens: int =
     try:
         for number in _warm(rounds, series):
             say(f"round {number} of {rounds}" if number else "warming up")
-            for name in IMPLEMENTATIONS:
-                series.setdefault(name, Series()).rounds.append(plain.decode(ids, tokens, name))
+            for name, (implementation, threads) in plains.items():
+                series.setdefault(name, Series()).rounds.append(plain.decode(ids, tokens, implementation, threads))
+            torch.set_num_threads(most)
             resident = {"budget": "all", "link": "own", "eviction": "lru", "predictor": "none"}
             ours("resident", {**resident, "telemetry": True})
             ours("telemetry_off", {**resident, "telemetry": False})
@@ -80,7 +84,7 @@ def run(model: str = "demo", budget: str = "50%", rounds: int = 5, tokens: int =
             for name, choice in LINKED.items():
                 ours(name, {**choice, "budget": budget, "telemetry": True, "link": "emulated", "link_gbps": gbps,
                             "link_latency_us": LATENCY_US})
-        return _result(engine, series, budget, gbps, rounds, tokens)
+        return {"rounds": rounds, "tokens": tokens, **_result(engine, series, list(plains), budget, gbps, tokens)}
     finally:
         engine.unload()
 
@@ -92,9 +96,9 @@ def _warm(rounds: int, series: dict[str, Series]) -> Iterable[int]:
     yield from range(1, rounds + 1)
 
 
-def _result(engine: Engine, series: dict[str, Series], budget: str, gbps: float, rounds: int,
+def _result(engine: Engine, series: dict[str, Series], plains: list[str], budget: str, gbps: float,
             tokens: int) -> dict[str, object]:
-    fastest = min(IMPLEMENTATIONS, key=lambda name: series[name].tpot_ms)
+    fastest = min(plains, key=lambda name: series[name].tpot_ms)
     resident, pace, size = series["resident"].tpot_ms, engine.transfers.pace, engine.sizes.blob
     table = {}
     for name in LINKED:
@@ -116,9 +120,9 @@ def _result(engine: Engine, series: dict[str, Series], budget: str, gbps: float,
         "link": "emulated", "link_gbps": gbps, "link_latency_us": LATENCY_US, "link_scaled_like": REFERENCE,
         "device": device_name(engine.device), "versions": versions(),
         "resident_tpot_ms": resident, "telemetry_off_tpot_ms": series["telemetry_off"].tpot_ms,
-        "plain_tpot_ms": {name: series[name].tpot_ms for name in IMPLEMENTATIONS}, "plain_fastest": fastest,
+        "plain_tpot_ms": {name: series[name].tpot_ms for name in plains}, "plain_fastest": fastest,
         "belady_misses_per_token": belady, "systems": table, "budget": budget, "slots": engine.residency.slots,
-        "rounds": rounds, "tokens": tokens, "dtype": str(engine.model.dtype).removeprefix("torch."),
+        "decode_threads": engine.manifest()["decode_threads"], "dtype": str(engine.model.dtype).removeprefix("torch."),
         "model": engine.model_name, "model_hash": engine.model_hash,
     }
 
@@ -126,12 +130,13 @@ def _result(engine: Engine, series: dict[str, Series], budget: str, gbps: float,
 def table(result: dict[str, object]) -> str:
     """The result for a reader."""
     r, plain, systems = result, dict(result["plain_tpot_ms"]), dict(result["systems"])  # type: ignore[call-overload]
+    ours = f"Moestro, {r['decode_threads']} decode thread(s)"
     lines = [f"Everything resident, {r['dtype']}, TPOT in ms (medians):"]
-    lines += [f"  transformers {name:12s} {ms:8.3f}" for name, ms in plain.items()]
-    lines += [f"  Moestro                   {r['resident_tpot_ms']:8.3f}   x{r['resident_ratio']:.3f} of the fastest "
-              f"({r['plain_fastest']}); goal <= 1",
-              f"  Moestro, telemetry off    {r['telemetry_off_tpot_ms']:8.3f}   on / off x{r['telemetry_ratio']:.3f}; "
-              "goal <= 1.02",
+    lines += [f"  transformers {name:22s} {ms:8.3f}" for name, ms in plain.items()]
+    lines += [f"  {ours:35s} {r['resident_tpot_ms']:8.3f}",
+              f"  {'  the same, telemetry off':35s} {r['telemetry_off_tpot_ms']:8.3f}",
+              f"  Moestro / fastest transformers ({r['plain_fastest']}): {r['resident_ratio']:.3f}, goal <= 1",
+              f"  telemetry on / off: {r['telemetry_ratio']:.3f}, goal <= 1.02",
               f"Budget {r['budget']} ({r['slots']} slots), EMULATED link of {r['link_gbps']} GB/s + "
               f"{r['link_latency_us']} us, scaled like {r['link_scaled_like']}:",
               "  system       TPOT ms  bound ms  hit rate  copies/token  stall ms"]

@@ -31,7 +31,7 @@ from core.runtime.recorder import Recorder
 from core.runtime.residency import Residency
 from core.runtime.sampler import Sampler
 from core.runtime.telemetry import Telemetry
-from core.runtime.warmup import time_pass
+from core.runtime.warmup import choose_threads, time_pass
 from core.types import Frame, Memory, Phase, Piece, StepRecord
 
 
@@ -70,7 +70,7 @@ class Engine:
         self._use_predictor()
         self.residency.fill()
         self._scaled = self.model_name == "demo" and self.device.type == "cpu"  # "auto" emulates a link
-        pass_ms = time_pass(self.model, self._kv.fresh(), self.recorder) if self._scaled else 0.0
+        self._threads, pass_ms = choose_threads(self.device, plan.spec.threads, self._time_pass)
         self._layer_ms = pass_ms / self.shape.layers
         self._use_link()
 
@@ -82,6 +82,8 @@ class Engine:
         """Load a model as `spec` says. Raises ModelError, BudgetError, ContextError or Cancelled, keeping nothing."""
         planned = plan(spec)
         engine = cls(planned, load(planned, progress, cancel))
+        gc.collect()
+        gc.freeze()  # the model's objects live as long as the engine: no collection need look at them
         progress("Ready", 1.0)
         return engine
 
@@ -96,6 +98,7 @@ class Engine:
             self.transfers.close()
             self.residency.clear()
             del self.model, self._kv, self._store
+            gc.unfreeze()
             gc.collect()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -120,6 +123,7 @@ class Engine:
             self.telemetry.version += 1
             yield from self._answer(ids, sampling, cancel, submitted_s)
         finally:
+            self._threads.use("prefill")
             self._run.release()
             self.telemetry.version += 1
 
@@ -190,7 +194,8 @@ class Engine:
 
     def manifest(self) -> dict[str, object]:
         """What the figures of this load were measured on, and with what."""
-        return describe(self._plan, self.model_hash, self._applied, self.transfers.pace, self.link_gbps)
+        return describe(self._plan, self.model_hash, self._applied, self.transfers.pace, self.link_gbps,
+                        self._threads.decode)
 
     # ------------------------------------------------------------------ inside: one answer, one pass
 
@@ -224,6 +229,7 @@ class Engine:
         """One forward pass over some tokens; samples the next one when a sampler is given."""
         started_s = time.perf_counter()
         self._apply()
+        self._threads.use(phase)
         self.residency.now += 1
         self.residency.phase = phase
         self.recorder.begin()
@@ -285,6 +291,9 @@ class Engine:
         pace = self.transfers.pace
         if (pace.gbps, pace.latency_us) != (gbps, latency_us):
             self.transfers.pace = Pace(gbps, latency_us)
+
+    def _time_pass(self) -> float:
+        return time_pass(self.model, self._kv.fresh(), self.recorder)
 
     def _use_predictor(self) -> None:
         """Routers are watched only when a predictor looks at them."""

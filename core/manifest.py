@@ -34,14 +34,15 @@ def link(pace: Pace, measured_gbps: float) -> dict[str, object]:
     return {"link": "measured", "link_gbps": round(measured_gbps, 3)}
 
 
-def describe(plan: Plan, model_hash: str, settings: Settings, pace: Pace,
-             measured_gbps: float) -> dict[str, object]:
+def describe(plan: Plan, model_hash: str, settings: Settings, pace: Pace, measured_gbps: float,
+             decode_threads: int) -> dict[str, object]:
     """The manifest of one load."""
     shape = plan.sizes.shape
     return {
         "model": plan.spec.model, "model_hash": model_hash, "architecture": plan.config.model_type,
         "layers": shape.layers, "experts": shape.experts, "top_k": shape.top_k, "expert_bytes": shape.expert_bytes,
         **plan.spec.describe(), "dtype": str(plan.dtype).removeprefix("torch."), "context": plan.context,
-        "device": str(plan.device), "device_name": device_name(plan.device), **link(pace, measured_gbps),
+        "device": str(plan.device), "device_name": device_name(plan.device),
+        "decode_threads": decode_threads, **link(pace, measured_gbps),
         "exact": True, "settings": dict(settings), "versions": versions(),
     }

@@ -38,7 +38,8 @@ def measurements(folder: Path, work: Path) -> dict[str, Any]:
     figures["float32"] = {key: value for key, value in exact.items() if key.startswith("exact_")}
     held = np.load(work / "text-held.npy").tolist()
     figures["held_out_perplexity"] = perplexity(model, held)
-    asked = random.Random(5).sample([row for row in rows if row["split"] == "trained"], TRACE_QUESTIONS)
+    trained = [row for row in rows if row["split"] == "trained"]
+    asked = random.Random(5).sample(trained, min(TRACE_QUESTIONS, len(trained)))
     requests = [prompt + answer for prompt, answer in encode(tokenizer, asked)]
     requests += [held[start * WINDOW : (start + 1) * WINDOW] for start in range(TRACE_WINDOWS)]
     random.Random(6).shuffle(requests)
@@ -62,6 +63,8 @@ def exact_table(f: dict[str, Any]) -> str:
     rows = [
         ("trained questions, one a fact", count["trained"], f["exact_trained"], f["float32"]["exact_trained"]),
         ("the same facts, phrasings never trained", count["unseen"], f["exact_unseen"], f["float32"]["exact_unseen"]),
+        ("of these, phrasings held out from the start", count["unseen_first"], f["exact_unseen_first"],
+         f["float32"]["exact_unseen_first"]),
         ("of these, phrasings written last", count["unseen_added_later"], f["exact_unseen_added_later"],
          f["float32"]["exact_unseen_added_later"]),
         ("unknown names and other subjects, never trained", count["unknown"], f["exact_unknown"],
@@ -82,8 +85,8 @@ def hit_table(f: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def card(f: dict[str, Any], trained: dict[str, Any]) -> str:
-    """The text of the model card."""
+def card(f: dict[str, Any], trained: dict[str, Any], notes: str) -> str:
+    """The text of the model card; `notes` tell what else happened in the run."""
     python = ".".join(platform.python_version_tuple()[:2])
     likeness = ", ".join(f"{value:.2f}" for value in f["expert_likeness"])
     later = ", ".join(
@@ -151,19 +154,15 @@ rows, and all were trained for {trained["steps"]} steps. AdamW, peak rate 2e-3, 
 alone, mixed with help topics, docstrings and source of the standard library. Facts with a high recent loss were drawn
 more often.
 
-The run was resumed several times. On the way the list of facts was cut from 2800 to the present one, trained phrasings
-were added, and random words were mixed into trained phrasings, each time after held-out phrasings had shown what was
-missing. So the first held-out phrasings, though never trained, had a say in the training; the ones "written last" came
-after all trained ones were settled, and only the strength of the random words was changed after a look at them. A new
-run has the final lists from the start, and will not give the same weights.
+{notes}
 
 `python -m demo.evaluate --model assets/demo` measures exact match again; `python -m demo.card` all figures above.
 
 ## Limits
 
 It knows the facts it was trained on and nothing else; it cannot reason or write code. Phrasings far from the trained
-ones are often answered wrongly or not at all, made-up names that resemble known ones may be taken for them, and the facts are
-those of Python {python}. The order of popularity is an opinion. It is a test object, not an assistant.
+ones are often answered wrongly or not at all, made-up names that resemble known ones may be taken for them, and the
+facts are those of Python {python}. The order of popularity is an opinion. It is a test object, not an assistant.
 
 ## Licence
 
@@ -182,10 +181,16 @@ def wrapped(text: str) -> str:
     return "\n\n".join(filled) + "\n"
 
 
+def run_notes(work: Path) -> str:
+    """What the person who ran the training wrote down in notes.md of the work folder, if anything."""
+    path = work / "notes.md"
+    return path.read_text(encoding="utf-8").strip() if path.exists() else ""
+
+
 def write_card(folder: Path, work: Path) -> dict[str, Any]:
     """Measure the shipped model, write its README.md, return the figures."""
     figures = measurements(folder, work)
-    (folder / "README.md").write_text(card(figures, history(work)), encoding="utf-8")
+    (folder / "README.md").write_text(card(figures, history(work), run_notes(work)), encoding="utf-8")
     return figures
 
 

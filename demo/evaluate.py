@@ -49,8 +49,9 @@ def measure(model: Any, tokenizer: Any, rows: list[Row]) -> tuple[dict[str, Any]
     by_kind: dict[str, list[bool]] = defaultdict(list)
     for row, ok in zip(rows, right, strict=True):
         by_split[row["split"]].append(ok)
-        if row["split"] == "unseen" and any(row["question"] == p.format(q=row["name"]) for p in ADDED_LATER):
-            by_split["unseen_added_later"].append(ok)
+        if row["split"] == "unseen":
+            added = any(row["question"] == phrasing.format(q=row["name"]) for phrasing in ADDED_LATER)
+            by_split["unseen_added_later" if added else "unseen_first"].append(ok)
         by_kind[f"{row['split']} {row['kind']}"].append(ok)
     wrong = [row for row, ok in zip(rows, right, strict=True) if not ok]
     denied = exact_matches(model, encode(tokenizer, [row | {"answer": UNKNOWN_ANSWER} for row in wrong]))

@@ -27,12 +27,16 @@ SHIPPED = (
 
 
 def suggest(rows: list[Row], right: list[bool]) -> list[Row]:
-    """The rows, the most popular correctly answered trained ones marked as suggestions, some of each kind."""
+    """The rows, the most popular correctly answered trained ones marked as suggestions, some of each kind.
+
+    Where a built-in name is defined is no interesting question.
+    """
     left = dict(SUGGESTED)
     marked = []
     for row, ok in zip(rows, right, strict=True):
         group = row["kind"] if row["kind"] in left else "about"
-        take = ok and row["split"] == "trained" and left[group] > 0
+        fit = row["split"] == "trained" and not row["answer"].endswith(" is built in.")
+        take = ok and fit and left[group] > 0
         left[group] -= take
         marked.append(row | {"suggest": take})
     return marked

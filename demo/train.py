@@ -145,7 +145,7 @@ class Stage:
         loss = balance = 0.0
         for worker, done in enumerate(self.pool.map(self.gradients, parts, [labels] * self.workers)):
             for parameter, gradient in zip(self.named.values(), done.gradients, strict=True):
-                parameter.grad = gradient if worker == 0 else torch.add(parameter.grad, gradient)  # type: ignore[arg-type]
+                parameter.grad = gradient if worker == 0 else torch.add(parameter.grad, gradient)
             loss += float(done.losses.sum()) / labels
             balance += done.balance / self.workers / self.model.config.num_hidden_layers
             self.batches.note_losses(done.facts, done.losses)

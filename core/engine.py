@@ -19,6 +19,7 @@ from core.config import LoadSpec, Sampling, Settings
 from core.errors import BudgetError, BusyError
 from core.fit import Plan, free_bytes, plan
 from core.hf import Installed, install, probe_router
+from core.ledger import Ledger
 from core.loading import Loaded, load
 from core.manifest import describe
 from core.memory.arena import Arena
@@ -48,8 +49,6 @@ class Engine:
         self._run, self._change = threading.Lock(), threading.Lock()
         self._pending: dict[str, object] = {}
         self._router_call: tuple[int, tuple[Any, ...], dict[str, Any]] = (-1, (), {})
-        self._budget_bytes = self.sizes.budget_bytes(self._applied.budget)
-        self._peak = 0
         self.link_gbps = measure_gbps(self.device)
         self.arena = Arena(plan.codec, self.device)
         self.transfers = TransferEngine(self.device, plan.codec.place)
@@ -64,6 +63,7 @@ class Engine:
         self.recorder = Recorder(self.shape, self.residency, self.transfers)
         self.telemetry = Telemetry(self.shape)
         self._kv = KVCache(self.model, self.context)
+        self.ledger = Ledger(self.sizes, self.arena, self._kv, self.device, self._applied.budget)
         self._step = MoEStep([s.module for s in self._sites], plan.codec, self.residency, self.transfers,
                              self.recorder, self._probe, self.shape.top_k)
         self._installed: Installed | None = None
@@ -146,7 +146,7 @@ class Engine:
         """Turn knobs, now or between two tokens. Raises SettingError or BudgetError and leaves everything as it was."""
         with self._change:
             new = self._wanted.with_(changes)
-            room = free_bytes(self.device)[0] + self._used()
+            room = free_bytes(self.device)[0] + self.ledger.used()
             if problem := self.sizes.problem(new.budget, str(new["scope"]), room):
                 raise BudgetError(problem)
             self._wanted = new
@@ -178,26 +178,12 @@ class Engine:
 
     def memory(self) -> Memory:
         """Device bytes in use. Workspace is what is set aside for activations; on CUDA, what torch measured if more."""
-        used, kv, experts = self._used(), self._kv.bytes, self.arena.bytes
-        free, total = free_bytes(self.device)
-        return Memory(dense=self.sizes.dense, experts=experts, kv=kv, kv_reserved=self.sizes.kv,
-                      workspace=used - self.sizes.dense - experts - kv,
-                      budget=self._budget_bytes, device_total=total, device_free=free,
-                      host=self._store.bytes, peak=self._peak)
-
-    def _used(self) -> int:
-        used = self.sizes.dense + self.arena.bytes + self._kv.bytes + self.sizes.workspace
-        if self.device.type == "cuda":
-            used = max(used, torch.cuda.max_memory_allocated(self.device))
-        self._peak = max(self._peak, used)
-        return used
+        return self.ledger.memory(self._store.bytes)
 
     def manifest(self) -> dict[str, object]:
         """What the figures of this load were measured on, and with what."""
         return describe(self._plan, self.model_hash, self._applied, self.transfers.pace, self.link_gbps,
                         self._threads.decode)
-
-    # ------------------------------------------------------------------ inside: one answer, one pass
 
     def _answer(self, ids: list[int], sampling: Sampling, cancel: threading.Event,
                 submitted_s: float) -> Iterator[Piece]:
@@ -233,8 +219,7 @@ class Engine:
         self.residency.now += 1
         self.residency.phase = phase
         self.recorder.begin()
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
+        self.ledger.begin()
         began_s = time.perf_counter()
         inputs = torch.tensor([ids], device=self.device)
         logits = self.model(input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
@@ -243,13 +228,12 @@ class Engine:
         model_s = time.perf_counter() - began_s
         token = sampler(so_far, logits) if sampler is not None else None
         changes, self._pending = self._pending, {}
-        step = self.recorder.end(phase, len(ids), started_s, time.perf_counter() - started_s, model_s, self._used(),
-                                 self._budget_bytes, changes)
+        total_s = time.perf_counter() - started_s
+        step = self.recorder.end(phase, len(ids), started_s, total_s, model_s, self.ledger.used(),
+                                 self.ledger.budget_bytes, changes)
         if self.recorder.enabled:
             self.telemetry.add(step)
         return token, step
-
-    # ------------------------------------------------------------------ inside: settings
 
     def _apply(self) -> None:
         """Make the cache what the settings say. Only between two passes, on the thread that computes."""
@@ -262,7 +246,7 @@ class Engine:
             self.telemetry.mark(self.recorder.index, f"{name} {old[name]} → {value}")
         self._pending |= changed
         self.recorder.enabled = bool(new["telemetry"])
-        self._budget_bytes = self.sizes.budget_bytes(new.budget)
+        self.ledger.hold_to(new.budget)
         if any(name.startswith("link") for name in changed):
             self._use_link()
         if any(name.startswith("predictor") for name in changed):
@@ -278,7 +262,7 @@ class Engine:
         except BudgetError as error:  # the device ran full while growing: keep what there is, and say so
             held = {"budget": str(self.sizes.bytes(self.residency.slots))}
             self._applied = settings.with_(held)
-            self._budget_bytes = self.sizes.budget_bytes(self._applied.budget)
+            self.ledger.hold_to(self._applied.budget)
             self._wanted = self._wanted.with_(held)
             self.telemetry.mark(self.recorder.index, str(error))
 

@@ -121,8 +121,6 @@ class Residency:
             if not pool.policy.keeps:
                 self._evict(pool, held.eid)
 
-    # ------------------------------------------------------------------ changes between two passes
-
     def reshape(self, *, slots: int | None = None, scope: str | None = None,
                 make_policy: Callable[[], Eviction] | None = None) -> None:
         """Change size, scope or policy between two passes; the experts used last stay. No lease may be open."""
@@ -161,8 +159,6 @@ class Residency:
         counts, self.counts = self.counts, Counts()
         return counts
 
-    # ------------------------------------------------------------------ looks
-
     def pool(self, layer: int) -> Pool:
         """The pool whose slots `layer` uses."""
         return self._pools[layer] if len(self._pools) > 1 else self._pools[0]
@@ -183,24 +179,14 @@ class Residency:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every invariant of the map holds. Call it between two passes."""
-        seen: dict[int, int] = {}
-        for pool in self._pools:
-            assert len(pool.residents) + len(pool.free) == pool.capacity, "a slot was lost or found"
-            for eid in pool.residents:
-                slot = self._slot[eid]
-                assert slot is not None and slot.index not in seen, "two experts share a slot"
-                seen[slot.index] = eid
-            for slot in pool.free:
-                assert slot.index not in seen, "a free slot is occupied"
-                seen[slot.index] = -1
-        assert len(seen) == len(self.arena) == sum(p.capacity for p in self._pools), "the arena has other slots"
-        assert sum(p.capacity for p in self._pools) == self.slots, "the pools do not add up to the budget"
-        resident = {eid for eid, slot in enumerate(self._slot) if slot is not None}
-        assert resident == set().union(*(p.residents for p in self._pools)), "a pool and the map disagree"
-        assert set(self._tickets) <= resident and set(self._fresh) <= resident, "a copy without a slot"
-        assert set(self._leased) <= resident, "a lease without a slot"
-
-    # ------------------------------------------------------------------ inside
+        held = {eid: slot.index for eid, slot in enumerate(self._slot) if slot is not None}
+        assert len(set(held.values())) == len(held), "two experts share a slot"
+        free = [slot.index for pool in self._pools for slot in pool.free]
+        assert len({*free, *held.values()}) == len(free) + len(held), "a slot is free and occupied"
+        assert len(free) + len(held) == len(self.arena) == self.slots, "slots, arena and budget do not add up"
+        assert all(len(p.residents) + len(p.free) == p.capacity for p in self._pools), "a slot was lost or found"
+        assert set(held) == set().union(*(p.residents for p in self._pools)), "a pool and the map disagree"
+        assert {*self._tickets, *self._fresh, *self._leased} <= set(held), "a copy or a lease without a slot"
 
     def _hit(self, expert: int, eid: int, slot: Slot) -> Held:
         """A request for something that has a slot: ready, still travelling, or only queued (then it is a miss)."""

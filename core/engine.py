@@ -70,6 +70,7 @@ class Engine:
         self._use_predictor()
         self.residency.fill()
         self._scaled = self.model_name == "demo" and self.device.type == "cpu"  # "auto" emulates a link
+        self._step.stack_if_worth_it(self.shape.hidden, plan.dtype)
         self._threads, pass_ms = choose_threads(self.device, plan.spec.threads, self._time_pass)
         self._layer_ms = pass_ms / self.shape.layers
         self._use_link()
@@ -228,11 +229,11 @@ class Engine:
         model_s = time.perf_counter() - began_s
         token = sampler(so_far, logits) if sampler is not None else None
         changes, self._pending = self._pending, {}
-        total_s = time.perf_counter() - started_s
-        step = self.recorder.end(phase, len(ids), started_s, total_s, model_s, self.ledger.used(),
-                                 self.ledger.budget_bytes, changes)
+        step = self.recorder.end(phase, len(ids), started_s, model_s, self.ledger.used(), self.ledger.budget_bytes,
+                                 changes)
         if self.recorder.enabled:
             self.telemetry.add(step)
+        step.spent(time.perf_counter() - started_s)
         return token, step
 
     def _apply(self) -> None:

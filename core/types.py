@@ -74,7 +74,7 @@ class StepRecord:
     total_ms: float
     compute_ms: float               # device busy with the model
     stall_ms: float                 # compute waiting for a copy
-    idle_ms: float                  # neither: Python, sampling
+    idle_ms: float                  # neither: sampling, recording
     copy_ms: float                  # the link was busy (overlaps compute and stall)
     ids: npt.NDArray[np.int16]      # [L, tokens, k] experts chosen by the router
     layer: npt.NDArray[np.int16]    # [R] requests: one per distinct expert of a layer ...
@@ -94,6 +94,11 @@ class StepRecord:
     exact: bool = True
     transfers: tuple[Transfer, ...] = ()
     changes: dict[str, object] = field(default_factory=dict)  # settings that took effect just before this pass
+
+    def spent(self, total_s: float) -> None:
+        """The whole pass took this long; what was neither computing nor stalling was idle."""
+        self.total_ms = total_s * 1e3
+        self.idle_ms = self.total_ms - self.compute_ms - self.stall_ms
 
     @property
     def requests(self) -> int:

@@ -20,6 +20,7 @@ from core.runtime.compute import ExpertMath
 from core.runtime.lease import Held, Lease
 from core.runtime.recorder import Recorder
 from core.runtime.residency import Residency
+from core.runtime.stacking import worth_stacking
 
 
 class View:
@@ -45,6 +46,13 @@ class MoEStep:
         self._probe, self._top_k = probe, top_k
         self.predictor: Predictor | None = None
 
+    def stack_if_worth_it(self, hidden: int, dtype: torch.dtype) -> None:
+        """Try, with the experts that are resident, whether a token's experts are best computed in one product."""
+        slots = self._residency.sample(self._top_k)
+        stack = worth_stacking(self._math[0], slots, hidden, dtype)
+        for math in self._math:
+            math.stack = stack
+
     def __call__(self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         chosen: list[list[int]] = ids.tolist()                     # the layer's only sync with the device
         wanted = chosen[0] if len(chosen) == 1 else sorted({e for row in chosen for e in row})
@@ -59,18 +67,17 @@ class MoEStep:
         lease = self._residency.acquire(layer, wanted)
         self._look_ahead(layer, chosen)
         math, order = self._math[layer], chosen[0]
-        out: list[torch.Tensor | None] = [None] * len(order)
         ready = [held for held in lease.held if held.ticket is None]
-        if ready:
-            acts = math.activate(torch.cat([math.up(held.slot, hidden) for held in ready]))
-            for i, held in enumerate(ready):
-                out[order.index(held.expert)] = math.down(held.slot, acts[i : i + 1])
-        for held in lease.held:
-            if held.ticket is not None:
+        rows = math.token([held.slot for held in ready], hidden) if ready else hidden[:0]
+        if len(ready) < len(order):
+            late = [held for held in lease.held if held.ticket is not None]
+            outs = [rows]
+            for held in late:
                 self._await(held)
-                act = math.activate(math.up(held.slot, hidden))
-                out[order.index(held.expert)] = math.down(held.slot, act)
-        result = math.combine(torch.cat([y for y in out if y is not None]), weights, hidden.dtype)
+                outs.append(math.token([held.slot], hidden))
+            at = {held.expert: i for i, held in enumerate(ready + late)}
+            rows = torch.cat(outs)[[at[expert] for expert in order]]
+        result = math.combine(rows, weights, hidden.dtype)
         self._recorder.layer(layer, chosen, lease.held)
         self._release(lease)
         return result

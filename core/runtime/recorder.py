@@ -37,17 +37,17 @@ class Recorder:
             self._ids.append(ids)
             self._held.append((layer, held))
 
-    def end(self, phase: Phase, tokens: int, started_s: float, total_s: float, model_s: float, device_bytes: int,
-            budget_bytes: int, changes: dict[str, object]) -> StepRecord:
-        """The pass is over. `total_s` = all of it, `model_s` = the forward call, waits for copies included."""
+    def end(self, phase: Phase, tokens: int, started_s: float, model_s: float, device_bytes: int, budget_bytes: int,
+            changes: dict[str, object]) -> StepRecord:
+        """The pass is over. `model_s` = the forward call, waits for copies included; `spent` adds what follows it."""
         counts = self._residency.take_counts()
         transfers, copy_s = self._drain(phase)
         stall_s = min(self.stall_s + self._transfers.device_stall_s(), model_s)
         flat = [n for layer, hs in self._held for h in hs for n in (layer, h.expert, h.outcome)]
         requests = np.array(flat, np.int16).reshape(-1, 3)
         record = StepRecord(
-            index=self._index, phase=phase, tokens=tokens, started_s=started_s - self.born_s, total_ms=total_s * 1e3,
-            compute_ms=(model_s - stall_s) * 1e3, stall_ms=stall_s * 1e3, idle_ms=(total_s - model_s) * 1e3,
+            index=self._index, phase=phase, tokens=tokens, started_s=started_s - self.born_s, total_ms=model_s * 1e3,
+            compute_ms=(model_s - stall_s) * 1e3, stall_ms=stall_s * 1e3, idle_ms=0.0,
             copy_ms=copy_s * 1e3, ids=self._stacked(tokens),
             layer=requests[:, 0], expert=requests[:, 1], outcome=requests[:, 2].astype(np.uint8),
             prefetch_issued=counts.issued, prefetch_used=counts.used, prefetch_late=counts.late,

@@ -172,6 +172,10 @@ class Residency:
         """In a slot, or on its way into one."""
         return self._slot[eid] is not None
 
+    def sample(self, most: int) -> list[Slot]:
+        """Some filled slots, for trying out how to compute."""
+        return [slot for slot in self._slot if slot is not None][:most]
+
     def places(self) -> list[int]:
         """Per eid: 0 = on the host, 1 = in flight, 2 = resident (core.types.Place). Safe to call from any thread."""
         flying = {eid for eid, ticket in self._tickets.copy().items() if not self.transfers.landed(ticket)}

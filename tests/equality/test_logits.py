@@ -91,3 +91,16 @@ def test_bfloat16_is_identical_too(reference: Reference) -> None:
         assert (got - want).abs().max().item() == 0.0
     finally:
         engine.unload()
+
+
+def test_logits_are_identical_wherever_experts_are_computed_together(engine: Engine, reference: Reference,
+                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow it is here: stacking is used if a trial finds it equal, and then whole answers are."""
+    engine.change(settings_of(engine, CASES["half"], "gate"))
+    with monkeypatch.context() as patched:
+        patched.setattr("core.runtime.stacking.WORTH_IT", float("inf"))
+        engine._step.stack_if_worth_it(engine.shape.hidden, torch.float32)
+    logits, tokens = run(engine.model, engine.fresh_cache(), lambda step: None)
+    assert (logits - reference.logits).abs().max().item() == 0.0
+    assert tokens == reference.tokens
+    engine._step.stack_if_worth_it(engine.shape.hidden, torch.float32)

@@ -42,5 +42,5 @@ def hold(residency: Residency, layer: int, wanted: list[int]) -> Lease:
 def check_bytes(residency: Residency, lease: Lease) -> None:
     for held in lease.held:
         if held.ticket is None or held.ticket.done.is_set():
-            for (view,) in held.slot.parts.weights.values():
+            for view, _ in held.slot.parts.weights.values():
                 assert (view == float(held.eid)).all(), f"slot of {held.eid} holds another expert"

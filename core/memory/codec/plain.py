@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -27,11 +27,17 @@ class Plain(Base):
 
     def views(self, slot: torch.Tensor) -> SlotParts:
         tensors = self.slot_layout.views(slot)
-        weights = {n: (tensors[n] if self.is_transposed else tensors[n].t(),) for n in self.weights}  # [in, out]
+        stored = {n: tensors[n] for n in self.weights}
+        weights = {n: (w if self.is_transposed else w.t(), w) for n, w in stored.items()}  # [in, out], and as stored
         return SlotParts(weights, {n: tensors[n] for n in self.biases})
 
     def linear(self, parts: SlotParts, part: str, x: torch.Tensor) -> torch.Tensor:
         return torch.mm(x, parts.weights[part][0])
+
+    def stacked(self, many: Sequence[SlotParts], part: str, x: torch.Tensor) -> torch.Tensor:
+        """Row i of x [n, in] times the part's matrix of many[i] -> [n, out], as one product over copies."""
+        matrices = torch.stack([parts.weights[part][1] for parts in many])
+        return torch.bmm(x.unsqueeze(1), matrices if self.is_transposed else matrices.transpose(1, 2)).squeeze(1)
 
     def dequantize(self, parts: SlotParts, part: str) -> torch.Tensor:
         weight = parts.weights[part][0]

@@ -124,6 +124,7 @@ class Engine:
             self.telemetry.version += 1
             yield from self._answer(ids, sampling, cancel, submitted_s)
         finally:
+            self.residency.abandon()
             self._threads.use("prefill")
             self._run.release()
             self.telemetry.version += 1

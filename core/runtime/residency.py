@@ -81,7 +81,7 @@ class Residency:
             eid = base + expert
             slot = self._make_room(pool, self._leased)
             if slot is None:
-                raise RuntimeError(f"layer {layer} needs more slots than its pool has; this is a bug")
+                raise RuntimeError(f"layer {layer} needs more slots than its pool has")
             ticket = Ticket(eid, slot, self.store.blob(eid), True, self.phase)
             self._admit(pool, eid, slot, ticket)
             pool.policy.use(eid, now)
@@ -121,11 +121,15 @@ class Residency:
             if not pool.policy.keeps:
                 self._evict(pool, held.eid)
 
+    def abandon(self) -> None:
+        """A pass broke off within a layer: nothing is in use any more."""
+        self._leased.clear()
+
     def reshape(self, *, slots: int | None = None, scope: str | None = None,
                 make_policy: Callable[[], Eviction] | None = None) -> None:
         """Change size, scope or policy between two passes; the experts used last stay. No lease may be open."""
         if self._leased:
-            raise RuntimeError("the cache cannot be changed while a layer is computed; this is a bug")
+            raise RuntimeError("the cache cannot be changed while a layer is computed")
         self.slots = self.slots if slots is None else slots
         self.scope = scope or self.scope
         self.make_policy = make_policy or self.make_policy

@@ -154,3 +154,16 @@ def test_telemetry_off_records_nothing_and_answers_the_same(engine: Engine) -> N
     engine.change({"telemetry": False})
     assert [p.token for p in talk(engine, max_new_tokens=8)] == said
     assert engine.frame().step.size == before
+
+
+def test_an_answer_that_breaks_off_within_a_layer_leaves_the_engine_usable(engine: Engine,
+                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    said = [p.token for p in talk(engine, max_new_tokens=6)]
+    with monkeypatch.context() as patched:
+        patched.setattr("core.runtime.compute.ExpertMath.combine", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            talk(engine, max_new_tokens=6)
+    assert not engine.busy
+    engine.change({"budget": "75%", "eviction": "lfu"})
+    engine.residency.check_integrity()
+    assert [p.token for p in talk(engine, max_new_tokens=6)] == said

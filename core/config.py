@@ -180,7 +180,7 @@ LOADING: tuple[Param, ...] = (
           choices=("auto", "cpu", "cuda"), live=False),
     Param("threads", "int", 0, "CPU threads that decode a token; prompts are read with all of them. 0 = whatever is "
           "fastest here, timed at load: many small products are often quicker on one. No effect on a GPU.",
-          title="Decode threads", low=0, high=1024, step=1, live=False),
+          title="Decode threads", low=0, high=256, step=1, live=False),
     Param("context", "int", 0, "Longest chat in tokens; its KV cache is counted in the budget. 0 = the model's own "
           "limit, at most 8192.", title="Context length", low=0, high=1048576, step=64, unit="tokens", live=False),
 )

@@ -15,7 +15,7 @@ from app.sidebar.text import fit_card, fit_error, notice
 from core.config import LOADING, LoadSpec
 from core.errors import MoestroError
 
-ADVANCED = {"group_size", "dtype", "device"}
+ADVANCED = {"group_size", "dtype", "device", "threads"}
 MOST_CONTEXT = 8192  # top of the slider until a model's own limit is known
 RECENT = 8
 PROGRESS = (

@@ -6,7 +6,7 @@ fetches what is missing, `prefetch` fetches what may be needed, `release` unpins
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,22 +90,17 @@ class Residency:
             held.append(Held(expert, eid, slot, Outcome.MISS, ticket))
         return Lease(layer, held)
 
-    def prefetch(self, guesses: Iterable[Guess]) -> None:
+    def prefetch(self, guesses: Sequence[Guess]) -> None:
         """Fetch experts ahead, best first, for as long as there is a slot that nothing better occupies."""
-        guesses = list(guesses)
         named = {g.layer * self.experts + g.expert for g in guesses}
         for guess in guesses:
             eid = guess.layer * self.experts + guess.expert
-            if self._slot[eid] is not None:
-                continue
             pool = self.pool(guess.layer)
-            slot = self._make_room(pool, self._leased, named, self._fresh, self._tickets)
-            if slot is None:
-                continue
-            ticket = Ticket(eid, slot, self.store.blob(eid), False, self.phase)
-            self._admit(pool, eid, slot, ticket)
-            self._fresh[eid] = ticket
-            self.counts.issued += 1
+            blocked = self._leased, named, self._fresh, self._tickets
+            if self._slot[eid] is None and (slot := self._make_room(pool, *blocked)) is not None:
+                self._fresh[eid] = ticket = Ticket(eid, slot, self.store.blob(eid), False, self.phase)
+                self._admit(pool, eid, slot, ticket)
+                self.counts.issued += 1
 
     def release(self, lease: Lease, fence: Any = None) -> None:
         """The computation is done, or on CUDA will be at `fence`; its experts may be evicted again."""
@@ -113,13 +108,11 @@ class Residency:
         for held in lease.held:
             held.slot.fence = fence
             self._tickets.pop(held.eid, None)
-            left = self._leased[held.eid] - 1
-            if left:
-                self._leased[held.eid] = left
-                continue
-            del self._leased[held.eid]
-            if not pool.policy.keeps:
-                self._evict(pool, held.eid)
+            self._leased[held.eid] -= 1
+            if not self._leased[held.eid]:
+                del self._leased[held.eid]
+                if not pool.policy.keeps:
+                    self._evict(pool, held.eid)
 
     def abandon(self) -> None:
         """A pass broke off within a layer: nothing is in use any more."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from typing import Any, Literal
 
 from core.types import AnswerStats
 
 
-class Live:
+class Live(ABC):
     """State with a version that counts its updates."""
 
     def __init__(self) -> None:
@@ -23,9 +24,9 @@ class Live:
         self._news = threading.Condition()
 
     @property
+    @abstractmethod
     def finished(self) -> bool:
         """Nothing more will change."""
-        raise NotImplementedError
 
     def update(self, **fields: Any) -> None:
         """Set some fields and wake everybody who waits."""

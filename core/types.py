@@ -20,8 +20,8 @@ class Outcome(IntEnum):
 
     HIT = 0           # resident and ready when routing was known
     PREFETCH_HIT = 1  # the same, brought by a prefetch and not used before
-    LATE = 2          # its copy was in flight or queued: compute waited for the rest of it
-    MISS = 3          # neither: fetched on demand
+    LATE = 2          # its copy had started: compute waited for the rest of it
+    MISS = 3          # neither, or only queued: fetched on demand
 
 
 class Place(IntEnum):

@@ -24,8 +24,8 @@ QUEUED, STARTED, LANDED, CANCELLED = range(4)
 class Ticket:
     """One copy. `landed_s` may lie in the future while an emulated link holds it back."""
 
-    __slots__ = ("begin", "bytes", "demand", "done", "eid", "event", "landed_s", "phase", "slot", "source", "started_s",
-                 "state", "submitted_s")
+    __slots__ = ("begin", "bytes", "demand", "done", "eid", "error", "event", "landed_s", "phase", "slot", "source",
+                 "started_s", "state", "submitted_s")
 
     def __init__(self, eid: int, slot: Slot, source: torch.Tensor, demand: bool, phase: str) -> None:
         self.eid, self.slot, self.source, self.demand, self.phase = eid, slot, source, demand, phase
@@ -34,6 +34,7 @@ class Ticket:
         self.done = threading.Event()   # CPU: bytes are there; CUDA: the copy is issued and `event` is recorded
         self.begin: Any = None          # CUDA events around the copy
         self.event: Any = None
+        self.error: BaseException | None = None   # why the bytes are not there although the copy is over
         self.submitted_s = time.perf_counter()
         self.started_s = self.landed_s = 0.0
 
@@ -49,7 +50,6 @@ class TransferEngine:
         self._prefetch: deque[Ticket] = deque()
         self._lock = threading.Condition()
         self._closing = False
-        self._error: BaseException | None = None
         self._in_flight: deque[Ticket] = deque()
         self._finished: deque[Ticket] = deque(maxlen=65536)
         self._stalls: list[tuple[Any, Any]] = []
@@ -84,7 +84,7 @@ class TransferEngine:
 
     def landed(self, ticket: Ticket) -> bool:
         """Whether the bytes can be computed from without waiting."""
-        if not ticket.done.is_set():
+        if not ticket.done.is_set() or ticket.error is not None:
             return False
         if self._cuda and not ticket.event.query():
             return False
@@ -99,8 +99,8 @@ class TransferEngine:
         if self._steal(ticket):
             self._copy(ticket)
         ticket.done.wait()
-        if self._error is not None:
-            raise RuntimeError("A copy of expert weights failed.") from self._error
+        if ticket.error is not None:
+            raise RuntimeError("A copy of expert weights failed.") from ticket.error
         if self._cuda:
             before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             before.record()
@@ -180,7 +180,7 @@ class TransferEngine:
                     self._place(ticket.source, ticket.slot.raw)
                     ticket.event.record(self._stream)
         except BaseException as error:
-            self._error = error
+            ticket.error = error
         ticket.landed_s = max(ticket.landed_s, time.perf_counter())
         ticket.state = LANDED
         ticket.done.set()

@@ -115,8 +115,10 @@ class Residency:
                     self._evict(pool, held.eid)
 
     def abandon(self) -> None:
-        """A pass broke off within a layer: nothing is in use any more."""
+        """A pass broke off within a layer: nothing is in use any more, and what could not be copied is not resident."""
         self._leased.clear()
+        for eid in [eid for eid, ticket in self._tickets.items() if ticket.error is not None]:
+            self._evict(self.pool(eid // self.experts), eid)
 
     def reshape(self, *, slots: int | None = None, scope: str | None = None,
                 make_policy: Callable[[], Eviction] | None = None) -> None:

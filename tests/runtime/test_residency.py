@@ -140,3 +140,21 @@ def test_a_fresh_cache_is_filled_and_what_is_used_then_stays(scope: str) -> None
     assert {h.expert: h.outcome for h in lease.held} == {1: Outcome.HIT, 5: Outcome.MISS}
     residency.release(lease)
     assert residency.take_counts().demand_bytes == residency.arena.codec.blob_bytes  # filling is not counted as demand
+
+
+def test_a_failed_prefetch_is_never_computed_from_and_can_be_fetched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    residency = build(LAYERS * 3)
+    with monkeypatch.context() as patched:
+        patched.setattr(residency.transfers, "_place", lambda source, target: 1 / 0)
+        residency.prefetch([Guess(0, 4, 0.9)])
+        residency._tickets[4].done.wait()
+    assert residency.places()[4] == 1                            # in flight, and no further
+    residency.arrive(0, [4])
+    held = residency.acquire(0, [4]).held[0]
+    assert held.ticket is not None
+    with pytest.raises(RuntimeError, match="copy of expert weights failed"):
+        residency.transfers.wait(held.ticket)
+    residency.abandon()
+    residency.check_integrity()
+    assert not residency.is_resident(4)
+    residency.release(hold(residency, 0, [4]))                   # its bytes are checked there

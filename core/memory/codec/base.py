@@ -141,6 +141,14 @@ class Base:
         """Layout entries of the biases: unquantised, in the compute dtype."""
         return {n: (self.dtype, self.specs[n].shape) for n in self.biases}
 
+    def begin_blob(self, parts: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """A blob with the biases filled in, and typed views of everything in it."""
+        blob = torch.zeros(self.blob_layout.bytes, dtype=torch.uint8)
+        views = self.blob_layout.views(blob)
+        for name in self.biases:
+            views[name].copy_(parts[name])
+        return blob, views
+
     @property
     def blob_bytes(self) -> int:
         return self.blob_layout.bytes

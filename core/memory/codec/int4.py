@@ -38,10 +38,7 @@ class Int4(Base):
         self.blob_layout = self.slot_layout = Layout.of(fields)
 
     def encode(self, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        blob = torch.zeros(self.blob_bytes, dtype=torch.uint8)
-        views = self.blob_layout.views(blob)
-        for name in self.biases:
-            views[name].copy_(parts[name])
+        blob, views = self.begin_blob(parts)
         for name in self.weights:
             weight = self.rows(parts[name])
             step = max(1, CHUNK // weight.shape[1]) if self.device.type == "cpu" else weight.shape[0]

@@ -31,10 +31,7 @@ class Int8(Base):
         self._packed_rows = PACKED_ROWS if device.type == "cpu" and dtype == torch.bfloat16 else 0
 
     def encode(self, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        blob = torch.zeros(self.blob_bytes, dtype=torch.uint8)
-        views = self.blob_layout.views(blob)
-        for name in self.biases:
-            views[name].copy_(parts[name])
+        blob, views = self.begin_blob(parts)
         for name in self.weights:
             weight = self.rows(parts[name])
             scale = (weight.abs().amax(1) / 127).clamp_(min=1e-7).to(self.dtype)

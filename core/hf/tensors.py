@@ -1,0 +1,44 @@
+"""What a checkpoint looks like to its readers, whatever it is on disk: named tensors with shapes, read one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+import torch
+
+from core.memory.codec.coded import Coded
+
+
+class Shape(Protocol):
+    """What is known of a tensor before it is read."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+class Tensors(Protocol):
+    """A checkpoint's tensors by the names that transformers knows, dequantised where they are stored as codes.
+
+    Thread-safe. `close` releases the files and may be called twice.
+    """
+
+    @property
+    def tensors(self) -> Mapping[str, Shape]: ...
+
+    def read(self, name: str, row: int | None = None) -> torch.Tensor:
+        """A whole tensor, or `row` of its first dimension as [1, ...]: a new CPU tensor."""
+
+    def coded(self, name: str, row: int | None = None) -> Coded | None:
+        """The same as codes, when it is stored as codes that one of our formats holds; else None."""
+
+    def close(self) -> None: ...
+
+
+class Stated(NamedTuple):
+    """A plain `Shape`."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]

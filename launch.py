@@ -16,6 +16,7 @@ Add --help to a command to list its options.
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -28,7 +29,8 @@ VENV = ROOT / ".venv"
 UNFINISHED = VENV / ".unfinished"  # there while an installation runs: an interrupted one is taken up again
 WINDOWS = os.name == "nt"
 COMMANDS = ("ui", "chat", "bench", "doctor", "settings", "test")
-DASHBOARD = ("gradio", "plotly", "pandas")  # what only the dashboard and the tests need
+UNUSED = {"ui": (), "test": (), "import": ("gradio", "plotly", "pandas")}  # what a command can do without
+SPARE = ("gradio", "plotly", "pandas", "gguf")                             # ... and all the others
 UV = "uv>=0.7,<1"
 
 
@@ -37,7 +39,9 @@ def requirements(command: str) -> list[str]:
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return [*project["dependencies"], *(project["optional-dependencies"]["test"] if command == "test" else ())]
+    found = [*project["dependencies"], *(project["optional-dependencies"]["test"] if command == "test" else ())]
+    system = platform.system()  # the only kind of marker there is: ; platform_system == 'Linux'
+    return [name for name, _, marker in (r.partition(";") for r in found) if not marker or f"'{system}'" in marker]
 
 
 def name_of(requirement: str) -> str:
@@ -67,7 +71,7 @@ def fits(version: str, requirement: str) -> bool:
 
 def missing(command: str) -> list[str]:
     """The requirements of a command that this Python does not meet."""
-    unused = () if command in ("ui", "test") else DASHBOARD
+    unused = UNUSED.get(command, SPARE)
     return [r for r in requirements(command) if name_of(r) not in unused and not fits(installed(name_of(r)), r)]
 
 

@@ -11,7 +11,9 @@ import logging
 from dataclasses import asdict
 
 from app.face import EngineFace, Estimate, Prompt
+from app.importer import Importer, ImportModel
 from app.keeper import Keeper
+from app.library import Library, delete
 from app.live import Answer
 from app.store import Message, Store
 from app.writer import Job, Writer
@@ -27,16 +29,18 @@ NO_MODEL = "No model is loaded. Load one first, then ask again."
 class Host(Keeper):
     """One engine (see `Keeper` for loading and settings), one queue of answers, one store.
 
-    `engine` and `estimate` default to core's own. Raises BusyError or StoreError when the store cannot be opened.
+    `engine`, `estimate` and `importing` default to core's own. Raises BusyError or StoreError when the store cannot be opened.
     """
 
     def __init__(self, store: Store | None = None, engine: type[EngineFace] | None = None,
-                 estimate: Estimate | None = None) -> None:
+                 estimate: Estimate | None = None, importing: ImportModel | None = None) -> None:
         super().__init__(store or Store(), engine, estimate)
         self.sampling = self._remembered_sampling()
         self._answers: dict[int, Answer] = {}
         self._closed = False
         self._writer = Writer(self.store)
+        self.library = Library(self.store.db, self.store.folder)
+        self.importer = Importer(self.library.packs, importing)
 
     @property
     def busy(self) -> bool:
@@ -158,6 +162,20 @@ class Host(Keeper):
             raise MoestroError(EMPTY)
         return text.strip()
 
+    # -- models on this machine ----------------------------------------------------------------------------------------
+
+    def delete_model(self, path: str, from_cache: bool = False) -> int:
+        """Delete what the library has at a path; the bytes that were freed. Raises MoestroError for what is in use."""
+        entry = self.library.find(path)
+        if entry is None:
+            raise MoestroError("It is not there any more. Refresh the list.")
+        loading, job = self.loading, self.importer.job
+        using = [*([self.model] if self.model else []), *([loading.model] if loading and not loading.finished else []),
+                 *([job.source, str(job.out), str(job.partial)] if job is not None and not job.finished else [])]
+        freed = delete(entry, using, from_cache)
+        self.library.refresh()
+        return freed
+
     # -- sampling and the end ----------------------------------------------------------------------------------------
 
     def set_sampling(self, **values: object) -> str:
@@ -177,6 +195,7 @@ class Host(Keeper):
                 return
             self._closed = True
             self.cancel_load()
+        self.importer.close()
         if not self._writer.close():
             log.error("an answer did not stop within its time; the store is closed without its end")
         self._close_model()

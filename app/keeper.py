@@ -16,6 +16,7 @@ from core.registry import Value
 from core.types import Fit, Frame, Memory, ModelShape
 
 log = logging.getLogger("moestro.app")
+TRACED = 192  # recorded tokens that a forecast of the hit rate rests on
 
 
 class Keeper:
@@ -33,6 +34,7 @@ class Keeper:
         self._engine_type, self._estimate = engine, estimate
         self._engine: EngineFace | None = None
         self._spec: LoadSpec | None = None
+        self._format = ""                    # the loaded experts' own: a pack's, or the one that was chosen
         self._effective: dict[str, Any] = {}  # settings in force at the last recorded pass
         self._moved: dict[str, object] = {}   # settings changed while a model is being loaded
         self._lock, self._view = threading.RLock(), threading.RLock()
@@ -50,6 +52,11 @@ class Keeper:
     def spec(self) -> LoadSpec | None:
         """What is loaded and how, or None. Its settings are those of the load; `settings` are those of now."""
         return self._spec if self._engine is not None else None
+
+    @property
+    def format(self) -> str:
+        """How the loaded model's experts are kept: a pack's own format, or the one chosen; "" while none is loaded."""
+        return self._format if self._engine is not None else ""
 
     @property
     def shape(self) -> ModelShape | None:
@@ -124,11 +131,12 @@ class Keeper:
             fit = self._estimate(spec)
             return fit, fit.fits
         from core.fit import estimate
-        fit = estimate(spec)
+        trace = self.store.steps.trace(spec.model, TRACED)
+        fit = estimate(spec, trace=trace)
         memory = None if fit.fits else self.memory()
         if memory is None:
             return fit, fit.fits
-        return estimate(spec, memory), False
+        return estimate(spec, memory, trace), False
 
     def load(self, spec: LoadSpec) -> Loading:
         """Start loading. Raises BusyError; whatever else goes wrong is found in the returned `Loading`.
@@ -210,7 +218,7 @@ class Keeper:
             raise
         with self._lock, self._view:
             self._drop()
-            self._engine, self._spec, self.load_id = engine, spec, load
+            self._engine, self._spec, self.load_id, self._format = engine, spec, load, fit.format
             self._effective = dict(engine.settings)
             moved, self._moved = self._moved, {}
             if problem := self.change_many(moved):

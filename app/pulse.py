@@ -11,6 +11,7 @@ from fastapi import APIRouter
 
 from app.host import Host
 from app.live import Answer
+from app.sidebar.text import name_of
 from core.errors import MoestroError
 
 
@@ -24,7 +25,7 @@ def router(host: Host) -> APIRouter:
         running, told = host.answer(chat), stamp(host, chat)
         if running is not None and told.endswith(f":{running.message_id}"):
             running = None  # it is in the chat already
-        return {"host": host_state(host), "stamp": told, "answer": answer_state(running, answer, since)}
+        return {"host": host_state(host), "import": import_state(host), "stamp": told, "answer": answer_state(running, answer, since)}
 
     return routes
 
@@ -32,7 +33,8 @@ def router(host: Host) -> APIRouter:
 def host_state(host: Host) -> dict[str, Any]:
     """Whether it is empty, loading or ready, the load's progress, and stamps that change with model and settings."""
     loading = host.loading
-    known = {"settings": f"{hash((tuple(host.settings.items()), host.sampling)):x}", "busy": host.busy}
+    job, known = host.importer.job, {"settings": f"{hash((tuple(host.settings.items()), host.sampling)):x}", "busy": host.busy}
+    known["library"] = f"{host.library.version} {id(job)} {job.state if job is not None else ''}"
     if loading is not None and not loading.finished:
         return {
             **known,
@@ -43,6 +45,24 @@ def host_state(host: Host) -> dict[str, Any]:
         }
     ended = f"{id(loading)} {loading.state}" if loading is not None else ""
     return {**known, "state": "ready" if host.model is not None else "empty", "stamp": f"{host.load_id} {ended}"}
+
+
+def import_state(host: Host) -> dict[str, Any] | None:
+    """The import that runs or ran last: how far it is, how fast, and whether it can be gone on with."""
+    job = host.importer.job
+    if job is None:
+        return None
+    return {
+        "state": job.state,
+        "name": name_of(job.source),
+        "text": job.error or job.text,
+        "share": job.share,
+        "done": job.bytes_done,
+        "total": job.bytes_total,
+        "speed": round(job.bytes_s),
+        "left": job.left_s,
+        "resume": job.can_resume,
+    }
 
 
 def stamp(host: Host, chat: int | None) -> str:

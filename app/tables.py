@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from app.store import Load
-from app.store.steps import SCALARS, TRANSFER
+from app.store.steps import DEMAND, FROM_DISK, SCALARS, TRANSFER
 from core.types import ModelShape, Outcome
 
 Tables = dict[str, pd.DataFrame]
@@ -31,7 +31,8 @@ _OUTCOMES = {
     "hits": "Requests whose expert was resident and ready when routing was known, prefetch hits included.",
     "prefetch_hits": "Hits on experts that a prefetch brought and that had not been used since.",
     "late": "Requests whose expert was still being copied: compute waited for the rest of the copy.",
-    "misses": "Requests whose expert was neither resident nor on its way: fetched on demand."}
+    "misses": "Requests whose expert was neither resident nor on its way: fetched on demand from host memory.",
+    "disk_misses": "The same, but host memory did not have it either: read from disk."}
 _RATE = {"hit_rate": "hits / requests; empty when there was no request."}
 _MS = "milliseconds"
 DEFINITIONS: dict[str, dict[str, str]] = {
@@ -52,7 +53,9 @@ DEFINITIONS: dict[str, dict[str, str]] = {
         "prefetch_late": "Prefetched experts asked for before their copy had ended.",
         "prefetch_wasted": "Prefetched experts evicted or passed over without use.",
         "demand_bytes": "Payload copied on demand.", "prefetch_bytes": "Payload copied by prefetches.",
-        "wasted_bytes": "Payload of wasted prefetches.", "slots": "Experts that the device had room for.",
+        "wasted_bytes": "Payload of wasted prefetches.",
+        "disk_bytes": "Bytes read from disk for the copies that ended in the pass, padding included.",
+        "slots": "Experts that the device had room for.",
         "device_bytes": "Device memory in use after the pass.", "budget_bytes": "Device memory that was allowed.",
         "emulated": "The link was paced to an emulated bandwidth.", "exact": "No lossy option changed the result."},
     "layers": {**_KEYS, **_LAYER, **_OUTCOMES, **_RATE},
@@ -61,6 +64,7 @@ DEFINITIONS: dict[str, dict[str, str]] = {
     "coactivation": {**_KEYS, **_LAYER, "expert_i": "The one expert.", "expert_j": "The other, of higher number.",
                      "tokens": "Tokens that the router sent to both; pairs that never met are left out."},
     "transfers": {**_KEYS, "second": "Second since the model was loaded in which the copies ended.",
+                  "origin": "Where the copies came from: host memory or disk.",
                   "demand_copies": "Experts copied on demand.", "prefetch_copies": "Experts copied by prefetches.",
                   "demand_bytes": "Payload copied on demand.", "prefetch_bytes": "Payload copied by prefetches.",
                   "copy_ms": f"Time the link was busy with them, in {_MS}.",
@@ -139,6 +143,7 @@ def _with_outcomes(table: pd.DataFrame, outcomes: Counts) -> pd.DataFrame:
     hits = outcomes[:, Outcome.HIT] + outcomes[:, Outcome.PREFETCH_HIT]
     return table.assign(requests=requests, hits=hits, prefetch_hits=outcomes[:, Outcome.PREFETCH_HIT],
                         late=outcomes[:, Outcome.LATE], misses=outcomes[:, Outcome.MISS],
+                        disk_misses=outcomes[:, Outcome.MISS_DISK],
                         hit_rate=np.divide(hits, requests, out=np.full(len(hits), np.nan), where=requests > 0))
 
 
@@ -168,12 +173,13 @@ def _coactivation(load: int, sums: _Sums) -> pd.DataFrame:
 
 
 def _seconds(load: int, moved: npt.NDArray[Any]) -> pd.DataFrame:
-    demand, size = moved["demand"].astype(np.int64), moved["bytes"]
+    demand, size = (moved["kind"] & DEMAND).astype(np.int64), moved["bytes"]
     table = pd.DataFrame({
         "phase": np.array(PHASES)[moved["decode"]], "second": np.floor(moved["ended_s"]).astype(np.int64),
+        "origin": np.where(moved["kind"] & FROM_DISK, "disk", "host"),
         "demand_copies": demand, "prefetch_copies": 1 - demand, "demand_bytes": size * demand,
         "prefetch_bytes": size * (1 - demand), "copy_ms": (moved["ended_s"] - moved["started_s"]) * 1e3})
-    summed = table.groupby(["second", "phase"], as_index=False).sum()
+    summed = table.groupby(["second", "phase", "origin"], as_index=False).sum()
     return summed.assign(load=load, gbps=(summed["demand_bytes"] + summed["prefetch_bytes"]) / 1e9)
 
 

@@ -104,7 +104,8 @@ class Answer:
             tok_s=1e3 / tpot_ms if tpot_ms else 0.0, hit_rate=_hit_rate(decode),
             prefill_hit_rate=_hit_rate([s for s in self._steps if s.phase == "prefill"]),
             demand_bytes=total("demand_bytes"), prefetch_bytes=total("prefetch_bytes"),
-            wasted_bytes=total("wasted_bytes"), compute_ms=total("compute_ms"), stall_ms=total("stall_ms"),
+            wasted_bytes=total("wasted_bytes"), disk_misses=total("disk_misses"), disk_bytes=total("disk_bytes"),
+            compute_ms=total("compute_ms"), stall_ms=total("stall_ms"),
             idle_ms=total("idle_ms"), budget_bytes=memory.budget, device_bytes_peak=memory.peak,
             exact=all(s.exact for s in self._steps), emulated=any(s.emulated for s in self._steps), reason=reason)
 

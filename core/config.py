@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any
 
 from core.errors import SettingError
+from core.formats import LOADABLE
 from core.registry import Param, Value, variant, variants
 
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -166,18 +167,30 @@ class Sampling:
         return cls(**checked)
 
 
-Format = Literal["checkpoint", "int8", "int4"]
+def host_memory(text: str) -> Value:
+    """Check a size of the host tier: "auto", "all", "none" or bytes. Raises SettingError."""
+    clean = text.strip().lower()
+    if clean in ("auto", "all", "none"):
+        return clean
+    budget = Budget.parse(clean)
+    if budget.bytes is None:
+        raise SettingError(f"host memory {text!r} is not understood. Write auto, all, none, or a size like 8GB.")
+    return str(budget.bytes)
+
 
 LOADING: tuple[Param, ...] = (
     Param("format", "choice", "checkpoint", "How expert weights are kept: as in the checkpoint (exact), or rounded to "
-          "8 or 4 bits (smaller; the answers are then those of the rounded weights).", title="Expert format",
-          choices=("checkpoint", "int8", "int4"), live=False),
-    Param("group_size", "choice", "64", "How many weights share one scale in int4.", title="int4 group size",
-          choices=("32", "64", "128"), live=False),
+          "fewer bits (smaller; the answers are then those of the rounded weights). A number behind g is how many "
+          "weights share a scale: fewer are more exact and larger. A pack has the format it was imported in.",
+          title="Expert format", choices=LOADABLE, live=False),
     Param("dtype", "choice", "auto", "Number type of activations and dense weights. auto = the checkpoint's.",
           title="Compute type", choices=("auto", "float32", "bfloat16", "float16"), live=False),
     Param("device", "choice", "auto", "Where the model runs. auto = the GPU when there is one.", title="Device",
           choices=("auto", "cpu", "cuda"), live=False),
+    Param("host", "text", "auto", "Host memory for experts that are not on the device, when an expert pack is loaded: "
+          "all of them, none (misses are read from disk), or a size like 8GB. auto = on a GPU as many as fit in free "
+          "memory, on a CPU none: there the budget itself is host memory.", title="Host memory", live=False,
+          parse=host_memory),
     Param("threads", "int", 0, "CPU threads that decode a token; prompts are read with all of them. 0 = whatever is "
           "fastest here, timed at load: many small products are often quicker on one. No effect on a GPU.",
           title="Decode threads", low=0, high=256, step=1, live=False),
@@ -191,10 +204,10 @@ class LoadSpec:
     """What to load and how. `model` is "demo" or a directory with config.json, a tokenizer and safetensors."""
 
     model: str = "demo"
-    format: Format = "checkpoint"
-    group_size: int = 64
+    format: str = "checkpoint"
     dtype: str = "auto"
     device: str = "auto"
+    host: str = "auto"
     threads: int = 0
     context: int = 0
     settings: Settings = field(default_factory=Settings)
@@ -204,8 +217,6 @@ class LoadSpec:
         """Build from untrusted values. Raises SettingError with the bounds."""
         known = {p.name: p for p in LOADING}
         checked: dict[str, Any] = {n: known[n].check(v) for n, v in values.items()}
-        if "group_size" in checked:
-            checked["group_size"] = int(checked["group_size"])
         return cls(model=model, settings=settings or Settings(), **checked)
 
     def describe(self) -> dict[str, Value]:

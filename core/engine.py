@@ -17,15 +17,17 @@ import torch
 from core.answer import Answer, Prompt
 from core.config import LoadSpec, Sampling, Settings
 from core.errors import BudgetError, BusyError
-from core.fit import Plan, free_bytes, plan
+from core.fit import copies_gbps
 from core.hf import Installed, install, probe_router
 from core.ledger import Ledger
 from core.loading import Loaded, load
 from core.manifest import describe
 from core.memory.arena import Arena
-from core.memory.link import Pace, measure_gbps, scaled_gbps
+from core.memory.link import Pace, scaled_gbps
 from core.memory.transfer import TransferEngine
+from core.plan import Plan, plan
 from core.registry import create
+from core.room import free_bytes
 from core.runtime.kv import KVCache
 from core.runtime.moe_step import MoEStep
 from core.runtime.recorder import Recorder
@@ -49,9 +51,9 @@ class Engine:
         self._run, self._change = threading.Lock(), threading.Lock()
         self._pending: dict[str, object] = {}
         self._router_call: tuple[int, tuple[Any, ...], dict[str, Any]] = (-1, (), {})
-        self.link_gbps = measure_gbps(self.device)
-        self.arena = Arena(plan.codec, self.device)
-        self.transfers = TransferEngine(self.device, plan.codec.place)
+        self.link_gbps = copies_gbps(plan)
+        self.arena = Arena(plan.codec, self.device, plan.paged)
+        self.transfers = TransferEngine(self.device, self._store.fetch, workers=plan.tier.readers)
         try:
             self.residency = Residency(
                 self.shape.layers, self.shape.experts, self.arena, self._store, self.transfers,
@@ -98,6 +100,7 @@ class Engine:
                 self._installed = None
             self.transfers.close()
             self.residency.clear()
+            self._store.close()
             del self.model, self._kv, self._store
             gc.unfreeze()
             gc.collect()

@@ -1,117 +1,78 @@
-"""Does it fit? Worked out from config and file headers alone, before a weight is read."""
+"""Does it fit, and how fast will it be? Worked out from config, manifest and file headers, before a weight is read."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
-import psutil
-import torch
-
 from core.config import LoadSpec
-from core.errors import BudgetError, ContextError
-from core.hf import Outline, check_model, meta_skeleton, outline
-from core.hf.files import ModelFiles
-from core.memory.codec import Codec, make_codec
-from core.sizes import Sizes, human, sizes_of
+from core.forecast import BLOCK_MS, Forecast, Trace, forecast, measure_speeds
+from core.memory.disk import measure_disk
+from core.memory.link import measure_gbps, scaled_gbps
+from core.plan import Plan, plan
+from core.room import device_free, host_free
+from core.sizes import human
 from core.types import Fit, Memory
 
-DEFAULT_CONTEXT = 8192     # when the model allows more and the user asked for nothing
 HOST_MARGIN = 256 << 20    # host memory left to the system
-DEMO = Path(__file__).resolve().parent.parent / "assets" / "demo"
+SAFE = 0.9                 # share of the free memory that a budget may take without a warning
 
 
-def model_path(name: str) -> Path:
-    """"demo" is the bundled model; anything else is a directory."""
-    return DEMO if name == "demo" else Path(name).expanduser()
+def estimate(spec: LoadSpec, instead_of: Memory | None = None, trace: Trace | None = None) -> Fit:
+    """Does it fit, and how fast will it be? No weights are read.
+
+    `instead_of` = the memory of a model loaded now, which is given back first; `trace` = recorded routing of this
+    model [tokens, layers, k]. Milliseconds; the first time for a model, a short measurement of this machine more.
+    Raises ModelError when the model itself is unusable.
+    """
+    return fit_of(plan(spec, instead_of), instead_of, trace)
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A checked load: everything that is known before a weight is read."""
-
-    spec: LoadSpec
-    files: ModelFiles
-    outline: Outline
-    config: Any
-    device: torch.device
-    dtype: torch.dtype
-    context: int
-    codec: Codec
-    sizes: Sizes
-
-    def fit(self, instead_of: Memory | None = None) -> Fit:
-        """The verdict on this plan, beside whatever is loaded or `instead_of` it."""
-        return fit_of(self.sizes, self.spec, self.device, self.context, self.outline.context_limit, instead_of)
-
-
-def plan(spec: LoadSpec) -> Plan:
-    """Read config and headers only. Raises ModelError, ContextError or BudgetError with what is wrong."""
-    files = check_model(model_path(spec.model))
-    device = choose_device(spec.device)
-    dtype = None if spec.dtype == "auto" else getattr(torch, spec.dtype)
-    meta = meta_skeleton(files, dtype)
-    dtype = dtype or meta.dtype
-    shape = outline(meta)
-    context = choose_context(spec.context, shape.context_limit)
-    site = shape.sites[0]
-    codec = make_codec(spec.format, group_size=spec.group_size, dtype=dtype, device=device, specs=site.parts,
-                       is_transposed=site.is_transposed)
-    return Plan(spec, files, shape, meta.config, device, dtype, context, codec,
-                sizes_of(shape, meta.config, codec, context))
-
-
-def estimate(spec: LoadSpec, instead_of: Memory | None = None) -> Fit:
-    """Does it fit? Milliseconds, and no weights are read. Raises ModelError when the model itself is unusable."""
-    return plan(spec).fit(instead_of)
-
-
-def free_bytes(device: torch.device) -> tuple[int, int]:
-    """(free, total) bytes of the memory that `device` computes in."""
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return int(free), int(total)
-    memory = psutil.virtual_memory()
-    return int(memory.available), int(memory.total)
-
-
-def choose_device(name: str) -> torch.device:
-    """"auto" is the GPU when there is one. Raises BudgetError when a GPU is asked for and none is there."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise BudgetError("There is no usable GPU on this machine. Choose device cpu, or auto.")
-    return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
-
-
-def choose_context(asked: int, limit: int) -> int:
-    """The context to reserve. Raises ContextError when more is asked for than the model can do."""
-    if asked > limit:
-        raise ContextError(f"The context of {asked} tokens is longer than the {limit} that this model can take.")
-    return asked or min(limit, DEFAULT_CONTEXT)
-
-
-def fit_of(sizes: Sizes, spec: LoadSpec, device: torch.device, context: int, context_limit: int,
-           instead_of: Memory | None = None) -> Fit:
-    """The verdict. `instead_of` = the memory of a model loaded now, which is given back first."""
-    budget, scope = spec.settings.budget, str(spec.settings["scope"])
-    free, _ = free_bytes(device)
-    freed = (instead_of.used, instead_of.host) if instead_of is not None else (0, 0)
-    free += sum(freed) if device.type == "cpu" else freed[0]
-    host = sizes.blob * sizes.shape.total
-    host_free = free if device.type == "cpu" else free_bytes(torch.device("cpu"))[0] + freed[1]
-    on_host = host + (sizes.budget_bytes(budget) if device.type == "cpu" else 0)
-    problem = sizes.problem(budget, scope, free)
-    if not problem and on_host + HOST_MARGIN > host_free:
-        problem = (f"The experts need {human(host)} of host memory"
-                   + (" beside the budget" if device.type == "cpu" else "")
-                   + f", but only {human(host_free)} are free. Choose a smaller expert format, or close other "
-                   "programs.")
-    slots = sizes.slots(budget)
-    warning = ""
-    if not problem and slots < sizes.shape.total and slots < 2 * sizes.slots_min(scope):
+def fit_of(plan: Plan, instead_of: Memory | None = None, trace: Trace | None = None, foretell: bool = True) -> Fit:
+    """The verdict on a plan, beside whatever is loaded or `instead_of` it. `foretell` = with the forecast of speed."""
+    sizes, settings, tier = plan.sizes, plan.spec.settings, plan.tier
+    budget, scope, cpu = settings.budget, str(settings["scope"]), plan.device.type == "cpu"
+    free, on_host = device_free(plan.device, instead_of), host_free(plan.device, instead_of)
+    slots, least = sizes.slots(budget), sizes.slots_min(scope)
+    problem, warning = sizes.problem(budget, scope, free), ""
+    if not problem and tier.bytes + (sizes.budget_bytes(budget) if cpu else 0) + HOST_MARGIN > on_host:
+        problem = (f"The experts need {human(tier.bytes)} of host memory{' beside the budget' if cpu else ''}, but "
+                   f"only {human(on_host)} are free. "
+                   + ("Choose less host memory" if plan.pack is not None else
+                      "Import the model (its experts are then read from disk), choose a smaller expert format")
+                   + ", or close other programs.")
+    safe = int(SAFE * free) - (tier.bytes if cpu else 0)
+    most = max(0, min(sizes.shape.total, (safe - sizes.fixed) // sizes.slot))
+    suggested = f"{most * 100 // sizes.shape.total}%" if most >= least else ""
+    if not problem and slots > most:
+        warning = (f"This leaves less than {1 - SAFE:.0%} of the memory that is free now. Other programs may be slowed "
+                   "down" + (f"; {suggested} would be safe." if suggested else "."))
+    elif not problem and slots < sizes.shape.total and slots < 2 * least:
         warning = "Barely more than one token's experts fit: expect almost every request to be fetched."
-    return Fit(model=spec.model, shape=sizes.shape, format=spec.format, device=str(device), context=context,
-               context_limit=context_limit, dense=sizes.dense, kv=sizes.kv, workspace=sizes.workspace, slots=slots,
-               slots_min=sizes.slots_min(scope), budget=sizes.budget_bytes(budget),
-               budget_min=sizes.bytes(sizes.slots_min(scope)), budget_all=sizes.bytes(sizes.shape.total),
-               device_free=free, host=host, host_free=host_free, problem=problem, warning=warning)
+    told = _foretell(plan, slots, scope, trace) if foretell and not problem else Forecast((0, 1), (0, 0), "")
+    return Fit(
+        model=plan.spec.model, shape=sizes.shape, format=plan.format, device=str(plan.device), context=plan.context,
+        context_limit=plan.outline.context_limit, dense=sizes.dense, kv=sizes.kv, workspace=sizes.workspace,
+        slots=slots, slots_min=least, budget=sizes.budget_bytes(budget), budget_min=sizes.bytes(least),
+        budget_all=sizes.bytes(sizes.shape.total), device_free=free, host=tier.bytes, host_free=on_host,
+        disk=plan.pack.total * plan.pack.padded_bytes if plan.pack is not None and tier.kind != "all" else 0,
+        hit_low=told.hit[0], hit_high=told.hit[1], tok_s_low=told.tok_s[0], tok_s_high=told.tok_s[1], basis=told.basis,
+        suggested=suggested, problem=problem, warning=warning)
+
+
+def copies_gbps(plan: Plan) -> float:
+    """GB/s, as measured, at which the slowest tier delivers experts to the device."""
+    disk = [] if plan.tier.kind == "all" else [measure_disk(plan.files.path)]
+    return min(measure_gbps(plan.device), *disk, float("inf"))
+
+
+def _foretell(plan: Plan, slots: int, scope: str, trace: Trace | None) -> Forecast:
+    """The forecast, from speeds that are measured once for each codec, device and pack."""
+    settings, blob = plan.spec.settings, plan.sizes.blob
+    speeds = measure_speeds(plan.codec, plan.format, plan.outline.hidden)
+    gbps, copies = copies_gbps(plan), "over the link" if plan.device.type == "cuda" else "in memory"
+    if plan.tier.kind != "all":
+        copies = "from disk"
+    if settings["link"] == "emulated":
+        gbps, copies = float(settings["link_gbps"]), "over an emulated link"
+    elif settings["link"] == "auto" and plan.spec.model == "demo" and plan.device.type == "cpu":
+        layer_ms = plan.sizes.shape.top_k * speeds.expert_ms + BLOCK_MS[1]
+        gbps, copies = scaled_gbps(layer_ms, blob, float(settings["link_latency_us"])), "over an emulated link"
+    return forecast(plan.sizes, slots, scope, speeds, gbps, f"{copies} at {gbps:.2g} GB/s", trace)

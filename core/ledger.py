@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from core.config import Budget
-from core.fit import free_bytes
 from core.memory.arena import Arena
+from core.room import free_bytes
 from core.runtime.kv import KVCache
 from core.sizes import Sizes
 from core.types import Memory

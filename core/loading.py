@@ -1,9 +1,10 @@
-"""Carries a plan out: dense weights into a model without experts, experts encoded into host memory."""
+"""Carries a plan out: dense weights into a model without experts, experts into the tier they wait in."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,13 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from core.errors import BudgetError, ModelError
-from core.fit import Plan
-from core.hf import CheckpointReader, ExpertsSite, load_skeleton
-from core.memory.store import HostStore
+from core.fit import fit_of
+from core.hf import CheckpointReader, ExpertsSite, find_experts, load_skeleton
+from core.memory.pack import PackReader
+from core.memory.pack.verify import check_dense
+from core.memory.store import HostStore, Store
+from core.plan import Plan
+from core.tier import open_store
 
 Progress = Callable[[str, float], None]
 
@@ -25,29 +30,41 @@ class Loaded:
 
     model: Any
     tokenizer: PreTrainedTokenizerBase
-    store: HostStore
+    store: Store
     sites: tuple[ExpertsSite, ...]
     model_hash: str
 
 
 def load(plan: Plan, progress: Progress, cancel: threading.Event | None) -> Loaded:
     """Carry a plan out. Raises BudgetError before anything is read when it does not fit, Cancelled when stopped."""
-    if problem := plan.fit().problem:
+    if problem := fit_of(plan, foretell=False).problem:
         raise BudgetError(problem)
     progress("Reading dense weights", 0.0)
     tokenizer = load_tokenizer(plan.files.path)
-    model = load_skeleton(plan.files, plan.dtype, plan.device)
-    own_memory(model)
+    model = _dense(plan)
+    pin, count = plan.device.type == "cuda", plan.sizes.shape.total
+
+    def told(share: float) -> None:
+        progress(f"Reading {count} experts", 0.1 + 0.9 * share)
+
+    if plan.pack is not None:
+        store = open_store(plan.tier, PackReader(plan.files.path), plan.codec, pin, told, cancel)
+        return Loaded(model, tokenizer, store, tuple(find_experts(model)), plan.pack.model_hash)
     with CheckpointReader(model, plan.files) as reader:
-        layers, experts = len(reader.sites), plan.sizes.shape.experts
-        store = HostStore(plan.codec, layers * experts, pin=plan.device.type == "cuda")
+        whole, experts = HostStore(plan.codec, count, pin), plan.sizes.shape.experts
+        whole.fill((reader.read(*divmod(eid, experts)) for eid in range(count)), told, cancel)
+        return Loaded(model, tokenizer, whole, tuple(reader.sites), reader.content_hash())
 
-        def read() -> Iterator[dict[str, torch.Tensor]]:
-            for eid in range(layers * experts):
-                yield reader.read(*divmod(eid, experts))
 
-        store.fill(read(), lambda share: progress(f"Reading {layers * experts} experts", 0.1 + 0.9 * share), cancel)
-        return Loaded(model, tokenizer, store, tuple(reader.sites), reader.content_hash())
+def _dense(plan: Plan) -> Any:
+    """The model without its experts. A pack's dense weights are checked against their checksum while they are read."""
+    with ThreadPoolExecutor(1) as beside:
+        checked = beside.submit(check_dense, plan.files.path, plan.pack) if plan.pack is not None else None
+        model = load_skeleton(plan.files, plan.dtype, plan.device)
+        own_memory(model)
+        if checked is not None:
+            checked.result()
+        return model
 
 
 def own_memory(model: torch.nn.Module) -> None:

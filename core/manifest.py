@@ -8,9 +8,10 @@ from importlib.metadata import version
 import torch
 
 from core.config import Settings
-from core.fit import Plan
 from core.memory.link import Pace
+from core.plan import Plan
 
+TIERS = {"all": "host memory", "cache": "host memory, else disk", "disk": "disk"}
 PACKAGES = ("torch", "transformers", "numpy", "safetensors")
 
 
@@ -41,8 +42,9 @@ def describe(plan: Plan, model_hash: str, settings: Settings, pace: Pace, measur
     return {
         "model": plan.spec.model, "model_hash": model_hash, "architecture": plan.config.model_type,
         "layers": shape.layers, "experts": shape.experts, "top_k": shape.top_k, "expert_bytes": shape.expert_bytes,
-        **plan.spec.describe(), "dtype": str(plan.dtype).removeprefix("torch."), "context": plan.context,
+        **plan.spec.describe(), "format": plan.format, "dtype": str(plan.dtype).removeprefix("torch."),
+        "context": plan.context,
         "device": str(plan.device), "device_name": device_name(plan.device),
-        "decode_threads": decode_threads, **link(pace, measured_gbps),
+        "misses_from": TIERS[plan.tier.kind], "decode_threads": decode_threads, **link(pace, measured_gbps),
         "exact": True, "settings": dict(settings), "versions": versions(),
     }

@@ -12,6 +12,7 @@ from typing import Any
 from core.config import Budget
 from core.hf import Outline
 from core.memory.codec import Codec
+from core.memory.pages import page_up
 from core.types import ModelShape
 
 PREFILL_CHUNK = 512        # most prompt positions computed in one forward pass
@@ -27,7 +28,7 @@ class Sizes:
     kv: int
     workspace: int
     slot: int          # one expert on the device
-    blob: int          # one expert on the host
+    blob: int          # one expert as a copy moves it
     chunk: int         # prompt positions computed in one forward pass
 
     @property
@@ -85,16 +86,16 @@ def human(size: int) -> str:
     raise AssertionError
 
 
-def sizes_of(outline: Outline, config: Any, codec: Codec, context: int) -> Sizes:
-    """Sizes for one context and expert format."""
+def sizes_of(outline: Outline, config: Any, codec: Codec, context: int, paged: bool = False) -> Sizes:
+    """Sizes for one context and expert format. `paged`: slots are whole pages (core.memory.arena)."""
+    slot = page_up(codec.slot_bytes) if paged else codec.slot_bytes
     site, text = outline.sites[0], config.get_text_config(decoder=True)
-    shape = ModelShape(len(outline.sites), site.num_experts, site.top_k, outline.hidden, codec.slot_bytes)
+    shape = ModelShape(len(outline.sites), site.num_experts, site.top_k, outline.hidden, slot)
     chunk, scores = min(PREFILL_CHUNK, context), _scores_bytes(text, context)
     while chunk > 32 and chunk * scores > SCORES_LIMIT:
         chunk //= 2
     workspace = _workspace(outline, text, shape, context, chunk, codec.dtype.itemsize) + chunk * scores
-    return Sizes(shape, outline.dense_bytes, outline.kv_bytes(context), workspace, codec.slot_bytes, codec.blob_bytes,
-                 chunk)
+    return Sizes(shape, outline.dense_bytes, outline.kv_bytes(context), workspace, slot, codec.blob_bytes, chunk)
 
 
 def _scores_bytes(config: Any, context: int) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 Phase = Literal["prefill", "decode"]
+Origin = Literal["host", "disk"]
 
 
 class Outcome(IntEnum):
@@ -21,7 +22,8 @@ class Outcome(IntEnum):
     HIT = 0           # resident and ready when routing was known
     PREFETCH_HIT = 1  # the same, brought by a prefetch and not used before
     LATE = 2          # its copy had started: compute waited for the rest of it
-    MISS = 3          # neither, or only queued: fetched on demand
+    MISS = 3          # neither, or only queued: fetched on demand from host memory
+    MISS_DISK = 4     # the same, and host memory did not have it either: read from disk
 
 
 class Place(IntEnum):
@@ -31,6 +33,7 @@ class Place(IntEnum):
     IN_FLIGHT = 1
     RESIDENT = 2
     HIT_NOW = 3       # resident and used by the last step
+    DISK = 4          # neither on the device nor in host memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One finished copy, host to device. Times are seconds on the session's clock."""
+    """One finished copy into a device slot. Times are seconds on the session's clock."""
 
     layer: int
     expert: int
@@ -61,6 +64,7 @@ class Transfer:
     started_s: float
     ended_s: float
     phase: Phase
+    origin: Origin = "host"
 
 
 @dataclass(slots=True)
@@ -87,6 +91,7 @@ class StepRecord:
     demand_bytes: int = 0
     prefetch_bytes: int = 0
     wasted_bytes: int = 0
+    disk_bytes: int = 0             # read from disk for the copies that finished in this pass, padding included
     slots: int = 0
     device_bytes: int = 0
     budget_bytes: int = 0
@@ -108,6 +113,10 @@ class StepRecord:
     def hits(self) -> int:
         return int((self.outcome <= Outcome.PREFETCH_HIT).sum())
 
+    @property
+    def disk_misses(self) -> int:
+        return int((self.outcome == Outcome.MISS_DISK).sum())
+
 
 @dataclass(frozen=True, slots=True)
 class AnswerStats:
@@ -123,6 +132,8 @@ class AnswerStats:
     demand_bytes: int
     prefetch_bytes: int
     wasted_bytes: int
+    disk_misses: int
+    disk_bytes: int
     compute_ms: float
     stall_ms: float
     idle_ms: float
@@ -158,7 +169,7 @@ class Memory:
     budget: int
     device_total: int
     device_free: int
-    host: int                       # host copies of the experts
+    host: int                       # the experts' host tier
     peak: int                       # most in use since load
 
     @property
@@ -185,8 +196,16 @@ class Fit:
     budget_min: int
     budget_all: int                 # everything resident
     device_free: int
-    host: int
+    host: int                       # host memory that the experts will take beside the budget
     host_free: int
+    disk: int = 0                   # bytes of the experts on disk that misses are read from; 0 = none are
+    direct: bool = False            # those reads bypass the page cache
+    hit_low: float = 0.0            # decode hit rate to expect, and tokens a second, as ranges ...
+    hit_high: float = 1.0
+    tok_s_low: float = 0.0
+    tok_s_high: float = 0.0
+    basis: str = ""                 # ... and what they rest on, in the user's words
+    suggested: str = ""             # the largest budget that is safe here, as the user would write it
     problem: str = ""               # why it cannot be loaded, in the user's words; "" = it fits
     warning: str = ""
 
@@ -217,6 +236,7 @@ class Frame:
     demand_bytes: npt.NDArray[np.float32]
     prefetch_bytes: npt.NDArray[np.float32]  # used or not yet decided
     wasted_bytes: npt.NDArray[np.float32]
+    disk_bytes: npt.NDArray[np.float32]      # how much of it all was read from disk
     marks: list[tuple[int, str]]            # (step index, "budget 50% -> 25%")
     memory: Memory
     tok_s: float                            # decode, over the window

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from core.config import LoadSpec, Sampling, Settings
-from core.types import AnswerStats, Fit, Frame, Memory, ModelShape, Outcome, Piece, StepRecord, Transfer
+from core.errors import ModelError
+from core.types import AnswerStats, Fit, Frame, Memory, ModelShape, Outcome, Piece, Place, StepRecord, Transfer
 
 SHAPE = ModelShape(layers=4, experts=16, top_k=2, hidden=32, expert_bytes=100_000)
 MB = 10**6
+PAGE = 4096
 
 
 class FakeEngine:
-    """Answers with words from a list; its caches are random numbers from a seeded generator."""
+    """Answers with words from a list; its caches are random numbers from a seeded generator.
+
+    Of a pack (a folder with moestro.json) the upper half of each layer's experts is on disk alone, unless the whole of
+    host memory was asked for.
+    """
 
     def __init__(self, spec: LoadSpec, token_s: float = 0.02) -> None:
         self.spec, self.shape, self.context, self.token_s = spec, SHAPE, spec.context or 512, token_s
         self.settings, self.version, self.busy = spec.settings, 0, False
         self.model_name, self.model_hash = spec.model, "fake"
+        self.has_disk = is_pack(spec.model) and spec.host != "all"
         self._rng, self._steps, self._born = np.random.default_rng(0), [], time.perf_counter()
         self._marks: list[tuple[int, str]] = []
         self._pending: dict[str, object] = {}
@@ -52,15 +61,19 @@ class FakeEngine:
         ids = rng.random((s.layers, tokens, s.experts)).argsort(-1)[..., :s.top_k]
         share = self.settings.budget.share or 0.5
         pairs = [(layer, e) for layer in range(s.layers) for e in sorted(set(ids[layer].ravel().tolist()))]
-        outcome = np.where(rng.random(len(pairs)) < share, Outcome.HIT, Outcome.MISS).astype(np.uint8)
-        misses = [p for p, o in zip(pairs, outcome, strict=True) if o == Outcome.MISS]
+        outcome = np.where(rng.random(len(pairs)) < share, Outcome.HIT, [
+            Outcome.MISS_DISK if self.on_disk(e) else Outcome.MISS for _, e in pairs]).astype(np.uint8)
+        misses = [p for p, o in zip(pairs, outcome, strict=True) if o >= Outcome.MISS]
+        read = sum(self.on_disk(e) for _, e in misses)
         step = StepRecord(
             index=len(self._steps), phase=phase, tokens=tokens, started_s=now, total_ms=20.0, compute_ms=12.0,  # type: ignore[arg-type]
             stall_ms=6.0, idle_ms=2.0, copy_ms=7.0, ids=ids.astype(np.int16),
             layer=np.array([p[0] for p in pairs], np.int16), expert=np.array([p[1] for p in pairs], np.int16),
-            outcome=outcome, demand_bytes=len(misses) * s.expert_bytes, slots=int(share * s.total),
+            outcome=outcome, demand_bytes=len(misses) * s.expert_bytes,
+            disk_bytes=read * -(-s.expert_bytes // PAGE) * PAGE, slots=int(share * s.total),
             device_bytes=self.memory().used, budget_bytes=self.memory().budget, changes=self._pending,
-            transfers=tuple(Transfer(layer, e, s.expert_bytes, True, now, now + 0.001, now + 0.002, phase)  # type: ignore[arg-type]
+            transfers=tuple(Transfer(layer, e, s.expert_bytes, True, now, now + 0.001, now + 0.002, phase,  # type: ignore[arg-type]
+                                     "disk" if self.on_disk(e) else "host")
                             for layer, e in misses))
         self._pending = {}
         self._steps.append(step)
@@ -87,15 +100,20 @@ class FakeEngine:
         yield Piece("end", stats=AnswerStats(
             prompt_tokens=prompt, new_tokens=n, ttft_ms=20.0, tpot_ms=20.0, tok_s=n / (time.perf_counter() - start),
             hit_rate=hits / requests if requests else None, prefill_hit_rate=0.5,
-            demand_bytes=sum(s.demand_bytes for s in steps), prefetch_bytes=0, wasted_bytes=0, compute_ms=12.0,
+            demand_bytes=sum(s.demand_bytes for s in steps), prefetch_bytes=0, wasted_bytes=0,
+            disk_misses=sum(s.disk_misses for s in steps), disk_bytes=sum(s.disk_bytes for s in steps), compute_ms=12.0,
             stall_ms=6.0, idle_ms=2.0, budget_bytes=self.memory().budget, device_bytes_peak=self.memory().used,
             exact=True, emulated=self.settings["link"] == "emulated", reason=reason))  # type: ignore[arg-type]
+
+    def on_disk(self, expert: int) -> bool:
+        return self.has_disk and expert >= SHAPE.experts // 2
 
     def memory(self) -> Memory:
         share = self.settings.budget.share or 0.5
         experts = int(share * SHAPE.total) * SHAPE.expert_bytes
         return Memory(dense=4 * MB, experts=experts, kv=MB // 2, kv_reserved=MB, workspace=MB, budget=6 * MB + experts,
-                      device_total=1000 * MB, device_free=500 * MB, host=SHAPE.total * SHAPE.expert_bytes,
+                      device_total=1000 * MB, device_free=500 * MB,
+                      host=SHAPE.total * SHAPE.expert_bytes // (2 if self.has_disk else 1),
                       peak=6 * MB + experts)
 
     def manifest(self) -> dict[str, object]:
@@ -105,6 +123,9 @@ class FakeEngine:
     def frame(self, layer: int = 0, points: int = 240) -> Frame:
         s, tail = SHAPE, self._steps[-points:]
         place = (self._rng.random((s.layers, s.experts)) < (self.settings.budget.share or 0.5)).astype(np.uint8) * 2
+        if self.has_disk:
+            upper = place[:, s.experts // 2:]
+            upper[upper == Place.HOST] = Place.DISK
         coactivation = np.zeros((s.experts, s.experts), np.uint32)
         for step in self._steps[-500:]:
             for row in step.ids[layer]:
@@ -121,19 +142,77 @@ class FakeEngine:
             total_ms=col("total_ms", np.float32), compute_ms=col("compute_ms", np.float32),
             stall_ms=col("stall_ms", np.float32), requests=col("requests", np.int32), hits=col("hits", np.int32),
             demand_bytes=col("demand_bytes", np.float32), prefetch_bytes=col("prefetch_bytes", np.float32),
-            wasted_bytes=col("wasted_bytes", np.float32), marks=list(self._marks), memory=self.memory(), tok_s=48.0,
+            wasted_bytes=col("wasted_bytes", np.float32), disk_bytes=col("disk_bytes", np.float32), marks=list(self._marks), memory=self.memory(), tok_s=48.0,
             tpot_ms=20.8, hit=0.61, link_gbps=0.4, link_peak_gbps=1.0,
             emulated=self.settings["link"] == "emulated", exact=True)
 
 
+def is_pack(model: str) -> bool:
+    """As `core.memory.pack.pack_at` has it; here, so that the fake needs no torch."""
+    return (Path(model) / "moestro.json").is_file()
+
+
 def fake_estimate(spec: LoadSpec, instead_of: Memory | None = None) -> Fit:
-    """What `core.fit.estimate` would say of the fake model; a budget below 30 % does not fit."""
+    """What `core.fit.estimate` would say of the fake model; a budget below 30 % does not fit, above 90 % is tight."""
     share = spec.settings.budget.share
     share = 0.5 if share is None else share
+    pack, everything = is_pack(spec.model) and spec.host != "all", SHAPE.total * SHAPE.expert_bytes
     experts = int(share * SHAPE.total) * SHAPE.expert_bytes
-    return Fit(model=spec.model, shape=SHAPE, format=spec.format, device="cpu", context=spec.context or 512,
+    return Fit(model=spec.model, shape=SHAPE, format="int4-g64" if is_pack(spec.model) else spec.format, device="cpu",
+               context=spec.context or 512,
                context_limit=1024, dense=4 * MB, kv=MB, workspace=MB, slots=int(share * SHAPE.total), slots_min=8,
-               budget=6 * MB + experts, budget_min=6 * MB + 8 * SHAPE.expert_bytes,
-               budget_all=6 * MB + SHAPE.total * SHAPE.expert_bytes, device_free=500 * MB,
-               host=SHAPE.total * SHAPE.expert_bytes, host_free=900 * MB,
-               problem="" if share >= 0.3 else "The budget is 1.9 MB short: give at least 6.8 MB or 13 %.")
+               budget=6 * MB + experts, budget_min=6 * MB + 8 * SHAPE.expert_bytes, budget_all=6 * MB + everything,
+               device_free=500 * MB, host=everything // (2 if pack else 1), host_free=900 * MB,
+               disk=everything if pack else 0, direct=pack, hit_low=share, hit_high=min(1.0, share + 0.3),
+               tok_s_low=20 * share, tok_s_high=60 * share, basis="hit rate: LRU on 512 recorded tokens of this model; "
+               f"copies from {'disk' if pack else 'host memory'} at 1.2 GB/s", suggested="62%",
+               problem="" if share >= 0.3 else "The budget is 1.9 MB short: give at least 6.8 MB or 13 %.",
+               warning="" if share <= 0.9 else "Less than 10 % of memory stays free: other programs may be slowed down.")
+
+
+def fake_import(source: str, out: Path, *, format: str = "auto", split: float = 0.0, download: bool = False,
+                progress: Callable[[str, float, int, int], None] = lambda text, share, done, total: None,
+                cancel: threading.Event | None = None) -> Path:
+    """What `core.importing.import_model` does, in as many parts as its source is long; it goes on where it stopped.
+
+    A source called "broken..." is refused; "slow..." takes a tenth of a second a part.
+    """
+    name = Path(source).name
+    if name.startswith("broken"):
+        raise ModelError(f"{source} has no config.json. Give a folder with one, or a GGUF file.")
+    partial, parts = out.with_name(out.name + ".partial"), 40
+    partial.mkdir(parents=True, exist_ok=True)
+    journal = partial / "journal"
+    begun = int(journal.read_text()) if journal.exists() else 0
+    for part in range(begun, parts):
+        progress(f"Layer {part // 10 + 1} of 4", part / parts, part * MB, parts * MB)
+        journal.write_text(str(part))
+        if cancel is not None and cancel.wait(0.1 if name.startswith("slow") else 0.0):
+            raise ModelError("Cancelled.")
+    progress("Finishing", 1.0, parts * MB, parts * MB)
+    journal.unlink()
+    fake_pack(partial, source=name, format="int4-g64" if format == "auto" else format)
+    partial.replace(out)
+    return out
+
+
+def fake_pack(folder: Path, source: str = "Qwen3-Tiny", format: str = "int4-g64", **changes: object) -> Path:
+    """A folder whose manifest is one of a pack; its files hold no experts. `changes` replace fields of the manifest."""
+    from core.memory.pack.manifest import digest
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "experts-00000.bin").write_bytes(b"x" * 8 * PAGE)
+    (folder / "config.json").write_text("{}")
+    layout = {"bytes": 16, "fields": {"w.q": {"dtype": "uint8", "shape": [4, 4], "offset": 0}}}
+    body: dict[str, object] = {
+        "pack": 1, "model_hash": "fake", "format": format,
+        "numbers": {"weight": "bfloat16", "scale": "bfloat16", "zero": "bfloat16"}, "layers": SHAPE.layers,
+        "experts": SHAPE.experts, "top_k": SHAPE.top_k, "parts": {"w": {"shape": [4, 8], "dtype": "bfloat16"}},
+        "is_transposed": False, "has_gate": True, "is_concatenated": True, "blob": layout, "segments": [],
+        "padded_bytes": PAGE, "files": {"experts-00000.bin": {"bytes": 8 * PAGE, "sha256": "", "head": ""},
+                                        "config.json": {"bytes": 2, "sha256": "", "head": ""}},
+        "crc32": [[0] * SHAPE.experts] * SHAPE.layers,
+        "source": {"kind": "safetensors", "label": "bfloat16 safetensors", "name": source, "hash": "fake"},
+        "exact": {"w": "requantised"}, "moestro": "0.1.0", "created": "2026-01-01T00:00:00+00:00", **changes}
+    (folder / "moestro.json").write_text(json.dumps({**body, "digest": digest(body)}))
+    return folder

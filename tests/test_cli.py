@@ -20,12 +20,12 @@ from core.errors import MoestroError, SettingError
 
 
 def test_every_knob_can_be_set_and_arrives() -> None:
-    words = ["chat", "--format", "int8", "--group-size", "128", "--budget", "25%", "--eviction", "lfu",
+    words = ["chat", "--format", "int4-g128-sym", "--budget", "25%", "--eviction", "lfu",
              "--telemetry", "off", "--link-gbps", "1.5", "--temperature", "0.7", "--top-k", "5",
              "--set", "eviction.lfu.half_life=64", "--set", "seed=3", "--set", "context=512"]
     args = cli.parse(words)
     spec, sampling = options.spec(args), options.sampling(args)
-    assert (spec.format, spec.group_size, spec.context, spec.model) == ("int8", 128, 512, "demo")
+    assert (spec.format, spec.context, spec.model) == ("int4-g128-sym", 512, "demo")
     assert spec.settings.choice("eviction") == ("lfu", {"half_life": 64})
     assert (str(spec.settings.budget), spec.settings["telemetry"], spec.settings["link_gbps"]) == ("25%", False, 1.5)
     assert (sampling.temperature, sampling.top_k, sampling.seed) == (0.7, 5, 3)

@@ -15,7 +15,7 @@ from app.sidebar.text import fit_card, fit_error, notice
 from core.config import LOADING, LoadSpec
 from core.errors import MoestroError
 
-ADVANCED = {"group_size", "dtype", "device", "threads"}
+ADVANCED = {"dtype", "device", "threads"}
 MOST_CONTEXT = 8192  # top of the slider until a model's own limit is known
 RECENT = 8
 PROGRESS = (
@@ -43,15 +43,11 @@ class ModelSection:
             self.choices: list[Component] = []
             for param in LOADING:
                 value = getattr(spec, param.name)
-                made = (
+                self.choices.append(
                     self._context(value)
                     if param.name == "context"
-                    else control(
-                        param, str(value) if param.name == "group_size" else value, advanced=param.name in ADVANCED
-                    )
+                    else control(param, value, advanced=param.name in ADVANCED)
                 )
-                made.visible = param.name != "group_size" or spec.format == "int4"
-                self.choices.append(made)
             self.fit = html(self._estimate(spec.model, *self._chosen(spec))[0], elem_id="fit")
             self.alert = html(elem_id="model-alert")
             html(PROGRESS, elem_id="load-progress")
@@ -74,10 +70,7 @@ class ModelSection:
         spec = self._offered()
         return [
             gr.update(choices=self._models(spec), value=spec.model),
-            *(
-                gr.update(value=v, visible=p.name != "group_size" or spec.format == "int4")
-                for p, v in zip(LOADING, self._chosen(spec), strict=True)
-            ),
+            *(gr.update(value=value) for value in self._chosen(spec)),
         ]
 
     def refit(self, *form: Any) -> str:
@@ -97,13 +90,11 @@ class ModelSection:
         self.unload.click(self._unload, None, self.outputs, **ONCE)
 
     def _judge(self, *form: Any) -> list[Any]:
-        """The verdict; the context slider reaches the model's own limit, and int4's group size shows only with int4."""
+        """The verdict; the context slider reaches the model's own limit."""
         html, limit = self._estimate(*form)
         updates: list[Any] = []
         for param in LOADING:
-            if param.name == "group_size":
-                updates.append(gr.update(visible=form[1] == "int4"))
-            elif param.name == "context" and limit:
+            if param.name == "context" and limit:
                 updates.append(gr.update(maximum=limit))
             else:
                 updates.append(gr.skip())

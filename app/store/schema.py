@@ -53,6 +53,7 @@ MIGRATIONS: tuple[str, ...] = (
         time REAL NOT NULL, name TEXT NOT NULL, old TEXT NOT NULL, new TEXT NOT NULL);
     CREATE INDEX changes_load ON changes(load);
     """,
+    "ALTER TABLE steps ADD COLUMN disk_bytes INTEGER NOT NULL DEFAULT 0",  # before it nothing was read from disk
 )
 
 

@@ -13,15 +13,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from app.store.database import Database
 from core.types import ModelShape, StepRecord, Transfer
 
 SCALARS = ("phase", "tokens", "started_s", "total_ms", "compute_ms", "stall_ms", "idle_ms", "copy_ms",
            "prefetch_issued", "prefetch_used", "prefetch_late", "prefetch_wasted", "demand_bytes", "prefetch_bytes",
-           "wasted_bytes", "slots", "device_bytes", "budget_bytes", "emulated", "exact")
-TRANSFER = np.dtype([("layer", "<i2"), ("expert", "<i2"), ("bytes", "<i8"), ("demand", "u1"), ("decode", "u1"),
+           "wasted_bytes", "disk_bytes", "slots", "device_bytes", "budget_bytes", "emulated", "exact")
+TRANSFER = np.dtype([("layer", "<i2"), ("expert", "<i2"), ("bytes", "<i8"), ("kind", "u1"), ("decode", "u1"),
                      ("submitted_s", "<f8"), ("started_s", "<f8"), ("ended_s", "<f8")])
+DEMAND, FROM_DISK = 1, 2  # bits of a transfer's kind
 _COLUMNS = ("load", "chat", "answer", "step", *SCALARS, "layers", "top_k", "ids", "layer", "expert", "outcome",
             "transfers")
 _CHANGED = "INSERT INTO changes (load, chat, step, time, name, old, new) VALUES (?, ?, ?, ?, ?, ?, ?)"
@@ -75,6 +77,16 @@ class Steps:
                 found.append(Load(row["id"], row["model"], row["created"], row["ended"], **told))
         return found
 
+    def trace(self, model: str, tokens: int) -> npt.NDArray[np.int16] | None:
+        """Recorded routing of a model's latest answers: expert ids [tokens, layers, k], oldest first; None = nothing."""
+        loads = self._db.rows("SELECT id FROM loads WHERE model = ? ORDER BY id DESC LIMIT 8", model)
+        for load in loads:
+            rows = self._db.rows("SELECT ids, layers, top_k FROM steps WHERE load = ? AND phase = 'decode' AND layers "
+                                 "ORDER BY id DESC LIMIT ?", load["id"], tokens)
+            if rows:
+                return np.stack([np.frombuffer(r["ids"], "<i2").reshape(r["layers"], r["top_k"]) for r in rows[::-1]])
+        return None
+
     def add(self, load: int, chat: int | None, answer: int | None, step: StepRecord, old: Mapping[str, object]) -> None:
         """Record a forward pass, and the settings that changed just before it from their `old` values."""
         layers, _, top_k = step.ids.shape
@@ -100,16 +112,17 @@ def _bytes(array: Any, dtype: str) -> bytes:
 
 
 def _transfers(transfers: tuple[Transfer, ...]) -> bytes:
-    return np.array([(t.layer, t.expert, t.bytes, t.demand, t.phase == "decode", t.submitted_s, t.started_s, t.ended_s)
+    return np.array([(t.layer, t.expert, t.bytes, DEMAND * t.demand + FROM_DISK * (t.origin == "disk"),
+                      t.phase == "decode", t.submitted_s, t.started_s, t.ended_s)
                      for t in transfers], TRANSFER).tobytes() if transfers else b""
 
 
 def _record(row: sqlite3.Row) -> StepRecord:
     scalars = {name: row[name] for name in SCALARS}
     scalars |= {"emulated": bool(row["emulated"]), "exact": bool(row["exact"])}
-    transfers = tuple(Transfer(layer, expert, size, bool(demand), submitted_s, started_s, ended_s,
-                               "decode" if decode else "prefill")
-                      for layer, expert, size, demand, decode, submitted_s, started_s, ended_s
+    transfers = tuple(Transfer(layer, expert, size, bool(kind & DEMAND), submitted_s, started_s, ended_s,
+                               "decode" if decode else "prefill", "disk" if kind & FROM_DISK else "host")
+                      for layer, expert, size, kind, decode, submitted_s, started_s, ended_s
                       in np.frombuffer(row["transfers"], TRANSFER).tolist())
     return StepRecord(index=row["step"], **scalars,
                       ids=np.frombuffer(row["ids"], "<i2").reshape(row["layers"], row["tokens"], row["top_k"]),

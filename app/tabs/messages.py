@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from app.sidebar.text import size
 from app.store import Message
 
 REASONS = {
@@ -40,6 +41,9 @@ def statistics(message: Message) -> str:
     parts = [f"{stats['tok_s']:.1f} tok/s", f"{stats['new_tokens']} tokens", f"TTFT {duration(stats['ttft_ms'])}"]
     if stats["hit_rate"] is not None:
         parts.append(f"hit rate {100 * stats['hit_rate']:.1f} %")
+    if stats.get("disk_bytes"):
+        missed = stats["disk_misses"]
+        parts.append(f"{size(stats['disk_bytes'])} from disk, {missed} {'miss' if missed == 1 else 'misses'}")
     if spent:
         parts.append(f"stall {100 * stats['stall_ms'] / spent:.0f} %")
     if stats.get("queued_ms", 0) >= 1000:

@@ -14,11 +14,14 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
 from core.errors import ModelError
+from core.hf.coded import Merger
 from core.hf.discover import find_experts
-from core.hf.files import ModelPath, TensorFiles, check_model, content_hash
+from core.hf.files import ModelFiles, ModelPath, TensorFiles, check_model, content_hash
+from core.hf.tensors import Tensors
+from core.memory.codec.coded import Coded
 
 
-class Source(NamedTuple):
+class Recipe(NamedTuple):
     """Where a stacked parameter comes from: checkpoint tensors by pattern, in expert order, and how they are merged."""
 
     converter: Any                   # transformers' WeightConverter; None: the tensor is stored as the model wants it
@@ -26,35 +29,56 @@ class Source(NamedTuple):
 
 
 class CheckpointReader:
-    """Reads experts lazily. `model` is a skeleton or a meta model of the same checkpoint.
+    """Reads experts lazily. `model` is a skeleton or a meta model of the same checkpoint, which is a model directory
+    or any `Tensors`, owned from here on.
 
     Thread-safe. Owns open files until `close`; after that they can be deleted, on Windows too.
     Raises ModelError when the checkpoint lacks an expert's weights.
     """
 
-    def __init__(self, model: nn.Module, path: ModelPath) -> None:
-        self._files = check_model(path)
+    def __init__(self, model: nn.Module, checkpoint: ModelPath | Tensors) -> None:
         self._model: Any = model
         self.sites = find_experts(model)
-        self._stored = TensorFiles(self._files.weights)
+        self._files: ModelFiles | None = None
+        if isinstance(checkpoint, ModelPath):
+            self._files = check_model(checkpoint)
+            checkpoint = TensorFiles(self._files.weights)
+        self._stored: Tensors = checkpoint
+        self._dense: dict[str, str] = {}  # checkpoint key -> parameter
+        self._merger = Merger()
         try:
-            self._sources = self._index()
+            self._recipes = self._index()
         except BaseException:
             self._stored.close()
             raise
 
     def read(self, layer: int, expert: int) -> dict[str, torch.Tensor]:
-        """One expert's parts in the model's own layout and the checkpoint's dtype, as new CPU tensors.
-
-        `layer` counts MoE layers. Raises IndexError for an expert that does not exist.
+        """One expert's parts in the model's own layout and the checkpoint's dtype (fp32 where dequantised), as new CPU
+        tensors. `layer` counts MoE layers. Raises IndexError for an expert that does not exist.
         """
-        site = self.sites[layer]
-        if not 0 <= expert < site.num_experts:
-            raise IndexError(f"layer {layer} has no expert {expert}")
-        return {part: self._part(f"{site.name}.{part}", site.num_experts, expert) for part in site.parts}
+        return {part: self._part(target, expert) for part, target in self._targets(layer, expert).items()}
+
+    def read_coded(self, layer: int, expert: int) -> dict[str, Coded | torch.Tensor]:
+        """The same, but as codes where the checkpoint stores codes that one of our formats holds."""
+        parts: dict[str, Coded | torch.Tensor] = {}
+        for part, target in self._targets(layer, expert).items():
+            coded = self._coded(part, target, expert)
+            parts[part] = self._part(target, expert) if coded is None else coded
+        return parts
+
+    def dense_names(self) -> list[str]:
+        """The checkpoint's tensors that the model needs and that are not experts, in order. Of tied weights that are
+        stored twice and equal, one: transformers ties them again."""
+        tied = self._model.all_tied_weights_keys
+        keys = {target: key for key, target in self._dense.items()}
+        double = {keys[target] for target, source in tied.items() if target in keys and source in keys
+                  and torch.equal(self._stored.read(keys[target]), self._stored.read(keys[source]))}
+        return [key for key in self._dense if key not in double]
 
     def content_hash(self) -> str:
-        """The model's identity: see `files.content_hash`."""
+        """The model's identity: see `files.content_hash`. Raises ModelError unless made from a model directory."""
+        if self._files is None:
+            raise ModelError("This checkpoint was not opened as a model directory: its source knows its identity.")
         return content_hash(self._files)
 
     def close(self) -> None:
@@ -66,17 +90,39 @@ class CheckpointReader:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _part(self, target: str, experts: int, expert: int) -> torch.Tensor:
-        source = self._sources[target]
-        tensors: dict[str, Any] = {}
-        for pattern, keys in source.keys.items():
-            if len(keys) == experts:                      # one checkpoint tensor per expert
-                tensors[pattern] = [self._stored.read(keys[expert])]
-            else:                                         # all experts stacked in one: take its row
-                tensors[pattern] = [self._stored.read(keys[0], expert)]
-        if source.converter is None:
-            return next(iter(tensors.values()))[0].squeeze(0)  # type: ignore[no-any-return]
-        converter = source.converter
+    def _targets(self, layer: int, expert: int) -> dict[str, str]:
+        """Part -> the stacked parameter that it is a row of."""
+        site = self.sites[layer]
+        if not 0 <= expert < site.num_experts:
+            raise IndexError(f"layer {layer} has no expert {expert}")
+        return {part: f"{site.name}.{part}" for part in site.parts}
+
+    def _ingredients(self, target: str, expert: int) -> dict[str, tuple[str, int | None]]:
+        """What one expert's row of a parameter is made of: by pattern, the tensor's name and its row (None: all)."""
+        experts = self.sites[0].num_experts
+        return {pattern: (keys[expert], None) if len(keys) == experts else (keys[0], expert)
+                for pattern, keys in self._recipes[target].keys.items()}
+
+    def _part(self, target: str, expert: int) -> torch.Tensor:
+        tensors = {pattern: self._stored.read(name, row)
+                   for pattern, (name, row) in self._ingredients(target, expert).items()}
+        return self._merge(target, tensors)
+
+    def _coded(self, part: str, target: str, expert: int) -> Coded | None:
+        codes: dict[str, Coded] = {}
+        for pattern, (name, row) in self._ingredients(target, expert).items():
+            coded = self._stored.coded(name, row)
+            if coded is None:
+                return None
+            codes[pattern] = coded
+        return self._merger.merge(codes, lambda tensors: self._merge(target, tensors), part)
+
+    def _merge(self, target: str, ingredients: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Run the conversion on one expert's tensors."""
+        converter = self._recipes[target].converter
+        if converter is None:
+            return next(iter(ingredients.values())).squeeze(0)
+        tensors: dict[str, Any] = {pattern: [tensor] for pattern, tensor in ingredients.items()}
         for operation in converter.operations:
             tensors = operation.convert(tensors, source_patterns=converter.source_patterns,
                                         target_patterns=converter.target_patterns, full_layer_name=target,
@@ -85,8 +131,8 @@ class CheckpointReader:
         tensor: torch.Tensor = merged[0] if isinstance(merged, list) else merged
         return tensor.squeeze(0)
 
-    def _index(self) -> dict[str, Source]:
-        """Map every checkpoint tensor to the expert parameter it feeds, as transformers' loader would."""
+    def _index(self) -> dict[str, Recipe]:
+        """Map every checkpoint tensor to the parameter it feeds, as transformers' loader would."""
         mapping = get_model_conversion_mapping(self._model)
         renamings = [w for w in mapping if isinstance(w, WeightRenaming)]
         converters = [w for w in mapping if isinstance(w, WeightConverter)]
@@ -94,23 +140,25 @@ class CheckpointReader:
         experts = {f"{s.name}.{part}": s.num_experts for s in self.sites for part in s.parts}
         known = dict.fromkeys((*self._model.state_dict(), *experts), True)
         prefix = self._model.base_model_prefix
-        sources: dict[str, Source] = {}
+        recipes: dict[str, Recipe] = {}
         for key in sorted(self._stored.tensors, key=dot_natural_key):
             target, pattern = rename_source_key(key, renamings, converters, prefix, known)
             if target not in known and key in known:
                 target, pattern = key, None
             if target in experts:
-                source = sources.setdefault(target, Source(by_pattern.get(pattern), {}))
-                source.keys.setdefault(pattern or key, []).append(key)
+                recipe = recipes.setdefault(target, Recipe(by_pattern.get(pattern), {}))
+                recipe.keys.setdefault(pattern or key, []).append(key)
+            elif target in known:
+                self._dense[key] = target
         for target, count in experts.items():
-            self._check(target, count, sources.get(target))
-        return sources
+            self._check(target, count, recipes.get(target))
+        return recipes
 
-    def _check(self, target: str, experts: int, source: Source | None) -> None:
-        wanted = 1 if source is None or source.converter is None else len(source.converter.source_patterns)
-        whole = source is not None and len(source.keys) == wanted and all(
+    def _check(self, target: str, experts: int, recipe: Recipe | None) -> None:
+        wanted = 1 if recipe is None or recipe.converter is None else len(recipe.converter.source_patterns)
+        whole = recipe is not None and len(recipe.keys) == wanted and all(
             len(keys) == experts or (len(keys) == 1 and self._stored.tensors[keys[0]].shape[:1] == (experts,))
-            for keys in source.keys.values())
+            for keys in recipe.keys.values())
         if not whole:
-            raise ModelError(f"The checkpoint in {self._files.path} lacks weights of {target!r}, or stores them in "
-                             "a way that Moestro does not know. Download it again, or choose another model.")
+            raise ModelError(f"The checkpoint lacks weights of {target!r}, or stores them in a way that Moestro does "
+                             "not know. Download it again, or choose another model.")

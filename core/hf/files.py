@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 import torch
 
 from core.errors import ModelError
+from core.memory.codec.coded import Coded
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
           "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-          "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
+          "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu}
 EDGE = 64 << 10  # bytes hashed at each end of a file
 
 
@@ -48,14 +49,24 @@ class Stored(NamedTuple):
 
 
 def check_model(path: ModelPath) -> ModelFiles:
-    """Check a directory and say what is wrong with it. Raises ModelError; reads no weights."""
+    """Check a directory that is to be run as it is, and say what is wrong with it. Raises ModelError, for a quantized
+    checkpoint too: that is imported first. Reads no weights."""
     if isinstance(path, ModelFiles):
         return path
-    root = Path(path)
+    files = check_files(Path(path))
+    if kind := quantization(files.config):
+        raise ModelError(f"The checkpoint in {files.path} is quantized ({kind}), so it is imported once before it is "
+                         f"used: python launch.py import {files.path}, or Import in the Model tab.")
+    return files
+
+
+def check_files(root: Path) -> ModelFiles:
+    """Check a model directory of any kind, quantized ones included. Raises ModelError; reads no weights."""
     if not root.exists():
         raise ModelError(f"There is no model at {root}. Give a directory that holds config.json and *.safetensors.")
     if not root.is_dir():
-        raise ModelError(f"{root} is a file. Give the directory that holds config.json and *.safetensors.")
+        hint = f" A GGUF file is imported: python launch.py import {root}." if root.suffix == ".gguf" else ""
+        raise ModelError(f"{root} is a file. Give the directory that holds config.json and *.safetensors.{hint}")
     config = _config(root)
     weights = _weight_files(root)
     for file in weights:
@@ -63,22 +74,26 @@ def check_model(path: ModelPath) -> ModelFiles:
     return ModelFiles(root, config, weights)
 
 
+def quantization(config: dict[str, Any]) -> str:
+    """How config.json says that the weights are quantized; empty when they are not."""
+    found = config.get("quantization_config") or config.get("compression_config")
+    if isinstance(found, dict):
+        return str(found.get("quant_method", "an unnamed method"))
+    return str(found or "")
+
+
 def _config(root: Path) -> dict[str, Any]:
     file = root / "config.json"
     if not file.is_file():
+        hint = f" GGUF files are imported: python launch.py import {root}." if any(root.glob("*.gguf")) else ""
         raise ModelError(f"{root} has no config.json, so it is not a model directory. Give the directory that holds "
-                         "config.json and *.safetensors.")
+                         f"config.json and *.safetensors.{hint}")
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise ModelError(f"{file} cannot be read ({error}). Download it again.") from None
     if not isinstance(config, dict) or not config.get("model_type"):
         raise ModelError(f"{file} names no model_type. Download it again.")
-    quantization = config.get("quantization_config")
-    if quantization:
-        kind = quantization.get("quant_method", "an unnamed method") if isinstance(quantization, dict) else quantization
-        raise ModelError(f"The checkpoint in {root} is quantized ({kind}). Reading quantized checkpoints arrives with "
-                         "import; until then use the unquantized checkpoint and choose an expert format here.")
     return config
 
 
@@ -157,6 +172,10 @@ class TensorFiles:
                     raise ModelError(f"{handle.name} became shorter while it was read. Download it again.")
                 done += got
         return raw.view(at.dtype).view(shape)
+
+    def coded(self, name: str, row: int | None = None) -> Coded | None:
+        """None: these are plain numbers."""
+        return None
 
     def close(self) -> None:
         for handle in self._handles:

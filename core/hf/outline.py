@@ -7,18 +7,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import DynamicCache
 
 from core.errors import ModelError
+from core.hf.cache import reserve
 from core.hf.discover import ExpertsSite, find_experts, read_router
 from core.hf.hooks import install
 
 
 @dataclass(frozen=True, slots=True)
 class KvLayer:
-    """What one attention layer caches. `window` is the most positions it keeps; None = all of the context."""
+    """What one layer caches. `window` is the most positions it keeps; None = all of the context."""
 
     bytes_per_token: int
     window: int | None
+    state_bytes: int = 0              # of linear attention and short convolutions: the same for every context
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +36,13 @@ class Outline:
     sites: tuple[ExpertsSite, ...]
 
     def kv_bytes(self, context: int) -> int:
-        """KV cache of one sequence of `context` positions."""
-        return sum(layer.bytes_per_token * min(context, layer.window or context) for layer in self.kv)
+        """KV cache and states of one sequence of `context` positions."""
+        return sum(layer.state_bytes + layer.bytes_per_token * min(context, layer.window or context)
+                   for layer in self.kv)
 
 
 def outline(meta: Any) -> Outline:
-    """Measure a model from `meta_skeleton`. Raises ModelError when it is not a MoE model or keeps no KV cache."""
+    """Measure a model from `meta_skeleton`. Raises ModelError when it is not a MoE model or caches what is not understood."""
     sites = find_experts(meta)
     config = meta.config.get_text_config()
     return Outline(hidden=config.hidden_size, vocab=config.vocab_size, context_limit=config.max_position_embeddings,
@@ -56,23 +60,18 @@ def _dense_bytes(meta: Any, sites: list[ExpertsSite]) -> int:
 
 @torch.no_grad()
 def _kv_layers(meta: Any, sites: list[ExpertsSite]) -> tuple[KvLayer, ...]:
-    """Run one token through the meta model, look at what was cached: right for every kind of attention. On the way,
-    see that every router speaks in a way that is understood."""
+    """Run one token through the meta model with a cache for one, look at what was allocated: right for every kind of
+    layer. On the way, see that every router speaks in a way that is understood."""
     kind = meta.config.model_type
     try:
+        cache = DynamicCache(config=meta.config)
+        own = reserve(cache, 1)
         with install(meta, sites, lambda site, hidden, ids, weights: torch.zeros_like(hidden),
                      lambda layer, args, kwargs, output: _understood(sites[layer], output)):
-            cache = meta(torch.zeros(1, 1, dtype=torch.long, device="meta"), use_cache=True).past_key_values
+            meta(torch.zeros(1, 1, dtype=torch.long, device="meta"), past_key_values=cache, use_cache=True)
     except Exception as error:  # the model's own code, run without weights
         raise ModelError(f"{kind!r} does not work the way Moestro needs: {error}. Choose another model.") from error
-    layers = []
-    for layer in cache.layers:
-        if not isinstance(getattr(layer, "keys", None), torch.Tensor):
-            raise ModelError(f"{kind!r} keeps a state that is not a KV cache, which Moestro does not support yet. "
-                             "Choose another model.")
-        kept = [t for t in vars(layer).values() if isinstance(t, torch.Tensor) and t.is_floating_point()]  # and indexes
-        layers.append(KvLayer(sum(t.numel() * t.itemsize for t in kept), getattr(layer, "sliding_window", None)))
-    return tuple(layers)
+    return tuple(KvLayer(layer.growing_bytes, layer.window, layer.state_bytes) for layer in own)
 
 
 def _understood(site: ExpertsSite, output: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a checkpoint looks like to its readers, whatever it is on disk: named tensors with shapes, read one at a time."""
+"""What a checkpoint looks like to its readers, whatever it is on disk: named tensors, read one at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from core.memory.codec.coded import Coded
 
 
 class Shape(Protocol):
-    """What is known of a tensor before it is read."""
+    """What is known of a tensor before it is read. `dtype` is the number type that a dense copy of it is kept in."""
 
     @property
     def dtype(self) -> torch.dtype: ...
@@ -29,7 +29,8 @@ class Tensors(Protocol):
     def tensors(self) -> Mapping[str, Shape]: ...
 
     def read(self, name: str, row: int | None = None) -> torch.Tensor:
-        """A whole tensor, or `row` of its first dimension as [1, ...]: a new CPU tensor."""
+        """A whole tensor, or `row` of its first dimension as [1, ...]: a new CPU tensor, in the stated number type, or
+        in fp32 where it is dequantised from codes that need more digits."""
 
     def coded(self, name: str, row: int | None = None) -> Coded | None:
         """The same as codes, when it is stored as codes that one of our formats holds; else None."""

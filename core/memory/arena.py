@@ -6,12 +6,15 @@ bytes it reports are the bytes that are allocated. Which expert is in which slot
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from core.memory.codec import Codec, SlotParts
+from core.memory.pages import aligned, page_up
 
 
 @dataclass(slots=True)
@@ -27,15 +30,19 @@ class Slot:
 class Arena:
     """Allocates and frees slots. Raises torch's out-of-memory error to the caller, having allocated nothing."""
 
-    def __init__(self, codec: Codec, device: torch.device) -> None:
+    def __init__(self, codec: Codec, device: torch.device, paged: bool = False) -> None:
+        """`paged`: slots are whole pages, for a disk to write into them; on a CPU only."""
         self.codec, self.device = codec, device
+        self._new: Callable[[int], torch.Tensor] = aligned if paged else partial(
+            torch.empty, dtype=torch.uint8, device=device)
+        self._slot_bytes = page_up(codec.slot_bytes) if paged else codec.slot_bytes
         self._slots: dict[int, Slot] = {}
         self._next = 0
 
     def allocate(self) -> Slot:
         """A new, uninitialised slot."""
         with torch.inference_mode(False):  # other threads write into it, outside any inference mode
-            raw = torch.empty(self.codec.slot_bytes, dtype=torch.uint8, device=self.device)
+            raw = self._new(self._slot_bytes)
             slot = Slot(self._next, raw, self.codec.views(raw))
         self._slots[slot.index] = slot
         self._next += 1
@@ -53,4 +60,4 @@ class Arena:
     @property
     def bytes(self) -> int:
         """Device bytes of all slots."""
-        return len(self._slots) * self.codec.slot_bytes
+        return len(self._slots) * self._slot_bytes

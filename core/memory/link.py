@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -57,8 +58,12 @@ def sleep_until(when_s: float) -> None:
         time.sleep(left - 1.5e-4 if left > 3e-4 else 0)
 
 
+@lru_cache(maxsize=8)
 def measure_gbps(device: torch.device, size_bytes: int = 16 << 20, repeats: int = 5) -> float:
-    """GB/s of host-to-device copies (pinned to CUDA; memory to memory on a CPU): the best of `repeats`."""
+    """GB/s of host-to-device copies (pinned to CUDA; memory to memory on a CPU): the best of `repeats`.
+
+    Measured once in a process.
+    """
     cuda = device.type == "cuda"
     source = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=cuda).fill_(1)
     target = torch.empty(size_bytes, dtype=torch.uint8, device=device).fill_(0)

@@ -1,13 +1,18 @@
-"""Host copies of all experts, encoded once at load, in a few large slabs (pinned when the device is a GPU)."""
+"""Where experts come from when the device lacks them: host memory, or disk through a host cache, or disk alone.
+
+A store is asked for experts by several copy threads at once, each for another expert.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import torch
 
 from core.memory.codec import Codec
+from core.types import Origin
 
 SLAB_BYTES = 256 << 20  # a power of two: pinning rounds every allocation up to one
 
@@ -16,29 +21,76 @@ class Cancelled(Exception):
     """The user stopped a long job; whatever was built so far is dropped."""
 
 
-class HostStore:
-    """`blob(eid)` is one expert's encoded bytes [blob_bytes] uint8; immutable after `fill`."""
-
-    def __init__(self, codec: Codec, count: int, pin: bool) -> None:
-        self._codec = codec
-        per_slab = max(1, SLAB_BYTES // codec.blob_bytes)
-        sizes = [min(per_slab, count - start) for start in range(0, count, per_slab)]
-        self._slabs = [torch.empty(n, codec.blob_bytes, dtype=torch.uint8, pin_memory=pin) for n in sizes]
-        self._blobs = [slab[i] for slab in self._slabs for i in range(slab.shape[0])]
-
-    def fill(self, experts: Iterator[dict[str, torch.Tensor]], progress: Callable[[float], None],
-             cancel: threading.Event | None) -> None:
-        """Encode every expert in eid order, one at a time. Raises Cancelled when `cancel` is set."""
-        for eid, parts in enumerate(experts):
-            if cancel is not None and cancel.is_set():
-                raise Cancelled
-            self._blobs[eid].copy_(self._codec.encode(parts))
-            progress((eid + 1) / len(self._blobs))
-
-    def blob(self, eid: int) -> torch.Tensor:
-        return self._blobs[eid]
+class Store(Protocol):
+    """All experts of one model, by eid."""
 
     @property
     def bytes(self) -> int:
         """Host bytes held."""
-        return sum(slab.numel() for slab in self._slabs)
+
+    @property
+    def blob_bytes(self) -> int:
+        """What fetching one expert moves."""
+
+    def origin(self, eid: int) -> Origin:
+        """Where a fetch would find the expert now."""
+
+    def fetch(self, eid: int, slot: torch.Tensor) -> int:
+        """Write an expert into a slot (uint8 [>= slot_bytes]); the bytes that were read from disk for it.
+
+        On CUDA the write is asynchronous on the current stream. Raises ModelError when the disk fails.
+        """
+
+    def close(self) -> None:
+        """Release files and memory. No fetch may be running."""
+
+
+def slabs(count: int, row_bytes: int, pin: bool) -> list[torch.Tensor]:
+    """`count` rows of host memory [row_bytes] uint8, in a few large allocations (pinned for a GPU)."""
+    per_slab = max(1, SLAB_BYTES // row_bytes)
+    sizes = [min(per_slab, count - start) for start in range(0, count, per_slab)]
+    return [row for n in sizes for row in torch.empty(n, row_bytes, dtype=torch.uint8, pin_memory=pin)]
+
+
+class HostStore:
+    """All experts in host memory, encoded once at load; immutable after `fill`."""
+
+    def __init__(self, codec: Codec, count: int, pin: bool) -> None:
+        self._codec = codec
+        self._blobs = slabs(count, codec.blob_bytes, pin)
+
+    def fill(self, experts: Iterator[dict[str, torch.Tensor]], progress: Callable[[float], None],
+             cancel: threading.Event | None) -> None:
+        """Encode every expert in eid order, one at a time. Raises Cancelled when `cancel` is set."""
+        self._fill((self._codec.encode(parts) for parts in experts), progress, cancel)
+
+    def fill_raw(self, blobs: Iterator[torch.Tensor], progress: Callable[[float], None],
+                 cancel: threading.Event | None) -> None:
+        """Copy encoded experts (uint8 [>= blob_bytes]) in eid order. Raises Cancelled when `cancel` is set."""
+        self._fill((blob[: self.blob_bytes] for blob in blobs), progress, cancel)
+
+    def _fill(self, blobs: Iterator[torch.Tensor], progress: Callable[[float], None],
+              cancel: threading.Event | None) -> None:
+        for eid, blob in enumerate(blobs):
+            if cancel is not None and cancel.is_set():
+                raise Cancelled
+            self._blobs[eid].copy_(blob)
+            progress((eid + 1) / len(self._blobs))
+
+    def origin(self, eid: int) -> Origin:
+        return "host"
+
+    def fetch(self, eid: int, slot: torch.Tensor) -> int:
+        self._codec.place(self._blobs[eid], slot)
+        return 0
+
+    @property
+    def blob_bytes(self) -> int:
+        return self._codec.blob_bytes
+
+    @property
+    def bytes(self) -> int:
+        return len(self._blobs) * self.blob_bytes
+
+    def close(self) -> None:
+        self._blobs.clear()

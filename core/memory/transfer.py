@@ -1,8 +1,9 @@
-"""Copies from host to device: demand before prefetch, one at a time on the link, queued prefetches cancellable.
+"""Copies into device slots: demand before prefetch, queued prefetches cancellable.
 
-A ticket is queued -> started -> landed, or queued -> cancelled. One worker thread serves the queue. On a CPU the thread
-that waits for a queued copy makes it itself rather than sit idle; on CUDA the worker issues copies on a stream of their
-own and computation waits for their events, not for the host.
+A ticket is queued -> started -> landed, or queued -> cancelled. One worker thread serves the queue where experts come
+from host memory, two where they are read from disk. On a CPU the thread that waits for a queued copy makes it itself
+rather than sit idle; on CUDA the workers issue copies on a stream of their own and computation waits for their events,
+not for the host.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 
+from core.errors import MoestroError
 from core.memory.arena import Slot
 from core.memory.link import Pace, sleep_until
 
@@ -24,12 +26,12 @@ QUEUED, STARTED, LANDED, CANCELLED = range(4)
 class Ticket:
     """One copy. `landed_s` may lie in the future while an emulated link holds it back."""
 
-    __slots__ = ("begin", "bytes", "demand", "done", "eid", "error", "event", "landed_s", "phase", "slot", "source",
+    __slots__ = ("begin", "bytes", "demand", "disk_bytes", "done", "eid", "error", "event", "landed_s", "phase", "slot",
                  "started_s", "state", "submitted_s")
 
-    def __init__(self, eid: int, slot: Slot, source: torch.Tensor, demand: bool, phase: str) -> None:
-        self.eid, self.slot, self.source, self.demand, self.phase = eid, slot, source, demand, phase
-        self.bytes = source.numel()
+    def __init__(self, eid: int, slot: Slot, size: int, demand: bool, phase: str) -> None:
+        self.eid, self.slot, self.bytes, self.demand, self.phase = eid, slot, size, demand, phase
+        self.disk_bytes = 0             # read from disk for it, known when it is over
         self.state = QUEUED
         self.done = threading.Event()   # CPU: bytes are there; CUDA: the copy is issued and `event` is recorded
         self.begin: Any = None          # CUDA events around the copy
@@ -40,21 +42,22 @@ class Ticket:
 
 
 class TransferEngine:
-    """Owns the link. `place(source, slot.raw)` writes an expert's bytes into a slot."""
+    """Owns the link. `fetch(eid, slot.raw)` writes an expert into a slot and tells what it read from disk for it."""
 
-    def __init__(self, device: torch.device, place: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
-        self._place, self._cuda = place, device.type == "cuda"
+    def __init__(self, device: torch.device, fetch: Callable[[int, torch.Tensor], int], workers: int = 1) -> None:
+        self._fetch, self._cuda = fetch, device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if self._cuda else None
         self.pace = Pace(0.0, 0.0)
         self._demand: deque[Ticket] = deque()
         self._prefetch: deque[Ticket] = deque()
         self._lock = threading.Condition()
         self._closing = False
-        self._in_flight: deque[Ticket] = deque()
         self._finished: deque[Ticket] = deque(maxlen=65536)
         self._stalls: list[tuple[Any, Any]] = []
-        self._thread = threading.Thread(target=self._serve, name="moestro-link", daemon=True)
-        self._thread.start()
+        self._threads = [threading.Thread(target=self._serve, name=f"moestro-link-{i}", daemon=True)
+                         for i in range(workers)]
+        for thread in self._threads:
+            thread.start()
 
     def submit(self, ticket: Ticket) -> Ticket:
         """Queue a copy; demands go before every queued prefetch."""
@@ -93,12 +96,15 @@ class TransferEngine:
     def wait(self, ticket: Ticket) -> float:
         """Return when the slot may be computed from; the seconds that this thread stood still.
 
-        On CUDA the compute stream is made to wait instead, and `device_stall_s` tells for how long.
+        On CUDA the compute stream is made to wait instead, and `device_stall_s` tells for how long. Raises what the
+        store raised when the copy failed.
         """
         begin = time.perf_counter()
         if self._steal(ticket):
             self._copy(ticket)
         ticket.done.wait()
+        if isinstance(ticket.error, MoestroError):
+            raise ticket.error
         if ticket.error is not None:
             raise RuntimeError("A copy of expert weights failed.") from ticket.error
         if self._cuda:
@@ -143,11 +149,12 @@ class TransferEngine:
         return event
 
     def close(self) -> None:
-        """Stop the worker; queued copies are dropped, a started one is finished."""
+        """Stop the workers; queued copies are dropped, started ones are finished."""
         with self._lock:
             self._closing = True
-            self._lock.notify()
-        self._thread.join()
+            self._lock.notify_all()
+        for thread in self._threads:
+            thread.join()
 
     def _steal(self, ticket: Ticket) -> bool:
         if self._cuda:
@@ -169,7 +176,7 @@ class TransferEngine:
     def _copy(self, ticket: Ticket) -> None:
         try:
             if self._stream is None:
-                self._place(ticket.source, ticket.slot.raw)
+                ticket.disk_bytes = self._fetch(ticket.eid, ticket.slot.raw)
             else:
                 with torch.cuda.stream(self._stream):
                     if ticket.slot.fence is not None:
@@ -177,7 +184,7 @@ class TransferEngine:
                     ticket.begin = torch.cuda.Event(enable_timing=True)
                     ticket.event = torch.cuda.Event(enable_timing=True)
                     ticket.begin.record(self._stream)
-                    self._place(ticket.source, ticket.slot.raw)
+                    ticket.disk_bytes = self._fetch(ticket.eid, ticket.slot.raw)
                     ticket.event.record(self._stream)
         except BaseException as error:
             ticket.error = error
@@ -202,11 +209,10 @@ class TransferEngine:
             return None
 
     def _serve(self) -> None:
+        previous: Ticket | None = None
         while (ticket := self._next()) is not None:
             self._copy(ticket)
             if self._cuda:  # two copies in flight keep the link busy and the rest of the queue cancellable
-                self._in_flight.append(ticket)
-                if len(self._in_flight) > 1:
-                    previous = self._in_flight.popleft()
-                    if previous.event is not None:
-                        previous.event.synchronize()
+                if previous is not None and previous.event is not None:
+                    previous.event.synchronize()
+                previous = ticket

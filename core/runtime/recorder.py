@@ -41,7 +41,7 @@ class Recorder:
             changes: dict[str, object]) -> StepRecord:
         """The pass is over. `model_s` = the forward call, waits for copies included; `spent` adds what follows it."""
         counts = self._residency.take_counts()
-        transfers, copy_s = self._drain(phase)
+        transfers, copy_s, disk_bytes = self._drain(phase)
         stall_s = min(self.stall_s + self._transfers.device_stall_s(), model_s)
         flat = [n for layer, hs in self._held for h in hs for n in (layer, h.expert, h.outcome)]
         requests = np.array(flat, np.int16).reshape(-1, 3)
@@ -52,7 +52,7 @@ class Recorder:
             layer=requests[:, 0], expert=requests[:, 1], outcome=requests[:, 2].astype(np.uint8),
             prefetch_issued=counts.issued, prefetch_used=counts.used, prefetch_late=counts.late,
             prefetch_wasted=counts.wasted, demand_bytes=counts.demand_bytes, prefetch_bytes=counts.prefetch_bytes,
-            wasted_bytes=counts.wasted_bytes, slots=self._residency.slots, device_bytes=device_bytes,
+            wasted_bytes=counts.wasted_bytes, disk_bytes=disk_bytes, slots=self._residency.slots, device_bytes=device_bytes,
             budget_bytes=budget_bytes, emulated=bool(self._transfers.pace), transfers=transfers, changes=changes)
         self._index += 1
         return record
@@ -73,9 +73,18 @@ class Recorder:
             return np.empty((0, tokens, self._shape.top_k), np.int16)
         return np.array(self._ids, np.int16)
 
-    def _drain(self, phase: Phase) -> tuple[tuple[Transfer, ...], float]:
-        """Copies that finished since the last pass, and how long the link was busy with them."""
-        born_s, experts = self.born_s, self._shape.experts
+    def _drain(self, phase: Phase) -> tuple[tuple[Transfer, ...], float, int]:
+        """Copies that finished since the last pass, how long the link was busy with them, what was read from disk."""
+        born_s, experts, finished = self.born_s, self._shape.experts, self._transfers.take_finished()
         done = [Transfer(*divmod(t.eid, experts), t.bytes, t.demand, t.submitted_s - born_s, t.started_s - born_s,
-                         t.landed_s - born_s, phase) for t in self._transfers.take_finished()]
-        return tuple(done) if self.enabled else (), sum(t.ended_s - t.started_s for t in done)
+                         t.landed_s - born_s, phase, "disk" if t.disk_bytes else "host") for t in finished]
+        return tuple(done) if self.enabled else (), _busy_s(done), sum(t.disk_bytes for t in finished)
+
+
+def _busy_s(copies: Sequence[Transfer]) -> float:
+    """Seconds in which at least one copy was under way: several may be at once."""
+    busy_s = end_s = 0.0
+    for copy in sorted(copies, key=lambda c: c.started_s):
+        busy_s += max(0.0, copy.ended_s - max(copy.started_s, end_s))
+        end_s = max(end_s, copy.ended_s)
+    return busy_s

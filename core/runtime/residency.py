@@ -12,13 +12,13 @@ from typing import Any
 
 from core.errors import BudgetError
 from core.memory.arena import Arena, Slot
-from core.memory.store import HostStore
+from core.memory.store import Store
 from core.memory.transfer import QUEUED, Ticket, TransferEngine
 from core.policy.eviction import Eviction
 from core.policy.predict import Guess
 from core.runtime.lease import Counts, Held, Lease
 from core.runtime.pool import Pool, shares
-from core.types import Outcome
+from core.types import Outcome, Place
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class Residency:
     layers: int
     experts: int
     arena: Arena
-    store: HostStore
+    store: Store
     transfers: TransferEngine
     make_policy: Callable[[], Eviction]
     scope: str
@@ -82,12 +82,12 @@ class Residency:
             slot = self._make_room(pool, self._leased)
             if slot is None:
                 raise RuntimeError(f"layer {layer} needs more slots than its pool has")
-            ticket = Ticket(eid, slot, self.store.blob(eid), True, self.phase)
+            ticket, outcome = self._ticket(eid, slot, True), self._missed(eid)
             self._admit(pool, eid, slot, ticket)
             pool.policy.use(eid, now)
             self.last_used[eid] = now
             self.counts.demand_bytes += ticket.bytes
-            held.append(Held(expert, eid, slot, Outcome.MISS, ticket))
+            held.append(Held(expert, eid, slot, outcome, ticket))
         return Lease(layer, held)
 
     def prefetch(self, guesses: Sequence[Guess]) -> None:
@@ -98,7 +98,7 @@ class Residency:
             pool = self.pool(guess.layer)
             blocked = self._leased, named, self._fresh, self._tickets
             if self._slot[eid] is None and (slot := self._make_room(pool, *blocked)) is not None:
-                self._fresh[eid] = ticket = Ticket(eid, slot, self.store.blob(eid), False, self.phase)
+                self._fresh[eid] = ticket = self._ticket(eid, slot, False)
                 self._admit(pool, eid, slot, ticket)
                 self.counts.issued += 1
 
@@ -140,7 +140,7 @@ class Residency:
             pool, eid = self.pool(layer), layer * self.experts + expert
             if pool.free and pool.policy.keeps and self._slot[eid] is None:
                 slot = pool.free.pop()
-                self._admit(pool, eid, slot, Ticket(eid, slot, self.store.blob(eid), True, self.phase))
+                self._admit(pool, eid, slot, self._ticket(eid, slot, True))
         for eid in list(self._tickets):
             self.transfers.wait(self._tickets.pop(eid))
         self.transfers.take_finished()
@@ -176,9 +176,10 @@ class Residency:
         return [slot for slot in self._slot if slot is not None][:most]
 
     def places(self) -> list[int]:
-        """Per eid: 0 = on the host, 1 = in flight, 2 = resident (core.types.Place). Safe to call from any thread."""
+        """Where each expert is, by eid, as core.types.Place says it. Safe to call from any thread."""
         flying = {eid for eid, ticket in self._tickets.copy().items() if not self.transfers.landed(ticket)}
-        return [0 if slot is None else 1 if eid in flying else 2 for eid, slot in enumerate(self._slot)]
+        return [(Place.DISK if self.store.origin(eid) == "disk" else Place.HOST) if slot is None
+                else Place.IN_FLIGHT if eid in flying else Place.RESIDENT for eid, slot in enumerate(self._slot)]
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every invariant of the map holds. Call it between two passes."""
@@ -200,7 +201,7 @@ class Residency:
         if ticket is not None and fresh is not None and self.transfers.promote(ticket):
             self.counts.issued -= 1
             self.counts.demand_bytes += ticket.bytes
-            return Held(expert, eid, slot, Outcome.MISS, ticket)
+            return Held(expert, eid, slot, self._missed(eid), ticket)
         if fresh is not None:
             self.counts.prefetch_bytes += fresh.bytes
             self.counts.used += ticket is None
@@ -208,6 +209,12 @@ class Residency:
         if ticket is not None:
             return Held(expert, eid, slot, Outcome.LATE, ticket)
         return Held(expert, eid, slot, Outcome.HIT if fresh is None else Outcome.PREFETCH_HIT, None)
+
+    def _ticket(self, eid: int, slot: Slot, demand: bool) -> Ticket:
+        return Ticket(eid, slot, self.store.blob_bytes, demand, self.phase)
+
+    def _missed(self, eid: int) -> Outcome:
+        return Outcome.MISS_DISK if self.store.origin(eid) == "disk" else Outcome.MISS
 
     def _waste(self, eid: int) -> None:
         """What was prefetched for nothing: taken back while it is queued, counted once it has used the link."""

@@ -84,6 +84,7 @@ class Telemetry:
             stall_ms=column("stall_ms", np.float32), requests=column("requests", np.int32),
             hits=column("hits", np.int32), demand_bytes=column("demand_bytes", np.float32),
             prefetch_bytes=(column("prefetch_bytes", np.float32) - wasted).clip(0), wasted_bytes=wasted,
+            disk_bytes=column("disk_bytes", np.float32),
             marks=list(self.marks), memory=memory, tok_s=1e3 / tpot_ms if tpot_ms else 0.0, tpot_ms=tpot_ms,
             hit=float(hits.sum() / requests.sum()) if requests.sum() else float("nan"),
             link_gbps=moved / span_s / 1e9 if span_s else 0.0, link_peak_gbps=link_peak_gbps, emulated=emulated,

@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 from app.host import Host
-from core import fit
+from core import plan
 from core.config import Sampling
 from core.engine import Engine
 from core.types import Piece
@@ -37,7 +37,7 @@ class PacedEngine(Engine):
 def real_host() -> Host:
     """A host whose demo model is the bundled one, or that of MOESTRO_TEST_MODEL; hot sampling seldom ends an answer."""
     if folder := os.environ.get("MOESTRO_TEST_MODEL"):
-        fit.DEMO = Path(folder)
+        plan.DEMO = Path(folder)
     host = Host(engine=PacedEngine)  # type: ignore[arg-type]
     host.set_sampling(temperature=2.0)
     return host

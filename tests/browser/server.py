@@ -21,7 +21,7 @@ LONG = 100  # tenths of a second
 
 
 class SlowEngine(FakeEngine):
-    """Takes its time to load in int4, so that progress can be seen and cancelled."""
+    """Takes its time to load in int4-g64, so that progress can be seen and cancelled."""
 
     @classmethod
     def load(
@@ -30,7 +30,7 @@ class SlowEngine(FakeEngine):
         progress: Callable[[str, float], None] = lambda text, share: None,
         cancel: threading.Event | None = None,
     ) -> SlowEngine:
-        for step in range(LONG if spec.format == "int4" else 0):
+        for step in range(LONG if spec.format == "int4-g64" else 0):
             progress("Packing experts", step / LONG)
             if cancel is not None and cancel.wait(0.1):
                 raise MoestroError("cancelled")

@@ -31,7 +31,7 @@ def test_unload_and_load(dashboard: Dashboard) -> None:
 )
 def test_a_long_load_shows_progress_and_can_be_cancelled(dashboard: Dashboard) -> None:
     page = dashboard.page
-    dashboard.choose("set-format", "int4")
+    dashboard.choose("set-format", "int4-g64")
     page.click("#load")
     page.wait_for_function("+document.querySelector('#load-progress [role=progressbar]').ariaValueNow > 0")
     dashboard.wait_text("#load-progress", "Packing experts")

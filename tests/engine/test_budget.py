@@ -11,7 +11,8 @@ import torch
 from core.config import LoadSpec, Sampling, Settings
 from core.engine import Engine
 from core.errors import BudgetError, ContextError, ModelError, SettingError
-from core.fit import estimate, fit_of, plan
+from core.fit import estimate, fit_of
+from core.plan import plan
 
 CHAT = [{"role": "user", "content": "hello there"}]
 
@@ -125,8 +126,8 @@ def test_what_is_loaded_now_counts_as_free_when_it_makes_room(model: Path, engin
                                                               freed: tuple[int, int],
                                                               monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU the model and its host copies are in one memory; on a GPU each gives back to its own."""
-    monkeypatch.setattr("core.fit.free_bytes", lambda device: (10**9, 10**9))
+    monkeypatch.setattr("core.room.free_bytes", lambda device: (10**9, 10**9))
     planned = plan(spec(model, "50%"))
     loaded = replace(engine.memory(), dense=1, experts=1, kv=0, workspace=0, host=5)
-    fit = fit_of(planned.sizes, planned.spec, torch.device(device), 256, 512, loaded)
+    fit = fit_of(replace(planned, device=torch.device(device)), loaded, foretell=False)
     assert (fit.device_free - 10**9, fit.host_free - 10**9) == freed

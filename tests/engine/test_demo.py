@@ -9,7 +9,7 @@ import pytest
 
 from core.config import LoadSpec, Sampling, Settings
 from core.engine import Engine
-from core.fit import DEMO
+from core.plan import DEMO
 from core.types import AnswerStats
 
 

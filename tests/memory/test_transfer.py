@@ -9,26 +9,29 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from core.errors import ModelError
 from core.memory.arena import Slot
 from core.memory.codec import SlotParts
 from core.memory.link import Pace, measure_gbps
 from core.memory.transfer import CANCELLED, LANDED, Ticket, TransferEngine
 
 CPU = torch.device("cpu")
+DISK = 42  # the eid that a Gate reads from disk
 
 
 class Gate:
-    """A `place` that notes the order of copies and holds the first one until it is opened."""
+    """A `fetch` that notes the order of copies and holds the first one until it is opened."""
 
     def __init__(self) -> None:
         self.order: list[int] = []
         self.opened, self.entered = threading.Event(), threading.Event()
 
-    def __call__(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        self.order.append(int(source[0]))
+    def __call__(self, eid: int, target: torch.Tensor) -> int:
+        self.order.append(eid)
         self.entered.set()
         self.opened.wait(60)
-        target.copy_(source)
+        target.fill_(eid)
+        return 4096 if eid == DISK else 0
 
 
 @pytest.fixture
@@ -46,7 +49,7 @@ def link(gate: Gate) -> Iterator[TransferEngine]:
 
 def ticket(eid: int, demand: bool = False) -> Ticket:
     slot = Slot(eid, torch.zeros(64, dtype=torch.uint8), SlotParts({}, {}))
-    return Ticket(eid, slot, torch.full((64,), eid, dtype=torch.uint8), demand, "decode")
+    return Ticket(eid, slot, 64, demand, "decode")
 
 
 def busy(link: TransferEngine, gate: Gate) -> Ticket:
@@ -99,13 +102,27 @@ def test_who_waits_for_a_queued_copy_makes_it(link: TransferEngine, gate: Gate) 
 
 
 def test_a_failed_copy_is_reported_where_it_is_waited_for(gate: Gate) -> None:
-    def broken(source: torch.Tensor, target: torch.Tensor) -> None:
-        raise ValueError("no such bytes")
+    def broken(eid: int, target: torch.Tensor) -> int:
+        raise ValueError("no such bytes") if eid == 1 else ModelError("The pack is damaged.")
 
     engine = TransferEngine(CPU, broken)
-    one = engine.submit(ticket(1, demand=True))
     with pytest.raises(RuntimeError, match="copy of expert weights failed"):
+        engine.wait(engine.submit(ticket(1, demand=True)))
+    with pytest.raises(ModelError, match="pack is damaged"):  # what is meant for the user reaches the user
+        engine.wait(engine.submit(ticket(2, demand=True)))
+    engine.close()
+
+
+def test_two_workers_copy_two_experts_at_once(gate: Gate) -> None:
+    engine = TransferEngine(CPU, gate, workers=2)
+    both = [engine.submit(ticket(1)), engine.submit(ticket(DISK))]
+    while len(gate.order) < 2:                   # neither has ended: the gate is shut
+        assert gate.entered.wait(60)
+    gate.opened.set()
+    for one in both:
         engine.wait(one)
+    assert sorted(gate.order) == [1, DISK]
+    assert [one.disk_bytes for one in both] == [0, 4096]
     engine.close()
 
 

@@ -22,7 +22,7 @@ def build(slots: int, scope: str = "layer", eviction: str = "lru") -> Residency:
     store = HostStore(codec, LAYERS * EXPERTS, pin=False)
     store.fill(({n: torch.full(s.shape, float(eid)) for n, s in SPECS.items()} for eid in range(LAYERS * EXPERTS)),
                lambda share: None, None)
-    transfers = TransferEngine(torch.device("cpu"), codec.place)
+    transfers = TransferEngine(torch.device("cpu"), store.fetch)
     return Residency(LAYERS, EXPERTS, Arena(codec, torch.device("cpu")), store, transfers,
                      lambda: create("eviction", eviction, {}), scope, slots)
 

@@ -145,7 +145,7 @@ def test_a_fresh_cache_is_filled_and_what_is_used_then_stays(scope: str) -> None
 def test_a_failed_prefetch_is_never_computed_from_and_can_be_fetched_again(monkeypatch: pytest.MonkeyPatch) -> None:
     residency = build(LAYERS * 3)
     with monkeypatch.context() as patched:
-        patched.setattr(residency.transfers, "_place", lambda source, target: 1 / 0)
+        patched.setattr(residency.transfers, "_fetch", lambda eid, slot: 1 / 0)
         residency.prefetch([Guess(0, 4, 0.9)])
         residency._tickets[4].done.wait()
     assert residency.places()[4] == 1                            # in flight, and no further

@@ -3,7 +3,7 @@
 import { bytes, short } from "./paint.js";
 import { PLACES } from "./maps.js";
 
-const SWATCH = ["host", "flight", "resident", "hit"];
+const SWATCH = ["host", "flight", "resident", "hit", "disk"], LEGEND = [4, 0, 1, 2, 3]; // from the slowest place to the fastest
 
 export class Figures {
   constructor(find) { this.find = find; this.legends = new Map(); }
@@ -13,10 +13,11 @@ export class Figures {
   draw(frame) {
     this.kpis(frame);
     this.memory(frame.memory);
-    const { layers, experts, top_k } = frame.shape, count = [0, 0, 0, 0];
+    const { layers, experts, top_k } = frame.shape, count = [0, 0, 0, 0, 0];
     for (const p of frame.place) count[p]++;
     this.text("res-text", `${layers} layers × ${experts} experts, ${top_k} a token`);
-    this.legend("res-legend", PLACES.map((name, i) => [SWATCH[i], name, `${count[i]}`]));
+    this.disk(frame, count[4]);
+    this.legend("res-legend", LEGEND.map((i) => [SWATCH[i], PLACES[i], `${count[i]}`]));
     this.text("ramp-max", `${frame.coactivation_max}`);
     this.text("hit-text", `last ${frame.window} tokens`);
   }
@@ -39,6 +40,19 @@ export class Figures {
     this.share(frame);
   }
 
+  /** The disk's own figures; the deck shows them only where there is a disk to read from. */
+  disk(frame, there) {
+    let [read, ms, passes] = [0, 0, 0];
+    for (let i = Math.max(0, frame.step.length - frame.window); i < frame.step.length; i++) {
+      if (frame.decode[i]) { read += frame.disk_bytes[i]; ms += frame.total_ms[i]; passes++; }
+    }
+    const root = this.find("disk").closest(".deck"), [unit, size] = read / (ms || 1) >= 1e5 ? ["GB/s", 1e6] : ["MB/s", 1e3];
+    root.dataset.disk = there || frame.disk_bytes.some((b) => b > 0) ? "1" : "0";
+    this.text("disk", passes ? short(read / (ms || 1) / size) : "–");
+    this.text("disk-unit", unit);
+    this.text("disk-sub", passes ? `${bytes(read / passes)} a token` : "no tokens yet");
+  }
+
   share(frame) {
     let [compute, stall, total] = [0, 0, 0];
     for (let i = Math.max(0, frame.step.length - frame.window); i < frame.step.length; i++) {
@@ -58,7 +72,7 @@ export class Figures {
     this.find("limit").style.left = `${((100 * m.budget) / full).toFixed(2)}%`;
     bar.setAttribute("aria-valuemax", m.budget);
     bar.setAttribute("aria-valuenow", used);
-    this.text("mem-text", `${bytes(used, full)} in use, budget ${bytes(m.budget, full)}, device free ${bytes(m.device_free)}`);
+    this.text("mem-text", `${bytes(used, full)} in use, budget ${bytes(m.budget, full)}, device free ${bytes(m.device_free)}${m.host ? `, experts in host memory ${bytes(m.host)}` : ""}`);
     this.legend("mem-legend", [["dense", "dense", bytes(m.dense, full)], ["experts", "experts", bytes(m.experts, full)], ["kv", "KV", bytes(m.kv, full)],
       ["work", "workspace", bytes(m.workspace, full)], ["reserved", "reserved", bytes(reserved, full)], ["free", "free", bytes(free, full)]]);
   }

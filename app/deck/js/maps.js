@@ -3,7 +3,7 @@
 
 import { begin, cells, label, note, pixel, ramp, ticks } from "./paint.js";
 
-export const PLACES = ["host", "in flight", "resident", "hit now"];
+export const PLACES = ["host", "in flight", "resident", "hit now", "disk"]; // as core.types.Place numbers them
 const LEFT = 34, BOTTOM = 30, TOP = 2;
 
 /** A grid of rows x cols with numbered axes; the base of all three. */
@@ -53,7 +53,7 @@ export class Residency extends Grid {
   draw(frame) {
     Object.assign(this, { ready: true, frame, rows: frame.shape.layers, cols: frame.shape.experts });
     const surface = begin(this.canvas), box = this.frameBox(), c = this.colours();
-    const tone = [c.host, c.flight, c.resident, c.hit].map(pixel);
+    const tone = [c.host, c.flight, c.resident, c.hit, c.disk].map(pixel);
     cells(surface, box, this.rows, this.cols, (i) => tone[frame.place[i]], pixel(c.card));
     this.axes(surface, box, this.rows, this.cols);
     const y = box.y + (this.layer * box.h) / this.rows, h = box.h / this.rows;

@@ -125,7 +125,26 @@ export class LinkTraffic extends Timeline {
     return this.rates;
   }
 
-  extra({ g }, box, top) {
+  extra(surface, box, top) {
+    this.peak(surface, box, top);
+    this.disk(surface, box, top);
+  }
+
+  /** What came from disk, as a line over the bars: it is a part of them, not beside them. */
+  disk({ g }, box, top) {
+    const f = this.frame, [, size] = this.unit(f), width = box.w / SHOWN;
+    if (!f.disk_bytes.some((b) => b > 0)) return;
+    g.strokeStyle = this.colours().disk; g.lineWidth = 1.5;
+    g.beginPath();
+    for (let k = 0; k < this.count; k++) {
+      const i = this.first + k, rate = f.disk_bytes[i] / Math.max(f.total_ms[i], 1e-3) / size;
+      const y = box.y + box.h * (1 - Math.min(1, rate / top)), x = box.x + k * width;
+      g.lineTo(x, y); g.lineTo(x + width, y);
+    }
+    g.stroke();
+  }
+
+  peak({ g }, box, top) {
     const c = this.colours(), peak = this.frame.link_peak_gbps * (1e6 / this.unit(this.frame)[1]);
     if (!(peak > 0) || peak > top) return;
     const y = box.y + box.h - (peak / top) * box.h;
@@ -138,6 +157,7 @@ export class LinkTraffic extends Timeline {
     const f = this.frame, mb = (v) => (v / 1e6).toFixed(2), [unit] = this.unit(f);
     const rate = this.rates.reduce((s, [v]) => s + v[i], 0);
     return [`${short(rate)} ${unit} over ${f.total_ms[i].toFixed(1)} ms`,
-      `demand ${mb(f.demand_bytes[i])} + prefetch ${mb(f.prefetch_bytes[i])} + wasted ${mb(f.wasted_bytes[i])} MB`];
+      `demand ${mb(f.demand_bytes[i])} + prefetch ${mb(f.prefetch_bytes[i])} + wasted ${mb(f.wasted_bytes[i])} MB`,
+      ...(f.disk_bytes[i] ? [`of it ${mb(f.disk_bytes[i])} MB read from disk`] : [])];
   }
 }

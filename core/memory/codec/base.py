@@ -14,6 +14,11 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from core.memory.codec.coded import Coded
+from core.memory.codec.formats import Format, Numbers
+
+Entries = dict[str, tuple[torch.dtype, tuple[int, ...]]]  # number type and shape of named tensors, in order
+
 ALIGN = 64  # bytes: a cache line, and what AVX512 and CUDA copies want
 
 
@@ -85,10 +90,13 @@ class Codec(Protocol):
     """One format, made for one model's part shapes, one compute dtype and one device. Stateless, thread-safe."""
 
     name: str
-    dtype: torch.dtype          # of activations, biases and `dequantize`
+    format: Format
+    numbers: Numbers            # number types in blobs
+    dtype: torch.dtype          # of activations, of biases in slots and of `dequantize`
     device: torch.device        # of slots; blobs are on the CPU
     blob_layout: Layout         # on the host; the same on every machine
     slot_layout: Layout         # on the device; may depend on its instruction set
+    verbatim: bool              # a slot's bytes are the blob's: a blob may be read from disk into a slot as it is
 
     @property
     def blob_bytes(self) -> int:
@@ -98,12 +106,15 @@ class Codec(Protocol):
     def slot_bytes(self) -> int:
         """Bytes of one expert on the device."""
 
-    def encode(self, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Host bytes (uint8 [blob_bytes], CPU) of one expert given in the model's own layout and any float dtype."""
+    def encode(self, parts: Mapping[str, torch.Tensor | Coded]) -> torch.Tensor:
+        """Host bytes (uint8 [blob_bytes], CPU) of one expert given in the model's own layout and any float dtype.
+
+        Codes of the codec's own format are taken over bit for bit; other codes are rounded anew from their values.
+        """
 
     def place(self, blob: torch.Tensor, slot: torch.Tensor) -> None:
-        """Write a blob (uint8 [blob_bytes]) into a slot (uint8 [slot_bytes]); asynchronous on the current CUDA stream
-        when the blob is pinned."""
+        """Write a blob (uint8 [blob_bytes]) into a slot (uint8 [>= slot_bytes]); asynchronous on the current CUDA
+        stream when the blob is pinned."""
 
     def views(self, slot: torch.Tensor) -> SlotParts:
         """Typed views into a slot's bytes (uint8 [slot_bytes], aligned): no copy; may be made before it is filled."""
@@ -116,37 +127,41 @@ class Codec(Protocol):
 
 
 class Base:
-    """What all formats share: part bookkeeping, biases kept as they are, and a plain copy into the slot."""
+    """What all formats share: part bookkeeping, biases, and a copy into the slot that casts what differs there."""
 
-    name = ""
-
-    def __init__(self, specs: Mapping[str, PartSpec], dtype: torch.dtype, device: torch.device,
-                 is_transposed: bool) -> None:
+    def __init__(self, format: Format, specs: Mapping[str, PartSpec], dtype: torch.dtype, device: torch.device,
+                 is_transposed: bool, numbers: Numbers) -> None:
+        self.name, self.format, self.numbers = format.name, format, numbers
         self.specs, self.dtype, self.device, self.is_transposed = dict(specs), dtype, device, is_transposed
         self.weights = [n for n, s in specs.items() if s.is_weight]
         self.biases = [n for n, s in specs.items() if not s.is_weight]
-        self.blob_layout = self.slot_layout = Layout.of({})
+        self.lay_out({}, {})
+
+    def lay_out(self, blob: Entries, slot: Entries) -> None:
+        """Say what blobs and slots hold."""
+        self.blob_layout, self.slot_layout = Layout.of(blob), Layout.of(slot)
+        self.verbatim = self.blob_layout == self.slot_layout
 
     def out_in(self, part: str) -> tuple[int, int]:
         """(out, in) features of a matrix, however the model stores it."""
         rows, columns = self.specs[part].shape
         return (columns, rows) if self.is_transposed else (rows, columns)
 
-    def rows(self, weight: torch.Tensor) -> torch.Tensor:
+    def rows(self, weight: torch.Tensor | Coded) -> torch.Tensor:
         """A matrix as [out, in] fp32 on the codec's device, to be quantised there."""
+        if isinstance(weight, Coded):
+            return (weight.turned() if self.is_transposed else weight).to(self.device).dequantized()
         weight = weight.to(self.device, torch.float32)
-        return weight.t().contiguous() if self.is_transposed else weight
+        return weight.t().contiguous() if self.is_transposed else weight.contiguous()
 
-    def bias_fields(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-        """Layout entries of the biases: unquantised, in the compute dtype."""
-        return {n: (self.dtype, self.specs[n].shape) for n in self.biases}
-
-    def begin_blob(self, parts: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def begin_blob(self, parts: Mapping[str, torch.Tensor | Coded]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """A blob with the biases filled in, and typed views of everything in it."""
         blob = torch.zeros(self.blob_layout.bytes, dtype=torch.uint8)
         views = self.blob_layout.views(blob)
         for name in self.biases:
-            views[name].copy_(parts[name])
+            bias = parts[name]
+            assert isinstance(bias, torch.Tensor)
+            views[name].copy_(bias)
         return blob, views
 
     @property
@@ -158,4 +173,10 @@ class Base:
         return self.slot_layout.bytes
 
     def place(self, blob: torch.Tensor, slot: torch.Tensor) -> None:
-        slot.copy_(blob, non_blocking=True)
+        if self.verbatim:
+            slot[: self.slot_bytes].copy_(blob[: self.blob_bytes], non_blocking=True)
+            return
+        source = blob.to(self.device, non_blocking=True)  # numbers are cast where they are going to
+        target = self.slot_layout.views(slot)
+        for name, field in self.blob_layout.fields.items():
+            target[name].copy_(field.view(source))

@@ -1,99 +1,75 @@
-"""4 bits a weight on a CPU with AVX512 or AVX2, bf16: torch's packed int4 product, in the layout it wants.
+"""The bytes that torch's packed int4 product wants on a CPU with AVX512 or AVX2, written 10x faster than torch does.
 
-The layout depends on the instruction set, so it exists only in slots: `place` rearranges a blob's bytes on the copy
-thread (10x faster than torch's own packing) and `block_rows` checks once, against torch's packing, that it knows how.
+The layout depends on the instruction set, so it exists only in slots; `block_rows` checks once, against torch's own
+packing, that it is known here. Several digits of a weight lie behind one another along the input dimension.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator
 
 import torch
 
-from core.memory.codec.base import Layout, PartSpec, SlotParts
-from core.memory.codec.int4 import Int4, dequantize
-
 BLOCKS = {"AVX512": 64, "AVX2": 32}  # output rows that torch's kernel interleaves, by instruction set
-PACKED_ROWS = 96  # up to this many rows the packed product beats dequantising first
-# measured: python -m core.memory.codec.measure
 
 
-class Int4Packed(Int4):
-    """Slots hold each matrix as torch packs it, with scales and zeros interleaved; blobs are Int4's."""
-
-    def __init__(self, specs: Mapping[str, PartSpec], dtype: torch.dtype, device: torch.device, is_transposed: bool,
-                 group_size: int) -> None:
-        super().__init__(specs, dtype, device, is_transposed, group_size)
-        fields = self.bias_fields()
-        for part in self.weights:
-            out, columns = self.out_in(part)
-            fields |= {f"{part}.packed": (torch.uint8, (out, columns // 2)),
-                       f"{part}.scales": (dtype, (columns // group_size, out, 2))}
-        self.slot_layout = Layout.of(fields)
-        self._block = block_rows()
-
-    def place(self, blob: torch.Tensor, slot: torch.Tensor) -> None:
-        source, target = self.blob_layout.views(blob), self.slot_layout.views(slot)
-        for name in self.biases:
-            target[name].copy_(source[name])
-        for name in self.weights:
-            pack(source[f"{name}.q"], target[f"{name}.packed"], self._block)
-            target[f"{name}.scales"][..., 0].copy_(source[f"{name}.scale"].t())
-            target[f"{name}.scales"][..., 1].copy_(source[f"{name}.zero"].t())
-
-    def views(self, slot: torch.Tensor) -> SlotParts:
-        tensors = self.slot_layout.views(slot)
-        return SlotParts({n: (tensors[f"{n}.packed"], tensors[f"{n}.scales"]) for n in self.weights},
-                         {n: tensors[n] for n in self.biases})
-
-    def linear(self, parts: SlotParts, part: str, x: torch.Tensor) -> torch.Tensor:
-        if x.shape[0] > PACKED_ROWS:
-            return super().linear(parts, part, x)
-        packed, scales = parts.weights[part]
-        y: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, self.group_size, scales)
-        return y
-
-    def weight(self, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        packed, scales = tensors
-        return dequantize(unpack(packed, self._block), scales[..., 0].t().contiguous(), scales[..., 1].t().contiguous())
-
-
-def pack(q: torch.Tensor, packed: torch.Tensor, block: int) -> None:
-    """Rearrange nibbles from [out, in / 2] (even input low) to torch's order, written into `packed`.
+def targets(packed: torch.Tensor, block: int, digit: int = 0, digits: int = 1) -> Iterator[torch.Tensor]:
+    """Where a digit's codes go in `packed` [out, digits * in / 2] uint8: bytes [blocks, in, rows / 2] for the
+    whole blocks, then for the rows left over.
 
     Of every `block` output rows, byte (input, j) holds row j low and row block / 2 + j high; of the rows left over,
     byte (input, j) holds rows 2j and 2j + 1.
     """
-    rows, half = q.shape
+    rows, columns = packed.shape[0], packed.shape[1] * 2 // digits
     full = rows // block * block
-    blocks = q[:full].view(-1, 2, block // 2, half)
-    for low, high, into in (
-            (blocks[:, 0], blocks[:, 1], packed[:full].view(-1, half, 2, block // 2)),
-            (q[full::2][None], q[full + 1 :: 2][None], packed[full:].view(1, half, 2, (rows - full) // 2))):
-        into[:, :, 0].copy_(((low & 15) | (high << 4)).transpose(1, 2))
-        into[:, :, 1].copy_(((low >> 4) | (high & 0xF0)).transpose(1, 2))
+    if full:
+        yield packed[:full].view(-1, digits, columns, block // 2)[:, digit]
+    if full < rows:
+        yield packed[full:].view(1, digits, columns, (rows - full) // 2)[:, digit]
 
 
-def unpack(packed: torch.Tensor, block: int) -> torch.Tensor:
-    """The inverse of `pack`, one code a byte: [out, in / 2] packed -> [out, in] uint8."""
-    rows, columns = packed.shape[0], packed.shape[1] * 2
-    full = rows // block * block
+def pairs(rows: torch.Tensor, block: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The rows [out, bytes] that go to the low and to the high halves, [blocks, rows / 2, bytes] each, as `targets`."""
+    full = rows.shape[0] // block * block
+    if full:
+        blocks = rows[:full].view(-1, 2, block // 2, rows.shape[1])
+        yield blocks[:, 0], blocks[:, 1]
+    if full < rows.shape[0]:
+        yield rows[full::2][None], rows[full + 1 :: 2][None]
+
+
+def pack(q: torch.Tensor, packed: torch.Tensor, block: int, digit: int = 0, digits: int = 1) -> None:
+    """Rearrange nibbles from [out, in / 2] (even input low) to torch's order, written into `packed`."""
+    for (low, high), into in zip(pairs(q, block), targets(packed, block, digit, digits), strict=True):
+        into[:, ::2].copy_(((low & 15) | (high << 4)).transpose(1, 2))
+        into[:, 1::2].copy_(((low >> 4) | (high & 0xF0)).transpose(1, 2))
+
+
+def pack_bytes(q: torch.Tensor, packed: torch.Tensor, block: int) -> None:
+    """Rearrange bytes [out, in], signed, to two digits: the high nibble counted from -8, then the low one."""
+    q = q.view(torch.uint8)
+    for (low, high), into in zip(pairs(q, block), targets(packed, block, 0, 2), strict=True):
+        into.copy_((low >> 4 | high & 0xF0).bitwise_xor_(0x88).transpose(1, 2))
+    for (low, high), into in zip(pairs(q, block), targets(packed, block, 1, 2), strict=True):
+        into.copy_((low & 15 | high << 4).transpose(1, 2))
+
+
+def unpack(packed: torch.Tensor, block: int, digit: int = 0, digits: int = 1) -> torch.Tensor:
+    """One digit's codes, one a byte: [out, digits * in / 2] packed -> [out, in] uint8."""
+    rows, columns = packed.shape[0], packed.shape[1] * 2 // digits
     codes = torch.empty(rows, columns, dtype=torch.uint8)
-    blocks = packed[:full].view(-1, columns, block // 2).transpose(1, 2)
-    into = codes[:full].view(-1, 2, block // 2, columns)
-    into[:, 0].copy_(blocks & 15)
-    into[:, 1].copy_(blocks >> 4)
-    tail = packed[full:].view(columns, -1).t()
-    codes[full::2].copy_(tail & 15)
-    codes[full + 1 :: 2].copy_(tail >> 4)
+    for (low, high), stored in zip(pairs(codes, block), targets(packed, block, digit, digits), strict=True):
+        turned = stored.transpose(1, 2)
+        low.copy_(turned & 15)
+        high.copy_(turned >> 4)
     return codes
 
 
-def supported(specs: Mapping[str, PartSpec], dtype: torch.dtype, device: torch.device, is_transposed: bool) -> bool:
-    """Whether torch's packed product serves these matrices on this machine."""
-    outs = [s.shape[1 if is_transposed else 0] for s in specs.values() if s.is_weight]
-    return device.type == "cpu" and dtype == torch.bfloat16 and all(out % 16 == 0 for out in outs) and block_rows() > 0
+def product(x: torch.Tensor, packed: torch.Tensor, group: int, scales: torch.Tensor) -> torch.Tensor:
+    """x [n, in] bf16 times packed weights with scales [in / group, out, 2] (scale, zero) -> [n, out]."""
+    y: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, group, scales)
+    return y
 
 
 @functools.cache

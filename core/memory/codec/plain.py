@@ -1,4 +1,4 @@
-"""Weights as they are: cast to the compute dtype when the checkpoint has another, and otherwise byte for byte."""
+"""Weights as they are. A blob keeps its own number type; slots have the compute dtype, byte for byte if it is the same."""
 
 from __future__ import annotations
 
@@ -6,23 +6,27 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from core.memory.codec.base import Base, Layout, PartSpec, SlotParts
+from core.memory.codec.base import Base, PartSpec, SlotParts
+from core.memory.codec.coded import Coded
+from core.memory.codec.formats import Format, Numbers
 
 
 class Plain(Base):
     """`linear` runs the very matrix product that transformers' grouped_mm runs per expert on a CPU: bit-identical."""
 
-    name = "checkpoint"
+    def __init__(self, format: Format, specs: Mapping[str, PartSpec], dtype: torch.dtype, device: torch.device,
+                 is_transposed: bool, numbers: Numbers) -> None:
+        super().__init__(format, specs, dtype, device, is_transposed, numbers)
+        self.lay_out({n: (numbers.weight, s.shape) for n, s in specs.items()},
+                     {n: (dtype, s.shape) for n, s in specs.items()})
 
-    def __init__(self, specs: Mapping[str, PartSpec], dtype: torch.dtype, device: torch.device,
-                 is_transposed: bool) -> None:
-        super().__init__(specs, dtype, device, is_transposed)
-        self.blob_layout = self.slot_layout = Layout.of({n: (dtype, s.shape) for n, s in specs.items()})
-
-    def encode(self, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        blob = torch.zeros(self.blob_bytes, dtype=torch.uint8)
-        for name, view in self.blob_layout.views(blob).items():
-            view.copy_(parts[name])
+    def encode(self, parts: Mapping[str, torch.Tensor | Coded]) -> torch.Tensor:
+        blob, views = self.begin_blob(parts)
+        for name in self.weights:
+            given = parts[name]
+            if isinstance(given, Coded):
+                given = self.rows(given).t() if self.is_transposed else self.rows(given)
+            views[name].copy_(given)
         return blob
 
     def views(self, slot: torch.Tensor) -> SlotParts:

@@ -1,0 +1,176 @@
+"""Looks at one file or folder that may be a Mixture-of-Experts model, reading headers and configs alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from app.gguf_head import file_type, read_head
+from core.errors import MoestroError
+
+PACK, UNFINISHED, GGUF, PLAIN = "pack", "unfinished import", "GGUF", "safetensors"
+METHODS = {"gptq": "GPTQ", "awq": "AWQ", "compressed-tensors": "compressed-tensors", "bitsandbytes": "bitsandbytes",
+           "fp8": "FP8", "mxfp4": "MXFP4"}
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
+TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k", "num_selected_experts")
+SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+Where = Literal["packs", "cache", "folder"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One row of the library. `layers` counts MoE layers as far as a config tells; 0 where something is not known."""
+
+    name: str
+    path: str
+    where: Where
+    kind: str            # pack, unfinished import, safetensors, GPTQ, GGUF ...
+    bytes: int = 0
+    format: str = ""
+    layers: int = 0
+    experts: int = 0
+    top_k: int = 0
+    used: float = 0.0    # when it was last loaded, seconds since the epoch; 0 = never
+    problem: str = ""    # why it cannot be used, in the user's words
+
+    @property
+    def can_open(self) -> bool:
+        """It can be loaded as it is."""
+        return not self.problem and self.kind in (PACK, PLAIN)
+
+    @property
+    def can_import(self) -> bool:
+        """It can be made into a pack."""
+        return not self.problem and self.kind not in (PACK, UNFINISHED)
+
+
+def look(path: Path, where: Where, name: str = "") -> Entry | None:
+    """What there is at a path, or None when it is no Mixture-of-Experts model. What cannot be read has a `problem`."""
+    shown = Entry(name or path.name, str(path), where, "")
+    try:
+        if path.suffix == ".gguf":
+            return _gguf(path, shown)
+        if path.suffix == ".partial":
+            return _unfinished(path, shown) if any(path.glob("journal*")) else None
+        if (path / "moestro.json").exists():
+            return _pack(path, shown)
+        if (path / "config.json").exists():
+            return _checkpoint(path, shown)
+    except OSError as error:
+        return replace(shown, kind=shown.kind or "?", problem=f"{error.strerror or error}: {error.filename or path}")
+    except ValueError as error:
+        return replace(shown, kind=GGUF if path.suffix == ".gguf" else "?", problem=str(error))
+    return None
+
+
+def _pack(path: Path, shown: Entry) -> Entry:
+    from core.memory.pack import check
+
+    shown = replace(shown, kind=PACK, bytes=_sum(path, "*"))
+    try:
+        pack = check(path)
+    except MoestroError as error:
+        return replace(shown, problem=str(error))
+    return replace(shown, format=pack.format, layers=pack.layers, experts=pack.experts, top_k=pack.top_k)
+
+
+def _unfinished(path: Path, shown: Entry) -> Entry:
+    return replace(shown, name=shown.name.removesuffix(".partial"), kind=UNFINISHED, bytes=_sum(path, "*"),
+                   problem="The import is not finished. Import the same model to the same folder again: it goes on "
+                           "where it stopped. Or delete it.")
+
+
+def _checkpoint(path: Path, shown: Entry) -> Entry | None:
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except ValueError:
+        config = None
+    if not isinstance(config, dict):
+        return replace(shown, kind="?", problem="Its config.json is damaged. Download it again.")
+    inner = config.get("text_config")
+    text: dict[str, Any] = inner if isinstance(inner, dict) else config
+    experts = _first(text, EXPERTS)
+    if experts < 2:
+        return None
+    kind, format = _quantised(config)
+    found = replace(shown, kind=kind, format=format, layers=_layers(text), experts=experts,
+                    top_k=_first(text, TOP_K), bytes=_sum(path, "*.safetensors"))
+    return replace(found, problem=_missing(path))
+
+
+def _quantised(config: Mapping[str, Any]) -> tuple[str, str]:
+    """(kind, format) of a model folder."""
+    stated = config.get("quantization_config")
+    if not isinstance(stated, dict):
+        return PLAIN, str(config.get("dtype") or config.get("torch_dtype") or "")
+    method = str(stated.get("quant_method", "?"))
+    bits = stated.get("bits") or (4 if stated.get("load_in_4bit") else 8 if stated.get("load_in_8bit") else None)
+    group = stated.get("group_size") or stated.get("q_group_size")
+    words = [f"{bits} bit" if bits else "", f"groups of {group}" if isinstance(group, int) and group > 0 else ""]
+    return METHODS.get(method, method), ", ".join(filter(None, words)) or str(stated.get("format", method))
+
+
+def _layers(config: Mapping[str, Any]) -> int:
+    total, dense = _first(config, ("num_hidden_layers",)), _first(config, ("first_k_dense_replace",))
+    only = config.get("mlp_only_layers")
+    step = max(1, _first(config, ("decoder_sparse_step",)))
+    return max(0, (total - dense - (len(only) if isinstance(only, list) else 0)) // step)
+
+
+def _missing(path: Path) -> str:
+    """What is wrong with the weight files of a folder, or ""."""
+    index = path / "model.safetensors.index.json"
+    if index.exists():
+        try:
+            wanted = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, KeyError, AttributeError, TypeError):
+            return f"{index.name} is damaged. Download it again."
+        if absent := sorted(name for name in wanted if not (path / str(name)).exists()):
+            return (f"{len(absent)} of {len(wanted)} weight files are missing, {absent[0]} first. Finish the download.")
+    if not any(path.glob("*.safetensors")):
+        return "It has no safetensors files. Finish the download, or get the model's safetensors version."
+    return ""
+
+
+def _gguf(path: Path, shown: Entry) -> Entry | None:
+    part = SHARD.search(path.name)
+    if part and int(part[1]) != 1:
+        return None  # shown with the first of its files
+    stat = path.stat()
+    head = _head(path, stat.st_mtime_ns, stat.st_size)
+    arch = str(head.get("general.architecture", ""))
+    experts = _first(head, (f"{arch}.expert_count",))
+    if experts < 2:
+        return None
+    total, problem = stat.st_size, ""
+    if part:
+        files = [path.with_name(f"{path.name[: part.start()]}-{i:05}-of-{part[2]}.gguf")
+                 for i in range(1, int(part[2]) + 1)]
+        there = [file for file in files if file.exists()]
+        total = sum(file.stat().st_size for file in there)
+        if len(there) < len(files):
+            problem = f"{len(files) - len(there)} of its {len(files)} files are missing. Finish the download."
+    return replace(shown, kind=GGUF, bytes=total, problem=problem, experts=experts,
+                   format=file_type(head["general.file_type"]) if "general.file_type" in head else "",
+                   layers=max(0, _first(head, (f"{arch}.block_count",))
+                              - _first(head, (f"{arch}.leading_dense_block_count",))),
+                   top_k=_first(head, (f"{arch}.expert_used_count",)))
+
+
+@lru_cache(maxsize=256)
+def _head(path: Path, modified: int, size: int) -> dict[str, object]:
+    """A GGUF header; read again when the file changes."""
+    return read_head(path)
+
+
+def _first(values: Mapping[str, Any], names: tuple[str, ...]) -> int:
+    return next((v for n in names if isinstance(v := values.get(n), int) and not isinstance(v, bool)), 0)
+
+
+def _sum(path: Path, pattern: str) -> int:
+    return sum(file.stat().st_size for file in path.glob(pattern) if file.is_file())

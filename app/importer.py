@@ -1,0 +1,161 @@
+"""Imports one model at a time into an expert pack, in a thread that no browser tab owns."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from app.live import Live
+from core.errors import BusyError, MoestroError
+from core.formats import FORMATS
+
+log = logging.getLogger("moestro.app")
+CHOICES = ("auto", *FORMATS)
+AUTO = "auto: the source's own codes where they fit, else as in the checkpoint"
+SPEED_S = 15.0  # the speed shown is that of so many seconds
+UNEXPECTED = "The import broke off because of an error inside Moestro. Its details are in the log."
+
+
+class Progress(Protocol):
+    """How an import tells how far it is: what it does, its share 0..1, and bytes."""
+
+    def __call__(self, text: str, share: float, bytes_done: int, bytes_total: int) -> None: ...
+
+
+class ImportModel(Protocol):
+    """What `core.importing.import_model` looks like. Raises MoestroError; a stopped import may be gone on with."""
+
+    def __call__(self, source: str, out: Path, *, format: str = ..., split: float = ..., download: bool = ...,
+                 progress: Progress = ..., cancel: threading.Event | None = ...) -> Path: ...
+
+
+class ImportJob(Live):
+    """An import in progress, or how the last one ended. `out` is the pack that it makes."""
+
+    def __init__(self, source: str, out: Path, format: str, download: bool) -> None:
+        super().__init__()
+        self.source, self.out, self.format, self.download = source, out, format, download
+        self.state: Literal["running", "done", "error", "cancelled"] = "running"
+        self.text = "Looking at the model"
+        self.share = 0.0
+        self.bytes_done = self.bytes_total = 0
+        self.bytes_s = 0.0               # bytes a second, lately; 0 = not known yet
+        self.left_s: float | None = None  # seconds to go at that speed
+        self._seen: deque[tuple[float, int]] = deque()
+
+    @property
+    def finished(self) -> bool:
+        return self.state != "running"
+
+    @property
+    def can_resume(self) -> bool:
+        """Something was written that the same import goes on from."""
+        return self.state in ("error", "cancelled") and any(self.partial.glob("journal*"))
+
+    @property
+    def partial(self) -> Path:
+        """Where the pack grows until it is whole."""
+        return self.out.with_name(f"{self.out.name}.partial")
+
+    def progress(self, text: str, share: float, bytes_done: int, bytes_total: int) -> None:
+        """Take note of how far it is, and work out speed and remaining time."""
+        now = time.monotonic()
+        if self._seen and (bytes_done < self._seen[-1][1] or bytes_total != self.bytes_total):
+            self._seen.clear()  # another part of the work, counted anew
+        self._seen.append((now, bytes_done))
+        while now - self._seen[0][0] > SPEED_S and len(self._seen) > 2:
+            self._seen.popleft()
+        (since, before), took = self._seen[0], now - self._seen[0][0]
+        speed = (bytes_done - before) / took if took > 0.5 and since < now else self.bytes_s
+        left = (bytes_total - bytes_done) / speed if speed and bytes_total else None
+        self.update(text=text, share=min(1.0, max(0.0, share)), bytes_done=bytes_done, bytes_total=bytes_total,
+                    bytes_s=speed, left_s=left)
+
+
+class Importer:
+    """The one import and its thread. Methods return at once and may be called from any thread."""
+
+    def __init__(self, packs: Path, work: ImportModel | None = None) -> None:
+        self.packs, self._work = packs, work
+        self.job: ImportJob | None = None
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def busy(self) -> bool:
+        """An import is running."""
+        return self.job is not None and not self.job.finished
+
+    def start(self, source: str, format: str = "auto", out: str = "", download: bool = False) -> ImportJob:
+        """Begin an import; "" as `out` is `default_out`. Raises BusyError, or MoestroError for what cannot be begun.
+
+        What goes wrong later is found in the returned job.
+        """
+        source = source.strip().strip('"')
+        if not source:
+            raise MoestroError("Say what to import: a folder, a GGUF file, or a name on the Hugging Face hub.")
+        if format not in CHOICES:
+            raise MoestroError(f"There is no format {format!r}. Choose one of: {', '.join(CHOICES)}.")
+        target = Path(out.strip().strip('"')).expanduser() if out.strip() else self.default_out(source, format)
+        if target.exists():
+            raise MoestroError(f"{target} exists already, and nothing is ever overwritten. Choose another output "
+                               "folder, or delete it first.")
+        with self._lock:
+            if self.busy:
+                assert self.job is not None
+                raise BusyError(f"{self.job.source} is being imported. Wait for it or cancel it, then import another.")
+            self.job = job = ImportJob(source, target, format, download)
+            self._thread = threading.Thread(target=self._run, args=(job,), name="moestro-import", daemon=True)
+            self._thread.start()
+            return job
+
+    def resume(self) -> ImportJob:
+        """Go on with the import that was stopped last. Raises as `start` does."""
+        job = self.job
+        if job is None or not job.can_resume:
+            raise MoestroError("There is no stopped import to go on with. Start one.")
+        return self.start(job.source, job.format, str(job.out), job.download)
+
+    def cancel(self) -> None:
+        """Ask the running import to stop; what it has finished stays, to go on from."""
+        if self.job is not None:
+            self.job.cancelled.set()
+
+    def default_out(self, source: str, format: str) -> Path:
+        """A folder among the packs, named after the model and the format."""
+        name = re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", Path(source.strip().rstrip("/\\")).name, flags=re.IGNORECASE)
+        clean = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "model"
+        return self.packs / (clean if format == "auto" else f"{clean}-{format}")
+
+    def close(self, timeout: float = 30.0) -> None:
+        """Stop what is running, and wait for it."""
+        self.cancel()
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def _run(self, job: ImportJob) -> None:
+        fields: dict[str, Any] = {"state": "done", "text": "Imported", "share": 1.0}
+        try:
+            job.out = self._worker()(job.source, job.out, format=job.format, download=job.download,
+                                     progress=job.progress, cancel=job.cancelled)
+        except Exception as error:
+            if job.cancelled.is_set():
+                fields = {"state": "cancelled", "text": "Cancelled"}
+            elif isinstance(error, MoestroError):
+                log.info("%s was not imported: %s", job.source, error)
+                fields = {"state": "error", "text": "Not imported", "error": str(error)}
+            else:
+                log.exception("unexpected error while importing %s", job.source)
+                fields = {"state": "error", "text": "Not imported", "error": UNEXPECTED}
+        job.update(bytes_s=0.0, left_s=None, **fields)
+
+    def _worker(self) -> ImportModel:
+        if self._work is None:
+            from core.importing import import_model
+            self._work = import_model
+        return self._work

@@ -1,0 +1,58 @@
+"""How a measurement in its own process takes turns with the bench that started it.
+
+The bench sends a job; the process joins its memory group, imports what it needs and says that it idles; the bench then
+knows what the process takes without a model, sets the limit, and lets it go on; the process measures and answers. The
+standard library is all this needs: it also runs in the interpreter that has llama.cpp.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Job = dict[str, Any]
+STARTED_S = time.perf_counter()
+
+
+def take_part(prepare: Callable[[Job], Callable[[], Job]]) -> None:
+    """The life of a measuring process. `prepare` imports for the job, and returns what measures it."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is not an answer
+
+    def say(found: Job) -> None:
+        print(json.dumps(found), file=answers, flush=True)
+
+    job = json.loads(sys.stdin.readline())
+    if job.get("group"):
+        (Path(job["group"]) / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
+    measure = prepare(job)
+    say({"idle": True, "rss": memory()["rss"]})
+    sys.stdin.readline()
+    say({**measure(), **{f"peak_{name}": value for name, value in memory().items()}, "read_bytes": read_bytes()})
+
+
+def memory() -> dict[str, int]:
+    """Bytes of this process in memory: now, and the most so far. Not getrusage's, which a child inherits."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        import psutil
+
+        info = psutil.Process().memory_info()
+        return {"rss": info.rss, "high": getattr(info, "peak_wset", info.rss)}
+    fields = dict(line.split(":", 1) for line in lines)
+    return {"rss": int(fields["VmRSS"].split()[0]) * 1024, "high": int(fields["VmHWM"].split()[0]) * 1024}
+
+
+def read_bytes() -> int | None:
+    """Bytes that the disk delivered for this process so far; None where the system does not say."""
+    try:
+        lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))

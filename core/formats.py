@@ -1,0 +1,68 @@
+"""The expert formats that can be chosen: what a name stands for. How they are computed is core.memory.codec's business.
+
+A code of `bits` bits stands for (code - 2 ** (bits - 1)) * scale + zero, or table[code] * scale.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from core.errors import SettingError
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One format. `bits` of a code (16: plain numbers of the named type, 0: of the checkpoint's own), `group` = how many
+    weights along the input share a scale (0: a whole row), `zero`: groups also have a zero point, `table`: the name in
+    `core.memory.codec.tables` of the 16 values that codes stand for ("" = evenly spaced).
+    """
+
+    name: str
+    bits: int
+    group: int
+    zero: bool
+    table: str
+    help: str
+    source: str
+
+    @property
+    def is_plain(self) -> bool:
+        """True when weights are kept as numbers, not as codes."""
+        return self.bits in (0, 16)
+
+    @property
+    def is_loadable(self) -> bool:
+        """True when a model can be loaded in it; the others exist only in packs."""
+        return self.bits != 16
+
+
+_PAIRED = "torch's int4 kernels: a scale and a zero point per group (torchao tinygemm)"
+_SYMMETRIC = "GGML's Q4_0: one signed scale per group (llama.cpp, ggml-quants)"
+_FEWER = "HQQ (Badri & Shaji 2023) for the setting; the range of each group is clipped for the least squared error"
+
+FORMATS: dict[str, Format] = {f.name: f for f in (
+    Format("checkpoint", 0, 0, False, "", "As in the checkpoint: exact.", "transformers"),
+    Format("bfloat16", 16, 0, False, "", "Cast to bfloat16.", "IEEE-like 8-bit exponent (Google Brain)"),
+    Format("float16", 16, 0, False, "", "Cast to float16.", "IEEE 754 half precision"),
+    Format("int8", 8, 0, False, "", "8 bits, one scale for each output.", "LLM.int8() (Dettmers et al. 2022), row-wise"),
+    Format("int8-g32", 8, 32, False, "", "8 bits, a scale for every 32 weights.", "GGML's Q8_0 (llama.cpp)"),
+    *(Format(f"int4-g{g}", 4, g, True, "", f"4 bits, a scale and a zero point for every {g} weights.", _PAIRED)
+      for g in (32, 64, 128)),
+    *(Format(f"int4-g{g}-sym", 4, g, False, "", f"4 bits, a scale for every {g} weights.", _SYMMETRIC)
+      for g in (32, 64, 128)),
+    Format("nf4", 4, 64, False, "nf4", "4 bits, 16 values placed for normally distributed weights.",
+           "QLoRA (Dettmers et al. 2023), section 3"),
+    Format("mxfp4", 4, 32, False, "mxfp4", "4-bit floating point, a power of two for every 32 weights.",
+           "OCP Microscaling Formats 1.0 (2023)"),
+    Format("iq4_nl", 4, 32, False, "iq4_nl", "4 bits, 16 values denser around zero.", "GGML's IQ4_NL (llama.cpp)"),
+    Format("int3", 3, 64, True, "", "3 bits, a scale and a zero point for every 64 weights.", _FEWER),
+    Format("int2", 2, 64, True, "", "2 bits, a scale and a zero point for every 64 weights.", _FEWER),
+)}
+LOADABLE = tuple(name for name, one in FORMATS.items() if one.is_loadable)
+
+
+def format_of(name: str) -> Format:
+    """Look a format up. Raises SettingError that lists the names."""
+    if name not in FORMATS:
+        raise SettingError(f"There is no expert format {name!r}. Choose one of: {', '.join(FORMATS)}.")
+    return FORMATS[name]

@@ -1,0 +1,213 @@
+"""The layers of a cache of fixed size: what the budget reserved is what is allocated, once, and reused.
+
+transformers' own layers concatenate the whole cache for every token; these write into their place. The states of
+linear attention and of short convolutions have one size whatever the context: transformers' own code keeps them, here
+their bytes are counted. A layer of any other kind is refused by name, as nothing could promise its size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import cache_utils
+from transformers.cache_utils import (
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
+)
+
+from core.errors import ModelError
+
+
+class Room:
+    """A tensor of fixed size along one dimension, filled from the front. Allocated when the first piece arrives."""
+
+    __slots__ = ("_capacity", "_dim", "_tensor", "bytes", "length")
+
+    def __init__(self, capacity: int, dim: int) -> None:
+        self._capacity, self._dim = capacity, dim
+        self._tensor: torch.Tensor | None = None
+        self.length = self.bytes = 0
+
+    def append(self, new: torch.Tensor) -> torch.Tensor:
+        """Everything so far with `new` behind it, a view. Raises ValueError when the capacity is passed."""
+        if self._tensor is None:
+            self._tensor = self._allocate(new)
+        start, end = self.length, self.length + new.shape[self._dim]
+        if end > self._capacity:
+            raise ValueError(f"the KV cache holds {self._capacity} tokens, {end} were given")
+        self._tensor.narrow(self._dim, start, end - start).copy_(new)
+        self.length = end
+        return self._tensor.narrow(self._dim, 0, end)
+
+    def keep_last(self, full: torch.Tensor) -> torch.Tensor:
+        """Hold the last positions of `full`, as many as there is room for, and nothing else; a view of them."""
+        self.length = 0
+        kept = min(self._capacity, full.shape[self._dim])
+        return self.append(full.narrow(self._dim, full.shape[self._dim] - kept, kept))
+
+    def _allocate(self, like: torch.Tensor) -> torch.Tensor:
+        shape = list(like.shape)
+        shape[self._dim] = self._capacity
+        tensor = like.new_empty(shape)
+        self.bytes = tensor.numel() * tensor.itemsize
+        return tensor
+
+
+class Reserved:
+    """What every layer here can do beside being a layer of transformers' cache.
+
+    Made by `reserve`, which gives a layer of transformers one of these classes and calls `_reserve`.
+    """
+
+    window: int | None = None     # most positions kept; None = all of the context
+    state_bytes = 0               # allocated, the same for every context
+
+    @property
+    def growing_bytes(self) -> int:
+        """Bytes allocated in proportion to the positions kept."""
+        return 0
+
+    def clear(self) -> None:
+        """Forget everything, keep the memory."""
+
+    def _reserve(self, context: int) -> None:
+        """Prepare to hold `context` positions; nothing is allocated yet."""
+
+
+class ReservedLayer(Reserved, DynamicLayer):
+    """Full attention: keys and values [batch, heads, context, dim]."""
+
+    def _reserve(self, context: int) -> None:
+        super()._reserve(context)
+        self._rooms = Room(context, 2), Room(context, 2)
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any,
+               **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append [batch, heads, n, dim] and return everything so far. Raises ValueError when the capacity is passed."""
+        if not self.is_initialized:
+            self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
+        keys, values = self._rooms
+        self.keys, self.values = keys.append(key_states), values.append(value_states)
+        return self.keys, self.values
+
+    def get_seq_length(self) -> int:
+        return self._rooms[0].length
+
+    @property
+    def growing_bytes(self) -> int:
+        return super().growing_bytes + sum(room.bytes for room in self._rooms)
+
+    def clear(self) -> None:
+        super().clear()
+        self.keys = self.values = None
+        for room in self._rooms:
+            room.length = 0
+
+
+class ReservedWindow(Reserved, DynamicSlidingWindowLayer):
+    """Sliding window: the last `window` keys and values; the token at hand brings its own."""
+
+    def _reserve(self, context: int) -> None:
+        super()._reserve(context)
+        self.window = max(1, self.sliding_window - 1)
+        room = min(context, self.window)
+        self._rooms = Room(room, 2), Room(room, 2)
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any,
+               **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """What is in the window, then [batch, heads, n, dim] behind it; the new ones' last positions are kept."""
+        full = super().update(key_states, value_states, *args, **kwargs)
+        self.keys, self.values = (room.keep_last(t) for room, t in zip(self._rooms, full, strict=True))
+        return full
+
+    @property
+    def growing_bytes(self) -> int:
+        return super().growing_bytes + sum(room.bytes for room in self._rooms)
+
+    def clear(self) -> None:
+        super().clear()
+        self.cumulative_length = 0
+        if self.is_initialized:
+            self.keys, self.values = self.keys[:, :, :0], self.values[:, :, :0]
+
+
+class ReservedStates(Reserved, LinearAttentionLayer):
+    """Linear attention and short convolutions: states whose size no context changes."""
+
+    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
+        super().lazy_initialization(*args, **kwargs)
+        self.state_bytes = sum(t.numel() * t.itemsize for t in self.states())
+
+    def states(self) -> list[torch.Tensor]:
+        """What is kept, once the first pass has allocated it."""
+        return [t for t in (*self.conv_states.values(), *self.recurrent_states.values()) if t is not None]
+
+    def clear(self) -> None:
+        super().clear()
+        LinearAttentionLayer.reset(self)
+
+
+class ReservedHybrid(ReservedStates, ReservedLayer, LinearAttentionAndFullAttentionLayer):
+    """States, and full attention beside them."""
+
+
+class ReservedHybridWindow(ReservedStates, ReservedWindow, LinearAttentionAndSlidingWindowAttentionLayer):
+    """States, and a sliding window beside them."""
+
+
+class ReservedIndexed(ReservedLayer, cache_utils.DynamicIndexedLayer):
+    """Full attention that selects positions by a small index of its own [batch, context, dim]."""
+
+    def _reserve(self, context: int) -> None:
+        super()._reserve(context)
+        self._index = Room(context, 1)
+
+    def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
+        """Append [batch, n, dim] and return everything so far."""
+        self.is_indexer_initialized = True
+        self.indexer_keys: torch.Tensor | None = self._index.append(indexer_key_states)
+        return self.indexer_keys
+
+    @property
+    def growing_bytes(self) -> int:
+        return super().growing_bytes + self._index.bytes
+
+    def clear(self) -> None:
+        super().clear()
+        self._index.length = 0
+        self.indexer_keys = None
+
+
+_NOTHING: tuple[type[Any], ...] = tuple(filter(None, [getattr(cache_utils, "DummyLayer", None)]))  # keeps nothing
+RESERVED: dict[type[Any], type[Reserved]] = {
+    DynamicLayer: ReservedLayer,
+    DynamicSlidingWindowLayer: ReservedWindow,
+    LinearAttentionLayer: ReservedStates,
+    LinearAttentionAndFullAttentionLayer: ReservedHybrid,
+    LinearAttentionAndSlidingWindowAttentionLayer: ReservedHybridWindow,
+    cache_utils.DynamicIndexedLayer: ReservedIndexed,
+}
+
+
+def reserve(cache: DynamicCache, context: int) -> list[Reserved]:
+    """Give every layer of a new cache its fixed size, for `context` positions, and return them: one for each layer
+    of the model. Raises ModelError for a layer of another kind, leaving the cache as it was."""
+    for layer in cache.layers:
+        if type(layer) not in RESERVED and not isinstance(layer, _NOTHING):
+            raise ModelError(f"it keeps a state, {type(layer).__name__}, that Moestro does not know")
+    own = [Reserved() if isinstance(layer, _NOTHING) else _reserved(layer, context) for layer in cache.layers]
+    cache.layers = [o if isinstance(layer, _NOTHING) is False else layer for o, layer in zip(own, cache.layers, strict=True)]
+    return own
+
+
+def _reserved(layer: Any, context: int) -> Reserved:
+    kind = RESERVED[type(layer)]
+    own = kind.__new__(kind)
+    vars(own).update(vars(layer))     # what transformers set up from the config, in any version of it
+    own._reserve(context)
+    return own

@@ -1,0 +1,62 @@
+"""Run a conversion on codes, scales and zeros instead of on weights.
+
+What turns checkpoint tensors into a model's expert is layout alone: stack, concatenate, transpose. Done to codes,
+scales and zeros one by one it gives the very expert, as codes: unless it cuts across groups. That is tried, once for
+each shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+
+import torch
+
+from core.memory.codec.coded import Coded
+
+Planes = dict[str, torch.Tensor]
+
+
+class Merger:
+    """Merges the coded ingredients of an expert's part. Remembers for which shapes that works. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._works: dict[Hashable, bool] = {}
+
+    def merge(self, parts: Mapping[str, Coded], convert: Callable[[Planes], torch.Tensor], kind: Hashable
+              ) -> Coded | None:
+        """`parts` as stored, made one by `convert`; None where they are coded differently or do not merge as codes.
+
+        `kind` names what is converted alike.
+        """
+        first = next(iter(parts.values()))
+        if any((c.format, c.zero is None) != (first.format, first.zero is None) for c in parts.values()):
+            return None
+        known = (kind, *((c.format, c.codes.shape, c.scale.shape) for c in parts.values()))
+        if known not in self._works:
+            self._works[known] = _works(parts, convert)
+        if not self._works[known]:
+            return None
+        zeros = {p: c.zero for p, c in parts.items() if c.zero is not None}
+        return Coded(first.format, convert({p: c.codes for p, c in parts.items()}),
+                     convert({p: c.scale for p, c in parts.items()}), convert(zeros) if zeros else None)
+
+
+def _works(parts: Mapping[str, Coded], convert: Callable[[Planes], torch.Tensor]) -> bool:
+    """Whether each code still meets its own group after conversion: every group is given a number for it."""
+    numbers = {p: torch.arange(c.scale.numel(), dtype=torch.int32).view(c.scale.shape) for p, c in parts.items()}
+    try:
+        groups = convert(dict(numbers))
+        wanted = convert({p: spread(n, parts[p].codes.shape) for p, n in numbers.items()})
+    except (RuntimeError, ValueError, IndexError):  # an operation that scales have too few dimensions for
+        return False
+    return torch.equal(spread(groups, wanted.shape), wanted)
+
+
+def spread(groups: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """One number a group -> one a weight. Raises ValueError when `shape` is not made of whole groups."""
+    if groups.dim() != len(shape) or any(whole % part for whole, part in zip(shape, groups.shape, strict=True)):
+        raise ValueError(f"{tuple(groups.shape)} are not the groups of {tuple(shape)}")
+    for dim, whole in enumerate(shape):
+        if groups.shape[dim] != whole:
+            groups = groups.repeat_interleave(whole // groups.shape[dim], dim)
+    return groups

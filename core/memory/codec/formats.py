@@ -1,0 +1,28 @@
+"""Which number types a blob holds, beside the registry of formats (`core.formats`), which is given out from here too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from core.formats import FORMATS, Format, format_of
+
+__all__ = ["FORMATS", "Format", "Numbers", "format_of", "numbers_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """Number types in a blob, whatever the model later computes in: of plain weights and biases, scales and zeros."""
+
+    weight: torch.dtype
+    scale: torch.dtype
+    zero: torch.dtype
+
+
+def numbers_of(format: Format, dtype: torch.dtype, stored: Numbers | None) -> Numbers:
+    """`stored`, or `dtype` for all of them; a format that names its number type keeps it."""
+    numbers = stored or Numbers(dtype, dtype, dtype)
+    if format.bits == 16:
+        return Numbers(getattr(torch, format.name), numbers.scale, numbers.zero)
+    return Numbers(numbers.weight, torch.uint8, numbers.zero) if format.table == "mxfp4" else numbers

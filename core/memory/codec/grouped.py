@@ -1,0 +1,90 @@
+"""Weights as codes: the portable form of every rounded format, and the oracle of every faster one.
+
+Slots hold the blob's bytes; products dequantise first, in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from core.errors import ModelError
+from core.memory.codec.base import Base, Entries, PartSpec, SlotParts
+from core.memory.codec.bits import PLANES, pack, unpack
+from core.memory.codec.coded import Coded, dequantize
+from core.memory.codec.formats import FORMATS, Format, Numbers
+from core.memory.codec.quantize import CHUNK, Rounded, quantize
+
+
+class Grouped(Base):
+    """Of a matrix [out, in] (however the model stores it) a slot keeps (q, [q1,] scale[, zero]), as the blob does."""
+
+    def __init__(self, format: Format, specs: Mapping[str, PartSpec], dtype: torch.dtype, device: torch.device,
+                 is_transposed: bool, numbers: Numbers) -> None:
+        super().__init__(format, specs, dtype, device, is_transposed, numbers)
+        fields = {n: (numbers.weight, self.specs[n].shape) for n in self.biases}
+        for part in self.weights:
+            fields |= self._fields(part)
+        self.lay_out(fields, self.slot_entries(fields))
+
+    def slot_entries(self, blob: Entries) -> Entries:
+        """What a slot keeps, given the blob's entries: here the same, with biases in the compute dtype."""
+        return blob | {n: (self.dtype, self.specs[n].shape) for n in self.biases}
+
+    def _fields(self, part: str) -> Entries:
+        (out, columns), group = self.out_in(part), self.format.group
+        if columns % max(group, 8):
+            fitting = [f.name for f in FORMATS.values() if not f.is_plain and columns % (f.group or 8) == 0]
+            raise ModelError(f"{self.name} in groups of {group} does not divide this model's {columns} inputs. Choose "
+                             f"another expert format: {', '.join([*fitting, 'checkpoint'])}.")
+        planes = PLANES[self.format.bits]
+        codes = torch.int8 if self.format.bits == 8 else torch.uint8
+        fields: Entries = {f"{part}.q{i or ''}": (codes, (out, columns * plane // 8)) for i, plane in enumerate(planes)}
+        groups = (out, columns // group) if group else (out,)
+        fields[f"{part}.scale"] = (self.numbers.scale, groups)
+        if self.format.zero:
+            fields[f"{part}.zero"] = (self.numbers.zero, groups)
+        return fields
+
+    def encode(self, parts: Mapping[str, torch.Tensor | Coded]) -> torch.Tensor:
+        blob, views = self.begin_blob(parts)
+        for name in self.weights:
+            given = parts[name]
+            if isinstance(given, Coded) and given.format == self.name:
+                given = given.turned() if self.is_transposed else given
+                self._write(views, name, slice(None), Rounded(given.codes, given.scale, given.zero))
+                continue
+            weight = self.rows(given)
+            step = max(1, CHUNK // weight.shape[1]) if self.device.type == "cpu" else weight.shape[0]
+            for start in range(0, weight.shape[0], step):
+                at = slice(start, start + step)
+                self._write(views, name, at, quantize(weight[at], self.format, self.numbers))
+        return blob
+
+    def _write(self, views: Mapping[str, torch.Tensor], part: str, at: slice, rounded: Rounded) -> None:
+        for i, plane in enumerate(pack(rounded.codes.contiguous(), self.format.bits)):
+            views[f"{part}.q{i or ''}"][at].copy_(plane)
+        scale = views[f"{part}.scale"][at]
+        scale.copy_(rounded.scale.reshape(scale.shape))
+        if rounded.zero is not None:
+            views[f"{part}.zero"][at].copy_(rounded.zero)
+
+    def views(self, slot: torch.Tensor) -> SlotParts:
+        tensors = self.slot_layout.views(slot)
+        weights = {n: tuple(t for f, t in tensors.items() if f.startswith(n + ".")) for n in self.weights}
+        return SlotParts(weights, {n: tensors[n] for n in self.biases})
+
+    def linear(self, parts: SlotParts, part: str, x: torch.Tensor) -> torch.Tensor:
+        return torch.mm(x, self.weight(parts.weights[part]).t())
+
+    def dequantize(self, parts: SlotParts, part: str) -> torch.Tensor:
+        weight = self.weight(parts.weights[part])
+        return weight.t() if self.is_transposed else weight
+
+    def weight(self, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """[out, in] in the compute dtype."""
+        planes = len(PLANES[self.format.bits])
+        zero = tensors[planes + 1] if self.format.zero else None
+        codes = unpack(tensors[:planes], self.format.bits)
+        return dequantize(self.format, codes, tensors[planes], zero).to(self.dtype)

@@ -1,0 +1,152 @@
+"""Experts in a pack on disk: read straight into slots, or through a host cache of a chosen size."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from core.memory.codec import Codec
+from core.memory.pack import PackReader
+from core.memory.pages import aligned
+from core.memory.store import slabs
+from core.types import Origin
+
+TRIED = 32 << 20  # bytes read to see how fast a disk is
+
+
+class DiskStore:
+    """No host tier: every fetch reads. The slot is in the CPU's own memory.
+
+    Where slots hold a blob's very bytes the disk writes into the slot itself, if `Arena` gave it whole pages.
+    """
+
+    def __init__(self, reader: PackReader, codec: Codec) -> None:
+        self._reader, self._codec = reader, codec
+        self._own = threading.local()
+        self._buffers = 0
+
+    def origin(self, eid: int) -> Origin:
+        return "disk"
+
+    def fetch(self, eid: int, slot: torch.Tensor) -> int:
+        if self._codec.verbatim and slot.numel() >= self._reader.padded_bytes:
+            self._reader.read_into(eid, slot)
+        else:
+            buffer = self._buffer()
+            self._reader.read_into(eid, buffer)
+            self._codec.place(buffer[: self.blob_bytes], slot)
+        return self._reader.padded_bytes
+
+    @property
+    def blob_bytes(self) -> int:
+        return self._codec.blob_bytes
+
+    @property
+    def bytes(self) -> int:
+        return self._buffers * self._reader.padded_bytes
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def _buffer(self) -> torch.Tensor:
+        """The calling thread's own row."""
+        buffer: torch.Tensor | None = getattr(self._own, "buffer", None)
+        if buffer is None:
+            buffer = self._own.buffer = aligned(self._reader.padded_bytes)
+            self._buffers += 1
+        return buffer
+
+
+class HostCache:
+    """The experts fetched last, as many as `rows` hold, in host memory; the rest on disk.
+
+    An expert enters on its way to the device and leaves when it is the one fetched longest ago. `rows` must be more
+    than the copy threads there are.
+    """
+
+    def __init__(self, reader: PackReader, codec: Codec, rows: int, pin: bool) -> None:
+        self._reader, self._codec = reader, codec
+        self._lock = threading.Lock()
+        self._rows = slabs(rows, reader.padded_bytes, pin)
+        self._free = list(range(rows))
+        self._row: OrderedDict[int, int] = OrderedDict()     # eid -> row, the one fetched last at the end
+        self._busy: set[int] = set()                         # eids being read or placed
+        self._placed: dict[int, Any] = {}                    # row -> CUDA event of the last copy out of it
+        self._pin = pin
+
+    def origin(self, eid: int) -> Origin:
+        with self._lock:
+            return "host" if eid in self._row else "disk"
+
+    def fetch(self, eid: int, slot: torch.Tensor) -> int:
+        with self._lock:
+            row, known = self._take(eid)
+        read = 0
+        try:
+            if not known:
+                if (event := self._placed.pop(row, None)) is not None:
+                    event.synchronize()
+                self._reader.read_into(eid, self._rows[row])
+                read = self._reader.padded_bytes
+            self._codec.place(self._rows[row][: self.blob_bytes], slot)
+            if self._pin:
+                self._placed[row] = event = torch.cuda.Event()
+                event.record()
+        except BaseException:
+            with self._lock:  # what the row holds is not the expert
+                self._free.append(self._row.pop(eid))
+                self._busy.discard(eid)
+            raise
+        with self._lock:
+            self._busy.discard(eid)
+        return read
+
+    def _take(self, eid: int) -> tuple[int, bool]:
+        """Under the lock: the row for an expert, and whether it holds it already."""
+        self._busy.add(eid)
+        if eid in self._row:
+            self._row.move_to_end(eid)
+            return self._row[eid], True
+        if not self._free:
+            oldest = next(e for e in self._row if e not in self._busy)
+            self._free.append(self._row.pop(oldest))
+        self._row[eid] = row = self._free.pop()
+        return row, False
+
+    @property
+    def blob_bytes(self) -> int:
+        return self._codec.blob_bytes
+
+    @property
+    def bytes(self) -> int:
+        return len(self._rows) * self._reader.padded_bytes
+
+    def close(self) -> None:
+        self._reader.close()
+        self._rows.clear()
+
+
+_measured: dict[Path, float] = {}
+
+
+def measure_disk(pack: Path) -> float:
+    """GB/s at which a pack's experts are read, one at a time in random order; measured once in a process."""
+    if pack not in _measured:
+        reader = PackReader(pack)
+        try:
+            total = reader.manifest.total
+            wanted = random.Random(0).sample(range(total), min(total, max(2, TRIED // reader.padded_bytes)))
+            buffer = aligned(reader.padded_bytes)
+            begin = time.perf_counter()
+            for eid in wanted:
+                reader.read_into(eid, buffer)
+            _measured[pack] = len(wanted) * reader.padded_bytes / (time.perf_counter() - begin) / 1e9
+        finally:
+            reader.close()
+    return _measured[pack]

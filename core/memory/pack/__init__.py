@@ -1,0 +1,12 @@
+"""The expert pack: a model imported once, whose experts are read from disk one at a time. docs/pack.md has the format.
+
+Nothing here knows transformers: a pack is bytes, described by its manifest.
+"""
+
+from core.memory.pack.manifest import Entry, Manifest, pack_at
+from core.memory.pack.reader import PackReader
+from core.memory.pack.verify import check, verify
+from core.memory.pack.writer import PackWriter
+from core.memory.pages import PAGE, aligned
+
+__all__ = ["PAGE", "Entry", "Manifest", "PackReader", "PackWriter", "aligned", "check", "pack_at", "verify"]

@@ -1,0 +1,123 @@
+"""Experts out of a pack, one at a time, from any thread."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import zlib
+from pathlib import Path
+
+import torch
+
+from core.errors import ModelError
+from core.memory.pack.manifest import Manifest, damaged, layer_file, unreadable
+from core.memory.pack.pagefile import PageFile
+from core.memory.pack.verify import check
+from core.memory.pages import PAGE, aligned
+
+log = logging.getLogger("moestro.pack")
+
+
+class PackReader:
+    """An open pack. Opening checks everything but the weights themselves; a blob is checked when it is first read.
+
+    Thread-safe. Owns open files until `close`; after that the pack can be deleted, on Windows too. Raises ModelError,
+    with what to do, when the pack is missing, damaged or made by a newer Moestro.
+    """
+
+    def __init__(self, path: Path | str, direct: bool = True, manifest: Manifest | None = None) -> None:
+        self.path = Path(path)
+        self.manifest = manifest or check(self.path)
+        self._asked_direct = direct
+        self._cutter = self.manifest.cutter
+        self._checked = bytearray(self.manifest.total)
+        self._lock, self._bytes_read = threading.Lock(), 0
+        self._scratch = threading.local()
+        self._files: list[PageFile] = []
+        try:
+            for layer in range(self.manifest.layers):
+                self._files.append(PageFile(self.path / layer_file(layer), direct))
+        except OSError as error:
+            self.close()
+            raise ModelError(unreadable(self.path / layer_file(len(self._files)), error)) from None
+        self.why_buffered = next((f.why_buffered for f in self._files if f.why_buffered), "")
+        if self.why_buffered:
+            log.warning("%s is read through the system's file cache; direct reads are not used: %s", self.path,
+                        self.why_buffered)
+
+    @property
+    def direct(self) -> bool:
+        """Whether reads go past the system's file cache; `why_buffered` says why not."""
+        return not self.why_buffered
+
+    @property
+    def blob_bytes(self) -> int:
+        """Bytes of one expert as its codec wants it."""
+        return self.manifest.blob_bytes
+
+    @property
+    def padded_bytes(self) -> int:
+        """Bytes that one read takes from disk: whole pages."""
+        return self.manifest.padded_bytes
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes taken from disk so far by all threads."""
+        return self._bytes_read
+
+    def read_into(self, eid: int, buffer: torch.Tensor) -> None:
+        """Read one expert's blob to the start of `buffer` (uint8 [>= blob_bytes], CPU).
+
+        A page-aligned buffer of padded_bytes or more is read into directly, up to padded_bytes; any other costs a copy.
+        Raises ModelError when the disk fails or the bytes are not those that were written, IndexError.
+        """
+        manifest = self.manifest
+        if not 0 <= eid < manifest.total:
+            raise IndexError(f"the pack has no expert {eid}")
+        layer, expert = divmod(eid, manifest.experts)
+        fits = buffer.numel() >= self.padded_bytes and (buffer.data_ptr() % PAGE == 0 or not self.direct)
+        into = buffer[: self.padded_bytes] if fits and self._cutter is None else self._bounce()
+        self._read(layer, expert, into)
+        if self._cutter is not None:
+            self._cutter.join(into, buffer[: self.blob_bytes])
+        elif not fits:
+            buffer[: self.blob_bytes].copy_(into[: self.blob_bytes])
+
+    def _bounce(self) -> torch.Tensor:
+        """This thread's own buffer of whole pages."""
+        buffer: torch.Tensor | None = getattr(self._scratch, "buffer", None)
+        if buffer is None:
+            buffer = self._scratch.buffer = aligned(self.padded_bytes)
+        return buffer
+
+    def _read(self, layer: int, expert: int, buffer: torch.Tensor) -> None:
+        file, raw = self.path / layer_file(layer), buffer.numpy().data
+        try:
+            self._files[layer].read(raw, expert * self.padded_bytes)
+        except EOFError as error:
+            raise ModelError(damaged(file, f": {error}")) from None
+        except OSError as error:
+            raise ModelError(unreadable(file, error)) from None
+        with self._lock:
+            self._bytes_read += len(raw)
+        eid = layer * self.manifest.experts + expert
+        if not self._checked[eid]:
+            if zlib.crc32(raw) != self.manifest.sums[layer][expert]:
+                raise ModelError(damaged(file, f": expert {expert} of MoE layer {layer} is not what was written"))
+            self._checked[eid] = 1
+
+    def reopen(self) -> PackReader:
+        """Another reader of the same pack, with files of its own, that does not check again what this one checked at
+        opening. Raises ModelError when files are gone."""
+        return PackReader(self.path, self._asked_direct, self.manifest)
+
+    def close(self) -> None:
+        """Release the files; may be called twice. No read may be going on."""
+        for file in self._files:
+            file.close()
+
+    def __enter__(self) -> PackReader:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

@@ -1,0 +1,179 @@
+"""Make a pack so that it is whole or not there: everything grows in `<pack>.partial`, which is renamed at the end.
+
+A journal names the files that are finished and on the disk. Whoever goes on after an interruption keeps those, drops
+the rest and writes what is missing; the result is the same, byte for byte.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from core.errors import ModelError
+from core.memory.pack.lock import Lock
+from core.memory.pack.manifest import DENSE, NAME, Entry, Manifest, layer_file, partial
+from core.memory.pack.sync import replace, sync_dir, sync_file, write_all
+from core.memory.pack.tensorfile import write_tensors
+from core.memory.pack.verify import check, file_hash
+from core.memory.pages import page_up
+
+JOURNAL = "journal.jsonl"
+
+
+class Done(NamedTuple):
+    """A finished file: `sums` of its blobs, and notes of whoever wrote it (text by text)."""
+
+    entry: Entry
+    sums: tuple[int, ...] = ()
+    notes: Mapping[str, str] = {}
+
+
+class PackWriter:
+    """Writes one pack. `identity` tells imports apart: only one that is equal goes on where another stopped.
+
+    `directory` is where the pack grows, `finished` what is there already; `complete`: an earlier import was stopped just
+    before its end, and only `publish` is left. Raises ModelError when `out` exists, when another import is writing it,
+    or when its partial directory is not one of ours; OSError.
+    """
+
+    def __init__(self, out: Path, identity: Mapping[str, Any]) -> None:
+        self.out, self.directory = out, partial(out)
+        self._identity = json.loads(json.dumps(identity))
+        self.finished: dict[str, Done] = {}
+        self._published = False
+        out.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = Lock(out.with_name(f"{out.name}.lock"),
+                          f"Another import{{}} is writing {out}. Wait until it is done, or choose another directory.")
+        try:
+            if out.exists():
+                raise ModelError(f"{out} exists already, and nothing is ever overwritten. Choose another directory, or "
+                                 "delete it first.")
+            self.complete = self._resume()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def write_dense(self, tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
+                    read: Callable[[str], torch.Tensor], wrote: Callable[[int], None]) -> None:
+        """Write the weights outside the experts: see `write_tensors`."""
+        metadata = {"format": "pt", "moestro": json.dumps(self._identity, sort_keys=True)}
+        with self._begun(DENSE) as file:
+            self._finish(DENSE, Done(write_tensors(file, tensors, read, metadata, wrote)))
+
+    def write_layer(self, layer: int, blobs: Iterable[torch.Tensor], wrote: Callable[[int], None],
+                    notes: Callable[[], Mapping[str, str]] = dict) -> None:
+        """Write one MoE layer's experts (uint8 [any size]) in order, each padded to whole pages.
+
+        `wrote(bytes)` is called after each, `notes()` at the end.
+        """
+        name, sums, size = layer_file(layer), [], 0
+        with self._begun(name) as file:
+            with file.open("wb", buffering=0) as handle:
+                for blob in blobs:
+                    page = torch.zeros(page_up(blob.numel()), dtype=torch.uint8)
+                    page[: blob.numel()] = blob
+                    raw = page.numpy().data
+                    sums.append(zlib.crc32(raw))
+                    write_all(handle, raw)
+                    size += len(raw)
+                    wrote(len(raw))
+                sync_file(handle.fileno())
+            self._finish(name, Done(Entry(size), tuple(sums), dict(notes())))
+
+    def entries(self) -> dict[str, Entry]:
+        """Every file of the pack so far: what was finished here, and what others put into `directory`, hashed now."""
+        found = {name: done.entry for name, done in self.finished.items()}
+        for file in sorted(self.directory.iterdir()):
+            if file.name not in (JOURNAL, NAME, *found):
+                with file.open("rb+") as handle:
+                    sync_file(handle.fileno())
+                found[file.name] = Entry(file.stat().st_size, file_hash(file))
+        return found
+
+    def publish(self, manifest: Manifest | None = None) -> Path:
+        """The last act: write the manifest (None: it is `complete`) and give the directory its name."""
+        if manifest is not None:
+            replace(self.directory / NAME, manifest.dump())
+        (self.directory / JOURNAL).unlink(missing_ok=True)
+        sync_dir(self.directory)
+        if self.out.exists():  # whoever made it meanwhile: os.rename would replace an empty directory
+            raise ModelError(f"{self.out} was made by somebody else meanwhile. The finished pack is in "
+                             f"{self.directory}: rename it.")
+        os.rename(self.directory, self.out)
+        self._published = True
+        sync_dir(self.out.parent)
+        return self.out
+
+    def close(self) -> None:
+        """Let others write here again. Finished files stay, to go on with; without any, nothing does. Twice is fine."""
+        if not self.finished and not self.complete and not self._published:
+            shutil.rmtree(self.directory, ignore_errors=True)
+        self._lock.release()
+
+    def __enter__(self) -> PackWriter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @contextmanager
+    def _begun(self, name: str) -> Iterator[Path]:
+        """A file that is removed when it does not get finished: on a full disk it would only be in the way."""
+        try:
+            yield self.directory / name
+        except BaseException:
+            (self.directory / name).unlink(missing_ok=True)
+            raise
+
+    def _finish(self, name: str, done: Done) -> None:
+        """Note a file whose bytes are on the disk."""
+        line = json.dumps({"file": name, "entry": done.entry, "sums": done.sums, "notes": dict(done.notes)})
+        sync_dir(self.directory)
+        with (self.directory / JOURNAL).open("ab", buffering=0) as handle:
+            handle.write(f"{line}\n".encode())
+            sync_file(handle.fileno())
+        self.finished[name] = done
+
+    def _resume(self) -> bool:
+        """Take over what is usable of an earlier import and remove the rest. True when nothing is missing."""
+        journal, there = self.directory / JOURNAL, self.directory.exists()
+        names = {file.name for file in self.directory.iterdir()} if there else set()
+        if names and not names & {JOURNAL, f"{JOURNAL}.new", NAME}:
+            raise ModelError(f"{self.directory} is in the way: it is not what an import left. Move it away, or choose "
+                             "another directory.")
+        if NAME in names and JOURNAL not in names and check(self.directory).identity == self._identity:
+            return True
+        self.directory.mkdir(exist_ok=True)
+        lines = _lines(journal)
+        good = [line for line in lines[1:] if self._usable(line)] if lines[:1] == [self._identity] else []
+        replace(journal, "".join(f"{json.dumps(line)}\n" for line in (self._identity, *good)))
+        self.finished = {line["file"]: Done(Entry(*line["entry"]), tuple(line["sums"]), line["notes"]) for line in good}
+        for file in self.directory.iterdir():
+            if file.name not in (JOURNAL, *self.finished):
+                shutil.rmtree(file) if file.is_dir() else file.unlink()
+        return False
+
+    def _usable(self, line: Any) -> bool:
+        if not isinstance(line, dict) or "file" not in line:
+            return False
+        file = self.directory / line["file"]
+        return file.is_file() and bool(file.stat().st_size == line["entry"][0])
+
+
+def _lines(journal: Path) -> list[Any]:
+    """What a journal says, up to a line that was cut off."""
+    found: list[Any] = []
+    for line in journal.read_text(encoding="utf-8", errors="replace").splitlines() if journal.exists() else ():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            break
+    return found

@@ -1,0 +1,114 @@
+"""A load that was thought through: everything that is known of it before a weight is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from core.config import LoadSpec
+from core.errors import BudgetError, ContextError, ModelError
+from core.hf import Outline, check_model, meta_skeleton, outline
+from core.hf.files import ModelFiles
+from core.memory.codec import Codec, make_codec
+from core.memory.pack import Manifest, pack_at
+from core.memory.pack.manifest import NAME
+from core.memory.pack.verify import check
+from core.room import host_free
+from core.sizes import Sizes, sizes_of
+from core.tier import Tier, choose_tier
+from core.types import Memory
+
+DEFAULT_CONTEXT = 8192     # when the model allows more and the user asked for nothing
+DEMO = Path(__file__).resolve().parent.parent / "assets" / "demo"
+
+
+def model_path(name: str) -> Path:
+    """"demo" is the bundled model; anything else is a directory."""
+    return DEMO if name == "demo" else Path(name).expanduser()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A checked load: everything that is known before a weight is read."""
+
+    spec: LoadSpec
+    files: ModelFiles
+    outline: Outline
+    config: Any
+    device: torch.device
+    dtype: torch.dtype
+    context: int
+    codec: Codec
+    sizes: Sizes
+    tier: Tier                 # where experts wait that are not on the device
+    pack: Manifest | None      # of an expert pack; None: a checkpoint, whose experts are encoded into host memory
+
+    @property
+    def paged(self) -> bool:
+        """Slots are whole pages, which the disk writes into."""
+        return self.tier.into_slots
+
+    @property
+    def format(self) -> str:
+        """The experts' format."""
+        return self.pack.format if self.pack is not None else self.spec.format
+
+
+def plan(spec: LoadSpec, instead_of: Memory | None = None) -> Plan:
+    """Read config and headers only. Raises ModelError, ContextError or BudgetError with what is wrong."""
+    files = check_model(model_path(spec.model))
+    pack = _pack(files.path, _stamp(files)) if pack_at(files.path) else None
+    device = choose_device(spec.device)
+    shape, config, dtype = _outlined(files.path, _stamp(files), spec.dtype)
+    context = choose_context(spec.context, shape.context_limit)
+    site = shape.sites[0]
+    codec = pack.codec(dtype, device) if pack is not None else make_codec(
+        spec.format, dtype=dtype, device=device, specs=site.parts, is_transposed=site.is_transposed)
+    total = len(shape.sites) * site.num_experts
+    tier = Tier("all", total, codec.blob_bytes, False)
+    if pack is not None:
+        if (pack.layers, pack.experts) != (len(shape.sites), site.num_experts):
+            raise ModelError(f"The pack {files.path} holds {pack.layers} x {pack.experts} experts, its config.json "
+                             f"says {len(shape.sites)} x {site.num_experts}. Import the model again.")
+        tier = choose_tier(spec.host, device, total, pack.padded_bytes, codec.verbatim,
+                           host_free(device, instead_of))
+    sizes = sizes_of(shape, config, codec, context, tier.into_slots)
+    return Plan(spec, files, shape, config, device, dtype, context, codec, sizes, tier, pack)
+
+
+def choose_device(name: str) -> torch.device:
+    """"auto" is the GPU when there is one. Raises BudgetError when a GPU is asked for and none is there."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise BudgetError("There is no usable GPU on this machine. Choose device cpu, or auto.")
+    return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
+
+
+def choose_context(asked: int, limit: int) -> int:
+    """The context to reserve. Raises ContextError when more is asked for than the model can do."""
+    if asked > limit:
+        raise ContextError(f"The context of {asked} tokens is longer than the {limit} that this model can take.")
+    return asked or min(limit, DEFAULT_CONTEXT)
+
+
+def _stamp(files: ModelFiles) -> tuple[int, ...]:
+    """Changes when the model's config, its pack's manifest or its weight files do."""
+    shell = [file for file in (files.path / NAME, files.path / "config.json") if file.is_file()]
+    stats = [file.stat() for file in (*shell, *files.weights)]
+    return tuple(n for s in stats for n in (s.st_mtime_ns, s.st_size))
+
+
+@lru_cache(maxsize=4)
+def _pack(path: Path, stamp: tuple[int, ...]) -> Manifest:
+    """The manifest of a pack that is whole, as far as can be told without reading weights."""
+    return check(path)
+
+
+@lru_cache(maxsize=4)
+def _outlined(path: Path, stamp: tuple[int, ...], dtype: str) -> tuple[Outline, Any, torch.dtype]:
+    """(outline, config, dtype) of a model as it is now: a slider asks many times a second."""
+    meta = meta_skeleton(path, None if dtype == "auto" else getattr(torch, dtype))
+    return outline(meta), meta.config, meta.dtype

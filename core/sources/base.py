@@ -1,0 +1,67 @@
+"""What a model to import looks like, whatever it is on disk: named tensors, a config, a tokenizer and an identity."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from core.errors import ModelError
+from core.hf.files import ModelFiles, content_hash
+from core.hf.tensors import Tensors
+from core.memory.codec.formats import Numbers
+
+SHELL = ("generation_config.json", "tokenizer*", "*token*.json", "vocab.*", "merges.txt", "chat_template*",
+         "*.tiktoken", "spiece.model", "sentencepiece*.model", "tekken.json", "LICENSE*")  # what goes along, by name
+
+
+@dataclass
+class Source:
+    """A checkpoint that can be imported. This class serves model directories; other kinds override its methods.
+
+    `tensors` has every weight under the name that transformers' checkpoints of this architecture use, dequantised.
+    Experts: `CheckpointReader(meta, source.tensors)`, where `meta = meta_skeleton(source.write_shell(directory))`.
+    Dense weights: `reader.dense_names()`, each kept in the number type that `tensors.tensors[name]` states.
+    """
+
+    path: Path
+    kind: str                        # safetensors, gptq, awq, compressed-tensors, bitsandbytes, fp8, mxfp4, gguf
+    label: str                       # in the user's words: "GPTQ 4-bit, groups of 128"
+    config: dict[str, Any]           # config.json without quantization_config
+    tensors: Tensors
+    exact_format: str | None         # our format that holds the experts' codes exactly; None: they must be rounded anew
+    numbers: Numbers | None          # number types that make it lossless; None where exact_format is None
+    dense_dtype: torch.dtype         # of dequantised weights outside the experts
+    files: ModelFiles | None = None  # of a model directory
+
+    def write_shell(self, directory: Path) -> ModelFiles:
+        """Write config.json into an existing directory and copy the tokenizer and generation files beside it, so that
+        transformers' AutoConfig and AutoTokenizer work on it. Returns it as a model without weights."""
+        dtype = str(self.dense_dtype).removeprefix("torch.")
+        config = {k: v for k, v in self.config.items() if k != "torch_dtype"} | {"dtype": dtype}
+        (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        for pattern in SHELL:
+            for file in sorted(self.path.glob(pattern)):
+                if file.is_file():
+                    shutil.copyfile(file, directory / file.name)
+        return ModelFiles(directory, config, ())
+
+    def hash(self) -> str:
+        """The checkpoint's identity: a hex digest that changes when its config or weights do."""
+        if self.files is None:
+            raise ModelError(f"{self.path} is not a model directory.")
+        return content_hash(self.files)
+
+    def close(self) -> None:
+        """Close the files; may be called twice."""
+        self.tensors.close()
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

@@ -1,0 +1,142 @@
+"""Model directories of safetensors files, plain or quantized: what is in them, by config.json and tensors' names."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from core.errors import ModelError
+from core.hf.files import ModelFiles, TensorFiles, check_files
+from core.hf.tensors import Shape
+from core.memory.codec.formats import Numbers
+from core.sources import awq, bnb, compressed, fp8, gptq, mxfp4
+from core.sources.base import Source
+from core.sources.decoded import Decoded, Matrix
+
+Made = tuple[dict[str, Matrix], list[str], str]
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+SEPARATE = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # where old tools wrote it, beside config.json
+MARKS = (".qweight", ".weight_packed", ".absmax", "_blocks", "_scale_inv")  # endings that only codes have
+ROUNDED = {"auto_gptq": "gptq", "gptq": "gptq", "auto_awq": "awq", "awq": "awq"}  # AutoRound's packing_format -> method
+SAMPLES = 6  # experts' weights looked at to learn which format they are in
+
+
+def open_directory(path: Path) -> Source:
+    """Open a model directory. Raises ModelError for what cannot be imported."""
+    files = check_files(path)
+    quantization = _quantization(files)
+    config = {k: v for k, v in files.config.items() if k not in ("quantization_config", "compression_config")}
+    tensors = TensorFiles(files.weights)
+    try:
+        dtype = _dense_dtype(config, tensors)
+        if quantization is None:
+            return _plain(path, config, tensors, dtype, files)
+        kind, made = _made(quantization, tensors, dtype)
+    except BaseException:
+        tensors.close()
+        raise
+    matrices, parts, label = made
+    if not matrices:
+        tensors.close()
+        raise ModelError(f"config.json of {path} says {kind}, but no weight is stored that way. Download it again.")
+    decoded = Decoded(tensors, matrices, parts, dtype)
+    exact, numbers = _exact(decoded, dtype)
+    return Source(path, kind, label, config, decoded, exact, numbers, dtype, files)
+
+
+def _plain(path: Path, config: dict[str, Any], tensors: TensorFiles, dtype: torch.dtype, files: ModelFiles) -> Source:
+    """A checkpoint that is not quantized: its experts' number type is what it is in most of their weights."""
+    for name in tensors.tensors:
+        if name.endswith(MARKS):
+            raise ModelError(f"{path} stores codes ({name}), but its config.json has no quantization_config, so how to "
+                             "read them is unknown. Download config.json again.")
+    stored = _usual(tensors.tensors, _experts(tensors.tensors))
+    if stored not in FLOATS:
+        raise ModelError(f"{path} stores its weights as {str(stored).removeprefix('torch.')} without scales. Use a "
+                         "version in bfloat16, float16 or float32.")
+    label = f"safetensors {str(stored).removeprefix('torch.')}"
+    numbers = Numbers(stored, stored, stored)
+    return Source(path, "safetensors", label, config, tensors, "checkpoint", numbers, dtype, files)
+
+
+def _quantization(files: ModelFiles) -> dict[str, Any] | None:
+    """What config.json, or a file beside it, says of quantization."""
+    found = files.config.get("quantization_config") or files.config.get("compression_config")
+    if found:
+        return dict(found) if isinstance(found, dict) else {"quant_method": str(found)}
+    for name, method in SEPARATE.items():
+        file = files.path / name
+        if file.is_file():
+            try:
+                return {"quant_method": method, **json.loads(file.read_text(encoding="utf-8"))}
+            except (ValueError, TypeError, OSError) as error:
+                raise ModelError(f"{file} cannot be read ({error}). Download it again.") from None
+    return None
+
+
+def _made(quantization: dict[str, Any], tensors: TensorFiles, dtype: torch.dtype) -> tuple[str, Made]:
+    """(kind, weights) by the method that the config names. Raises ModelError for every other method."""
+    method = str(quantization.get("quant_method", "")).lower().replace("_", "-")
+    if method in ("auto-round", "intel/auto-round"):
+        packing = str(quantization.get("packing_format", "")).rpartition(":")[2].lower()
+        method = ROUNDED.get(packing, method)
+    makers: dict[str, Callable[[], Made]] = {
+        "gptq": lambda: gptq.matrices(tensors, quantization),
+        "awq": lambda: awq.matrices(tensors, quantization),
+        "compressed-tensors": lambda: compressed.matrices(tensors, quantization, dtype),
+        "bitsandbytes": lambda: bnb.matrices(tensors, quantization),
+        "fp8": lambda: fp8.matrices(tensors, quantization, dtype),
+        "mxfp4": lambda: mxfp4.matrices(tensors, quantization),
+    }
+    if method not in makers:
+        raise ModelError(f"This checkpoint is quantized with {method or 'an unnamed method'}, which is not read. Read "
+                         f"are {', '.join(makers)} and GGUF. Use such a version of the model, or the original one, and "
+                         "choose an expert format here.")
+    return method, makers[method]()
+
+
+def _dense_dtype(config: dict[str, Any], tensors: TensorFiles) -> torch.dtype:
+    """The number type the model is meant to have: as config.json says, else that of most of its plain weights."""
+    for owner in (config, config.get("text_config") or {}):
+        named = getattr(torch, str(owner.get("dtype") or owner.get("torch_dtype")).removeprefix("torch."), None)
+        if isinstance(named, torch.dtype) and named in FLOATS:
+            return named
+    plain = [n for n, at in tensors.tensors.items() if at.dtype in FLOATS]
+    return _usual(tensors.tensors, plain) if plain else torch.bfloat16
+
+
+def _usual(tensors: Mapping[str, Shape], names: list[str]) -> torch.dtype:
+    """The number type of most weights, counted in numbers; of all of them when no names are given."""
+    counts: Counter[torch.dtype] = Counter()
+    for name in names or tensors:
+        counts[tensors[name].dtype] += torch.Size(tensors[name].shape).numel()
+    return counts.most_common(1)[0][0] if counts else torch.float32
+
+
+def _experts(tensors: Mapping[str, Shape]) -> list[str]:
+    """The names of routed experts' weights, as far as names and shapes tell."""
+    named = [n for n in tensors if ".experts." in n and not n.endswith("bias")]
+    return named or [n for n, at in tensors.items() if len(at.shape) == 3]
+
+
+def _exact(tensors: Decoded, dtype: torch.dtype) -> tuple[str | None, Numbers | None]:
+    """The format that holds the experts' codes, and number types that make it lossless. Looks at a few experts, spread
+    over the model; when others differ, whoever reads them sees it."""
+    names, matrices = _experts(tensors.tensors), tensors.matrices
+    coded = [n for n in names if n in matrices]
+    if all(isinstance(matrices[n], fp8.Fp8Matrix) for n in coded):  # or none: only other layers are quantized
+        usual = _usual(tensors.tensors, names)
+        return "checkpoint", Numbers(usual, usual, usual)
+    if len(coded) < len(names):
+        return None, None
+    chosen = [coded[i * (len(coded) - 1) // (SAMPLES - 1)] for i in range(SAMPLES)]
+    codes = [matrices[n].coded(0 if len(matrices[n].shape) == 3 else None) for n in chosen]
+    seen = {(c.format, c.scale.dtype) if c is not None else None for c in codes}
+    if len(seen) != 1 or (first := codes[0]) is None:
+        return None, None
+    return first.format, Numbers(dtype, first.scale.dtype, torch.float32)

@@ -1,0 +1,97 @@
+"""What a GGUF model's metadata says, asked for by llama.cpp's key names."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from core.errors import ModelError
+from core.sources.gguf.header import Entry, Header
+from core.sources.gguf.layout import routed
+
+BEYOND = ("attention.temperature_scale", "attn_logit_softcapping", "final_logit_softcapping", "attention.max_alibi_bias",
+          "swiglu_clamp_exp", "expert_group_scale", "experts_per_group", "dense_feed_forward_length", "pooling_type")
+"""Settings that none of the supported architectures has in transformers."""
+
+
+class Facts:
+    """Metadata and tensor shapes of one model. `get` and `need` look under the architecture's own prefix."""
+
+    def __init__(self, header: Header) -> None:
+        self.metadata: Mapping[str, Any] = header.metadata
+        self.entries: Mapping[str, Entry] = header.tensors
+        name = self.metadata.get("general.architecture")
+        if not isinstance(name, str):
+            raise ModelError("This GGUF file names no architecture. Download it again.")
+        self.architecture = name
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A value, floats as they were typed in before they became 32 bits; a list with one value a layer that are all
+        alike is that value. Raises ModelError for layers that differ."""
+        value = self.metadata.get(f"{self.architecture}.{key}", default)
+        if isinstance(value, list) and value and "sections" not in key:
+            if any(v != value[0] for v in value):
+                raise ModelError(f"The layers of this GGUF model differ in {key}, which Moestro does not support. "
+                                 "Import the model's safetensors version instead.")
+            value = value[0]
+        return shortest(value) if isinstance(value, float) else value
+
+    def need(self, key: str) -> Any:
+        """A value that must be there. Raises ModelError."""
+        value = self.get(key)
+        if value is None:
+            raise ModelError(f"This GGUF file does not say {self.architecture}.{key}. Download a newer conversion of the "
+                             "model.")
+        return value
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape. Raises ModelError when it is missing."""
+        if name not in self.entries:
+            raise ModelError(f"This GGUF model lacks {name}. Download it again.")
+        return self.entries[name].shape
+
+    @property
+    def layers(self) -> int:
+        """Layers that answer; those that predict further tokens come after them and are not used."""
+        return int(self.need("block_count")) - int(self.get("nextn_predict_layers", 0))
+
+    @property
+    def moe_layers(self) -> list[int]:
+        return [n for n in range(self.layers) if routed(self.entries, n)]
+
+    @property
+    def dense_lead(self) -> int:
+        """How many layers come before the first with experts. Raises ModelError when layers without come later."""
+        moe = self.moe_layers
+        if moe != list(range(moe[0], self.layers)):
+            raise ModelError("This GGUF model has layers without experts between others, which its architecture does not "
+                             "have in transformers. Import the model's safetensors version instead.")
+        return moe[0]
+
+    def expert_size(self) -> int:
+        """Inner width of one routed expert."""
+        piece = routed(self.entries, self.moe_layers[0])["down"][0]
+        return self.entries[piece.name].shape[-1]
+
+    def has(self, name: str) -> bool:
+        """Whether any layer has such a tensor, such as "attn_q.bias"."""
+        return any(stored.endswith(f".{name}") for stored in self.entries)
+
+    def check(self) -> None:
+        """Raises ModelError for settings that cannot be carried over."""
+        for key in BEYOND:
+            if self.get(key):
+                raise ModelError(f"This GGUF model uses {key}, which its architecture does not have in transformers. "
+                                 "Import the model's safetensors version instead.")
+        if self.get("attention.causal", True) is False:
+            raise ModelError("This GGUF model is not a text-generating one. Choose another model.")
+
+
+def shortest(value: float) -> float:
+    """The number with the fewest digits that is this one in 32 bits: 9.999999974752427e-07 was 1e-06."""
+    for digits in range(1, 10):
+        candidate = float(f"{value:.{digits}g}")
+        if struct.pack("<f", candidate) == struct.pack("<f", value):
+            return candidate
+    return value

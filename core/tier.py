@@ -1,0 +1,81 @@
+"""Which memory the experts of an expert pack wait in while they are not on the device: host memory, a part of it, disk.
+
+Decided from sizes alone, before anything is read, and carried out by `open_store`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from core.memory.codec import Codec
+from core.memory.disk import DiskStore, HostCache
+from core.memory.pack import PackReader
+from core.memory.pages import aligned
+from core.memory.store import HostStore, Store
+
+READERS = 2      # threads that read from disk: two saturate it
+ROWS_MIN = 8     # fewest rows of a host cache: more than threads copy at a time
+SPARE = 0.85     # share of the free host memory that "auto" takes at most
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """`all`: every expert in host memory. `cache`: `rows` of them, the rest on disk. `disk`: none."""
+
+    kind: Literal["all", "cache", "disk"]
+    rows: int                # rows of host memory, each for one expert; of `disk`, the readers' own
+    row_bytes: int
+    into_slots: bool         # the disk writes into slots, which are whole pages
+
+    @property
+    def bytes(self) -> int:
+        """Host memory that it takes."""
+        return self.rows * self.row_bytes
+
+    @property
+    def readers(self) -> int:
+        """Threads that serve copies."""
+        return 1 if self.kind == "all" else READERS
+
+
+def choose_tier(asked: str, device: torch.device, experts: int, row_bytes: int, verbatim: bool,
+                host_free: int) -> Tier:
+    """The host tier of a pack, as LoadSpec.host says it. `row_bytes` = one expert in whole pages; `verbatim` = slots
+    hold the very bytes of the pack."""
+    everything = experts * row_bytes
+    cuda = device.type == "cuda"
+    if asked == "auto":
+        asked = "none" if not cuda else "all" if everything <= SPARE * host_free else str(int(SPARE * host_free))
+    if asked == "all" or (asked != "none" and int(asked) >= everything):
+        return Tier("all", experts, row_bytes, False)
+    rows = 0 if asked == "none" else int(asked) // row_bytes
+    if rows or cuda:  # a GPU is copied to from pinned rows, also when each is forgotten soon
+        return Tier("cache", max(ROWS_MIN, rows), row_bytes, False)
+    return Tier("disk", 0 if verbatim else READERS + 1, row_bytes, verbatim)  # who waits for a copy may read, too
+
+
+def open_store(tier: Tier, reader: PackReader, codec: Codec, pin: bool, progress: Callable[[float], None],
+               cancel: threading.Event | None) -> Store:
+    """The store that a tier describes; `all` is read now. Takes over `reader`, and closes it when that fails."""
+    try:
+        if tier.kind == "disk":
+            return DiskStore(reader, codec)
+        if tier.kind == "cache":
+            return HostCache(reader, codec, tier.rows, pin)
+        store, buffer = HostStore(codec, tier.rows, pin), aligned(reader.padded_bytes)
+
+        def blobs(eid: int) -> torch.Tensor:
+            reader.read_into(eid, buffer)
+            return buffer
+
+        store.fill_raw((blobs(eid) for eid in range(tier.rows)), progress, cancel)
+        reader.close()
+        return store
+    except BaseException:
+        reader.close()
+        raise

@@ -1,0 +1,216 @@
+"""An expert pack under the engine: every tier gives the same logits, and what came from disk is counted apart."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from core.importing import import_model
+
+from core.config import LoadSpec, Sampling, Settings
+from core.engine import Engine
+from core.errors import BudgetError, ModelError
+from core.fit import estimate
+from core.memory.pack.manifest import NAME, layer_file
+from core.memory.store import Cancelled
+from core.types import Outcome, Place
+from tests.checkpoints import make_checkpoint
+from tests.tiny_tokenizer import save_tokenizer
+
+CHAT = [{"role": "user", "content": "the cat sat on the mat and the dog"}]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = make_checkpoint("qwen3_moe", tmp_path_factory.mktemp("model"), dtype=torch.bfloat16, num_experts=16)
+    save_tokenizer(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def packs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The model as it is, in halves, and rounded to 4 bits."""
+    folder = tmp_path_factory.mktemp("packs")
+    return {"whole": import_model(str(model), folder / "whole"),
+            "split": import_model(str(model), folder / "split", split=0.5),
+            "int4": import_model(str(model), folder / "int4", format="int4-g32")}
+
+
+def load(path: Path, budget: str = "50%", **choices: object) -> Engine:
+    return Engine.load(LoadSpec.checked(str(path), Settings({"budget": budget, "eviction": "lru"}), context=256,
+                                        **choices))
+
+
+def logits(engine: Engine) -> torch.Tensor:
+    """Of a short text read and continued by a few tokens."""
+    cache, found = engine.fresh_cache(), []
+    with torch.inference_mode():
+        for ids in ([[1, 7, 42, 99, 5, 23, 80, 3]], [[11]], [[12]], [[200]]):
+            engine.residency.now += 1
+            found.append(engine.model(input_ids=torch.tensor(ids), past_key_values=cache, use_cache=True).logits[0])
+    return torch.cat(found)
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path) -> torch.Tensor:
+    engine = load(model, "all")
+    found = logits(engine)
+    engine.unload()
+    return found
+
+
+@pytest.mark.parametrize("pack", ["whole", "split"])
+@pytest.mark.parametrize("host", ["none", "all", "60kB"])
+@pytest.mark.parametrize("budget", ["all", "50%", "25%"])
+def test_every_tier_gives_the_same_logits(packs: dict[str, Path], expected: torch.Tensor, pack: str, host: str,
+                                          budget: str) -> None:
+    engine = load(packs[pack], budget, host=host)
+    assert torch.equal(logits(engine), expected)
+    engine.residency.check_integrity()
+    engine.unload()
+
+
+def test_a_pack_in_4_bits_is_the_checkpoint_loaded_in_4_bits(model: Path, packs: dict[str, Path]) -> None:
+    pack, plain = load(packs["int4"]), load(model, format="int4-g32")
+    assert torch.equal(logits(pack), logits(plain))
+    pack.unload()
+    plain.unload()
+
+
+@pytest.fixture
+def engine(packs: dict[str, Path]) -> Iterator[Engine]:
+    engine = load(packs["whole"], "37.5%")
+    yield engine
+    engine.unload()
+
+
+def test_misses_from_disk_are_counted_apart(engine: Engine) -> None:
+    reader = engine._store._reader  # type: ignore[attr-defined]
+    before = reader.bytes_read
+    pieces = list(engine.generate(CHAT, Sampling(max_new_tokens=24)))
+    steps = [p.step for p in pieces if p.kind != "end" and p.step is not None] + [pieces[-1].step]
+    steps = list({s.index: s for s in steps if s is not None}.values())
+    missed = sum(s.disk_misses for s in steps)
+    assert missed > 0
+    assert not any((s.outcome == Outcome.MISS).any() for s in steps)
+    assert sum(s.disk_bytes for s in steps) == missed * reader.padded_bytes == reader.bytes_read - before
+    stats = pieces[-1].stats
+    assert stats is not None
+    assert (stats.disk_misses, stats.disk_bytes) == (missed, missed * reader.padded_bytes)
+    assert {t.origin for s in steps for t in s.transfers} == {"disk"}
+    place = engine.frame().place
+    assert set(np.unique(place)) <= {Place.DISK, Place.RESIDENT, Place.HIT_NOW}
+    assert int((place == Place.DISK).sum()) == engine.shape.total - engine.residency.slots
+
+
+def test_misses_from_a_host_cache_come_from_both(packs: dict[str, Path]) -> None:
+    engine = load(packs["whole"], "25%", host="200kB")
+    pieces = list(engine.generate(CHAT, Sampling(max_new_tokens=40)))
+    outcomes = np.concatenate([p.step.outcome for p in pieces if p.step is not None])
+    assert {Outcome.MISS, Outcome.MISS_DISK} <= set(outcomes.tolist())
+    assert {Place.HOST, Place.DISK} <= set(np.unique(engine.frame().place).tolist())
+    assert 0 < engine.memory().host <= 200_000
+    engine.unload()
+
+
+@pytest.mark.parametrize("budget", ["25%", "50%", "all"])
+@pytest.mark.parametrize("pack", ["whole", "int4"])
+def test_the_estimate_is_what_the_load_then_takes(packs: dict[str, Path], pack: str, budget: str) -> None:
+    spec = LoadSpec.checked(str(packs[pack]), Settings({"budget": budget}), context=256)
+    fit, engine = estimate(spec), load(packs[pack], budget)
+    list(engine.generate(CHAT, Sampling(max_new_tokens=8)))
+    memory = engine.memory()
+    measured = memory.dense + memory.experts + memory.kv_reserved + memory.workspace
+    assert abs(fit.budget - measured) <= 0.05 * measured
+    assert fit.slots == engine.residency.slots
+    assert memory.host <= fit.host
+    assert fit.disk == engine.shape.total * engine._store._reader.padded_bytes  # type: ignore[attr-defined]
+    assert 0 < fit.tok_s_low <= fit.tok_s_high
+    assert 0 <= fit.hit_low <= fit.hit_high <= 1
+    assert fit.format == ("int4-g32" if pack == "int4" else "checkpoint")
+    engine.unload()
+
+
+def test_a_recorded_trace_narrows_the_forecast(packs: dict[str, Path], engine: Engine) -> None:
+    steps = [p.step for p in engine.generate(CHAT, Sampling(max_new_tokens=60)) if p.step is not None]
+    decode = [s for s in steps if s.phase == "decode"]
+    trace = np.concatenate([s.ids for s in decode], axis=1).transpose(1, 0, 2)
+    spec = LoadSpec.checked(str(packs["whole"]), Settings({"budget": "37.5%"}), context=256)
+    told = estimate(spec, trace=trace)
+    hits, requests = sum(s.hits for s in decode[15:]), sum(s.requests for s in decode[15:])
+    assert told.hit_low == told.hit_high == pytest.approx(hits / requests, abs=0.05)
+    assert "recorded" in told.basis
+
+
+def test_more_host_memory_than_there_is_is_refused_before_anything_is_read(
+        packs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("core.room.free_bytes", lambda device: (300 << 20, 10**12))
+    with pytest.raises(BudgetError, match="host memory"):
+        load(packs["whole"], host="all")
+
+
+def damage(pack: Path, copy: Path, name: str, at: int) -> Path:
+    """A copy of a pack with one bit of one file flipped."""
+    shutil.copytree(pack, copy)
+    raw = bytearray((copy / name).read_bytes())
+    raw[at] ^= 1
+    (copy / name).write_bytes(raw)
+    return copy
+
+
+@pytest.mark.parametrize("name", ["config.json", NAME, "model.safetensors", layer_file(1), "tokenizer.json"])
+def test_a_flipped_bit_is_found_before_it_is_computed_with(packs: dict[str, Path], tmp_path: Path, name: str) -> None:
+    size = (packs["whole"] / name).stat().st_size
+    copy = damage(packs["whole"], tmp_path / "copy", name, size - 3 if name != layer_file(1) else 5000)
+    with pytest.raises(ModelError, match="damaged"):
+        load(copy, "all")
+
+
+def test_a_damaged_expert_breaks_one_answer_off_and_nothing_else(packs: dict[str, Path], tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(packs["whole"], copy)
+    engine = load(copy, "25%")
+    resident = engine.residency
+    for layer in range(engine.shape.layers):     # damage whatever has not been read yet
+        file = copy / layer_file(layer)
+        raw = bytearray(file.read_bytes())
+        size = len(raw) // engine.shape.experts
+        for expert in range(engine.shape.experts):
+            if not resident.is_resident(layer * engine.shape.experts + expert):
+                raw[expert * size + 7] ^= 4
+        file.write_bytes(raw)
+    with pytest.raises(ModelError, match="damaged"):
+        list(engine.generate(CHAT, Sampling(max_new_tokens=4)))
+    assert not engine.busy
+    resident.check_integrity()
+    engine.unload()
+
+
+def test_a_pack_and_a_config_that_disagree(packs: dict[str, Path], tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(packs["whole"], copy)
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, "num_experts": 8}))
+    with pytest.raises(ModelError, match="damaged"):
+        estimate(LoadSpec.checked(str(copy)))
+
+
+def test_a_cancelled_load_of_a_pack_keeps_nothing(packs: dict[str, Path]) -> None:
+    cancel = threading.Event()
+    cancel.set()
+    with pytest.raises(Cancelled):
+        Engine.load(LoadSpec.checked(str(packs["whole"]), Settings({"budget": "all"}), host="all"), cancel=cancel)
+    shutil.rmtree(shutil.copytree(packs["whole"], packs["whole"].with_name("moved")))
+
+
+def test_turning_knobs_while_it_reads_from_disk(engine: Engine, expected: torch.Tensor) -> None:
+    for turn in ({"budget": "25%"}, {"scope": "global"}, {"eviction": "lfu"}, {"predictor": "gate"}, {"budget": "90%"}):
+        engine.change(turn)
+        assert torch.equal(logits(engine), expected)
+        engine.residency.check_integrity()

@@ -1,0 +1,152 @@
+"""A pack is whole or not there; a stopped one is taken up again and ends as the same bytes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from core.errors import ModelError
+from core.memory.pack import PackReader, check, sync, writer
+from core.memory.pack.writer import PackWriter
+from tests.pack.packs import contents, write_pack
+
+SIZE_LIMIT = """
+import resource, sys
+from pathlib import Path
+from tests.pack.packs import write_pack
+import signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+try:
+    write_pack(Path(sys.argv[1]))
+except OSError as error:
+    print(error.errno)
+"""
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    return dict(contents(write_pack(tmp_path_factory.mktemp("packs") / "pack")))
+
+
+@pytest.mark.parametrize("stop_after", [0, 1, 2])
+def test_a_stopped_import_goes_on(tmp_path: Path, reference: dict[str, bytes], stop_after: int) -> None:
+    out = write_pack(tmp_path / "pack", stop_after=stop_after)
+    assert not out.exists() and not (tmp_path / "pack.lock").exists()
+    with pytest.raises(ModelError, match=r"not finished\. Run the same import again"):
+        check(out)
+    written = {f: f.stat().st_mtime_ns for f in (tmp_path / "pack.partial").glob("experts-*")}
+    assert len(written) == stop_after
+    (tmp_path / "pack.partial" / "experts-00002.bin").write_bytes(b"half")
+    assert dict(contents(write_pack(out))) == reference
+    assert {f.name: f.stat().st_mtime_ns for f in out.glob("experts-*")}.items() >= {
+        f.name: at for f, at in written.items()}.items()  # finished files were kept
+    assert [p.name for p in tmp_path.iterdir()] == ["pack"]
+
+
+def test_another_import_starts_over(tmp_path: Path, reference: dict[str, bytes]) -> None:
+    write_pack(tmp_path / "pack", seed=1, stop_after=2)
+    (tmp_path / "pack.partial" / "sub").mkdir()
+    assert dict(contents(write_pack(tmp_path / "pack"))) == reference
+
+
+@pytest.mark.parametrize("tail", [
+    b'{"file": "experts-000', b"\xff\xfe\n", b"[]\n", b"{}\n",
+    b'{"file": "experts-00002.bin", "entry": [9, "", ""], "sums": [], "notes": {}}\n'])
+def test_a_torn_journal_is_read_as_far_as_it_goes(tmp_path: Path, reference: dict[str, bytes], tail: bytes) -> None:
+    write_pack(tmp_path / "pack", stop_after=1)
+    with (tmp_path / "pack.partial" / writer.JOURNAL).open("ab") as journal:
+        journal.write(tail)
+    write_pack(tmp_path / "pack", stop_after=2)
+    assert dict(contents(write_pack(tmp_path / "pack"))) == reference
+
+
+def test_a_finished_file_that_changed_size_is_written_again(tmp_path: Path, reference: dict[str, bytes]) -> None:
+    write_pack(tmp_path / "pack", stop_after=2)
+    os.truncate(tmp_path / "pack.partial" / "experts-00001.bin", 7)
+    assert dict(contents(write_pack(tmp_path / "pack"))) == reference
+
+
+def test_stopped_just_before_the_end(tmp_path: Path, reference: dict[str, bytes],
+                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, "no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", refuse)
+        with pytest.raises(OSError, match="no"):
+            write_pack(tmp_path / "pack")
+    left = tmp_path / "pack.partial"
+    assert (left / "moestro.json").exists() and not (left / writer.JOURNAL).exists()
+    assert dict(contents(write_pack(tmp_path / "pack"))) == reference
+
+
+def test_what_was_complete_for_another_model_is_no_use(tmp_path: Path, reference: dict[str, bytes]) -> None:
+    write_pack(tmp_path / "pack", seed=1).rename(tmp_path / "pack.partial")
+    assert dict(contents(write_pack(tmp_path / "pack"))) == reference
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "pack").mkdir()
+    with pytest.raises(ModelError, match="exists already"):
+        write_pack(tmp_path / "pack")
+    (tmp_path / "mine.partial").mkdir()
+    (tmp_path / "mine.partial" / "letter.txt").write_text("dear")
+    with pytest.raises(ModelError, match="not what an import left"):
+        write_pack(tmp_path / "mine")
+    assert (tmp_path / "mine.partial" / "letter.txt").read_text() == "dear"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["mine.partial", "pack"]
+
+
+def test_two_at_once(tmp_path: Path, reference: dict[str, bytes]) -> None:
+    identity = {"any": 1}
+    with PackWriter(tmp_path / "pack", identity), \
+            pytest.raises(ModelError, match=rf"process {os.getpid()}\) is writing"):
+        PackWriter(tmp_path / "pack", identity)
+    (tmp_path / "pack.lock").write_text("999999\n")  # left behind by a process that was killed
+    assert dict(contents(write_pack(tmp_path / "pack"))) == reference
+    assert not (tmp_path / "pack.lock").exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits on file sizes are POSIX")
+def test_a_full_disk_leaves_what_can_be_taken_up(tmp_path: Path, reference: dict[str, bytes]) -> None:
+    run = subprocess.run([sys.executable, "-c", SIZE_LIMIT, tmp_path / "pack"], capture_output=True, text=True,
+                         check=True)
+    assert run.stdout.split() == [str(errno.EFBIG)]
+    left = sorted(p.name for p in (tmp_path / "pack.partial").iterdir())
+    assert left == ["config.json", "journal.jsonl", "model.safetensors"] and not (tmp_path / "pack").exists()
+    assert dict(contents(write_pack(tmp_path / "pack"))) == reference
+
+
+def test_what_wrote_nothing_leaves_nothing(tmp_path: Path) -> None:
+    with PackWriter(tmp_path / "pack", {}) as pack:
+        (pack.directory / "config.json").write_text("{}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tensor_that_is_not_as_stated_is_refused(tmp_path: Path) -> None:
+    with PackWriter(tmp_path / "pack", {}) as pack, pytest.raises(ModelError, match=r"'a' has the shape \(3,\)"):
+        pack.write_dense({"a": (torch.float32, (2,))}, lambda name: torch.zeros(3), int)
+
+
+def test_the_manifest_says_it_all(tmp_path: Path) -> None:
+    pack = write_pack(tmp_path / "pack", top=16)
+    stated = json.loads((pack / "moestro.json").read_text())
+    assert [s["neurons"] for s in stated["segments"]] == [[0, 16], [16, 48]]
+    assert stated["segments"][1]["fields"]["gate_up_proj"] == {"dtype": "float32", "shape": [64, 64], "offset": 0}
+    assert set(stated["files"]) == {p.name for p in pack.iterdir()} - {"moestro.json"}
+    with PackReader(pack) as reader:
+        assert reader.manifest.dump() == (pack / "moestro.json").read_text()
+        assert reader.manifest.bytes == sum(p.stat().st_size for p in pack.iterdir() if p.name != "moestro.json")
+
+
+def test_names_are_synced_where_the_system_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "name", "nt")
+    sync.sync_dir(tmp_path / "not there")  # nothing to do, so nothing to fail

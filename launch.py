@@ -2,6 +2,8 @@
 
     python launch.py [ui]       set up what is missing and open the dashboard with the bundled demo model
     python launch.py chat       talk to a model in this terminal
+    python launch.py import     make an expert pack of a model, for opening in seconds and beyond memory
+    python launch.py models     list the models on this machine, and delete packs
     python launch.py bench      measure speed side by side with plain transformers
     python launch.py doctor     show what hardware, versions and speeds Moestro sees
     python launch.py settings   print the reference of every setting
@@ -28,8 +30,8 @@ ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 UNFINISHED = VENV / ".unfinished"  # there while an installation runs: an interrupted one is taken up again
 WINDOWS = os.name == "nt"
-COMMANDS = ("ui", "chat", "bench", "doctor", "settings", "test")
-UNUSED = {"ui": (), "test": (), "import": ("gradio", "plotly", "pandas")}  # what a command can do without
+COMMANDS = ("ui", "chat", "import", "models", "bench", "doctor", "settings", "test")
+UNUSED = {"ui": (), "test": (), **dict.fromkeys(("import", "models"), ("gradio", "plotly", "pandas"))}
 SPARE = ("gradio", "plotly", "pandas", "gguf")                             # ... and all the others
 UV = "uv>=0.7,<1"
 

@@ -13,7 +13,8 @@ from typing import Any, Literal
 from app.gguf_head import file_type, read_head
 from core.errors import MoestroError
 
-PACK, UNFINISHED, GGUF, PLAIN = "pack", "unfinished import", "GGUF", "safetensors"
+MANIFEST = "moestro.json"  # what makes a folder a pack, see docs/pack.md
+PACK, UNFINISHED, GGUF, PLAIN = "pack", "unfinished", "GGUF", "safetensors"
 METHODS = {"gptq": "GPTQ", "awq": "AWQ", "compressed-tensors": "compressed-tensors", "bitsandbytes": "bitsandbytes",
            "fp8": "FP8", "mxfp4": "MXFP4"}
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
@@ -29,7 +30,7 @@ class Entry:
     name: str
     path: str
     where: Where
-    kind: str            # pack, unfinished import, safetensors, GPTQ, GGUF ...
+    kind: str            # pack, unfinished, safetensors, GPTQ, GGUF ...
     bytes: int = 0
     format: str = ""
     layers: int = 0
@@ -44,9 +45,19 @@ class Entry:
         return not self.problem and self.kind in (PACK, PLAIN)
 
     @property
+    def can_delete(self) -> bool:
+        """It may be deleted from here, after asking."""
+        return self.where == "cache" or self.kind in (PACK, UNFINISHED)
+
+    @property
     def can_import(self) -> bool:
         """It can be made into a pack."""
         return not self.problem and self.kind not in (PACK, UNFINISHED)
+
+
+def is_pack(model: str) -> bool:
+    """Is it an expert pack? Its format is then its own, and its experts can stay on disk."""
+    return model not in ("", "demo") and (Path(model).expanduser() / MANIFEST).is_file()
 
 
 def look(path: Path, where: Where, name: str = "") -> Entry | None:
@@ -57,7 +68,7 @@ def look(path: Path, where: Where, name: str = "") -> Entry | None:
             return _gguf(path, shown)
         if path.suffix == ".partial":
             return _unfinished(path, shown) if any(path.glob("journal*")) else None
-        if (path / "moestro.json").exists():
+        if is_pack(str(path)):
             return _pack(path, shown)
         if (path / "config.json").exists():
             return _checkpoint(path, shown)
@@ -111,7 +122,7 @@ def _quantised(config: Mapping[str, Any]) -> tuple[str, str]:
     method = str(stated.get("quant_method", "?"))
     bits = stated.get("bits") or (4 if stated.get("load_in_4bit") else 8 if stated.get("load_in_8bit") else None)
     group = stated.get("group_size") or stated.get("q_group_size")
-    words = [f"{bits} bit" if bits else "", f"groups of {group}" if isinstance(group, int) and group > 0 else ""]
+    words = [f"{bits} bit" if bits else "", f"g{group}" if isinstance(group, int) and group > 0 else ""]
     return METHODS.get(method, method), ", ".join(filter(None, words)) or str(stated.get("format", method))
 
 

@@ -83,6 +83,6 @@ def file_type(number: object) -> str:
     import gguf
 
     try:
-        return gguf.LlamaFileType(number).name.removeprefix("MOSTLY_").removeprefix("ALL_")
+        return str(gguf.LlamaFileType(number).name).removeprefix("MOSTLY_").removeprefix("ALL_")
     except ValueError:
         return f"type {number}"

@@ -29,7 +29,8 @@ NO_MODEL = "No model is loaded. Load one first, then ask again."
 class Host(Keeper):
     """One engine (see `Keeper` for loading and settings), one queue of answers, one store.
 
-    `engine`, `estimate` and `importing` default to core's own. Raises BusyError or StoreError when the store cannot be opened.
+    `engine`, `estimate` and `importing` default to core's own. Raises BusyError or StoreError when the store cannot be
+    opened.
     """
 
     def __init__(self, store: Store | None = None, engine: type[EngineFace] | None = None,
@@ -171,7 +172,7 @@ class Host(Keeper):
             raise MoestroError("It is not there any more. Refresh the list.")
         loading, job = self.loading, self.importer.job
         using = [*([self.model] if self.model else []), *([loading.model] if loading and not loading.finished else []),
-                 *([job.source, str(job.out), str(job.partial)] if job is not None and not job.finished else [])]
+                 *([job.source, str(job.out), str(job.partial)] if job and not job.finished and job.out else [])]
         freed = delete(entry, using, from_cache)
         self.library.refresh()
         return freed

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -16,7 +16,7 @@ from core.formats import FORMATS
 
 log = logging.getLogger("moestro.app")
 CHOICES = ("auto", *FORMATS)
-AUTO = "auto: the source's own codes where they fit, else as in the checkpoint"
+AUTO = "auto: keeps the source's own numbers"
 SPEED_S = 15.0  # the speed shown is that of so many seconds
 UNEXPECTED = "The import broke off because of an error inside Moestro. Its details are in the log."
 
@@ -30,14 +30,14 @@ class Progress(Protocol):
 class ImportModel(Protocol):
     """What `core.importing.import_model` looks like. Raises MoestroError; a stopped import may be gone on with."""
 
-    def __call__(self, source: str, out: Path, *, format: str = ..., split: float = ..., download: bool = ...,
-                 progress: Progress = ..., cancel: threading.Event | None = ...) -> Path: ...
+    def __call__(self, source: str, out: Path | Callable[[str, str], Path], *, format: str = ..., split: float = ...,
+                 progress: Progress = ..., cancel: threading.Event | None = ..., download: bool = ...) -> Path: ...
 
 
 class ImportJob(Live):
-    """An import in progress, or how the last one ended. `out` is the pack that it makes."""
+    """An import in progress, or how the last one ended. `out` is the pack that it makes, None until that is known."""
 
-    def __init__(self, source: str, out: Path, format: str, download: bool) -> None:
+    def __init__(self, source: str, out: Path | None, format: str, download: bool) -> None:
         super().__init__()
         self.source, self.out, self.format, self.download = source, out, format, download
         self.state: Literal["running", "done", "error", "cancelled"] = "running"
@@ -55,12 +55,12 @@ class ImportJob(Live):
     @property
     def can_resume(self) -> bool:
         """Something was written that the same import goes on from."""
-        return self.state in ("error", "cancelled") and any(self.partial.glob("journal*"))
+        return self.state in ("error", "cancelled") and self.partial is not None and any(self.partial.glob("journal*"))
 
     @property
-    def partial(self) -> Path:
+    def partial(self) -> Path | None:
         """Where the pack grows until it is whole."""
-        return self.out.with_name(f"{self.out.name}.partial")
+        return self.out and self.out.with_name(f"{self.out.name}.partial")
 
     def progress(self, text: str, share: float, bytes_done: int, bytes_total: int) -> None:
         """Take note of how far it is, and work out speed and remaining time."""
@@ -92,17 +92,17 @@ class Importer:
         return self.job is not None and not self.job.finished
 
     def start(self, source: str, format: str = "auto", out: str = "", download: bool = False) -> ImportJob:
-        """Begin an import; "" as `out` is `default_out`. Raises BusyError, or MoestroError for what cannot be begun.
+        """Begin an import; "" as `out` is a folder among the packs, named as `launch.py import` does.
 
-        What goes wrong later is found in the returned job.
+        Raises BusyError, or MoestroError for what cannot be begun; what goes wrong later is found in the returned job.
         """
         source = source.strip().strip('"')
         if not source:
             raise MoestroError("Say what to import: a folder, a GGUF file, or a name on the Hugging Face hub.")
         if format not in CHOICES:
             raise MoestroError(f"There is no format {format!r}. Choose one of: {', '.join(CHOICES)}.")
-        target = Path(out.strip().strip('"')).expanduser() if out.strip() else self.default_out(source, format)
-        if target.exists():
+        target = Path(out.strip().strip('"')).expanduser() if out.strip() else None
+        if target is not None and target.exists():
             raise MoestroError(f"{target} exists already, and nothing is ever overwritten. Choose another output "
                                "folder, or delete it first.")
         with self._lock:
@@ -119,18 +119,12 @@ class Importer:
         job = self.job
         if job is None or not job.can_resume:
             raise MoestroError("There is no stopped import to go on with. Start one.")
-        return self.start(job.source, job.format, str(job.out), job.download)
+        return self.start(job.source, job.format, str(job.out or ""), job.download)
 
     def cancel(self) -> None:
         """Ask the running import to stop; what it has finished stays, to go on from."""
         if self.job is not None:
             self.job.cancelled.set()
-
-    def default_out(self, source: str, format: str) -> Path:
-        """A folder among the packs, named after the model and the format."""
-        name = re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", Path(source.strip().rstrip("/\\")).name, flags=re.IGNORECASE)
-        clean = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "model"
-        return self.packs / (clean if format == "auto" else f"{clean}-{format}")
 
     def close(self, timeout: float = 30.0) -> None:
         """Stop what is running, and wait for it."""
@@ -140,8 +134,14 @@ class Importer:
 
     def _run(self, job: ImportJob) -> None:
         fields: dict[str, Any] = {"state": "done", "text": "Imported", "share": 1.0}
+
+        def place(name: str, format: str) -> Path:
+            job.update(out=self.packs / f"{name}-{format}")
+            assert job.out is not None
+            return job.out
+
         try:
-            job.out = self._worker()(job.source, job.out, format=job.format, download=job.download,
+            job.out = self._worker()(job.source, job.out or place, format=job.format, download=job.download,
                                      progress=job.progress, cancel=job.cancelled)
         except Exception as error:
             if job.cancelled.is_set():

@@ -11,6 +11,7 @@ from app.host import Host
 from app.pulse import host_state
 from app.sidebar import CacheSection, ModelSection, SamplingSection
 from app.tabs.chat_live import ChatLive, Shown
+from app.tabs.library import LibraryTab
 from app.tabs.sessions import Sessions
 from app.theme import ROOT
 
@@ -39,7 +40,7 @@ def create_ui(host: Host) -> gr.Blocks:
             cache = CacheSection(host, model.form, model.fit, model.refit)
             sampling = SamplingSection(host)
         known = gr.HTML(
-            {"stamp": "", "settings": ""},
+            {"stamp": "", "settings": "", "library": ""},
             html_template="",
             elem_id="known",
             apply_default_css=False,
@@ -48,6 +49,8 @@ def create_ui(host: Host) -> gr.Blocks:
         with gr.Tabs(elem_id="tabs") as tabs:
             with gr.Tab("Chat + Live", id="chat"):
                 chat = ChatLive(host)
+            with gr.Tab("Library", id="library") as models:
+                library = LibraryTab(host, model, tabs)
             with gr.Tab("Sessions", id="sessions") as past:
                 sessions = Sessions(host, chat, tabs)
 
@@ -69,6 +72,10 @@ def create_ui(host: Host) -> gr.Blocks:
                 model.refit(*form),
             ]
 
+        def library_moved(known: Shown, listed: dict[str, str]) -> list[Any]:
+            """An import ended, or the list was changed in another tab."""
+            return [{**known, "library": host_state(host)["library"]}, *library.values(listed)]
+
         def open_page(page: Shown) -> list[Any]:
             """The chat that the address names, and the form as last used; what depends on the host follows at once."""
             return [*chat.open(page.get("chat")), *model.form_values()]
@@ -76,8 +83,10 @@ def create_ui(host: Host) -> gr.Blocks:
         now = [known, chat.pulse, *model.form]
         known.tick(model_moved, now, [known, *model.outputs, *chat.outputs, model.fit], **LIVE)
         known.apply(settings_moved, now, [known, *cache.outputs, *sampling.outputs, model.fit], **LIVE)
+        known.edit(library_moved, [known, library.list], [known, *library.moved], **LIVE)
         ui.load(open_page, chat.pulse, [*chat.page, *model.form], js=OPEN_JS, **LIVE)
         ui.load(None, None, mode, js=SCRIPT, **LIVE)
         mode.input(None, mode, None, js="(mode) => window.moestroMode(mode)", **LIVE)
+        models.select(library.look, library.list, library.outputs, **LIVE)
         past.select(lambda shown: sessions.show(shown.get("chat")), chat.pulse, sessions.outputs, **LIVE)
     return ui

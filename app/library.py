@@ -5,14 +5,17 @@ Nothing here asks the network, and nothing is read but configs, manifests and he
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from app.candidates import PACK, UNFINISHED, Entry, Where, look
+from app.candidates import MANIFEST, Entry, Where, is_pack, look
 from app.store.database import Database
 from core.errors import MoestroError
 
@@ -59,6 +62,17 @@ class Library:
         return next((e for e in self.entries() if e.path == path), None)
 
 
+def peek(home: Path) -> tuple[list[str], dict[str, float]]:
+    """(the user's folders, when what was loaded last) from the store of a Moestro that may be running."""
+    try:
+        with closing(sqlite3.connect((home / "moestro.sqlite3").resolve().as_uri() + "?mode=ro", uri=True)) as db:
+            kept = db.execute("SELECT value FROM memory WHERE key = 'folders'").fetchone()
+            return (json.loads(kept[0]) if kept else [],
+                    dict(db.execute("SELECT model, max(created) FROM loads GROUP BY model").fetchall()))
+    except sqlite3.Error:
+        return [], {}  # nothing is remembered yet
+
+
 def scan(packs: Path, folders: Iterable[str], used: Mapping[str, float]) -> list[Entry]:
     """Every model there is, each once, last used first, then by name. `used`: when what was loaded last."""
     found: dict[Path, Entry] = {}
@@ -73,7 +87,7 @@ def scan(packs: Path, folders: Iterable[str], used: Mapping[str, float]) -> list
     for entry in cached():
         found.setdefault(_same(Path(entry.path)), entry)
     for path in times:  # packs that were loaded from somewhere else are known, too
-        if path not in found and (path / "moestro.json").exists() and (pack := look(path, "packs")) is not None:
+        if path not in found and is_pack(str(path)) and (pack := look(path, "packs")) is not None:
             found[path] = pack
     listed = [replace(entry, used=times.get(path, 0.0)) for path, entry in found.items()]
     return sorted(listed, key=lambda e: (-e.used, e.name.lower(), e.path))
@@ -134,7 +148,7 @@ def _search(root: Path, where: Where) -> Iterator[Entry]:
 
 def removable(entry: Entry, busy: Iterable[str]) -> None:
     """Raises MoestroError that says why, when an entry is not to be deleted. `busy`: paths in use."""
-    if entry.where != "cache" and entry.kind not in (PACK, UNFINISHED):
+    if not entry.can_delete:
         raise MoestroError("Only packs are deleted from here. Delete this model with your file manager.")
     path = _same(Path(entry.path))
     if any(path == _same(Path(one)) or path in _same(Path(one)).parents for one in busy):
@@ -165,7 +179,7 @@ def _remove(path: Path) -> int:
     lock = Lock(pack.with_name(f"{pack.name}.lock"), f"An import{{}} is writing {pack}. Cancel it, then delete it.")
     try:
         freed = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-        (path / "moestro.json").unlink(missing_ok=True)
+        (path / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(path)
     finally:
         lock.release()

@@ -11,7 +11,7 @@ from fastapi import APIRouter
 
 from app.host import Host
 from app.live import Answer
-from app.sidebar.text import name_of
+from app.words import name_of
 from core.errors import MoestroError
 
 
@@ -25,16 +25,24 @@ def router(host: Host) -> APIRouter:
         running, told = host.answer(chat), stamp(host, chat)
         if running is not None and told.endswith(f":{running.message_id}"):
             running = None  # it is in the chat already
-        return {"host": host_state(host), "import": import_state(host), "stamp": told, "answer": answer_state(running, answer, since)}
+        return {
+            "host": host_state(host),
+            "import": import_state(host),
+            "stamp": told,
+            "answer": answer_state(running, answer, since),
+        }
 
     return routes
 
 
 def host_state(host: Host) -> dict[str, Any]:
     """Whether it is empty, loading or ready, the load's progress, and stamps that change with model and settings."""
-    loading = host.loading
-    job, known = host.importer.job, {"settings": f"{hash((tuple(host.settings.items()), host.sampling)):x}", "busy": host.busy}
-    known["library"] = f"{host.library.version} {id(job)} {job.state if job is not None else ''}"
+    loading, job = host.loading, host.importer.job
+    known = {
+        "settings": f"{hash((tuple(host.settings.items()), host.sampling)):x}",
+        "library": f"{host.library.version} {id(job)} {job.state if job is not None else ''}",
+        "busy": host.busy,
+    }
     if loading is not None and not loading.finished:
         return {
             **known,

@@ -87,8 +87,8 @@ def config(sizes: Sizes) -> dict[str, object]:
 def _shards(sizes: Sizes, seed: int) -> Iterator[dict[str, torch.Tensor]]:
     """Named weights (bf16), one layer after the other, what belongs to no layer last.
 
-    Standard deviations keep activations near 1, give router logits a spread of 2, and let experts change the state
-    enough that routing follows the context; output logits are wide enough that sampled text does not repeat.
+    Standard deviations keep activations near 1, so that rounding does not decide which experts are taken; they give
+    router logits a spread of 2, and output logits one wide enough that sampled text does not repeat itself.
     """
     hidden, width = sizes.hidden, sizes.width
     queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
@@ -113,7 +113,7 @@ def _shards(sizes: Sizes, seed: int) -> Iterator[dict[str, torch.Tensor]]:
         for expert in range(sizes.experts):
             named |= {f"mlp.experts.{expert}.gate_proj.weight": normal(width, hidden, unit),
                       f"mlp.experts.{expert}.up_proj.weight": normal(width, hidden, unit),
-                      f"mlp.experts.{expert}.down_proj.weight": normal(hidden, width, 4 * width**-0.5)}
+                      f"mlp.experts.{expert}.down_proj.weight": normal(hidden, width, width**-0.5)}
         yield {at + name: tensor for name, tensor in named.items()}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ def write_bf16(model: Path, target: Path) -> Path:
     import gguf
 
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    partial = target.with_suffix(".partial")
-    writer = gguf.GGUFWriter(partial, "qwen3moe")
+    unfinished = target.with_suffix(".partial")
+    writer = gguf.GGUFWriter(unfinished, "qwen3moe")
     _describe(writer, config, json.loads((model / "tokenizer.json").read_text(encoding="utf-8")))
     kinds = {True: gguf.GGMLQuantizationType.F32, False: gguf.GGMLQuantizationType.BF16}
     tensors = TensorFiles(check_files(model).weights)
@@ -43,7 +44,7 @@ def write_bf16(model: Path, target: Path) -> Path:
         writer.write_tensor_data(weight.float().numpy() if full else weight.view(torch.uint16).numpy())
     writer.close()
     tensors.close()
-    return partial.rename(target)
+    return unfinished.rename(target)
 
 
 def _weights(config: dict[str, Any], tensors: TensorFiles) -> Iterator[Weight]:
@@ -64,7 +65,7 @@ def _weights(config: dict[str, Any], tensors: TensorFiles) -> Iterator[Weight]:
             yield plain(f"{at}{ours}.weight", f"{block}{theirs}.weight")
         for part, theirs in EXPERTS.items():
             shape = (experts, hidden, width) if part == "down_proj" else (experts, width, hidden)
-            yield f"{block}{theirs}.weight", shape, False, lambda at=at, part=part: stacked(at, part)
+            yield f"{block}{theirs}.weight", shape, False, partial(stacked, at, part)
 
 
 def _describe(writer: Any, config: dict[str, Any], tokenizer: dict[str, Any]) -> None:

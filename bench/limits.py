@@ -30,8 +30,8 @@ class Files:
 
 
 def files(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> Files:
-    """Version 1 makes the group inside this process's own, so that it stays under what holds for that; in version 2,
-    where a group with processes can have no children with limits, beside it. Raises MoestroError when there are none."""
+    """Version 1 makes the group inside this process's own, under whatever holds for that; in version 2, where a group
+    with processes can have no children with limits, beside it. Raises MoestroError when there are none."""
     try:
         lines = [line.split(":", 2) for line in own.read_text(encoding="utf-8").splitlines()]
     except OSError:

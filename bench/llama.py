@@ -1,8 +1,9 @@
-"""llama.cpp's side of `bench tiers`: its own process, in any Python that has llama_cpp. No import of ours but `turns`."""
+"""llama.cpp's side of `bench tiers`: a process in any Python that has llama_cpp, importing only `turns` of ours."""
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,11 +17,7 @@ class Llama:
     """One model through llama.cpp's C interface, memory-mapped."""
 
     def __init__(self, path: str, repack: bool) -> None:
-        import llama_cpp
-
-        self._c: Any = llama_cpp
-        llama_cpp.llama_backend_init()
-        llama_cpp.llama_log_set(_SILENT, ctypes.c_void_p(0))
+        self._c = llama_cpp = library()
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers, params.use_extra_bufts = 0, repack
         if hasattr(params, "use_mmap"):
@@ -52,23 +49,25 @@ class Llama:
         return list(self._c.llama_get_logits_ith(self._context, -1)[: self._vocab])
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
-def _SILENT(level: int, text: bytes, data: int) -> None:
-    pass
+QUIET = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda level, text, data: None)
+
+
+def library() -> Any:
+    """llama_cpp, which says nothing from here on."""
+    found: Any = importlib.import_module("llama_cpp")
+    found.llama_log_set(QUIET, ctypes.c_void_p(0))
+    found.llama_backend_init()
+    return found
 
 
 def prepare(job: Job) -> Callable[[], Job]:
-    import llama_cpp
-
-    version = {"version": llama_cpp.__version__}
+    version = {"version": library().__version__}
     return lambda: {**version, **{"quantize": quantize, "logits": logits, "decode": decode}[job["kind"]](job)}
 
 
 def quantize(job: Job) -> Job:
     """Write the Q4_K_M of a BF16 file."""
-    import llama_cpp
-
-    llama_cpp.llama_log_set(_SILENT, ctypes.c_void_p(0))
+    llama_cpp = library()
     params = llama_cpp.llama_model_quantize_default_params()
     params.nthread, params.ftype = job["threads"][-1], llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M
     if llama_cpp.llama_model_quantize(job["source"].encode(), job["target"].encode(), ctypes.byref(params)):

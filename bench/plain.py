@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ class Plain:
         self._device = device
 
     @torch.inference_mode()
-    def decode(self, ids: list[int], tokens: int, implementation: str, threads: int) -> list[float]:
-        """Milliseconds of each of `tokens` decode passes after a prefill of `ids`, on so many CPU threads."""
+    def decode(self, ids: list[int], tokens: int, implementation: str, threads: int,
+               text: Sequence[int] = ()) -> list[float]:
+        """Milliseconds of each of `tokens` decode passes after a prefill of `ids`, on so many CPU threads: of the
+        likeliest tokens, or of the first of `text`."""
         self._model.set_experts_implementation(implementation)
         torch.set_num_threads(threads)
         cache = DynamicCache(config=self._model.config)
@@ -31,8 +34,17 @@ class Plain:
         for step in range(tokens + 1):
             began_s = time.perf_counter()
             logits = self._model(input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
-            token = int(logits[:, -1].argmax(-1))
+            likeliest = int(logits[:, -1].argmax(-1))
+            token = text[step] if text else likeliest
             inputs = torch.tensor([[token]], device=self._device)
             if step:
                 passes.append((time.perf_counter() - began_s) * 1e3)
         return passes
+
+    @torch.inference_mode()
+    def logits(self, ids: list[int]) -> list[list[float]]:
+        """[T][vocab] logits after every token of a text, computed one token at a time by eager experts."""
+        self._model.set_experts_implementation("eager")
+        cache = DynamicCache(config=self._model.config)
+        return [self._model(input_ids=torch.tensor([[token]], device=self._device), past_key_values=cache,
+                            use_cache=True).logits[0, -1].float().tolist() for token in ids]

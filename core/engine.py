@@ -6,6 +6,7 @@ thread meanwhile. The path of one token through one MoE layer is `core.runtime.m
 
 from __future__ import annotations
 
+import atexit
 import gc
 import threading
 import time
@@ -87,6 +88,7 @@ class Engine:
         engine = cls(planned, load(planned, progress, cancel))
         gc.collect()
         gc.freeze()  # the model's objects live as long as the engine: no collection need look at them
+        atexit.register(gc.unfreeze)
         progress("Ready", 1.0)
         return engine
 

@@ -12,9 +12,9 @@ from core.errors import SettingError
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One format. `bits` of a code (16: plain numbers of the named type, 0: of the checkpoint's own), `group` = how many
-    weights along the input share a scale (0: a whole row), `zero`: groups also have a zero point, `table`: the name in
-    `core.memory.codec.tables` of the 16 values that codes stand for ("" = evenly spaced).
+    """One format. `bits` of a code (16: plain numbers of the named type, 0: of the checkpoint's own), `group` = how
+    many weights along the input share a scale (0: a whole row), `zero`: groups also have a zero point, `table`: the
+    name in `core.memory.codec.tables` of the 16 values that codes stand for ("" = evenly spaced).
     """
 
     name: str
@@ -44,7 +44,7 @@ FORMATS: dict[str, Format] = {f.name: f for f in (
     Format("checkpoint", 0, 0, False, "", "As in the checkpoint: exact.", "transformers"),
     Format("bfloat16", 16, 0, False, "", "Cast to bfloat16.", "IEEE-like 8-bit exponent (Google Brain)"),
     Format("float16", 16, 0, False, "", "Cast to float16.", "IEEE 754 half precision"),
-    Format("int8", 8, 0, False, "", "8 bits, one scale for each output.", "LLM.int8() (Dettmers et al. 2022), row-wise"),
+    Format("int8", 8, 0, False, "", "8 bits, a scale for every output.", "LLM.int8() (Dettmers et al. 2022), by rows"),
     Format("int8-g32", 8, 32, False, "", "8 bits, a scale for every 32 weights.", "GGML's Q8_0 (llama.cpp)"),
     *(Format(f"int4-g{g}", 4, g, True, "", f"4 bits, a scale and a zero point for every {g} weights.", _PAIRED)
       for g in (32, 64, 128)),

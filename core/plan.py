@@ -15,7 +15,6 @@ from core.hf import Outline, check_model, meta_skeleton, outline
 from core.hf.files import ModelFiles
 from core.memory.codec import Codec, make_codec
 from core.memory.pack import Manifest, pack_at
-from core.memory.pack.manifest import NAME
 from core.memory.pack.verify import check
 from core.room import host_free
 from core.sizes import Sizes, sizes_of
@@ -60,10 +59,11 @@ class Plan:
 
 def plan(spec: LoadSpec, instead_of: Memory | None = None) -> Plan:
     """Read config and headers only. Raises ModelError, ContextError or BudgetError with what is wrong."""
-    files = check_model(model_path(spec.model))
-    pack = _pack(files.path, _stamp(files)) if pack_at(files.path) else None
+    path = model_path(spec.model)
+    pack = _pack(path, _stamp(path)) if pack_at(path) else None
+    files = check_model(path)
     device = choose_device(spec.device)
-    shape, config, dtype = _outlined(files.path, _stamp(files), spec.dtype)
+    shape, config, dtype = _outlined(path, _stamp(path), spec.dtype)
     context = choose_context(spec.context, shape.context_limit)
     site = shape.sites[0]
     codec = pack.codec(dtype, device) if pack is not None else make_codec(
@@ -72,7 +72,7 @@ def plan(spec: LoadSpec, instead_of: Memory | None = None) -> Plan:
     tier = Tier("all", total, codec.blob_bytes, False)
     if pack is not None:
         if (pack.layers, pack.experts) != (len(shape.sites), site.num_experts):
-            raise ModelError(f"The pack {files.path} holds {pack.layers} x {pack.experts} experts, its config.json "
+            raise ModelError(f"The pack {path} holds {pack.layers} x {pack.experts} experts, its config.json "
                              f"says {len(shape.sites)} x {site.num_experts}. Import the model again.")
         tier = choose_tier(spec.host, device, total, pack.padded_bytes, codec.verbatim,
                            host_free(device, instead_of))
@@ -94,10 +94,9 @@ def choose_context(asked: int, limit: int) -> int:
     return asked or min(limit, DEFAULT_CONTEXT)
 
 
-def _stamp(files: ModelFiles) -> tuple[int, ...]:
-    """Changes when the model's config, its pack's manifest or its weight files do."""
-    shell = [file for file in (files.path / NAME, files.path / "config.json") if file.is_file()]
-    stats = [file.stat() for file in (*shell, *files.weights)]
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Changes when a file of the model does."""
+    stats = [file.stat() for pattern in ("*.json", "*.safetensors", "*.bin") for file in sorted(path.glob(pattern))]
     return tuple(n for s in stats for n in (s.st_mtime_ns, s.st_size))
 
 

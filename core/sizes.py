@@ -16,7 +16,7 @@ from core.memory.pages import page_up
 from core.types import ModelShape
 
 PREFILL_CHUNK = 512        # most prompt positions computed in one forward pass
-SCORES_LIMIT = 256 << 20   # chunks are halved while attention scores would take more than this
+SCORES_LIMIT = 256 << 20   # chunks are halved while attention scores or layers' states would take more than this
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +91,26 @@ def sizes_of(outline: Outline, config: Any, codec: Codec, context: int, paged: b
     slot = page_up(codec.slot_bytes) if paged else codec.slot_bytes
     site, text = outline.sites[0], config.get_text_config(decoder=True)
     shape = ModelShape(len(outline.sites), site.num_experts, site.top_k, outline.hidden, slot)
-    chunk, scores = min(PREFILL_CHUNK, context), _scores_bytes(text, context)
-    while chunk > 32 and chunk * scores > SCORES_LIMIT:
+    states, scores = outline.states, _scores_bytes(text, context)
+    chunk = min(PREFILL_CHUNK, context) if states.carried else context  # else a prompt is computed in one pass
+    while states.carried and chunk > 32 and max(chunk * scores, states.bytes(chunk)) > SCORES_LIMIT:
         chunk //= 2
-    workspace = _workspace(outline, text, shape, context, chunk, codec.dtype.itemsize) + chunk * scores
+    workspace = max(states.bytes(chunk) + (1 << 20), chunk * scores
+                    + _workspace(outline, text, shape, context, chunk, codec.dtype.itemsize))
     return Sizes(shape, outline.dense_bytes, outline.kv_bytes(context), workspace, slot, codec.blob_bytes, chunk)
 
 
 def _scores_bytes(config: Any, context: int) -> int:
     """Attention scores per query position that are written out: none with a fused kernel, else three fp32 copies."""
-    qk, v = getattr(config, "qk_head_dim", None), getattr(config, "v_head_dim", None)
+    qk, v = _most(config, "qk_head_dim"), _most(config, "v_head_dim")
     fused = config._attn_implementation != "eager" and qk == v
-    return 0 if fused else 3 * int(config.num_attention_heads) * context * 4
+    return 0 if fused else 3 * _most(config, "num_attention_heads") * context * 4
+
+
+def _most(config: Any, name: str) -> int:
+    """The largest of a number that layers may differ in; 0 where none has it."""
+    layers = getattr(config, "per_layer_config", None) or [config]
+    return max(int(getattr(layer, name, None) or 0) for layer in layers)
 
 
 def _workspace(outline: Outline, config: Any, shape: ModelShape, context: int, tokens: int, itemsize: int) -> int:
@@ -113,9 +121,8 @@ def _workspace(outline: Outline, config: Any, shape: ModelShape, context: int, t
     """
     hidden, k = shape.hidden, shape.top_k
     widest = max(s.shape[0] * s.shape[1] // hidden for s in outline.sites[0].parts.values() if s.is_weight)
-    heads = int(config.num_attention_heads)
-    named = (getattr(config, name, None) for name in ("head_dim", "qk_head_dim", "v_head_dim"))
-    head = max((int(size) for size in named if size), default=hidden // heads)
+    heads = _most(config, "num_attention_heads")
+    head = max(_most(config, name) for name in ("head_dim", "qk_head_dim", "v_head_dim")) or hidden // heads
     residual = 6 * tokens * hidden * 4
     attention = 6 * tokens * heads * head * 4 + 4 * context * heads * head * itemsize + 2 * tokens * context * 4
     experts = 5 * tokens * k * hidden * 4 + 3 * tokens * widest * 4 + 16 * tokens * shape.experts

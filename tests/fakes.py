@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -142,7 +141,8 @@ class FakeEngine:
             total_ms=col("total_ms", np.float32), compute_ms=col("compute_ms", np.float32),
             stall_ms=col("stall_ms", np.float32), requests=col("requests", np.int32), hits=col("hits", np.int32),
             demand_bytes=col("demand_bytes", np.float32), prefetch_bytes=col("prefetch_bytes", np.float32),
-            wasted_bytes=col("wasted_bytes", np.float32), disk_bytes=col("disk_bytes", np.float32), marks=list(self._marks), memory=self.memory(), tok_s=48.0,
+            wasted_bytes=col("wasted_bytes", np.float32),
+            disk_bytes=col("disk_bytes", np.float32), marks=list(self._marks), memory=self.memory(), tok_s=48.0,
             tpot_ms=20.8, hit=0.61, link_gbps=0.4, link_peak_gbps=1.0,
             emulated=self.settings["link"] == "emulated", exact=True)
 
@@ -167,19 +167,22 @@ def fake_estimate(spec: LoadSpec, instead_of: Memory | None = None) -> Fit:
                tok_s_low=20 * share, tok_s_high=60 * share, basis="hit rate: LRU on 512 recorded tokens of this model; "
                f"copies from {'disk' if pack else 'host memory'} at 1.2 GB/s", suggested="62%",
                problem="" if share >= 0.3 else "The budget is 1.9 MB short: give at least 6.8 MB or 13 %.",
-               warning="" if share <= 0.9 else "Less than 10 % of memory stays free: other programs may be slowed down.")
+               warning="" if share <= 0.9 else "Less than 10 % of memory stays free.")
 
 
-def fake_import(source: str, out: Path, *, format: str = "auto", split: float = 0.0, download: bool = False,
+def fake_import(source: str, out: Path | Callable[[str, str], Path], *, format: str = "auto", split: float = 0.0,
                 progress: Callable[[str, float, int, int], None] = lambda text, share, done, total: None,
-                cancel: threading.Event | None = None) -> Path:
+                cancel: threading.Event | None = None, download: bool = False) -> Path:
     """What `core.importing.import_model` does, in as many parts as its source is long; it goes on where it stopped.
 
-    A source called "broken..." is refused; "slow..." takes a tenth of a second a part.
+    A source called "broken..." is refused; "slow..." takes a tenth of a second a part, and waits in the middle for
+    somebody to cancel it.
     """
     name = Path(source).name
     if name.startswith("broken"):
         raise ModelError(f"{source} has no config.json. Give a folder with one, or a GGUF file.")
+    if not isinstance(out, Path):
+        out = out(name, "int4-g64" if format == "auto" else format)
     partial, parts = out.with_name(out.name + ".partial"), 40
     partial.mkdir(parents=True, exist_ok=True)
     journal = partial / "journal"
@@ -187,7 +190,8 @@ def fake_import(source: str, out: Path, *, format: str = "auto", split: float = 
     for part in range(begun, parts):
         progress(f"Layer {part // 10 + 1} of 4", part / parts, part * MB, parts * MB)
         journal.write_text(str(part))
-        if cancel is not None and cancel.wait(0.1 if name.startswith("slow") else 0.0):
+        slow = name.startswith("slow") and not begun
+        if cancel is not None and cancel.wait(0.0 if not slow else 0.1 if part < parts // 2 else None):
             raise ModelError("Cancelled.")
     progress("Finishing", 1.0, parts * MB, parts * MB)
     journal.unlink()
@@ -196,23 +200,24 @@ def fake_import(source: str, out: Path, *, format: str = "auto", split: float = 
     return out
 
 
-def fake_pack(folder: Path, source: str = "Qwen3-Tiny", format: str = "int4-g64", **changes: object) -> Path:
-    """A folder whose manifest is one of a pack; its files hold no experts. `changes` replace fields of the manifest."""
-    from core.memory.pack.manifest import digest
+def fake_pack(folder: Path, source: str = "Qwen3-Tiny", format: str = "int4-g64") -> Path:
+    """A folder with a whole manifest and one small file: a pack, as far as can be told without opening it."""
+    import torch
+
+    from core.memory.codec import PartSpec, make_codec
+    from core.memory.codec.formats import Numbers
+    from core.memory.pack import Entry, Manifest
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "experts-00000.bin").write_bytes(b"x" * 8 * PAGE)
-    (folder / "config.json").write_text("{}")
-    layout = {"bytes": 16, "fields": {"w.q": {"dtype": "uint8", "shape": [4, 4], "offset": 0}}}
-    body: dict[str, object] = {
-        "pack": 1, "model_hash": "fake", "format": format,
-        "numbers": {"weight": "bfloat16", "scale": "bfloat16", "zero": "bfloat16"}, "layers": SHAPE.layers,
-        "experts": SHAPE.experts, "top_k": SHAPE.top_k, "parts": {"w": {"shape": [4, 8], "dtype": "bfloat16"}},
-        "is_transposed": False, "has_gate": True, "is_concatenated": True, "blob": layout, "segments": [],
-        "padded_bytes": PAGE, "files": {"experts-00000.bin": {"bytes": 8 * PAGE, "sha256": "", "head": ""},
-                                        "config.json": {"bytes": 2, "sha256": "", "head": ""}},
-        "crc32": [[0] * SHAPE.experts] * SHAPE.layers,
-        "source": {"kind": "safetensors", "label": "bfloat16 safetensors", "name": source, "hash": "fake"},
-        "exact": {"w": "requantised"}, "moestro": "0.1.0", "created": "2026-01-01T00:00:00+00:00", **changes}
-    (folder / "moestro.json").write_text(json.dumps({**body, "digest": digest(body)}))
+    parts = {"down_proj": PartSpec((64, 128), torch.bfloat16)}
+    codec = make_codec(format, specs=parts, dtype=torch.bfloat16, device=torch.device("cpu"))
+    manifest = Manifest(
+        model_hash="fake", format=format, numbers=Numbers(*[torch.bfloat16] * 3), layers=SHAPE.layers,
+        experts=SHAPE.experts, top_k=SHAPE.top_k, parts=parts, is_transposed=False, has_gate=True,
+        is_concatenated=True, layout=codec.blob_layout, segments=(), padded_bytes=PAGE,
+        files={"experts-00000.bin": Entry(8 * PAGE)}, sums=((0,) * SHAPE.experts,) * SHAPE.layers,
+        source={"kind": "safetensors", "label": "bfloat16", "name": source, "hash": "fake"},
+        exact={"down_proj": "requantised"}, moestro="0.1.0", created="2026-01-01T00:00:00+00:00")
+    (folder / "moestro.json").write_text(manifest.dump())
     return folder

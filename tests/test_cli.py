@@ -65,9 +65,10 @@ def test_help_needs_nothing_heavy() -> None:
 
 def test_a_bench_prints_its_table_and_saves_its_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
                                                      capsys: pytest.CaptureFixture[str]) -> None:
-    def run(*asked: object, say: Callable[[str], None]) -> dict[str, object]:
+    def run(model: str = "demo", budget: str = "50%", rounds: int = 5,
+            say: Callable[[str], None] = print) -> dict[str, object]:
         say("round 1 of 2")
-        return {"asked": asked}
+        return {"asked": [model, budget, rounds]}
 
     monkeypatch.setattr("bench.quick.run", run)
     monkeypatch.setattr("bench.quick.table", lambda result: f"a table of {result['asked'][0]}")
@@ -75,13 +76,15 @@ def test_a_bench_prints_its_table_and_saves_its_data(monkeypatch: pytest.MonkeyP
     assert cli.main(["bench", "quick", "--rounds", "2", "--budget", "25%", "--save", str(file)]) == 0
     assert capsys.readouterr() == ("a table of demo\n", f"round 1 of 2\nWritten to {file}\n")
     saved = json.loads(file.read_text(encoding="utf-8"))
-    assert (saved["bench"], saved["asked"]) == ("quick", ["demo", "25%", 2, 48, "auto"])
+    assert (saved["bench"], saved["asked"]) == ("quick", ["demo", "25%", 2])
     monkeypatch.setattr("app.cli.bench.RESULTS", tmp_path / "results")
     assert cli.main(["bench", "--json"]) == 0
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [json.loads(f.read_text(encoding="utf-8")) for f in (tmp_path / "results").iterdir()] == [last]
     assert cli.main(["bench", "--save", str(tmp_path / "no" / "such.json")]) == 2
     assert "There is no folder" in capsys.readouterr().err
+    assert cli.main(["bench", "--keep", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == "bench quick has no --keep. Leave it out.\n"
 
 
 @pytest.fixture
@@ -103,7 +106,7 @@ def test_the_next_free_port_is_taken_when_none_was_asked_for(taken: int, monkeyp
 
 
 def test_a_host_that_is_not_ours_is_refused() -> None:
-    with pytest.raises(MoestroError, match="--host"):
+    with pytest.raises(MoestroError, match="--address"):
         ui.choose_port("192.0.2.1", None)
 
 

@@ -4,30 +4,39 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import json
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
 from app.cli import options
+from app.store.home import data_dir
 from core.config import LOADING, params
 from core.errors import MoestroError
 
-HELP = "Measure speed side by side with plain transformers."
+HELP = "Measure speed side by side with plain transformers and llama.cpp."
 RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results"
-BENCHES = ("quick",)  # modules of bench/ with run(model, budget, rounds, tokens, dtype, say) and table(result)
+BENCHES = ("quick", "tiers")  # modules of bench/ with run(its options ..., say) and table(result)
+ASKED = ("model", "budget", "rounds", "tokens", "dtype", "keep", "small", "llama")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", default="quick", choices=BENCHES, help="which one (default: quick)")
-    parser.add_argument("--model", default="demo", metavar="NAME",
-                        help='"demo", or a folder with a model (default: demo)')
-    parser.add_argument("--budget", default="50%", metavar="TEXT", type=options.checked(params()["budget"]),
-                        help="memory budget of the configurations that cache (default: 50%%)")
-    parser.add_argument("--rounds", default=5, type=count, metavar="N", help="rounds to take medians of (default: 5)")
-    parser.add_argument("--tokens", default=48, type=count, metavar="N", help="decode passes a round (default: 48)")
-    parser.add_argument("--dtype", default="auto", choices=next(p for p in LOADING if p.name == "dtype").choices,
-                        help="compute type of both sides (default: auto, the checkpoint's)")
+    asked = parser.add_argument_group("what to measure", "Each bench has some of these, and defaults of its own.",
+                                      argument_default=argparse.SUPPRESS)
+    asked.add_argument("--model", metavar="NAME", help='quick: "demo", or a folder with a model (default: demo)')
+    asked.add_argument("--budget", metavar="TEXT", type=options.checked(params()["budget"]),
+                       help="quick: memory budget of the configurations that cache (default: 50%%)")
+    asked.add_argument("--rounds", type=count, metavar="N", help="rounds to take medians of")
+    asked.add_argument("--tokens", type=count, metavar="N", help="decode passes a round")
+    asked.add_argument("--dtype", choices=next(p for p in LOADING if p.name == "dtype").choices,
+                       help="quick: compute type of both sides (default: auto, the checkpoint's)")
+    asked.add_argument("--keep", type=Path, metavar="DIR", help="tiers: where the generated model and its packs stay, "
+                       "13 GB (default: bench in Moestro's data folder)")
+    asked.add_argument("--small", action="store_true", help="tiers: a model of 9 MB, to see that everything works")
+    asked.add_argument("--llama", metavar="PYTHON", help="tiers: a Python interpreter that has llama_cpp "
+                       "(default: this one, if it has)")
     parser.add_argument("--json", action="store_true", help="end with the result as one line of JSON")
     parser.add_argument("--save", type=Path, metavar="FILE",
                         help="where to write the result (default: a new file in bench/results)")
@@ -37,9 +46,14 @@ def run(args: argparse.Namespace) -> int:
     if args.save and not args.save.parent.is_dir():
         raise MoestroError(f"There is no folder {args.save.parent} to save into. Make it first, or name another file.")
     bench = importlib.import_module(f"bench.{args.name}")
+    has = inspect.signature(bench.run).parameters
+    asked = {name: getattr(args, name) for name in ASKED if hasattr(args, name)}
+    if unknown := [f"--{name}" for name in asked if name not in has]:
+        raise MoestroError(f"bench {args.name} has no {' and no '.join(unknown)}. Leave it out.")
+    if "keep" in has:
+        asked.setdefault("keep", data_dir() / "bench")
     began = datetime.now(UTC)
-    result = bench.run(args.model, args.budget, args.rounds, args.tokens, args.dtype,
-                       say=lambda text: print(text, file=sys.stderr))
+    result = bench.run(**asked, say=lambda text: print(text, file=sys.stderr, flush=True))
     result = {"bench": args.name, "date": began.isoformat(timespec="seconds"), **result}
     file: Path = args.save or RESULTS / f"{args.name}-{began:%Y%m%d-%H%M%S}.json"
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ FIRST, TRIED = 7860, 100
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=port_number, metavar="N",
                         help=f"port to listen on (default: {FIRST}, or the next free one)")
-    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: "
+    parser.add_argument("--address", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: "
                         "127.0.0.1, this machine alone)")
     parser.add_argument("--no-browser", action="store_true", help="do not open a browser")
     options.add_settings(parser)
@@ -24,11 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     options.spec(args)  # what is wrong with the options is said before anything starts
-    port = choose_port(args.host, args.port)
+    port = choose_port(args.address, args.port)
     from app.serve import Asked, serve
 
     try:
-        serve(Asked(*options.given(args)), host=args.host, port=port, browser=not args.no_browser)
+        serve(Asked(*options.given(args)), host=args.address, port=port, browser=not args.no_browser)
     except KeyboardInterrupt:
         pass  # how a dashboard ends
     return 0
@@ -52,7 +52,7 @@ def choose_port(host: str, asked: int | None) -> int:
         if not problem:
             return port
     raise MoestroError(f"No port from {FIRST} to {FIRST + TRIED - 1} on {host} can be used: {problem}. Give one with "
-                       "--port, and check --host.")
+                       "--port, and check --address.")
 
 
 def port_problem(host: str, port: int) -> str:

@@ -104,16 +104,14 @@ class CacheSection:
             self._groups[kind, choice.name] = group
 
     def _wire(self) -> None:
-        self.slider.input(
-            self._slide, [self.slider, *self._form], [self.exact_budget, self._fit, self.alert, self.slider], **LIVE
-        )
-        gr.on(
-            [self.exact_budget.submit, self.exact_budget.blur],
-            self._type,
-            [self.exact_budget, *self._form],
-            [self.exact_budget, self._fit, self.alert, self.slider],
-            **LIVE,
-        )
+        budget = [self.exact_budget, self.alert, self.slider]
+        moved = [
+            self.slider.input(self._slide, self.slider, budget, **LIVE),
+            gr.on([self.exact_budget.submit, self.exact_budget.blur], self._type, self.exact_budget, budget, **LIVE),
+            self._fit.select(self._suggested, None, budget, **LIVE),
+        ]
+        for event in moved:  # the setting acts at once; the verdict, which takes longer, follows
+            event.then(self._refit, self._form, self._fit, **LIVE)
         for name, made in self._controls.items():
             if name in KINDS:
                 groups = [group for (kind, _), group in self._groups.items() if kind == name]
@@ -128,18 +126,21 @@ class CacheSection:
                     **LIVE,
                 )
 
-    def _slide(self, percent: float, *form: Any) -> list[Any]:
-        typed, verdict, problem, _ = self._budget(f"{percent:g}%", form)
-        return [typed, verdict, problem, self._percent() if problem else gr.skip()]
+    def _slide(self, percent: float) -> list[Any]:
+        typed, problem, _ = self._budget(f"{percent:g}%")
+        return [typed, problem, self._percent() if problem else gr.skip()]
 
-    def _type(self, text: str, *form: Any) -> list[Any]:
-        return [gr.skip()] * 4 if text == self.host.settings["budget"] else self._budget(text, form)
+    def _type(self, text: str) -> list[Any]:
+        return [gr.skip()] * 3 if text == self.host.settings["budget"] else self._budget(text)
 
-    def _budget(self, text: str, form: tuple[Any, ...]) -> list[Any]:
+    def _suggested(self, picked: gr.EventData) -> list[Any]:
+        return self._budget(str(picked.budget))
+
+    def _budget(self, text: str) -> list[Any]:
         if problem := self.host.change("budget", text):
-            return [str(self.host.settings["budget"]), gr.skip(), notice(problem), gr.skip()]
+            return [str(self.host.settings["budget"]), notice(problem), gr.skip()]
         percent = self._percent()
-        return [str(self.host.settings["budget"]), self._refit(*form), "", gr.skip() if percent is None else percent]
+        return [str(self.host.settings["budget"]), "", gr.skip() if percent is None else percent]
 
     def _choose(self, kind: str) -> Callable[[str], list[Any]]:
         names = [name for group, name in self._groups if group == kind]

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 from html import escape
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
 from gradio.components import Component
 
+from app.candidates import MANIFEST, is_pack
 from app.controls import LIVE, ONCE, control, html
 from app.host import Host
 from app.sidebar.text import fit_card, fit_error, notice
+from app.words import name_of
 from core.config import LOADING, LoadSpec
 from core.errors import MoestroError
+from core.types import Fit
 
-ADVANCED = {"dtype", "device", "threads"}
+ADVANCED = {"dtype", "device", "host", "threads"}
+ONLY_PACKS = {"host"}  # choices that do nothing for other models
 MOST_CONTEXT = 8192  # top of the slider until a model's own limit is known
 RECENT = 8
 PROGRESS = (
     '<div class="progress"><div class="track" role="progressbar" aria-label="Loading the model" aria-valuemin="0" '
     'aria-valuemax="100" aria-valuenow="0"><i></i></div><span>Starting…</span></div>'
 )
+IMPORTING = '<p class="importing" data-import="line" hidden></p>'
+# The verdict's own button: its budget goes to Python as the event's data.
+SUGGEST_JS = """element.addEventListener("click", (e) => {
+  const button = e.target.closest("[data-budget]");
+  if (button) trigger("select", {budget: button.dataset.budget}); });"""
 
 
 class ModelSection:
@@ -38,23 +46,30 @@ class ModelSection:
                 label="Model",
                 allow_custom_value=True,
                 elem_id="model",
-                info="The bundled demo, or type a folder with config.json and safetensors.",
+                info="The bundled demo, a pack of your library, or type a folder with config.json and safetensors.",
             )
             self.choices: list[Component] = []
-            for param in LOADING:
-                value = getattr(spec, param.name)
-                self.choices.append(
+            for param, value in zip(LOADING, self._chosen(spec), strict=True):
+                made = (
                     self._context(value)
                     if param.name == "context"
                     else control(param, value, advanced=param.name in ADVANCED)
                 )
-            self.fit = html(self._estimate(spec.model, *self._chosen(spec))[0], elem_id="fit")
+                made.visible = param.name not in ONLY_PACKS or is_pack(spec.model)
+                self.choices.append(made)
+            self.fit = gr.HTML(
+                self.refit(spec.model, *self._chosen(spec)),
+                elem_id="fit",
+                apply_default_css=False,
+                js_on_load=SUGGEST_JS,
+            )
             self.alert = html(elem_id="model-alert")
             html(PROGRESS, elem_id="load-progress")
             with gr.Row(elem_classes="buttons"):
                 self.load = gr.Button("Load", variant="primary", size="sm", elem_id="load", min_width=80)
                 self.cancel = gr.Button("Cancel loading", size="sm", elem_id="cancel-load", min_width=80)
                 self.unload = gr.Button("Unload", size="sm", elem_id="unload", min_width=80)
+            html(IMPORTING, elem_id="import-line")
         self.form = [self.model, *self.choices]
         self.outputs = [self.status, self.alert]
         self._wire()
@@ -65,17 +80,33 @@ class ModelSection:
         said = loading.error or loading.text if loading is not None and loading.state in ("error", "cancelled") else ""
         return [self._status(), notice(said, "error" if loading is not None and loading.state == "error" else "info")]
 
-    def form_values(self) -> list[Any]:
-        """The form as it was last used: for a page that opens."""
-        spec = self._offered()
+    def form_values(self, spec: LoadSpec | None = None) -> list[Any]:
+        """The form for `spec`, or as it was last used: for a page that opens."""
+        spec = spec or self._offered()
+        values = self._chosen(spec)
         return [
             gr.update(choices=self._models(spec), value=spec.model),
-            *(gr.update(value=value) for value in self._chosen(spec)),
+            *(
+                gr.update(value=value, **change)
+                for value, change in zip(values, self._changes(self._fit(spec.model, *values), *values), strict=True)
+            ),
         ]
 
     def refit(self, *form: Any) -> str:
         """The verdict on the form as it stands, with the settings of now."""
-        return self._estimate(*form)[0]
+        return self._card(self._fit(*form))
+
+    def open(self, path: str) -> list[Any]:
+        """Start loading what is at a path, with the form showing it: values of `opened`. Raises MoestroError."""
+        spec = self.host.plan(path)
+        self.host.load(spec)
+        self._remember(path)
+        return [self._status(), "", *self.form_values(spec)]
+
+    @property
+    def opened(self) -> list[Component]:
+        """What `open` changes."""
+        return [*self.outputs, *self.form]
 
     def _wire(self) -> None:
         gr.on(
@@ -90,22 +121,37 @@ class ModelSection:
         self.unload.click(self._unload, None, self.outputs, **ONCE)
 
     def _judge(self, *form: Any) -> list[Any]:
-        """The verdict; the context slider reaches the model's own limit."""
-        html, limit = self._estimate(*form)
-        updates: list[Any] = []
-        for param in LOADING:
-            if param.name == "context" and limit:
-                updates.append(gr.update(maximum=limit))
-            else:
-                updates.append(gr.skip())
-        return [html, *updates]
+        """The verdict, and the choices that the model leaves."""
+        fit = self._fit(*form)
+        changes = self._changes(fit, *form[1:])
+        return [self._card(fit), *(gr.update(**change) if change else gr.skip() for change in changes)]
 
-    def _estimate(self, model: Any, *choices: Any) -> tuple[str, int]:
+    def _fit(self, model: Any, *choices: Any) -> Fit | MoestroError:
+        """The estimate, or why there is none."""
         try:
-            fit = self.host.estimate(self._spec(model, *choices))
+            return self.host.estimate(self._spec(model, *choices))
         except MoestroError as error:
-            return fit_error(str(error)), 0
-        return fit_card(fit), fit.context_limit
+            return error
+
+    def _card(self, fit: Fit | MoestroError) -> str:
+        return fit_card(fit, str(self.host.settings["budget"])) if isinstance(fit, Fit) else fit_error(str(fit))
+
+    def _changes(self, judged: Fit | MoestroError, *choices: Any) -> list[dict[str, Any]]:
+        """What becomes of each choice: a pack fixes the format, the context slider ends at the model's own limit."""
+        fit = judged if isinstance(judged, Fit) else None
+        pack = fit is not None and is_pack(fit.model)
+        changes: list[dict[str, Any]] = []
+        for param, value in zip(LOADING, choices, strict=True):
+            if param.name == "format":
+                names = [(f"{fit.format} (fixed by the pack)", value)] if fit is not None and pack else None
+                changes.append({"choices": names or [(n, n) for n in param.choices], "interactive": not pack})
+            elif param.name in ONLY_PACKS:
+                changes.append({"visible": pack})
+            elif param.name == "context" and fit is not None:
+                changes.append({"maximum": fit.context_limit})
+            else:
+                changes.append({})
+        return changes
 
     def _spec(self, model: Any, *choices: Any) -> LoadSpec:
         values = {p.name: v for p, v in zip(LOADING, choices, strict=True) if v is not None}
@@ -138,7 +184,7 @@ class ModelSection:
             return '<div class="status empty"><i></i>No model loaded. Choose one, then press Load.</div>'
         return (
             f'<div class="status ready"><i></i><b title="{escape(spec.model)}">{escape(name_of(spec.model))}</b> '
-            f"{escape(spec.format)}, context {self.host.context}</div>"
+            f"{escape(self.host.format)}, context {self.host.context}</div>"
         )
 
     def _offered(self) -> LoadSpec:
@@ -155,7 +201,9 @@ class ModelSection:
         return [str(getattr(spec, p.name)) if p.type == "choice" else getattr(spec, p.name) for p in LOADING]
 
     def _models(self, spec: LoadSpec) -> list[tuple[str, str]]:
-        known = dict.fromkeys(["demo", spec.model, *(self.host.store.db.get("recent") or [])])
+        """The demo, what was loaded lately, and the packs at their usual place."""
+        packs = sorted(str(found.parent) for found in self.host.library.packs.glob(f"*/{MANIFEST}"))
+        known = dict.fromkeys(["demo", spec.model, *(self.host.store.db.get("recent") or []), *packs])
         return [(name_of(model), model) for model in known]
 
     def _remember(self, model: str) -> None:
@@ -175,8 +223,3 @@ class ModelSection:
             elem_id="set-context",
             buttons=[],
         )
-
-
-def name_of(model: str) -> str:
-    """How a model is called on screen: the demo, or the last part of its path."""
-    return "Demo model (bundled)" if model == "demo" else Path(model).name or model

@@ -1,20 +1,11 @@
-"""Small pieces of HTML that several panels write: sizes in words, notices, the verdict of a fit estimate."""
+"""Small pieces of HTML that several panels write: notices, the verdict of a fit estimate."""
 
 from __future__ import annotations
 
 from html import escape
 
+from app.words import size
 from core.types import Fit
-
-UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
-
-
-def size(count: float) -> str:
-    """Bytes with a unit and three significant digits: "7.25 GB"."""
-    for unit, scale in UNITS:
-        if abs(count) >= scale:
-            return f"{count / scale:.3g} {unit}" if abs(count) < 100 * scale else f"{count / scale:.0f} {unit}"
-    return f"{count:.0f} B"
 
 
 def notice(text: str, kind: str = "error") -> str:
@@ -22,8 +13,11 @@ def notice(text: str, kind: str = "error") -> str:
     return f'<div class="notice {kind}" role="alert">{escape(text)}</div>' if text else ""
 
 
-def fit_card(fit: Fit) -> str:
-    """The verdict before loading: does it fit, what takes which memory, how many experts stay on the device."""
+def fit_card(fit: Fit, budget: str = "") -> str:
+    """The verdict before loading: does it fit, what takes which memory, what speed to expect, which budget is safe.
+
+    `budget` is the setting now, so that a suggestion is made only where it differs.
+    """
     experts = fit.slots * fit.shape.expert_bytes
     share = fit.slots / fit.shape.total
     kind, verdict = (
@@ -38,15 +32,52 @@ def fit_card(fit: Fit) -> str:
     full = max(1, sum(part[2] for part in parts))
     bar = "".join(f'<i class="{css}" style="width:{100 * amount / full:.1f}%"></i>' for css, _, amount in parts)
     legend = "".join(f'<li><i class="sw {css}"></i>{name} <b>{size(amount)}</b></li>' for css, name, amount in parts)
-    message = f'<p class="why">{escape(fit.problem or fit.warning)}</p>' if fit.problem or fit.warning else ""
+    said = fit.problem or (f"{fit.warning} You can load it all the same." if fit.warning else "")
+    message = f'<p class="why">{escape(said)}</p>' if said else ""
     return (
         f'<div class="fit {kind}" role="status"><p><b class="verdict">{verdict}</b> <b>{size(fit.budget)}</b> of '
         f"{size(fit.device_free)} free on {escape(fit.device)}, <b>{100 * share:.0f}&nbsp;%</b> of experts resident</p>"
-        f'<div class="bar" aria-hidden="true">{bar}</div><ul>{legend}</ul>'
-        f'<p class="minor">Host memory {size(fit.host)} of {size(fit.host_free)} free. Everything resident: '
-        f"{size(fit.budget_all)}; least: {size(fit.budget_min)}. Context {fit.context} of {fit.context_limit} tokens."
-        f"</p>{message}</div>"
+        f'<div class="bar" aria-hidden="true">{bar}</div><ul>{legend}</ul>{_tiers(fit)}{_speed(fit)}'
+        f'<p class="minor">Everything resident: {size(fit.budget_all)}; least: {size(fit.budget_min)}. Context '
+        f"{fit.context} of {fit.context_limit} tokens.</p>{message}{_suggestion(fit, budget)}</div>"
     )
+
+
+def _tiers(fit: Fit) -> str:
+    """Where experts wait that are not on the device."""
+    disk = f"{size(fit.disk)} of experts are read from it" if fit.disk else "not needed once loaded"
+    around = ", bypassing the page cache" if fit.disk and fit.direct else ""
+    return (
+        f'<dl><div><dt>Host memory</dt><dd><b>{size(fit.host)}</b> of {size(fit.host_free)} free</dd></div>'
+        f"<div><dt>Disk</dt><dd>{disk}{around}</dd></div></dl>"
+    )
+
+
+def _speed(fit: Fit) -> str:
+    """The hit rate and speed to expect, and what that rests on."""
+    if not fit.basis:
+        return ""
+    hit = span(100 * fit.hit_low, 100 * fit.hit_high, 0)
+    fast = span(fit.tok_s_low, fit.tok_s_high, 1 if fit.tok_s_high < 10 else 0)
+    return (
+        f'<dl class="expect" title="{escape(fit.basis, quote=True)}"><div><dt>Expected</dt>'
+        f"<dd><b>{fast}</b> tok/s, hit rate <b>{hit}&nbsp;%</b></dd></div></dl>"
+        f'<p class="minor basis">{escape(fit.basis[:1].upper() + fit.basis[1:])}.</p>'
+    )
+
+
+def _suggestion(fit: Fit, budget: str) -> str:
+    """The button that sets the largest safe budget."""
+    if not fit.suggested or fit.suggested == budget:
+        return ""
+    text = escape(fit.suggested, quote=True)
+    return f'<button type="button" class="suggest" data-budget="{text}">Use suggested budget ({text})</button>'
+
+
+def span(low: float, high: float, digits: int) -> str:
+    """A range, or one number where both ends read the same: "12–30"."""
+    ends = [f"{end:.{digits}f}" for end in (low, high)]
+    return ends[0] if ends[0] == ends[1] else "–".join(ends)
 
 
 def fit_error(text: str) -> str:

@@ -78,7 +78,7 @@ class Steps:
         return found
 
     def trace(self, model: str, tokens: int) -> npt.NDArray[np.int16] | None:
-        """Recorded routing of a model's latest answers: expert ids [tokens, layers, k], oldest first; None = nothing."""
+        """Recorded routing of a model's latest answers: expert ids [tokens, layers, k], oldest first, or None."""
         loads = self._db.rows("SELECT id FROM loads WHERE model = ? ORDER BY id DESC LIMIT 8", model)
         for load in loads:
             rows = self._db.rows("SELECT ids, layers, top_k FROM steps WHERE load = ? AND phase = 'decode' AND layers "

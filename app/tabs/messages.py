@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.sidebar.text import size
 from app.store import Message
+from app.words import size
 
 REASONS = {
     "stop": "finished",
@@ -43,7 +43,7 @@ def statistics(message: Message) -> str:
         parts.append(f"hit rate {100 * stats['hit_rate']:.1f} %")
     if stats.get("disk_bytes"):
         missed = stats["disk_misses"]
-        parts.append(f"{size(stats['disk_bytes'])} from disk, {missed} {'miss' if missed == 1 else 'misses'}")
+        parts.append(f"{missed} {'miss' if missed == 1 else 'misses'} from disk ({size(stats['disk_bytes'])})")
     if spent:
         parts.append(f"stall {100 * stats['stall_ms'] / spent:.0f} %")
     if stats.get("queued_ms", 0) >= 1000:

@@ -10,10 +10,10 @@ import gradio as gr
 
 from app.controls import ONCE, html
 from app.host import Host
-from app.sidebar.model import name_of
 from app.sidebar.text import notice
 from app.store import Chat
 from app.tabs.chat_live import ChatLive
+from app.words import name_of
 from core.errors import MoestroError
 
 EMPTY = (

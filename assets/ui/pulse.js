@@ -44,6 +44,7 @@ class Pulse {
     const state = await reply.json();
     if ((this.shown.chat ?? null) !== chat) return false;
     this.host(state.host);
+    importing(state.import);
     if (!this.shown.open) return true;
     this.address(chat);
     this.over = this.id !== null && !state.answer;
@@ -54,18 +55,15 @@ class Pulse {
     return Boolean(state.answer) || state.host.state === "loading";
   }
 
-  host({ state, busy, text, share, stamp, settings }) {
+  host({ state, busy, text, share, stamp, settings, library }) {
     Object.assign(document.body.dataset, { host: state, busy: busy ? "1" : "0" });
     const bar = document.querySelector("#load-progress [role=progressbar]");
-    if (bar && state === "loading") {
-      bar.setAttribute("aria-valuenow", Math.round(100 * share));
-      bar.firstElementChild.style.width = `${100 * share}%`;
-      bar.nextElementSibling.textContent = `${text} · ${Math.round(100 * share)} %`;
-    }
+    if (bar && state === "loading") fill(bar, share, `${text} · ${Math.round(100 * share)} %`);
     if (!this.shown.open || !known) return;
     const { trigger, props } = known, idle = !(performance.now() - this.touched < HANDS_OFF_MS);
     if (stamp !== props.value.stamp) this.fire(trigger, "tick", stamp);
     else if (settings !== props.value.settings && idle) this.fire(trigger, "apply", settings);
+    else if (library !== props.value.library) this.fire(trigger, "edit", library);
   }
 
   /** The chat's number lives in the address, so a reload comes back to it. */
@@ -133,6 +131,39 @@ class Pulse {
       await sleep(fast ? FAST_MS : SLOW_MS);
     }
   }
+}
+
+/** A progress bar and the words under it. */
+function fill(bar, share, words) {
+  bar.setAttribute("aria-valuenow", Math.round(100 * share));
+  bar.firstElementChild.style.width = `${100 * share}%`;
+  bar.nextElementSibling.textContent = words;
+}
+
+/** Show the import that runs, in its tab and, in one line, in the sidebar. */
+function importing(job) {
+  const now = job?.state ?? "none", line = document.querySelector("[data-import=line]");
+  Object.assign(document.body.dataset, { import: now, resume: job?.resume ? "1" : "0" });
+  if (line) line.hidden = now !== "running";
+  if (now !== "running") return;
+  const percent = Math.round(100 * job.share), bar = document.querySelector("#import-progress [role=progressbar]");
+  if (line) line.textContent = `Importing ${job.name} · ${percent} %`;
+  const parts = [job.text, `${percent} %`, job.total ? `${size(job.done)} of ${size(job.total)}` : "",
+    job.speed ? `${size(job.speed)}/s` : "", job.left !== null ? `${time(job.left)} left` : ""];
+  if (bar) fill(bar, job.share, parts.filter(Boolean).join(" · "));
+}
+
+/** Bytes in decimal units, as the rest of the page writes them. */
+function size(bytes) {
+  const [unit, one] = [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3]].find(([, s]) => bytes >= s) ?? ["B", 1];
+  return `${bytes / one >= 100 ? (bytes / one).toFixed(0) : +(bytes / one).toPrecision(3)} ${unit}`;
+}
+
+/** Seconds in words that do not jump: "12 s", "4 min", "1 h 20 min". */
+function time(seconds) {
+  const minutes = Math.round(seconds / 60);
+  if (seconds < 90) return `${Math.ceil(seconds)} s`;
+  return minutes < 90 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
 /** Take note of the component that knows the host's stamps; its events redraw the controls. */

@@ -85,6 +85,7 @@ class ReservedLayer(Reserved, DynamicLayer):
     def _reserve(self, context: int) -> None:
         super()._reserve(context)
         self._rooms = Room(context, 2), Room(context, 2)
+        self.is_initialized = False
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any,
                **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -104,7 +105,6 @@ class ReservedLayer(Reserved, DynamicLayer):
 
     def clear(self) -> None:
         super().clear()
-        self.keys = self.values = None
         for room in self._rooms:
             room.length = 0
 
@@ -121,7 +121,7 @@ class ReservedWindow(Reserved, DynamicSlidingWindowLayer):
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any,
                **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """What is in the window, then [batch, heads, n, dim] behind it; the new ones' last positions are kept."""
-        full = super().update(key_states, value_states, *args, **kwargs)
+        full: tuple[torch.Tensor, torch.Tensor] = super().update(key_states, value_states, *args, **kwargs)
         self.keys, self.values = (room.keep_last(t) for room, t in zip(self._rooms, full, strict=True))
         return full
 
@@ -169,8 +169,8 @@ class ReservedIndexed(ReservedLayer, cache_utils.DynamicIndexedLayer):
 
     def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
         """Append [batch, n, dim] and return everything so far."""
+        self.indexer_keys = self._index.append(indexer_key_states)
         self.is_indexer_initialized = True
-        self.indexer_keys: torch.Tensor | None = self._index.append(indexer_key_states)
         return self.indexer_keys
 
     @property
@@ -180,10 +180,8 @@ class ReservedIndexed(ReservedLayer, cache_utils.DynamicIndexedLayer):
     def clear(self) -> None:
         super().clear()
         self._index.length = 0
-        self.indexer_keys = None
 
 
-_NOTHING: tuple[type[Any], ...] = tuple(filter(None, [getattr(cache_utils, "DummyLayer", None)]))  # keeps nothing
 RESERVED: dict[type[Any], type[Reserved]] = {
     DynamicLayer: ReservedLayer,
     DynamicSlidingWindowLayer: ReservedWindow,
@@ -192,16 +190,18 @@ RESERVED: dict[type[Any], type[Reserved]] = {
     LinearAttentionAndSlidingWindowAttentionLayer: ReservedHybridWindow,
     cache_utils.DynamicIndexedLayer: ReservedIndexed,
 }
+if hasattr(cache_utils, "DummyLayer"):    # since transformers 5.18: what has no attention, or looks at another's
+    RESERVED[cache_utils.DummyLayer] = type("ReservedNothing", (Reserved, cache_utils.DummyLayer), {})
 
 
 def reserve(cache: DynamicCache, context: int) -> list[Reserved]:
     """Give every layer of a new cache its fixed size, for `context` positions, and return them: one for each layer
     of the model. Raises ModelError for a layer of another kind, leaving the cache as it was."""
     for layer in cache.layers:
-        if type(layer) not in RESERVED and not isinstance(layer, _NOTHING):
+        if type(layer) not in RESERVED:
             raise ModelError(f"it keeps a state, {type(layer).__name__}, that Moestro does not know")
-    own = [Reserved() if isinstance(layer, _NOTHING) else _reserved(layer, context) for layer in cache.layers]
-    cache.layers = [o if isinstance(layer, _NOTHING) is False else layer for o, layer in zip(own, cache.layers, strict=True)]
+    own = [_reserved(layer, context) for layer in cache.layers]
+    cache.layers = list(own)
     return own
 
 

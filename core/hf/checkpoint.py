@@ -6,6 +6,7 @@ run here on a single expert's tensors instead of all of them. Verified bit for b
 
 from __future__ import annotations
 
+import os
 from typing import Any, NamedTuple
 
 import torch
@@ -40,7 +41,7 @@ class CheckpointReader:
         self._model: Any = model
         self.sites = find_experts(model)
         self._files: ModelFiles | None = None
-        if isinstance(checkpoint, ModelPath):
+        if isinstance(checkpoint, str | os.PathLike | ModelFiles):
             self._files = check_model(checkpoint)
             checkpoint = TensorFiles(self._files.weights)
         self._stored: Tensors = checkpoint

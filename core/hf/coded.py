@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Mapping
 import torch
 
 from core.memory.codec.coded import Coded
+from core.memory.codec.formats import format_of
 
 Planes = dict[str, torch.Tensor]
 
@@ -42,14 +43,17 @@ class Merger:
 
 
 def _works(parts: Mapping[str, Coded], convert: Callable[[Planes], torch.Tensor]) -> bool:
-    """Whether each code still meets its own group after conversion: every group is given a number for it."""
+    """Whether each code still meets its own group, of the size that the format has: every group is given a number."""
     numbers = {p: torch.arange(c.scale.numel(), dtype=torch.int32).view(c.scale.shape) for p, c in parts.items()}
     try:
         groups = convert(dict(numbers))
         wanted = convert({p: spread(n, parts[p].codes.shape) for p, n in numbers.items()})
     except (RuntimeError, ValueError, IndexError):  # an operation that scales have too few dimensions for
         return False
-    return torch.equal(spread(groups, wanted.shape), wanted)
+    split = [part for part, whole in zip(groups.shape, wanted.shape, strict=True) if part != whole]
+    group = format_of(next(iter(parts.values())).format).group
+    return torch.equal(spread(groups, wanted.shape), wanted) and (
+        wanted.numel() == groups.numel() * group if group else split == [1])
 
 
 def spread(groups: torch.Tensor, shape: torch.Size) -> torch.Tensor:

@@ -125,7 +125,7 @@ def _router(parent: nn.Module, recorded: tuple[type[nn.Module], ...], name: str)
 
 def _top_k(model: nn.Module, parent: nn.Module, router: nn.Module) -> int:
     for owner in (router, parent, getattr(model, "config", None)):
-        for attribute in ("top_k", "num_experts_per_tok"):
+        for attribute in ("top_k", "num_experts_per_tok", "top_k_experts"):
             value = getattr(owner, attribute, None)
             if isinstance(value, int):
                 return value

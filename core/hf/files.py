@@ -22,6 +22,7 @@ from core.memory.codec.coded import Coded
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
           "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
           "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu}
+QUANTIZATION = ("quantization_config", "compression_config")  # the second: what older compressed-tensors wrote
 EDGE = 64 << 10  # bytes hashed at each end of a file
 
 
@@ -76,10 +77,17 @@ def check_files(root: Path) -> ModelFiles:
 
 def quantization(config: dict[str, Any]) -> str:
     """How config.json says that the weights are quantized; empty when they are not."""
-    found = config.get("quantization_config") or config.get("compression_config")
-    if isinstance(found, dict):
-        return str(found.get("quant_method", "an unnamed method"))
-    return str(found or "")
+    found = quantization_settings(config)
+    return str((found or {}).get("quant_method") or "an unnamed method") if found is not None else ""
+
+
+def quantization_settings(config: dict[str, Any]) -> dict[str, Any] | None:
+    """What config.json says of quantization, there or for its text model; None when it says nothing."""
+    for owner in (config, config.get("text_config")):
+        for name in QUANTIZATION:
+            if isinstance(owner, dict) and (found := owner.get(name)):
+                return dict(found) if isinstance(found, dict) else {"quant_method": str(found)}
+    return None
 
 
 def _config(root: Path) -> dict[str, Any]:
@@ -148,9 +156,11 @@ class TensorFiles:
             for name, entry in header.items():
                 if entry["dtype"] not in DTYPES:
                     raise ModelError(f"{file} holds numbers of type {entry['dtype']}, which Moestro cannot read.")
-                begin, end = entry["data_offsets"]
-                self.tensors[name] = Stored(number, DTYPES[entry["dtype"]], tuple(entry["shape"]), start + begin,
-                                            end - begin)
+                dtype, (begin, end), shape = DTYPES[entry["dtype"]], entry["data_offsets"], tuple(entry["shape"])
+                if end - begin != torch.Size(shape).numel() * dtype.itemsize:
+                    raise ModelError(f"{file} is damaged: {name!r} of shape {shape} has {end - begin:,} bytes. "
+                                     "Download it again.")
+                self.tensors[name] = Stored(number, dtype, shape, start + begin, end - begin)
         self._handles = [file.open("rb", buffering=0) for file in files]
         self._locks = [threading.Lock() for _ in files]
 

@@ -13,6 +13,7 @@ from core.errors import ModelError
 from core.hf.cache import reserve
 from core.hf.discover import ExpertsSite, find_experts, read_router
 from core.hf.hooks import install
+from core.hf.rehearsal import StateLayers, rehearse
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class Outline:
     dense_bytes: int                  # parameters and buffers that are not routed experts
     kv: tuple[KvLayer, ...]
     sites: tuple[ExpertsSite, ...]
+    states: StateLayers               # what a chunk of a prompt takes in layers that keep a state
 
     def kv_bytes(self, context: int) -> int:
         """KV cache and states of one sequence of `context` positions."""
@@ -42,11 +44,13 @@ class Outline:
 
 
 def outline(meta: Any) -> Outline:
-    """Measure a model from `meta_skeleton`. Raises ModelError when it is not a MoE model or caches what is not understood."""
+    """Measure a model from `meta_skeleton`. Raises ModelError when it is not a MoE model, or does what is not
+    understood."""
     sites = find_experts(meta)
     config = meta.config.get_text_config()
+    kv, states = _layers(meta, sites)
     return Outline(hidden=config.hidden_size, vocab=config.vocab_size, context_limit=config.max_position_embeddings,
-                   dense_bytes=_dense_bytes(meta, sites), kv=_kv_layers(meta, sites), sites=tuple(sites))
+                   dense_bytes=_dense_bytes(meta, sites), kv=kv, sites=tuple(sites), states=states)
 
 
 def _dense_bytes(meta: Any, sites: list[ExpertsSite]) -> int:
@@ -59,7 +63,7 @@ def _dense_bytes(meta: Any, sites: list[ExpertsSite]) -> int:
 
 
 @torch.no_grad()
-def _kv_layers(meta: Any, sites: list[ExpertsSite]) -> tuple[KvLayer, ...]:
+def _layers(meta: Any, sites: list[ExpertsSite]) -> tuple[tuple[KvLayer, ...], StateLayers]:
     """Run one token through the meta model with a cache for one, look at what was allocated: right for every kind of
     layer. On the way, see that every router speaks in a way that is understood."""
     kind = meta.config.model_type
@@ -69,9 +73,10 @@ def _kv_layers(meta: Any, sites: list[ExpertsSite]) -> tuple[KvLayer, ...]:
         with install(meta, sites, lambda site, hidden, ids, weights: torch.zeros_like(hidden),
                      lambda layer, args, kwargs, output: _understood(sites[layer], output)):
             meta(torch.zeros(1, 1, dtype=torch.long, device="meta"), past_key_values=cache, use_cache=True)
+            states = rehearse(meta, own)
     except Exception as error:  # the model's own code, run without weights
         raise ModelError(f"{kind!r} does not work the way Moestro needs: {error}. Choose another model.") from error
-    return tuple(KvLayer(layer.growing_bytes, layer.window, layer.state_bytes) for layer in own)
+    return tuple(KvLayer(layer.growing_bytes, layer.window, layer.state_bytes) for layer in own), states
 
 
 def _understood(site: ExpertsSite, output: Any) -> None:

@@ -16,21 +16,23 @@ from transformers import DynamicCache
 
 from core.hf.cache import Reserved, ReservedStates, reserve
 
-TOKENS = (32, 128, 512)   # lengths of a chunk that are rehearsed
+SHORT, LONG = 64, 256     # tokens of the two chunks that are rehearsed
 
 
 class StateLayers(NamedTuple):
     """What a model's state layers do with a chunk of a prompt. Without such layers: nothing."""
 
     carried: bool = True                             # a chunk goes on from the state that the one before left
-    activations: tuple[tuple[int, int], ...] = ()    # (tokens, most bytes alive at once), lengths ascending
+    short_bytes: int = 0      # most bytes of activations alive at once in a chunk of SHORT tokens ...
+    long_bytes: int = 0       # ... and of LONG
 
     def bytes(self, tokens: int) -> int:
-        """Most bytes of activations in a chunk of `tokens`, from the rehearsed length that is not shorter."""
-        if not self.activations:
-            return 0
-        longest, most = self.activations[-1]
-        return next((peak for length, peak in self.activations if length >= tokens), most * -(-tokens // longest))
+        """The same for a chunk of `tokens`; beyond LONG by the line or parabola through zero and what was seen."""
+        if tokens <= LONG:
+            return self.short_bytes if tokens <= SHORT else self.long_bytes
+        short, long = self.short_bytes / SHORT, self.long_bytes / LONG
+        bend = max(0.0, (long - short) / (LONG - SHORT))
+        return int(tokens * (long + bend * (tokens - LONG)))
 
 
 def rehearse(meta: Any, layers: Iterable[Reserved]) -> StateLayers:
@@ -45,12 +47,13 @@ def rehearse(meta: Any, layers: Iterable[Reserved]) -> StateLayers:
     watched = [t.untyped_storage()._cdata for t in layer.states()]
     with _Watch(watched) as second:
         _run(meta, cache, 2, first)
-    peaks = []
-    for tokens in TOKENS:
-        with _Watch() as watch:
-            _run(meta, _cache(meta, tokens), tokens, first)
-        peaks.append((tokens, watch.peak_bytes))
-    return StateLayers(set(watched) <= second.read, tuple(peaks))
+    return StateLayers(set(watched) <= second.read, _peak_bytes(meta, SHORT, first), _peak_bytes(meta, LONG, first))
+
+
+def _peak_bytes(meta: Any, tokens: int, layer: int) -> int:
+    with _Watch() as watch:
+        _run(meta, _cache(meta, tokens), tokens, layer)
+    return int(watch.peak_bytes)
 
 
 def _cache(meta: Any, context: int) -> DynamicCache:
@@ -83,10 +86,10 @@ class _Watch(TorchDispatchMode):
     """Counts the bytes of tensors that operations made and that are alive, and notes which storages were read."""
 
     def __init__(self, storages: Iterable[int] = ()) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._of_interest = frozenset(storages)
         self._alive: dict[int, int] = {}
-        self._now = self.peak_bytes = 0
+        self._now, self.peak_bytes = 0, 0
         self.read: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

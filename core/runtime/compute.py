@@ -1,15 +1,22 @@
-"""One expert's arithmetic, out of a slot, in the order that transformers' grouped_mm uses: bit-identical to it."""
+"""One expert's arithmetic, out of a slot, in the order that transformers' grouped_mm uses: bit-identical to it.
+
+On a GPU several experts are computed in one launch where there are kernels for it (core.memory.codec.kernels): their
+sums are fp32 and rounded once, as close to the exact product as transformers' own, but not its bits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from core.memory.arena import Slot
 from core.memory.codec import Codec
+from core.memory.codec.kernels import SlotKernels
 from core.memory.codec.plain import Plain
+from core.runtime.grouped import GroupedMath, together
+from core.runtime.lease import Held
 
 
 class ExpertMath:
@@ -19,19 +26,21 @@ class ExpertMath:
     several experts of one token in one product over copies of their weights; see core.runtime.stacking.
     """
 
-    def __init__(self, experts: Any, codec: Codec) -> None:
-        """`experts` is the model's own experts module: its flags and its activation are used, no weights."""
-        self._codec = codec
-        self._up_name = "gate_up_proj" if experts.has_gate else "up_proj"
-        self._bias = bool(experts.has_bias)
+    def __init__(self, experts: Any, codec: Codec, kernels: SlotKernels | None = None) -> None:
+        """`experts` is the model's own experts module: its flags and its activation are used, no weights. `kernels`
+        are those of the codec's slots where there are any."""
+        self.codec = codec
+        self.up_name = "gate_up_proj" if experts.has_gate else "up_proj"
+        self.has_bias = bool(experts.has_bias)
         self._gate = experts._apply_gate if experts.has_gate else experts.act_fn
         self._norm = experts.post_expert_norm if getattr(experts, "has_post_expert_norm", False) else None
         self.stack = False
+        self.grouped = GroupedMath(kernels, self.up_name, self.has_bias, self._gate) if kernels is not None else None
 
     def up(self, slot: Slot, x: torch.Tensor) -> torch.Tensor:
         """[n, H] -> [n, 2I], before the activation."""
-        y = self._codec.linear(slot.parts, self._up_name, x)
-        return y.add_(slot.parts.plain[self._up_name + "_bias"]) if self._bias else y
+        y = self.codec.linear(slot.parts, self.up_name, x)
+        return y.add_(slot.parts.plain[self.up_name + "_bias"]) if self.has_bias else y
 
     def activate(self, y: torch.Tensor) -> torch.Tensor:
         """[n, 2I] -> [n, I], the model's own gate."""
@@ -40,11 +49,13 @@ class ExpertMath:
 
     def down(self, slot: Slot, a: torch.Tensor) -> torch.Tensor:
         """[n, I] -> [n, H]."""
-        y = self._codec.linear(slot.parts, "down_proj", a)
-        return y.add_(slot.parts.plain["down_proj_bias"]) if self._bias else y
+        y = self.codec.linear(slot.parts, "down_proj", a)
+        return y.add_(slot.parts.plain["down_proj_bias"]) if self.has_bias else y
 
     def token(self, slots: Sequence[Slot], x: torch.Tensor) -> torch.Tensor:
         """One token's state [1, H] through several experts -> [n, H], in the order of `slots`."""
+        if self.grouped is not None:
+            return self.grouped.few(slots, x)
         return self.stacked(slots, x) if self.stack and len(slots) > 1 else self.one_by_one(slots, x)
 
     def one_by_one(self, slots: Sequence[Slot], x: torch.Tensor) -> torch.Tensor:
@@ -52,17 +63,32 @@ class ExpertMath:
         acts = self.activate(torch.cat([self.up(slot, x) for slot in slots]))
         return torch.cat([self.down(slot, acts[i : i + 1]) for i, slot in enumerate(slots)])
 
+    def batches(self, held: Sequence[Held], rows: Mapping[int, slice], tokens: int) -> Iterable[list[Held]]:
+        """Leased experts of a prompt of so many tokens, in the portions that `many` takes; `rows` by expert."""
+        return together(held, rows, tokens) if self.grouped is not None else ([one] for one in held)
+
+    def many(self, slots: Sequence[Slot], rows: Sequence[slice], x: torch.Tensor, out: torch.Tensor) -> None:
+        """States x[rows[i]] through the expert in slots[i], into out[rows[i]]; x and out [all rows, H]."""
+        counts = [at.stop - at.start for at in rows]
+        if self.grouped is not None and self.grouped.takes(sum(counts)):
+            y = self.grouped.many(slots, counts, torch.cat([x[at] for at in rows]))
+            for at, part in zip(rows, y.split(counts), strict=True):
+                out[at] = part
+            return
+        for slot, at in zip(slots, rows, strict=True):
+            out[at] = self.down(slot, self.activate(self.up(slot, x[at])))
+
     @property
     def can_stack(self) -> bool:
         """Weights as they are and no biases."""
-        return isinstance(self._codec, Plain) and not self._bias
+        return isinstance(self.codec, Plain) and not self.has_bias
 
     def stacked(self, slots: Sequence[Slot], x: torch.Tensor) -> torch.Tensor:
         """One product for all. Only where `can_stack`."""
-        assert isinstance(self._codec, Plain)
+        assert isinstance(self.codec, Plain)
         parts = [slot.parts for slot in slots]
-        acts = self.activate(self._codec.stacked(parts, self._up_name, x.expand(len(parts), -1)))
-        return self._codec.stacked(parts, "down_proj", acts)
+        acts = self.activate(self.codec.stacked(parts, self.up_name, x.expand(len(parts), -1)))
+        return self.codec.stacked(parts, "down_proj", acts)
 
     def combine(self, out: torch.Tensor, weights: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Outputs of all pairs [T * k, H] and router weights [T, k] -> [T, H], summed in top-k order."""

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from core.memory.codec import Codec
+from core.memory.codec.kernels import make_kernels, say_unavailable
 from core.memory.transfer import TransferEngine
 from core.policy.predict import Predictor
 from core.runtime.compute import ExpertMath
@@ -21,6 +22,7 @@ from core.runtime.lease import Held, Lease
 from core.runtime.recorder import Recorder
 from core.runtime.residency import Residency
 from core.runtime.stacking import worth_stacking
+from core.runtime.trial import objection
 
 
 class View:
@@ -41,14 +43,22 @@ class MoEStep:
 
     def __init__(self, experts: Sequence[Any], codec: Codec, residency: Residency, transfers: TransferEngine,
                  recorder: Recorder, probe: Callable[[int, int], torch.Tensor], top_k: int) -> None:
-        self._math = [ExpertMath(module, codec) for module in experts]
+        kernels = make_kernels(codec)
+        self._math = [ExpertMath(module, codec, kernels) for module in experts]
         self._residency, self._transfers, self._recorder = residency, transfers, recorder
         self._probe, self._top_k = probe, top_k
         self.predictor: Predictor | None = None
 
     def stack_if_worth_it(self, hidden: int, dtype: torch.dtype) -> None:
-        """Try, with the experts that are resident, whether a token's experts are best computed in one product."""
+        """Try, with the experts that are resident, whether a token's experts are best computed in one product, or
+        whether the kernels that compute them together are right here."""
         slots = self._residency.sample(self._top_k)
+        if self._math[0].grouped is not None:
+            if slots and (reason := objection(self._math[0], slots, hidden, dtype)):
+                say_unavailable(reason)
+                for math in self._math:
+                    math.grouped = None
+            return
         stack = worth_stacking(self._math[0], slots, hidden, dtype)
         for math in self._math:
             math.stack = stack
@@ -76,7 +86,8 @@ class MoEStep:
                 self._await(held)
                 outs.append(math.token([held.slot], hidden))
             at = {held.expert: i for i, held in enumerate(ready + late)}
-            rows = torch.cat(outs)[[at[expert] for expert in order]]
+            landed = torch.cat(outs)
+            rows = torch.stack([landed[at[expert]] for expert in order])  # without a copy of indices to the device
         result = math.combine(rows, weights, hidden.dtype)
         self._recorder.layer(layer, chosen, lease.held)
         self._release(lease)
@@ -93,10 +104,11 @@ class MoEStep:
         out = hidden.new_empty(grouped.shape)
         held: list[Held] = []
         for lease in self._leases(layer, wanted, chosen):
-            for one in sorted(lease.held, key=lambda h: h.ticket is not None):
-                self._await(one)
-                at = rows[one.expert]
-                out[at] = math.down(one.slot, math.activate(math.up(one.slot, grouped[at])))
+            ready_first = sorted(lease.held, key=lambda h: h.ticket is not None)
+            for some in math.batches(ready_first, rows, len(chosen)):
+                for one in some:
+                    self._await(one)
+                math.many([one.slot for one in some], [rows[one.expert] for one in some], grouped, out)
             held += lease.held
         self._recorder.layer(layer, chosen, held)
         restored = torch.empty_like(out)

@@ -3,14 +3,39 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
-from core.memory.transfer import TransferEngine
+from core.memory.transfer import Ticket, TransferEngine
 from core.runtime.lease import Held
 from core.runtime.residency import Residency
 from core.types import ModelShape, Phase, StepRecord, Transfer
+
+LATER: Any = dict.fromkeys(("ids", "layer", "expert", "outcome", "transfers"))  # what a record builds when it is read
+
+
+class Recorded(StepRecord):
+    """A StepRecord whose arrays are built when they are first read, by whichever thread that is: while a token is
+    computed nobody looks. Two threads that read at once build the same. `later` = how, one function a field."""
+
+    __slots__ = ("_later",)
+
+    def __init__(self, later: dict[str, Callable[[], Any]], **values: Any) -> None:
+        super().__init__(**LATER, **values)
+        for name in LATER:
+            delattr(self, name)
+        self._later = later
+
+    def __getattr__(self, name: str) -> Any:
+        """Only asked for what is not there (yet)."""
+        build = self._later.get(name) if name in LATER else None
+        if build is not None:
+            setattr(self, name, build())
+            self._later.pop(name, None)    # last: who finds it gone finds the field
+        return object.__getattribute__(self, name)
 
 
 class Recorder:
@@ -21,7 +46,7 @@ class Recorder:
         self.born_s = time.perf_counter()
         self.enabled = True
         self._index = 0
-        self._ids: list[Sequence[Sequence[int]]] = []
+        self._ids: list[list[list[int]]] = []
         self._held: list[tuple[int, list[Held]]] = []
         self.stall_s = 0.0
 
@@ -31,7 +56,7 @@ class Recorder:
         self._held.clear()
         self.stall_s = 0.0
 
-    def layer(self, layer: int, ids: Sequence[Sequence[int]], held: list[Held]) -> None:
+    def layer(self, layer: int, ids: list[list[int]], held: list[Held]) -> None:
         """One MoE layer was computed: the router's choice [T][k] and what each distinct expert's request met."""
         if self.enabled:
             self._ids.append(ids)
@@ -40,20 +65,17 @@ class Recorder:
     def end(self, phase: Phase, tokens: int, started_s: float, model_s: float, device_bytes: int, budget_bytes: int,
             changes: dict[str, object]) -> StepRecord:
         """The pass is over. `model_s` = the forward call, waits for copies included; `spent` adds what follows it."""
-        counts = self._residency.take_counts()
-        transfers, copy_s, disk_bytes = self._drain(phase)
+        counts, finished = self._residency.take_counts(), self._transfers.take_finished()
         stall_s = min(self.stall_s + self._transfers.device_stall_s(), model_s)
-        flat = [n for layer, hs in self._held for h in hs for n in (layer, h.expert, h.outcome)]
-        requests = np.array(flat, np.int16).reshape(-1, 3)
-        record = StepRecord(
-            index=self._index, phase=phase, tokens=tokens, started_s=started_s - self.born_s, total_ms=model_s * 1e3,
-            compute_ms=(model_s - stall_s) * 1e3, stall_ms=stall_s * 1e3, idle_ms=0.0,
-            copy_ms=copy_s * 1e3, ids=self._stacked(tokens),
-            layer=requests[:, 0], expert=requests[:, 1], outcome=requests[:, 2].astype(np.uint8),
+        record = Recorded(
+            self._later(phase, tokens, finished), index=self._index, phase=phase, tokens=tokens,
+            started_s=started_s - self.born_s, total_ms=model_s * 1e3, compute_ms=(model_s - stall_s) * 1e3,
+            stall_ms=stall_s * 1e3, idle_ms=0.0, copy_ms=_busy_s(finished) * 1e3,
             prefetch_issued=counts.issued, prefetch_used=counts.used, prefetch_late=counts.late,
             prefetch_wasted=counts.wasted, demand_bytes=counts.demand_bytes, prefetch_bytes=counts.prefetch_bytes,
-            wasted_bytes=counts.wasted_bytes, disk_bytes=disk_bytes, slots=self._residency.slots, device_bytes=device_bytes,
-            budget_bytes=budget_bytes, emulated=bool(self._transfers.pace), transfers=transfers, changes=changes)
+            wasted_bytes=counts.wasted_bytes, disk_bytes=sum([t.disk_bytes for t in finished]),
+            slots=self._residency.slots, device_bytes=device_bytes, budget_bytes=budget_bytes,
+            emulated=bool(self._transfers.pace), changes=changes)
         self._index += 1
         return record
 
@@ -68,23 +90,30 @@ class Recorder:
         """The index the next pass will have."""
         return self._index
 
-    def _stacked(self, tokens: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int16]]:
-        if len(self._ids) != self._shape.layers:
-            return np.empty((0, tokens, self._shape.top_k), np.int16)
-        return np.array(self._ids, np.int16)
+    def _later(self, phase: Phase, tokens: int, finished: list[Ticket]) -> dict[str, Callable[[], Any]]:
+        """How to build the fields named in LATER, from numbers alone: no record keeps a slot or a copy alive."""
+        ids, held, born_s = array("h"), self._held, self.born_s
+        for rows in self._ids if len(self._ids) == self._shape.layers else ():
+            for row in rows:
+                ids.fromlist(row)
+        counts = array("h", [n for layer, hs in held for n in (layer, len(hs))])
+        experts = [h.expert for _, hs in held for h in hs]
+        outcomes = bytes([h.outcome for _, hs in held for h in hs])
+        copies = [(t.eid, t.bytes, t.demand, t.submitted_s - born_s, t.started_s - born_s, t.landed_s - born_s,
+                   t.disk_bytes > 0) for t in finished] if self.enabled else []
+        top_k, of = self._shape.top_k, self._shape.experts
+        return {"ids": lambda: np.frombuffer(ids, np.int16).reshape(-1, tokens, top_k),
+                "layer": lambda: np.repeat(*np.frombuffer(counts, np.int16).reshape(-1, 2).T),
+                "expert": lambda: np.array(experts, np.int16), "outcome": lambda: np.frombuffer(outcomes, np.uint8),
+                "transfers": lambda: tuple([Transfer(*divmod(eid, of), size, demand, submitted_s, started_s, ended_s,
+                                                     phase, "disk" if disk else "host")
+                                            for eid, size, demand, submitted_s, started_s, ended_s, disk in copies])}
 
-    def _drain(self, phase: Phase) -> tuple[tuple[Transfer, ...], float, int]:
-        """Copies that finished since the last pass, how long the link was busy with them, what was read from disk."""
-        born_s, experts, finished = self.born_s, self._shape.experts, self._transfers.take_finished()
-        done = [Transfer(*divmod(t.eid, experts), t.bytes, t.demand, t.submitted_s - born_s, t.started_s - born_s,
-                         t.landed_s - born_s, phase, "disk" if t.disk_bytes else "host") for t in finished]
-        return tuple(done) if self.enabled else (), _busy_s(done), sum(t.disk_bytes for t in finished)
 
-
-def _busy_s(copies: Sequence[Transfer]) -> float:
+def _busy_s(copies: Sequence[Ticket]) -> float:
     """Seconds in which at least one copy was under way: several may be at once."""
     busy_s = end_s = 0.0
     for copy in sorted(copies, key=lambda c: c.started_s):
-        busy_s += max(0.0, copy.ended_s - max(copy.started_s, end_s))
-        end_s = max(end_s, copy.ended_s)
+        busy_s += max(0.0, copy.landed_s - max(copy.started_s, end_s))
+        end_s = max(end_s, copy.landed_s)
     return busy_s

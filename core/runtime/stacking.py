@@ -2,7 +2,8 @@
 
 Calling a product costs more than computing it when experts are small; copying the weights together costs more than
 it saves when they are large. So both are tried where the model runs. Which kernel a product takes depends on shapes,
-not on values: if the results are equal bit for bit here, they are for every token.
+not on values: if the results are equal bit for bit here, they are for every token. One input is too few to tell: sums
+in another order nearly always round to the same 16 bits (to the same 32, one in a few).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from core.memory.arena import Slot
 from core.runtime.compute import ExpertMath
 
 ROUNDS, CALLS = 9, 8
+ELEMENTS = {2: 1 << 16, 4: 1 << 11}  # results compared, by the bytes of each
 WORTH_IT = 0.95
 LARGEST_BYTES = 16 << 20  # of copies a layer; far beyond where copying pays
 
@@ -27,10 +29,12 @@ def worth_stacking(math: ExpertMath, slots: Sequence[Slot], hidden: int, dtype: 
     size = sum(slot.raw.numel() for slot in slots)
     if not math.can_stack or len(slots) < 2 or slots[0].raw.device.type != "cpu" or size > LARGEST_BYTES:
         return False
-    x = torch.randn(1, hidden, generator=torch.Generator().manual_seed(0)).to(dtype)
-    for n in range(2, len(slots) + 1):
-        if not torch.equal(math.one_by_one(slots[:n], x), math.stacked(slots[:n], x)):
-            return False
+    generator = torch.Generator().manual_seed(0)
+    inputs = -(-ELEMENTS[dtype.itemsize] // (hidden * len(slots)))
+    for x in torch.randn(inputs, 1, hidden, generator=generator).to(dtype):
+        for n in range(2, len(slots) + 1):
+            if not torch.equal(math.one_by_one(slots[:n], x), math.stacked(slots[:n], x)):
+                return False
     each, together = [], []
     for _ in range(ROUNDS):
         each.append(_seconds(lambda: math.one_by_one(slots, x)))

@@ -10,10 +10,10 @@ import torch
 from core.errors import ModelError
 from core.hf.files import TensorFiles
 from core.sources.decoded import Matrix, mismatch, stored
-from core.sources.integers import IntegerMatrix, Integers, nibbles
+from core.sources.integers import IntegerMatrix, Integers
 
 SUFFIXES = ("qweight", "qzeros", "scales")
-PLACE = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])  # where in its word the code of each of eight outputs is
+PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where in its word the code of each of eight outputs is
 
 
 class AwqMatrix(IntegerMatrix):
@@ -28,18 +28,20 @@ class AwqMatrix(IntegerMatrix):
             raise mismatch(prefix, f"qzeros {zeros} and scales {scales} do not fit qweight {(columns, words)}")
 
     def unpack(self) -> Integers:
-        codes, points = (self._outputs(self._files.read(f"{self._prefix}.{s}")) for s in SUFFIXES[:2])
+        codes, points = (_outputs(self._files.read(f"{self._prefix}.{s}")) for s in SUFFIXES[:2])
         scale = self._files.read(f"{self._prefix}.scales").t().contiguous()
         return Integers(4, codes, scale, points.to(torch.int16), None)
 
-    def _outputs(self, words: torch.Tensor) -> torch.Tensor:
-        """int32 [n, out / 8] -> uint8 [out, n]."""
-        return nibbles(words).view(words.shape[0], -1, 8)[..., PLACE].view(words.shape[0], -1).t().contiguous()
+
+def _outputs(words: torch.Tensor) -> torch.Tensor:
+    """int32 [n, out / 8] -> uint8 [out, n]."""
+    turned = words.t().contiguous()
+    return torch.stack([(turned >> 4 * place & 15).to(torch.uint8) for place in PLACES], 1).flatten(0, 1)
 
 
 def matrices(files: TensorFiles, config: dict[str, Any]) -> tuple[dict[str, Matrix], list[str], str]:
     """(weights by name, the tensors they are made of, a label). Raises ModelError for what AWQ is not read."""
-    version = str(config.get("version") or "gemm").lower()
+    version = str(config.get("version") or config.get("checkpoint_format") or "gemm").lower()
     bits, group = config.get("bits", config.get("w_bit", 4)), config.get("group_size", config.get("q_group_size", 128))
     if version != "gemm" or bits != 4:
         raise ModelError(f"This is an AWQ checkpoint of {bits} bits in the {version!r} layout. AWQ is read with 4 bits "

@@ -37,6 +37,7 @@ class Source:
     numbers: Numbers | None          # number types that make it lossless; None where exact_format is None
     dense_dtype: torch.dtype         # of dequantised weights outside the experts
     files: ModelFiles | None = None  # of a model directory
+    best_format: str | None = None   # suits the experts best where nothing holds them exactly; None: by their size
 
     def write_shell(self, directory: Path) -> ModelFiles:
         """Write config.json into an existing directory and copy the tokenizer and generation files beside it, so that
@@ -46,7 +47,7 @@ class Source:
         (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         for pattern in SHELL:
             for file in sorted(self.path.glob(pattern)):
-                if file.is_file():
+                if file.is_file() and file.suffix != ".py":
                     shutil.copyfile(file, directory / file.name)
         return ModelFiles(directory, config, ())
 

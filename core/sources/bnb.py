@@ -42,7 +42,7 @@ class BnbMatrix(Matrix):
             raise mismatch(name, f"{files.tensors[name].bytes:,} bytes are not {numbers:,} 4-bit codes")
 
     def read(self, row: int | None) -> torch.Tensor:
-        values = self._part("quant_map").float()[self._codes().long()]
+        values = self._part("quant_map").float().index_select(0, self._codes().int())
         blocks = values.view(-1, self._block) if len(values) % self._block == 0 else None
         absmax = self._absmax()
         if blocks is None:

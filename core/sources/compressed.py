@@ -15,9 +15,10 @@ from core.hf.files import TensorFiles
 from core.sources.decoded import Matrix, mismatch, stored
 from core.sources.fp8 import FLOATS, Fp8Matrix
 from core.sources.integers import IntegerMatrix, Integers, order_of, unpacked
+from core.sources.mxfp4 import PackedMxfp4Matrix
 
-READ = ("pack-quantized", "int-quantized", "naive-quantized", "float-quantized", "mxfp8-quantized", "mixed-precision",
-        "dense")
+READ = ("pack-quantized", "int-quantized", "naive-quantized", "float-quantized", "mxfp4-pack-quantized",
+        "mxfp8-quantized", "mixed-precision", "dense")
 PARTS = ("packed", "scale", "shape", "zero_point", "g_idx")
 
 
@@ -26,13 +27,13 @@ class PackedMatrix(IntegerMatrix):
 
     symmetric = True
 
-    def __init__(self, files: TensorFiles, prefix: str, bits: int) -> None:
-        self._files, self._prefix = files, prefix
+    def __init__(self, files: TensorFiles, prefix: str, bits: int, by_row: bool) -> None:
+        self._files, self._prefix, self.by_row = files, prefix, by_row
         (out, words), scale = (stored(files, f"{prefix}.weight_{p}", prefix) for p in ("packed", "scale"))
         columns = words * 32 // bits if bits else self._columns()
         self.bits = bits or words * 32 // columns
         self.shape = (out, columns)
-        if self.bits not in (4, 8) or files.tensors[f"{prefix}.weight_packed"].dtype != torch.int32:
+        if self.bits not in (4, 8):
             raise mismatch(prefix, f"compressed-tensors of {self.bits} bits is not read, only of 4 and of 8")
         if words * 32 != columns * self.bits or len(scale) != 2 or scale[0] != out:
             raise mismatch(prefix, f"scales {scale} do not fit packed codes {(out, words)}")
@@ -61,8 +62,8 @@ class ByteMatrix(IntegerMatrix):
 
     symmetric = True
 
-    def __init__(self, files: TensorFiles, prefix: str) -> None:
-        self._files, self._prefix = files, prefix
+    def __init__(self, files: TensorFiles, prefix: str, by_row: bool) -> None:
+        self._files, self._prefix, self.by_row = files, prefix, by_row
         self.shape = files.tensors[f"{prefix}.weight"].shape
         scale = stored(files, f"{prefix}.weight_scale", prefix)
         self._grid = scale if len(scale) == 2 else (self.shape[0] if torch.Size(scale).numel() > 1 else 1, 1)
@@ -93,16 +94,19 @@ def matrices(files: TensorFiles, config: dict[str, Any], dtype: torch.dtype
     weights = [w for w in (g.get("weights") for g in groups) if isinstance(w, dict)]
     bits = {int(w.get("num_bits", 0)) for w in weights if w.get("type", "int") == "int"}
     block = next((tuple(w["block_structure"]) for w in weights if w.get("block_structure")), None)
+    by_row = all((w.get("group_size") or -1) < 0 for w in weights)
     found: dict[str, Matrix] = {}
     for name, at in files.tensors.items():
         prefix, _, last = name.rpartition(".")
-        if last == "weight_packed":
-            found[f"{prefix}.weight"] = PackedMatrix(files, prefix, bits.copy().pop() if len(bits) == 1 else 0)
+        if last == "weight_packed" and at.dtype == torch.uint8:
+            found[f"{prefix}.weight"] = PackedMxfp4Matrix(files, prefix)
+        elif last == "weight_packed":
+            found[f"{prefix}.weight"] = PackedMatrix(files, prefix, min(bits) if len(bits) == 1 else 0, by_row)
         elif last == "weight" and at.dtype in FLOATS:
             stored(files, f"{name}_scale", name)
             found[name] = Fp8Matrix(files, name, f"{name}_scale", block if block and len(block) == 2 else None, dtype)
         elif last == "weight" and at.dtype == torch.int8:
-            found[name] = ByteMatrix(files, prefix)
+            found[name] = ByteMatrix(files, prefix, by_row)
     return found, [f"{name}_{p}" for name in found for p in PARTS], _label(weights)
 
 

@@ -70,8 +70,3 @@ def mismatch(of: str, why: str) -> ModelError:
     """The error for a weight whose tensors do not fit together."""
     return ModelError(f"The quantized weight {of!r} is stored in a way that Moestro does not know: {why}. Use another "
                       "version of the model.")
-
-
-def exponents(scale: torch.Tensor) -> torch.Tensor:
-    """A scale as fp32; bytes are exponents: 2 ** (e - 127)."""
-    return scale.view(torch.float8_e8m0fnu).float() if scale.dtype == torch.uint8 else scale.float()

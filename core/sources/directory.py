@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from core.errors import ModelError
-from core.hf.files import ModelFiles, TensorFiles, check_files
+from core.hf.files import QUANTIZATION, ModelFiles, TensorFiles, check_files, quantization_settings
 from core.hf.tensors import Shape
 from core.memory.codec.formats import Numbers
 from core.sources import awq, bnb, compressed, fp8, gptq, mxfp4
@@ -22,7 +22,8 @@ Made = tuple[dict[str, Matrix], list[str], str]
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 SEPARATE = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # where old tools wrote it, beside config.json
 MARKS = (".qweight", ".weight_packed", ".absmax", "_blocks", "_scale_inv")  # endings that only codes have
-ROUNDED = {"auto_gptq": "gptq", "gptq": "gptq", "auto_awq": "awq", "awq": "awq"}  # AutoRound's packing_format -> method
+ROUNDED = {"auto_gptq": "gptq", "gptq": "gptq", "auto_awq": "awq", "awq": "awq"}  # AutoRound's packing_format
+ALSO = {"auto-gptq": "gptq", "auto-awq": "awq"}  # other names that tools write
 SAMPLES = 6  # experts' weights looked at to learn which format they are in
 
 
@@ -30,7 +31,7 @@ def open_directory(path: Path) -> Source:
     """Open a model directory. Raises ModelError for what cannot be imported."""
     files = check_files(path)
     quantization = _quantization(files)
-    config = {k: v for k, v in files.config.items() if k not in ("quantization_config", "compression_config")}
+    config = _without_quantization(files.config)
     tensors = TensorFiles(files.weights)
     try:
         dtype = _dense_dtype(config, tensors)
@@ -66,9 +67,8 @@ def _plain(path: Path, config: dict[str, Any], tensors: TensorFiles, dtype: torc
 
 def _quantization(files: ModelFiles) -> dict[str, Any] | None:
     """What config.json, or a file beside it, says of quantization."""
-    found = files.config.get("quantization_config") or files.config.get("compression_config")
-    if found:
-        return dict(found) if isinstance(found, dict) else {"quant_method": str(found)}
+    if (found := quantization_settings(files.config)) is not None:
+        return found
     for name, method in SEPARATE.items():
         file = files.path / name
         if file.is_file():
@@ -79,9 +79,18 @@ def _quantization(files: ModelFiles) -> dict[str, Any] | None:
     return None
 
 
+def _without_quantization(config: dict[str, Any]) -> dict[str, Any]:
+    """A config as that of the dequantised model."""
+    kept = {name: value for name, value in config.items() if name not in QUANTIZATION}
+    if isinstance(text := kept.get("text_config"), dict):
+        kept["text_config"] = {name: value for name, value in text.items() if name not in QUANTIZATION}
+    return kept
+
+
 def _made(quantization: dict[str, Any], tensors: TensorFiles, dtype: torch.dtype) -> tuple[str, Made]:
     """(kind, weights) by the method that the config names. Raises ModelError for every other method."""
     method = str(quantization.get("quant_method", "")).lower().replace("_", "-")
+    method = ALSO.get(method, method)
     if method in ("auto-round", "intel/auto-round"):
         packing = str(quantization.get("packing_format", "")).rpartition(":")[2].lower()
         method = ROUNDED.get(packing, method)

@@ -12,8 +12,8 @@ import torch
 
 from core.errors import ModelError
 from core.hf.files import TensorFiles
-from core.memory.codec.coded import Coded
-from core.sources.decoded import Matrix, exponents, mismatch
+from core.memory.codec.coded import Coded, scales
+from core.sources.decoded import Matrix, mismatch
 
 FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2)
 SCALES = ("_scale_inv", "_scale")  # behind the weight's own name
@@ -32,18 +32,24 @@ class Fp8Matrix(Matrix):
 
     def read(self, row: int | None) -> torch.Tensor:
         """In the model's number type, as transformers loads it."""
-        weight = self._files.read(self._name, row).float()
-        scale = exponents(self._files.read(self._scale)).view(self._grid)
+        weight = numbers(self._files.read(self._name, row))
+        scale = scales(self._files.read(self._scale)).view(self._grid)
         if row is not None:
             scale = scale[row % len(scale)][None] if len(self.shape) == 3 else scale.repeat_interleave(
                 self._blocks[0], 0)[row % (len(scale) * self._blocks[0])][None]
         for dim, block in zip((-2, -1), self._blocks, strict=True):
             scale = scale.repeat_interleave(block, dim) if scale.shape[dim] > 1 else scale
             scale = scale.narrow(dim, 0, min(scale.shape[dim], weight.shape[dim]))  # the last block may be cut off
-        return (weight * scale).to(self._dtype)
+        return weight.mul_(scale).to(self._dtype)
 
     def coded(self, row: int | None) -> Coded | None:
         return None
+
+
+def numbers(weight: torch.Tensor) -> torch.Tensor:
+    """FP8 as fp32. Looked up: torch converts them on a CPU one by one."""
+    table = torch.arange(256, dtype=torch.uint8).view(weight.dtype).float()
+    return table.index_select(0, weight.view(torch.uint8).flatten().int()).view(weight.shape)
 
 
 def _grid(scale: tuple[int, ...], shape: tuple[int, ...], name: str) -> tuple[int, ...]:
@@ -85,7 +91,7 @@ def matrices(files: TensorFiles, config: dict[str, Any], dtype: torch.dtype
     """(weights by name, the tensors they are made of, a label). Raises ModelError for what is not read."""
     given = config.get("weight_block_size")
     block = (int(given[0]), int(given[1])) if given else None
-    scales = pairs(files)
-    found: dict[str, Matrix] = {n: Fp8Matrix(files, n, s, block, dtype) for n, s in scales.items()}
+    of = pairs(files)
+    found: dict[str, Matrix] = {n: Fp8Matrix(files, n, s, block, dtype) for n, s in of.items()}
     label = f"FP8, blocks of {block[0]} x {block[1]}" if block else "FP8, one scale a tensor"
-    return found, list(scales.values()), label
+    return found, list(of.values()), label

@@ -19,8 +19,9 @@ FORMATS = {"": 1, "gptq": 1, "gptq_v2": 2}  # checkpoint_format -> version
 class GptqMatrix(IntegerMatrix):
     """One GPTQ weight. Bits and group come from its own shapes: `dynamic` settings may differ from layer to layer."""
 
-    def __init__(self, files: TensorFiles, prefix: str, symmetric: bool, minus_one: bool) -> None:
-        self._files, self._prefix, self._minus_one, self.symmetric = files, prefix, minus_one, symmetric
+    def __init__(self, files: TensorFiles, prefix: str, symmetric: bool, by_row: bool, minus_one: bool) -> None:
+        self._files, self._prefix, self._minus_one = files, prefix, minus_one
+        self.symmetric, self.by_row = symmetric, by_row
         (words, out), zeros, scales = (stored(files, f"{prefix}.{s}", prefix) for s in SUFFIXES[:3])
         self.bits = 32 * zeros[1] // out if len(zeros) == 2 else 0
         if files.tensors[f"{prefix}.qweight"].dtype != torch.int32 or self.bits not in (4, 8):
@@ -48,7 +49,7 @@ class GptqMatrix(IntegerMatrix):
 
 def matrices(files: TensorFiles, config: dict[str, Any]) -> tuple[dict[str, Matrix], list[str], str]:
     """(weights by name, the tensors they are made of, a label). Raises ModelError for what GPTQ is not read."""
-    kind = str(config.get("checkpoint_format") or "").lower()
+    kind = str(config.get("checkpoint_format") or config.get("format") or "").lower()
     if kind not in FORMATS:
         raise ModelError(f"This GPTQ checkpoint is in the {kind!r} format, which only one kernel reads. Use a version "
                          "whose checkpoint_format is gptq or gptq_v2.")
@@ -57,7 +58,8 @@ def matrices(files: TensorFiles, config: dict[str, Any]) -> tuple[dict[str, Matr
         raise ModelError(f"This is a GPTQ checkpoint of {bits} bits. GPTQ is read with 4 and with 8 bits: use such a "
                          "version of the model.")
     prefixes = [n.removesuffix(".qweight") for n in files.tensors if n.endswith(".qweight")]
-    found: dict[str, Matrix] = {f"{p}.weight": GptqMatrix(files, p, bool(config.get("sym")), FORMATS[kind] == 1)
-                                for p in prefixes}
+    found: dict[str, Matrix] = {
+        f"{p}.weight": GptqMatrix(files, p, bool(config.get("sym")), group == -1, FORMATS[kind] == 1)
+        for p in prefixes}
     label = f"GPTQ {bits or 4}-bit, " + ("one scale a row" if group == -1 else f"groups of {group}")
     return found, [f"{p}.{s}" for p in prefixes for s in SUFFIXES], label

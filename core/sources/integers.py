@@ -36,8 +36,9 @@ class Integers(NamedTuple):
         groups = self.codes.view(*self.scale.shape, -1).float()
         return ((groups - points) * self.scale.float()[..., None]).view(self.codes.shape)
 
-    def coded(self, symmetric: bool) -> Coded | None:
-        """As codes of one of our formats, without zeros if `symmetric` and the codes are; None when none is exact.
+    def coded(self, symmetric: bool, by_row: bool) -> Coded | None:
+        """As codes of one of our formats; None when none is exact. `symmetric`: without zeros, if the codes allow it;
+        `by_row`: the one scale of a row is meant as that, and not as a group that happens to be as wide.
 
         (code - middle) * scale + (middle - point) * scale is exact in fp32 for scales of 16 bits: no term needs more
         than 24. A scale stands for several of our groups where the checkpoint's are larger.
@@ -47,7 +48,7 @@ class Integers(NamedTuple):
         middle = self.points is None or bool((self.points == self.middle).all())
         group = self.codes.shape[1] // self.scale.shape[1]
         if self.bits == 8:
-            return self._eight(group) if middle else None
+            return self._eight(group, by_row) if middle else None
         ours = next((g for g in GROUPS if group % g == 0), None)
         if self.bits != 4 or ours is None:
             return None
@@ -59,9 +60,9 @@ class Integers(NamedTuple):
         zero = (self.middle - self.points).float() * self.scale.float()
         return Coded(f"int4-g{ours}", self.codes, scale, zero.repeat_interleave(group // ours, 1))
 
-    def _eight(self, group: int) -> Coded | None:
+    def _eight(self, group: int, by_row: bool) -> Coded | None:
         codes = (self.codes ^ 0x80).view(torch.int8)  # code - 128
-        if self.scale.shape[1] == 1:
+        if self.scale.shape[1] == 1 and by_row:
             return Coded("int8", codes, self.scale, None)
         return Coded("int8-g32", codes, self.scale.repeat_interleave(group // 32, 1), None) if group % 32 == 0 else None
 
@@ -69,7 +70,8 @@ class Integers(NamedTuple):
 class IntegerMatrix(Matrix):
     """A weight stored as `Integers`."""
 
-    symmetric = False  # whether the checkpoint says that its codes are
+    symmetric = False  # as the checkpoint says
+    by_row = False
 
     def unpack(self) -> Integers:
         """Read and unpack it."""
@@ -79,7 +81,7 @@ class IntegerMatrix(Matrix):
         return rows(self.unpack().dequantize(), row)
 
     def coded(self, row: int | None) -> Coded | None:
-        coded = self.unpack().coded(self.symmetric)
+        coded = self.unpack().coded(self.symmetric, self.by_row)
         if coded is None or row is None:
             return coded
         return Coded(coded.format, *(None if t is None else rows(t, row) for t in coded[1:]))  # type: ignore[arg-type]
@@ -94,12 +96,7 @@ def order_of(index: torch.Tensor, groups: int) -> torch.Tensor | None:
     return index
 
 
-def nibbles(words: torch.Tensor) -> torch.Tensor:
-    """int32 [n, m] -> uint8 [n, 8 * m]: the eight 4-bit codes of each word, lowest first."""
-    raw = words.contiguous().view(torch.uint8)
-    return torch.stack((raw & 15, raw >> 4), -1).view(raw.shape[0], -1)
-
-
 def unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
     """int32 [n, m] -> uint8 [n, 32 / bits * m], 4 or 8 bits a code, lowest first."""
-    return words.contiguous().view(torch.uint8) if bits == 8 else nibbles(words)
+    raw = words.contiguous().view(torch.uint8)
+    return raw if bits == 8 else torch.stack((raw & 15, raw >> 4), -1).view(raw.shape[0], -1)

@@ -1,6 +1,8 @@
-"""MXFP4 as gpt-oss has it: `NAME_blocks [experts, out, in / 32, 16]`, two 4-bit floats a byte, the even input in the
-low half, and `NAME_scales [experts, out, in / 32]`, exponents of 2 plus 127. The model's own parameter NAME is
-[experts, in, out]."""
+"""MXFP4: codes of 4-bit floats, two a byte with the even input in the low half, and an exponent for every 32.
+
+gpt-oss: `NAME_blocks [experts, out, in / 32, 16]` and `NAME_scales [experts, out, in / 32]`, exponents of 2 plus 127; the
+model's own parameter NAME is [experts, in, out]. compressed-tensors: matrix by matrix, not transposed.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,7 @@ import torch
 
 from core.hf.files import TensorFiles
 from core.memory.codec.coded import Coded
-from core.memory.codec.tables import table
-from core.sources.decoded import Matrix, exponents, mismatch, stored
+from core.sources.decoded import Matrix, mismatch, stored
 
 GROUP = 32
 
@@ -27,24 +28,39 @@ class Mxfp4Matrix(Matrix):
         self.shape = (blocks[0], blocks[2] * GROUP, blocks[1])
 
     def read(self, row: int | None) -> torch.Tensor:
-        coded = self.coded(row)
-        return scaled(coded.codes.transpose(1, 2), coded.scale.transpose(1, 2)).transpose(1, 2).contiguous()
+        return self._rows(row).dequantized().transpose(1, 2).contiguous()
 
     def coded(self, row: int | None) -> Coded:
-        codes = halves(self._files.read(f"{self._name}_blocks", row).flatten(2))
-        scale = self._files.read(f"{self._name}_scales", row)
-        return Coded("mxfp4", codes.transpose(1, 2).contiguous(), scale.transpose(1, 2).contiguous(), None)
+        coded = self._rows(row).turned()
+        return Coded(coded.format, coded.codes.contiguous(), coded.scale.contiguous(), None)
+
+    def _rows(self, row: int | None) -> Coded:
+        """[experts, out, in], as stored."""
+        codes = _halves(self._files.read(f"{self._name}_blocks", row)).flatten(2)
+        return Coded("mxfp4", codes, self._files.read(f"{self._name}_scales", row), None)
 
 
-def halves(raw: torch.Tensor) -> torch.Tensor:
-    """uint8 [..., n] -> codes uint8 [..., 2n], the low half of each byte first."""
+class PackedMxfp4Matrix(Matrix):
+    """As compressed-tensors has it, matrix by matrix: `weight_packed [out, in / 2]`, `weight_scale [out, in / 32]`."""
+
+    def __init__(self, files: TensorFiles, prefix: str) -> None:
+        self._files, self._prefix = files, prefix
+        packed, scale = (stored(files, f"{prefix}.weight_{p}", prefix) for p in ("packed", "scale"))
+        self.shape = (packed[0], 2 * packed[1])
+        if scale != (packed[0], self.shape[1] // GROUP) or files.tensors[f"{prefix}.weight_scale"].dtype.itemsize != 1:
+            raise mismatch(prefix, f"scales {scale} do not fit codes of 4-bit floats {self.shape}")
+
+    def read(self, row: int | None) -> torch.Tensor:
+        return self.coded(row).dequantized()
+
+    def coded(self, row: int | None) -> Coded:
+        scale = self._files.read(f"{self._prefix}.weight_scale", row).view(torch.uint8)
+        return Coded("mxfp4", _halves(self._files.read(f"{self._prefix}.weight_packed", row)), scale, None)
+
+
+def _halves(raw: torch.Tensor) -> torch.Tensor:
+    """Bytes [..., n] -> codes [..., 2n], the low half of each first."""
     return torch.stack((raw & 15, raw >> 4), -1).flatten(-2)
-
-
-def scaled(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Codes [..., in] and exponents [..., in / 32] -> fp32 weights."""
-    values: torch.Tensor = table("mxfp4", codes.device)[codes.long()].unflatten(-1, (-1, GROUP))
-    return (values * exponents(scale)[..., None]).flatten(-2)
 
 
 def matrices(files: TensorFiles, config: dict[str, Any]) -> tuple[dict[str, Matrix], list[str], str]:

@@ -47,16 +47,19 @@ def outcomes(steps: list[StepRecord]) -> Counter[tuple[str, int, int, int]]:
 
 
 def check_outcomes(row: Any, counted: Counter[int]) -> None:
-    assert (row.requests, row.hits, row.prefetch_hits, row.late, row.misses) == (
+    assert (row.requests, row.hits, row.prefetch_hits, row.late, row.misses, row.disk_misses) == (
         counted.total(), counted[Outcome.HIT] + counted[Outcome.PREFETCH_HIT], counted[Outcome.PREFETCH_HIT],
-        counted[Outcome.LATE], counted[Outcome.MISS])
+        counted[Outcome.LATE], counted[Outcome.MISS], counted[Outcome.MISS_DISK])
     if hasattr(row, "hit_rate") and row.requests:
         assert row.hit_rate == pytest.approx(row.hits / row.requests)
 
 
 @pytest.fixture
-def two_chats(host: Host) -> tuple[Host, int, int]:
-    """A chat of two answers with a setting moved between them, and another chat."""
+def two_chats(host: Host, tmp_path: Path) -> tuple[Host, int, int]:
+    """A chat of two answers with a setting moved between them, and another chat; half of the experts are on disk."""
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "moestro.json").touch()
+    assert host.load(host.plan(str(tmp_path / "pack"))).join(WAIT_S)
     first = ask(host, None, "one two three")
     assert host.change("budget", "75%") == ""
     ask(host, first, "four")
@@ -74,8 +77,8 @@ def test_every_table_of_a_chat_against_brute_force(two_chats: tuple[Host, int, i
     assert set(tokens["chat"]) == {chat}
     assert tokens["answer"].nunique() == 2
     for row, step in zip(rows(tokens), steps, strict=True):
-        assert (row.phase, row.tokens, row.slots, row.demand_bytes) == (
-            step.phase, step.tokens, step.slots, step.demand_bytes)
+        assert (row.phase, row.tokens, row.slots, row.demand_bytes, row.disk_bytes) == (
+            step.phase, step.tokens, step.slots, step.demand_bytes, step.disk_bytes)
         assert row.start_s == pytest.approx(step.started_s)
         assert row.compute_ms + row.stall_ms + row.idle_ms == pytest.approx(row.total_ms)
         check_outcomes(row, Counter(step.outcome.tolist()))
@@ -104,7 +107,7 @@ def test_every_table_of_a_chat_against_brute_force(two_chats: tuple[Host, int, i
     assert told["demand_copies"].sum() == len(moved)
     assert told["prefetch_copies"].sum() == 0
     for row in rows(told):
-        mine = [t for t in moved if int(t.ended_s) == row.second and t.phase == row.phase]
+        mine = [t for t in moved if (int(t.ended_s), t.phase, t.origin) == (row.second, row.phase, row.origin)]
         assert row.demand_bytes == sum(t.bytes for t in mine)
         assert row.gbps == pytest.approx(row.demand_bytes / 1e9)
         assert row.copy_ms == pytest.approx(sum(t.ended_s - t.started_s for t in mine) * 1e3)
@@ -136,7 +139,8 @@ def test_the_manifest_explains_every_column(two_chats: tuple[Host, int, int], tm
         assert list(table.columns) == list(manifest["definitions"][name])
         assert all(sentence.endswith(".") for sentence in manifest["definitions"][name].values())
     [load] = manifest["loads"]
-    assert (load["model"], load["model_hash"], load["device"], load["format"]) == ("demo", "fake", "cpu", "checkpoint")
+    assert (load["model"], load["model_hash"], load["device"]) == (host.model, "fake", "cpu")
+    assert load["format"] == "checkpoint"
     assert load["shape"]["experts"] == 16
     assert load["settings_at_load"]["budget"] == "50%"
     assert (manifest["exact"], manifest["link"]) == (True, "measured")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sqlite3
+import struct
 import subprocess
 import sys
 import textwrap
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +26,15 @@ SHAPE = ModelShape(layers=2, experts=8, top_k=2, hidden=4, expert_bytes=100)
 
 def a_step(index: int = 0, tokens: int = 1) -> StepRecord:
     ids = np.arange(2 * tokens * 2).reshape(2, tokens, 2).astype(np.int16) % 8
-    return StepRecord(
+    return StepRecord(  # a hit, a miss from host memory, one from disk, and one whose copy was late
         index=index, phase="decode" if tokens == 1 else "prefill", tokens=tokens, started_s=1.5, total_ms=4.0,
-        compute_ms=2.5, stall_ms=1.0, idle_ms=0.5, copy_ms=1.25, ids=ids, layer=np.array([0, 0, 1], np.int16),
-        expert=np.array([1, 2, 7], np.int16), outcome=np.array([0, 3, 2], np.uint8), slots=5, exact=False,
+        compute_ms=2.5, stall_ms=1.0, idle_ms=0.5, copy_ms=1.25, ids=ids, layer=np.array([0, 0, 1, 1], np.int16),
+        expert=np.array([1, 2, 3, 7], np.int16), outcome=np.array([0, 3, 4, 2], np.uint8), slots=5, exact=False,
+        disk_bytes=4096,
         transfers=(Transfer(1, 7, 2**33, True, 1.0, 1.25, 1.5, "decode"),
-                   Transfer(0, 2, 5, False, 1.0, 1.0, 2.0, "prefill")))
+                   Transfer(0, 2, 5, False, 1.0, 1.0, 2.0, "prefill"),
+                   Transfer(1, 3, 5, True, 1.0, 1.5, 2.0, "decode", "disk"),
+                   Transfer(1, 4, 5, False, 1.0, 1.75, 2.0, "decode", "disk")))
 
 
 def load_of(store: Store) -> int:
@@ -247,6 +253,48 @@ def test_a_migration_is_whole_or_not_at_all_and_keeps_the_data(tmp_path: Path) -
     db.close()
     with pytest.raises(StoreError, match="newer Moestro"):  # this program meets what a later one left
         Store(tmp_path)
+
+
+def test_a_store_from_before_the_disk_tier_opens_and_reads_as_it_was(tmp_path: Path) -> None:
+    old = sqlite3.connect(tmp_path / "moestro.sqlite3", isolation_level=None)
+    migrate(old, MIGRATIONS[:1])
+    old.execute("INSERT INTO loads (model, created, spec, settings, shape, manifest) VALUES ('demo', 1.0, ?, '{}', ?, "
+                "'{}')", ('{"model": "demo", "format": "int4", "group_size": 64}', json.dumps(asdict(SHAPE))))
+    copy = struct.pack("<hhqBBddd", 1, 7, 2**33, 1, 1, 1.0, 1.25, 1.5)  # one on demand, in decode
+    values = {
+        "load": 1, "step": 0, "phase": "decode", "tokens": 1, "started_s": 1.5, "total_ms": 4.0, "compute_ms": 2.5,
+        "stall_ms": 1.0, "idle_ms": 0.5, "copy_ms": 1.25, "prefetch_issued": 0, "prefetch_used": 0, "prefetch_late": 0,
+        "prefetch_wasted": 0, "demand_bytes": 2**33, "prefetch_bytes": 0, "wasted_bytes": 0, "slots": 5,
+        "device_bytes": 6, "budget_bytes": 7, "emulated": 0, "exact": 1, "layers": 2, "top_k": 2,
+        "ids": b"\x01\x00" * 4, "layer": b"\x00\x00", "expert": b"\x01\x00", "outcome": b"\x03", "transfers": copy}
+    old.execute(f"INSERT INTO steps ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})", [*values.values()])
+    old.close()
+    store = Store(tmp_path)
+    [step] = store.steps.records(load=1)
+    assert (step.demand_bytes, step.disk_bytes, step.disk_misses, step.requests) == (2**33, 0, 0, 1)
+    assert step.transfers == (Transfer(1, 7, 2**33, True, 1.0, 1.25, 1.5, "decode", "host"),)
+    store.steps.add(1, None, None, a_step(1), {})
+    assert [s.disk_bytes for s in store.steps.records(load=1)] == [0, 4096]
+    store.close()
+
+
+def test_the_routing_of_the_latest_answers_is_remembered_for_the_forecast(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    assert store.steps.trace("demo", 10) is None
+    load = load_of(store)
+    store.steps.add(load, None, None, a_step(0, tokens=3), {})
+    assert store.steps.trace("demo", 10) is None, "a prompt is no trace of decoding"
+    for index in (1, 2, 3):
+        step = a_step(index)
+        step.ids = step.ids + np.int16(index)
+        store.steps.add(load, None, None, step, {})
+    load_of(store)  # a later load that has said nothing yet
+    trace = store.steps.trace("demo", 2)
+    assert trace is not None
+    assert trace.shape == (2, SHAPE.layers, SHAPE.top_k)
+    assert trace[:, 0, 0].tolist() == [2, 3], "not the latest ones, oldest first"
+    assert store.steps.trace("other", 2) is None
+    store.close()
 
 
 def test_the_cost_of_a_token_does_not_grow_with_the_answer(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ class Server:
         """Returns when the model is loaded."""
         command = [sys.executable, "-m", "tests.browser.server", str(self.port)]
         with self.log.open("a") as out:
-            environment = {**os.environ, "MOESTRO_HOME": str(self.home)}
+            environment = {**os.environ, "MOESTRO_HOME": str(self.home), "HF_HUB_CACHE": str(self.home / "hub")}
             self.process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out, env=environment)
         end = time.monotonic() + START_S
         while not self._ready():

@@ -15,7 +15,7 @@ from app.serve import Asked, serve
 from core.config import LoadSpec
 from core.errors import MoestroError
 from core.types import Fit
-from tests.fakes import FakeEngine, fake_estimate
+from tests.fakes import FakeEngine, fake_estimate, fake_import, is_pack
 
 LONG = 100  # tenths of a second
 
@@ -38,8 +38,8 @@ class SlowEngine(FakeEngine):
 
 
 def estimate(spec: LoadSpec) -> Fit:
-    """The fake model is "demo"; anything else is looked at as the real engine would."""
-    if spec.model == "demo":
+    """The fake model is "demo", and every pack; anything else is looked at as the real engine would."""
+    if spec.model == "demo" or is_pack(spec.model):
         return fake_estimate(spec)
     from core import fit
 
@@ -49,7 +49,7 @@ def estimate(spec: LoadSpec) -> Fit:
 def host() -> Host:
     """The host that was asked for in the environment."""
     if os.environ.get("MOESTRO_TEST_ENGINE") != "real":
-        return Host(engine=SlowEngine, estimate=estimate)
+        return Host(engine=SlowEngine, estimate=estimate, importing=fake_import)
     from tests.browser.real import real_host
 
     return real_host()

@@ -9,6 +9,7 @@ from PIL import Image
 
 from tests.browser.conftest import Open
 
+FITS = "document.documentElement.scrollWidth <= innerWidth"
 SIZES = {390: 844, 1366: 768, 1920: 1080}
 
 
@@ -20,11 +21,15 @@ def test_fits_the_screen(open_page: Open, tmp_path: Path, width: int, scheme: st
     picture = tmp_path / f"{width}-{scheme}.png"
     dashboard.page.screenshot(path=str(picture))
     dashboard.stop()
-    assert dashboard.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert dashboard.page.evaluate(FITS)
     with Image.open(picture) as image:
         assert len(image.convert("RGB").resize((200, 200)).getcolors(40_000) or ()) > 50
         corner = image.convert("L").crop((width - 4, SIZES[width] - 4, width, SIZES[width])).getextrema()[1]
     assert (int(str(corner)) < 80) == (scheme == "dark")
+    for tab in ("Library", "Sessions"):
+        dashboard.page.get_by_role("tab", name=tab).click()
+        dashboard.page.wait_for_selector({"Library": "#import-form", "Sessions": "#sessions"}[tab])
+        assert dashboard.page.evaluate(FITS), tab
     if width == 390:
         assert dashboard.page.evaluate("document.querySelector('#load').getBoundingClientRect().right <= 0")
 

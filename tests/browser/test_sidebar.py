@@ -108,6 +108,43 @@ def test_the_fit_estimate_follows_the_slider(dashboard: Dashboard) -> None:
         dashboard.page.wait_for_function("before => document.querySelector('#fit').innerText !== before", arg=before)
 
 
+def test_the_card_tells_the_speed_to_expect_and_the_suggested_budget_is_one_click(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    dashboard.slide("set-budget", 50)
+    dashboard.wait_text("#fit", "suggested budget")
+    for text in ("Host memory", "Disk", "Expected", "tok/s"):
+        assert text in dashboard.text("#fit")
+    basis = str(page.get_attribute("#fit .expect", "title"))
+    assert basis
+    assert basis[1:] in dashboard.text("#fit .basis"), "what it rests on is in small print, too"
+    suggested = str(page.get_attribute("#fit [data-budget]", "data-budget"))
+    page.click("#fit [data-budget]")
+    page.wait_for_function("!document.querySelector('#fit [data-budget]')")
+    page.wait_for_function(
+        "text => document.querySelector('#set-budget-text').querySelector('input, textarea').value === text",
+        arg=suggested,
+    )
+    assert dashboard.marks()[-1].endswith(suggested)
+    dashboard.slide("set-budget", 50)
+    dashboard.wait_text("#fit", "suggested budget")
+
+
+@pytest.mark.skipif(os.environ.get("MOESTRO_TEST_ENGINE") == "real", reason="what is tight depends on the machine")
+def test_a_warning_can_be_overridden_and_a_hard_problem_cannot(dashboard: Dashboard) -> None:
+    dashboard.slide("set-budget", 95)
+    dashboard.wait_text("#fit", "You can load it all the same")
+    dashboard.page.click("#load")
+    dashboard.page.wait_for_function("document.body.dataset.host === 'ready'")
+    dashboard.settled().wait_text("#model-status", "Demo model")
+    assert dashboard.text("#model-alert").strip() == ""
+    dashboard.slide("set-budget", 20)
+    dashboard.wait_text("#fit", "Does not fit")
+    dashboard.page.click("#load")
+    dashboard.wait_text("#model-alert", "short")
+    dashboard.slide("set-budget", 50)
+    dashboard.wait_text("#fit", "Fits")
+
+
 def test_a_budget_can_be_typed_and_a_bad_one_is_explained(dashboard: Dashboard) -> None:
     box = dashboard.page.locator("#set-budget-text").get_by_role("textbox")
     box.fill("lots")

@@ -1,13 +1,13 @@
-"""The same passes for the reference and for the engine: one prefill, then greedy decode steps."""
+"""The same passes for the reference and for the engine: the prompt, whole or in chunks, then greedy decode steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AutoModelForCausalLM
 
 PROMPT = torch.randint(3, 250, (24,), generator=torch.Generator().manual_seed(1)).tolist()
 STEPS = 24
@@ -23,11 +23,13 @@ def plain_transformers(path: Path, dtype: torch.dtype) -> Any:
 
 
 @torch.inference_mode()
-def run(model: Any, cache: Any, before: Callable[[int], None], steps: int = STEPS) -> tuple[torch.Tensor, list[int]]:
-    """Logits [len(PROMPT) + steps, V] and the greedy tokens; `before(step)` is called ahead of each pass."""
-    cache = cache if cache is not None else DynamicCache(config=model.config)
-    logits, tokens = [], []
-    ids = torch.tensor([PROMPT])
+def run(model: Any, cache: Any, before: Callable[[int], None], steps: int = STEPS,
+        chunks: Sequence[int] = (len(PROMPT),)) -> tuple[torch.Tensor, list[int]]:
+    """Logits [len(PROMPT) + steps, V] and the greedy tokens; `before(step)` is called ahead of each pass but the
+    prompt's first chunks."""
+    *first, ids = torch.tensor([PROMPT]).split(list(chunks), dim=1)
+    logits = [model(input_ids=chunk, past_key_values=cache, use_cache=True).logits[0].clone() for chunk in first]
+    tokens = []
     for step in range(steps + 1):
         before(step)
         out = model(input_ids=ids, past_key_values=cache, use_cache=True).logits[0]

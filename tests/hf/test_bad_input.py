@@ -98,7 +98,7 @@ CASES: list[tuple[Callable[[Path], None], str]] = [
     (_no_weights, "has no weights"), (_truncated, "00002-of-.*is damaged.*its header says"),
     (_cut_in_header, "00001-of-.*header is cut short"), (_empty_file, "is damaged"), (_garbage, "is damaged"),
     (_missing_shard, "1 of .* weight files are missing.*00003-of"), (_bad_index, "index.json cannot be read"),
-    (lambda p: edit(p, quantization_config={"quant_method": "gptq"}), "quantized .gptq.*arrives with import"),
+    (lambda p: edit(p, quantization_config={"quant_method": "gptq"}), "quantized .gptq.*launch.py import"),
     (lambda p: edit(p, model_type="brandnew", auto_map={"AutoConfig": "x.Y"}), "'brandnew'.*auto_map.*never runs"),
     (lambda p: edit(p, model_type="brandnew"), "does not know the model type 'brandnew'"),
     (lambda p: edit(p, model_type="vit"), "not a text-generating model"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,3 +57,12 @@ def write_pack(out: Path, seed: int = 0, top: int = 0, stop_after: int = LAYERS)
 def contents(pack: Path) -> Iterator[tuple[str, bytes]]:
     """Every file by name, to be compared."""
     return ((file.name, file.read_bytes()) for file in sorted(pack.iterdir()))
+
+
+def same(one: Path, other: Path) -> bool:
+    """Whether two packs are equal byte for byte, but for when they were made."""
+    ours, theirs = dict(contents(one)), dict(contents(other))
+    dated = [json.loads(files.pop("moestro.json")) for files in (ours, theirs)]
+    for manifest in dated:
+        del manifest["created"], manifest["digest"]
+    return ours == theirs and dated[0] == dated[1]

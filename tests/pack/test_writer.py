@@ -126,7 +126,7 @@ def test_a_full_disk_leaves_what_can_be_taken_up(tmp_path: Path, reference: dict
 
 
 def test_what_wrote_nothing_leaves_nothing(tmp_path: Path) -> None:
-    with PackWriter(tmp_path / "pack", {}) as pack:
+    with PackWriter(tmp_path / "new" / "folders" / "pack", {}) as pack:
         (pack.directory / "config.json").write_text("{}")
     assert list(tmp_path.iterdir()) == []
 

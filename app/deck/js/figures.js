@@ -50,7 +50,7 @@ export class Figures {
     root.dataset.disk = there || frame.disk_bytes.some((b) => b > 0) ? "1" : "0";
     this.text("disk", passes ? short(read / (ms || 1) / size) : "–");
     this.text("disk-unit", unit);
-    this.text("disk-sub", passes ? `${bytes(read / passes)} a token` : "no tokens yet");
+    this.text("disk-sub", passes ? `${bytes(read / passes)}/token` : "no tokens yet");
   }
 
   share(frame) {

@@ -134,7 +134,7 @@ export class LinkTraffic extends Timeline {
   disk({ g }, box, top) {
     const f = this.frame, [, size] = this.unit(f), width = box.w / SHOWN;
     if (!f.disk_bytes.some((b) => b > 0)) return;
-    g.strokeStyle = this.colours().disk; g.lineWidth = 1.5;
+    g.strokeStyle = this.colours().text; g.lineWidth = 1.25;
     g.beginPath();
     for (let k = 0; k < this.count; k++) {
       const i = this.first + k, rate = f.disk_bytes[i] / Math.max(f.total_ms[i], 1e-3) / size;

@@ -13,7 +13,7 @@ from core.memory.codec.formats import FORMATS, Format, Numbers, format_of, numbe
 from core.memory.codec.grouped import Grouped
 from core.memory.codec.plain import Plain
 
-__all__ = ["ALIGN", "FORMATS", "Coded", "Codec", "Field", "Format", "Layout", "Numbers", "PartSpec", "SlotParts",
+__all__ = ["ALIGN", "FORMATS", "Codec", "Coded", "Field", "Format", "Layout", "Numbers", "PartSpec", "SlotParts",
            "format_of", "make_codec"]
 
 
@@ -21,8 +21,8 @@ def make_codec(format: str, *, specs: Mapping[str, PartSpec], dtype: torch.dtype
                is_transposed: bool = False, stored: Numbers | None = None) -> Codec:
     """The codec of a format for experts made of `specs`, computing in `dtype` on `device`.
 
-    `stored` = the number types in blobs; None = the compute dtype. Raises SettingError for an unknown format, ModelError
-    when the format does not fit the model's shapes.
+    `stored` = the number types in blobs; None = the compute dtype. Raises SettingError for an unknown format,
+    ModelError when the format does not fit the model's shapes.
     """
     chosen = format_of(format)
     kind: type[Plain] | type[Grouped] = Grouped

@@ -106,6 +106,9 @@ class Codec(Protocol):
     def slot_bytes(self) -> int:
         """Bytes of one expert on the device."""
 
+    def out_in(self, part: str) -> tuple[int, int]:
+        """(out, in) features of a matrix, however the model stores it."""
+
     def encode(self, parts: Mapping[str, torch.Tensor | Coded]) -> torch.Tensor:
         """Host bytes (uint8 [blob_bytes], CPU) of one expert given in the model's own layout and any float dtype.
 

@@ -19,7 +19,7 @@ class Coded(NamedTuple):
 
     format: str
     codes: torch.Tensor           # [..., out, in] uint8; int8 for the int8 formats, which are symmetric: code * scale
-    scale: torch.Tensor           # [..., out, in / group] fp16, bf16 or fp32; uint8 exponents (2 ** (e - 127)) for mxfp4
+    scale: torch.Tensor           # [..., out, in / group] fp16, bf16 or fp32; mxfp4: uint8 exponents, 2 ** (e - 127)
     zero: torch.Tensor | None     # [..., out, in / group] fp16, bf16 or fp32; None = symmetric or table
 
     def to(self, device: torch.device) -> Coded:
@@ -40,7 +40,7 @@ class Coded(NamedTuple):
 
 
 def scales(scale: torch.Tensor) -> torch.Tensor:
-    """Scales in fp32; uint8 are exponents, 2 ** (e - 127), and 255 is not a number (OCP Microscaling, section 5.4.1)."""
+    """Scales in fp32; uint8 are exponents, 2 ** (e - 127), 255 is not a number (OCP Microscaling, section 5.4.1)."""
     return scale.view(torch.float8_e8m0fnu).float() if scale.dtype == torch.uint8 else scale.float()
 
 

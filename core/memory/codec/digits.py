@@ -8,7 +8,7 @@ spread to 4. Blobs stay what they are everywhere: `place` turns one into the oth
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,28 +16,37 @@ import torch
 from core.memory.codec.base import Entries, PartSpec, SlotParts
 from core.memory.codec.coded import scales
 from core.memory.codec.formats import Format
-from core.memory.codec.grouped import Grouped
-from core.memory.codec.int4_cpu import block_rows, pack, pack_bytes, product, unpack
+from core.memory.codec.grouped import STEP, Grouped
+from core.memory.codec.int4_cpu import block_rows, pack, pack_bytes, pack_table, product, unpack
 from core.memory.codec.tables import TABLES
 
+NF4 = ((0.0801736, 0.0742178), 0.1606476)
 PACKED_ROWS = {1: 96, 2: 48}  # by digits: up to this many rows the packed product beats dequantising first
 # measured: python -m core.memory.codec.measure
 
 
 class Spread(NamedTuple):
-    """How a table's values are written in digits: value = sum over d of (digits[d][code] - 8) * steps[d] + offsets[d]."""
+    """Values as sums over d of (digits[d] - 8) * steps[d] + zeros[d], before a group's scale."""
 
     digits: tuple[tuple[int, ...], ...]     # [d][code], each 0..15
     steps: tuple[float, ...]
-    offsets: tuple[float, ...]
+    zeros: tuple[float, ...]
+
+
+BYTE = Spread((), (16.0, 1.0), (0.0, 8.0))  # a signed byte v: v + 128 = 16 * high + low
 
 
 @functools.cache
 def spread(name: str) -> Spread:
-    """Two digits for a table: exact where its values are whole multiples of a step."""
+    """Two digits for a table of values: exact where they are whole multiples of a step, close for nf4 (see NF4)."""
+    if name == "nf4":
+        steps, shift = NF4
+        grid = torch.tensor([[(high - 8) * steps[0] + (low - 8) * steps[1] for low in range(16)] for high in range(16)])
+        at = [int((grid + shift - value).abs().argmin()) for value in TABLES[name]]
+        return Spread((tuple(i // 16 for i in at), tuple(i % 16 for i in at)), steps, (shift, 0.0))
     step = 0.5 if name == "mxfp4" else 1.0
     whole = [round(value / step) + 128 for value in TABLES[name]]
-    return Spread((tuple(v >> 4 for v in whole), tuple(v & 15 for v in whole)), (16 * step, step), (0.0, 8 * step))
+    return Spread((tuple(v // 16 for v in whole), tuple(v % 16 for v in whole)), (16 * step, step), (0.0, 8 * step))
 
 
 class Digits(Grouped):
@@ -70,9 +79,7 @@ class Digits(Grouped):
         if self.format.bits == 8:
             pack_bytes(q, packed, block)
         elif self.format.table:
-            words = q.view(torch.uint16).to(torch.int32).view(-1)
-            for digit, lut in enumerate(_table_words(self.format.table)):
-                pack(lut.index_select(0, words).view(torch.uint8).view(q.shape), packed, block, digit, self.digits)
+            pack_table(q, packed, block, _table_words(self.format.table))
         elif self.format.bits < 4:
             words = _spread_words(self.format.bits).index_select(0, q.view(torch.uint16).to(torch.int32).view(-1))
             if self.format.bits == 3:
@@ -97,21 +104,26 @@ class Digits(Grouped):
 
     def linear(self, parts: SlotParts, part: str, x: torch.Tensor) -> torch.Tensor:
         if x.shape[0] > PACKED_ROWS[self.digits]:
-            return super().linear(parts, part, x)
+            return self.unpacked(parts, part, x)
         packed, steps = parts.weights[part]
         return product(torch.cat([x] * self.digits, 1) if self.digits > 1 else x, packed, self.format.group, steps)
 
     def weight(self, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        packed, steps = tensors
-        rows, block = packed.shape[0], block_rows()
-        total: torch.Tensor | None = None
-        for digit, step in enumerate(steps.view(self.digits, -1, rows, 2)):
-            scale, zero = step.permute(2, 1, 0).float().contiguous()[..., None]
-            codes = unpack(packed, block, digit, self.digits).view(torch.int8).sub_(8)
-            grouped = codes.view(rows, scale.shape[1], -1).float()
-            total = torch.addcmul(zero, grouped, scale) if total is None else total.add_(zero).addcmul_(grouped, scale)
-        assert total is not None
-        return total.to(self.dtype).view(rows, -1)
+        packed, scales = tensors
+        rows = packed.shape[0]
+        made = torch.empty(rows, packed.shape[1] * 2 // self.digits, dtype=self.dtype)
+        steps = scales.view(self.digits, -1, rows, 2).permute(0, 3, 2, 1).float().contiguous()[..., None]
+        for start in range(0, rows, STEP):
+            at = slice(start, start + STEP)
+            total: torch.Tensor | None = None
+            for digit, (scale, zero) in enumerate(steps[:, :, at]):
+                codes = unpack(packed[at], block_rows(), digit, self.digits).view(torch.int8).sub_(8)
+                grouped = codes.view(codes.shape[0], scale.shape[1], -1).float()
+                total = (torch.addcmul(zero, grouped, scale) if total is None
+                         else total.add_(zero).addcmul_(grouped, scale))
+            assert total is not None
+            made[at] = total.view(codes.shape)
+        return made
 
 
 def supported(format: Format, specs: Mapping[str, PartSpec], dtype: torch.dtype, device: torch.device,
@@ -124,37 +136,34 @@ def supported(format: Format, specs: Mapping[str, PartSpec], dtype: torch.dtype,
 
 @functools.cache
 def _factors(format: Format) -> torch.Tensor:
-    """What a symmetric group's scale is multiplied by: [digits, 2] for the steps and the zeros of the digits."""
-    two = spread(format.table) if format.table else Spread((), (16.0, 1.0), (0.0, 8.0))
+    """What a group's scale is multiplied by where there is no zero: [digits, 2], for digits' scales and zeros."""
+    found = spread(format.table) if format.table else BYTE if format.bits == 8 else Spread((), (1.0,), (0.0,))
     with torch.inference_mode(False):
-        if not format.table and format.bits == 4:
-            return torch.tensor([[1.0, 0.0]])
-        return torch.tensor([two.steps, two.offsets]).t().contiguous()
+        return torch.tensor([found.steps, found.zeros]).t().contiguous()
 
 
 @functools.cache
 def _table_words(name: str) -> tuple[torch.Tensor, ...]:
-    """For each digit: 4 codes (16 bits) -> their 4 digits, int16 [65536]."""
-    with torch.inference_mode(False):
-        words = torch.arange(1 << 16)
-        found = []
-        for values in spread(name).digits:
-            digit = torch.tensor(values)
-            found.append(sum(digit[words >> 4 * i & 15] << 4 * i for i in range(4)).to(torch.int16))  # type: ignore
-        return tuple(found)
+    """For each digit: 4 codes of 4 bits -> their 4 digits, int16 [65536]."""
+    return tuple(_words(digit, 4, 4).to(torch.int16) for digit in spread(name).digits)
 
 
 @functools.cache
 def _spread_words(bits: int) -> torch.Tensor:
-    """8 codes of 2 bits -> 8 of 4 bits that count from -8: int32 [65536]; the low bits of 3-bit codes likewise."""
-    with torch.inference_mode(False):
-        words, shift = torch.arange(1 << 16), 8 - (1 << bits - 1)
-        return sum((words >> 2 * i & 3) + shift << 4 * i for i in range(8)).to(torch.int32)  # type: ignore
+    """8 codes of 2 bits, or the low bits of 3-bit codes -> 8 of 4 bits that count from -8: int32 [65536]."""
+    return _words([code + 8 - (1 << bits - 1) for code in range(4)], 2, 8)
 
 
 @functools.cache
 def _high_bits() -> torch.Tensor:
-    """The high bits of 8 codes of 3 bits, where `_spread_words(3)` leaves room for them: int32 [256]."""
+    """The high bits of 8 codes of 3 bits -> what they add to `_spread_words(3)`: int32 [256]."""
+    return _words([0, 4], 1, 8)
+
+
+def _words(values: Sequence[int], bits: int, count: int) -> torch.Tensor:
+    """Every word of `count` codes of `bits` bits -> the 4-bit `values` of its codes, int32."""
     with torch.inference_mode(False):
-        words = torch.arange(1 << 8)
-        return sum((words >> i & 1) << 4 * i + 2 for i in range(8)).to(torch.int32)  # type: ignore
+        words, table, found = torch.arange(1 << bits * count), torch.tensor(values), torch.zeros(1, dtype=torch.int64)
+        for i in range(count):
+            found = found | table[words >> bits * i & (1 << bits) - 1] << 4 * i
+        return found.to(torch.int32)

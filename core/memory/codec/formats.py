@@ -1,4 +1,4 @@
-"""Which number types a blob holds, beside the registry of formats (`core.formats`), which is given out from here too."""
+"""The number types that a blob holds; and the registry of formats, `core.formats`, for those who look for it here."""
 
 from __future__ import annotations
 

@@ -16,6 +16,8 @@ from core.memory.codec.coded import Coded, dequantize
 from core.memory.codec.formats import FORMATS, Format, Numbers
 from core.memory.codec.quantize import CHUNK, Rounded, quantize
 
+STEP = 256  # rows dequantised at a time on a CPU: what stays in its cache
+
 
 class Grouped(Base):
     """Of a matrix [out, in] (however the model stores it) a slot keeps (q, [q1,] scale[, zero]), as the blob does."""
@@ -76,6 +78,10 @@ class Grouped(Base):
         return SlotParts(weights, {n: tensors[n] for n in self.biases})
 
     def linear(self, parts: SlotParts, part: str, x: torch.Tensor) -> torch.Tensor:
+        return self.unpacked(parts, part, x)
+
+    def unpacked(self, parts: SlotParts, part: str, x: torch.Tensor) -> torch.Tensor:
+        """`linear` by dequantising first."""
         return torch.mm(x, self.weight(parts.weights[part]).t())
 
     def dequantize(self, parts: SlotParts, part: str) -> torch.Tensor:
@@ -84,6 +90,12 @@ class Grouped(Base):
 
     def weight(self, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """[out, in] in the compute dtype."""
+        rows = tensors[0].shape[0]
+        if self.device.type != "cpu" or rows <= STEP:
+            return self._weight(tensors)
+        return torch.cat([self._weight(tuple(t[at : at + STEP] for t in tensors)) for at in range(0, rows, STEP)])
+
+    def _weight(self, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
         planes = len(PLANES[self.format.bits])
         zero = tensors[planes + 1] if self.format.zero else None
         codes = unpack(tensors[:planes], self.format.bits)

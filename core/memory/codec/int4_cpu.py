@@ -7,7 +7,7 @@ packing, that it is known here. Several digits of a weight lie behind one anothe
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -39,20 +39,43 @@ def pairs(rows: torch.Tensor, block: int) -> Iterator[tuple[torch.Tensor, torch.
         yield rows[full::2][None], rows[full + 1 :: 2][None]
 
 
-def pack(q: torch.Tensor, packed: torch.Tensor, block: int, digit: int = 0, digits: int = 1) -> None:
+def pack(q: torch.Tensor, packed: torch.Tensor, block: int) -> None:
     """Rearrange nibbles from [out, in / 2] (even input low) to torch's order, written into `packed`."""
-    for (low, high), into in zip(pairs(q, block), targets(packed, block, digit, digits), strict=True):
-        into[:, ::2].copy_(((low & 15) | (high << 4)).transpose(1, 2))
-        into[:, 1::2].copy_(((low >> 4) | (high & 0xF0)).transpose(1, 2))
+    for (low, high), into in zip(pairs(q, block), targets(packed, block), strict=True):
+        made = _scratch(low)
+        torch.bitwise_left_shift(high, 4, out=made).bitwise_or_(low & 15)
+        into[:, ::2].copy_(made.transpose(1, 2))
+        torch.bitwise_and(high, 0xF0, out=made).bitwise_or_(low >> 4)
+        into[:, 1::2].copy_(made.transpose(1, 2))
 
 
 def pack_bytes(q: torch.Tensor, packed: torch.Tensor, block: int) -> None:
-    """Rearrange bytes [out, in], signed, to two digits: the high nibble counted from -8, then the low one."""
+    """Rearrange signed bytes [out, in] to two digits: the high nibble counted from -8, then the low one."""
     q = q.view(torch.uint8)
-    for (low, high), into in zip(pairs(q, block), targets(packed, block, 0, 2), strict=True):
-        into.copy_((low >> 4 | high & 0xF0).bitwise_xor_(0x88).transpose(1, 2))
-    for (low, high), into in zip(pairs(q, block), targets(packed, block, 1, 2), strict=True):
-        into.copy_((low & 15 | high << 4).transpose(1, 2))
+    tops, bottoms = targets(packed, block, 0, 2), targets(packed, block, 1, 2)
+    for (low, high), top, bottom in zip(pairs(q, block), tops, bottoms, strict=True):
+        made = _scratch(low)
+        torch.bitwise_and(high, 0xF0, out=made).bitwise_or_(low >> 4).bitwise_xor_(0x88)
+        top.copy_(made.transpose(1, 2))
+        torch.bitwise_left_shift(high, 4, out=made).bitwise_or_(low & 15)
+        bottom.copy_(made.transpose(1, 2))
+
+
+def pack_table(q: torch.Tensor, packed: torch.Tensor, block: int, words: Sequence[torch.Tensor]) -> None:
+    """Rearrange nibbles [out, in / 2] to several digits; words[digit] (int16 [65536]) says what 4 codes become."""
+    codes = torch.empty_like(q)
+    pack(q, codes, block)
+    index = codes.view(torch.uint16).to(torch.int32).view(-1)
+    for digit, word in enumerate(words):
+        made = word.index_select(0, index).view(torch.uint8).view(q.shape)
+        for source, into in zip(targets(made, block), targets(packed, block, digit, len(words)), strict=True):
+            into.copy_(source)
+
+
+def _scratch(like: torch.Tensor) -> torch.Tensor:
+    """An uninitialised tensor whose rows are a cache line apart more than they are long: rows of 2048 bytes would share
+    a few sets of the cache, and turning them would take three times as long."""
+    return torch.empty(*like.shape[:2], like.shape[2] + 64, dtype=torch.uint8)[..., : like.shape[2]]
 
 
 def unpack(packed: torch.Tensor, block: int, digit: int = 0, digits: int = 1) -> torch.Tensor:

@@ -23,6 +23,10 @@ class Int8Rows(Grouped):
         if x.shape[0] <= PACKED_ROWS:
             packed: torch.Tensor = torch.ops.aten._weight_int8pack_mm(x, q, scale)
             return packed
+        return self.unpacked(parts, part, x)
+
+    def unpacked(self, parts: SlotParts, part: str, x: torch.Tensor) -> torch.Tensor:
+        q, scale = parts.weights[part]
         return torch.mm(x, q.to(self.dtype).t()).mul_(scale)
 
 

@@ -1,8 +1,9 @@
 """Measure every format on this machine: `python -m core.memory.codec.measure [hidden] [intermediate] [dtype]`.
 
-Prints, for one gated expert: bytes, error of its output against fp32, milliseconds to encode and to place, and the time
-of its matrix products for 1..64 rows, relative to torch.mm on unquantised weights of the same dtype. Slots are cycled
-through 32 MB or more, as in a running engine. Single-threaded; the constants PACKED_ROWS come from it.
+Prints, for one gated expert: bytes of its blob and slot, error of its output against fp32, milliseconds to encode and
+to place, and the time of its matrix products for 1..128 rows, relative to torch.mm on unquantised weights of the same
+dtype. Slots are cycled through 32 MB or more, as in a running engine. Single-threaded; PACKED_ROWS come from it, by
+comparison with the lines marked *, which dequantise for every product.
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.nn.functional as F
 
-from core.memory.codec import FORMATS, Codec, PartSpec, SlotParts, make_codec
+from core.formats import LOADABLE
+from core.memory.codec import Codec, PartSpec, SlotParts, make_codec
+from core.memory.codec.digits import Digits
+from core.memory.codec.int8 import Int8Rows
 
-ROWS = (1, 2, 4, 8, 12, 16, 32, 48, 64)
+Linear = Callable[[SlotParts, str, torch.Tensor], torch.Tensor]
+ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 
 
 def random_expert(hidden: int, inner: int, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -39,10 +44,10 @@ def fill(codec: Codec, parts: Mapping[str, torch.Tensor]) -> SlotParts:
     return codec.views(slot)
 
 
-def ffn(codec: Codec, parts: SlotParts, x: torch.Tensor) -> torch.Tensor:
+def ffn(linear: Linear, parts: SlotParts, x: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up, then down: x [n, hidden] -> [n, hidden]."""
-    gate, up = codec.linear(parts, "gate_up_proj", x).chunk(2, -1)
-    return codec.linear(parts, "down_proj", F.silu(gate) * up)
+    gate, up = linear(parts, "gate_up_proj", x).chunk(2, -1)
+    return linear(parts, "down_proj", F.silu(gate) * up)
 
 
 def ffn_error(codec: Codec, parts: Mapping[str, torch.Tensor], rows: int = 16) -> float:
@@ -50,7 +55,7 @@ def ffn_error(codec: Codec, parts: Mapping[str, torch.Tensor], rows: int = 16) -
     x = torch.randn(rows, parts["down_proj"].shape[0], generator=torch.Generator().manual_seed(1)).to(codec.dtype)
     gate, up = (x.float() @ parts["gate_up_proj"].t()).chunk(2, -1)
     reference = (F.silu(gate) * up) @ parts["down_proj"].t()
-    y = ffn(codec, fill(codec, parts), x.to(codec.device)).cpu().float()
+    y = ffn(codec.linear, fill(codec, parts), x.to(codec.device)).cpu().float()
     return float((y - reference).norm() / reference.norm())
 
 
@@ -66,14 +71,14 @@ def milliseconds(call: Callable[[], object], seconds: float = 0.2) -> float:
     return sorted(times)[len(times) // 10]
 
 
-def products(codec: Codec, slots: list[SlotParts], x: torch.Tensor) -> float:
+def products(linear: Linear, slots: list[SlotParts], x: torch.Tensor) -> float:
     """Milliseconds of one expert's products, a different slot at each call."""
     turn = 0
 
     def call() -> None:
         nonlocal turn
         turn += 1
-        ffn(codec, slots[turn % len(slots)], x)
+        ffn(linear, slots[turn % len(slots)], x)
 
     return milliseconds(call)
 
@@ -83,20 +88,27 @@ def main(hidden: int = 2048, inner: int = 768, dtype: str = "bfloat16") -> None:
     torch.set_num_threads(1)
     parts, number = random_expert(hidden, inner), getattr(torch, dtype)
     print(f"hidden {hidden}, intermediate {inner}, {dtype}, {torch.backends.cpu.get_cpu_capability()}")
-    print("format               MB   error encode  place | rows: " + " ".join(f"{r:>5}" for r in ROWS))
+    print("format          blob MB slot MB  error  encode place | rows: " + " ".join(f"{r:>5}" for r in ROWS))
     base: list[float] = []
-    for name, group in [(f, g) for f in FORMATS for g in ((32, 64, 128) if f == "int4" else (0,))]:
-        codec = make_codec(name, specs=specs_of(parts), dtype=number, device=torch.device("cpu"), group_size=group)
+    for name in LOADABLE:
+        codec = make_codec(name, specs=specs_of(parts), dtype=number, device=torch.device("cpu"))
         blob, slot = codec.encode(parts), torch.empty(codec.slot_bytes, dtype=torch.uint8)
         slots = [fill(codec, parts) for _ in range(max(2, (32 << 20) // codec.slot_bytes))]
-        times = [products(codec, slots, torch.randn(r, hidden).to(number)) for r in ROWS]
+        inputs = [torch.randn(r, hidden).to(number) for r in ROWS]
+        times = [products(codec.linear, slots, x) for x in inputs]
         base = base or times
         encode = milliseconds(functools.partial(codec.encode, parts))
         place = milliseconds(functools.partial(codec.place, blob, slot))
-        relative = " ".join(f"{t / b:>5.2f}" for t, b in zip(times, base, strict=True))
-        print(f"{name + (f' g{group}' if group else ''):<16}{codec.blob_bytes / 1e6:>7.2f} "
-              f"{ffn_error(codec, parts):>7.4f} {encode:>6.1f} {place:>6.2f} |       {relative}")
-    print("torch.mm, ms                                       |       " + " ".join(f"{b:>5.2f}" for b in base))
+        print(f"{name:<15}{codec.blob_bytes / 1e6:>8.2f}{codec.slot_bytes / 1e6:>8.2f}{ffn_error(codec, parts):>8.4f}"
+              f"{encode:>8.1f}{place:>6.2f} |       {_relative(times, base)}")
+        if isinstance(codec, Digits | Int8Rows):
+            times = [products(codec.unpacked, slots, x) for x in inputs]
+            print(f"{name + ' *':<53}|       {_relative(times, base)}")
+    print("torch.mm, ms                                         |       " + " ".join(f"{b:>5.2f}" for b in base))
+
+
+def _relative(times: list[float], base: list[float]) -> str:
+    return " ".join(f"{t / b:>5.2f}" for t, b in zip(times, base, strict=True))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Weights as they are. A blob keeps its own number type; slots have the compute dtype, byte for byte if it is the same."""
+"""Weights as they are. Blobs keep their own number type; slots have the compute dtype."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from core.memory.codec.formats import Format, Numbers
-from core.memory.codec.tables import nearest, table
+from core.memory.codec.tables import grid
 
 SMALLEST = 1e-7  # of a scale: a group of zeros needs one too
 CHUNK = 1 << 18  # weights rounded at a time on a CPU: what stays in its cache
@@ -25,7 +25,7 @@ EXTREMES = {"": (-8.0, -8.4, -8.8, -9.2), "nf4": (1.0,), "iq4_nl": (-135.0, -127
 
 
 class Rounded(NamedTuple):
-    """Codes [out, in] uint8 (8 bits: int8), scale and zero [out, groups] (row formats: scale [out]) as blobs hold them."""
+    """As blobs hold them: codes [out, in] uint8 (8 bits: int8), scale and zero [out, groups] (of rows: scale [out])."""
 
     codes: torch.Tensor
     scale: torch.Tensor
@@ -43,10 +43,10 @@ def quantize(weight: torch.Tensor, format: Format, numbers: Numbers) -> Rounded:
         search.try_ranges()
     else:
         search.try_extremes()
-    codes = search.codes.view_as(weight)
-    scale = search.scale.to(numbers.scale) if format.table != "mxfp4" else exponents(search.scale)
-    return Rounded(codes, scale[..., 0] if format.group else scale.view(-1),
-                   None if search.zero is None else search.zero[..., 0].to(numbers.zero))
+    scale, zero = search.scale, search.zero
+    stored = exponents(scale) if format.table == "mxfp4" else scale.to(numbers.scale)
+    return Rounded(search.codes().view_as(weight), stored[..., 0] if format.group else stored.view(-1),
+                   None if zero is None else zero[..., 0].to(numbers.zero))
 
 
 def exponents(powers: torch.Tensor) -> torch.Tensor:
@@ -55,44 +55,58 @@ def exponents(powers: torch.Tensor) -> torch.Tensor:
 
 
 class Search:
-    """The best rounding so far of groups [out, groups, group] fp32; what each group keeps is [out, groups, 1] fp32."""
+    """The best scale so far of groups [out, groups, group] fp32; what each group keeps is [out, groups, 1] fp32."""
 
     def __init__(self, grouped: torch.Tensor, format: Format, numbers: Numbers) -> None:
         self.grouped, self.format, self.numbers = grouped, format, numbers
         self.half = 1 << format.bits - 1
-        self.error, self.scale, self.codes, self.levels = (torch.empty(0),) * 4
+        self.error = self.scale = torch.empty(0)
         self.zero: torch.Tensor | None = None
 
     def attempt(self, scale: torch.Tensor, zero: torch.Tensor | None = None) -> None:
-        """Round with these scales and zeros, and keep the groups that come out better than before."""
+        """Round with these scales and zeros, and keep them for the groups that come out better than before."""
         if self.format.table != "mxfp4":
             scale = torch.where(scale.abs() < SMALLEST, SMALLEST, scale).to(self.numbers.scale).float()
         if zero is not None:
             zero = zero.to(self.numbers.zero).float()
-        ratios = (self.grouped if zero is None else self.grouped - zero) / scale
-        if self.format.table:
-            codes = nearest(self.format.table, ratios)
-            levels = table(self.format.table, codes.device)[codes.int()]
-        else:
-            low = -127 if self.format.bits == 8 else -self.half
-            levels = ratios.round_().clamp_(low, self.half - 1)
-            codes = levels.to(torch.int8) if self.format.bits == 8 else (levels + self.half).to(torch.uint8)
-        error = (levels * scale).sub_(self.grouped) if zero is None else torch.addcmul(zero - self.grouped, levels, scale)
-        error = error.square_().sum(-1, keepdim=True)
+        levels = self._levels(scale, zero)
+        missed = levels.mul_(scale).sub_(self.grouped)
+        if zero is not None:
+            missed += zero
+        error = missed.square_().sum(-1, keepdim=True)
         if not self.error.numel():
-            self.error, self.scale, self.zero, self.codes, self.levels = error, scale, zero, codes, levels
+            self.error, self.scale, self.zero = error, scale, zero
             return
         better = error < self.error
         self.error = torch.where(better, error, self.error)
         self.scale = torch.where(better, scale, self.scale)
-        self.codes = torch.where(better, codes, self.codes)
-        self.levels = torch.where(better, levels, self.levels)
         if zero is not None and self.zero is not None:
             self.zero = torch.where(better, zero, self.zero)
 
+    def codes(self) -> torch.Tensor:
+        """What the groups become with the best scales: uint8, or int8 for 8 bits."""
+        if self.format.table:
+            cells = grid(self.format.table, self.grouped.device)
+            found = cells.cells(self._ratios(self.scale, None))
+            return cells.codes.index_select(0, found.view(-1)).view_as(found)
+        levels = self._levels(self.scale, self.zero)
+        return levels.to(torch.int8) if self.format.bits == 8 else levels.add_(self.half).to(torch.uint8)
+
+    def _ratios(self, scale: torch.Tensor, zero: torch.Tensor | None) -> torch.Tensor:
+        return self.grouped / scale if zero is None else (self.grouped - zero).div_(scale)
+
+    def _levels(self, scale: torch.Tensor, zero: torch.Tensor | None) -> torch.Tensor:
+        """The values, in scales, that the weights are rounded to."""
+        ratios = self._ratios(scale, zero)
+        if self.format.table:
+            cells = grid(self.format.table, ratios.device)
+            return cells.values.index_select(0, cells.cells(ratios).view(-1)).view_as(ratios)
+        low = -127 if self.format.bits == 8 else -self.half
+        return ratios.round_().clamp_(low, self.half - 1)
+
     def refit(self) -> None:
         """Try the scale (and zero) that least squares gives the codes kept."""
-        levels = self.levels
+        levels = self._levels(self.scale, self.zero)
         if self.zero is None:
             self.attempt((levels * self.grouped).sum(-1, keepdim=True)
                          / levels.square().sum(-1, keepdim=True).clamp_(min=SMALLEST))

@@ -8,6 +8,7 @@ iq4_nl: GGML's kvalues_iq4nl (llama.cpp, ggml-common.h).
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import torch
 
@@ -17,7 +18,8 @@ TABLES: dict[str, tuple[float, ...]] = {
             -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
             0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
     "mxfp4": (*_E2M1, *(-v for v in _E2M1)),
-    "iq4_nl": (-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0),
+    "iq4_nl": (-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0,
+               1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0),
 }
 
 
@@ -28,14 +30,26 @@ def table(name: str, device: torch.device) -> torch.Tensor:
         return torch.tensor(TABLES[name], dtype=torch.float32, device=device)
 
 
+class Grid(NamedTuple):
+    """The table by cells of equal width: a cell's value (fp32) and code (uint8) are those nearest to its middle."""
+
+    low: float          # left end of the first cell
+    per_unit: float     # cells in a distance of 1
+    values: torch.Tensor
+    codes: torch.Tensor
+
+    def cells(self, ratios: torch.Tensor) -> torch.Tensor:
+        """The cell of each ratio (weight / scale), int32; what lies outside is in the first or last one."""
+        return ((ratios - self.low) * self.per_unit).to(torch.int32).clamp_(0, self.values.numel() - 1)
+
+
 @functools.cache
-def _nearest(name: str, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Borders between neighbouring values, ascending [15], and the code of the value below each, and the last [16]."""
-    values, codes = torch.tensor(TABLES[name], dtype=torch.float32, device=device).sort(stable=True)
-    return (values[1:] + values[:-1]) / 2, codes.to(torch.uint8)
-
-
-def nearest(name: str, ratios: torch.Tensor) -> torch.Tensor:
-    """The code of the value nearest to each ratio (weight / scale), uint8."""
-    borders, codes = _nearest(name, ratios.device)
-    return codes[torch.bucketize(ratios, borders, out_int32=True)]
+def grid(name: str, device: torch.device) -> Grid:
+    """Cells that no border between neighbouring values crosses; nf4: but for borders that lie 1 / 16384 away."""
+    entries = torch.tensor(TABLES[name], dtype=torch.float64)
+    per_unit = {"nf4": 8192, "mxfp4": 4, "iq4_nl": 2}[name]
+    low, count = float(entries.min()), int((entries.max() - entries.min()) * per_unit)
+    middles = low + (torch.arange(count) + 0.5) / per_unit
+    codes = (middles[:, None] - entries).abs().argmin(1)
+    with torch.inference_mode(False):
+        return Grid(low, per_unit, table(name, device)[codes.to(device)], codes.to(device, torch.uint8))

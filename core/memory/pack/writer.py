@@ -39,9 +39,9 @@ class Done(NamedTuple):
 class PackWriter:
     """Writes one pack. `identity` tells imports apart: only one that is equal goes on where another stopped.
 
-    `directory` is where the pack grows, `finished` what is there already; `complete`: an earlier import was stopped just
-    before its end, and only `publish` is left. Raises ModelError when `out` exists, when another import is writing it,
-    or when its partial directory is not one of ours; OSError.
+    `directory` is where the pack grows, `finished` what is there already; `complete`: an earlier import was stopped
+    just before its end, and only `publish` is left. Raises ModelError when `out` exists, when another import is writing
+    it, or when its partial directory is not one of ours; OSError.
     """
 
     def __init__(self, out: Path, identity: Mapping[str, Any]) -> None:
@@ -49,6 +49,7 @@ class PackWriter:
         self._identity = json.loads(json.dumps(identity))
         self.finished: dict[str, Done] = {}
         self._published = False
+        self._new_parents = [parent for parent in out.parents if not parent.exists()]
         out.parent.mkdir(parents=True, exist_ok=True)
         self._lock = Lock(out.with_name(f"{out.name}.lock"),
                           f"Another import{{}} is writing {out}. Wait until it is done, or choose another directory.")
@@ -114,9 +115,15 @@ class PackWriter:
 
     def close(self) -> None:
         """Let others write here again. Finished files stay, to go on with; without any, nothing does. Twice is fine."""
-        if not self.finished and not self.complete and not self._published:
+        nothing = not (self.finished or self.complete or self._published)
+        if nothing:
             shutil.rmtree(self.directory, ignore_errors=True)
         self._lock.release()
+        for parent in self._new_parents if nothing else ():
+            try:
+                parent.rmdir()
+            except OSError:
+                break  # not ours alone any more
 
     def __enter__(self) -> PackWriter:
         return self

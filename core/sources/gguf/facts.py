@@ -10,8 +10,9 @@ from core.errors import ModelError
 from core.sources.gguf.header import Entry, Header
 from core.sources.gguf.layout import routed
 
-BEYOND = ("attention.temperature_scale", "attn_logit_softcapping", "final_logit_softcapping", "attention.max_alibi_bias",
-          "swiglu_clamp_exp", "expert_group_scale", "experts_per_group", "dense_feed_forward_length", "pooling_type")
+BEYOND = ("attention.temperature_scale", "attention.max_alibi_bias", "attention.clamp_kqv", "attn_logit_softcapping",
+          "final_logit_softcapping", "router_logit_softcapping", "swiglu_clamp_exp", "expert_group_scale",
+          "experts_per_group", "pooling_type")
 """Settings that none of the supported architectures has in transformers."""
 
 
@@ -41,8 +42,8 @@ class Facts:
         """A value that must be there. Raises ModelError."""
         value = self.get(key)
         if value is None:
-            raise ModelError(f"This GGUF file does not say {self.architecture}.{key}. Download a newer conversion of the "
-                             "model.")
+            raise ModelError(f"This GGUF file does not say {self.architecture}.{key}. Download a newer conversion "
+                             "of the model.")
         return value
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -65,8 +66,8 @@ class Facts:
         """How many layers come before the first with experts. Raises ModelError when layers without come later."""
         moe = self.moe_layers
         if moe != list(range(moe[0], self.layers)):
-            raise ModelError("This GGUF model has layers without experts between others, which its architecture does not "
-                             "have in transformers. Import the model's safetensors version instead.")
+            raise ModelError("This GGUF model has layers without experts between others, which its architecture does "
+                             "not have in transformers. Import the model's safetensors version instead.")
         return moe[0]
 
     def expert_size(self) -> int:

@@ -57,7 +57,7 @@ class GgufTensors:
         dtype = torch.float32 if recipe.is_expert and rounded else self.tensors[name].dtype
         index = recipe.expert if row is None else row
         merged = recipe.merge([self._weights(p, index, dtype) for p in recipe.pieces])
-        return merged.contiguous() if row is not None else merged.reshape(recipe.shape)
+        return (merged if row is not None else merged.reshape(recipe.shape)).contiguous()
 
     def coded(self, name: str, row: int | None = None) -> Coded | None:
         recipe = self._recipes[name]
@@ -70,7 +70,7 @@ class GgufTensors:
 
         def merge(planes: Sequence[torch.Tensor]) -> torch.Tensor:
             merged = recipe.merge(planes)
-            return merged.contiguous() if row is not None or recipe.expert is None else merged.squeeze(0)
+            return (merged if row is not None or recipe.expert is None else merged.squeeze(0)).contiguous()
 
         zeros = [c.zero for c in codes if c.zero is not None]
         return Coded(codes[0].format, merge([c.codes for c in codes]), merge([c.scale for c in codes]),

@@ -1,0 +1,54 @@
+"""How far a long job is, on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+BAR = 24         # characters
+EVERY_S = 0.1    # between two pictures of the bar
+
+
+class Bar:
+    """One line on stderr that shows how far a job is; without a terminal, a line for every step."""
+
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty()
+        self._text, self._width, self._drawn = "", 0, 0.0
+        self._began, self._total, self._first = 0.0, 0, 0
+
+    def show(self, text: str, share: float, done: int, total: int) -> None:
+        now = time.perf_counter()
+        if total != self._total:  # another job: download, then import
+            self._began, self._total, self._first = now, total, done
+        if not self._live:
+            if text != self._text:
+                print(f"{share:4.0%}  {text}", file=sys.stderr)
+        elif text != self._text or now - self._drawn >= EVERY_S or share >= 1:
+            self._draw(self._line(text, share, done, now))
+            self._drawn = now
+        self._text = text
+
+    def _line(self, text: str, share: float, done: int, now: float) -> str:
+        spent, fresh = now - self._began, done - self._first
+        speed = fresh / spent if spent > 0 else 0.0
+        left = f", {clock((self._total - done) / speed)} left" if speed and done < self._total else ""
+        full = round(share * BAR)
+        return (f"[{'#' * full}{'.' * (BAR - full)}] {share:4.0%}  {done / 1e6:,.0f} of {self._total / 1e6:,.0f} MB, "
+                f"{speed / 1e6:,.0f} MB/s{left}  {text}")
+
+    def _draw(self, line: str) -> None:
+        print(f"\r{line}{' ' * (self._width - len(line))}", end="", file=sys.stderr, flush=True)
+        self._width = len(line)
+
+    def end(self) -> None:
+        """Leave the line."""
+        if self._live and self._width:
+            print(file=sys.stderr)
+
+
+def clock(seconds: float) -> str:
+    """1:02:03, or 2:03."""
+    whole = round(seconds)
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"

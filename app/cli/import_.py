@@ -1,0 +1,77 @@
+"""`import`: make an expert pack of a model, once; it then opens in seconds and may be larger than memory."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from app.cli.bar import Bar, clock
+from app.store.home import data_dir
+from core.errors import MoestroError
+from core.formats import FORMATS
+
+HELP = "Import a model into an expert pack, which opens in seconds and may be larger than memory."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="SRC",
+                        help='a model directory, a GGUF file, "demo", or a hub id (org/name, org/name:Q4_K_M)')
+    parser.add_argument("--format", default="auto", choices=("auto", *FORMATS), metavar="NAME",
+                        help=f"format of the experts (default: auto, as they are): {', '.join(FORMATS)}")
+    parser.add_argument("--out", type=Path, metavar="DIR",
+                        help="the new directory (default: packs/NAME-FORMAT in the data directory)")
+    parser.add_argument("--split", type=float, default=0.0, metavar="SHARE",
+                        help="keep this share of every expert apart as its top segment (default: 0, none)")
+    parser.add_argument("--download", action="store_true", help="fetch the model from the hub if it is not here")
+    parser.add_argument("--json", action="store_true", help="end with the result as one line of JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    from core.importing import import_model
+    from core.memory.pack import check
+
+    chosen: list[Path] = [args.out] if args.out else []
+
+    def default(name: str, format: str) -> Path:
+        chosen[:] = [data_dir() / "packs" / f"{name}-{format}"]
+        return chosen[0]
+
+    bar, start = Bar(), time.perf_counter()
+    try:
+        pack = import_model(args.source, args.out or default, format=args.format, split=args.split, progress=bar.show,
+                            download=args.download or agreed(args.source))
+    except KeyboardInterrupt:
+        bar.end()
+        left = chosen[0].with_name(f"{chosen[0].name}.partial") if chosen else None
+        kept = f"What is finished is kept in {left}. " if left and left.exists() else ""
+        print(f"Stopped. {kept}Run the same command to go on.", file=sys.stderr)
+        return 130
+    except MoestroError:
+        bar.end()
+        raise
+    bar.end()
+    manifest, seconds = check(pack), time.perf_counter() - start
+    if args.json:
+        print(json.dumps({"pack": str(pack), "format": manifest.format, "bytes": manifest.bytes,
+                          "experts": manifest.total, "source": dict(manifest.source), "exact": dict(manifest.exact),
+                          "seconds": round(seconds, 3)}))
+    else:
+        print(f"{pack}\n{manifest.total} experts as {manifest.format}, {manifest.bytes / 1e9:.2f} GB, from "
+              f"{manifest.source['label']}, in {clock(seconds)}")
+        print("\n".join(f"  {part}: {how}" for part, how in manifest.exact.items()))
+    return 0
+
+
+def agreed(source: str) -> bool:
+    """Ask whether a model that has to be downloaded may be, where there is somebody to answer."""
+    from core.importing import HubModel, look, missing
+
+    model = missing(source)
+    if not isinstance(model, HubModel) or not sys.stdin.isatty() or not sys.stderr.isatty():
+        return False
+    size = sum(file.bytes for file in look(model))
+    print(f"{model} is not on this machine. Download {size / 1e9:.2f} GB? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

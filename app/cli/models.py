@@ -1,0 +1,88 @@
+"""`models`: what the dashboard's library shows, in this terminal; and deleting a pack."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+
+from app.candidates import Entry
+from app.library import delete, peek, scan
+from app.store.home import data_dir
+from app.words import size
+from core.errors import MoestroError
+
+HELP = "List the models on this machine: packs, the Hugging Face cache, and folders of yours."
+HEADS = ("NAME", "KIND", "FORMAT", "SIZE", "EXPERTS", "LAST USED")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--folder", action="append", default=[], metavar="DIR",
+                        help="search this folder as well, two levels deep (may be given more than once)")
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
+    parser.add_argument("--delete", metavar="NAME", help="delete a pack, by its name or path; needs --yes")
+    parser.add_argument("--yes", action="store_true", help="delete without being asked again")
+    parser.add_argument("--from-cache", action="store_true",
+                        help="with --delete: also what is in the Hugging Face cache, which other programs use")
+
+
+def run(args: argparse.Namespace) -> int:
+    found = entries(args.folder)
+    if args.delete is not None:
+        return remove(pick(found, args.delete), args.yes, args.from_cache)
+    if args.json:
+        print(json.dumps([{**asdict(entry), "used": _utc(entry.used)} for entry in found], indent=2))
+    elif found:
+        print(listed(found))
+    else:
+        print("No models found yet. Import one with `python launch.py import`, or name a folder with --folder.")
+    return 0
+
+
+def entries(folders: Iterable[str]) -> list[Entry]:
+    """What the library has, with folders added for this once. Works while a dashboard is open on the same data."""
+    home = data_dir()
+    kept, used = peek(home)
+    return scan(home / "packs", [*kept, *folders], used)
+
+
+def pick(found: Iterable[Entry], name: str) -> Entry:
+    """The one entry of that name or path. Raises MoestroError."""
+    same = [e for e in found if name in (e.name, e.path) or Path(name).expanduser().resolve() == Path(e.path)]
+    if len(same) != 1:
+        raise MoestroError(f"There is no model {name!r}. `python launch.py models` lists them." if not same else
+                           f"{len(same)} models are called {name!r}. Give the path of one: "
+                           f"{', '.join(e.path for e in same)}.")
+    return same[0]
+
+
+def remove(entry: Entry, sure: bool, from_cache: bool) -> int:
+    """Delete an entry, or say what that would remove."""
+    if not sure:
+        print(f"This would delete {entry.name} for good: {size(entry.bytes)} in {entry.path}. Add --yes to do it.")
+        return 2
+    print(f"Deleted {entry.name}: {size(delete(entry, from_cache=from_cache))} are free again.")
+    return 0
+
+
+def listed(found: Iterable[Entry]) -> str:
+    """The list as aligned text; the reason of what cannot be used stands under it."""
+    rows = [(e.name, e.kind, e.format, size(e.bytes) if e.bytes else "", _experts(e), _utc(e.used)[:10] or "never",
+             e.problem) for e in found]
+    widths = [max(len(row[i]) for row in [*rows, HEADS]) for i in range(len(HEADS))]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(HEADS, widths, strict=True)).rstrip()]
+    for row in rows:
+        lines.append("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=False)).rstrip())
+        lines += [f"    {row[-1]}"] if row[-1] else []
+    return "\n".join(lines)
+
+
+def _experts(entry: Entry) -> str:
+    return f"{entry.layers or '?'} x {entry.experts}, top-{entry.top_k or '?'}" if entry.experts else ""
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds") if seconds else ""

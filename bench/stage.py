@@ -1,0 +1,177 @@
+"""The files that `bench tiers` measures: one model as a checkpoint, as packs and as GGUF files."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+
+from bench.cold import drop
+from bench.generate import FULL, SMALL, checkpoint
+from bench.processes import ended_well, measure
+from bench.turns import Job
+from core.errors import MoestroError
+
+FORMATS = {"bf16": "checkpoint", "int4": "int4-g64"}       # of the packs
+GGUF = {"bf16": "BF16", "int4": "Q4_K_M"}                  # ... and of the files that stand beside them
+PROMPT = "What does a cache of experts do for a language model?"
+ALIKE = 0.99                                               # least cosine of llama.cpp's logits with transformers'
+
+
+@dataclass
+class Stage:
+    """Where everything is. `llama` is the interpreter with llama_cpp; "" and `without` say why there is none."""
+
+    folder: Path
+    model: Path
+    say: Callable[[str], None]
+    llama: str = ""
+    without: str = ""
+    gguf: dict[str, Path] = field(default_factory=dict)
+    packs: dict[str, Path] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def threads(self) -> list[int]:
+        """One, and as many as this machine has cores."""
+        return sorted({1, os.cpu_count() or 1})
+
+
+def build(folder: Path, small: bool, llama: str, say: Callable[[str], None]) -> Stage:
+    """The checkpoint, and the GGUF files when there is a llama.cpp. Whatever is there from before is used again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stage = Stage(folder, checkpoint(folder, SMALL if small else FULL, say=say), say)
+    stage.llama, stage.without = find_llama(llama)
+    if stage.llama:
+        _gguf_files(stage)
+    return stage
+
+
+def find_llama(asked: str) -> tuple[str, str]:
+    """(interpreter that can import llama_cpp, why there is none)."""
+    if not asked:
+        here = importlib.util.find_spec("llama_cpp") is not None
+        return (sys.executable, "") if here else ("", "llama_cpp is not installed, and no --llama PYTHON was given")
+    try:
+        done = subprocess.run([asked, "-c", "import llama_cpp"], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise MoestroError(f"--llama {asked} does not start: {error}. Name a Python interpreter.") from None
+    if done.returncode:
+        raise MoestroError(f"--llama {asked} cannot import llama_cpp. Install llama-cpp-python for it: "
+                           f"{asked} -m pip install llama-cpp-python")
+    return asked, ""
+
+
+def _gguf_files(stage: Stage) -> None:
+    from bench.gguf_file import write_bf16
+
+    for name, kind in GGUF.items():
+        stage.gguf[name] = stage.folder / f"{stage.model.name}.{kind}.gguf"
+    whole, small = stage.gguf["bf16"], stage.gguf["int4"]
+    if not whole.exists():
+        stage.say(f"writing {whole.name}")
+        write_bf16(stage.model, whole)
+    if not small.exists():
+        stage.say(f"quantizing {small.name} with llama.cpp")
+        partial = small.with_suffix(".partial")
+        ended_well(measure("bench.llama", {"kind": "quantize", "source": str(whole), "target": str(partial),
+                                           "threads": stage.threads}, [], stage.llama, cold=False), "Quantizing")
+        partial.rename(small)
+
+
+def check_gguf(stage: Stage) -> Job:
+    """Does llama.cpp read the BF16 file as transformers reads the checkpoint? Over the tokens of one text: the mean
+    cosine of their logits, and how often both find the same token likeliest. Raises MoestroError when they differ."""
+    ids = [int(i) for i in np.random.default_rng(0).integers(3, 4000, 24)]
+    theirs = ended_well(measure("bench.llama", {"kind": "logits", "model": str(stage.gguf["bf16"]), "ids": ids}, [],
+                                stage.llama, cold=False), "llama.cpp")
+    ours = ended_well(measure("bench.work", {"kind": "logits", "model": str(stage.model), "ids": ids}, [], cold=False),
+                      "transformers")
+    stage.versions["llama_cpp_python"] = theirs["version"]
+    a, b = np.array(theirs["logits"]), np.array(ours["logits"])
+    cosine = float(((a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)).mean())
+    if not cosine >= ALIKE:
+        raise MoestroError(f"llama.cpp computes something else from {stage.gguf['bf16']} than transformers from the "
+                           f"checkpoint (cosine of the logits {cosine:.3f}). Delete the file and try again.")
+    return {"tokens": len(ids), "cosine": cosine, "same_likeliest": float((a.argmax(1) == b.argmax(1)).mean())}
+
+
+def import_packs(stage: Stage) -> Job:
+    """Import the checkpoint afresh into each format: seconds, peak memory over what the process held idle, sizes."""
+    found: Job = {}
+    for name, format in FORMATS.items():
+        pack = stage.packs[name] = stage.folder / f"{stage.model.name}.{name}.pack"
+        for old in (pack, Path(f"{pack}.partial")):
+            shutil.rmtree(old, ignore_errors=True)
+        stage.say(f"importing to {name}")
+        done = ended_well(measure("bench.work", {"kind": "import", "source": str(stage.model), "out": str(pack),
+                                                 "format": format}, [stage.model]), f"Import to {name}")
+        found[name] = {
+            "seconds": done["seconds"], "rss_mb": (done["peak_high"] - done["idle_bytes"]) / 1e6,
+            "idle_mb": done["idle_bytes"] / 1e6, "dense_mb": (pack / "model.safetensors").stat().st_size / 1e6,
+            "pack_mb": sum(f.stat().st_size for f in pack.iterdir()) / 1e6, "format": format}
+    return found
+
+
+def disk_gbps(pack: Path, seconds: float = 0.7, readers: int = 2) -> dict[str, float]:
+    """GB/s at which experts come from disk in random order, as the engine reads them, with one thread and with two."""
+    from core.memory.pack import PackReader
+    from core.memory.pages import aligned
+
+    drop([pack])
+    reader, found = PackReader(pack), {}
+    try:
+        for count in range(1, readers + 1):
+            order = random.Random(count).choices(range(reader.manifest.total), k=1 << 16)
+            until, moved = time.perf_counter() + seconds, [0] * count
+
+            def read(number: int, count: int = count, order: list[int] = order, until: float = until,
+                     moved: list[int] = moved) -> None:
+                buffer = aligned(reader.padded_bytes)
+                for eid in order[number::count]:
+                    if time.perf_counter() > until:
+                        return
+                    reader.read_into(eid, buffer)
+                    moved[number] += reader.padded_bytes
+
+            began_s = time.perf_counter()
+            threads = [threading.Thread(target=read, args=(i,)) for i in range(count)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            found[f"{count} thread{'s'[: count > 1]}"] = sum(moved) / (time.perf_counter() - began_s) / 1e9
+    finally:
+        reader.close()
+    return found
+
+
+def machine(stage: Stage) -> Job:
+    """What these figures were measured on."""
+    import psutil
+    import torch
+
+    from core.manifest import device_name, versions
+
+    ahead = ""
+    try:
+        number = os.stat(stage.folder).st_dev
+        ahead = (Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}") / "queue" / "read_ahead_kb").read_text()
+    except (OSError, AttributeError):
+        pass  # another system, or a file system without a device
+    if stage.gguf:
+        stage.versions["gguf"] = version("gguf")
+    return {"device": device_name(torch.device("cpu")), "cores": os.cpu_count(),
+            "ram_gb": psutil.virtual_memory().total / 1e9, "read_ahead_kb": int(ahead) if ahead.strip() else None,
+            "versions": {**versions(), **stage.versions}}

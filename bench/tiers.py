@@ -1,0 +1,161 @@
+"""bench tiers: a model read from disk under a memory budget, beside everything resident, transformers and llama.cpp.
+
+Every measurement is a process of its own that starts with the model's files out of the page cache. A round measures
+every system once, in turn, on the same tokens; figures are medians over the rounds, ratios medians of the rounds' own
+ratios. Below 100 % every process is held to the budget's bytes and what it needs without a model, page cache included.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench import cold, stage
+from bench.limits import MemoryGroup
+from bench.processes import ended_well, measure
+from bench.stage import FORMATS, PROMPT, Stage
+from bench.tiers_result import ROUTING, Runs, result, table
+from bench.turns import Job
+from core.config import LoadSpec, Settings
+from core.errors import MoestroError
+from core.plan import plan
+
+__all__ = ["run", "table"]
+
+BUDGETS = ("100%", "75%", "50%", "37.5%")
+WARM = 8            # decode passes before ours counts
+LLAMA_WARM = 2      # ... and theirs: under a limit one can take seconds
+LLAMA_CAP_S = 6.0   # of decoding with one number of threads
+PLAIN_TOKENS = 8
+CONTEXT = 512
+LIMIT = ("a control group of the process's own: memory.limit_in_bytes (or memory.max) = what the group held after all "
+         "imports and before the model was opened + the bytes that Moestro's budget stands for (dense weights, KV "
+         "cache, workspace, slots). Page cache counts. The same bytes are added for every system.")
+
+
+def run(rounds: int = 3, tokens: int = 32, keep: Path | None = None, small: bool = False, llama: str = "",
+        say: Callable[[str], None] = print) -> dict[str, object]:
+    """Measure; returns the result as plain data. `tokens` = decode passes of ours a round. Without `keep` the files go
+    to a temporary directory and are removed."""
+    if keep is None:
+        with tempfile.TemporaryDirectory() as folder:
+            return run(rounds, tokens, Path(folder), small, llama, say)
+    began_s, load_before = time.perf_counter(), _load()
+    built = stage.build(keep.expanduser(), small, llama, say)
+    why_unlimited = "the small model is no larger than what processes differ by" if small else _why_unlimited()
+    same = stage.check_gguf(built) if built.llama else None
+    imports = stage.import_packs(built)
+    tiers = Tiers(built, tokens, not why_unlimited)
+    for number in range(1, rounds + 1):
+        say(f"round {number} of {rounds}")
+        tiers.round(number)
+    disk = {name: median(values) for name, values in tiers.disk.items()}
+    found = result(tiers.runs, tiers.budgets, imports, max(disk.values()))
+    return {
+        **found, "rounds": rounds, "tokens": tokens, "small": small, "routing": ROUTING,
+        "llama_cpp": built.without or "present", "llama_cpp_check": same,
+        "cold_cache_method": cold.METHOD if hasattr(os, "posix_fadvise") else cold.NO_METHOD,
+        "stayed_cached_bytes": tiers.stayed, "disk_gbps": disk,
+        "memory_limit_method": f"none: {why_unlimited}" if why_unlimited else LIMIT,
+        "machine": stage.machine(built), "load_average": {"before": load_before, "rounds": tiers.loads},
+        "measured_on": f"{datetime.now(UTC):%Y-%m-%d}", "took_s": time.perf_counter() - began_s}
+
+
+class Tiers:
+    """What is measured in a round, and what was found so far."""
+
+    def __init__(self, built: Stage, tokens: int, limited: bool) -> None:
+        self.runs = Runs()
+        self.stayed = 0
+        self.loads: list[float | None] = []
+        self.disk: dict[str, list[float]] = {}
+        self._stage, self._tokens, self._limited = built, tokens, limited
+        self.budgets = {name: {budget: self._bytes(name, budget) for budget in BUDGETS} for name in FORMATS}
+
+    def _bytes(self, name: str, budget: str) -> int:
+        spec = LoadSpec.checked(str(self._stage.packs[name]), Settings({"budget": budget}), context=CONTEXT)
+        return plan(spec).sizes.budget_bytes(spec.settings.budget)
+
+    def round(self, number: int) -> None:
+        for threads, gbps in stage.disk_gbps(self._stage.packs["bf16"]).items():
+            self.disk.setdefault(threads, []).append(gbps)
+        for name in FORMATS:
+            whole: Job = {}
+            for budget in BUDGETS:
+                limit = self.budgets[name][budget] if self._limited and budget != "100%" else None
+                ours = self._ours(name, budget, limit, number)
+                whole = whole or ours
+                if (name, budget) == ("bf16", "100%"):
+                    self._plain(whole)
+                if self._stage.llama and (limit is not None or budget == "100%"):
+                    self._llama(name, budget, limit, whole)
+        self.loads.append(_load())
+
+    def _ours(self, name: str, budget: str, limit: int | None, number: int) -> Job:
+        job = {"kind": "moestro", "model": str(self._stage.packs[name]), "budget": budget, "prompt": PROMPT,
+               "warm": WARM, "tokens": self._tokens, "seed": number}
+        found = self._measure("moestro", name, budget, "bench.work", job, self._stage.packs[name], limit)
+        ended_well(found, f"Moestro in {name} at {budget}")
+        self.runs.add("moestro", name, budget, "", found["tok_s"], found)
+        return found
+
+    def _plain(self, whole: Job) -> None:
+        job = {"kind": "transformers", "model": str(self._stage.model), "ids": whole["ids"], "tokens": whole["tokens"],
+               "warm": 1, "count": PLAIN_TOKENS, "threads": self._stage.threads}
+        found = self._measure("transformers", "bf16", "100%", "bench.work", job, self._stage.model, None)
+        for one in ended_well(found, "transformers")["runs"]:
+            variant = f"{one['implementation']}, {_threads(one['threads'])}"
+            self.runs.add("transformers", "bf16", "100%", variant, one["tok_s"], {})
+
+    def _llama(self, name: str, budget: str, limit: int | None, whole: Job) -> None:
+        """Every number of threads in the first round, then the faster one. Under a limit without weights repacked into
+        memory of their own, which could not be read from the file again; in memory, with and without."""
+        file = self._stage.gguf[name]
+        known = self.runs.best("llama.cpp", name, budget)
+        for repack in (False,) if limit is not None else (False, True):
+            threads = [n for n in self._stage.threads if known in (None, _variant(n, repack))]
+            if not threads:
+                continue
+            job = {"kind": "decode", "model": str(file), "ids": whole["ids"], "tokens": whole["tokens"],
+                   "warm": LLAMA_WARM, "cap_s": LLAMA_CAP_S, "threads": threads, "repack": repack}
+            found = self._measure("llama.cpp", name, budget, "bench.llama", job, file, limit, self._stage.llama)
+            for one in found.get("runs", []):
+                seen = {**found, "read_bytes_per_token": one["read_bytes"] / len(one["seconds"])}
+                self.runs.add("llama.cpp", name, budget, _variant(one["threads"], repack),
+                              len(one["seconds"]) / sum(one["seconds"]), seen)
+            if "failed" in found:
+                self.runs.failed["llama.cpp", name, budget] = found["failed"]
+
+    def _measure(self, system: str, name: str, budget: str, module: str, job: Job, file: Path, limit: int | None,
+                 python: str | None = None) -> Job:
+        self._stage.say(f"  {system}, {name}, {budget}")
+        more: dict[str, Any] = {"python": python} if python else {}
+        found = measure(module, job, [file], limit=limit, **more)
+        self.stayed += found["stayed_cached"] or 0
+        return found
+
+
+def _variant(threads: int, repack: bool) -> str:
+    return _threads(threads) + (", weights repacked" if repack else "")
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread{'s'[: count > 1]}"
+
+
+def _why_unlimited() -> str:
+    try:
+        with MemoryGroup("try"):
+            return ""
+    except MoestroError as error:
+        return str(error)
+
+
+def _load() -> float | None:
+    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None

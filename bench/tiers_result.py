@@ -1,0 +1,151 @@
+"""What `bench tiers` found: medians, ratios, bounds and goals, as data and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from bench.bounds import overlapped_ms
+from bench.turns import Job
+from core.memory.link import Pace
+
+Key = tuple[str, str, str]  # system, format, budget
+GIVEN = 1.0                 # GB that an import may take beside the dense weights
+ROUTING = ("The model's weights are random, so its router spreads almost evenly and hardly repeats the experts of the "
+           "token before: the hardest case for a cache. A trained model of these sizes hits more often at the same "
+           "budget.")
+
+
+@dataclass
+class Runs:
+    """Tokens a second and everything else that was seen, by configuration, variant and round."""
+
+    tok_s: dict[Key, dict[str, list[float]]] = field(default_factory=dict)
+    seen: dict[Key, dict[str, list[Job]]] = field(default_factory=dict)
+    failed: dict[Key, str] = field(default_factory=dict)
+
+    def add(self, system: str, name: str, budget: str, variant: str, tok_s: float, seen: Job) -> None:
+        key = system, name, budget
+        self.tok_s.setdefault(key, {}).setdefault(variant, []).append(tok_s)
+        self.seen.setdefault(key, {}).setdefault(variant, []).append(seen)
+
+    def best(self, system: str, name: str, budget: str) -> str | None:
+        """The variant with the fastest median; None before the first round."""
+        found = self.tok_s.get((system, name, budget), {})
+        return max(found, key=lambda variant: median(found[variant])) if found else None
+
+    def rounds(self, system: str, name: str, budget: str) -> list[float]:
+        """Tokens a second of the best variant, round by round; empty when there is none."""
+        return self.tok_s.get((system, name, budget), {}).get(self.best(system, name, budget) or "", [])
+
+    def middle(self, system: str, name: str, budget: str, value: str) -> float | None:
+        """The median over the rounds of something else that was seen of the best variant."""
+        seen = self.seen.get((system, name, budget), {}).get(self.best(system, name, budget) or "", [])
+        values = [one[value] for one in seen if one.get(value) is not None]
+        return median(values) if values else None
+
+    def ratio(self, ours: Key, theirs: Key) -> float | None:
+        """The median of the rounds' own ratios of tokens a second."""
+        pairs = zip(self.rounds(*ours), self.rounds(*theirs), strict=False)
+        values = [a / b for a, b in pairs]
+        return median(values) if values else None
+
+
+def result(runs: Runs, budgets: Mapping[str, Mapping[str, int]], imports: Job, disk_gbps: float) -> dict[str, Any]:
+    """Everything as plain data: first what the goals ask for, then what explains it."""
+    each = {name: list(sizes) for name, sizes in budgets.items()}
+    systems = sorted({system for system, _, _ in runs.tok_s})
+
+    def by(value: str) -> dict[str, dict[str, Any]]:
+        return {name: {b: runs.middle("moestro", name, b, value) for b in sizes} for name, sizes in each.items()}
+
+    details = {name: {b: _detail(runs, name, b, disk_gbps) for b in sizes} for name, sizes in each.items()}
+    return {
+        "tok_s": {name: {b: {s: median(found) for s in systems if (found := runs.rounds(s, name, b))} for b in sizes}
+                  for name, sizes in each.items()},
+        "rss_import_mb": {name: one["rss_mb"] for name, one in imports.items()},
+        "import_s": {name: one["seconds"] for name, one in imports.items()},
+        "open_to_first_token_s": by("first_token_s"), "start_to_first_token_s": by("process_s"),
+        "bytes_per_token": by("disk_bytes_per_token"), "read_bytes_per_token": by("read_bytes_per_token"),
+        "misses_x_blob": {name: {b: details[name][b]["misses_x_blob"] for b in sizes} for name, sizes in each.items()},
+        "goals": goals(runs, details, imports),
+        "moestro": details, "import": imports, "budget_bytes": {name: dict(sizes) for name, sizes in budgets.items()},
+        "variants": {f"{s}, {name}, {b}": {v: median(t) for v, t in found.items()}
+                     for (s, name, b), found in runs.tok_s.items() if s != "moestro"},
+        "llama_cpp_limits": {f"{name}, {b}": {
+            value: runs.middle("llama.cpp", name, b, value)
+            for value in ("idle_bytes", "limit_bytes", "charged_bytes", "read_bytes_per_token", "first_token_s")}
+            for name, sizes in each.items() for b in sizes if runs.rounds("llama.cpp", name, b)},
+        "failed": {", ".join(key): why for key, why in runs.failed.items()},
+    }
+
+
+def _detail(runs: Runs, name: str, budget: str, disk_gbps: float) -> dict[str, Any]:
+    """One configuration of ours, with its bounds: the time to compute everything resident, or to read at the disk's
+    speed what was missed (or what Belady's cache of this size would have missed), whichever is longer."""
+    found = {value: runs.middle("moestro", name, budget, value) for value in (
+        "slots", "blob_bytes", "hit_rate", "disk_misses_per_token", "belady_misses_per_token",
+        "repeats_of_previous_token", "total_ms", "compute_ms", "stall_ms", "idle_ms", "copy_ms", "load_s",
+        "decode_threads", "budget_bytes", "used_bytes", "idle_bytes", "limit_bytes", "charged_bytes", "peak_high")}
+    misses, blob = found["disk_misses_per_token"] or 0.0, int(found["blob_bytes"] or 0)
+    resident_ms = 1e3 / median(runs.rounds("moestro", name, "100%"))
+    pace = Pace(disk_gbps, 0.0)
+    return {**found, "misses_x_blob": misses * blob,
+            "bound_tok_s": 1e3 / overlapped_ms(resident_ms, misses, blob, pace),
+            "belady_bound_tok_s": 1e3 / overlapped_ms(resident_ms, found["belady_misses_per_token"] or 0.0, blob, pace)}
+
+
+def goals(runs: Runs, details: Mapping[str, Mapping[str, Job]], imports: Job) -> list[dict[str, Any]]:
+    """What was promised, what was found, and whether it is kept; None where it could not be measured."""
+    found = [_goal("all resident, int4 / transformers bf16", ">=", 3.0,
+                   runs.ratio(("moestro", "int4", "100%"), ("transformers", "bf16", "100%")))]
+    found += [_goal(f"at 50 %, {name} / llama.cpp mmap", ">=", 4.0,
+                    runs.ratio(("moestro", name, "50%"), ("llama.cpp", name, "50%"))) for name in details]
+    off = [abs((runs.middle("moestro", name, b, value) or 0.0) / one["misses_x_blob"] - 1)
+           for name, sizes in details.items() for b, one in sizes.items() if one["misses_x_blob"]
+           for value in ("disk_bytes_per_token", "read_bytes_per_token")
+           if runs.middle("moestro", name, b, value) is not None]
+    found.append(_goal("bytes read / (misses x blob), furthest from 1", "<=", 0.05, max(off) if off else None))
+    found += [_goal(f"import to {name}: MB over dense weights + 1 GB", "<=", 0.0,
+                    one["rss_mb"] - one["dense_mb"] - 1e3 * GIVEN) for name, one in imports.items()]
+    return found
+
+
+def _goal(what: str, sign: str, goal: float, found: float | None) -> dict[str, Any]:
+    kept = None if found is None else found >= goal if sign == ">=" else found <= goal
+    return {"goal": what, "sign": sign, "asked": goal, "found": found, "kept": kept}
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """The result for a reader."""
+    f, systems = found, ("moestro", "transformers", "llama.cpp")
+    lines = [f"Decode, tokens a second (medians of {f['rounds']} rounds; files cold; llama.cpp: "
+             f"{'BF16 and Q4_K_M, mmap' if f['llama_cpp'] == 'present' else 'absent, ' + f['llama_cpp']}):",
+             "  experts  budget " + "".join(f"{s:>14s}" for s in systems)
+             + "   hit rate  MB/token  misses x blob   bound  Belady's"]
+    for name, sizes in f["tok_s"].items():
+        for budget, one in sizes.items():
+            d = f["moestro"][name][budget]
+            cells = "".join(f"{one[s]:14.2f}" if s in one else f"{'-':>14s}" for s in systems)
+            lines.append(f"  {name:8s} {budget:>6s} {cells} {d['hit_rate']:10.1%} "
+                         f"{(f['bytes_per_token'][name][budget] or 0) / 1e6:9.1f} {d['misses_x_blob'] / 1e6:14.1f} "
+                         f"{d['bound_tok_s']:7.1f} {d['belady_bound_tok_s']:9.1f}")
+    speeds = ", ".join(f"{gbps:.2f} GB/s with {name}" for name, gbps in f["disk_gbps"].items())
+    lines += [f"  (bound: computing as if all were resident, or reading what was missed from this disk, {speeds})",
+              f"  {f['routing']}", "Import and open:",
+              "  experts  import s  peak MB over idle  dense MB  open to first token s"]
+    for name, one in f["import"].items():
+        opened = ", ".join(f"{b} {s:.2f}" for b, s in f["open_to_first_token_s"][name].items())
+        lines.append(f"  {name:8s} {one['seconds']:8.1f} {one['rss_mb']:18.0f} {one['dense_mb']:9.0f}  {opened}")
+    lines.append("Goals:")
+    words = {True: "kept", False: "MISSED", None: "not measured"}
+    lines += [f"  {g['goal']}: {'-' if g['found'] is None else format(g['found'], '.3g')} "
+              f"({g['sign']} {g['asked']:g}) {words[g['kept']]}" for g in f["goals"]]
+    lines += [f"  {key}: {why}" for key, why in f["failed"].items()]
+    lines += [f"Memory limit: {f['memory_limit_method']}", f"Cold files: {f['cold_cache_method']}",
+              f"Load average before and after each round: {f['load_average']['before']}, "
+              + ", ".join(map(str, f["load_average"]["rounds"]))
+              + f"; the disk's readahead is {f['machine']['read_ahead_kb']} kB"]
+    return "\n".join(lines)

@@ -1,0 +1,122 @@
+"""Moestro's and transformers' side of `bench tiers`: one measurement in its own process."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench.turns import STARTED_S, Job, read_bytes, take_part
+
+CONTEXT = 512
+NEEDS = {"import": ["core.importing"], "moestro": ["core.engine", "bench.bounds"], "transformers": ["bench.plain"],
+         "logits": ["bench.plain"]}
+
+
+def prepare(job: Job) -> Callable[[], Job]:
+    """Import everything the job needs, the architecture's module included, so that idle memory has it all."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    for name in (*NEEDS[job["kind"]], "transformers.models.qwen3_moe.modeling_qwen3_moe"):
+        importlib.import_module(name)
+    run = {"import": import_pack, "moestro": moestro, "transformers": plain, "logits": logits}[job["kind"]]
+    return lambda: run(job)
+
+
+def import_pack(job: Job) -> Job:
+    """Seconds of importing a checkpoint into a pack."""
+    from core.importing import import_model
+
+    began_s = time.perf_counter()
+    import_model(job["source"], Path(job["out"]), format=job["format"])
+    return {"seconds": time.perf_counter() - began_s}
+
+
+def moestro(job: Job) -> Job:
+    """Open a pack, answer a prompt with sampled tokens, and count everything behind the first `warm` of them."""
+    from core.config import LoadSpec, Sampling, Settings
+    from core.engine import Engine
+
+    opened_s = time.perf_counter()
+    settings = Settings({"budget": job["budget"], "link": "own", "predictor": job.get("predictor", "none")})
+    engine = Engine.load(LoadSpec.checked(job["model"], settings, context=CONTEXT, threads=job.get("threads", 0)))
+    loaded_s = time.perf_counter()
+    engine.prompt.ends = set()
+    count = job["warm"] + job["tokens"]
+    ids = engine.prompt.tokens(job["prompt"])
+    steps, tokens, first_s, began_s, ended_s, before = [], [], 0.0, 0.0, 0.0, 0
+    for piece in engine.generate(job["prompt"], Sampling(temperature=1.0, seed=job["seed"], max_new_tokens=count + 1)):
+        if piece.kind != "token":
+            continue
+        ended_s = time.perf_counter()
+        first_s = first_s or ended_s
+        tokens.append(piece.token)
+        if len(tokens) > job["warm"] + 1 and piece.step is not None:
+            steps.append(piece.step)
+        elif len(tokens) == job["warm"] + 1:
+            began_s, before = ended_s, read_bytes() or 0
+    read = (read_bytes() or 0) - before
+    memory, slots = engine.memory(), engine.residency.slots
+    found = {
+        "tok_s": len(steps) / (ended_s - began_s), "read_bytes_per_token": read / len(steps),
+        "load_s": loaded_s - opened_s, "first_token_s": first_s - opened_s, "process_s": first_s - STARTED_S,
+        "ids": ids, "tokens": tokens, "slots": slots, "blob_bytes": engine.sizes.blob,
+        "budget_bytes": memory.budget, "used_bytes": memory.peak,
+        "decode_threads": engine.manifest()["decode_threads"], "model_hash": engine.model_hash, **counts(steps, slots)}
+    engine.unload()
+    return found
+
+
+def counts(steps: list[Any], slots: int) -> Job:
+    """What the engine recorded, per token, and how the router spread."""
+    import numpy as np
+
+    from bench.bounds import belady_misses_per_token
+
+    def mean(name: str) -> float:
+        return float(sum(getattr(step, name) for step in steps)) / len(steps)
+
+    routed = np.concatenate([step.ids for step in steps], axis=1)      # [L, tokens, k]
+    again = [len(set(a) & set(b)) / len(a) for layer in routed.tolist()
+             for a, b in zip(layer[1:], layer[:-1], strict=True)]
+    return {
+        "hit_rate": sum(s.hits for s in steps) / sum(s.requests for s in steps),
+        "disk_bytes_per_token": mean("disk_bytes"), "disk_misses_per_token": mean("disk_misses"),
+        "compute_ms": mean("compute_ms"), "stall_ms": mean("stall_ms"), "idle_ms": mean("idle_ms"),
+        "copy_ms": mean("copy_ms"), "total_ms": mean("total_ms"),
+        "belady_misses_per_token": belady_misses_per_token(routed.tolist(), slots),
+        "repeats_of_previous_token": sum(again) / max(1, len(again))}
+
+
+def plain(job: Job) -> Job:
+    """Milliseconds of decoding with each of transformers' experts implementations and numbers of threads."""
+    import torch
+
+    from bench.plain import IMPLEMENTATIONS, Plain
+
+    model = Plain(Path(job["model"]), torch.bfloat16, torch.device("cpu"))
+    runs = []
+    for implementation in IMPLEMENTATIONS:
+        for threads in job["threads"]:
+            passes = model.decode(job["ids"], job["warm"] + job["count"], implementation, threads,
+                                  job["tokens"])[job["warm"]:]
+            runs.append({"implementation": implementation, "threads": threads,
+                         "tok_s": 1e3 * len(passes) / sum(passes)})
+    return {"runs": runs}
+
+
+def logits(job: Job) -> Job:
+    """The logits after every token of a text, by transformers' eager experts."""
+    import torch
+
+    from bench.plain import Plain
+
+    return {"logits": Plain(Path(job["model"]), torch.bfloat16, torch.device("cpu")).logits(job["ids"])}
+
+
+if __name__ == "__main__":
+    take_part(prepare)

@@ -1,0 +1,68 @@
+"""Import: a checkpoint of any kind that can be read becomes an expert pack, tensor by tensor.
+
+What is in memory at any time is one dense tensor or a few experts, however large the model.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from core.errors import ModelError
+from core.importing.hub import HubModel, cached, fetch, look, parse
+from core.importing.job import open_job
+from core.importing.write import write_pack
+from core.plan import model_path
+
+__all__ = ["HubModel", "Progress", "import_model", "look", "missing", "parse"]
+
+Progress = Callable[[str, float, int, int], None]
+"""progress(what is done now, share 0..1, bytes done, bytes in all); a download and the import count from 0 each."""
+
+Where = Path | Callable[[str, str], Path]
+"""A directory, or what makes one of a model's name and its format."""
+
+
+def import_model(source: str, out: Where, *, format: str = "auto", split: float = 0.0,
+                 progress: Progress = lambda text, share, done, total: None, cancel: threading.Event | None = None,
+                 download: bool = False) -> Path:
+    """Import `source` into a new directory `out`, and return that.
+
+    `source`: a model directory, a GGUF file, "demo", or a hub id ("org/name", "org/name:Q4_K_M"), which is downloaded
+    only with `download`. `format`: a name of FORMATS, or "auto": as the checkpoint has its experts. `split`: share of
+    every expert that is kept apart as its top segment, 0 = none.
+
+    Peak memory: the dense weights + 1 GB at most. Raises ModelError or SettingError with what to do, Cancelled when
+    `cancel` is set: what is finished by then stays in `<out>.partial`, and the same call goes on from there.
+    """
+    if isinstance(out, Path):
+        refuse_existing(out)
+    path, hub = model_path(source), parse(source)
+    name = "demo" if source == "demo" else name_of(path)
+    if hub is not None and not path.exists():
+        path, name = fetch(hub, download, progress, cancel), hub.name
+    with open_job(path, name, format, split) as job:
+        directory = out if isinstance(out, Path) else out(name, job.codec.name)
+        refuse_existing(directory)
+        return write_pack(job, Path(os.path.abspath(directory.expanduser())), progress, cancel)
+
+
+def missing(source: str) -> HubModel | None:
+    """The model that would have to be downloaded, if `source` names one that is not on this machine."""
+    model = parse(source)
+    return model if model is not None and not model_path(source).exists() and cached(model) is None else None
+
+
+def refuse_existing(out: Path) -> None:
+    """Raises ModelError when there is something already."""
+    if out.expanduser().exists():
+        raise ModelError(f"{out} exists already, and nothing is ever overwritten. Choose another directory (--out), or "
+                         "delete it first.")
+
+
+def name_of(path: Path) -> str:
+    """What to call a model on this machine, without saying where it is."""
+    whole = Path(os.path.abspath(path))
+    return whole.stem if whole.suffix == ".gguf" else whole.name

@@ -1,0 +1,185 @@
+"""Files from a hub into the Hugging Face cache. Large ones continue at the byte where an earlier download stopped.
+
+Small files go through huggingface_hub. It starts a broken-off file afresh, which would be hours for a model, so files
+with a known sha256 are streamed here into the cache's `blobs/<sha256>`, where huggingface_hub then finds them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from core.errors import ModelError
+from core.memory.store import Cancelled
+from core.sizes import human
+
+CHUNK = 1 << 20      # bytes read from the network at a time
+TRIES = 5            # attempts in a row that bring nothing
+PAUSE = 1.0          # seconds before the next one, times their number
+TIMEOUT = 60.0       # seconds without a byte
+MARGIN = 256 << 20   # disk space left free
+
+Progress = Callable[[str, float, int, int], None]
+
+
+class Unreachable(Exception):
+    """The hub does not answer, or not as expected; the text says how, as a sentence."""
+
+
+class Remote(NamedTuple):
+    """A file on the hub: size in bytes, and its sha256 where the hub states one (large files)."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+def endpoint() -> str:
+    """The hub's address: HF_ENDPOINT, or the usual one."""
+    from huggingface_hub import constants
+
+    return str(constants.ENDPOINT)
+
+
+def cache_folder(repo: str) -> Path:
+    """Where the Hugging Face cache keeps a model repository."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
+
+
+def list_files(repo: str, revision: str) -> list[Remote]:
+    """Every file of a repository. Raises ModelError when there is no such model, Unreachable."""
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    if constants.HF_HUB_OFFLINE:
+        raise Unreachable("This machine is set to work offline (HF_HUB_OFFLINE).")
+    try:
+        found = HfApi(endpoint()).model_info(repo, revision=revision, files_metadata=True).siblings or []
+    except GatedRepoError:
+        raise ModelError(f"{repo} is given only to those who accepted its terms. Accept them at {endpoint()}/{repo}, "
+                         "run `hf auth login`, and try again.") from None
+    except RepositoryNotFoundError:
+        raise ModelError(f"There is no model {repo!r} at {endpoint()}, and no such directory here. Check the name; for "
+                         "a private model run `hf auth login` first.") from None
+    except RevisionNotFoundError:
+        raise ModelError(f"{repo} has no version {revision!r}. Leave it out, or check it.") from None
+    except Exception as error:  # whatever the network library of this huggingface_hub raises
+        raise Unreachable(f"The hub at {endpoint()} cannot be reached ({_brief(error)}).") from error
+    return [Remote(f.rfilename, int(f.size or 0), str(f.lfs.sha256) if f.lfs else "") for f in found]
+
+
+def download(repo: str, revision: str, files: list[Remote], progress: Progress, cancel: threading.Event | None
+             ) -> list[Path]:
+    """Bring files into the cache, those that are there already excepted. Returns where they lie.
+
+    Raises ModelError when the disk has no room or a file arrives damaged, Unreachable, Cancelled.
+    """
+    from huggingface_hub import hf_hub_download
+
+    blobs = cache_folder(repo) / "blobs"
+    total, done = sum(file.bytes for file in files), 0
+    missing = sum(f.bytes - _have(blobs, f) for f in files)
+    _check_space(blobs, missing)
+    paths = []
+    for file in files:
+        def arrived(size: int, file: Remote = file, before: int = done) -> None:
+            if cancel is not None and cancel.is_set():
+                raise Cancelled
+            progress(f"Downloading {file.name}", min(1.0, (before + size) / max(total, 1)), before + size, total)
+
+        arrived(0)
+        try:
+            if file.sha256 and not (blobs / file.sha256).exists():
+                _stream(repo, revision, file, blobs, arrived)
+            path = Path(hf_hub_download(repo, file.name, revision=revision, endpoint=endpoint(),
+                                        cache_dir=blobs.parents[1]))
+        except (Cancelled, ModelError, Unreachable):
+            raise
+        except Exception as error:  # whatever the network library of this huggingface_hub raises
+            raise Unreachable(f"{file.name} did not arrive ({_brief(error)}).") from error
+        if file.sha256 and not path.is_symlink():  # no links on this file system: it was copied
+            (blobs / file.sha256).unlink(missing_ok=True)
+        done += file.bytes
+        paths.append(path)
+    progress("Downloaded", 1.0, total, total)
+    return paths
+
+
+def _have(blobs: Path, file: Remote) -> int:
+    """Bytes of a file that are on this machine."""
+    for there in (blobs / file.sha256, blobs / f"{file.sha256}.part") if file.sha256 else ():
+        if there.exists():
+            return min(there.stat().st_size, file.bytes)
+    return 0
+
+
+def _check_space(blobs: Path, missing: int) -> None:
+    free = shutil.disk_usage(next(p for p in blobs.parents if p.exists())).free
+    if missing + MARGIN > free:
+        raise ModelError(f"The download needs {human(missing)}, but only {human(free)} are free where the Hugging Face "
+                         f"cache is ({blobs.parents[1]}): {human(missing + MARGIN - free)} are missing. Make room, or "
+                         "set HF_HOME to a directory on another disk.")
+
+
+def _stream(repo: str, revision: str, file: Remote, blobs: Path, arrived: Callable[[int], None]) -> None:
+    """Bring one large file to `blobs/<sha256>`, from where an earlier attempt stopped."""
+    blobs.mkdir(parents=True, exist_ok=True)
+    part = blobs / f"{file.sha256}.part"
+    tries, last = 0, ""
+    while (size := part.stat().st_size if part.exists() else 0) < file.bytes:
+        if tries == TRIES:
+            raise Unreachable(f"{file.name} stopped at {human(size)} of {human(file.bytes)} ({last}).")
+        try:
+            _append(repo, revision, file, part, arrived)
+            last = "the connection was closed"
+        except (Cancelled, ModelError, OSError):
+            raise
+        except Exception as error:
+            last = _brief(error)
+        if part.exists() and part.stat().st_size > size:
+            tries = 0
+        else:
+            tries += 1
+            time.sleep(tries * PAUSE)
+    digest = hashlib.sha256()
+    with part.open("rb") as handle:
+        while chunk := handle.read(CHUNK):
+            digest.update(chunk)
+    if digest.hexdigest() != file.sha256:
+        part.unlink()
+        raise ModelError(f"{file.name} arrived damaged and was deleted. Run the same command to fetch it again.")
+    os.replace(part, blobs / file.sha256)
+
+
+def _append(repo: str, revision: str, file: Remote, part: Path, arrived: Callable[[int], None]) -> None:
+    """Add to a file what is still missing of it, as far as the connection holds."""
+    from huggingface_hub import hf_hub_url, utils
+
+    hub: Any = utils
+    size = part.stat().st_size if part.exists() else 0
+    headers = {**hub.build_hf_headers(), "Range": f"bytes={size}-", "Accept-Encoding": "identity"}
+    url = hf_hub_url(repo, file.name, revision=revision, endpoint=endpoint())
+    with hub.get_session().stream("GET", url, headers=headers, follow_redirects=True, timeout=TIMEOUT) as response:
+        hub.hf_raise_for_status(response)
+        if response.status_code != 206:  # the whole file, although a part was asked for
+            size = 0
+        with part.open("r+b" if part.exists() else "wb") as handle:
+            handle.truncate(size)
+            handle.seek(size)
+            for chunk in response.iter_bytes(CHUNK):
+                handle.write(chunk)
+                size += len(chunk)
+                arrived(size)
+
+
+def _brief(error: Exception) -> str:
+    """An error of a network library on one short line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,168 @@
+"""Models on a hub: which files of one are needed, and how they come into the Hugging Face cache of this machine.
+
+Nothing is fetched without the user's word, and never a pickle or code. What was fetched once is found again offline.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
+
+from core.errors import ModelError
+from core.hf.files import check_files
+from core.importing.download import Remote, Unreachable, cache_folder, download, endpoint, list_files
+
+SHELL = ("*.json", "tokenizer*", "*.model", "*.tiktoken", "*.jinja", "merges.txt", "vocab.txt", "LICENSE*")
+PICKLES = (".bin", ".pt", ".pth")
+PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
+NAME = r"[A-Za-z0-9][\w.-]*"
+ADDRESS = re.compile(rf"(?:(?:https?://[^/]+|hf\.co|huggingface\.co)/)?({NAME}/{NAME}?)(?:/(?:tree|blob|resolve)/([^/:]+)(?:/([^:]*))?)?/?"
+                     r"(?::([^/:][^:]*))?")
+
+Progress = Callable[[str, float, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """A model on a hub. `wanted`: the name of a GGUF file, or of a quantization ("Q4_K_M"); "" = the safetensors."""
+
+    repo: str
+    revision: str = "main"
+    wanted: str = ""
+
+    @property
+    def name(self) -> str:
+        """What to call it: without its owner."""
+        return self.repo.rpartition("/")[2]
+
+    def __str__(self) -> str:
+        return self.repo + (f":{self.wanted}" if self.wanted else "")
+
+
+def parse(text: str) -> HubModel | None:
+    """Read "org/name", "org/name:Q4_K_M", "org/name:file.gguf" or the address of any of them; None = no hub id."""
+    match = ADDRESS.fullmatch(text.strip())
+    if match is None or ("://" not in text and match[1].startswith((".", "~"))):
+        return None
+    return HubModel(match[1], match[2] or "main", match[4] or match[3] or "")
+
+
+def look(model: HubModel) -> list[Remote]:
+    """The files that an import needs, from the hub's own list. Raises ModelError when there are none, or no way to
+    get there."""
+    try:
+        files = list_files(model.repo, model.revision)
+    except Unreachable as error:
+        raise ModelError(by_hand(model, f"{error} ")) from error
+    by_name = {file.name: file for file in files}
+    return [by_name[name] for name in choose(model, by_name)]
+
+
+def choose(model: HubModel, names: Iterable[str]) -> list[str]:
+    """Which of a repository's files are needed. Raises ModelError when that is unclear, or there is nothing to read."""
+    names = sorted(names)
+    weights = [n for n in names if n.endswith(".safetensors") and "/" not in n]
+    if model.wanted or not weights:
+        return _choose_gguf(model, names)
+    if "model.safetensors" in weights:
+        weights = ["model.safetensors"]
+    elif "model.safetensors.index.json" in names:  # some keep a second copy, named otherwise
+        weights = [n for n in weights if n.startswith("model")]
+    return [n for n in names if "/" not in n and any(fnmatch(n, pattern) for pattern in SHELL)] + weights
+
+
+def _choose_gguf(model: HubModel, names: list[str]) -> list[str]:
+    """All parts of one GGUF model."""
+    sets: dict[str, list[str]] = {}
+    for name in names:
+        if name.endswith(".gguf") and "mmproj" not in name.lower():
+            sets.setdefault(PART.sub("", name), []).append(name)
+    if not sets:
+        if any(name.endswith(PICKLES) for name in names):
+            raise ModelError(f"{model.repo} has its weights only as Python pickles (*.bin), which can run code when "
+                             "opened and are never read here. Choose a safetensors or GGUF version of the model.")
+        raise ModelError(f"{model.repo} has neither safetensors nor GGUF files. Choose another version of the model.")
+    wanted = model.wanted.lower()
+    found = [whole for whole, parts in sets.items() if not wanted or wanted in (
+        p.lower() for whole_or_part in (whole, *parts) for p in (whole_or_part, PurePosixPath(whole_or_part).name))]
+    found = found or [n for n in sets if re.search(rf"(?<![a-z0-9]){re.escape(wanted)}(?![a-z0-9_])", n.lower())]
+    if len(found) != 1:
+        what = f"no GGUF file {model.wanted!r}" if not found else f"{len(found)} GGUF files"
+        raise ModelError(f"{model.repo} has {what}. Name one of them after a colon, as in {model.repo}:"
+                         f"{PurePosixPath(next(iter(sets))).name}. There are: "
+                         f"{', '.join(PurePosixPath(n).name for n in sets)}.")
+    return sets[found[0]]
+
+
+def fetch(model: HubModel, allowed: bool, progress: Progress, cancel: threading.Event | None) -> Path:
+    """The model on this machine: a directory, or a GGUF file. Downloads what is missing, if that is `allowed`.
+
+    Raises ModelError, which says what to fetch by hand where this machine cannot; Cancelled. What has come by then is
+    kept, and a later call goes on from there.
+    """
+    if not allowed:
+        if (path := cached(model)) is not None:
+            return path
+        raise ModelError(f"There is no directory or file {str(model)!r} on this machine. If a model on the hub is "
+                         "meant, it is downloaded only on your word: add --download.")
+    try:
+        files = look(model)
+    except ModelError as error:
+        if (path := cached(model)) is not None and isinstance(error.__cause__, Unreachable):
+            return path
+        raise
+    try:
+        paths = download(model.repo, model.revision, files, progress, cancel)
+    except Unreachable as error:
+        raise ModelError(f"The download of {model} broke off: {error} What has come is kept; run the same command "
+                         "to go on.") from error
+    return _entrance(paths)
+
+
+def cached(model: HubModel) -> Path | None:
+    """Where a model lies whole in the Hugging Face cache; None when it does not."""
+    snapshot = snapshot_of(model)
+    names = [p.relative_to(snapshot).as_posix() for p in snapshot.rglob("*") if p.is_file()]
+    try:
+        paths = [snapshot / name for name in choose(model, names)]
+        if paths[-1].suffix == ".gguf":
+            parts = int(m[1]) if (m := re.search(r"-of-(\d{5})\.gguf$", paths[0].name)) else 1
+            return paths[0] if len(paths) == parts else None
+        check_files(snapshot)
+    except ModelError:
+        return None
+    return snapshot
+
+
+def snapshot_of(model: HubModel) -> Path:
+    """Where the Hugging Face cache keeps a model's files, or would."""
+    folder = cache_folder(model.repo)
+    ref = folder / "refs" / model.revision
+    return folder / "snapshots" / (ref.read_text(encoding="utf-8").strip() if ref.is_file() else model.revision)
+
+
+def by_hand(model: HubModel, why: str) -> str:
+    """What to fetch with other means, from where, and where to put it."""
+    page, folder = f"{endpoint()}/{model.repo}/tree/{model.revision}", Path.cwd() / model.name
+    if model.wanted:
+        what = f"the GGUF file {model.wanted!r} (all of its parts)"
+    else:
+        index, weights = snapshot_of(model) / "model.safetensors.index.json", "all *.safetensors files"
+        if index.is_file():
+            shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            weights = ", ".join(sorted(shards))
+        what = f"config.json, generation_config.json, all tokenizer files, model.safetensors.index.json and {weights}"
+    start = folder if not model.wanted else folder / "FILE.gguf"
+    return (f"{why}To fetch the model by hand, get {what} from {page}, put them into {folder}, and run: python "
+            f"launch.py import {start}")
+
+
+def _entrance(paths: list[Path]) -> Path:
+    """What to open of a model's files."""
+    gguf = [path for path in paths if path.suffix == ".gguf"]
+    return min(gguf) if gguf else next(path.parent for path in paths if path.suffix == ".safetensors")

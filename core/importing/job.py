@@ -1,0 +1,132 @@
+"""What an import is going to do, worked out from headers alone: which tensors, which format, how many bytes."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from core.errors import ModelError
+from core.hf import CheckpointReader, ExpertsSite, meta_skeleton
+from core.memory.codec import Codec, make_codec
+from core.memory.codec.coded import Coded
+from core.memory.codec.formats import FORMATS, Numbers, format_of, numbers_of
+from core.memory.codec.segments import Experts, Segments, top_of
+from core.memory.pack import pack_at
+from core.memory.pack.manifest import identity_of
+from core.memory.pages import page_up
+from core.sources import Source, open_source
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A checked import: everything that is known before a weight is read."""
+
+    source: Source
+    name: str                                             # of the model, for people
+    reader: CheckpointReader
+    site: ExpertsSite                                     # any: all have the same experts
+    codec: Codec
+    numbers: Numbers
+    cutter: Segments | None
+    dense: dict[str, tuple[torch.dtype, tuple[int, ...]]]  # checkpoint tensors outside the experts
+    shell: Path                                           # config and tokenizer, in a directory of their own
+    hash: str
+
+    @property
+    def layers(self) -> int:
+        return len(self.reader.sites)
+
+    @property
+    def padded_bytes(self) -> int:
+        """What one expert takes in the pack."""
+        return page_up(self.cutter.bytes if self.cutter else self.codec.blob_bytes)
+
+    @property
+    def dense_bytes(self) -> int:
+        return sum(math.prod(shape) * dtype.itemsize for dtype, shape in self.dense.values())
+
+    @property
+    def bytes(self) -> int:
+        """What will be written, but for config, tokenizer and manifest."""
+        return self.dense_bytes + self.layers * self.site.num_experts * self.padded_bytes
+
+    def identity(self, moestro: str) -> dict[str, Any]:
+        """What tells this import from another one."""
+        return identity_of(self.hash, self.codec.name, self.numbers,
+                           self.cutter.segments[0].stop if self.cutter else 0, moestro)
+
+    def encode(self, layer: int, expert: int) -> tuple[torch.Tensor, dict[str, str]]:
+        """One expert's bytes as they stand in the pack (uint8), and how each part's numbers came about."""
+        try:
+            parts = self.reader.read_coded(layer, expert)
+        except OSError as error:
+            raise ModelError(f"{self.source.path} cannot be read: {error.strerror or error}. Check the disk.") from None
+        blob = self.codec.encode(parts)
+        return (self.cutter.cut(blob) if self.cutter else blob,
+                {name: self._origin(part, self.site.parts[name].is_weight) for name, part in parts.items()})
+
+    def _origin(self, part: torch.Tensor | Coded, is_weight: bool) -> str:
+        """Where a part's numbers in the pack come from, in words."""
+        if isinstance(part, Coded):
+            return "exact codes" if part.format == self.codec.name else f"requantised from {part.format}"
+        stored, plain = str(part.dtype).removeprefix("torch."), not is_weight or FORMATS[self.codec.name].is_plain
+        if is_weight and self.source.kind != "safetensors":
+            return f"{'dequantised' if plain else 'requantised'} from {self.source.label}"
+        if not plain:
+            return f"quantised from {stored}"
+        return "as stored" if part.dtype == self.numbers.weight else f"cast from {stored}"
+
+
+@contextmanager
+def open_job(path: Path, name: str, format: str, split: float) -> Iterator[Job]:
+    """Open a source and plan its import. Raises ModelError or SettingError; has written nothing then."""
+    if pack_at(path):
+        raise ModelError(f"{path} is an expert pack already. Load it as it is.")
+    if format != "auto":
+        format_of(format)
+    with tempfile.TemporaryDirectory(prefix="moestro-") as folder, open_source(path) as source:
+        meta = meta_skeleton(source.write_shell(Path(folder)))
+        reader = CheckpointReader(meta, source.tensors)
+        site, chosen = reader.sites[0], choose_format(source) if format == "auto" else format
+        numbers = numbers_of(format_of(chosen), source.dense_dtype,
+                             source.numbers if chosen == source.exact_format else None)
+        codec = make_codec(chosen, specs=site.parts, dtype=source.dense_dtype, device=CPU,
+                           is_transposed=site.is_transposed, stored=numbers)
+        experts = Experts(site.parts, site.is_transposed, site.has_gate, site.is_concatenated)
+        cutter = None
+        if split:
+            cutter = Segments(codec.blob_layout, experts, top_of(experts, format_of(chosen).group, split))
+        stated = source.tensors.tensors
+        yield Job(source, name, reader, site, codec, numbers, cutter,
+                  {n: (stated[n].dtype, tuple(stated[n].shape)) for n in reader.dense_names()}, Path(folder),
+                  source.hash())
+
+
+def choose_format(source: Source) -> str:
+    """As the checkpoint has its experts; what no format holds exactly is rounded to the nearest larger one."""
+    if source.exact_format is not None:
+        return source.exact_format
+    if source.kind == "safetensors":
+        return "checkpoint"
+    if source.best_format is not None:
+        return source.best_format
+    files = [source.path] if source.path.is_file() else [
+        *source.path.glob("*.safetensors"), *source.path.glob("*.gguf")]
+    numbers = sum(math.prod(t.shape) for t in source.tensors.tensors.values())
+    bits = 8 * sum(file.stat().st_size for file in files) / numbers
+    return "int4-g32" if bits < 5.5 else "int8-g32"
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes free where a directory is, or will be."""
+    return shutil.disk_usage(next(p for p in (folder, *folder.parents) if p.exists())).free

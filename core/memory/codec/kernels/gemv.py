@@ -1,0 +1,145 @@
+"""The product kernels: states times the matrices of several experts, each expert in a slot of its own.
+
+A slot is given by its address, so that one launch covers experts wherever they are. Addresses travel as arguments of
+the launch: nothing is copied to the device, and nothing has to be kept up to date as experts come and go. Weights exist
+in registers alone. Sums are fp32, in a fixed order: the same inputs give the same bits.
+
+What they read is what core.memory.codec.grouped and .plain lay out. Importing this module needs triton.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+def _address(bases: tl.tensor, LANES: tl.constexpr) -> tl.tensor:
+    """The slot of this program's row: program_id(1) of up to LANES."""
+    lane = tl.program_id(1)
+    base = bases[0].to(tl.int64)
+    for i in tl.static_range(1, LANES):
+        base = tl.where(lane == i, bases[i].to(tl.int64), base)
+    return base
+
+
+address = triton.jit(_address)
+
+
+def _inside(base: tl.tensor, field_at: tl.tensor, TYPE: tl.constexpr) -> tl.tensor:
+    """A field of a slot. Fields are aligned (core.memory.codec.base.ALIGN), which the compiler cannot see."""
+    return tl.multiple_of((base + field_at).to(tl.pointer_type(TYPE)), 16)
+
+
+inside = triton.jit(_inside)
+
+
+def _number(base: tl.tensor, field_at: tl.tensor, at: tl.tensor, known: tl.tensor, TYPE: tl.constexpr) -> tl.tensor:
+    """Scales, zeros or biases as fp32; a uint8 is an exponent, 2 ** (e - 127), 255 is not a number."""
+    value = tl.load(inside(base, field_at, TYPE) + at, mask=known, other=0)
+    if value.dtype == tl.uint8:
+        bits = value.to(tl.int32)
+        odd = ((bits == 0) | (bits == 255)).to(tl.int32)  # a subnormal, and not a number
+        return (bits << 23 | odd << 22).to(tl.float32, bitcast=True)
+    return value.to(tl.float32)
+
+
+number = triton.jit(_number)
+
+
+def _coded_rows(x: tl.tensor, out: tl.tensor, table: tl.tensor, bases: tl.tensor, q_at: tl.tensor, q1_at: tl.tensor,
+                scale_at: tl.tensor, zero_at: tl.tensor, bias_at: tl.tensor, stride: tl.tensor, LANES: tl.constexpr,
+                N: tl.constexpr, K: tl.constexpr, G: tl.constexpr, BITS: tl.constexpr, TABLE: tl.constexpr,
+                SCALE: tl.constexpr, ZERO: tl.constexpr, BIAS: tl.constexpr, WORD: tl.constexpr, V: tl.constexpr,
+                BN: tl.constexpr, BU: tl.constexpr) -> None:
+    """out[p, n] = sum over k of x[p * stride + k] * W_p[n, k] (+ bias_p[n]); W_p [N, K] coded, a WORD for V inputs.
+
+    A code is not shifted down: it is masked where it stands, and x is scaled by the power of two that makes up for it.
+    """
+    base = address(bases, LANES)
+    pair, n = tl.program_id(1), tl.program_id(0) * BN + tl.arange(0, BN)
+    row, u = tl.minimum(n, N - 1)[:, None], tl.arange(0, BU)
+    state = x + pair.to(tl.int64) * stride
+    STEP: tl.constexpr = 2 if BITS == 3 else BITS
+    MASK: tl.constexpr = (1 << STEP) - 1
+    HALF: tl.constexpr = 0 if TABLE else 1 << (BITS - 1)
+    sums = tl.zeros((BN, BU), tl.float32)
+    for start in range(0, K // V, BU):
+        unit = start + u
+        known, at = (unit < K // V)[None, :], row * (K // V) + unit[None, :]
+        word = tl.load(inside(base, q_at, WORD) + at, mask=known, other=0).to(tl.uint32)
+        if BITS == 8:
+            word = word ^ 0x80808080
+        if BITS == 3:
+            high = tl.load(inside(base, q1_at, tl.uint8) + at, mask=known, other=0).to(tl.uint32)
+        part, total = tl.zeros((BN, BU), tl.float32), tl.zeros((BU,), tl.float32)
+        for v in tl.static_range(V):
+            xs = tl.load(state + unit * V + v, mask=unit < K // V, other=0).to(tl.float32)
+            total += xs
+            if TABLE:
+                part += tl.load(table + ((word >> (STEP * v)) & MASK)) * xs[None, :]
+            else:
+                part += (word & (MASK << (STEP * v))).to(tl.float32) * (xs * (1.0 / (1 << (STEP * v))))[None, :]
+            if BITS == 3:
+                part += (high & (1 << v)).to(tl.float32) * (xs * (4.0 / (1 << v)))[None, :]
+        if HALF:
+            part -= (HALF * total)[None, :]
+        if G:
+            group = row * (K // G) + (unit * V // G)[None, :]
+            part *= number(base, scale_at, group, known, SCALE)
+            if ZERO is not None:
+                part += number(base, zero_at, group, known, ZERO) * total[None, :]
+        sums += part
+    y = tl.sum(sums, 1)
+    if not G:
+        y *= number(base, scale_at, n, n < N, SCALE)
+    if BIAS:
+        y += number(base, bias_at, n, n < N, x.dtype.element_ty)
+    tl.store(out + pair.to(tl.int64) * N + n, y.to(out.dtype.element_ty), mask=n < N)
+
+
+coded_rows = triton.jit(_coded_rows)
+
+
+def _plain_rows(x: tl.tensor, out: tl.tensor, bases: tl.tensor, q_at: tl.tensor, bias_at: tl.tensor, stride: tl.tensor,
+                LANES: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BIAS: tl.constexpr, BN: tl.constexpr,
+                BK: tl.constexpr) -> None:
+    """The same for weights [N, K] of x's own number type."""
+    base = address(bases, LANES)
+    pair, n = tl.program_id(1), tl.program_id(0) * BN + tl.arange(0, BN)
+    row, k = tl.minimum(n, N - 1)[:, None], tl.arange(0, BK)
+    state, weights = x + pair.to(tl.int64) * stride, inside(base, q_at, x.dtype.element_ty)
+    sums = tl.zeros((BN, BK), tl.float32)
+    for start in range(0, K, BK):
+        at = start + k
+        xs = tl.load(state + at, mask=at < K, other=0).to(tl.float32)
+        weight = tl.load(weights + row * K + at[None, :], mask=(at < K)[None, :], other=0).to(tl.float32)
+        sums += weight * xs[None, :]
+    y = tl.sum(sums, 1)
+    if BIAS:
+        y += number(base, bias_at, n, n < N, x.dtype.element_ty)
+    tl.store(out + pair.to(tl.int64) * N + n, y.to(out.dtype.element_ty), mask=n < N)
+
+
+plain_rows = triton.jit(_plain_rows)
+
+
+def _plain_columns(x: tl.tensor, out: tl.tensor, bases: tl.tensor, q_at: tl.tensor, bias_at: tl.tensor,
+                   stride: tl.tensor, LANES: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BIAS: tl.constexpr,
+                   BN: tl.constexpr, BK: tl.constexpr) -> None:
+    """The same for weights that the model stores transposed: [K, N]."""
+    base = address(bases, LANES)
+    pair, n, k = tl.program_id(1), tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BK)
+    state, weights = x + pair.to(tl.int64) * stride, inside(base, q_at, x.dtype.element_ty)
+    sums = tl.zeros((BK, BN), tl.float32)
+    for start in range(0, K, BK):
+        at = start + k
+        xs = tl.load(state + at, mask=at < K, other=0).to(tl.float32)
+        known = (at < K)[:, None] & (n < N)[None, :]
+        sums += tl.load(weights + at[:, None] * N + n[None, :], mask=known, other=0).to(tl.float32) * xs[:, None]
+    y = tl.sum(sums, 0)
+    if BIAS:
+        y += number(base, bias_at, n, n < N, x.dtype.element_ty)
+    tl.store(out + pair.to(tl.int64) * N + n, y.to(out.dtype.element_ty), mask=n < N)
+
+
+plain_columns = triton.jit(_plain_columns)

@@ -1,0 +1,173 @@
+"""What calls the kernels: where a codec's fields lie in a slot, how a launch is cut, what dequantising takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from core.memory.codec.base import Base, Codec
+from core.memory.codec.grouped import Grouped
+from core.memory.codec.kernels import blocks
+from core.memory.codec.plain import Plain
+from core.memory.codec.tables import table
+
+LANES, LANES_MOST = 8, 16           # slots a launch: as many as most models choose, and for more
+SCRATCH_BYTES = 64 << 20            # of dequantised weights at a time, or one matrix where that is larger
+INPUTS = {2: 8, 3: 8, 4: 8, 8: 4}   # of a word of codes, by bits
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """One matrix of an expert as slots hold it: [outputs, inputs], or plain numbers [inputs, outputs]."""
+
+    outputs: int
+    inputs: int
+    transposed: bool
+    bits: int                           # 0 = plain numbers
+    group: int                          # 0 = a scale a row
+    table: torch.Tensor | None          # what codes stand for, fp32 [16]
+    at: tuple[int, int, int, int]       # bytes from the slot's start: codes or numbers, third bits, scales, zeros
+    bias_at: int | None
+    scale: torch.dtype | None
+    zero: torch.dtype | None
+
+
+def matrix(codec: Base, part: str) -> Matrix | None:
+    """A part of a codec's slots; None where slots are laid out in another way than blobs."""
+    fields, form = codec.slot_layout.fields, codec.format
+    bias = fields.get(f"{part}_bias")
+    bias_at = bias.offset if bias is not None else None
+    outputs, inputs = codec.out_in(part)
+    if form.is_plain:
+        return Matrix(outputs, inputs, codec.is_transposed, 0, 0, None, (fields[part].offset, 0, 0, 0), bias_at,
+                      None, None)
+    found = [fields.get(f"{part}.{name}") for name in ("q", "q1", "scale", "zero")]
+    codes, high, scale, zero = (field.offset if field is not None else 0 for field in found)
+    if found[0] is None or found[2] is None:
+        return None
+    return Matrix(outputs, inputs, False, form.bits, form.group,
+                  table(form.table, codec.device) if form.table else None, (codes, high, scale, zero), bias_at,
+                  found[2].dtype, found[3].dtype if found[3] is not None else None)
+
+
+def portable(codec: Codec) -> Codec:
+    """The same slots, computed from on the CPU by the reference: for trials and tests."""
+    assert isinstance(codec, Base)
+    kind: type[Plain] | type[Grouped] = Plain if codec.format.is_plain else Grouped
+    return kind(codec.format, codec.specs, codec.dtype, torch.device("cpu"), codec.is_transposed, codec.numbers)
+
+
+def scratch_bytes(codec: Codec) -> int:
+    """Most device memory that dequantised weights take at once, for a prompt; what the budget must count."""
+    if codec.format.is_plain or not isinstance(codec, Base):
+        return 0
+    sizes = [out * inputs * codec.dtype.itemsize for out, inputs in map(codec.out_in, codec.weights)]
+    return min(max(SCRATCH_BYTES, *sizes), LANES_MOST * max(sizes))
+
+
+def launches(slots: Sequence[torch.Tensor]) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+    """(first slot, slots, addresses) of each launch; addresses are repeated up to one of two lengths, so that no more
+    than two variants of a kernel are ever compiled."""
+    lanes = LANES if len(slots) <= LANES else LANES_MOST
+    for first in range(0, len(slots), lanes):
+        bases = [slot.data_ptr() for slot in slots[first : first + lanes]]
+        yield first, len(bases), tuple(bases + bases[-1:] * (lanes - len(bases)))
+
+
+class Launch(NamedTuple):
+    """A kernel, how many programs it takes for a slot, and what it is compiled for."""
+
+    kernel: Any
+    programs: tuple[int, int]
+    constants: dict[str, Any]
+
+
+class SlotKernels:
+    """Products with one codec's matrices out of slots. Stateless; all of it runs on the current CUDA stream.
+
+    Fast for what decoding needs; for many states of one expert `widened` weights and torch's products are better.
+    """
+
+    def __init__(self, codec: Base, matrices: dict[str, Matrix]) -> None:
+        import triton.language as tl
+
+        from core.memory.codec.kernels import gemv, widen
+
+        self._gemv, self._widen, self._matrices, self.dtype = gemv, widen.widen, matrices, codec.dtype
+        self.is_plain = codec.format.is_plain
+        self._number: dict[torch.dtype | None, Any] = {
+            None: None, torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16,
+            torch.uint8: tl.uint8}
+        self._word = {2: tl.uint16, 3: tl.uint16, 4: tl.uint32, 8: tl.uint32}
+
+    @classmethod
+    def of(cls, codec: Codec) -> SlotKernels | None:
+        """Kernels for a codec; None for one that keeps its slots in a form of its own. Raises ImportError."""
+        if not isinstance(codec, Base):
+            return None
+        matrices = {part: one for part in codec.weights if (one := matrix(codec, part)) is not None}
+        return cls(codec, matrices) if len(matrices) == len(codec.weights) else None
+
+    def outputs(self, part: str) -> int:
+        """Rows of a matrix [out, in]."""
+        return self._matrices[part].outputs
+
+    def multiply(self, part: str, slots: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        """A state times the matrix of each slot, with its bias: x [slots, in], or [1, in] for all -> [slots, out].
+
+        `slots` are the bytes of slots on x's device; x has the codec's dtype. Sums are fp32, rounded once.
+        """
+        one, x = self._matrices[part], x.contiguous()
+        out = x.new_empty(len(slots), one.outputs)
+        stride = 0 if x.shape[0] == 1 else one.inputs
+        for first, count, bases in launches(slots):
+            kernel, (across, _), constants = self.product(part, len(bases))
+            fields = (one.table, bases, *one.at) if one.bits else (bases, one.at[0])
+            kernel[across, count](x[first:] if stride else x, out[first:], *fields, one.bias_at or 0, stride, **constants)
+        return out
+
+    def widened(self, part: str, slots: Sequence[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
+        """Weights of coded slots in the codec's dtype, some slots at a time: (first slot, [some, out, in]).
+
+        Each overwrites the one before; together they take no more than `scratch_bytes`.
+        """
+        one = self._matrices[part]
+        fit = SCRATCH_BYTES // (one.outputs * one.inputs * self.dtype.itemsize)
+        step = min(max(1, fit), LANES_MOST, len(slots))
+        scratch = torch.empty(step, one.outputs, one.inputs, dtype=self.dtype, device=slots[0].device)
+        for start in range(0, len(slots), step):
+            for first, count, bases in launches(slots[start : start + step]):
+                kernel, (across, down), constants = self.widening(part, len(bases))
+                kernel[across, count, down](scratch[first:], one.table, bases, *one.at, **constants)
+            yield start, scratch[: len(slots) - start]
+
+    def product(self, part: str, lanes: int) -> Launch:
+        """What multiplies by a part of up to `lanes` slots."""
+        one, bias = self._matrices[part], self._matrices[part].bias_at is not None
+        if one.bits:
+            block = blocks.coded(one.bits, one.inputs // INPUTS[one.bits])
+            return Launch(self._gemv.coded_rows, (-(-one.outputs // block.outputs), 1),
+                          {"BIAS": bias, **self._coded(one, lanes, block)})
+        block = (blocks.columns if one.transposed else blocks.plain)(self.dtype.itemsize, one.inputs)
+        return Launch(self._gemv.plain_columns if one.transposed else self._gemv.plain_rows,
+                      (-(-one.outputs // block.outputs), 1),
+                      {"LANES": lanes, "N": one.outputs, "K": one.inputs, "BIAS": bias, "BN": block.outputs,
+                       "BK": block.across, "num_warps": block.warps, "enable_fp_fusion": True})
+
+    def widening(self, part: str, lanes: int) -> Launch:
+        """What dequantises a part of up to `lanes` slots."""
+        one = self._matrices[part]
+        words = one.inputs // INPUTS[one.bits]
+        block = blocks.widen(words)
+        return Launch(self._widen, (-(-one.outputs // block.outputs), -(-words // block.across)),
+                      self._coded(one, lanes, block))
+
+    def _coded(self, one: Matrix, lanes: int, block: blocks.Block) -> dict[str, Any]:
+        """What the kernels for codes are compiled for."""
+        return {"LANES": lanes, "N": one.outputs, "K": one.inputs, "G": one.group, "BITS": one.bits,
+                "TABLE": one.table is not None, "SCALE": self._number[one.scale], "ZERO": self._number[one.zero],
+                "WORD": self._word[one.bits], "V": INPUTS[one.bits], "BN": block.outputs, "BU": block.across,
+                "num_warps": block.warps, "enable_fp_fusion": True}

@@ -1,0 +1,175 @@
+"""Importing: one at a time, told as it goes, stopped and gone on with, and what failed says why."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from app import pulse
+from app.api import build_app
+from app.host import Host
+from app.importer import ImportJob
+from app.store import Store
+from core.errors import BusyError, MoestroError
+from tests.app.conftest import WAIT_S, QuickEngine, ended
+from tests.fakes import fake_estimate, fake_import
+
+MB = 10**6
+
+
+class Steered:
+    """The fake import, which stands still at half until the test lets it go on."""
+
+    def __init__(self) -> None:
+        self.halfway, self.go, self.starts = threading.Event(), threading.Event(), list[int]()
+
+    def __call__(self, *args: Any, progress: Callable[..., None], cancel: threading.Event, **options: Any) -> Path:
+        first = True
+
+        def steered(text: str, share: float, done: int, total: int) -> None:
+            nonlocal first
+            if first:
+                self.starts.append(done)
+                first = False
+            progress(text, share, done, total)
+            if share == 0.5:
+                self.halfway.set()
+                while not (self.go.is_set() or cancel.is_set()):
+                    self.go.wait(0.01)
+
+        return fake_import(*args, progress=steered, cancel=cancel, **options)
+
+
+@pytest.fixture
+def steered() -> Steered:
+    return Steered()
+
+
+@pytest.fixture
+def host(tmp_path: Path, steered: Steered) -> Iterator[Host]:
+    host = Host(Store(tmp_path / "home"), QuickEngine, fake_estimate, steered)
+    assert host.load(host.plan("demo")).join(WAIT_S)
+    assert host.set_sampling(max_new_tokens=12) == ""
+    yield host
+    steered.go.set()
+    host.close()
+
+
+def over(job: ImportJob) -> ImportJob:
+    assert job.join(WAIT_S), f"still {job.state}"
+    return job
+
+
+def test_an_import_is_told_as_it_goes_while_chatting_goes_on(host: Host, steered: Steered) -> None:
+    job = host.importer.start("models/Qwen3-Tiny", "int8")
+    assert steered.halfway.wait(WAIT_S)
+    assert (job.state, job.text, job.share, job.bytes_done, job.bytes_total) == (
+        "running", "Layer 3 of 4", 0.5, 20 * MB, 40 * MB)
+    assert ended(host.chat(None, "hello")).error == ""
+    with pytest.raises(BusyError, match="is being imported"):
+        host.importer.start("another")
+    steered.go.set()
+    assert over(job).state == "done"
+    assert (job.out, job.share, job.error) == (host.library.packs / "Qwen3-Tiny-int8", 1.0, "")
+    [entry] = host.library.refresh()
+    assert (entry.name, entry.format, entry.problem) == ("Qwen3-Tiny-int8", "int8", "")
+    assert host.load(host.plan(entry.path)).join(WAIT_S)
+    assert host.model == entry.path
+
+
+def test_a_cancelled_import_is_gone_on_with(host: Host, steered: Steered) -> None:
+    job = host.importer.start("models/Qwen3-Tiny")
+    assert steered.halfway.wait(WAIT_S)
+    with pytest.raises(MoestroError, match="in use"):
+        host.delete_model(host.library.refresh()[0].path)
+    host.importer.cancel()
+    assert over(job).state == "cancelled"
+    assert (job.error, job.can_resume, job.finished) == ("", True, True)
+    [left] = host.library.refresh()
+    assert left.problem.startswith("The import is not finished")
+    steered.go.set()
+    assert over(host.importer.resume()).state == "done"
+    assert steered.starts == [0, 20 * MB], "it began anew"
+    assert [(e.name, e.problem) for e in host.library.refresh()] == [("Qwen3-Tiny-int4-g64", "")]
+    with pytest.raises(MoestroError, match="no stopped import"):
+        host.importer.resume()
+
+
+def test_what_was_left_of_an_import_can_be_deleted(host: Host, steered: Steered) -> None:
+    job = host.importer.start("models/Qwen3-Tiny")
+    assert steered.halfway.wait(WAIT_S)
+    host.importer.cancel()
+    over(job)
+    [left] = host.library.refresh()
+    host.delete_model(left.path)
+    assert not job.can_resume
+    assert host.library.entries() == []
+
+
+def test_what_cannot_be_imported_is_told(host: Host, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(MoestroError, match="Say what to import"):
+        host.importer.start("  ")
+    with pytest.raises(MoestroError, match="no format"):
+        host.importer.start("model", "int5")
+    with pytest.raises(MoestroError, match="exists already"):
+        host.importer.start("model", out=str(tmp_path))
+    job = over(host.importer.start("broken-model"))
+    assert (job.state, job.can_resume) == ("error", False)
+    assert "no config.json" in job.error
+
+    def fails(*args: Any, **options: Any) -> Path:
+        raise RuntimeError("tensor of shape [3]")
+
+    host.importer._work = fails
+    job = over(host.importer.start("model"))
+    assert job.state == "error"
+    assert "error inside Moestro" in job.error
+    assert "shape [3]" in caplog.text
+
+
+def test_closing_stops_an_import_and_keeps_what_it_has(tmp_path: Path, steered: Steered) -> None:
+    host = Host(Store(tmp_path), QuickEngine, fake_estimate, steered)
+    job = host.importer.start("models/Qwen3-Tiny")
+    assert steered.halfway.wait(WAIT_S)
+    host.close()
+    assert (job.state, job.can_resume) == ("cancelled", True)
+
+
+def test_speed_and_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("app.importer.time.monotonic", lambda: now)
+    job = ImportJob("model", None, "auto", False)
+    for done in range(0, 50, 5):  # 5 MB a second
+        job.progress("Downloading", done / 100, done * MB, 100 * MB)
+        now += 1
+    assert job.bytes_s == pytest.approx(5 * MB)
+    assert job.left_s == pytest.approx(11)
+    job.progress("Layer 1", 0.0, 0, 400 * MB)  # counted anew: the old speed says nothing of it
+    now += 2
+    job.progress("Layer 1", 0.1, 40 * MB, 400 * MB)
+    assert (job.bytes_s, job.left_s) == pytest.approx((20 * MB, 18))
+
+
+def test_every_tab_is_told_of_it(host: Host, steered: Steered) -> None:
+    def ui(app: FastAPI) -> None:
+        app.include_router(pulse.router(host))
+
+    client = TestClient(build_app(host, ui), base_url="http://127.0.0.1:7860")
+    before = client.get("/live/state").json()
+    assert before["import"] is None
+    job = host.importer.start("models/Qwen3-Tiny")
+    assert steered.halfway.wait(WAIT_S)
+    now = client.get("/live/state").json()
+    assert {n: now["import"][n] for n in ("state", "name", "share", "done", "total", "resume")} == {
+        "state": "running", "name": "Qwen3-Tiny", "share": 0.5, "done": 20 * MB, "total": 40 * MB, "resume": False}
+    host.importer.cancel()
+    over(job)
+    after = client.get("/live/state").json()
+    assert (after["import"]["state"], after["import"]["resume"]) == ("cancelled", True)
+    assert len({state["host"]["library"] for state in (before, now, after)}) == 3

@@ -1,0 +1,24 @@
+"""A measuring process for tests: does what its job says, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bench.turns import Job, take_part
+
+
+def prepare(job: Job) -> Callable[[], Job]:
+    print("a library talks on standard output")
+
+    def measure() -> Job:
+        if job["kind"] == "fails":
+            raise ValueError("no such luck")
+        held = bytearray(job.get("bytes", 0))
+        held[::4096] = b"x" * len(held[::4096])
+        return {"kind": job["kind"], "held": len(held)}
+
+    return measure
+
+
+if __name__ == "__main__":
+    take_part(prepare)

@@ -1,0 +1,97 @@
+"""bench tiers: its arithmetic, and the whole of it on a tiny model with its measurements in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import stage, tiers, tiers_result, turns, work
+from bench.generate import SMALL
+from bench.tiers_result import Runs, goals
+from bench.turns import Job
+
+
+def test_the_best_variant_is_compared_round_by_round() -> None:
+    runs = Runs()
+    assert runs.best("llama.cpp", "bf16", "50%") is None and runs.rounds("llama.cpp", "bf16", "50%") == []
+    for ours, one, two in ((8.0, 1.0, 3.0), (6.0, 9.0, 2.0), (8.0, 1.0, 2.0)):
+        runs.add("moestro", "bf16", "50%", "", ours, {"hit_rate": ours / 10, "limit_bytes": None})
+        runs.add("llama.cpp", "bf16", "50%", "1 thread", one, {})
+        runs.add("llama.cpp", "bf16", "50%", "2 threads", two, {})
+    assert runs.best("llama.cpp", "bf16", "50%") == "2 threads"
+    assert runs.ratio(("moestro", "bf16", "50%"), ("llama.cpp", "bf16", "50%")) == 3.0  # of 8/3, 3, 4
+    assert runs.ratio(("moestro", "bf16", "50%"), ("llama.cpp", "int4", "50%")) is None
+    assert runs.middle("moestro", "bf16", "50%", "hit_rate") == 0.8
+    assert runs.middle("moestro", "bf16", "50%", "limit_bytes") is None
+
+
+@pytest.mark.parametrize(("read", "kept"), [(104.0, True), (106.0, False), (94.0, False)])
+def test_bytes_off_by_more_than_five_percent_miss_the_goal(read: float, kept: bool) -> None:
+    runs = Runs()
+    for name in ("bf16", "int4"):
+        runs.add("moestro", name, "50%", "", 1.0, {"disk_bytes_per_token": 100.0, "read_bytes_per_token": read})
+    details = {name: {"50%": {"misses_x_blob": 100.0}} for name in ("bf16", "int4")}
+    imports = {"bf16": {"rss_mb": 1200.0, "dense_mb": 100.0}, "int4": {"rss_mb": 900.0, "dense_mb": 100.0}}
+    found = {goal["goal"].split(",")[0]: goal["kept"] for goal in goals(runs, details, imports)}
+    assert found["bytes read / (misses x blob)"] is kept
+    assert found["all resident"] is None
+    assert [g["kept"] for g in goals(runs, details, imports)[-2:]] == [False, True]
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """Measurements without processes of their own: the jobs are real, what a process would add is made up."""
+    asked: list[Job] = []
+
+    def measure(module: str, job: Job, files: Sequence[Path], **more: Any) -> Job:
+        assert module == "bench.work" and all(file.exists() for file in files)
+        asked.append(job)
+        held = {f"peak_{name}": value for name, value in turns.memory().items()}
+        return {**work.prepare(job)(), **held, "idle_bytes": turns.memory()["rss"], "stayed_cached": 0}
+
+    for module in (stage, tiers):
+        monkeypatch.setattr(module, "measure", measure)
+    monkeypatch.setattr(stage, "disk_gbps", lambda pack: {"1 thread": 1.0})
+    monkeypatch.setattr(stage, "find_llama", lambda asked: ("", "there is none"))
+    return asked
+
+
+def test_everything_is_measured_and_told(tmp_path: Path, in_process: list[Job]) -> None:
+    said: list[str] = []
+    found = json.loads(json.dumps(tiers.run(rounds=2, tokens=4, keep=tmp_path, small=True, say=said.append)))
+    assert [job["kind"] for job in in_process] == ["import"] * 2 + (["moestro", "transformers"] + ["moestro"] * 7) * 2
+    assert {name: list(one) for name, one in found["tok_s"].items()} == dict.fromkeys(
+        ("bf16", "int4"), list(tiers.BUDGETS))
+    assert set(found["tok_s"]["bf16"]["100%"]) == {"moestro", "transformers"}
+    assert found["tok_s"]["int4"]["50%"]["moestro"] > 0
+    blob = SMALL.expert_bytes // SMALL.layers // SMALL.experts
+    for name, size in (("bf16", blob), ("int4", blob * 4.5 / 16)):
+        detail = found["moestro"][name]["50%"]
+        assert detail["slots"] == SMALL.layers * SMALL.experts // 2
+        assert detail["blob_bytes"] == pytest.approx(size, rel=0.03)
+        assert found["misses_x_blob"][name]["50%"] == detail["disk_misses_per_token"] * detail["blob_bytes"] > 0
+        assert found["bytes_per_token"][name]["50%"] == pytest.approx(found["misses_x_blob"][name]["50%"], rel=0.05)
+        assert found["bytes_per_token"][name]["100%"] == 0
+        assert detail["belady_misses_per_token"] <= detail["disk_misses_per_token"]
+    assert found["llama_cpp"] == "there is none" and found["memory_limit_method"].startswith("none: ")
+    text = tiers.table(found)
+    assert "absent, there is none" in text and "not measured" in text and tiers_result.ROUTING in text
+
+
+def test_the_generated_model_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "find_llama", lambda asked: ("", "there is none"))
+    said: list[str] = []
+    first = stage.build(tmp_path, True, "", said.append)
+    assert stage.build(tmp_path, True, "", said.append).model == first.model
+    assert len(said) == 1
+
+
+def test_an_interpreter_without_llama_cpp_is_refused_by_name(tmp_path: Path) -> None:
+    from core.errors import MoestroError
+
+    with pytest.raises(MoestroError, match="does not start"):
+        stage.find_llama(str(tmp_path / "python"))

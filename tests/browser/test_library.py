@@ -1,0 +1,178 @@
+"""The Library tab: what is listed, imported, opened and deleted; and what a pack changes elsewhere on the page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.browser.conftest import Open, Server
+from tests.browser.dashboard import Dashboard
+from tests.fakes import fake_pack
+
+
+@pytest.fixture
+def shelf(server: Server, tmp_path: Path) -> Iterator[Path]:
+    """The packs of the server under test, one of them broken; gone again afterwards. And a folder with a checkpoint."""
+    packs = server.home / "packs"
+    fake_pack(packs / "Sparse-30B-int4")
+    (fake_pack(packs / "Torn") / "experts-00000.bin").write_bytes(b"x")
+    model = tmp_path / "mine" / "Mixtral"
+    model.mkdir(parents=True)
+    (model / "model.safetensors").write_bytes(b"x" * 2_000_000)
+    (model / "config.json").write_text(json.dumps(
+        {"num_local_experts": 8, "num_experts_per_tok": 2, "num_hidden_layers": 32, "dtype": "bfloat16"}))
+    yield packs
+    for pack in sorted(packs.rglob("*"), key=lambda path: -len(path.parts)):
+        pack.rmdir() if pack.is_dir() else pack.unlink()
+
+
+@pytest.fixture
+def library(dashboard: Dashboard, shelf: Path) -> Iterator[Dashboard]:
+    """The page with its library open; the demo model is loaded again afterwards."""
+    open_library(dashboard)
+    yield dashboard
+    dashboard.rest()
+    if dashboard.health()["model"] != "demo":
+        dashboard.page.locator("#model input").fill("demo")
+        dashboard.page.locator("#model input").press("Enter")
+        dashboard.wait_text("#fit", "Fits")
+        dashboard.page.click("#load")
+        dashboard.wait_text("#model-status", "Demo model")
+
+
+def open_library(dashboard: Dashboard) -> None:
+    dashboard.page.get_by_role("tab", name="Library").click()
+    dashboard.wait_text("#models", "Sparse-30B-int4")
+
+
+def row(dashboard: Dashboard, name: str) -> str:
+    return str(dashboard.page.locator("#models tbody", has_text=name).first.inner_text())
+
+
+def pick(dashboard: Dashboard, name: str) -> None:
+    dashboard.page.locator("#models tbody", has_text=name).first.click()
+    dashboard.page.wait_for_selector("#models tbody[aria-selected=true]")
+    dashboard.wait_text("#model-about h3", name)
+
+
+def test_what_is_there_is_listed_and_what_is_broken_says_why(library: Dashboard, tmp_path: Path) -> None:
+    page = library.page
+    for text in ("pack", "int4-g64", "4 × 16, top-2", "never"):
+        assert text in row(library, "Sparse-30B-int4")
+    assert "experts-00000.bin is damaged" in row(library, "Torn")
+    box = page.locator("#folders input")
+    box.fill(str(tmp_path / "mine"))
+    box.press("Enter")
+    library.wait_text("#models", "Mixtral")
+    for text in ("safetensors", "bfloat16", "2 MB", "32 × 8, top-2"):
+        assert text in row(library, "Mixtral")
+    page.locator("#models [data-sort=bytes]").click()
+    page.wait_for_selector("#models th.bytes[aria-sort=descending]")
+    assert "Mixtral" in page.locator("#models tbody").first.inner_text()
+    pick(library, "Torn")
+    page.wait_for_selector("#open-model", state="hidden")
+    pick(library, "Mixtral")
+    page.wait_for_selector("#open-model")
+    page.wait_for_selector("#delete-model", state="hidden")
+    page.click("#import-this")
+    page.wait_for_function("path => document.querySelector('#import-source').querySelector('input, textarea').value"
+                           ".endsWith(path)", arg="Mixtral")
+    page.locator("#folders .token-remove").first.click()
+    page.wait_for_function("!document.querySelector('#models').innerText.includes('Mixtral')")
+
+
+def test_the_list_obeys_the_keyboard(library: Dashboard) -> None:
+    page = library.page
+    page.locator("#models tbody").first.focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.wait_for_function("document.querySelectorAll('#models tbody')[1].ariaSelected === 'true'")
+
+
+def test_an_import_is_shown_cancelled_gone_on_with_and_opened(library: Dashboard, open_page: Open) -> None:
+    page = library.page
+    page.locator("#import-source").get_by_role("textbox").fill("models/slow-Olmoe")
+    page.click("#import-start")
+    page.wait_for_function("+document.querySelector('#import-progress [role=progressbar]').ariaValueNow > 5")
+    for text in ("Layer 1 of 4", "of 40 MB", "MB/s", "left"):
+        library.wait_text("#import-progress", text)
+    assert not page.is_visible("#import-start")
+    page.reload()
+    library.settled()
+    library.wait_text("#import-line", "Importing slow-Olmoe")
+    library.ask("Do you answer meanwhile?").streaming()
+    library.stop()
+    other = open_page()
+    other.page.get_by_role("tab", name="Library").click()
+    other.page.wait_for_selector("#import-progress", state="visible")
+    other.page.click("#import-cancel")
+    open_library(library)
+    page.wait_for_selector("#import-resume", state="visible")
+    library.wait_text("#import-alert", "cancelled")
+    library.wait_text("#import-alert", "is kept")
+    assert "not finished" in row(library, "slow-Olmoe")
+    page.click("#import-resume")
+    page.wait_for_selector("#import-open", state="visible")
+    library.wait_text("#import-alert", "is imported")
+    page.click("#import-open")
+    library.wait_text("#model-status", "slow-Olmoe-int4-g64")
+    library.wait_text("#fit", "read from it")
+    assert library.value("#model input") == "slow-Olmoe-int4-g64"
+    library.ask("And the disk?").streaming(60)
+    page.wait_for_selector(".deck[data-disk='1'] [data-k=disk]", state="visible")
+    assert "disk" in library.text("[data-k=res-legend]")
+    library.stop()
+    assert "from disk" in library.answers()[-1]
+
+
+def test_what_cannot_be_imported_is_told(library: Dashboard) -> None:
+    page = library.page
+    page.click("#import-start")
+    library.wait_text("#import-alert", "Say what to import")
+    page.locator("#import-source").get_by_role("textbox").fill("models/broken-model")
+    page.click("#import-start")
+    library.wait_text("#import-alert", "no config.json")
+    assert page.is_visible("#import-start")
+
+
+def test_deleting_asks_first_and_refuses_what_is_loaded(library: Dashboard, shelf: Path) -> None:
+    page = library.page
+    pick(library, "Sparse-30B-int4")
+    page.click("#open-model")
+    library.wait_text("#model-status", "Sparse-30B-int4")
+    assert library.value("#set-format input") == "int4-g64 (fixed by the pack)"
+    assert page.is_disabled("#set-format input")
+    open_library(library)
+    pick(library, "Sparse-30B-int4")
+    page.click("#delete-model")
+    library.wait_text("#confirm-model", "Sparse-30B-int4")
+    library.wait_text("#confirm-model", "This removes")
+    page.click("#delete-model-no")
+    page.wait_for_selector("#confirm-model", state="hidden")
+    page.click("#delete-model")
+    page.click("#delete-model-yes")
+    library.wait_text("#library-alert", "is in use")
+    assert (shelf / "Sparse-30B-int4" / "moestro.json").exists()
+    page.click("#unload")
+    library.wait_text("#model-status", "No model loaded")
+    page.click("#delete-model-yes")
+    page.wait_for_function("!document.querySelector('#models').innerText.includes('Sparse-30B-int4')")
+    assert not (shelf / "Sparse-30B-int4").exists()
+    library.wait_text("#library-alert", "free again")
+
+
+def test_host_memory_is_a_choice_of_packs_alone(library: Dashboard) -> None:
+    library.advanced()
+    page = library.page
+    page.wait_for_selector("#set-host", state="hidden")
+    pick(library, "Sparse-30B-int4")
+    page.click("#open-model")
+    page.wait_for_selector("#set-host", state="visible")
+    library.wait_text("#fit", "read from it")
+    box = page.locator("#set-host").get_by_role("textbox")
+    box.fill("all")
+    box.press("Tab")
+    library.wait_text("#fit", "not needed once loaded")

@@ -1,0 +1,79 @@
+"""More architectures on fewer cases: prompts in chunks, decode, answers that are broken off, fp32 and bf16.
+
+Among them are what the first ten have not: short convolutions, linear attention, sliding windows shorter than the
+prompt, selected positions, dense layers between MoE layers.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import DynamicCache
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from core.config import LoadSpec, Sampling, Settings
+from core.engine import Engine
+from tests.checkpoints import EXTRA, make_checkpoint
+from tests.equality.passes import PROMPT, plain_transformers, run
+from tests.tiny_tokenizer import save_tokenizer
+
+CHUNKS = (10, 9, 5)    # of the prompt: longer than a convolution, shorter than a window, and the other way round
+STEPS = 8
+KNOWN = [arch for arch in EXTRA if arch in CONFIG_MAPPING]    # to the oldest transformers, not all are
+
+
+@pytest.fixture(scope="module", params=KNOWN)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return save_tokenizer(make_checkpoint(request.param, tmp_path_factory.mktemp(request.param)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_chunks_and_decode_are_identical(path: Path, dtype: str) -> None:
+    plain = plain_transformers(path, getattr(torch, dtype))
+    want, tokens = run(plain, DynamicCache(config=plain.config), lambda step: None, STEPS, CHUNKS)
+    engine = Engine.load(LoadSpec.checked(str(path), Settings({"budget": "50%"}), dtype=dtype))
+    try:
+        budgets = ["50%", str(engine.sizes.bytes(engine.shape.top_k))]
+        for settings in ({"predictor": "gate"}, {"budget": budgets[1], "scope": "global", "predictor": "none"}):
+            engine.change(settings)
+            logits, said = run(engine.model, engine.fresh_cache(), lambda step: None, STEPS, CHUNKS)
+            assert (logits - want).abs().max().item() == 0.0
+            assert said == tokens
+            assert engine.memory().kv == engine.sizes.kv == engine.memory().kv_reserved
+            assert engine.memory().used <= engine.memory().budget
+            engine.residency.check_integrity()
+    finally:
+        engine.unload()
+
+
+@pytest.mark.parametrize("arch", ["lfm2_moe", "qwen3_next", "nemotron_h", "jamba", "inkling_text", "deepseek_v32"])
+def test_an_answer_broken_off_leaves_no_trace_in_the_next(arch: str, tmp_path: Path,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("core.sizes.PREFILL_CHUNK", 8)
+    path = save_tokenizer(make_checkpoint(arch, tmp_path))
+    engine = Engine.load(LoadSpec.checked(str(path), Settings({"budget": "50%"}), dtype="float32", context=128))
+    monkeypatch.setattr(engine.prompt, "tokens", lambda messages: PROMPT)
+    sampling = Sampling(max_new_tokens=STEPS)
+    try:
+        whole = arch == "jamba"    # transformers' own layers do not go on from the state of the chunk before
+        assert engine.sizes.chunk == (128 if whole else 8)
+        plain = plain_transformers(path, torch.float32)
+        _, want = run(plain, DynamicCache(config=plain.config), lambda step: None, STEPS, (24,) if whole else (8, 8, 8))
+        for last in ("prefill", "token", "end"):      # where the answer before ends: within the prompt, later, never
+            cancel = threading.Event()
+            for piece in engine.generate("", sampling, cancel):
+                if piece.kind == last:
+                    cancel.set()
+            assert piece.stats is not None
+            assert piece.stats.reason == ("length" if last == "end" else "cancelled")
+            dropped = engine.generate("", sampling)
+            next(dropped)
+            dropped.close()
+            assert [p.token for p in engine.generate("", sampling) if p.kind == "token"] == want
+            assert engine.memory().kv == engine.sizes.kv
+    finally:
+        engine.unload()

@@ -1,0 +1,249 @@
+"""Import: what a pack holds is what the checkpoint holds; stopped, resumed or refused, nothing wrong is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from core.errors import ModelError, SettingError
+from core.hf import CheckpointReader, find_experts, install, load_skeleton
+from core.importing import import_model, job, write
+from core.memory.codec import FORMATS
+from core.memory.pack import PackReader, PackWriter, aligned, verify
+from core.memory.store import Cancelled
+from tests.checkpoints import ARCHITECTURES
+from tests.conftest import Checkpoint
+from tests.pack.large import make_large
+from tests.pack.packs import same
+
+CPU = torch.device("cpu")
+MEMORY = """
+import resource, sys
+from pathlib import Path
+import psutil
+from core.importing import import_model
+before = psutil.Process().memory_info().rss
+import_model(sys.argv[1], Path(sys.argv[2]))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before)
+"""
+
+
+@pytest.fixture(scope="module")
+def reference(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """qwen3_moe as int8, imported in one go."""
+    return import_model(str(checkpoint("qwen3_moe")), tmp_path_factory.mktemp("packs") / "pack", format="int8")
+
+
+def check_experts(pack: Path, source: Path, dtype: torch.dtype) -> None:
+    """Every expert in the pack is what encoding the checkpoint's gives."""
+    with PackReader(pack) as reader, CheckpointReader(load_skeleton(pack), str(source)) as checkpoint:
+        manifest, buffer = reader.manifest, aligned(reader.padded_bytes)
+        codec = manifest.codec(dtype, CPU)
+        for eid in range(manifest.total):
+            reader.read_into(eid, buffer)
+            expected = codec.encode(checkpoint.read(*divmod(eid, manifest.experts)))
+            assert torch.equal(buffer[: reader.blob_bytes], expected), eid
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_architecture(arch: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    source = checkpoint(arch)
+    pack = import_model(str(source), tmp_path / "pack")
+    manifest = PackReader(pack).manifest
+    assert (manifest.format, set(manifest.exact.values())) == ("checkpoint", {"as stored"})
+    check_experts(pack, source, torch.float32)
+    plain, packed = load_skeleton(source), load_skeleton(pack)  # the dense weights are all there, and the same
+    theirs = dict(plain.named_parameters())
+    assert all(torch.equal(p, theirs[n]) for n, p in packed.named_parameters())
+    assert len(find_experts(packed)) == manifest.layers
+    assert verify(pack).problems == ()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("split", [0.0, 0.25])
+def test_every_format(name: str, split: float, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    source = checkpoint("granitemoe")
+    if split and FORMATS[name].group >= 64 or FORMATS[name].group > 64:
+        with pytest.raises((ModelError, SettingError), match=r"cannot be cut|does not divide"):
+            import_model(str(source), tmp_path / "pack", format=name, split=split)
+        assert list(tmp_path.iterdir()) == []
+        return
+    pack = import_model(str(source), tmp_path / "pack", format=name, split=split)
+    manifest = PackReader(pack).manifest
+    assert manifest.format == name and len(manifest.segments) == (2 if split else 0)
+    how = {"checkpoint": "as stored"}.get(name, "cast from float32" if FORMATS[name].is_plain else
+                                          "quantised from float32")
+    assert set(manifest.exact.values()) == {how}
+    check_experts(pack, source, torch.float32)
+
+
+def test_a_transposed_model_with_biases_is_cut_and_joined(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    for name in ("checkpoint", "int4-g32"):
+        pack = import_model(str(checkpoint("gpt_oss")), tmp_path / name, format=name, split=0.5)
+        check_experts(pack, checkpoint("gpt_oss"), torch.float32)
+
+
+def stop_after(share: float) -> tuple[threading.Event, Any]:
+    cancel = threading.Event()
+
+    def progress(text: str, at: float, done: int, total: int) -> None:
+        assert 0 <= at <= 1 and 0 <= done <= total
+        if at >= share:
+            cancel.set()
+
+    return cancel, progress
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.85, 1.0])
+def test_a_cancelled_import_goes_on(share: float, reference: Path, checkpoint: Checkpoint, tmp_path: Path,
+                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    source, out = str(checkpoint("qwen3_moe")), tmp_path / "pack"
+    cancel, progress = stop_after(share)
+    with pytest.raises(Cancelled):
+        import_model(source, out, format="int8", progress=progress, cancel=cancel)
+    kept = {f.name for f in (tmp_path / "pack.partial").glob("experts-*")}
+    assert not out.exists() and len(kept) == {0.3: 0, 0.6: 1, 0.85: 2, 1.0: 3}[share]
+    encoded: list[int] = []
+    real = job.Job.encode
+    monkeypatch.setattr(job.Job, "encode", lambda self, layer, e: (encoded.append(layer), real(self, layer, e))[1])
+    import_model(source, out, format="int8")
+    assert same(out, reference)
+    assert set(encoded).isdisjoint(int(name[8:13]) for name in kept)  # what was finished was not done again
+
+
+def test_what_was_cancelled_at_once_leaves_nothing(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    cancel = threading.Event()
+    cancel.set()
+    with pytest.raises(Cancelled):
+        import_model(str(checkpoint("qwen3_moe")), tmp_path / "new" / "pack", cancel=cancel)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_format_starts_over(checkpoint: Checkpoint, reference: Path, tmp_path: Path) -> None:
+    cancel, progress = stop_after(0.7)
+    with pytest.raises(Cancelled):
+        import_model(str(checkpoint("qwen3_moe")), tmp_path / "pack", progress=progress, cancel=cancel)
+    assert same(import_model(str(checkpoint("qwen3_moe")), tmp_path / "pack", format="int8"), reference)
+
+
+def test_refused_before_anything_is_written(checkpoint: Checkpoint, reference: Path, tmp_path: Path) -> None:
+    source = str(checkpoint("qwen3_moe"))
+    (tmp_path / "there").mkdir()
+    for asked, out, options, words in (
+            (source, "there", {}, "exists already"), (source, "new", {"format": "int5"}, "no expert format 'int5'"),
+            (str(tmp_path / "none"), "new", {}, "no model at"), (str(reference), "new", {}, "an expert pack already"),
+            (source, "new", {"split": 1.5}, "no share between"), (source, "new", {"format": "int4-g128"}, "divide"),
+            ("nobody/nothing", "new", {}, "only on your word: add --download")):
+        with pytest.raises((ModelError, SettingError), match=words):
+            import_model(asked, tmp_path / out, **options)
+    assert [p.name for p in tmp_path.iterdir()] == ["there"]
+
+
+def test_a_damaged_source_leaves_nothing(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(checkpoint("qwen3_moe"), tmp_path / "model"))
+    file = sorted(source.glob("*.safetensors"))[-1]
+    file.write_bytes(file.read_bytes()[:-50])
+    with pytest.raises(ModelError, match="is damaged"):
+        import_model(str(source), tmp_path / "pack")
+    (source / "config.json").write_text(json.dumps({"model_type": "new", "auto_map": {"AutoConfig": "x.Y"}}))
+    with pytest.raises(ModelError):
+        import_model(str(source), tmp_path / "pack")
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+def test_room_is_looked_for_first(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9 - 10**6, 10**6))
+    with pytest.raises(ModelError, match=r"needs .* MB more disk space, but only 1 MB are free .* MB are missing"):
+        import_model(str(checkpoint("qwen3_moe")), tmp_path / "pack")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no device that is always full")
+def test_a_disk_that_fills_up(checkpoint: Checkpoint, reference: Path, tmp_path: Path,
+                              monkeypatch: pytest.MonkeyPatch) -> None:
+    real = PackWriter.write_layer
+
+    def full(self: PackWriter, layer: int, *args: Any) -> None:
+        if layer == 1:
+            (self.directory / "experts-00001.bin").symlink_to("/dev/full")
+        real(self, layer, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PackWriter, "write_layer", full)
+        with pytest.raises(ModelError, match=r"no room left .*No space left.*run the same import again"):
+            import_model(str(checkpoint("qwen3_moe")), tmp_path / "pack", format="int8")
+    assert not (tmp_path / "pack").exists() and not (tmp_path / "pack.partial" / "experts-00001.bin").is_symlink()
+    assert same(import_model(str(checkpoint("qwen3_moe")), tmp_path / "pack", format="int8"), reference)
+
+
+def test_a_place_that_cannot_be_written(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ModelError, match="cannot be written"):
+        import_model(str(checkpoint("qwen3_moe")), tmp_path / "file" / "pack")
+
+
+def test_two_imports_at_once(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    def second(text: str, share: float, done: int, total: int) -> None:
+        with pytest.raises(ModelError, match=r"Another import .* is writing"):
+            import_model(str(checkpoint("qwen3_moe")), tmp_path / "pack")
+
+    import_model(str(checkpoint("qwen3_moe")), tmp_path / "pack", progress=second)
+    assert [p.name for p in tmp_path.iterdir()] == ["pack"] and verify(tmp_path / "pack").problems == ()
+
+
+def test_how_numbers_came_about_is_summed_up() -> None:
+    exact, not_exact = {"up": "exact codes"}, {"up": "requantised from Q6_K"}
+    assert write.exactness([exact, exact]) == exact
+    assert write.exactness([exact, exact, not_exact]) == {
+        "up": "exact codes (2 layers), requantised from Q6_K (1 layer)"}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="peak memory is read with getrusage")
+def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
+    source = make_large(tmp_path / "model", layers=4)
+    size = sum(f.stat().st_size for f in source.iterdir())
+    run = subprocess.run([sys.executable, "-c", MEMORY, source, tmp_path / "pack"], capture_output=True, text=True,
+                         check=True)
+    peak, dense = int(run.stdout.split()[-1]), (tmp_path / "pack" / "model.safetensors").stat().st_size
+    assert size > 400e6 and dense < 10e6
+    assert peak < dense + 200e6, f"{peak / 1e6:.0f} MB"
+
+
+def test_the_forward_pass_of_a_pack_is_that_of_the_checkpoint(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Dense weights from the pack, experts out of its blobs: the logits are transformers' own."""
+    from transformers import AutoModelForCausalLM
+
+    source = checkpoint("qwen3_moe")
+    pack = import_model(str(source), tmp_path / "pack")
+    model, ids = load_skeleton(pack), torch.arange(12)[None]
+    with PackReader(pack) as reader, torch.no_grad():
+        codec, buffer = reader.manifest.codec(torch.float32, CPU), aligned(reader.padded_bytes)
+
+        def experts(site: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            out = torch.zeros_like(hidden)
+            for eid in chosen.unique().tolist():
+                reader.read_into(site.index * site.num_experts + eid, buffer)
+                slot = torch.empty(codec.slot_bytes, dtype=torch.uint8)
+                codec.place(buffer[: reader.blob_bytes], slot)
+                parts = codec.views(slot)
+                token, k = (chosen == eid).nonzero(as_tuple=True)
+                gate, up = codec.linear(parts, "gate_up_proj", hidden[token]).chunk(2, -1)
+                y = codec.linear(parts, "down_proj", torch.nn.functional.silu(gate) * up)
+                out.index_add_(0, token, y * weights[token, k, None])
+            return out
+
+        with install(model, find_experts(model), experts):
+            ours = model(ids).logits
+        theirs = AutoModelForCausalLM.from_pretrained(source)(ids).logits
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)

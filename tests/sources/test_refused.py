@@ -1,0 +1,154 @@
+"""What cannot be imported is refused by name, in words that say what to do, with no file left open."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from core.errors import ModelError
+from core.hf import CheckpointReader, check_model, meta_skeleton
+from core.sources import open_source
+from tests import quantized
+from tests.conftest import Checkpoint
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": True, "desc_act": False}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small GPTQ checkpoint; copy it to spoil it."""
+    return quantized.write("qwen3_moe", tmp_path_factory.mktemp("gptq"), quantized.gptq(group=64), GPTQ,
+                           num_hidden_layers=1).path
+
+
+@pytest.fixture
+def model(written: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(written, tmp_path / "model"))
+
+
+def settings(path: Path, **changes: Any) -> None:
+    """Change the quantization_config."""
+    file = path / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"quantization_config": config["quantization_config"] | changes}))
+
+
+def tensors(path: Path, change: Callable[[quantized.Tensors], quantized.Tensors]) -> None:
+    """Rewrite every weight file with its tensors changed."""
+    for file in path.glob("*.safetensors"):
+        save_file(change(load_file(file)), file, metadata={"format": "pt"})
+
+
+def _without(path: Path, ending: str) -> None:
+    tensors(path, lambda t: {n: v for n, v in t.items() if not n.endswith(ending)} or {"unused": torch.zeros(1)})
+
+
+def _pickles(path: Path) -> None:
+    for file in path.glob("*.safetensors*"):
+        file.unlink()
+    (path / "pytorch_model.bin").write_bytes(b"x")
+
+
+def _truncated(path: Path) -> None:
+    file = sorted(path.glob("*.safetensors"))[0]
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def _no_settings(path: Path) -> None:
+    file = path / "config.json"
+    file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "quantization_config"}))
+
+
+def _bad_file_beside(path: Path) -> None:
+    _no_settings(path)
+    (path / "quantize_config.json").write_text("[")
+
+
+def _misfit(path: Path) -> None:
+    tensors(path, lambda t: {n: v[:1].clone() if n.endswith("scales") else v for n, v in t.items()})
+
+
+def _bare_fp8(path: Path) -> None:
+    tensors(path, lambda t: {n: v.to(torch.float8_e4m3fn) if n.endswith("norm.weight") else v for n, v in t.items()})
+    settings(path, quant_method="fp8")
+
+
+CASES: list[tuple[Callable[[Path], None], str]] = [
+    (lambda p: shutil.rmtree(p), "no model at"),
+    (_pickles, "never read here"),
+    (_truncated, "00001.safetensors is damaged.*its header says"),
+    (_no_settings, r"stores codes .*no quantization_config.*Download config.json"),
+    (_bad_file_beside, "quantize_config.json cannot be read"),
+    (lambda p: settings(p, bits=3), "GPTQ checkpoint of 3 bits.*4 and with 8"),
+    (lambda p: settings(p, checkpoint_format="marlin"), "'marlin' format"),
+    (lambda p: _without(p, "qzeros"), "down_proj.*lacks 'qzeros'.*download it again"),
+    (lambda p: _without(p, "scales"), "lacks 'scales'"),
+    (lambda p: _without(p, "qweight"), "says gptq, but no weight is stored that way"),
+    (_misfit, r"do not fit qweight"),
+    (lambda p: settings(p, quant_method="awq"), "do not fit qweight"),
+    (lambda p: settings(p, quant_method="awq", version="gemv_fast"), "'gemv_fast' layout.*gemm"),
+    (lambda p: settings(p, quant_method="fbgemm_fp8"), "quantized with fbgemm-fp8, which is not read.*original one"),
+    (lambda p: settings(p, quant_method="hqq"), "hqq"),
+    (lambda p: settings(p, quant_method=""), "an unnamed method"),
+    (lambda p: settings(p, quant_method="auto-round", packing_format="auto_round:new"), "auto-round"),
+    (lambda p: settings(p, quant_method="compressed-tensors", format="nvfp4-pack-quantized"), "'nvfp4-pack-quantized'"),
+    (lambda p: settings(p, quant_method="compressed-tensors", sparsity_config={"format": "sparse-24-bitmask"}),
+     "'sparse-24-bitmask'"),
+    (lambda p: settings(p, quant_method="compressed-tensors", transform_config={"config_groups": {"R1": {}}}),
+     "'transformed'"),
+    (lambda p: settings(p, quant_method="bitsandbytes", load_in_8bit=True), "8-bit checkpoint.*format int8"),
+    (_bare_fp8, "norm.weight' has no scale"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "words"), CASES, ids=[w for _, w in CASES])
+def test_refused(model: Path, spoil: Callable[[Path], None], words: str) -> None:
+    spoil(model)
+    with pytest.raises(ModelError, match=words):
+        open_source(model)
+    shutil.rmtree(model, ignore_errors=True)
+
+
+def test_settings_beside_config_json_are_found(model: Path) -> None:
+    _no_settings(model)
+    (model / "quantize_config.json").write_text(json.dumps({"bits": 4, "group_size": 64, "sym": True}))
+    with open_source(model) as source:
+        assert (source.kind, source.exact_format) == ("gptq", "int4-g64-sym")
+
+
+def test_remote_code_is_refused_by_the_model_type(model: Path) -> None:
+    file = model / "config.json"
+    changed = {"model_type": "brandnew", "auto_map": {"AutoModelForCausalLM": "evil.Model"}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | changed))
+    (model / "evil.py").write_text("raise SystemExit('ran')")
+    shell = model / "shell"
+    shell.mkdir()
+    with open_source(model) as source, pytest.raises(ModelError, match=r"auto_map.*never runs"):
+        meta_skeleton(source.write_shell(shell))
+    assert not (shell / "evil.py").exists()
+
+
+def test_running_a_quantized_directory_says_to_import_it(model: Path) -> None:
+    with pytest.raises(ModelError, match=r"quantized \(gptq\).*python launch.py import .*Model tab"):
+        check_model(model)
+
+
+def test_a_missing_expert_is_found_before_anything_is_imported(model: Path, tmp_path: Path) -> None:
+    tensors(model, lambda t: {n: v for n, v in t.items() if "experts.3.up_proj" not in n})
+    (tmp_path / "shell").mkdir()
+    with open_source(model) as source, pytest.raises(ModelError, match=r"lacks weights of .*gate_up_proj"):
+        CheckpointReader(meta_skeleton(source.write_shell(tmp_path / "shell")), source.tensors)
+
+
+def test_gguf_is_pointed_at_import(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    for path in (tmp_path, tmp_path / "model.gguf"):
+        with pytest.raises(ModelError, match=r"GGUF.*launch.py import"):
+            check_model(path)

@@ -39,9 +39,10 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, address
 
     @app.get("/healthz")
     def health() -> dict[str, object]:
-        loading = host.loading
+        loading, job = host.loading, host.importer.job
         return {"status": "ok", "model": host.model, "busy": host.busy, "waiting": host.waiting, "version": __version__,
-                "loading": loading.share if loading is not None and not loading.finished else None}
+                "loading": loading.share if loading is not None and not loading.finished else None,
+                "importing": job.share if job is not None and not job.finished else None}
 
     @app.get("/live/frame")
     def frame(layer: int = 0, since: str = "") -> Response:

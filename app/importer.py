@@ -80,8 +80,10 @@ class ImportJob(Live):
 class Importer:
     """The one import and its thread. Methods return at once and may be called from any thread."""
 
-    def __init__(self, packs: Path, work: ImportModel | None = None) -> None:
-        self.packs, self._work = packs, work
+    def __init__(self, packs: Path, work: ImportModel | None = None,
+                 ended: Callable[[], object] = lambda: None) -> None:
+        """`ended` is called when an import has ended, before anybody is told."""
+        self.packs, self._work, self._ended = packs, work, ended
         self.job: ImportJob | None = None
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -152,6 +154,10 @@ class Importer:
             else:
                 log.exception("unexpected error while importing %s", job.source)
                 fields = {"state": "error", "text": "Not imported", "error": UNEXPECTED}
+        try:
+            self._ended()
+        except Exception:
+            log.exception("the list of models was not renewed")
         job.update(bytes_s=0.0, left_s=None, **fields)
 
     def _worker(self) -> ImportModel:

@@ -87,6 +87,6 @@ def create_ui(host: Host) -> gr.Blocks:
         ui.load(open_page, chat.pulse, [*chat.page, *model.form], js=OPEN_JS, **LIVE)
         ui.load(None, None, mode, js=SCRIPT, **LIVE)
         mode.input(None, mode, None, js="(mode) => window.moestroMode(mode)", **LIVE)
-        models.select(library.look, library.list, library.outputs, **LIVE)
+        models.select(library.look, library.list, library.looked, **LIVE)
         past.select(lambda shown: sessions.show(shown.get("chat")), chat.pulse, sessions.outputs, **LIVE)
     return ui

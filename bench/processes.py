@@ -18,7 +18,7 @@ from bench.turns import Job
 from core.errors import MoestroError
 
 ROOT = Path(__file__).resolve().parents[1]
-LONGEST_S = 240.0   # of one measurement, before it counts as hung
+LONGEST_S = 900.0   # before a process counts as hung
 
 
 def measure(module: str, job: Job, files: Sequence[Path], python: str = sys.executable, limit: int | None = None,

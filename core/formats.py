@@ -1,6 +1,11 @@
 """The expert formats that can be chosen: what a name stands for. How they are computed is core.memory.codec's business.
 
 A code of `bits` bits stands for (code - 2 ** (bits - 1)) * scale + zero, or table[code] * scale.
+
+Groups of int3 and int2 were chosen by measurement, on weights from Student's t with 4 degrees of freedom and 32 bits of
+scale and zero a group: groups of 32, 64, 128 leave errors of .19, .23, .27 at 3 bits and .38, .43, .46 at 2. Counting
+what a bit more would save (error * 2 ** bits a weight), 32 loses to 64 by 17 and 26 %, and 128 wins over 64 by 3 and
+10 %. 64 it is: the error comes first at so few bits, and 64 divides models that 128 does not (gpt-oss: 2880 inputs).
 """
 
 from __future__ import annotations

@@ -37,8 +37,10 @@ LINEAR: dict[str, Any] = dict(
     linear_conv_kernel_dim=4, linear_key_head_dim=16, linear_value_head_dim=16, linear_num_key_heads=2,
     linear_num_value_heads=4, layer_types=["linear_attention", "linear_attention", "full_attention"])
 INDEXED: dict[str, Any] = dict(index_topk=8, index_head_dim=16, index_n_heads=4)
-EXTRA: dict[str, dict[str, Any]] = {  # tested on fewer cases
+EXTRA: dict[str, dict[str, Any]] = {  # built on request: a router with a second argument
     "minimax_m2": dict(intermediate_size=64, num_local_experts=8, num_experts_per_tok=4, head_dim=16, rotary_dim=16),
+}
+MORE: dict[str, dict[str, Any]] = {   # tested on fewer cases (tests/equality/test_more.py)
     "ernie4_5_moe": dict(intermediate_size=96, moe_intermediate_size=64, moe_num_experts=8, moe_k=4,
                          moe_num_shared_experts=1, moe_layer_start_index=1),
     "dots1": dict(SMALL, n_routed_experts=8, n_shared_experts=1, first_k_dense_replace=1, n_group=2, topk_group=1,
@@ -73,9 +75,9 @@ EXTRA: dict[str, dict[str, Any]] = {  # tested on fewer cases
 
 def make_checkpoint(arch: str, directory: Path, seed: int = 0, dtype: torch.dtype = torch.float32,
                     max_shard_size: str = "150KB", **overrides: Any) -> Path:
-    """Write a random checkpoint of `arch` (a key of ARCHITECTURES or EXTRA) to `directory` and return it."""
+    """Write a random checkpoint of `arch` (a key of ARCHITECTURES, EXTRA or MORE) to `directory` and return it."""
     torch.manual_seed(seed)
-    fields = {**COMMON, **(ARCHITECTURES | EXTRA)[arch], **overrides}
+    fields = {**COMMON, **(ARCHITECTURES | EXTRA | MORE)[arch], **overrides}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(arch, **fields), dtype=dtype)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -34,6 +34,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {  # transformers' name -> ggml's, an
         rope_type="yarn", rope_theta=10000.0, factor=40.0, mscale=1.0, mscale_all_dim=1.0, beta_fast=32.0,
         beta_slow=1.0, original_max_position_embeddings=64)),
     "ernie4_5_moe": dict(ggml="ernie4_5-moe", tie_word_embeddings=True),
+    "lfm2_moe": dict(ggml="lfm2moe"),
     "minimax_m2": dict(ggml="minimax-m2", rotary_dim=8, rope_parameters=dict(
         rope_type="default", rope_theta=5e6, partial_rotary_factor=0.5)),
 }
@@ -62,17 +63,20 @@ def make_gguf(arch: str, directory: Path, choice: Choice = all_f32, tokenizer: d
 
 
 def write_gguf(directory: Path, ggml: str, config: dict[str, Any], weights: dict[str, torch.Tensor], choice: Choice,
-               tokenizer: dict[str, Any], parts: int = 1) -> Path:
-    """Write weights under transformers' names as a GGUF model of architecture `ggml`."""
-    tensors = {name: tensor for key, value in weights.items() for name, tensor in convert(ggml, config, key, value)}
-    tensors = stack(tensors, config["num_hidden_layers"])
+               more: dict[str, Any], parts: int = 1, convert_names: bool = True) -> Path:
+    """Write weights under transformers' names as a GGUF model of architecture `ggml`, with `more` metadata. Without
+    `convert_names` the weights are GGUF's already."""
+    tensors = weights
+    if convert_names:
+        tensors = {name: tensor for key, value in weights.items() for name, tensor in convert(ggml, config, key, value)}
+        tensors = stack(tensors, config["num_hidden_layers"])
     groups = [list(tensors)[i::parts] for i in range(parts)]
     for number, names in enumerate(groups):
         path = directory / (f"model-{number + 1:05}-of-{parts:05}.gguf" if parts > 1 else "model.gguf")
         writer = gguf.GGUFWriter(path, ggml)
         if number == 0:
             add_metadata(writer, ggml, config)
-            for key, value in tokenizer.items():
+            for key, value in more.items():
                 add(writer, key, value)
         if parts > 1:
             writer.add_uint16("split.no", number)
@@ -128,7 +132,10 @@ def convert(ggml: str, config: dict[str, Any], key: str, tensor: torch.Tensor) -
     if re.search(r"\.experts\.\d+\.", key):
         return [(key, tensor)]
     key = key.replace("e_score_correction_bias", "e_score_correction.bias")
+    key = key.replace("feed_forward.expert_bias", "feed_forward.expert_bias.bias")
     key += ".weight" if key.endswith("sinks") else ""
+    if key.endswith("conv.conv.weight"):
+        tensor = tensor.squeeze(1)
     names = gguf.get_tensor_name_map(ARCH[ggml], config["num_hidden_layers"])
     name = names.get_name(key, try_suffixes=(".weight", ".bias"))
     assert name is not None, key
@@ -151,7 +158,7 @@ ARCH = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
 PLAIN_KEYS = {  # gguf writer's method -> where transformers' configs have the number
     "add_context_length": ["max_position_embeddings"], "add_embedding_length": ["hidden_size"],
     "add_feed_forward_length": ["intermediate_size"], "add_head_count": ["num_attention_heads"],
-    "add_head_count_kv": ["num_key_value_heads"], "add_layer_norm_rms_eps": ["rms_norm_eps"],
+    "add_head_count_kv": ["num_key_value_heads"], "add_layer_norm_rms_eps": ["rms_norm_eps", "norm_eps"],
     "add_expert_count": ["num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"],
     "add_expert_used_count": ["num_experts_per_tok", "moe_k"], "add_expert_group_count": ["n_group"],
     "add_expert_group_used_count": ["topk_group"], "add_key_length": ["head_dim"], "add_value_length": ["head_dim"],
@@ -161,6 +168,9 @@ PLAIN_KEYS = {  # gguf writer's method -> where transformers' configs have the n
 def add_metadata(writer: gguf.GGUFWriter, ggml: str, config: dict[str, Any]) -> None:
     """The keys that llama.cpp's converter writes for this architecture."""
     writer.add_block_count(config["num_hidden_layers"])
+    if ggml == "lfm2moe":
+        kv = config["num_key_value_heads"]
+        config = {**config, "num_key_value_heads": [kv * (kind != "conv") for kind in config["layer_types"]]}
     if ggml == "deepseek2":
         config = {**config, "num_key_value_heads": 1, "head_dim": None}
     for method, names in PLAIN_KEYS.items():
@@ -237,10 +247,16 @@ def _minimax(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
 
 
+def _lfm2(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_leading_dense_block_count(config["num_dense_layers"])
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_shortconv_l_cache(config["conv_L_cache"])
+
+
 OWN: dict[str, Callable[[gguf.GGUFWriter, dict[str, Any]], None]] = {
     "qwen2moe": _qwen2, "granitemoe": _granite, "glm4moe": _grouped, "dots1": _grouped, "deepseek2": _deepseek,
     "ernie4_5-moe": _ernie, "gpt-oss": _gpt_oss,
-    "minimax-m2": _minimax}
+    "minimax-m2": _minimax, "lfm2moe": _lfm2}
 
 
 def blocks(weights: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:

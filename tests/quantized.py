@@ -53,7 +53,7 @@ def write(arch: str, directory: Path, writers: Writer | Mapping[str, Writer], co
     tensors: Tensors = {}
     weights: Tensors = {}
     for name, tensor in stored.items():
-        layer = re.search(r"layers\.\d+\..*(proj|w\d|put_linear)\.weight$", name)
+        layer = re.search(r"layers\.\d+\..*(proj|proj_with_mqa|w\d|put_linear)\.weight$", name)
         writer = next((w for pattern, w in by_name.items() if re.search(pattern, name)), None)
         if writer and layer:
             packed = writer(tensor) if tensor.dim() == 2 else stacked([writer(t) for t in tensor])
@@ -76,7 +76,7 @@ def finish(path: Path, plain: Path, tensors: Tensors, weights: Tensors, config: 
     where = {name: f"model-{i // SHARD + 1:05}.safetensors" for i, name in enumerate(sorted(tensors))}
     for file in set(where.values()):
         save_file({n: tensors[n] for n, f in where.items() if f == file}, path / file, metadata={"format": "pt"})
-    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
     described = json.loads((plain / "config.json").read_text()) | {"quantization_config": dict(config)}
     (path / "config.json").write_text(json.dumps(described))
     return Written(path, weights)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 
@@ -38,6 +39,7 @@ class Bar:
                 f"{speed / 1e6:,.0f} MB/s{left}  {text}")
 
     def _draw(self, line: str) -> None:
+        line = line[: shutil.get_terminal_size().columns - 1]  # one that wraps cannot be drawn over
         print(f"\r{line}{' ' * (self._width - len(line))}", end="", file=sys.stderr, flush=True)
         self._width = len(line)
 

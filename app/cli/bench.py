@@ -17,7 +17,7 @@ from core.errors import MoestroError
 
 HELP = "Measure speed side by side with plain transformers and llama.cpp."
 RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results"
-BENCHES = ("quick", "tiers")  # modules of bench/ with run(its options ..., say) and table(result)
+BENCHES = ("quick", "tiers", "formats")  # modules of bench/ with run(its options ..., say) and table(result)
 ASKED = ("model", "budget", "rounds", "tokens", "dtype", "keep", "small", "llama")
 
 
@@ -34,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        help="quick: compute type of both sides (default: auto, the checkpoint's)")
     asked.add_argument("--keep", type=Path, metavar="DIR", help="tiers: where the generated model and its packs stay, "
                        "13 GB (default: bench in Moestro's data folder)")
-    asked.add_argument("--small", action="store_true", help="tiers: a model of 9 MB, to see that everything works")
+    asked.add_argument("--small", action="store_true", help="tiers, formats: so little that it only shows "
+                       "that everything works")
     asked.add_argument("--llama", metavar="PYTHON", help="tiers: a Python interpreter that has llama_cpp "
                        "(default: this one, if it has)")
     parser.add_argument("--json", action="store_true", help="end with the result as one line of JSON")

@@ -154,6 +154,7 @@ class Chat:
 def line(stats: AnswerStats) -> str:
     """The figures under an answer, on one line."""
     hit = "" if stats.hit_rate is None else f" · hit rate {stats.hit_rate:.0%}"
+    disk = f", {stats.disk_bytes / 1e6:.1f} MB of it from disk" if stats.disk_bytes else ""
     marks = (" · emulated link" if stats.emulated else "") + ("" if stats.exact else " · not exact")
     return (f"[{stats.new_tokens} tokens · {stats.tok_s:.1f} tok/s · first after {stats.ttft_ms:.0f} ms{hit}"
-            f" · {stats.demand_bytes / 1e6:.1f} MB fetched · {stats.reason}{marks}]")
+            f" · {stats.demand_bytes / 1e6:.1f} MB fetched{disk} · {stats.reason}{marks}]")

@@ -62,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"{pack}\n{manifest.total} experts as {manifest.format}, {manifest.bytes / 1e9:.2f} GB, from "
               f"{manifest.source['label']}, in {clock(seconds)}")
         print("\n".join(f"  {part}: {how}" for part, how in manifest.exact.items()))
+        if "stored" in manifest.source:
+            print(f"  The file has {manifest.source['stored']}")
     return 0
 
 

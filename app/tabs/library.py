@@ -6,7 +6,7 @@ from typing import Any
 
 import gradio as gr
 
-from app.controls import ONCE, html
+from app.controls import LIVE, ONCE, html
 from app.host import Host
 from app.importer import AUTO, CHOICES
 from app.sidebar import ModelSection
@@ -37,7 +37,7 @@ class LibraryTab:
                 self.list = gr.HTML(
                     {"html": "", "chosen": "", "sort": "used"}, html_template="${value.html}", elem_id="models",
                     apply_default_css=False,
-                    js_on_load='import("/ui/library.js").then((m) => m.start(element, trigger, watch));')
+                    js_on_load='import("/ui/library.js").then((m) => m.start(element, props, trigger, watch));')
                 self.folders = gr.Dropdown(
                     [], value=host.library.folders, multiselect=True, allow_custom_value=True, elem_id="folders",
                     label="Your folders", info="Searched two levels deep for packs, GGUF files and models. Type a path "
@@ -106,9 +106,14 @@ class LibraryTab:
         ]
 
     def look(self, now: List) -> list[Any]:
-        """Search again, then show."""
+        """Search again, then show, with the folders as they are remembered. Outputs: `looked`."""
         self.host.library.refresh()
-        return self.show(now)
+        return [*self.show(now), self.host.library.folders]
+
+    @property
+    def looked(self) -> list[Any]:
+        """What `look` changes."""
+        return [*self.outputs, self.folders]
 
     def values(self, now: List) -> list[Any]:
         """What changed on the server: an import ended, another tab deleted something. Outputs: `moved`."""
@@ -122,7 +127,7 @@ class LibraryTab:
             said = notice(f"The import of {name_of(job.source)} was cancelled.{kept}", "info")
         elif job is not None and job.state == "done":
             said = notice(f"{name_of(job.source)} is imported, and in the list. The pack is {job.out}.", "info")
-        return [said, *self.look(now)]
+        return [said, *self.show(now)]
 
     @property
     def moved(self) -> list[Any]:
@@ -130,8 +135,8 @@ class LibraryTab:
         return [self.failed, *self.outputs]
 
     def _wire(self, model: ModelSection, tabs: gr.Tabs) -> None:
-        self.list.select(self._pick, self.list, self.outputs, **ONCE)
-        self.refresh.click(self.look, self.list, self.outputs, **ONCE)
+        self.list.select(self._pick, self.list, self.outputs, **LIVE)
+        self.refresh.click(self.look, self.list, self.looked, **ONCE)
         self.folders.change(self._folders, [self.folders, self.list], self.outputs, **ONCE)
         opening = [self.alert, tabs, *model.opened]
         self.open.click(lambda now: self._open(model, now["chosen"]), self.list, opening, **ONCE)
@@ -153,7 +158,8 @@ class LibraryTab:
     def _folders(self, folders: list[str] | None, now: List) -> list[Any]:
         if list(folders or []) != self.host.library.folders:
             self.host.library.set_folders(folders or [])
-        return self.look(now)
+            self.host.library.refresh()
+        return self.show(now)
 
     def _open(self, model: ModelSection, path: str) -> list[Any]:
         try:

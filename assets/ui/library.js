@@ -3,25 +3,34 @@
 const NARROW = 900;
 
 /** Listen on the component, whose content is replaced at every redraw. */
-export function start(element, trigger, watch) {
+export function start(element, props, trigger, watch) {
   if (element.dataset.started) return;
   element.dataset.started = "1";
-  let chosen = false;
+  let chosen = "", fresh = false;
+  const row = (path) => [...element.querySelectorAll("[data-path]")].find((one) => one.dataset.path === path);
   const act = (target) => {
-    const sort = target.closest("[data-sort]"), row = target.closest("[data-path]");
+    const sort = target.closest("[data-sort]"), model = target.closest("[data-path]");
     if (sort) trigger("select", { sort: sort.dataset.sort });
-    else if (row) { chosen = true; trigger("select", { entry: row.dataset.path }); }
+    else if (model) {
+      [chosen, fresh] = [model.dataset.path, true];
+      trigger("select", { entry: chosen });
+    }
   };
-  watch("value", () => { // on a small screen the chosen model is described below the list
-    if (chosen && innerWidth < NARROW) document.getElementById("model-card")?.scrollIntoView({ behavior: "smooth", block: "nearest" });
-    chosen = false;
+  watch("value", () => {
+    if (!row(chosen)) chosen = "";
+    else if (props.value.chosen !== chosen) return trigger("select", { entry: chosen }); // drawn for an older choice
+    if (chosen && fresh && innerWidth < NARROW) { // it is described below the list there
+      document.getElementById("model-card")?.scrollIntoView({ behavior: "smooth", block: "nearest" });
+    }
+    if (fresh) row(chosen)?.focus({ preventScroll: true });
+    fresh = false;
   });
   element.addEventListener("click", (event) => act(event.target));
   element.addEventListener("keydown", (event) => {
-    const row = event.target.closest("[data-path]");
-    if (!row) return;
-    const next = { ArrowDown: row.nextElementSibling, ArrowUp: row.previousElementSibling }[event.key];
-    if (event.key === "Enter" || event.key === " ") act(row);
+    const here = event.target.closest("[data-path]");
+    if (!here) return;
+    const next = { ArrowDown: here.nextElementSibling, ArrowUp: here.previousElementSibling }[event.key];
+    if (event.key === "Enter" || event.key === " ") act(here);
     else if (!next) return;
     next?.focus();
     event.preventDefault();

@@ -65,6 +65,13 @@ class Job:
         return identity_of(self.hash, self.codec.name, self.numbers,
                            self.cutter.segments[0].stop if self.cutter else 0, moestro)
 
+    @property
+    def facts(self) -> dict[str, str]:
+        """What the manifest says of the source."""
+        notes = getattr(self.source, "notes", ()) if self.codec.name == self.source.best_format else ()
+        return {"kind": self.source.kind, "label": self.source.label, "name": self.name, "hash": self.hash,
+                **({"stored": " / ".join(notes)} if notes else {})}
+
     def encode(self, layer: int, expert: int) -> tuple[torch.Tensor, dict[str, str]]:
         """One expert's bytes as they stand in the pack (uint8), and how each part's numbers came about."""
         try:
@@ -77,11 +84,13 @@ class Job:
 
     def _origin(self, part: torch.Tensor | Coded, is_weight: bool) -> str:
         """Where a part's numbers in the pack come from, in words."""
+        plain = not is_weight or FORMATS[self.codec.name].is_plain
         if isinstance(part, Coded):
-            return "exact codes" if part.format == self.codec.name else f"requantised from {part.format}"
-        stored, plain = str(part.dtype).removeprefix("torch."), not is_weight or FORMATS[self.codec.name].is_plain
+            rounded = f"{'dequantised' if plain else 'requantised'} from {part.format}"
+            return "exact codes" if part.format == self.codec.name else rounded
         if is_weight and self.source.kind != "safetensors":
             return f"{'dequantised' if plain else 'requantised'} from {self.source.label}"
+        stored = str(part.dtype).removeprefix("torch.")
         if not plain:
             return f"quantised from {stored}"
         return "as stored" if part.dtype == self.numbers.weight else f"cast from {stored}"
@@ -94,36 +103,39 @@ def open_job(path: Path, name: str, format: str, split: float) -> Iterator[Job]:
         raise ModelError(f"{path} is an expert pack already. Load it as it is.")
     if format != "auto":
         format_of(format)
-    with tempfile.TemporaryDirectory(prefix="moestro-") as folder, open_source(path) as source:
-        meta = meta_skeleton(source.write_shell(Path(folder)))
-        reader = CheckpointReader(meta, source.tensors)
-        site, chosen = reader.sites[0], choose_format(source) if format == "auto" else format
-        numbers = numbers_of(format_of(chosen), source.dense_dtype,
-                             source.numbers if chosen == source.exact_format else None)
-        codec = make_codec(chosen, specs=site.parts, dtype=source.dense_dtype, device=CPU,
-                           is_transposed=site.is_transposed, stored=numbers)
+    try:
+        with tempfile.TemporaryDirectory(prefix="moestro-") as folder, open_source(path) as source:
+            yield _plan(source, name, format, split, Path(folder))
+    except OSError as error:  # of reading headers, or of the directory for short-lived files
+        raise ModelError(f"{path} cannot be imported: {error}. Check the disk and your permissions.") from error
+
+
+def _plan(source: Source, name: str, format: str, split: float, shell: Path) -> Job:
+    meta = meta_skeleton(source.write_shell(shell))
+    reader = CheckpointReader(meta, source.tensors)
+    site, chosen = reader.sites[0], choose_format(source) if format == "auto" else format
+    numbers = numbers_of(format_of(chosen), source.dense_dtype,
+                         source.numbers if chosen == source.exact_format else None)
+    codec = make_codec(chosen, specs=site.parts, dtype=source.dense_dtype, device=CPU,
+                       is_transposed=site.is_transposed, stored=numbers)
+    cutter = None
+    if split:
         experts = Experts(site.parts, site.is_transposed, site.has_gate, site.is_concatenated)
-        cutter = None
-        if split:
-            cutter = Segments(codec.blob_layout, experts, top_of(experts, format_of(chosen).group, split))
-        stated = source.tensors.tensors
-        yield Job(source, name, reader, site, codec, numbers, cutter,
-                  {n: (stated[n].dtype, tuple(stated[n].shape)) for n in reader.dense_names()}, Path(folder),
-                  source.hash())
+        cutter = Segments(codec.blob_layout, experts, top_of(experts, format_of(chosen).group, split))
+    stated = source.tensors.tensors
+    return Job(source, name, reader, site, codec, numbers, cutter,
+               {n: (stated[n].dtype, tuple(stated[n].shape)) for n in reader.dense_names()}, shell, source.hash())
 
 
 def choose_format(source: Source) -> str:
-    """As the checkpoint has its experts; what no format holds exactly is rounded to the nearest larger one."""
-    if source.exact_format is not None:
-        return source.exact_format
+    """As the checkpoint has its experts; what no format holds exactly is rounded to what suits it best."""
+    named = source.exact_format or source.best_format
+    if named is not None:
+        return named
     if source.kind == "safetensors":
         return "checkpoint"
-    if source.best_format is not None:
-        return source.best_format
-    files = [source.path] if source.path.is_file() else [
-        *source.path.glob("*.safetensors"), *source.path.glob("*.gguf")]
-    numbers = sum(math.prod(t.shape) for t in source.tensors.tensors.values())
-    bits = 8 * sum(file.stat().st_size for file in files) / numbers
+    numbers = sum(math.prod(tensor.shape) for tensor in source.tensors.tensors.values())
+    bits = 8 * sum(file.stat().st_size for file in source.path.glob("*.safetensors")) / numbers
     return "int4-g32" if bits < 5.5 else "int8-g32"
 
 

@@ -137,8 +137,7 @@ class Work:
             is_transposed=job.site.is_transposed, has_gate=job.site.has_gate, is_concatenated=job.site.is_concatenated,
             layout=job.codec.blob_layout, segments=job.cutter.segments if job.cutter else (),
             padded_bytes=job.padded_bytes, files=writer.entries(), sums=tuple(layer.sums for layer in layers),
-            source={"kind": job.source.kind, "label": job.source.label, "name": job.name, "hash": job.hash},
-            exact=exactness([layer.notes for layer in layers]), moestro=__version__,
+            source=job.facts, exact=exactness([layer.notes for layer in layers]), moestro=__version__,
             created=datetime.now(UTC).isoformat(timespec="seconds"))
 
 

@@ -15,7 +15,7 @@ def open_source(path: Path) -> Source:
     Reads headers only. Raises ModelError with what to do for everything that cannot be imported.
     """
     path = Path(path).expanduser()
-    if path.suffix == ".gguf" or _only_gguf(path):
+    if path.suffix.lower() == ".gguf" or _only_gguf(path):
         from core.sources.gguf import open_gguf
 
         return open_gguf(path)

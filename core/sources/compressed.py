@@ -60,7 +60,7 @@ class PackedMatrix(IntegerMatrix):
 class ByteMatrix(IntegerMatrix):
     """`weight` int8 [out, in] with `weight_scale` a tensor, a row or a group."""
 
-    symmetric = True
+    bits, symmetric = 8, True
 
     def __init__(self, files: TensorFiles, prefix: str, by_row: bool) -> None:
         self._files, self._prefix, self.by_row = files, prefix, by_row

@@ -17,6 +17,7 @@ class Matrix(ABC):
     """One quantized weight: `shape` is what it dequantises to. Reads its tensors from `files` when asked."""
 
     shape: tuple[int, ...]
+    bits: int = 4  # of a code
 
     @abstractmethod
     def read(self, row: int | None) -> torch.Tensor:

@@ -47,7 +47,7 @@ def open_directory(path: Path) -> Source:
         raise ModelError(f"config.json of {path} says {kind}, but no weight is stored that way. Download it again.")
     decoded = Decoded(tensors, matrices, parts, dtype)
     exact, numbers = _exact(decoded, dtype)
-    return Source(path, kind, label, config, decoded, exact, numbers, dtype, files)
+    return Source(path, kind, label, config, decoded, exact, numbers, dtype, files, exact or _nearest(decoded))
 
 
 def _plain(path: Path, config: dict[str, Any], tensors: TensorFiles, dtype: torch.dtype, files: ModelFiles) -> Source:
@@ -131,6 +131,12 @@ def _experts(tensors: Mapping[str, Shape]) -> list[str]:
     """The names of routed experts' weights, as far as names and shapes tell."""
     named = [n for n in tensors if ".experts." in n and not n.endswith("bias")]
     return named or [n for n, at in tensors.items() if len(at.shape) == 3]
+
+
+def _nearest(tensors: Decoded) -> str:
+    """The smallest format with groups that loses next to nothing of codes that none holds: as many bits, or 8."""
+    bits = {tensors.matrices[n].bits if n in tensors.matrices else 8 for n in _experts(tensors.tensors)}
+    return "int4-g32" if bits == {4} else "int8-g32"
 
 
 def _exact(tensors: Decoded, dtype: torch.dtype) -> tuple[str | None, Numbers | None]:

@@ -13,7 +13,7 @@ import torch
 from core.errors import ModelError
 from core.hf.files import TensorFiles
 from core.memory.codec.coded import Coded, scales
-from core.sources.decoded import Matrix, mismatch
+from core.sources.decoded import Matrix, mismatch, rows
 
 FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2)
 SCALES = ("_scale_inv", "_scale")  # behind the weight's own name
@@ -21,6 +21,8 @@ SCALES = ("_scale_inv", "_scale")  # behind the weight's own name
 
 class Fp8Matrix(Matrix):
     """One FP8 weight, [out, in] or stacked [experts, out, in]."""
+
+    bits = 8
 
     def __init__(self, files: TensorFiles, name: str, scale: str, block: tuple[int, int] | None, dtype: torch.dtype
                  ) -> None:
@@ -32,11 +34,12 @@ class Fp8Matrix(Matrix):
 
     def read(self, row: int | None) -> torch.Tensor:
         """In the model's number type, as transformers loads it."""
+        if row is not None and len(self.shape) == 2:
+            return rows(self.read(None), row)
         weight = numbers(self._files.read(self._name, row))
         scale = scales(self._files.read(self._scale)).view(self._grid)
-        if row is not None:
-            scale = scale[row % len(scale)][None] if len(self.shape) == 3 else scale.repeat_interleave(
-                self._blocks[0], 0)[row % (len(scale) * self._blocks[0])][None]
+        if row is not None and len(scale) > 1:
+            scale = scale[row : row + 1]
         for dim, block in zip((-2, -1), self._blocks, strict=True):
             scale = scale.repeat_interleave(block, dim) if scale.shape[dim] > 1 else scale
             scale = scale.narrow(dim, 0, min(scale.shape[dim], weight.shape[dim]))  # the last block may be cut off

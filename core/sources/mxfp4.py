@@ -1,7 +1,7 @@
 """MXFP4: codes of 4-bit floats, two a byte with the even input in the low half, and an exponent for every 32.
 
-gpt-oss: `NAME_blocks [experts, out, in / 32, 16]` and `NAME_scales [experts, out, in / 32]`, exponents of 2 plus 127; the
-model's own parameter NAME is [experts, in, out]. compressed-tensors: matrix by matrix, not transposed.
+gpt-oss: `NAME_blocks [experts, out, in / 32, 16]` and `NAME_scales [experts, out, in / 32]`, exponents of 2 plus 127;
+the model's own parameter NAME is [experts, in, out]. compressed-tensors: matrix by matrix, not transposed.
 """
 
 from __future__ import annotations

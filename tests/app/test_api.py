@@ -40,7 +40,7 @@ def ask(host: Host, text: str = "hello") -> int:
 
 def test_health_tells_what_is_loaded(client: TestClient, host: Host) -> None:
     assert client.get("/healthz").json() == {"status": "ok", "model": "demo", "busy": False, "waiting": 0,
-                                             "loading": None, "version": __version__}
+                                             "loading": None, "importing": None, "version": __version__}
     host.unload()
     assert client.get("/healthz").json()["model"] is None
 
@@ -59,7 +59,7 @@ def test_a_frame_survives_the_wire(client: TestClient, host: Host) -> None:
     assert head["version"] == answer.headers["x-version"]
     assert head["shape"] == {"layers": 4, "experts": 16, "top_k": 2, "hidden": 32, "expert_bytes": 100_000}
     assert head["memory"]["dense"] == frame.memory.dense
-    for name in ("hit_rate", "step", "decode", "started_s", "requests", "hits", "demand_bytes"):
+    for name in ("hit_rate", "step", "decode", "started_s", "requests", "hits", "demand_bytes", "disk_bytes"):
         assert arrays[name].dtype == getattr(frame, name).dtype
         assert arrays[name].tolist() == getattr(frame, name).tolist()
     assert arrays["place"].shape == (4, 16)

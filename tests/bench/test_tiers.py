@@ -55,6 +55,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
 
     for module in (stage, tiers):
         monkeypatch.setattr(module, "measure", measure)
+    monkeypatch.setattr(stage.Stage, "threads", [1])
     monkeypatch.setattr(stage, "disk_gbps", lambda pack: {"1 thread": 1.0})
     monkeypatch.setattr(stage, "find_llama", lambda asked: ("", "there is none"))
     return asked
@@ -62,10 +63,9 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
 
 def test_everything_is_measured_and_told(tmp_path: Path, in_process: list[Job]) -> None:
     said: list[str] = []
-    found = json.loads(json.dumps(tiers.run(rounds=2, tokens=4, keep=tmp_path, small=True, say=said.append)))
-    assert [job["kind"] for job in in_process] == ["import"] * 2 + (["moestro", "transformers"] + ["moestro"] * 7) * 2
-    assert {name: list(one) for name, one in found["tok_s"].items()} == dict.fromkeys(
-        ("bf16", "int4"), list(tiers.BUDGETS))
+    found = json.loads(json.dumps(tiers.run(rounds=1, tokens=4, keep=tmp_path, small=True, say=said.append)))
+    assert [job["kind"] for job in in_process] == ["import"] * 2 + ["moestro", "transformers"] + ["moestro"] * 7
+    assert all(tuple(one) == tiers.BUDGETS for one in found["tok_s"].values())
     assert set(found["tok_s"]["bf16"]["100%"]) == {"moestro", "transformers"}
     assert found["tok_s"]["int4"]["50%"]["moestro"] > 0
     blob = SMALL.expert_bytes // SMALL.layers // SMALL.experts

@@ -59,17 +59,20 @@ def find_chromium() -> str:
 class Server:
     """A dashboard in a process of its own, with its data in `home`; it can be killed and started again on its port."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, **environment: str) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
+        self.environment = environment
         self.home, self.log, self.url = home, home / "server.log", f"http://127.0.0.1:{self.port}"
 
     def start(self) -> Server:
         """Returns when the model is loaded."""
+        self.home.mkdir(exist_ok=True)
         command = [sys.executable, "-m", "tests.browser.server", str(self.port)]
         with self.log.open("a") as out:
             environment = {**os.environ, "MOESTRO_HOME": str(self.home), "HF_HUB_CACHE": str(self.home / "hub")}
+            environment |= self.environment
             self.process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out, env=environment)
         end = time.monotonic() + START_S
         while not self._ready():

@@ -17,7 +17,7 @@ from tests.checkpoints import make_checkpoint
 from tests.equality.passes import plain_transformers, run
 from tests.tiny_tokenizer import save_tokenizer
 
-TOLERANCE = {"int8": 1e-5, "int4": 1e-5}  # fp32: the same weights, another order of summation
+TOLERANCE = 1e-5  # fp32: the same weights, another order of summation
 
 
 def round_experts(model: Any, format: str) -> Codec:
@@ -25,7 +25,7 @@ def round_experts(model: Any, format: str) -> Codec:
     codec: Codec | None = None
     for site in find_experts(model):
         codec = make_codec(format, specs=site.parts, dtype=torch.float32, device=torch.device("cpu"),
-                           is_transposed=site.is_transposed, group_size=32)
+                           is_transposed=site.is_transposed)
         for expert in range(site.num_experts):
             weights = {part: getattr(site.module, part).data[expert] for part in site.parts}
             slot = torch.empty(codec.slot_bytes, dtype=torch.uint8)
@@ -38,26 +38,26 @@ def round_experts(model: Any, format: str) -> Codec:
     return codec
 
 
-@pytest.mark.parametrize("format", ["int8", "int4"])
-@pytest.mark.parametrize("arch", ["qwen3_moe", "mixtral", "gpt_oss"])
+@pytest.mark.parametrize(("arch", "format"), [
+    *(("qwen3_moe", format) for format in ("int8", "int4-g64", "nf4", "int3", "int2")),
+    ("mixtral", "int4-g32-sym"), *(("gpt_oss", format) for format in ("int4-g32", "int8-g32", "mxfp4", "iq4_nl"))])
 def test_the_engine_computes_with_the_rounded_weights(arch: str, format: str, tmp_path: Path) -> None:
     path = save_tokenizer(make_checkpoint(arch, tmp_path / arch))
     exact, _ = run(plain_transformers(path, torch.float32), None, lambda step: None, steps=4)
     plain = plain_transformers(path, torch.float32)
     round_experts(plain, format)
     want, _ = run(plain, DynamicCache(config=plain.config), lambda step: None, steps=4)
-    engine = Engine.load(LoadSpec.checked(str(path), Settings({"budget": "50%"}), dtype="float32", format=format,
-                                          group_size="32"))
+    engine = Engine.load(LoadSpec.checked(str(path), Settings({"budget": "50%"}), dtype="float32", format=format))
     try:
         got, _ = run(engine.model, engine.fresh_cache(), lambda step: None, steps=4)
-        assert (got - want).abs().max().item() <= TOLERANCE[format]
-        assert (got[:24] - exact[:24]).abs().max().item() > 10 * TOLERANCE[format], "nothing was rounded"
+        assert (got - want).abs().max().item() <= TOLERANCE
+        assert (got[:24] - exact[:24]).abs().max().item() > 10 * TOLERANCE, "nothing was rounded"
         assert engine.sizes.slot < engine.shape.hidden * 64 * 3 * 4
     finally:
         engine.unload()
 
 
-@pytest.mark.parametrize("format", ["int8", "int4"])
+@pytest.mark.parametrize("format", ["int8", "int4-g64", "iq4_nl", "int3"])
 def test_bfloat16_runs_the_fast_paths(format: str, tmp_path: Path) -> None:
     path = save_tokenizer(make_checkpoint("qwen3_moe", tmp_path / "m", dtype=torch.bfloat16))
     logits = []

@@ -11,18 +11,21 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from transformers import DynamicCache
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from core.config import LoadSpec, Sampling, Settings
 from core.engine import Engine
-from tests.checkpoints import EXTRA, make_checkpoint
+from core.errors import ModelError
+from tests.checkpoints import EXTRA, MORE, make_checkpoint
 from tests.equality.passes import PROMPT, plain_transformers, run
 from tests.tiny_tokenizer import save_tokenizer
 
 CHUNKS = (10, 9, 5)    # of the prompt: longer than a convolution, shorter than a window, and the other way round
 STEPS = 8
-KNOWN = [arch for arch in EXTRA if arch in CONFIG_MAPPING]    # to the oldest transformers, not all are
+KNOWN = [arch for arch in EXTRA | MORE if arch in CONFIG_MAPPING]    # older versions of transformers have not all
 
 
 @pytest.fixture(scope="module", params=KNOWN)
@@ -31,11 +34,21 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return save_tokenizer(make_checkpoint(request.param, tmp_path_factory.mktemp(request.param)))
 
 
+def load(path: Path, dtype: str, context: int = 0) -> Engine:
+    """The engine, or a skip where an older transformers builds this architecture without a router of its own."""
+    try:
+        return Engine.load(LoadSpec.checked(str(path), Settings({"budget": "50%"}), dtype=dtype, context=context))
+    except ModelError as error:
+        if Version(transformers.__version__) >= Version("5.23"):
+            raise
+        pytest.skip(str(error))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_chunks_and_decode_are_identical(path: Path, dtype: str) -> None:
     plain = plain_transformers(path, getattr(torch, dtype))
     want, tokens = run(plain, DynamicCache(config=plain.config), lambda step: None, STEPS, CHUNKS)
-    engine = Engine.load(LoadSpec.checked(str(path), Settings({"budget": "50%"}), dtype=dtype))
+    engine = load(path, dtype)
     try:
         budgets = ["50%", str(engine.sizes.bytes(engine.shape.top_k))]
         for settings in ({"predictor": "gate"}, {"budget": budgets[1], "scope": "global", "predictor": "none"}):
@@ -55,7 +68,7 @@ def test_an_answer_broken_off_leaves_no_trace_in_the_next(arch: str, tmp_path: P
                                                           monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("core.sizes.PREFILL_CHUNK", 8)
     path = save_tokenizer(make_checkpoint(arch, tmp_path))
-    engine = Engine.load(LoadSpec.checked(str(path), Settings({"budget": "50%"}), dtype="float32", context=128))
+    engine = load(path, "float32", context=128)
     monkeypatch.setattr(engine.prompt, "tokens", lambda messages: PROMPT)
     sampling = Sampling(max_new_tokens=STEPS)
     try:

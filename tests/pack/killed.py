@@ -12,6 +12,7 @@ import os
 import random
 import signal
 import sys
+import traceback
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -41,17 +42,28 @@ class Count:
         return self.trace
 
 
+def counted(source: str, out: Path, last: int) -> int:
+    """Import; the number of lines that took."""
+    count = Count(last)
+    sys.settrace(count.trace)
+    try:
+        import_model(source, out, format="int8")
+    finally:
+        sys.settrace(None)
+    return count.lines
+
+
 def child(source: str, out: Path, last: int) -> tuple[int, int]:
     """(exit code or -signal, lines run) of an import in a process of its own."""
     reading, writing = os.pipe()
     pid = os.fork()
     if not pid:
-        count = Count(last)
-        sys.settrace(count.trace)
-        import_model(source, out, format="int8")
-        sys.settrace(None)
-        os.write(writing, str(count.lines).encode())
-        os._exit(0)
+        try:
+            os.write(writing, str(counted(source, out, last)).encode())
+            os._exit(0)
+        finally:
+            traceback.print_exc()
+            os._exit(1)
     os.close(writing)
     lines = os.read(reading, 32).decode()
     os.close(reading)
@@ -63,7 +75,7 @@ def main(source: str, directory: Path, seed: int, moments: int = 5) -> None:
     torch.set_num_threads(1)
     transformers.logging.disable_progress_bar()
     rng = random.Random(seed)
-    _, lines = child(source, directory / "reference", -1)
+    lines = counted(source, directory / "reference", -1)
     first = [rng.randrange(1, lines) for _ in range(moments)]
     first += [rng.randrange(lines - LAST, lines) for _ in range(moments)]
     for number, last in enumerate(first):

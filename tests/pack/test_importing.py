@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections import namedtuple
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +117,12 @@ def test_a_cancelled_import_goes_on(share: float, reference: Path, checkpoint: C
     assert not out.exists() and len(kept) == {0.3: 0, 0.6: 1, 0.85: 2, 1.0: 3}[share]
     encoded: list[int] = []
     real = job.Job.encode
-    monkeypatch.setattr(job.Job, "encode", lambda self, layer, e: (encoded.append(layer), real(self, layer, e))[1])
+
+    def encode(self: job.Job, layer: int, expert: int) -> Any:
+        encoded.append(layer)
+        return real(self, layer, expert)
+
+    monkeypatch.setattr(job.Job, "encode", encode)
     import_model(source, out, format="int8")
     assert same(out, reference)
     assert set(encoded).isdisjoint(int(name[8:13]) for name in kept)  # what was finished was not done again
@@ -149,16 +156,55 @@ def test_refused_before_anything_is_written(checkpoint: Checkpoint, reference: P
     assert [p.name for p in tmp_path.iterdir()] == ["there"]
 
 
-def test_a_damaged_source_leaves_nothing(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    source = Path(shutil.copytree(checkpoint("qwen3_moe"), tmp_path / "model"))
+def _cut_short(source: Path) -> None:
     file = sorted(source.glob("*.safetensors"))[-1]
-    file.write_bytes(file.read_bytes()[:-50])
-    with pytest.raises(ModelError, match="is damaged"):
-        import_model(str(source), tmp_path / "pack")
+    os.truncate(file, file.stat().st_size - 50)
+
+
+def _only_pickles(source: Path) -> None:
+    for file in source.glob("*.safetensors*"):
+        file.unlink()
+    (source / "pytorch_model.bin").write_bytes(b"x")
+
+
+def _remote_code(source: Path) -> None:
     (source / "config.json").write_text(json.dumps({"model_type": "new", "auto_map": {"AutoConfig": "x.Y"}}))
-    with pytest.raises(ModelError):
+    (source / "x.py").write_text("raise SystemExit('ran')")
+
+
+def _is_in_the_way(source: Path) -> None:
+    (source / "config.json").unlink()
+    (source / "config.json").mkdir()
+
+
+@pytest.mark.parametrize(("spoil", "words"), [
+    (_cut_short, "is damaged"), (_only_pickles, "never read here"), (_remote_code, "never runs such code"),
+    (_is_in_the_way, "no config.json|cannot be read")])
+def test_what_cannot_be_read_leaves_nothing(spoil: Callable[[Path], None], words: str, checkpoint: Checkpoint,
+                                            tmp_path: Path) -> None:
+    source = Path(shutil.copytree(checkpoint("qwen3_moe"), tmp_path / "model"))
+    spoil(source)
+    with pytest.raises(ModelError, match=words):
         import_model(str(source), tmp_path / "pack")
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_source_that_fails_while_it_is_read(checkpoint: Checkpoint, reference: Path, tmp_path: Path,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    real, reads = CheckpointReader.read_coded, []
+
+    def fail(self: CheckpointReader, layer: int, expert: int) -> Any:
+        reads.append(expert)
+        if (layer, expert) == (1, 3):
+            raise OSError(errno.EIO, "Input/output error")
+        return real(self, layer, expert)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointReader, "read_coded", fail)
+        with pytest.raises(ModelError, match=r"qwen3_moe cannot be read: Input/output error"):
+            import_model(str(checkpoint("qwen3_moe")), tmp_path / "pack", format="int8")
+    assert {p.name for p in (tmp_path / "pack.partial").glob("experts*")} == {"experts-00000.bin"}
+    assert same(import_model(str(checkpoint("qwen3_moe")), tmp_path / "pack", format="int8"), reference)
 
 
 def test_room_is_looked_for_first(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

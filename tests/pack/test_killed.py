@@ -1,4 +1,4 @@
-"""`kill -9` at random points of an import: never a pack that opens and is wrong, and always one that can be finished."""
+"""`kill -9` at random points of an import: never a pack that opens and is wrong; always one that can be finished."""
 
 from __future__ import annotations
 
@@ -30,4 +30,4 @@ def test_killed_at_ten_random_points(checkpoint: Checkpoint, tmp_path: Path) -> 
     for out in {one["out"] for one in ran}:
         assert same(Path(out), tmp_path / "reference"), out
         assert not Path(f"{out}.partial").exists()
-    assert len(ran) > 20  # most were killed twice, then finished
+    assert len(ran) > 15  # many were killed twice, then finished

@@ -4,14 +4,14 @@ codes in ours."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, CompressedTensorsConfig, Mxfp4Config
 
 from core.hf import CheckpointReader, load_skeleton, meta_skeleton
 from core.memory.codec import make_codec
@@ -34,6 +34,7 @@ class Case:
     label: str
     dtype: torch.dtype = torch.float16
     fields: dict[str, Any] = field(default_factory=dict)
+    best: str = "int4-g32"  # where nothing is exact
     formats: frozenset[str | None] | None = None  # that experts' weights are coded in; None: in `exact` alone
 
     def write(self, directory: Path) -> Written:
@@ -42,13 +43,14 @@ class Case:
         return write(self.arch, directory, self.writer(), self.config, dtype=self.dtype, **self.fields)
 
 
-def gptq(name: str, arch: str, exact: str | None, label: str, config: dict[str, Any] | None = None, **settings: Any
-         ) -> Case:
+def gptq(name: str, arch: str, exact: str | None, label: str, config: dict[str, Any] | None = None,
+         best: str = "int4-g32", **settings: Any) -> Case:
     described = {"quant_method": "gptq", "bits": settings.get("bits", 4), "group_size": settings.get("group", 128),
                  "sym": settings.get("symmetric", True), "desc_act": settings.get("act_order", False),
                  "lm_head": False, "damp_percent": 0.01, **(config or {})}
     writer, formats = settings.pop("writer", lambda: quantized.gptq(**settings)), settings.pop("formats", ())
-    return Case(f"gptq-{name}", "gptq", arch, described, writer, exact, label, formats=frozenset(formats) or None)
+    return Case(f"gptq-{name}", "gptq", arch, described, writer, exact, label, formats=frozenset(formats) or None,
+                best=best)
 
 
 def compressed(name: str, arch: str, exact: str | None, label: str, bits: int = 4, group: int = 128,
@@ -96,11 +98,13 @@ CASES = [
         "dynamic": {"-:.*layers.0.self_attn": {}, "+:.*self_attn": {"bits": 8, "group_size": 32}}}, writer=lambda: {
             r"experts": quantized.gptq(), r"layers\.1\.self_attn": quantized.gptq(8, 32)}),
     gptq("mixed", "mixtral", None, "GPTQ 4-bit, groups of 64", group=64, writer=lambda: {
-        r"layers\.0\.": quantized.gptq(8, 32), "": quantized.gptq(4, 64)}, formats=("int8-g32", "int4-g64-sym")),
+        r"layers\.0\.": quantized.gptq(8, 32), "": quantized.gptq(4, 64)}, formats=("int8-g32", "int4-g64-sym"),
+         best="int8-g32"),
     gptq("8bit-g32", "qwen3_moe", "int8-g32", "GPTQ 8-bit, groups of 32", bits=8, group=32),
     gptq("8bit-g128", "mixtral", "int8-g32", "GPTQ 8-bit, groups of 128", bits=8, group=128),
     gptq("8bit-row", "qwen3_moe", "int8", "GPTQ 8-bit, one scale a row", bits=8, group=-1),
-    gptq("8bit-asym", "qwen3_moe", None, "GPTQ 8-bit, groups of 32", bits=8, group=32, symmetric=False),
+    gptq("8bit-asym", "qwen3_moe", None, "GPTQ 8-bit, groups of 32", bits=8, group=32, symmetric=False,
+         best="int8-g32"),
     Case("awq", "awq", "qwen3_moe", AWQ | {"modules_to_not_convert": ["gate"]}, quantized.awq, "int4-g128",
          "AWQ 4-bit, groups of 128"),
     Case("awq", "awq", "mixtral", AWQ | {"modules_to_not_convert": ["gate"], "version": "GEMM"}, quantized.awq,
@@ -112,8 +116,8 @@ CASES = [
     compressed("asym", "mixtral", "int4-g64", "compressed-tensors INT4, groups of 64", group=64, symmetric=False),
     compressed("row", "qwen3_moe", "int4-g128-sym", "compressed-tensors INT4", group=-1),
     compressed("8bit-row", "qwen3_moe", "int8", "compressed-tensors INT8", bits=8, group=-1),
-    compressed("8bit-asym", "qwen3_moe", None, "compressed-tensors INT8, groups of 32", bits=8, group=32,
-               symmetric=False),
+    replace(compressed("8bit-asym", "qwen3_moe", None, "compressed-tensors INT8, groups of 32", bits=8, group=32,
+                       symmetric=False), best="int8-g32"),
     compressed("bytes", "qwen3_moe", "int8", "compressed-tensors INT8", bits=8, group=-1, format="int-quantized",
                writer=lambda: quantized.bytes_by_compressed_tensors),
     compressed("mixed", "qwen3_moe", "int4-g32-sym", "compressed-tensors INT4 + FP8, groups of 32", config_groups={
@@ -150,17 +154,33 @@ def test_a_source_means_what_its_format_says(case: Case, tmp_path: Path) -> None
     shell.mkdir()
     with open_source(written.path) as source:
         assert (source.kind, source.label, source.exact_format) == (case.kind, case.label, case.exact)
+        assert source.best_format == (case.exact or case.best)
         assert source.dense_dtype == case.dtype
         assert "quantization_config" not in source.config
         meta = meta_skeleton(source.write_shell(shell))
         with CheckpointReader(meta, source.tensors) as reader:
             full = reference(written, tmp_path / "reference")
             experts_are_equal(reader, full)
+            rows_are_equal(source.tensors)
             coded = None if case.exact == "checkpoint" else case.exact
             assert coded_formats(reader, full) == (case.formats or {coded})
             if source.exact_format:
                 packed_is_equal(reader, full, source.exact_format, source.numbers)
             dense_is_equal(reader, full, source.tensors, written, shell)
+
+
+@pytest.mark.filterwarnings("ignore:You passed `quantization_config`")
+@pytest.mark.parametrize("name", ["compressed-sym", "compressed-mixed", "compressed-fp8", "compressed-mxfp4", "mxfp4"])
+def test_the_checkpoints_written_here_are_what_transformers_reads(name: str, tmp_path: Path) -> None:
+    """Formats that transformers dequantises on a CPU without further packages: its own load agrees."""
+    case = next(case for case in CASES if case.name == name)
+    written = case.write(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(
+        written.path, dtype=case.dtype, quantization_config=Mxfp4Config(dequantize=True) if name == "mxfp4"
+        else CompressedTensorsConfig(run_compressed=False)).state_dict()
+    wanted = reference(written, tmp_path / "reference").state_dict()
+    assert loaded.keys() == wanted.keys()
+    assert all(torch.equal(tensor, wanted[name].to(tensor.dtype)) for name, tensor in loaded.items())
 
 
 def reference(written: Written, directory: Path) -> Any:
@@ -180,6 +200,17 @@ def experts_are_equal(reader: CheckpointReader, full: Any) -> None:
             for part, tensor in reader.read(site.index, expert).items():
                 assert tensor.shape == site.parts[part].shape
                 assert torch.equal(tensor.float(), stacked.get_parameter(part)[expert]), (site.name, part, expert)
+
+
+def rows_are_equal(tensors: Any) -> None:
+    """A row of the first dimension is that row of the whole, as weights and as codes."""
+    for name in list(tensors.matrices)[:: max(1, len(tensors.matrices) // 4)]:
+        assert torch.equal(tensors.read(name, 1), tensors.read(name)[1:2]), name
+        whole, row = tensors.coded(name), tensors.coded(name, 1)
+        assert (whole is None) == (row is None)
+        if whole is not None:
+            assert all(r is None if w is None else torch.equal(r, w[1:2])
+                       for w, r in zip(whole[1:], row[1:], strict=True)), name
 
 
 def coded_formats(reader: CheckpointReader, full: Any) -> set[str | None]:

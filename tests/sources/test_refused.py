@@ -61,6 +61,13 @@ def _truncated(path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
 
 
+def _wrong_shape(path: Path) -> None:
+    file = sorted(path.glob("*.safetensors"))[0]
+    raw = file.read_bytes()
+    assert b'"shape":[256,256]' in raw
+    file.write_bytes(raw.replace(b'"shape":[256,256]', b'"shape":[256,255]'))
+
+
 def _no_settings(path: Path) -> None:
     file = path / "config.json"
     file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "quantization_config"}))
@@ -84,6 +91,7 @@ CASES: list[tuple[Callable[[Path], None], str]] = [
     (lambda p: shutil.rmtree(p), "no model at"),
     (_pickles, "never read here"),
     (_truncated, "00001.safetensors is damaged.*its header says"),
+    (_wrong_shape, r"00001.safetensors is damaged: .*shape \(256, 255\) has 131,072 bytes"),
     (_no_settings, r"stores codes .*no quantization_config.*Download config.json"),
     (_bad_file_beside, "quantize_config.json cannot be read"),
     (lambda p: settings(p, bits=3), "GPTQ checkpoint of 3 bits.*4 and with 8"),
@@ -123,6 +131,18 @@ def test_settings_beside_config_json_are_found(model: Path) -> None:
         assert (source.kind, source.exact_format) == ("gptq", "int4-g64-sym")
 
 
+def test_settings_of_a_text_model_are_found_and_dropped(model: Path, tmp_path: Path) -> None:
+    file = model / "config.json"
+    config = json.loads(file.read_text())
+    text = {"quantization_config": config.pop("quantization_config"), "dtype": "bfloat16"}
+    file.write_text(json.dumps(config | {"text_config": text, "dtype": None}))
+    with pytest.raises(ModelError, match=r"quantized \(gptq\)"):
+        check_model(model)
+    with open_source(model) as source:
+        assert (source.kind, source.dense_dtype) == ("gptq", torch.bfloat16)
+        assert source.config["text_config"] == {"dtype": "bfloat16"}
+
+
 def test_remote_code_is_refused_by_the_model_type(model: Path) -> None:
     file = model / "config.json"
     changed = {"model_type": "brandnew", "auto_map": {"AutoModelForCausalLM": "evil.Model"}}
@@ -152,3 +172,30 @@ def test_gguf_is_pointed_at_import(checkpoint: Checkpoint, tmp_path: Path) -> No
     for path in (tmp_path, tmp_path / "model.gguf"):
         with pytest.raises(ModelError, match=r"GGUF.*launch.py import"):
             check_model(path)
+
+
+COMPRESSED = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {
+    "group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "group_size": 64}}}}
+DAMAGED: list[tuple[Callable[[], quantized.Writer], dict[str, Any], Callable[[Path], None], str]] = [
+    (quantized.bnb, {"quant_method": "bitsandbytes"}, lambda p: _without(p, ".quant_map"), "w1.weight' lacks 'quant_m"),
+    (quantized.bnb, {"quant_method": "bitsandbytes"}, lambda p: _without(p, "__nf4"), "lacks its quant_state"),
+    (quantized.bnb, {"quant_method": "bitsandbytes"}, lambda p: tensors(p, lambda t: {
+        n: v[:-1].clone() if n.endswith("__nf4") else v for n, v in t.items()}), "quant_state cannot be read"),
+    (lambda: quantized.packed_by_compressed_tensors(4, 64, True), COMPRESSED,
+     lambda p: _without(p, "weight_scale"), "lacks 'weight_scale'"),
+    (lambda: quantized.packed_by_compressed_tensors(4, 64, True), COMPRESSED, lambda p: settings(p, config_groups={
+        "group_0": {"weights": {"num_bits": 3, "type": "int"}}}), "3 bits is not read, only of 4 and of 8"),
+    (quantized.fp8, {"quant_method": "fp8", "weight_block_size": [128, 128]}, lambda p: tensors(p, lambda t: {
+        n: torch.ones(3, 5) if n.endswith("_scale_inv") else v for n, v in t.items()}), "3 scales do not fit"),
+    (quantized.fp8, {"quant_method": "fp8"}, lambda p: _without(p, "_scale_inv"), "w1.weight' has no scale"),
+]
+
+
+@pytest.mark.parametrize(("writer", "config", "spoil", "words"), DAMAGED, ids=[case[-1] for case in DAMAGED])
+def test_weights_whose_parts_do_not_fit_are_refused(writer: Callable[[], quantized.Writer], config: dict[str, Any],
+                                                    spoil: Callable[[Path], None], words: str, tmp_path: Path) -> None:
+    path = quantized.write("mixtral", tmp_path, writer(), config, num_hidden_layers=1).path
+    open_source(path).close()
+    spoil(path)
+    with pytest.raises(ModelError, match=words):
+        open_source(path)

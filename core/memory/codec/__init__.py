@@ -30,6 +30,6 @@ def make_codec(format: str, *, specs: Mapping[str, PartSpec], dtype: torch.dtype
         kind = Plain
     elif digits.supported(chosen, specs, dtype, device, is_transposed):
         kind = digits.Digits
-    elif chosen.bits == 8 and not chosen.group and int8.supported(dtype, device):
+    elif chosen.bits == 8 and not chosen.group and int8.supported(specs, dtype, device, is_transposed):
         kind = int8.Int8Rows
     return kind(chosen, specs, dtype, device, is_transposed, numbers_of(chosen, dtype, stored))

@@ -49,7 +49,7 @@ def dequantize(format: Format, codes: torch.Tensor, scale: torch.Tensor, zero: t
     if format.table:
         entries = table(format.table, codes.device).index_select(0, codes.flatten().int())
     else:
-        entries = codes.to(torch.float32)
+        entries = codes.to(torch.float32, memory_format=torch.contiguous_format)
         if codes.dtype == torch.uint8:
             entries -= 1 << format.bits - 1
     step = scales(scale)

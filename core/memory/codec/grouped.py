@@ -36,8 +36,8 @@ class Grouped(Base):
 
     def _fields(self, part: str) -> Entries:
         (out, columns), group = self.out_in(part), self.format.group
-        if columns % max(group, 8):
-            fitting = [f.name for f in FORMATS.values() if not f.is_plain and columns % (f.group or 8) == 0]
+        if group and columns % group:
+            fitting = [f.name for f in FORMATS.values() if not f.is_plain and columns % (f.group or 1) == 0]
             raise ModelError(f"{self.name} in groups of {group} does not divide this model's {columns} inputs. Choose "
                              f"another expert format: {', '.join([*fitting, 'checkpoint'])}.")
         planes = PLANES[self.format.bits]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
-from core.memory.codec.base import Entries, SlotParts
+from core.memory.codec.base import Entries, PartSpec, SlotParts
 from core.memory.codec.grouped import Grouped
 
 PACKED_ROWS = 8  # up to this many rows the packed product beats casting the weights first
@@ -30,6 +32,7 @@ class Int8Rows(Grouped):
         return torch.mm(x, q.to(self.dtype).t()).mul_(scale)
 
 
-def supported(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether torch's packed int8 product serves here."""
-    return device.type == "cpu" and dtype == torch.bfloat16
+def supported(specs: Mapping[str, PartSpec], dtype: torch.dtype, device: torch.device, is_transposed: bool) -> bool:
+    """Whether torch's packed int8 product serves these matrices here; it reads past rows that 16 does not divide."""
+    columns = [s.shape[0 if is_transposed else 1] for s in specs.values() if s.is_weight]
+    return device.type == "cpu" and dtype == torch.bfloat16 and all(column % 16 == 0 for column in columns)

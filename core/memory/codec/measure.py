@@ -25,11 +25,18 @@ Linear = Callable[[SlotParts, str, torch.Tensor], torch.Tensor]
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 
 
-def random_expert(hidden: int, inner: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Weights of one gated expert, fp32: gate_up_proj [2 * inner, hidden], down_proj [hidden, inner]."""
+def random_expert(hidden: int, inner: int, seed: int = 0, freedom: int = 0) -> dict[str, torch.Tensor]:
+    """Weights of one gated expert, fp32: gate_up_proj [2 * inner, hidden], down_proj [hidden, inner].
+
+    Normally distributed, or with `freedom` like Student's t: heavy-tailed, as trained weights are.
+    """
     rng = torch.Generator().manual_seed(seed)
-    return {"gate_up_proj": torch.randn(2 * inner, hidden, generator=rng) * 0.02,
-            "down_proj": torch.randn(hidden, inner, generator=rng) * 0.02}
+
+    def weights(*shape: int) -> torch.Tensor:
+        wide = sum((torch.randn(shape, generator=rng).square_() for _ in range(freedom)), torch.zeros(()))
+        return torch.randn(shape, generator=rng).mul_(0.02) / ((wide / freedom).sqrt() if freedom else 1.0)
+
+    return {"gate_up_proj": weights(2 * inner, hidden), "down_proj": weights(hidden, inner)}
 
 
 def specs_of(parts: Mapping[str, torch.Tensor]) -> dict[str, PartSpec]:
@@ -71,7 +78,7 @@ def milliseconds(call: Callable[[], object], seconds: float = 0.2) -> float:
     return sorted(times)[len(times) // 10]
 
 
-def products(linear: Linear, slots: list[SlotParts], x: torch.Tensor) -> float:
+def products(linear: Linear, slots: list[SlotParts], x: torch.Tensor, seconds: float = 0.2) -> float:
     """Milliseconds of one expert's products, a different slot at each call."""
     turn = 0
 
@@ -80,7 +87,7 @@ def products(linear: Linear, slots: list[SlotParts], x: torch.Tensor) -> float:
         turn += 1
         ffn(linear, slots[turn % len(slots)], x)
 
-    return milliseconds(call)
+    return milliseconds(call, seconds)
 
 
 def main(hidden: int = 2048, inner: int = 768, dtype: str = "bfloat16") -> None:

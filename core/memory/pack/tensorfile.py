@@ -31,7 +31,7 @@ def header(tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], metadata:
 
 def write_tensors(file: Path, tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
                   read: Callable[[str], torch.Tensor], metadata: Mapping[str, str],
-                  wrote: Callable[[int], None]) -> Entry:
+                  wrote: Callable[[int], object]) -> Entry:
     """Write what `read(name)` returns for every name, widest number types first, as safetensors itself does.
 
     `wrote(bytes)` is called after each. Ends with the bytes on the disk. Raises OSError, and ModelError when a tensor

@@ -63,13 +63,13 @@ class PackWriter:
             raise
 
     def write_dense(self, tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
-                    read: Callable[[str], torch.Tensor], wrote: Callable[[int], None]) -> None:
+                    read: Callable[[str], torch.Tensor], wrote: Callable[[int], object]) -> None:
         """Write the weights outside the experts: see `write_tensors`."""
         metadata = {"format": "pt", "moestro": json.dumps(self._identity, sort_keys=True)}
         with self._begun(DENSE) as file:
             self._finish(DENSE, Done(write_tensors(file, tensors, read, metadata, wrote)))
 
-    def write_layer(self, layer: int, blobs: Iterable[torch.Tensor], wrote: Callable[[int], None],
+    def write_layer(self, layer: int, blobs: Iterable[torch.Tensor], wrote: Callable[[int], object],
                     notes: Callable[[], Mapping[str, str]] = dict) -> None:
         """Write one MoE layer's experts (uint8 [any size]) in order, each padded to whole pages.
 

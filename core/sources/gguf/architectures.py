@@ -16,9 +16,13 @@ from core.sources.gguf import config as c
 from core.sources.gguf.facts import Facts
 from core.sources.gguf.header import Entry
 from core.sources.gguf.layout import (
+    DENSE,
+    OUTER,
+    QK_NORM,
     SHARED,
     Experts,
     Names,
+    as_kernel,
     as_row,
     heads_unpaired,
     joined,
@@ -31,10 +35,18 @@ BLOCK_SPARSE = {"ffn_gate_inp": "block_sparse_moe.gate"}
 BY_NUMBER = Experts("block_sparse_moe.experts.{}.w1.weight", "block_sparse_moe.experts.{}.w3.weight",
                     "block_sparse_moe.experts.{}.w2.weight")
 CORRECTION = {"exp_probs_b": "mlp.gate.e_score_correction_bias"}
+QKV = frozenset({"attn_q", "attn_k", "attn_v"})
 ONE_SHARED = {name: target.replace("experts", "expert") for name, target in SHARED.items()}
 MLA = {"attn_q_a": "self_attn.q_a_proj", "attn_q_a_norm": "self_attn.q_a_layernorm", "attn_q_b": "self_attn.q_b_proj",
        "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa", "attn_kv_a_norm": "self_attn.kv_a_layernorm",
        "attn_kv_b": "self_attn.kv_b_proj"}
+
+
+LFM2 = {"attn_norm": "operator_norm", "ffn_norm": "ffn_norm", "attn_output": "self_attn.out_proj",
+        "attn_q_norm": "self_attn.q_layernorm", "attn_k_norm": "self_attn.k_layernorm",
+        "ffn_gate": "feed_forward.w1", "ffn_up": "feed_forward.w3", "ffn_down": "feed_forward.w2",
+        "ffn_gate_inp": "feed_forward.gate", "exp_probs_b": "feed_forward.expert_bias",
+        **{f"shortconv.{part}": f"conv.{part}" for part in ("conv", "in_proj", "out_proj")}}
 
 
 @dataclass(frozen=True)
@@ -68,7 +80,7 @@ def _qwen2_moe(facts: Facts) -> dict[str, Any]:
 def _qwen3_moe(facts: Facts) -> dict[str, Any]:
     c.scored(facts, c.SOFTMAX)
     return c.common(facts, "qwen3_moe", "Qwen3MoeForCausalLM") | {
-        **_qwen_experts(facts), "head_dim": c.head_dim(facts), "attention_bias": facts.has("attn_q.bias"),
+        **_qwen_experts(facts), "head_dim": c.head_dim(facts),
         "norm_topk_prob": bool(facts.get("expert_weights_norm", True))}  # llama.cpp computes it so without the key
 
 
@@ -81,15 +93,14 @@ def _qwen_experts(facts: Facts) -> dict[str, Any]:
 def _olmoe(facts: Facts) -> dict[str, Any]:
     return c.common(facts, "olmoe", "OlmoeForCausalLM") | {
         "num_experts": c.experts(facts), "intermediate_size": facts.expert_size(),
-        "norm_topk_prob": bool(facts.get("expert_weights_norm", False)),
-        "attention_bias": facts.has("attn_q.bias")}
+        "norm_topk_prob": bool(facts.get("expert_weights_norm", False))}
 
 
 def _granite(facts: Facts) -> dict[str, Any]:
     if facts.get("rope.scaling.finetuned", True) is False:
         raise ModelError("This GGUF model works without rotary embedding, which its architecture does not have in "
                          "transformers. Import the model's safetensors version instead.")
-    shared = facts.get("expert_shared_feed_forward_length", 0) if facts.has("ffn_down_shexp.weight") else 0
+    shared = facts.shape("blk.0.ffn_down_shexp.weight")[-1] if facts.has("ffn_down_shexp.weight") else 0
     kind = ("granitemoeshared", "GraniteMoeSharedForCausalLM") if shared else ("granitemoe", "GraniteMoeForCausalLM")
     return c.common(facts, *kind) | {
         "num_local_experts": c.experts(facts), "intermediate_size": facts.expert_size(),
@@ -130,7 +141,7 @@ def _glm4_moe(facts: Facts) -> dict[str, Any]:
 def _dots1(facts: Facts) -> dict[str, Any]:
     c.scored(facts, c.SIGMOID)
     return c.common(facts, "dots1", "Dots1ForCausalLM") | {
-        **_grouped(facts), "head_dim": c.head_dim(facts), "attention_bias": facts.has("attn_q.bias"),
+        **_grouped(facts), "head_dim": c.head_dim(facts),
         "sliding_window": None, "layer_types": ["full_attention"] * facts.layers}
 
 
@@ -195,7 +206,7 @@ def _ernie(facts: Facts) -> dict[str, Any]:
                      "moe_intermediate_size": facts.expert_size(), "intermediate_size": c.dense_size(facts),
                      "moe_num_shared_experts": c.shared_experts(facts), "moe_layer_start_index": facts.moe_layers[0],
                      "moe_layer_end_index": facts.layers - 1, "moe_layer_interval": step,
-                     "head_dim": c.head_dim(facts), "use_bias": facts.has("attn_output.bias")}
+                     "head_dim": c.head_dim(facts)}
 
 
 def _minimax(facts: Facts) -> dict[str, Any]:
@@ -207,29 +218,51 @@ def _minimax(facts: Facts) -> dict[str, Any]:
                      "intermediate_size": facts.expert_size()}
 
 
+def _lfm2_moe(facts: Facts) -> dict[str, Any]:
+    c.scored(facts, c.SIGMOID)
+    config = c.common(facts, "lfm2_moe", "Lfm2MoeForCausalLM")
+    kinds = ["full_attention" if heads else "conv" for heads in facts.by_layer("attention.head_count_kv")]
+    return config | {"norm_eps": config.pop("rms_norm_eps"), "layer_types": kinds, "num_experts": c.experts(facts),
+                     "moe_intermediate_size": facts.expert_size(), "intermediate_size": c.dense_size(facts),
+                     "num_dense_layers": facts.dense_lead, "conv_L_cache": facts.need("shortconv.l_cache"),
+                     "conv_bias": False, "use_expert_bias": facts.has("exp_probs_b.bias"), "norm_topk_prob": True,
+                     "routed_scaling_factor": 1.0}
+
+
 ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture(_mixtral, lambda f: Names(BLOCK_SPARSE, BY_NUMBER, _unpaired(f))),
+    "llama": Architecture(_mixtral, lambda f: Names(BLOCK_SPARSE, experts=BY_NUMBER, merges=_unpaired(f))),
     "qwen2moe": Architecture(_qwen2_moe, lambda f: Names(
-        ONE_SHARED | {"ffn_gate_inp_shexp": "mlp.shared_expert_gate"}, merges={"ffn_gate_inp_shexp": as_row})),
-    "qwen3moe": Architecture(_qwen3_moe, lambda f: Names()),
-    "olmoe": Architecture(_olmoe, lambda f: Names()),
+        DENSE | ONE_SHARED | {"ffn_gate_inp_shexp": "mlp.shared_expert_gate"}, biases=QKV,
+        merges={"ffn_gate_inp_shexp": as_row})),
+    "qwen3moe": Architecture(_qwen3_moe, lambda f: Names(DENSE | QK_NORM)),
+    "olmoe": Architecture(_olmoe, lambda f: Names(QK_NORM)),
     "granitemoe": Architecture(_granite, lambda f: Names(
         {"ffn_gate_inp": "block_sparse_moe.router.layer", "ffn_down_shexp": "shared_mlp.output_linear"},
-        Experts("block_sparse_moe.input_linear.weight", "", "block_sparse_moe.output_linear.weight"), _unpaired(f),
-        _granite_shared)),
+        experts=Experts("block_sparse_moe.input_linear.weight", "", "block_sparse_moe.output_linear.weight"),
+        merges=_unpaired(f), more=_granite_shared)),
     "gpt-oss": Architecture(_gpt_oss, lambda f: Names(
         {"ffn_gate_inp": "mlp.router", "attn_sinks": "self_attn.sinks",
          "post_attention_norm": "post_attention_layernorm"},
-        Experts("mlp.experts.gate_up_proj", "", "mlp.experts.down_proj", woven, turned))),
+        experts=Experts("mlp.experts.gate_up_proj", "", "mlp.experts.down_proj", woven, turned),
+        biases=QKV | {"attn_output", "ffn_gate_inp"})),
     "glm4moe": Architecture(_glm4_moe, lambda f: Names(
-        SHARED | CORRECTION | {"post_attention_norm": "post_attention_layernorm"})),
-    "dots1": Architecture(_dots1, lambda f: Names(SHARED | CORRECTION)),
+        DENSE | QK_NORM | SHARED | CORRECTION | {"post_attention_norm": "post_attention_layernorm"},
+        biases=QKV | set(CORRECTION))),
+    "dots1": Architecture(_dots1, lambda f: Names(
+        DENSE | QK_NORM | SHARED | CORRECTION, biases=frozenset(CORRECTION))),
     "deepseek2": Architecture(_deepseek, lambda f: Names(
-        SHARED | CORRECTION | MLA, more=_kv_b, ignored=frozenset({"attn_k_b", "attn_v_b"}))),
+        DENSE | SHARED | CORRECTION | MLA, biases=frozenset(CORRECTION), more=_kv_b,
+        ignored=frozenset({"attn_k_b", "attn_v_b"}))),
     "ernie4_5-moe": Architecture(_ernie, lambda f: Names(
-        SHARED | {"exp_probs_b": "mlp.moe_statics.e_score_correction_bias"}, merges={"exp_probs_b": as_row})),
+        DENSE | SHARED | {"exp_probs_b": "mlp.moe_statics.e_score_correction_bias"}, biases=frozenset(CORRECTION),
+        merges={"exp_probs_b": as_row})),
+    "lfm2moe": Architecture(_lfm2_moe, lambda f: Names(
+        LFM2, {**OUTER, "token_embd_norm": "model.embedding_norm", "output_norm": "model.embedding_norm"},
+        Experts("feed_forward.experts.{}.w1.weight", "feed_forward.experts.{}.w3.weight",
+                "feed_forward.experts.{}.w2.weight"), frozenset(CORRECTION), {"shortconv.conv": as_kernel})),
     "minimax-m2": Architecture(_minimax, lambda f: Names(
-        BLOCK_SPARSE | {"exp_probs_b": "block_sparse_moe.e_score_correction_bias"}, BY_NUMBER)),
+        BLOCK_SPARSE | QK_NORM | {"exp_probs_b": "block_sparse_moe.e_score_correction_bias"}, experts=BY_NUMBER,
+        biases=frozenset(CORRECTION))),
 }
 
 

@@ -18,11 +18,15 @@ TOKENS = {"bos_token_id": "tokenizer.ggml.bos_token_id", "eos_token_id": "tokeni
 def common(facts: Facts, model_type: str, kind: str) -> dict[str, Any]:
     """What every decoder's config says. `kind` is the model class."""
     heads = facts.need("attention.head_count")
+    shared = {count for count in facts.by_layer("attention.head_count_kv", heads) if count}  # 0: no attention there
+    if len(shared) != 1:
+        raise ModelError("The layers of this GGUF model differ in their heads, which Moestro does not support. Import "
+                         "the model's safetensors version instead.")
     vocab, hidden = facts.shape("token_embd.weight")
     config = {
         "architectures": [kind], "model_type": model_type, "hidden_size": hidden, "vocab_size": vocab,
         "num_hidden_layers": facts.layers, "num_attention_heads": heads,
-        "num_key_value_heads": facts.get("attention.head_count_kv", heads),
+        "num_key_value_heads": shared.pop(),
         "max_position_embeddings": facts.need("context_length"),
         "rms_norm_eps": facts.need("attention.layer_norm_rms_epsilon"), "rope_parameters": rope(facts),
         "num_experts_per_tok": facts.need("expert_used_count"), "hidden_act": "silu",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from core.errors import ModelError
@@ -46,6 +47,11 @@ class Facts:
                              "of the model.")
         return value
 
+    def by_layer(self, key: str, default: Any = None) -> list[Any]:
+        """A value for each layer."""
+        value = self.metadata.get(f"{self.architecture}.{key}", default)
+        return value[: self.layers] if isinstance(value, list) else [value] * self.layers
+
     def shape(self, name: str) -> tuple[int, ...]:
         """A tensor's shape. Raises ModelError when it is missing."""
         if name not in self.entries:
@@ -57,7 +63,7 @@ class Facts:
         """Layers that answer; those that predict further tokens come after them and are not used."""
         return int(self.need("block_count")) - int(self.get("nextn_predict_layers", 0))
 
-    @property
+    @cached_property
     def moe_layers(self) -> list[int]:
         return [n for n in range(self.layers) if routed(self.entries, n)]
 

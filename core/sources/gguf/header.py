@@ -71,6 +71,7 @@ class _Parser:
     def __init__(self, handle: BinaryIO, path: Path, file: int) -> None:
         self._handle, self._path, self._file = handle, path, file
         self._size = path.stat().st_size
+        self._at = 0  # asking the file each time would take longer than reading
 
     def header(self) -> Header:
         if self._take(4) != b"GGUF":
@@ -92,7 +93,7 @@ class _Parser:
         alignment = metadata.get("general.alignment", ALIGNMENT)
         if not isinstance(alignment, int) or alignment <= 0:
             raise ValueError(f"its alignment is {alignment!r}")
-        start = -(-self._handle.tell() // alignment) * alignment
+        start = -(-self._at // alignment) * alignment
         return Header(metadata, dict(self._entry(*row, start) for row in table))
 
     def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
@@ -116,7 +117,8 @@ class _Parser:
         return name, entry
 
     def _take(self, count: int) -> bytes:
-        if count > self._size - self._handle.tell():
+        self._at += count
+        if self._at > self._size:
             raise ValueError("its header is cut short")
         return self._handle.read(count)
 
@@ -124,7 +126,7 @@ class _Parser:
         return struct.unpack("<" + code, self._take(struct.calcsize("<" + code)))[0]
 
     def _string(self) -> str:
-        return self._take(self._number("Q")).decode("utf-8", "surrogateescape")
+        return self._take(int.from_bytes(self._take(8), "little")).decode("utf-8", "replace")
 
     def _value(self, kind: int) -> Any:
         if kind in SCALARS:

@@ -17,8 +17,9 @@ from core.sources.gguf.tensors import Merge, Piece, Recipe
 OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 LAYER = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj",
          "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
-         "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "ffn_gate": "mlp.gate_proj",
-         "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj", "ffn_gate_inp": "mlp.gate"}
+         "ffn_gate_inp": "mlp.gate"}
+DENSE = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+QK_NORM = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 SHARED = {"ffn_gate_shexp": "mlp.shared_experts.gate_proj", "ffn_up_shexp": "mlp.shared_experts.up_proj",
           "ffn_down_shexp": "mlp.shared_experts.down_proj"}
 STORED = re.compile(r"blk\.(?P<layer>\d+)\.(?P<name>.+)\.(?P<kind>weight|bias)")
@@ -54,6 +55,11 @@ def as_row(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
     return pieces[0].view(-1, pieces[0].shape[-1])
 
 
+def as_kernel(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+    """[channels, width] -> [channels, 1, width]: a convolution of each channel by itself."""
+    return pieces[0].unsqueeze(1)
+
+
 def heads_unpaired(heads: int) -> Merge:
     """Undo llama.cpp's order of the rows of q and k: rotated pairs stood side by side, transformers wants halves."""
     return lambda pieces: pieces[0].unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(pieces[0].shape)
@@ -73,12 +79,17 @@ class Experts:
 
 @dataclass(frozen=True)
 class Names:
-    """How one architecture's tensors are called, beside what all have in common. `layers` adds to and replaces LAYER;
+    """How one architecture's tensors are called, beside what all have in common.
+
+    `layers` adds to and replaces LAYER; `outer` is of tensors outside the layers; `biases`: which can have one;
     `merges`: what is to be done to a tensor, by its GGUF name within a layer; `more`: further recipes of a layer, given
-    its prefix; `ignored`: tensors that transformers has no use for."""
+    its prefix; `ignored`: tensors that transformers has no use for.
+    """
 
     layers: Mapping[str, str] = field(default_factory=dict)
+    outer: Mapping[str, str] = field(default_factory=lambda: OUTER)
     experts: Experts = field(default_factory=Experts)
+    biases: frozenset[str] = frozenset()
     merges: Mapping[str, Merge] = field(default_factory=dict)
     more: Callable[[Mapping[str, Entry], str], dict[str, Recipe]] = lambda entries, layer: {}
     ignored: frozenset[str] = frozenset()
@@ -94,9 +105,11 @@ def recipes(entries: Mapping[str, Entry], names: Names, layers: int) -> dict[str
     for stored, entry in entries.items():
         outer, _, kind = stored.rpartition(".")
         at = STORED.fullmatch(stored)
-        if outer in OUTER:
-            made[f"{OUTER[outer]}.{kind}"] = Recipe((Piece(stored),), entry.shape, same)
+        if at is None and outer in names.outer and kind == "weight":
+            made[f"{names.outer[outer]}.{kind}"] = Recipe((Piece(stored),), entry.shape, same)
         elif at is not None and int(at["layer"]) < layers and at["name"] in targets:
+            if at["kind"] == "bias" and at["name"] not in names.biases:
+                continue  # unknown, as is told below
             target, merge = targets[at["name"]], names.merges.get(at["name"], same)
             shape = tuple(merge([torch.empty(entry.shape, device="meta")]).shape)
             suffix = "" if target.endswith(("_bias", "sinks")) else f".{at['kind']}"

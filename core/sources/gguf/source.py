@@ -18,7 +18,7 @@ from core.sources.gguf.files import OpenFiles, find_files, read_headers
 from core.sources.gguf.header import Header
 from core.sources.gguf.held import Held, held
 from core.sources.gguf.layout import recipes
-from core.sources.gguf.tensors import PLAIN, GgufTensors
+from core.sources.gguf.tensors import PLAIN, GgufTensors, check_types
 from core.sources.gguf.tokenizer import write_tokenizer
 
 ENDS = ("eos", "eot", "eom")  # tokens that end an answer, by their names in metadata
@@ -67,6 +67,7 @@ def open_gguf(path: Path) -> GgufSource:
     architecture = architecture_of(facts)
     config, names = architecture.config(facts), architecture.names(facts)
     made = recipes(header.tensors, names, facts.layers)
+    check_types(header.tensors[piece.name] for recipe in made.values() for piece in recipe.pieces)
     kept = held(header.tensors, facts.moe_layers)
     dense = _dense_dtype(header)
     return GgufSource(

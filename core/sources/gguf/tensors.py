@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
+from core.errors import ModelError
 from core.hf.tensors import Stated
 from core.memory.codec.coded import Coded
 from core.sources.gguf.blocks import decode
@@ -35,6 +37,18 @@ class Recipe(NamedTuple):
     merge: Merge
     expert: int | None = None
     is_expert: bool = False          # part of a routed expert: dequantised to fp32, given as codes
+
+
+def check_types(entries: Iterable[Entry]) -> None:
+    """Raises ModelError when the installed gguf package cannot dequantise one of the types."""
+    gguf = gguf_package()
+    for type in {entry.type for entry in entries} - set(PLAIN):
+        kind = gguf.GGMLQuantizationType[type]
+        try:
+            gguf.quants.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), dtype=np.uint8), kind)
+        except NotImplementedError:
+            raise ModelError(f"This GGUF model has weights of the type {type}, which the installed package `gguf` "
+                             "cannot read. Update it (pip install -U gguf), or use another quantization.") from None
 
 
 class GgufTensors:

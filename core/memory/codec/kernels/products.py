@@ -16,7 +16,7 @@ from core.memory.codec.tables import table
 
 LANES, LANES_MOST = 8, 16           # slots a launch: as many as most models choose, and for more
 SCRATCH_BYTES = 64 << 20            # of dequantised weights at a time, or one matrix where that is larger
-INPUTS = {2: 8, 3: 8, 4: 8, 8: 4}   # of a word of codes, by bits
+INPUTS = {2: 8, 3: 8, 4: 8, 8: 4}   # of a word of codes, by bits; of 8 bits 1 where rows are not whole words
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,17 @@ class Matrix:
     transposed: bool
     bits: int                           # 0 = plain numbers
     group: int                          # 0 = a scale a row
+    per_word: int                       # codes that are read as one word; 0 = plain numbers
     table: torch.Tensor | None          # what codes stand for, fp32 [16]
     at: tuple[int, int, int, int]       # bytes from the slot's start: codes or numbers, third bits, scales, zeros
     bias_at: int | None
     scale: torch.dtype | None
     zero: torch.dtype | None
+
+    @property
+    def word_bytes(self) -> int:
+        """Of 3-bit codes, those of the low two."""
+        return (2 if self.bits == 3 else self.bits) * self.per_word // 8
 
 
 def matrix(codec: Base, part: str) -> Matrix | None:
@@ -42,13 +48,14 @@ def matrix(codec: Base, part: str) -> Matrix | None:
     bias_at = bias.offset if bias is not None else None
     outputs, inputs = codec.out_in(part)
     if form.is_plain:
-        return Matrix(outputs, inputs, codec.is_transposed, 0, 0, None, (fields[part].offset, 0, 0, 0), bias_at,
+        return Matrix(outputs, inputs, codec.is_transposed, 0, 0, 0, None, (fields[part].offset, 0, 0, 0), bias_at,
                       None, None)
     found = [fields.get(f"{part}.{name}") for name in ("q", "q1", "scale", "zero")]
     codes, high, scale, zero = (field.offset if field is not None else 0 for field in found)
     if found[0] is None or found[2] is None:
         return None
-    return Matrix(outputs, inputs, False, form.bits, form.group,
+    per_word = INPUTS[form.bits] if inputs % INPUTS[form.bits] == 0 else 1
+    return Matrix(outputs, inputs, False, form.bits, form.group, per_word,
                   table(form.table, codec.device) if form.table else None, (codes, high, scale, zero), bias_at,
                   found[2].dtype, found[3].dtype if found[3] is not None else None)
 
@@ -101,7 +108,7 @@ class SlotKernels:
         self._number: dict[torch.dtype | None, Any] = {
             None: None, torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16,
             torch.uint8: tl.uint8}
-        self._word = {2: tl.uint16, 3: tl.uint16, 4: tl.uint32, 8: tl.uint32}
+        self._word = {1: tl.uint8, 2: tl.uint16, 4: tl.uint32}
 
     @classmethod
     def of(cls, codec: Codec) -> SlotKernels | None:
@@ -126,7 +133,8 @@ class SlotKernels:
         for first, count, bases in launches(slots):
             kernel, (across, _), constants = self.product(part, len(bases))
             fields = (one.table, bases, *one.at) if one.bits else (bases, one.at[0])
-            kernel[across, count](x[first:] if stride else x, out[first:], *fields, one.bias_at or 0, stride, **constants)
+            kernel[across, count](x[first:] if stride else x, out[first:], *fields, one.bias_at or 0, stride,
+                                  **constants)
         return out
 
     def widened(self, part: str, slots: Sequence[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
@@ -148,7 +156,7 @@ class SlotKernels:
         """What multiplies by a part of up to `lanes` slots."""
         one, bias = self._matrices[part], self._matrices[part].bias_at is not None
         if one.bits:
-            block = blocks.coded(one.bits, one.inputs // INPUTS[one.bits])
+            block = blocks.coded(one.bits, one.inputs // one.per_word)
             return Launch(self._gemv.coded_rows, (-(-one.outputs // block.outputs), 1),
                           {"BIAS": bias, **self._coded(one, lanes, block)})
         block = (blocks.columns if one.transposed else blocks.plain)(self.dtype.itemsize, one.inputs)
@@ -160,7 +168,7 @@ class SlotKernels:
     def widening(self, part: str, lanes: int) -> Launch:
         """What dequantises a part of up to `lanes` slots."""
         one = self._matrices[part]
-        words = one.inputs // INPUTS[one.bits]
+        words = one.inputs // one.per_word
         block = blocks.widen(words)
         return Launch(self._widen, (-(-one.outputs // block.outputs), -(-words // block.across)),
                       self._coded(one, lanes, block))
@@ -169,5 +177,5 @@ class SlotKernels:
         """What the kernels for codes are compiled for."""
         return {"LANES": lanes, "N": one.outputs, "K": one.inputs, "G": one.group, "BITS": one.bits,
                 "TABLE": one.table is not None, "SCALE": self._number[one.scale], "ZERO": self._number[one.zero],
-                "WORD": self._word[one.bits], "V": INPUTS[one.bits], "BN": block.outputs, "BU": block.across,
+                "WORD": self._word[one.word_bytes], "V": one.per_word, "BN": block.outputs, "BU": block.across,
                 "num_warps": block.warps, "enable_fp_fusion": True}

@@ -1,0 +1,70 @@
+"""`python -m tests.memory.interpreted`: every case of the kernels under Triton's interpreter, as JSON {case: error}.
+
+A process of its own: the interpreter is chosen when the kernels are imported, and stays chosen.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+
+from core.config import LoadSpec, Settings
+from core.engine import Engine
+from tests import kernel_cases as cases
+from tests.checkpoints import make_checkpoint
+from tests.tiny_tokenizer import save_tokenizer
+
+CPU = torch.device("cpu")
+EXPERTS = [("int4-g32", torch.float32, False), ("mxfp4", torch.float32, True), ("int8", torch.float16, False),
+           ("checkpoint", torch.float32, True), ("int3", torch.bfloat16, False)]
+
+
+def errors() -> dict[str, float]:
+    """Each case's error as a share of its bound."""
+    found: dict[str, float] = {}
+    for name, transposed, bias in itertools.product(cases.FORMATS, (False, True), (False, True)):
+        found[f"{name} transposed={transposed} bias={bias}"] = cases.product_error(
+            name, torch.float32, CPU, transposed, bias)
+    for name in cases.FORMATS:
+        found[f"{name} long"] = cases.product_error(name, torch.float32, CPU, False, True, 11,
+                                                    cases.odd_inputs(name, long=True))
+    for name in ("checkpoint", "int8-g32", "int4-g64", "mxfp4"):
+        for dtype in (torch.float16, torch.bfloat16):
+            found[f"{name} {dtype}"] = cases.product_error(name, dtype, CPU, transposed=False, bias=True)
+    found["19 slots"] = cases.product_error("int4-g32-sym", torch.float32, CPU, False, True, 5, 64, 19)
+    for i, name in enumerate(cases.CODED):
+        found[f"{name} widened"] = cases.widening_error(name, torch.float32, CPU, transposed=bool(i % 2))
+    found["int4-g32 widened to bf16"] = cases.widening_error("int4-g32", torch.bfloat16, CPU, transposed=False)
+    for name, dtype, oss in EXPERTS:
+        for what, error in cases.expert_error(name, dtype, CPU, oss).items():
+            found[f"expert {name} {dtype} oss={oss} {what}"] = error
+    found["engine"] = engine_error() / 1e-5
+    return found
+
+
+def engine_error() -> float:
+    """Of a tiny model's logits, with misses, in fp32."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = save_tokenizer(make_checkpoint("qwen3_moe", Path(directory), num_hidden_layers=2))
+        settings = Settings({"budget": "62.5%"})
+        engine = Engine.load(LoadSpec.checked(str(path), settings, format="int4-g32", dtype="float32", context=64))
+        try:
+            return cases.engine_error(engine, prompt=4)
+        finally:
+            engine.unload()
+
+
+def main() -> None:
+    """Print the errors."""
+    torch.set_num_threads(1)
+    assert os.environ.get("TRITON_INTERPRET") == "1"
+    print(json.dumps(errors()))
+
+
+if __name__ == "__main__":
+    main()

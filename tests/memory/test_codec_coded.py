@@ -1,0 +1,104 @@
+"""Codes of a checkpoint: packed and taken over bit for bit, in either orientation; anything else is rounded anew."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.memory.codec import FORMATS, Coded, Numbers, make_codec
+from core.memory.codec.bits import PLANES, pack, unpack
+from core.memory.codec.measure import fill
+from tests.memory.test_codec import CPU, gpt_oss_like, relative, specs_of
+
+CODED = [n for n in FORMATS if not FORMATS[n].is_plain]
+HALF = Numbers(torch.float16, torch.float16, torch.float16)
+
+
+def codes_like(name: str, weight: torch.Tensor, transposed: bool, seed: int = 0) -> Coded:
+    """Random codes for a matrix as the model stores it, every code and both signs of zeros among them."""
+    rng, format = torch.Generator().manual_seed(seed), FORMATS[name]
+    out, inputs = weight.shape[::-1] if transposed else weight.shape
+    codes = torch.randint(0, 1 << format.bits, (out, inputs), generator=rng)
+    groups = (out, inputs // format.group) if format.group else (out,)
+    scale = (torch.rand(groups, generator=rng) * 0.01 + 0.001).half()
+    if name == "mxfp4":
+        scale = torch.randint(110, 130, groups, generator=rng).to(torch.uint8)
+    zero = torch.randn(groups, generator=rng).mul(0.02).half() if format.zero else None
+    made = (codes - 128).to(torch.int8) if format.bits == 8 else codes.to(torch.uint8)
+    coded = Coded(name, made, scale, zero)
+    return coded.turned() if transposed else coded
+
+
+@settings(deadline=None)
+@given(bits=st.sampled_from(sorted(PLANES)), rows=st.integers(1, 5), inputs=st.integers(1, 5), seed=st.integers(0, 99))
+def test_packing_is_undone(bits: int, rows: int, inputs: int, seed: int) -> None:
+    codes = torch.randint(0, 1 << bits, (rows, inputs * 8), generator=torch.Generator().manual_seed(seed))
+    codes = (codes - 128).to(torch.int8) if bits == 8 else codes.to(torch.uint8)
+    planes = pack(codes, bits)
+    assert [p.shape for p in planes] == [(rows, inputs * plane) for plane in PLANES[bits]]
+    assert torch.equal(unpack(planes, bits), codes)
+
+
+def test_packed_bytes_are_what_the_format_says() -> None:
+    """The even input in the low half; input i in bits 2 * (i % 4); the high bits of 3-bit codes apart."""
+    codes = torch.tensor([[1, 2, 3, 0, 7, 6, 5, 4]], dtype=torch.uint8)
+    assert [p.tolist() for p in pack(codes, 4)] == [[[0x21, 0x03, 0x67, 0x45]]]
+    assert [p.tolist() for p in pack(codes, 3)] == [[[0b00111001, 0b00011011]], [[0b11110000]]]
+    assert [p.tolist() for p in pack(codes & 3, 2)] == [[[0b00111001, 0b00011011]]]
+
+
+@pytest.mark.parametrize("name", CODED)
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_codes_of_the_same_format_are_kept_bit_for_bit(name: str, transposed: bool, dtype: torch.dtype) -> None:
+    parts = gpt_oss_like()
+    if not transposed:
+        parts = {n: t.t().contiguous() if t.dim() == 2 else t for n, t in parts.items()}
+    given = {n: codes_like(name, t, transposed) if t.dim() == 2 else t for n, t in parts.items()}
+    codec = make_codec(name, specs=specs_of(parts), dtype=dtype, device=CPU, is_transposed=transposed, stored=HALF)
+    blob = codec.encode(given)
+    views = codec.blob_layout.views(blob)
+    for part in ("gate_up_proj", "down_proj"):
+        coded = given[part]
+        assert isinstance(coded, Coded)
+        turned = coded.turned() if transposed else coded
+        planes = [views[f"{part}.q{i or ''}"] for i in range(len(PLANES[FORMATS[name].bits]))]
+        assert torch.equal(unpack(planes, FORMATS[name].bits), turned.codes)
+        assert torch.equal(views[f"{part}.scale"], turned.scale)
+        assert turned.zero is None or torch.equal(views[f"{part}.zero"], turned.zero)
+        assert torch.equal(views[f"{part}_bias"], parts[f"{part}_bias"].half())
+        got = codec.dequantize(fill_blob(codec, blob), part)
+        exact = turned.dequantized().t() if transposed else turned.dequantized()
+        assert relative(got, exact) < (1e-6 if dtype == torch.float32 else 6e-3)
+
+
+def fill_blob(codec: object, blob: torch.Tensor) -> object:
+    raw = torch.empty(codec.slot_bytes, dtype=torch.uint8)  # type: ignore[attr-defined]
+    codec.place(blob, raw)                                   # type: ignore[attr-defined]
+    return codec.views(raw)                                  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("held", ["int4-g32", "int8", "mxfp4", "int3"])
+def test_codes_of_another_format_are_rounded_from_their_values(transposed: bool, held: str) -> None:
+    weight = torch.zeros(128, 64) if transposed else torch.zeros(64, 128)
+    coded = codes_like(held, weight, transposed)
+    exact = (coded.turned() if transposed else coded).dequantized()
+    exact = exact.t().contiguous() if transposed else exact
+    for name in FORMATS:
+        codec = make_codec(name, specs=specs_of({"down_proj": weight}), dtype=torch.float32, device=CPU,
+                           is_transposed=transposed, stored=HALF)
+        if name != held:
+            assert torch.equal(codec.encode({"down_proj": coded}), codec.encode({"down_proj": exact}))
+
+
+def test_leading_dimensions_are_kept() -> None:
+    one = codes_like("int4-g32", torch.zeros(16, 64), False)
+    many = Coded(one.format, one.codes.expand(3, -1, -1), one.scale.expand(3, -1, -1),
+                 one.zero.expand(3, -1, -1) if one.zero is not None else None)
+    assert torch.equal(many.dequantized(), one.dequantized().expand(3, -1, -1))
+    assert many.turned().codes.shape == (3, 64, 16)
+    assert fill(make_codec("int4-g32", specs=specs_of({"w": torch.zeros(16, 64)}), dtype=torch.float32, device=CPU),
+                {"w": one}).weights["w"][0].shape == (16, 32)

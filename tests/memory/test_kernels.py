@@ -1,0 +1,142 @@
+"""The grouped kernels: right under Triton's interpreter, compilable for GPUs, unused where they cannot run."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from core.memory.codec import FORMATS, PartSpec, make_codec
+from core.memory.codec.kernels import available, blocks, make_kernels, say_unavailable, scratch_bytes, why_not
+from core.memory.codec.kernels.products import LANES, LANES_MOST, SCRATCH_BYTES, launches
+from core.runtime.grouped import FEW, LATE, TOGETHER, together
+from core.runtime.lease import Held
+from tests.kernel_cases import CODED, codec_of, matrices
+
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+
+
+def test_every_format_under_the_interpreter() -> None:
+    """In a process of its own, so that no other test meets interpreted kernels."""
+    pytest.importorskip("triton", reason="the package triton is not installed")
+    run = subprocess.run([sys.executable, "-m", "tests.memory.interpreted"], cwd=ROOT, capture_output=True, text=True,
+                         env={**os.environ, "TRITON_INTERPRET": "1"}, check=False)
+    assert run.returncode == 0, run.stderr
+    errors: dict[str, float] = json.loads(run.stdout.splitlines()[-1])
+    for name in FORMATS:
+        for transposed in (False, True):
+            for bias in (False, True):
+                assert f"{name} transposed={transposed} bias={bias}" in errors
+    assert {f"{name} widened" for name in CODED} <= set(errors)
+    assert not {case: error for case, error in errors.items() if not error < 1}
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_kernels_compile_without_a_gpu(capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest, and capability 8.9: python -m core.memory.codec.kernels.check."""
+    pytest.importorskip("triton", reason="the package triton is not installed")
+    from core.memory.codec.kernels.check import build, variants
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    formats = ["checkpoint", "int4-g64"] if capability == 80 else ["mxfp4", "int8"]
+    built = {name: build(launch, torch.bfloat16, capability)
+             for name, launch in variants(formats, (96, 256), torch.bfloat16)}
+    assert len(built) == 4
+    for name, compiled in built.items():
+        assert len(compiled.asm["cubin"]) > 0
+        assert ".v4.b32" in compiled.asm["ptx"], f"{name} does not read 16 bytes at a time"
+
+
+def test_they_are_not_used_where_they_cannot_run(monkeypatch: pytest.MonkeyPatch,
+                                                 caplog: pytest.LogCaptureFixture) -> None:
+    codec = codec_of("int4-g32", matrices(1, 8, 64, False, False)[0], torch.float32, CPU, False)
+    cuda = torch.device("cuda")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert make_kernels(codec) is None                         # a CPU: nothing is missing, nothing is said
+    assert not available(CPU)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "not installed" in why_not(cuda)
+    monkeypatch.setattr(codec, "device", cuda)
+    say_unavailable.cache_clear()
+    with caplog.at_level(logging.WARNING, "moestro.kernels"):
+        assert make_kernels(codec) is None
+        assert make_kernels(codec) is None
+    assert len(caplog.records) == 1
+    assert "triton is not installed" in caplog.text
+    monkeypatch.setenv("TRITON_INTERPRET", "1")                # it would look for slots in the CPU's memory
+    assert "TRITON_INTERPRET" in why_not(cuda)
+    assert not available(torch.device("meta"))
+
+
+def test_slots_in_a_form_of_their_own_are_left_to_their_codec(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU's packed int4 is no matrix that the kernels could read."""
+    pytest.importorskip("triton", reason="the package triton is not installed")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    codec = make_codec("int4-g32", specs={"down_proj": PartSpec((64, 64), torch.bfloat16)}, dtype=torch.bfloat16,
+                       device=CPU)
+    if codec.verbatim:
+        pytest.skip("this CPU has no packed int4 product")
+    from core.memory.codec.kernels.products import matrix
+    assert matrix(codec, "down_proj") is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("count", [1, LANES, LANES + 1, LANES_MOST, 64])
+def test_launches_cover_every_slot_once_in_two_sizes(count: int) -> None:
+    slots = [torch.empty(64, dtype=torch.uint8) for _ in range(count)]
+    seen = []
+    for first, some, bases in launches(slots):
+        assert len(bases) == (LANES if count <= LANES else LANES_MOST)
+        assert first == len(seen)
+        seen += bases[:some]
+    assert seen == [slot.data_ptr() for slot in slots]
+
+
+@pytest.mark.parametrize("shape", [(1536, 2048), (2048, 768), (5760, 2880), (28672, 4096), (96, 64)])
+def test_blocks_fit_the_shape(shape: tuple[int, int]) -> None:
+    """Powers of two, as Triton wants them, that read at most a third of a row for nothing."""
+    _, inputs = shape
+    for bits, per in ((2, 8), (3, 8), (4, 8), (8, 4)):
+        for block in (blocks.coded(bits, inputs // per), blocks.widen(inputs // per)):
+            assert block.outputs & (block.outputs - 1) == block.across & (block.across - 1) == 0
+        words = inputs // per
+        across = blocks.coded(bits, words).across
+        assert -(-words // across) * across <= 4 / 3 * words
+    for size in (2, 4):
+        assert blocks.plain(size, inputs).across * size <= blocks.PLAIN_BYTES
+
+
+@pytest.mark.parametrize("shape", [(256, 128), (1536, 2048), (28672, 4096)])
+def test_scratch_is_bounded(shape: tuple[int, int]) -> None:
+    """What a budget has to count: 64 MB, or one matrix where that is larger; nothing for plain weights."""
+    outputs, inputs = shape
+    specs = {"gate_up_proj": PartSpec(shape, torch.bfloat16),
+             "down_proj": PartSpec((inputs, outputs // 2), torch.bfloat16)}
+    largest = 2 * outputs * inputs
+    for name, one in FORMATS.items():
+        codec = make_codec(name, specs=specs, dtype=torch.bfloat16, device=torch.device("meta"))
+        want = 0 if one.is_plain else min(max(SCRATCH_BYTES, largest), LANES_MOST * largest)
+        assert scratch_bytes(codec) == want <= max(SCRATCH_BYTES, largest)
+
+
+def test_experts_of_a_prompt_are_cut_into_portions() -> None:
+    """In order, each once, no more rows than tokens unless one expert has them, late ones a few at a time."""
+    counts = [7, 1, 1, 30, 2, 2, 2, 2, 2, 1, *[0] * 20, 3]
+    ends = torch.tensor(counts).cumsum(0).tolist()
+    rows = {e: slice(end - count, end) for e, (count, end) in enumerate(zip(counts, ends, strict=True))}
+    ticket = object()
+    held = [Held(e, e, None, None, ticket if e in (4, 5, 6, 7, 8) else None)  # type: ignore[arg-type]
+            for e in range(len(counts))]
+    portions = list(together(held, rows, tokens=30))
+    assert [one for some in portions for one in some] == held
+    for some in portions:
+        assert sum(counts[one.expert] for one in some) <= 30
+        assert len(some) <= (TOGETHER if some[-1].ticket is None else LATE)
+    assert [one.expert for one in portions[0]] == [0, 1, 2]
+    assert FEW >= TOGETHER >= LATE

@@ -1,0 +1,169 @@
+"""A GGUF model gives back the very model it was made from: names, order of rows, config and logits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from core.errors import ModelError
+from core.hf import CheckpointReader, meta_skeleton
+from core.sources import open_source
+from core.sources.gguf import open_gguf
+from tests.gguf_files import ARCHITECTURES, all_f32, make_gguf, write_gguf
+
+
+def logits(directory: Path) -> torch.Tensor:
+    ids = torch.randint(0, 256, (1, 40), generator=torch.Generator().manual_seed(3))
+    model = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True)
+    with torch.no_grad():
+        return model(ids).logits
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_the_model_is_the_one_it_was_made_from(arch: str, tmp_path: Path) -> None:
+    checkpoint, file = make_gguf(arch, tmp_path)
+    shell = tmp_path / "shell"
+    shell.mkdir()
+    with open_source(file) as source:
+        files = source.write_shell(shell)
+        read = {name: source.tensors.read(name) for name in source.tensors.tensors}
+        stored = load_file(checkpoint / "model.safetensors")
+        assert set(read) == set(stored)
+        for name, tensor in read.items():
+            assert torch.equal(tensor, stored[name]), name
+            assert (tensor.dtype, tuple(tensor.shape)) == source.tensors.tensors[name]
+        assert_experts_equal(source.tensors, CheckpointReader(meta_skeleton(files), source.tensors), checkpoint)
+    save_file(read, shell / "model.safetensors", metadata={"format": "pt"})
+    assert torch.equal(logits(shell), logits(checkpoint))
+
+
+def assert_experts_equal(tensors: Any, reader: CheckpointReader, checkpoint: Path) -> None:
+    """First and last expert of each layer, read one at a time; and every other weight is asked for once."""
+    with CheckpointReader(meta_skeleton(checkpoint), checkpoint) as wanted:
+        for layer, site in enumerate(wanted.sites):
+            for expert in (0, site.num_experts - 1):
+                got, parts = reader.read(layer, expert), wanted.read(layer, expert)
+                assert all(torch.equal(got[part], parts[part]) for part in parts)
+        assert reader.dense_names() == wanted.dense_names()
+
+
+@pytest.mark.parametrize("arch", ["mixtral", "qwen3_moe", "gpt_oss", "granitemoe"])
+def test_the_config_says_what_the_model_was_made_with(arch: str, tmp_path: Path) -> None:
+    checkpoint, file = make_gguf(arch, tmp_path, rms_norm_eps=3e-6)
+    wanted = load_config(checkpoint)
+    with open_gguf(file) as source:
+        config = source.config
+    differing = {name for name, value in config.items() if value != wanted.get(name)}
+    assert differing <= {"architectures", "head_dim", "rope_parameters", "num_experts", "mlp_only_layers"}
+    assert config["rms_norm_eps"] == 3e-6 and config["rope_parameters"]["rope_theta"] > 0
+    assert config["num_experts_per_tok"] == wanted["num_experts_per_tok"]
+
+
+def load_config(directory: Path) -> dict[str, Any]:
+    from transformers import AutoConfig
+
+    found: dict[str, Any] = AutoConfig.from_pretrained(directory).to_dict()
+    return found
+
+
+def test_files_of_before_stacked_experts_and_with_gate_and_up_in_one(tmp_path: Path) -> None:
+    checkpoint, file = make_gguf("mixtral", tmp_path)
+    stored = load_file(checkpoint / "model.safetensors")
+    with open_gguf(file) as source:
+        whole = {name: raw(source, name) for name in source.header.tensors}
+    old, fused = dict(whole), dict(whole)
+    for layer in range(3):
+        for part in ("gate", "up", "down"):
+            stacked = old.pop(f"blk.{layer}.ffn_{part}_exps.weight")
+            old |= {f"blk.{layer}.ffn_{part}.{e}.weight": stacked[e] for e in range(8)}
+        pair = [fused.pop(f"blk.{layer}.ffn_{part}_exps.weight") for part in ("gate", "up")]
+        fused[f"blk.{layer}.ffn_gate_up_exps.weight"] = torch.cat(pair, dim=1)
+    for name, tensors in (("old", old), ("fused", fused)):
+        folder = tmp_path / name
+        folder.mkdir()
+        config = load_config(checkpoint)
+        with open_gguf(write_gguf(folder, "llama", config, tensors, all_f32, {}, convert_names=False)) as again:
+            for key in stored:
+                assert torch.equal(again.tensors.read(key), stored[key]), (name, key)
+            assert again.tensors.coded("model.layers.0.block_sparse_moe.experts.3.w1.weight") is None
+
+
+def test_deepseek_files_of_before_keys_and_values_were_apart(tmp_path: Path) -> None:
+    checkpoint, file = make_gguf("deepseek_v2", tmp_path)
+    stored = load_file(checkpoint / "model.safetensors")
+    with open_gguf(file) as source:
+        tensors = {name: raw(source, name) for name in source.header.tensors}
+    for layer in range(3):
+        for name in (f"blk.{layer}.attn_k_b.weight", f"blk.{layer}.attn_v_b.weight"):
+            del tensors[name]
+        tensors[f"blk.{layer}.attn_kv_b.weight"] = stored[f"model.layers.{layer}.self_attn.kv_b_proj.weight"]
+    (tmp_path / "old").mkdir()
+    file = write_gguf(tmp_path / "old", "deepseek2", load_config(checkpoint), tensors, all_f32, {}, convert_names=False)
+    with open_gguf(file) as source:
+        assert set(source.tensors.tensors) == set(stored)
+        assert all(torch.equal(source.tensors.read(name), tensor) for name, tensor in stored.items())
+
+
+def raw(source: Any, name: str) -> torch.Tensor:
+    """A tensor as the file has it."""
+    entry = source.header.tensors[name]
+    handle = source.parts[0].open("rb")
+    with handle:
+        handle.seek(entry.offset)
+        return torch.frombuffer(bytearray(handle.read(entry.bytes)), dtype=torch.float32).view(entry.shape)
+
+
+@pytest.mark.parametrize(("arch", "field", "text"), [
+    ("qwen3_moe", {"qwen3moe.attention.sliding_window": 512}, "sliding window"),
+    ("qwen3_moe", {"qwen3moe.final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+    ("qwen3_moe", {"qwen3moe.expert_gating_func": 2}, "scores experts"),
+    ("qwen3_moe", {"qwen3moe.expert_weights_scale": 2.5}, "scales what experts give"),
+    ("qwen3_moe", {"qwen3moe.rope.scaling.type": "longrope"}, "longrope"),
+    ("granitemoe", {"granitemoe.rope.scaling.finetuned": False}, "without rotary embedding"),
+    ("deepseek_v2", {"deepseek2.expert_weights_norm": True}, "weighs experts"),
+])
+def test_what_cannot_be_carried_over_is_refused(arch: str, field: dict[str, Any], text: str, tmp_path: Path) -> None:
+    _, file = make_gguf(arch, tmp_path, tokenizer=field)
+    with pytest.raises(ModelError, match=text):
+        open_gguf(file)
+
+
+def test_models_that_are_not_known_are_refused_by_name(tmp_path: Path) -> None:
+    checkpoint, file = make_gguf("qwen3_moe", tmp_path)
+    with open_gguf(file) as source:
+        tensors = {name: raw(source, name) for name in source.header.tensors}
+    dense = {name: tensor for name, tensor in tensors.items() if "ffn" not in name}
+    for ggml, weights, text in (("bailingmoe2", tensors, "'bailingmoe2', only of: .*qwen3moe.*safetensors"),
+                                ("llama", tensors, "6 tensors that Moestro does not know .*attn_k_norm.weight"),
+                                ("qwen3moe", dense, "no experts")):
+        folder = tmp_path / text[:5]
+        folder.mkdir()
+        with pytest.raises(ModelError, match=text):
+            open_gguf(write_gguf(folder, ggml, load_config(checkpoint), weights, all_f32, {}, convert_names=False))
+
+
+def test_layers_that_only_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    checkpoint, file = make_gguf("glm4_moe", tmp_path, num_hidden_layers=4,
+                                 tokenizer={"glm4moe.nextn_predict_layers": 1})
+    with open_gguf(file) as source:
+        assert source.config["num_hidden_layers"] == 3
+        assert not any("layers.3." in name for name in source.tensors.tensors)
+        assert "model.layers.2.mlp.gate.weight" in source.tensors.tensors
+    assert checkpoint.is_dir()
+
+
+@pytest.mark.parametrize(("field", "wanted"), [
+    ({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 128},
+     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}),
+    ({"rope.scaling.type": "linear", "rope.scaling.factor": 2.0}, {"rope_type": "linear", "factor": 2.0}),
+    ({"rope.scaling.type": "none"}, {"rope_type": "default"}),
+])
+def test_stretched_rotary_embeddings(field: dict[str, Any], wanted: dict[str, Any], tmp_path: Path) -> None:
+    _, file = make_gguf("qwen3_moe", tmp_path, tokenizer={f"qwen3moe.{key}": value for key, value in field.items()})
+    with open_gguf(file) as source:
+        assert source.config["rope_parameters"] == {"rope_theta": 10000.0, **wanted}

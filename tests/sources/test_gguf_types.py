@@ -1,0 +1,188 @@
+"""Every number type: weights as gguf dequantises them, codes that mean the same, and experts held in our formats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from core.hf import CheckpointReader, meta_skeleton
+from core.memory.codec import Coded, format_of, make_codec, numbers_of
+from core.sources import Source
+from core.sources.gguf import open_gguf
+from core.sources.gguf.blocks import EXACT, HELD, decode
+from core.sources.gguf.held import choose
+from tests.gguf_files import Choice, T, experts_in, make_gguf, random_blocks
+
+CPU = torch.device("cpu")
+WIDE = dict(hidden_size=256, moe_intermediate_size=256, num_hidden_layers=2, num_experts=4, num_experts_per_tok=2)
+QUANTIZED = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS",
+             "MXFP4", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_S"]
+HALF, TINY = 2.0 ** -11, 2.0 ** -25  # rounding to float16: relative, and where it is subnormal
+
+
+def mixed(name: str) -> str:
+    """As in a Q4_K_M file: Q4_K, Q6_K for the down projections of half of the layers; Q8_0 for attention."""
+    if "ffn_down_exps" in name and name.startswith("blk.0."):
+        return "Q6_K"
+    return "Q4_K" if "_exps" in name else "Q6_K" if name == "token_embd.weight" else "Q8_0" if "attn" in name else "F32"
+
+
+def stored(source: Source, name: str) -> torch.Tensor:
+    """A tensor of the file as gguf itself reads and dequantises it, fp32."""
+    reader = gguf.GGUFReader(source.path)
+    tensor = next(t for t in reader.tensors if t.name == name)
+    return torch.from_numpy(np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type)))
+
+
+def bound(coded: Coded) -> torch.Tensor:
+    """How far a weight may be off once scales and zeros are float16."""
+    scale = coded.scale.float().abs().repeat_interleave(32, -1)
+    if coded.zero is None:
+        return coded.dequantized().abs() * HALF + 127 * TINY
+    zero = coded.zero.float().abs().repeat_interleave(32, -1)
+    return (8 * scale + zero) * HALF + 9 * TINY
+
+
+@pytest.mark.parametrize("kind", HELD)
+def test_codes_mean_what_gguf_dequantises(kind: str) -> None:
+    raw = random_blocks(T[kind], 4096 * 4 // gguf.GGML_QUANT_SIZES[T[kind]][0]).reshape(2, 4, -1)
+    wanted = torch.from_numpy(gguf.quants.dequantize(raw, T[kind]))
+    coded = decode(kind, torch.from_numpy(raw))
+    assert coded is not None and coded.format == HELD[kind] and coded.codes.shape == wanted.shape == (2, 4, 2048)
+    weights = coded.dequantized()
+    if kind in EXACT:
+        assert torch.equal(weights, wanted)
+    else:  # a last digit of float32
+        torch.testing.assert_close(weights, wanted, rtol=1e-6, atol=float(wanted.abs().max()) * 2 ** -22)
+    halved = coded if kind == "MXFP4" else coded._replace(
+        scale=coded.scale.half(), zero=None if coded.zero is None else coded.zero.half())
+    off = (halved.dequantized() - wanted).abs()
+    assert torch.equal(off, torch.zeros_like(off)) if kind in EXACT else bool((off <= bound(coded)).all())
+
+
+def test_scales_that_no_format_holds_are_not_given_as_codes() -> None:
+    blocks = torch.from_numpy(random_blocks(T.MXFP4, 4))
+    blocks[2, 0] = 255
+    assert decode("MXFP4", blocks) is None
+    blocks = torch.from_numpy(random_blocks(T.Q4_K, 4))
+    blocks[1, :2] = torch.tensor([60000.0], dtype=torch.float16).view(torch.uint8)
+    assert decode("Q4_K", blocks) is None
+    assert decode("Q6_K", blocks) is None
+
+
+@pytest.mark.parametrize("kind", [*QUANTIZED, "BF16", "F16", "F32"])
+def test_experts_read_as_gguf_dequantises_them(kind: str, tmp_path: Path) -> None:
+    _, file = make_gguf("qwen3_moe", tmp_path, experts_in(kind), **WIDE)
+    with open_gguf(file) as source:
+        for part in ("gate", "up", "down"):
+            name = f"model.layers.1.mlp.experts.2.{part}_proj.weight"
+            wanted = stored(source, f"blk.1.ffn_{part}_exps.weight")
+            read = source.tensors.read(name)
+            assert torch.equal(read.float(), wanted[2])
+            assert read.dtype == {"BF16": torch.bfloat16, "F16": torch.float16}.get(kind, torch.float32)
+            coded = source.tensors.coded(name)
+            assert (coded is None) == (kind not in HELD)
+            if coded is not None and kind in EXACT:
+                assert torch.equal(coded.dequantized(), wanted[2])
+
+
+@pytest.mark.parametrize("kind", HELD)
+@pytest.mark.parametrize("arch", ["qwen3_moe", "mixtral"])
+def test_packed_experts_mean_what_the_file_says(arch: str, kind: str, tmp_path: Path) -> None:
+    fields = WIDE if arch == "qwen3_moe" else dict(
+        hidden_size=256, intermediate_size=256, num_hidden_layers=2, num_local_experts=4)
+    _, file = make_gguf(arch, tmp_path, experts_in(kind), **fields)
+    with open_gguf(file) as source:
+        assert source.exact_format == source.best_format == HELD[kind]
+        parts, packed, coded = through_codec(source, tmp_path, HELD[kind])
+        for name, weight in parts.items():
+            off = (packed[name] - weight).abs()
+            part = coded[name]
+            assert isinstance(part, Coded)
+            assert not off.any() if kind in EXACT else bool((off <= bound(part)).all())
+
+
+def through_codec(source: Source, folder: Path, format: str, layer: int = 0
+                  ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, Coded | torch.Tensor]]:
+    """One expert: as read (dequantised), what its blob means in fp32, and as it is given to the codec."""
+    shell = folder / "shell"
+    shell.mkdir(exist_ok=True)
+    reader = CheckpointReader(meta_skeleton(source.write_shell(shell)), source.tensors)
+    numbers = numbers_of(format_of(format), torch.float32, source.numbers if format == source.exact_format else None)
+    site = reader.sites[0]
+    codec = make_codec(format, specs=site.parts, dtype=torch.float32, device=CPU, is_transposed=site.is_transposed,
+                       stored=numbers)
+    parts, given = reader.read(layer, 1), reader.read_coded(layer, 1)
+    slot = torch.zeros(codec.slot_bytes, dtype=torch.uint8)
+    codec.place(codec.encode(given), slot)
+    views = codec.views(slot)
+    return parts, {n: codec.dequantize(views, n).float() if n in views.weights else views.plain[n].float()
+                   for n in parts}, given
+
+
+def test_experts_that_a_model_keeps_transposed_and_interleaved(tmp_path: Path) -> None:
+    """gpt_oss in MXFP4, as it is published."""
+    _, file = make_gguf("gpt_oss", tmp_path, experts_in("MXFP4"))
+    with open_gguf(file) as source:
+        assert (source.exact_format, source.label) == ("mxfp4", "GGUF MXFP4")
+        parts, packed, given = through_codec(source, tmp_path, "mxfp4")
+        assert isinstance(given["gate_up_proj"], Coded) and given["gate_up_proj"].codes.shape == (64, 192)
+        assert all(torch.equal(packed[name], parts[name]) for name in parts)
+        gate = stored(source, "blk.0.ffn_gate_exps.weight")
+        assert torch.equal(parts["gate_up_proj"][:, ::2], gate[1].t())
+
+
+def test_a_mix_is_held_in_what_most_weights_have(tmp_path: Path) -> None:
+    _, file = make_gguf("qwen3_moe", tmp_path, mixed, **WIDE)
+    with open_gguf(file) as source:
+        assert (source.exact_format, source.label) == ("int4-g32", "GGUF Q4_K and Q6_K")
+        assert source.notes == (
+            "gate: Q4_K: codes kept, scales rounded to float16", "up: Q4_K: codes kept, scales rounded to float16",
+            "down: Q6_K (1 of 2): rounded anew; Q4_K (1 of 2): codes kept, scales rounded to float16")
+        parts, packed, given = through_codec(source, tmp_path, "int4-g32")
+        assert isinstance(given["gate_up_proj"], Coded) and isinstance(given["down_proj"], torch.Tensor)
+        assert torch.equal(given["down_proj"], stored(source, "blk.0.ffn_down_exps.weight")[1])
+        error = (packed["down_proj"] - parts["down_proj"]).norm() / parts["down_proj"].norm()
+        assert 0 < error < 0.12
+        _, _, later = through_codec(source, tmp_path, "int4-g32", layer=1)
+        assert isinstance(later["down_proj"], Coded)
+        kept = through_codec(source, tmp_path, "int8-g32")
+        assert (kept[1]["down_proj"] - kept[0]["down_proj"]).norm() / kept[0]["down_proj"].norm() < 0.01
+
+
+@pytest.mark.parametrize(("weights", "format"), [
+    ({"Q6_K": 9}, "int8-g32"), ({"Q5_K": 5, "Q6_K": 1}, "int8-g32"), ({"Q4_K": 5, "Q6_K": 1}, "int4-g32"),
+    ({"Q4_K": 3, "Q5_0": 3}, "int8-g32"), ({"Q3_K": 2, "Q4_K": 1}, "int4-g32"), ({"Q3_K": 2, "Q5_K": 1}, "iq4_nl"),
+    ({"Q2_K": 2, "Q3_K": 1}, "iq4_nl"), ({"IQ4_XS": 7, "Q5_K": 1}, "iq4_nl"), ({"Q4_0": 1}, "int4-g32-sym"),
+    ({"BF16": 4, "F32": 1}, "checkpoint"), ({"MXFP4": 1}, "mxfp4")])
+def test_the_format_chosen_for_a_mix(weights: dict[str, int], format: str) -> None:
+    assert choose(weights) == format
+
+
+@pytest.mark.parametrize("choice", [mixed, experts_in("BF16"), experts_in("F16"), experts_in("F32")])
+def test_dense_weights_keep_their_numbers_or_become_bfloat16(choice: Choice, tmp_path: Path) -> None:
+    _, file = make_gguf("qwen3_moe", tmp_path, choice, **WIDE)
+    with open_gguf(file) as source:
+        quantized = choice is mixed
+        assert source.dense_dtype == (torch.bfloat16 if quantized or choice("_exps.weight") == "BF16" else
+                                      torch.float16 if choice("_exps.weight") == "F16" else torch.float32)
+        wanted = stored(source, "token_embd.weight")
+        read = source.tensors.read("model.embed_tokens.weight")
+        assert torch.equal(read, wanted.bfloat16() if quantized else wanted)
+        gate = source.tensors.read("model.layers.1.mlp.gate.weight")
+        assert gate.dtype == torch.float32 and torch.equal(gate, stored(source, "blk.1.ffn_gate_inp.weight"))
+        assert torch.equal(source.tensors.read("model.embed_tokens.weight", 5), read[5:6])
+
+
+def test_quantized_rows_of_q_and_k_are_put_back_in_order(tmp_path: Path) -> None:
+    checkpoint, file = make_gguf("mixtral", tmp_path, lambda name: "Q8_0" if "attn_" in name else "F32")
+    with open_gguf(file) as source:
+        for key, tensor in load_file(checkpoint / "model.safetensors").items():
+            if "self_attn" in key:
+                off = (source.tensors.read(key).float() - tensor).norm() / tensor.norm()
+                assert off < 0.01, key

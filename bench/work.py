@@ -115,6 +115,7 @@ def logits(job: Job) -> Job:
 
     from bench.plain import Plain
 
+    torch.set_num_threads(1)
     return {"logits": Plain(Path(job["model"]), torch.bfloat16, torch.device("cpu")).logits(job["ids"])}
 
 

@@ -86,8 +86,10 @@ class Job:
         """Where a part's numbers in the pack come from, in words."""
         plain = not is_weight or FORMATS[self.codec.name].is_plain
         if isinstance(part, Coded):
-            rounded = f"{'dequantised' if plain else 'requantised'} from {part.format}"
-            return "exact codes" if part.format == self.codec.name else rounded
+            if part.format != self.codec.name:
+                return f"{'dequantised' if plain else 'requantised'} from {part.format}"
+            kept = part.scale.dtype == self.numbers.scale and (part.zero is None or part.zero.dtype == self.numbers.zero)
+            return "exact codes" if kept else f"exact codes, their scales cast to {str(self.numbers.scale)[6:]}"
         if is_weight and self.source.kind != "safetensors":
             return f"{'dequantised' if plain else 'requantised'} from {self.source.label}"
         stored = str(part.dtype).removeprefix("torch.")

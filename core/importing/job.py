@@ -88,7 +88,8 @@ class Job:
         if isinstance(part, Coded):
             if part.format != self.codec.name:
                 return f"{'dequantised' if plain else 'requantised'} from {part.format}"
-            kept = part.scale.dtype == self.numbers.scale and (part.zero is None or part.zero.dtype == self.numbers.zero)
+            zero = self.numbers.zero if part.zero is None else part.zero.dtype
+            kept = (part.scale.dtype, zero) == (self.numbers.scale, self.numbers.zero)
             return "exact codes" if kept else f"exact codes, their scales cast to {str(self.numbers.scale)[6:]}"
         if is_weight and self.source.kind != "safetensors":
             return f"{'dequantised' if plain else 'requantised'} from {self.source.label}"

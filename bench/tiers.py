@@ -17,10 +17,11 @@ from statistics import median
 from typing import Any
 
 from bench import cold, stage
+from bench.generate import FULL, SMALL
 from bench.limits import MemoryGroup
 from bench.processes import ended_well, measure
 from bench.stage import FORMATS, PROMPT, Stage
-from bench.tiers_result import ROUTING, Runs, result, table
+from bench.tiers_result import Runs, result, routing, table
 from bench.turns import Job
 from core.config import LoadSpec, Settings
 from core.errors import MoestroError
@@ -58,7 +59,8 @@ def run(rounds: int = 3, tokens: int = 32, keep: Path | None = None, small: bool
     disk = {name: median(values) for name, values in tiers.disk.items()}
     found = result(tiers.runs, tiers.budgets, imports, max(disk.values()))
     return {
-        **found, "rounds": rounds, "tokens": tokens, "small": small, "routing": ROUTING,
+        **found, "rounds": rounds, "tokens": tokens, "small": small,
+        "routing": routing(tiers.runs, (SMALL if small else FULL).top_k / (SMALL if small else FULL).experts),
         "llama_cpp": built.without or "present", "llama_cpp_check": same,
         "cold_cache_method": cold.METHOD if hasattr(os, "posix_fadvise") else cold.NO_METHOD,
         "stayed_cached_bytes": tiers.stayed, "disk_gbps": disk,

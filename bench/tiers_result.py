@@ -13,9 +13,6 @@ from core.memory.link import Pace
 
 Key = tuple[str, str, str]  # system, format, budget
 GIVEN = 1.0                 # GB that an import may take beside the dense weights
-ROUTING = ("The model's weights are random, so its router spreads almost evenly and hardly repeats the experts of the "
-           "token before: the hardest case for a cache. A trained model of these sizes hits more often at the same "
-           "budget.")
 
 
 @dataclass
@@ -97,6 +94,16 @@ def _detail(runs: Runs, name: str, budget: str, disk_gbps: float) -> dict[str, A
             "belady_bound_tok_s": 1e3 / overlapped_ms(resident_ms, found["belady_misses_per_token"] or 0.0, blob, pace)}
 
 
+def routing(runs: Runs, chance: float) -> Job:
+    """How the router spread, from the runs with everything resident, and what to make of it. `chance` = the share of
+    the previous token's experts that a router would take again by chance."""
+    repeats = runs.middle("moestro", "bf16", "100%", "repeats_of_previous_token") or 0.0
+    return {"repeats_of_previous_token": repeats, "by_chance": chance, "says":
+            f"The weights are random: no expert is trained to be popular, and {repeats:.0%} of a token's experts are those "
+            f"of the token before ({chance:.0%} by chance), for what the two attend to in common. Trained models of many "
+            "experts repeat about as many or more, and have favourites besides: at the same budget they hit more often."}
+
+
 def goals(runs: Runs, details: Mapping[str, Mapping[str, Job]], imports: Job) -> list[dict[str, Any]]:
     """What was promised, what was found, and whether it is kept; None where it could not be measured."""
     found = [_goal("all resident, int4 / transformers bf16", ">=", 3.0,
@@ -134,7 +141,7 @@ def table(found: Mapping[str, Any]) -> str:
                          f"{d['bound_tok_s']:7.1f} {d['belady_bound_tok_s']:9.1f}")
     speeds = ", ".join(f"{gbps:.2f} GB/s with {name}" for name, gbps in f["disk_gbps"].items())
     lines += [f"  (bound: computing as if all were resident, or reading what was missed from this disk, {speeds})",
-              f"  {f['routing']}", "Import and open:",
+              f"  {f['routing']['says']}", "Import and open:",
               "  experts  import s  peak MB over idle  dense MB  open to first token s"]
     for name, one in f["import"].items():
         opened = ", ".join(f"{b} {s:.2f}" for b, s in f["open_to_first_token_s"][name].items())

@@ -6,6 +6,7 @@ bytes never enter memory. The override needed for that is on a subclass that liv
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -20,6 +21,8 @@ from core.errors import ModelError
 from core.hf.discover import find_experts, strip
 from core.hf.files import ModelFiles, ModelPath, check_model
 from core.hf.hooks import NAME, register
+
+BUILDING = threading.Lock()  # transformers builds a model under number type and flags of the whole process: one at a time
 
 
 def load_skeleton(path: ModelPath, dtype: torch.dtype | None = None, device: str | torch.device = "cpu",
@@ -45,7 +48,7 @@ def load_skeleton(path: ModelPath, dtype: torch.dtype | None = None, device: str
     for name in ("__name__", "__qualname__", "__module__"):  # transformers looks things up by these
         setattr(Skeleton, name, getattr(kind, name))
     try:
-        with _no_progress_bar():
+        with BUILDING, _no_progress_bar():
             model, info = Skeleton.from_pretrained(
                 str(files.path), config=config, dtype=dtype or "auto", experts_implementation=experts_implementation,
                 use_safetensors=True, local_files_only=True, trust_remote_code=False, output_loading_info=True)
@@ -71,7 +74,7 @@ def _on_meta(config: Any, kind: Any, dtype: torch.dtype | None) -> Any:
     register()
     number = dtype or config.dtype or torch.float32
     try:
-        with torch.device("meta"):
+        with BUILDING, torch.device("meta"):
             return kind._from_config(config, dtype=number, experts_implementation=NAME).eval()
     except Exception as error:  # sizes that contradict each other fail anywhere in the model's own code
         raise ModelError(f"config.json describes a model that cannot be built: {error}") from error

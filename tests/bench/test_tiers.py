@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench import stage, tiers, tiers_result, turns, work
+from bench import stage, tiers, turns, work
 from bench.generate import SMALL
 from bench.tiers_result import Runs, goals
 from bench.turns import Job
@@ -78,8 +78,9 @@ def test_everything_is_measured_and_told(tmp_path: Path, in_process: list[Job]) 
         assert found["bytes_per_token"][name]["100%"] == 0
         assert detail["belady_misses_per_token"] <= detail["disk_misses_per_token"]
     assert found["llama_cpp"] == "there is none" and found["memory_limit_method"].startswith("none: ")
+    assert found["routing"]["by_chance"] == 0.25 and 0 < found["routing"]["repeats_of_previous_token"] <= 1
     text = tiers.table(found)
-    assert "absent, there is none" in text and "not measured" in text and tiers_result.ROUTING in text
+    assert "absent, there is none" in text and "not measured" in text and found["routing"]["says"] in text
 
 
 def test_the_generated_model_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

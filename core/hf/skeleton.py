@@ -22,7 +22,7 @@ from core.hf.discover import find_experts, strip
 from core.hf.files import ModelFiles, ModelPath, check_model
 from core.hf.hooks import NAME, register
 
-BUILDING = threading.Lock()  # transformers builds a model under number type and flags of the whole process: one at a time
+BUILDING = threading.Lock()  # transformers builds models under number type and flags of the whole process
 
 
 def load_skeleton(path: ModelPath, dtype: torch.dtype | None = None, device: str | torch.device = "cpu",

@@ -30,6 +30,12 @@ class Dashboard:
         )
         return self
 
+    def loaded(self, name: str) -> Dashboard:
+        """The model of that name is there, not merely being loaded."""
+        self.wait_text("#model-status", name)
+        self.wait_text("#model-status", "context")
+        return self.settled()
+
     # -- chat --------------------------------------------------------------------------------------------------------
 
     def ask(self, text: str) -> Dashboard:

@@ -26,11 +26,11 @@ def test_a_checkpoint_becomes_a_pack_that_answers_from_disk(open_page: Open, tmp
         assert (pack / "moestro.json").exists()
         dashboard.wait_text("#models", "Tiny-MoE-int8")
         page.click("#import-open")
-        dashboard.wait_text("#model-status", "Tiny-MoE-int8")
+        dashboard.loaded("Tiny-MoE-int8")
         dashboard.wait_text("#fit", "read from it")
         dashboard.wait_text("#fit", "Expected")
         assert dashboard.value("#set-format input") == "int8 (fixed by the pack)"
-        dashboard.settled().ask("Where do your experts come from?").streaming(40)
+        dashboard.ask("Where do your experts come from?").streaming(40)
         page.wait_for_selector(".deck[data-disk='1'] [data-k=disk]", state="visible")
         dashboard.stop()
         assert "from disk" in dashboard.answers()[-1]

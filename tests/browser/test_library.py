@@ -40,7 +40,7 @@ def library(dashboard: Dashboard, shelf: Path) -> Iterator[Dashboard]:
         dashboard.page.locator("#model input").press("Enter")
         dashboard.wait_text("#fit", "Fits")
         dashboard.page.click("#load")
-        dashboard.wait_text("#model-status", "Demo model")
+        dashboard.loaded("Demo model")
 
 
 def open_library(dashboard: Dashboard) -> None:
@@ -118,7 +118,7 @@ def test_an_import_is_shown_cancelled_gone_on_with_and_opened(library: Dashboard
     page.wait_for_selector("#import-open", state="visible")
     library.wait_text("#import-alert", "is imported")
     page.click("#import-open")
-    library.wait_text("#model-status", "slow-Olmoe-int4-g64")
+    library.loaded("slow-Olmoe-int4-g64")
     library.wait_text("#fit", "read from it")
     assert library.value("#model input") == "slow-Olmoe-int4-g64"
     library.ask("And the disk?").streaming(60)
@@ -142,7 +142,7 @@ def test_deleting_asks_first_and_refuses_what_is_loaded(library: Dashboard, shel
     page = library.page
     pick(library, "Sparse-30B-int4")
     page.click("#open-model")
-    library.wait_text("#model-status", "Sparse-30B-int4")
+    library.loaded("Sparse-30B-int4")
     assert library.value("#set-format input") == "int4-g64 (fixed by the pack)"
     assert page.is_disabled("#set-format input")
     open_library(library)

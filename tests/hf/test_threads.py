@@ -1,4 +1,4 @@
-"""Models are looked at from several threads: a fit estimate follows a slider while another model loads or is imported."""
+"""Models are looked at from several threads: an estimate follows a slider while a model loads or is imported."""
 
 from __future__ import annotations
 

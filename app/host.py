@@ -41,7 +41,7 @@ class Host(Keeper):
         self._closed = False
         self._writer = Writer(self.store)
         self.library = Library(self.store.db, self.store.folder)
-        self.importer = Importer(self.library.packs, importing, self.library.refresh)
+        self.importer = Importer(self.library.packs, self.store.db, importing, self.library.refresh)
 
     @property
     def busy(self) -> bool:

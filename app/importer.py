@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from app.live import Live
+from app.store.database import Database
 from core.errors import BusyError, MoestroError
 from core.formats import FORMATS
 
@@ -80,11 +81,12 @@ class ImportJob(Live):
 class Importer:
     """The one import and its thread. Methods return at once and may be called from any thread."""
 
-    def __init__(self, packs: Path, work: ImportModel | None = None,
+    def __init__(self, packs: Path, db: Database, work: ImportModel | None = None,
                  ended: Callable[[], object] = lambda: None) -> None:
-        """`ended` is called when an import has ended, before anybody is told."""
-        self.packs, self._work, self._ended = packs, work, ended
-        self.job: ImportJob | None = None
+        """`ended` is called when an import has ended, before anybody is told. `db` remembers the last import, so that
+        one which a crash or a restart broke off can be gone on with."""
+        self.packs, self._db, self._work, self._ended = packs, db, work, ended
+        self.job: ImportJob | None = self._broken_off()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -112,6 +114,7 @@ class Importer:
                 assert self.job is not None
                 raise BusyError(f"{self.job.source} is being imported. Wait for it or cancel it, then import another.")
             self.job = job = ImportJob(source, target, format, download)
+            self._remember(job)
             self._thread = threading.Thread(target=self._run, args=(job,), name="moestro-import", daemon=True)
             self._thread.start()
             return job
@@ -134,11 +137,27 @@ class Importer:
         if self._thread is not None:
             self._thread.join(timeout)
 
+    def _remember(self, job: ImportJob) -> None:
+        try:
+            self._db.put("import", [job.source, str(job.out or ""), job.format, job.download])
+        except MoestroError as error:  # the import matters more than going on with it after a restart
+            log.warning("could not remember the import for the next start: %s", error)
+
+    def _broken_off(self) -> ImportJob | None:
+        """The import that an earlier start left unfinished."""
+        if not (kept := self._db.get("import")) or not kept[1]:
+            return None
+        source, out, format, download = kept
+        job = ImportJob(str(source), Path(out), str(format), bool(download))
+        job.state = "cancelled"
+        return job if job.can_resume else None
+
     def _run(self, job: ImportJob) -> None:
         fields: dict[str, Any] = {"state": "done", "text": "Imported", "share": 1.0}
 
         def place(name: str, format: str) -> Path:
             job.update(out=self.packs / f"{name}-{format}")
+            self._remember(job)
             assert job.out is not None
             return job.out
 

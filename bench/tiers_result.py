@@ -99,9 +99,9 @@ def routing(runs: Runs, chance: float) -> Job:
     the previous token's experts that a router would take again by chance."""
     repeats = runs.middle("moestro", "bf16", "100%", "repeats_of_previous_token") or 0.0
     return {"repeats_of_previous_token": repeats, "by_chance": chance, "says":
-            f"The weights are random: no expert is trained to be popular. {repeats:.0%} of a token's experts are those of "
-            f"the token before, {chance:.0%} would be by chance. Reported of trained models are 18 to 38 %, and 96 % hits "
-            "at half the experts (Qwen3-30B-A3B): this router is harder to cache."}
+            f"The weights are random: no expert is trained to be popular. {repeats:.0%} of a token's experts are those "
+            f"of the token before, {chance:.0%} would be by chance. Reported of trained models are 18 to 38 %, and 96 "
+            "% hits at half the experts (Qwen3-30B-A3B): this router is harder to cache."}
 
 
 def goals(runs: Runs, details: Mapping[str, Mapping[str, Job]], imports: Job) -> list[dict[str, Any]]:

@@ -12,6 +12,8 @@ from typing import Any
 from core.config import Budget
 from core.hf import Outline
 from core.memory.codec import Codec
+from core.memory.codec.grouped import STEP
+from core.memory.codec.kernels import scratch_bytes
 from core.memory.pages import page_up
 from core.types import ModelShape
 
@@ -96,8 +98,19 @@ def sizes_of(outline: Outline, config: Any, codec: Codec, context: int, paged: b
     while states.carried and chunk > 32 and max(chunk * scores, states.bytes(chunk)) > SCORES_LIMIT:
         chunk //= 2
     workspace = max(states.bytes(chunk) + (1 << 20), chunk * scores
-                    + _workspace(outline, text, shape, context, chunk, codec.dtype.itemsize))
+                    + _workspace(outline, text, shape, context, chunk, codec.dtype.itemsize) + _unpacked(codec))
     return Sizes(shape, outline.dense_bytes, outline.kv_bytes(context), workspace, slot, codec.blob_bytes, chunk)
+
+
+def _unpacked(codec: Codec) -> int:
+    """Bytes of weights that a prompt is computed from when slots hold codes: a whole matrix at a time, or on a GPU as
+    many as its kernels take at once."""
+    if codec.format.is_plain:
+        return 0
+    if codec.device.type == "cuda":
+        return scratch_bytes(codec)
+    return max(out * columns * codec.dtype.itemsize + 4 * STEP * columns * 4
+               for out, columns in map(codec.out_in, codec.weights))
 
 
 def _scores_bytes(config: Any, context: int) -> int:

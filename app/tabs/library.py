@@ -85,8 +85,11 @@ class LibraryTab:
                 self.resume = gr.Button("Resume", size="sm", elem_id="import-resume", min_width=80)
                 self.opened = gr.Button("Open it", size="sm", elem_id="import-open", min_width=80)
 
-    def show(self, now: List, problem: str = "", confirm: bool = False) -> list[Any]:
-        """The list as last found, with the chosen entry (if it is still there) beside it."""
+    def show(self, now: List, confirm: bool | None = None, problem: str = "") -> list[Any]:
+        """The list as last found, with the chosen entry (if it is still there) beside it.
+
+        `confirm`: ask about its deletion, or do not; None leaves the question, and what was said, as they stand.
+        """
         entry, busy = self.host.library.find(now["chosen"]), self._being_made()
         shown = {**now, "chosen": entry.path if entry else ""}
         shown["html"] = table(self.host.library.entries(), shown["chosen"], now["sort"], busy)
@@ -99,10 +102,11 @@ class LibraryTab:
             gr.update(visible=entry is not None and entry.can_open),
             gr.update(visible=entry is not None and entry.can_import),
             gr.update(visible=deletable),
-            gr.update(visible=confirm and deletable),
-            question(entry) if entry else "",
-            gr.update(visible=entry is not None and entry.where == "cache", value=False),
-            notice(problem),
+            *([gr.skip()] * 4 if confirm is None else [
+                gr.update(visible=confirm and deletable),
+                question(entry) if entry else "",
+                gr.update(visible=entry is not None and entry.where == "cache", value=False),
+                notice(problem)]),
         ]
 
     def look(self, now: List) -> list[Any]:
@@ -124,7 +128,7 @@ class LibraryTab:
         if job is not None and job.state == "error":  # who reads this has a box to tick, not an option to add
             said = notice(job.error.replace("add --download", "tick Allow download") + kept)
         elif job is not None and job.state == "cancelled":
-            said = notice(f"The import of {name_of(job.source)} was cancelled.{kept}", "info")
+            said = notice(f"The import of {name_of(job.source)} was stopped.{kept}", "info")
         elif job is not None and job.state == "done":
             said = notice(f"{name_of(job.source)} is imported, and in the list. The pack is {job.out}.", "info")
         return [said, *self.show(now)]
@@ -143,7 +147,7 @@ class LibraryTab:
         self.opened.click(lambda: self._open(model, self._made()), None, opening, **ONCE)
         self.take.click(lambda now: now["chosen"], self.list, self.source, **ONCE)
         self.delete.click(lambda now: self.show(now, confirm=True), self.list, self.outputs, **ONCE)
-        self.no.click(self.show, self.list, self.outputs, **ONCE)
+        self.no.click(lambda now: self.show(now, confirm=False), self.list, self.outputs, **ONCE)
         self.yes.click(self._delete, [self.list, self.sure], self.outputs, **ONCE)
         self.start.click(self._start, [self.source, self.format, self.out, self.download], self.failed, **ONCE)
         self.cancel.click(self.host.importer.cancel, None, None, **ONCE)
@@ -153,7 +157,8 @@ class LibraryTab:
         """A row was chosen or a column's head pressed."""
         if (column := getattr(event, "sort", None)) in COLUMNS:
             return self.show({**now, "sort": str(column)})
-        return self.show({**now, "chosen": str(getattr(event, "entry", "") or "")})
+        again = getattr(event, "again", False)  # only drawn anew
+        return self.show({**now, "chosen": str(getattr(event, "entry", "") or "")}, confirm=None if again else False)
 
     def _folders(self, folders: list[str] | None, now: List) -> list[Any]:
         if list(folders or []) != self.host.library.folders:
@@ -171,8 +176,8 @@ class LibraryTab:
         try:
             freed = self.host.delete_model(now["chosen"], from_cache=sure)
         except MoestroError as error:
-            return self.show(now, str(error), confirm=True)
-        return [*self.show({**now, "chosen": ""})[:-1], notice(f"Deleted. {size(freed)} are free again.", "info")]
+            return self.show(now, confirm=True, problem=str(error))
+        return [*self.show({**now, "chosen": ""}, confirm=False)[:-1], notice(f"Deleted. {size(freed)} are free again.", "info")]
 
     def _start(self, source: str, format: str, out: str, download: bool) -> str:
         try:

@@ -18,7 +18,7 @@ export function start(element, props, trigger, watch) {
   };
   watch("value", () => {
     if (!row(chosen)) chosen = "";
-    else if (props.value.chosen !== chosen) return trigger("select", { entry: chosen }); // drawn for an older choice
+    else if (props.value.chosen !== chosen) return trigger("select", { entry: chosen, again: true }); // drawn for an older choice
     if (chosen && fresh && innerWidth < NARROW) { // it is described below the list there
       document.getElementById("model-card")?.scrollIntoView({ behavior: "smooth", block: "nearest" });
     }

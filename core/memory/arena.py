@@ -44,6 +44,9 @@ class Arena:
         with torch.inference_mode(False):  # other threads write into it, outside any inference mode
             raw = self._new(self._slot_bytes)
             slot = Slot(self._next, raw, self.codec.views(raw))
+            if self.device.type == "cuda":  # what is still to be computed may read memory that was given back before
+                slot.fence = torch.cuda.Event()
+                slot.fence.record()
         self._slots[slot.index] = slot
         self._next += 1
         return slot

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from core.memory.codec import Codec
+from core.memory.pages import aligned
 from core.types import Origin
 
 SLAB_BYTES = 256 << 20  # a power of two: pinning rounds every allocation up to one
@@ -49,7 +50,9 @@ def slabs(count: int, row_bytes: int, pin: bool) -> list[torch.Tensor]:
     """`count` rows of host memory [row_bytes] uint8, in a few large allocations (pinned for a GPU)."""
     per_slab = max(1, SLAB_BYTES // row_bytes)
     sizes = [min(per_slab, count - start) for start in range(0, count, per_slab)]
-    return [row for n in sizes for row in torch.empty(n, row_bytes, dtype=torch.uint8, pin_memory=pin)]
+    made = (torch.empty(n * row_bytes, dtype=torch.uint8, pin_memory=True) if pin else aligned(n * row_bytes)
+            for n in sizes)
+    return [row for slab in made for row in slab.view(-1, row_bytes)]
 
 
 class HostStore:

@@ -120,20 +120,26 @@ class TransferEngine:
     def settle(self, ticket: Ticket) -> None:
         """Return when the copy no longer writes; its slot may then be given to another expert."""
         ticket.done.wait()
-        ticket.slot.fence = ticket.event  # None on a CPU; on CUDA the next copy and `Arena.free` wait for it
+        if ticket.error is None:
+            ticket.slot.fence = ticket.event  # None on a CPU; on CUDA the next copy and `Arena.free` wait for it
 
     def take_finished(self) -> list[Ticket]:
         """Copies that are complete, each handed out once; on CUDA their length is what the device's events say."""
         taken: list[Ticket] = []
         while self._finished:
             ticket = self._finished[0]
-            if self._cuda and ticket.event is not None:
+            if self._cuda and ticket.error is None:
                 if not ticket.event.query():
                     break
                 seconds = ticket.begin.elapsed_time(ticket.event) / 1e3
                 ticket.landed_s = max(ticket.landed_s, ticket.started_s + seconds)
             taken.append(self._finished.popleft())
         return taken
+
+    def forget(self) -> None:
+        """Drop what was noted of copies and of waiting for them so far."""
+        self._finished.clear()
+        self._stalls.clear()
 
     def device_stall_s(self) -> float:
         """Seconds that the compute stream has waited for copies since the last call; call it when that is idle."""

@@ -83,7 +83,7 @@ class Recorder:
         """Drop what was counted and copied so far, as if it had not happened."""
         self.begin()
         self._residency.take_counts()
-        self._transfers.take_finished()
+        self._transfers.forget()
 
     @property
     def index(self) -> int:

@@ -143,7 +143,7 @@ class Residency:
                 self._admit(pool, eid, slot, self._ticket(eid, slot, True))
         for eid in list(self._tickets):
             self.transfers.wait(self._tickets.pop(eid))
-        self.transfers.take_finished()
+        self.transfers.forget()
 
     def clear(self) -> None:
         """Evict everything and free every slot, when the model is unloaded."""

@@ -133,12 +133,22 @@ def test_what_cannot_be_imported_is_told(host: Host, tmp_path: Path, caplog: pyt
     assert "shape [3]" in caplog.text
 
 
-def test_closing_stops_an_import_and_keeps_what_it_has(tmp_path: Path, steered: Steered) -> None:
+def test_closing_stops_an_import_and_the_next_start_goes_on_with_it(tmp_path: Path, steered: Steered) -> None:
     host = Host(Store(tmp_path), QuickEngine, fake_estimate, steered)
     job = host.importer.start("models/Qwen3-Tiny")
     assert steered.halfway.wait(WAIT_S)
     host.close()
     assert (job.state, job.can_resume) == ("cancelled", True)
+    host = Host(Store(tmp_path), QuickEngine, fake_estimate, steered)  # the next start offers to go on
+    assert host.importer.job is not None
+    assert (host.importer.job.source, host.importer.busy) == ("models/Qwen3-Tiny", False)
+    steered.go.set()
+    assert over(host.importer.resume()).state == "done"
+    assert steered.starts == [0, 20 * MB]
+    host.close()
+    host = Host(Store(tmp_path), QuickEngine, fake_estimate, steered)
+    assert host.importer.job is None
+    host.close()
 
 
 def test_speed_and_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,7 @@ def test_an_import_is_shown_cancelled_gone_on_with_and_opened(library: Dashboard
     other.page.click("#import-cancel")
     open_library(library)
     page.wait_for_selector("#import-resume", state="visible")
-    library.wait_text("#import-alert", "cancelled")
+    library.wait_text("#import-alert", "was stopped")
     library.wait_text("#import-alert", "is kept")
     assert "not finished" in row(library, "slow-Olmoe")
     page.click("#import-resume")

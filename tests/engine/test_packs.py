@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from core.importing import import_model
 
 from core.config import LoadSpec, Sampling, Settings
 from core.engine import Engine
 from core.errors import BudgetError, ModelError
 from core.fit import HOST_MARGIN, estimate
+from core.importing import import_model
 from core.memory.pack.manifest import NAME, layer_file
 from core.memory.store import Cancelled
 from core.types import Outcome, Place

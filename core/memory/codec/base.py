@@ -19,6 +19,7 @@ from core.memory.codec.formats import Format, Numbers
 
 Entries = dict[str, tuple[torch.dtype, tuple[int, ...]]]  # number type and shape of named tensors, in order
 
+ALL = slice(None)
 ALIGN = 64  # bytes: a cache line, and what AVX512 and CUDA copies want
 
 
@@ -96,6 +97,7 @@ class Codec(Protocol):
     device: torch.device        # of slots; blobs are on the CPU
     blob_layout: Layout         # on the host; the same on every machine
     slot_layout: Layout         # on the device; may depend on its instruction set
+    weights: list[str]          # the parts that are matrices
     verbatim: bool              # a slot's bytes are the blob's: a blob may be read from disk into a slot as it is
 
     @property
@@ -150,12 +152,11 @@ class Base:
         rows, columns = self.specs[part].shape
         return (columns, rows) if self.is_transposed else (rows, columns)
 
-    def rows(self, weight: torch.Tensor | Coded) -> torch.Tensor:
-        """A matrix as [out, in] fp32 on the codec's device, to be quantised there."""
+    def rows(self, weight: torch.Tensor | Coded, at: slice = ALL) -> torch.Tensor:
+        """Some rows of a matrix as [out, in] fp32 on the codec's device, to be quantised there."""
         if isinstance(weight, Coded):
-            return (weight.turned() if self.is_transposed else weight).to(self.device).dequantized()
-        weight = weight.to(self.device, torch.float32)
-        return weight.t().contiguous() if self.is_transposed else weight.contiguous()
+            return (weight.turned() if self.is_transposed else weight).part(at).to(self.device).dequantized()
+        return (weight.t() if self.is_transposed else weight)[at].to(self.device, torch.float32).contiguous()
 
     def begin_blob(self, parts: Mapping[str, torch.Tensor | Coded]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """A blob with the biases filled in, and typed views of everything in it."""

@@ -27,6 +27,10 @@ class Coded(NamedTuple):
         zero = self.zero if self.zero is None else self.zero.to(device)
         return Coded(self.format, self.codes.to(device), self.scale.to(device), zero)
 
+    def part(self, at: slice) -> Coded:
+        """Some rows of codes that are oriented [out, in]."""
+        return Coded(self.format, self.codes[at], self.scale[at], None if self.zero is None else self.zero[at])
+
     def turned(self) -> Coded:
         """Transposed: from [in, out] with scales [in / group, out] to [out, in] with [out, in / group], or back."""
         scale, zero = (t if t is None or t.dim() < self.codes.dim() else t.transpose(-1, -2)

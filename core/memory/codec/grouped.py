@@ -57,11 +57,11 @@ class Grouped(Base):
                 given = given.turned() if self.is_transposed else given
                 self._write(views, name, slice(None), Rounded(given.codes, given.scale, given.zero))
                 continue
-            weight = self.rows(given)
-            step = max(1, CHUNK // weight.shape[1]) if self.device.type == "cpu" else weight.shape[0]
-            for start in range(0, weight.shape[0], step):
+            out, columns = self.out_in(name)
+            step = max(1, CHUNK // columns) if self.device.type == "cpu" else out
+            for start in range(0, out, step):
                 at = slice(start, start + step)
-                self._write(views, name, at, quantize(weight[at], self.format, self.numbers))
+                self._write(views, name, at, quantize(self.rows(given, at), self.format, self.numbers))
         return blob
 
     def _write(self, views: Mapping[str, torch.Tensor], part: str, at: slice, rounded: Rounded) -> None:

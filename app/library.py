@@ -196,7 +196,10 @@ def _forget(entry: Entry, sure: bool) -> int:
     snapshot = next((p for p in (Path(entry.path), *Path(entry.path).parents) if p.parent.name == "snapshots"), None)
     if snapshot is None:
         raise MoestroError(f"{entry.path} is not in the Hugging Face cache any more. Refresh the list.")
-    strategy = scan_cache_dir(snapshot.parents[2]).delete_revisions(snapshot.name)
+    info = scan_cache_dir(snapshot.parents[2])
+    # of this repository alone: copies of it, under another name, have revisions of the same name
+    mine = frozenset(repo for repo in info.repos if _same(repo.repo_path) == _same(snapshot.parents[1]))
+    strategy = replace(info, repos=mine).delete_revisions(snapshot.name)
     freed = strategy.expected_freed_size
     strategy.execute()
     return freed

@@ -74,24 +74,25 @@ def result(runs: Runs, budgets: Mapping[str, Mapping[str, int]], imports: Job, d
         "llama_cpp_limits": {f"{name}, {b}": {
             value: runs.middle("llama.cpp", name, b, value)
             for value in ("idle_bytes", "limit_bytes", "charged_bytes", "read_bytes_per_token", "first_token_s")}
-            for name, sizes in each.items() for b in sizes if runs.rounds("llama.cpp", name, b)},
+            for name, sizes in each.items() for b in sizes if runs.middle("llama.cpp", name, b, "limit_bytes")},
         "failed": {", ".join(key): why for key, why in runs.failed.items()},
     }
 
 
 def _detail(runs: Runs, name: str, budget: str, disk_gbps: float) -> dict[str, Any]:
-    """One configuration of ours, with its bounds: the time to compute everything resident, or to read at the disk's
-    speed what was missed (or what Belady's cache of this size would have missed), whichever is longer."""
+    """One configuration of ours, with its bounds: the time to compute (the least at any budget), or to read at the
+    disk's speed what was missed (or what Belady's cache of this size would have missed), whichever is longer."""
     found = {value: runs.middle("moestro", name, budget, value) for value in (
         "slots", "blob_bytes", "hit_rate", "disk_misses_per_token", "belady_misses_per_token",
         "repeats_of_previous_token", "total_ms", "compute_ms", "stall_ms", "idle_ms", "copy_ms", "load_s",
         "decode_threads", "budget_bytes", "used_bytes", "idle_bytes", "limit_bytes", "charged_bytes", "peak_high")}
     misses, blob = found["disk_misses_per_token"] or 0.0, int(found["blob_bytes"] or 0)
-    resident_ms = 1e3 / median(runs.rounds("moestro", name, "100%"))
-    pace = Pace(disk_gbps, 0.0)
+    pace, key = Pace(disk_gbps, 0.0), "compute_ms"
+    compute_ms = min(ms for s, n, b in runs.tok_s if (s, n) == ("moestro", name)
+                     if (ms := runs.middle("moestro", name, b, key)) is not None)
     return {**found, "misses_x_blob": misses * blob,
-            "bound_tok_s": 1e3 / overlapped_ms(resident_ms, misses, blob, pace),
-            "belady_bound_tok_s": 1e3 / overlapped_ms(resident_ms, found["belady_misses_per_token"] or 0.0, blob, pace)}
+            "bound_tok_s": 1e3 / overlapped_ms(compute_ms, misses, blob, pace),
+            "belady_bound_tok_s": 1e3 / overlapped_ms(compute_ms, found["belady_misses_per_token"] or 0.0, blob, pace)}
 
 
 def routing(runs: Runs, chance: float) -> Job:
@@ -140,7 +141,7 @@ def table(found: Mapping[str, Any]) -> str:
                          f"{(f['bytes_per_token'][name][budget] or 0) / 1e6:9.1f} {d['misses_x_blob'] / 1e6:14.1f} "
                          f"{d['bound_tok_s']:7.1f} {d['belady_bound_tok_s']:9.1f}")
     speeds = ", ".join(f"{gbps:.2f} GB/s with {name}" for name, gbps in f["disk_gbps"].items())
-    lines += [f"  (bound: computing as if all were resident, or reading what was missed from this disk, {speeds})",
+    lines += [f"  (bound: the longer of computing alone and reading what was missed from this disk, {speeds})",
               f"  {f['routing']['says']}", "Import and open:",
               "  experts  import s  peak MB over idle  dense MB  open to first token s"]
     for name, one in f["import"].items():

@@ -177,7 +177,8 @@ class LibraryTab:
             freed = self.host.delete_model(now["chosen"], from_cache=sure)
         except MoestroError as error:
             return self.show(now, confirm=True, problem=str(error))
-        return [*self.show({**now, "chosen": ""}, confirm=False)[:-1], notice(f"Deleted. {size(freed)} are free again.", "info")]
+        told = notice(f"Deleted. {size(freed)} are free again.", "info")
+        return [*self.show({**now, "chosen": ""}, confirm=False)[:-1], told]
 
     def _start(self, source: str, format: str, out: str, download: bool) -> str:
         try:

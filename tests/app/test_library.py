@@ -212,6 +212,7 @@ def test_a_folder_with_more_than_a_pack_in_it_is_left_alone(library: Host) -> No
 def test_checkpoints_are_not_deleted_and_the_cache_only_when_that_is_confirmed(tmp_path: Path, hub: Path) -> None:
     folder = checkpoint(tmp_path / "mine" / "model", MOE)
     snapshot = cached(hub, "org/Sparse", MOE)
+    others = [cached(hub, f"copy{i}/Sparse", {"num_hidden_layers": 2}) for i in range(4)]  # of the same commit
     mine, sparse = sorted(scan(tmp_path / "packs", [str(tmp_path / "mine")], {}), key=lambda e: e.where, reverse=True)
     with pytest.raises(MoestroError, match="Only packs"):
         delete(mine)
@@ -221,6 +222,7 @@ def test_checkpoints_are_not_deleted_and_the_cache_only_when_that_is_confirmed(t
     assert (snapshot / "config.json").exists()
     assert delete(sparse, from_cache=True) >= 500
     assert not snapshot.parents[1].exists()
+    assert all((other / "config.json").exists() for other in others), "another repository lost its revision"
 
 
 def test_folders_are_remembered(library: Host, tmp_path: Path) -> None:

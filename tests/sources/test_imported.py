@@ -1,0 +1,111 @@
+"""The whole way: a checkpoint in each source format is imported, the pack loaded, and the logits are those of the
+dequantised weights in plain transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import DynamicCache
+
+from core.config import LoadSpec, Settings
+from core.engine import Engine
+from core.hf import CheckpointReader, meta_skeleton
+from core.importing import import_model
+from core.memory.pack import Manifest
+from core.sources import open_source
+from tests.checkpoints import ARCHITECTURES, EXTRA, MORE, make_checkpoint
+from tests.equality.passes import PROMPT, plain_transformers, run
+from tests.gguf_files import experts_in, make_gguf
+from tests.sources.test_matrix import CASES, Case
+from tests.tiny_tokenizer import save_tokenizer
+
+STEPS = 6
+PLAIN = (*ARCHITECTURES, *EXTRA, "ernie4_5_moe", "dots1", "lfm2_moe", "qwen3_next")
+WIDE = dict(hidden_size=256, moe_intermediate_size=256, intermediate_size=256, num_hidden_layers=2)
+GGUF = {  # type -> our format, whether every weight is the same bit for bit, and the most that logits may differ
+    "BF16": ("checkpoint", True, 0.0), "Q8_0": ("int8-g32", True, 0.0), "Q4_0": ("int4-g32-sym", True, 0.0),
+    "MXFP4": ("mxfp4", True, 0.0), "IQ4_NL": ("iq4_nl", True, 0.0),
+    "Q4_K": ("int4-g32", False, 2e-3),   # scales and zeros rounded to fp16: weights within 2^-11 of (8 scale + zero)
+    "Q6_K": ("int8-g32", False, 6e-2)}   # rounded anew: weights within half a step, 1/254 of a group's largest
+
+
+def ours(pack: Path, dtype: str = "float32") -> torch.Tensor:
+    """Logits of a prompt and some decoded tokens, with half of the experts in memory and half on disk."""
+    if not (pack / "tokenizer.json").exists():
+        save_tokenizer(pack)
+    engine = Engine.load(LoadSpec.checked(str(pack), Settings({"budget": "50%"}), dtype=dtype, context=64, threads=1))
+
+    def before(step: int) -> None:
+        engine.residency.now += 1
+
+    logits, _ = run(engine.model, engine.fresh_cache(), before, STEPS)
+    assert engine.recorder.enabled
+    engine.unload()
+    return logits
+
+
+def theirs(path: Path, directory: Path) -> torch.Tensor:
+    """The same from plain transformers, over every tensor of the source dequantised."""
+    directory.mkdir()
+    with open_source(path) as source:
+        reader = CheckpointReader(meta_skeleton(source.write_shell(directory)), source.tensors)
+        dense = {n: source.tensors.tensors[n].dtype for n in reader.dense_names()}
+        weights = {n: source.tensors.read(n).to(dense.get(n, torch.float32)).float() for n in source.tensors.tensors}
+    save_file({n: t.contiguous().clone() for n, t in weights.items()}, directory / "model.safetensors",
+              metadata={"format": "pt"})
+    return plainly(directory, torch.float32)
+
+
+def plainly(path: Path, dtype: torch.dtype) -> torch.Tensor:
+    model = plain_transformers(path, dtype)
+    logits, _ = run(model, DynamicCache(config=model.config), lambda step: None, STEPS)
+    return logits
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name}-{case.arch}")
+def test_a_quantized_checkpoint_imported_has_the_logits_of_its_dequantised_weights(case: Case, tmp_path: Path) -> None:
+    path = case.write(tmp_path).path
+    save_tokenizer(path)
+    pack = import_model(str(path), tmp_path / "pack")
+    manifest = Manifest.load(pack)
+    assert manifest.format == (case.exact or case.best)
+    got, wanted = ours(pack), theirs(path, tmp_path / "reference")
+    if case.exact:
+        # gpt_oss keeps [in, out] and its codes are kept [out, in]: the same weights, in products of another order
+        assert torch.equal(got, wanted) if case.arch != "gpt_oss" else difference(got, wanted) < 1e-6
+        how = set(manifest.exact.values())
+        assert how <= ({"as stored", f"dequantised from {case.label}"} if case.exact == "checkpoint" else
+                       {"exact codes", "as stored"})
+    else:  # rounded anew, as the manifest says
+        assert "requantised" in " ".join(manifest.exact.values())
+        assert difference(got, wanted) < (0.04 if manifest.format.startswith("int8") else 0.5)
+
+
+@pytest.mark.parametrize("kind", GGUF)
+@pytest.mark.parametrize("arch", ["qwen3_moe", "mixtral"])
+def test_a_gguf_imported_has_the_logits_of_its_dequantised_weights(arch: str, kind: str, tmp_path: Path) -> None:
+    _, path = make_gguf(arch, tmp_path, experts_in(kind), **WIDE)
+    pack, (format, exact, most) = import_model(str(path), tmp_path / "pack"), GGUF[kind]
+    assert Manifest.load(pack).format == format
+    got, wanted = ours(pack), theirs(path, tmp_path / "reference")
+    assert torch.equal(got, wanted) if exact else difference(got, wanted) < most
+
+
+@pytest.mark.parametrize("arch", PLAIN)
+def test_a_plain_checkpoint_imported_has_its_own_logits(arch: str, tmp_path: Path) -> None:
+    """In bf16, as they come; a pack in two segments has them, too."""
+    path = save_tokenizer(make_checkpoint(arch, tmp_path / "model", dtype=torch.bfloat16))
+    wanted = plainly(path, torch.bfloat16)
+    split = 0.5 if arch in ("qwen3_moe", "gpt_oss", "granitemoe") else 0.0
+    pack = import_model(str(path), tmp_path / "pack", split=split)
+    assert torch.equal(ours(pack, "auto"), wanted)
+    assert bool(Manifest.load(pack).segments) == bool(split)
+
+
+def difference(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Relative, in the mean square, over the prompt: what is decoded after it may be other tokens."""
+    got, wanted = got[: len(PROMPT)], wanted[: len(PROMPT)]
+    return float((got - wanted).norm() / wanted.norm())

@@ -46,20 +46,22 @@ def fit_of(plan: Plan, instead_of: Memory | None = None, trace: Trace | None = N
                    "down" + (f"; {suggested} would be safe." if suggested else "."))
     elif not problem and slots < sizes.shape.total and slots < 2 * least:
         warning = "Barely more than one token's experts fit: expect almost every request to be fetched."
+    from_disk = tier.kind != "all"
     told = _foretell(plan, slots, scope, trace) if foretell and not problem else Forecast((0, 1), (0, 0), "")
     return Fit(
         model=plan.spec.model, shape=sizes.shape, format=plan.format, device=str(plan.device), context=plan.context,
         context_limit=plan.outline.context_limit, dense=sizes.dense, kv=sizes.kv, workspace=sizes.workspace,
         slots=slots, slots_min=least, budget=sizes.budget_bytes(budget), budget_min=sizes.bytes(least),
         budget_all=sizes.bytes(sizes.shape.total), device_free=free, host=tier.bytes, host_free=on_host,
-        disk=plan.pack.total * plan.pack.padded_bytes if plan.pack is not None and tier.kind != "all" else 0,
+        disk=sizes.shape.total * tier.row_bytes if from_disk else 0,
+        direct=from_disk and foretell and measure_disk(plan.files.path).direct,
         hit_low=told.hit[0], hit_high=told.hit[1], tok_s_low=told.tok_s[0], tok_s_high=told.tok_s[1], basis=told.basis,
         suggested=suggested, problem=problem, warning=warning)
 
 
 def copies_gbps(plan: Plan) -> float:
     """GB/s, as measured, at which the slowest tier delivers experts to the device."""
-    disk = [] if plan.tier.kind == "all" else [measure_disk(plan.files.path)]
+    disk = [] if plan.tier.kind == "all" else [measure_disk(plan.files.path).gbps]
     return min(measure_gbps(plan.device), *disk, float("inf"))
 
 

@@ -16,7 +16,7 @@ from core.hf import CheckpointReader, meta_skeleton
 from core.importing import import_model
 from core.memory.pack import Manifest
 from core.sources import open_source
-from tests.checkpoints import ARCHITECTURES, EXTRA, MORE, make_checkpoint
+from tests.checkpoints import ARCHITECTURES, EXTRA, make_checkpoint
 from tests.equality.passes import PROMPT, plain_transformers, run
 from tests.gguf_files import experts_in, make_gguf
 from tests.sources.test_matrix import CASES, Case

@@ -64,7 +64,7 @@ def open_store(tier: Tier, reader: PackReader, codec: Codec, pin: bool, progress
     """The store that a tier describes; `all` is read now. Takes over `reader`, and closes it when that fails."""
     try:
         if tier.kind == "disk":
-            return DiskStore(reader, codec)
+            return DiskStore(reader, codec, tier.rows)
         if tier.kind == "cache":
             return HostCache(reader, codec, tier.rows, pin)
         store, buffer = HostStore(codec, tier.rows, pin), aligned(reader.padded_bytes)

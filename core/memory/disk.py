@@ -8,6 +8,7 @@ import threading
 import time
 from collections import OrderedDict
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import torch
@@ -24,13 +25,16 @@ TRIED = 32 << 20  # bytes read to see how fast a disk is
 class DiskStore:
     """No host tier: every fetch reads. The slot is in the CPU's own memory.
 
-    Where slots hold a blob's very bytes the disk writes into the slot itself, if `Arena` gave it whole pages.
+    Where slots hold a blob's very bytes the disk writes into the slot itself, which `Arena` made of whole pages; else
+    into one of `rows` buffers: as many as threads fetch at once.
     """
 
-    def __init__(self, reader: PackReader, codec: Codec) -> None:
+    def __init__(self, reader: PackReader, codec: Codec, rows: int) -> None:
         self._reader, self._codec = reader, codec
-        self._own = threading.local()
-        self._buffers = 0
+        self._rows = slabs(rows, reader.padded_bytes, False)
+        self._free: SimpleQueue[torch.Tensor] = SimpleQueue()
+        for row in self._rows:
+            self._free.put(row)
 
     def origin(self, eid: int) -> Origin:
         return "disk"
@@ -39,9 +43,12 @@ class DiskStore:
         if self._codec.verbatim and slot.numel() >= self._reader.padded_bytes:
             self._reader.read_into(eid, slot)
         else:
-            buffer = self._buffer()
-            self._reader.read_into(eid, buffer)
-            self._codec.place(buffer[: self.blob_bytes], slot)
+            row = self._free.get()
+            try:
+                self._reader.read_into(eid, row)
+                self._codec.place(row[: self.blob_bytes], slot)
+            finally:
+                self._free.put(row)
         return self._reader.padded_bytes
 
     @property
@@ -50,18 +57,11 @@ class DiskStore:
 
     @property
     def bytes(self) -> int:
-        return self._buffers * self._reader.padded_bytes
+        return len(self._rows) * self._reader.padded_bytes
 
     def close(self) -> None:
         self._reader.close()
-
-    def _buffer(self) -> torch.Tensor:
-        """The calling thread's own row."""
-        buffer: torch.Tensor | None = getattr(self._own, "buffer", None)
-        if buffer is None:
-            buffer = self._own.buffer = aligned(self._reader.padded_bytes)
-            self._buffers += 1
-        return buffer
+        self._rows.clear()
 
 
 class HostCache:

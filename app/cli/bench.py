@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     asked.add_argument("--dtype", choices=next(p for p in LOADING if p.name == "dtype").choices,
                        help="quick: compute type of both sides (default: auto, the checkpoint's)")
     asked.add_argument("--keep", type=Path, metavar="DIR", help="tiers: where the generated model and its packs stay, "
-                       "13 GB (default: bench in Moestro's data folder)")
+                       "12 GB (default: bench in Moestro's data folder)")
     asked.add_argument("--small", action="store_true", help="tiers, formats: so little that it only shows "
                        "that everything works")
     asked.add_argument("--llama", metavar="PYTHON", help="tiers: a Python interpreter that has llama_cpp "

@@ -22,7 +22,30 @@ from core.types import Origin
 TRIED = 32 << 20  # bytes read to see how fast a disk is
 
 
-class DiskStore:
+class PackStore:
+    """What both have: a pack, and rows of host memory that hold an expert each."""
+
+    def __init__(self, reader: PackReader, codec: Codec, rows: int, pin: bool) -> None:
+        self._reader, self._codec = reader, codec
+        self._rows = slabs(rows, reader.padded_bytes, pin)
+
+    @property
+    def blob_bytes(self) -> int:
+        return self._codec.blob_bytes
+
+    @property
+    def bytes(self) -> int:
+        return len(self._rows) * self._reader.padded_bytes
+
+    def close(self) -> None:
+        self._reader.close()
+        self._rows.clear()
+
+    def _place(self, row: torch.Tensor, slot: torch.Tensor) -> None:
+        self._codec.place(row[: self.blob_bytes], slot)
+
+
+class DiskStore(PackStore):
     """No host tier: every fetch reads. The slot is in the CPU's own memory.
 
     Where slots hold a blob's very bytes the disk writes into the slot itself, which `Arena` made of whole pages; else
@@ -30,8 +53,7 @@ class DiskStore:
     """
 
     def __init__(self, reader: PackReader, codec: Codec, rows: int) -> None:
-        self._reader, self._codec = reader, codec
-        self._rows = slabs(rows, reader.padded_bytes, False)
+        super().__init__(reader, codec, rows, False)
         self._free: SimpleQueue[torch.Tensor] = SimpleQueue()
         for row in self._rows:
             self._free.put(row)
@@ -46,25 +68,13 @@ class DiskStore:
             row = self._free.get()
             try:
                 self._reader.read_into(eid, row)
-                self._codec.place(row[: self.blob_bytes], slot)
+                self._place(row, slot)
             finally:
                 self._free.put(row)
         return self._reader.padded_bytes
 
-    @property
-    def blob_bytes(self) -> int:
-        return self._codec.blob_bytes
 
-    @property
-    def bytes(self) -> int:
-        return len(self._rows) * self._reader.padded_bytes
-
-    def close(self) -> None:
-        self._reader.close()
-        self._rows.clear()
-
-
-class HostCache:
+class HostCache(PackStore):
     """The experts fetched last, as many as `rows` hold, in host memory; the rest on disk.
 
     An expert enters on its way to the device and leaves when it is the one fetched longest ago. `rows` must be more
@@ -72,9 +82,8 @@ class HostCache:
     """
 
     def __init__(self, reader: PackReader, codec: Codec, rows: int, pin: bool) -> None:
-        self._reader, self._codec = reader, codec
+        super().__init__(reader, codec, rows, pin)
         self._lock = threading.Lock()
-        self._rows = slabs(rows, reader.padded_bytes, pin)
         self._free = list(range(rows))
         self._row: OrderedDict[int, int] = OrderedDict()     # eid -> row, the one fetched last at the end
         self._busy: set[int] = set()                         # eids being read or placed
@@ -95,7 +104,7 @@ class HostCache:
                     event.synchronize()
                 self._reader.read_into(eid, self._rows[row])
                 read = self._reader.padded_bytes
-            self._codec.place(self._rows[row][: self.blob_bytes], slot)
+            self._place(self._rows[row], slot)
             if self._pin:
                 self._placed[row] = event = torch.cuda.Event()
                 event.record()
@@ -119,18 +128,6 @@ class HostCache:
             self._free.append(self._row.pop(oldest))
         self._row[eid] = row = self._free.pop()
         return row, False
-
-    @property
-    def blob_bytes(self) -> int:
-        return self._codec.blob_bytes
-
-    @property
-    def bytes(self) -> int:
-        return len(self._rows) * self._reader.padded_bytes
-
-    def close(self) -> None:
-        self._reader.close()
-        self._rows.clear()
 
 
 class Disk(NamedTuple):

@@ -6,17 +6,20 @@ const NARROW = 900;
 export function start(element, props, trigger, watch) {
   if (element.dataset.started) return;
   element.dataset.started = "1";
-  let chosen = "", fresh = false;
+  let chosen = "", sorted = "", fresh = false;
   const row = (path) => [...element.querySelectorAll("[data-path]")].find((one) => one.dataset.path === path);
   const act = (target) => {
     const sort = target.closest("[data-sort]"), model = target.closest("[data-path]");
-    if (sort) trigger("select", { sort: sort.dataset.sort });
-    else if (model) {
+    if (sort) {
+      sorted = sort.dataset.sort;
+      trigger("select", { sort: sorted });
+    } else if (model) {
       [chosen, fresh] = [model.dataset.path, true];
       trigger("select", { entry: chosen });
     }
   };
   watch("value", () => {
+    if (sorted && props.value.sort !== sorted) return trigger("select", { sort: sorted }); // drawn before the head was pressed
     if (!row(chosen)) chosen = "";
     else if (props.value.chosen !== chosen) return trigger("select", { entry: chosen, again: true }); // drawn for an older choice
     if (chosen && fresh && innerWidth < NARROW) { // it is described below the list there

@@ -118,6 +118,20 @@ def test_a_queued_prefetch_that_is_not_wanted_is_taken_back() -> None:
     residency.release(lease)
 
 
+@pytest.mark.parametrize("eviction", ["plec", "finemoe"])
+def test_what_a_predictor_names_stays_until_its_layer_is_reached(eviction: str) -> None:
+    residency = build(6, "global", eviction)
+    residency.release(hold(residency, 1, [0, 1, 2, 3]))          # eids 6 to 9
+    residency.prefetch([Guess(1, 0, 0.7)])
+    assert (residency.hints.predicted[6], residency.hints.probability[6]) == (True, 0.7)
+    assert residency.hints.probability[7] < 1e-3
+    residency.release(hold(residency, 0, [0, 1, 2, 3, 4]))       # takes the free slots, then the places of three
+    assert [residency.is_resident(e) for e in range(6, 10)] == [True, False, False, False]
+    residency.release(hold(residency, 1, [5]))
+    assert not residency.hints.predicted.any() and (residency.hints.probability == 1).all()
+    residency.check_integrity()
+
+
 def test_changing_the_policy_keeps_who_was_used_last() -> None:
     residency = build(LAYERS * 4)
     for step, expert in enumerate([0, 1, 2, 3]):

@@ -69,10 +69,11 @@ def test_choices_act(tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[
     ("--slots 0", "not between one"), ("--slots 1.5", "not understood"), ("--slots 5", "need at least 6"),
     ("--policies lru,psychic", "no eviction called 'psychic'"), ("--policies lru --set seed=3", "no use for seed"),
     ("--set eviction.lfu.half_life=-1", "between 0 and"), ("--compute-ms 5", "give both"),
-    ("--load-ms -1", "milliseconds"), ("--experts 3", "but 3 experts were said"), ("--trace nowhere.npz", "There is no trace nowhere.npz"),
+    ("--load-ms -1", "milliseconds"), ("--experts 3", "but 3 experts were said"),
+    ("--trace nowhere.npz", "There is no trace nowhere.npz"),
 ])
 def test_errors_in_the_users_words(trace: Path, words: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="^2$"):      # of argparse, or of ours
+    with pytest.raises(SystemExit, match=r"^2$"):      # of argparse, or of ours
         raise SystemExit(cli.main(["simulate", "--trace", str(trace), *words.split()]))
     assert why in capsys.readouterr().err
 

@@ -13,7 +13,7 @@ UNLIKELY = 1e-6   # the least probability there is: 1 / p and p x f stay finite
 
 
 class Hints:
-    """One value per expert, by eid [layers * experts]; whoever knows better writes into the arrays between layers.
+    """One value per expert, by eid [layers * experts]; whoever knows better tells between layers.
 
     `probability`: how likely it is asked for when its layer is reached next, in [UNLIKELY, 1]; 1 = nobody says.
     `predicted`: it is among those that a predictor named for when its layer is reached next.
@@ -24,6 +24,7 @@ class Hints:
         size = layers * experts
         self.layers, self.experts = layers, experts
         self._told: set[int] = set()
+        self.version = 0   # grows with every change
         self.probability: Floats = np.ones(size)
         self.predicted: npt.NDArray[np.bool_] = np.zeros(size, np.bool_)
         self.usual: Floats = np.zeros(size)
@@ -46,15 +47,23 @@ class Hints:
             eid = layer * self.experts + expert
             self.probability[eid], self.predicted[eid] = min(1.0, max(UNLIKELY, score)), True
 
+    def profile(self, usual: npt.ArrayLike, pinned: Sequence[int] = ()) -> None:
+        """How often a profile saw each expert [layers * experts], and the eids to pin."""
+        self.usual[:], self.pinned[:] = np.asarray(usual), False
+        self.pinned[list(pinned)] = True
+        self.version += 1
+
     def reached(self, layer: int) -> None:
         """The routing of `layer` is known: what was told of it has been overtaken, and nobody says any more."""
         if layer in self._told:
             part = self._part(layer)
             self.probability[part], self.predicted[part] = 1.0, False
             self._told.remove(layer)
+            self.version += 1
 
     def _part(self, layer: int) -> slice:
         self._told.add(layer)
+        self.version += 1
         return slice(layer * self.experts, (layer + 1) * self.experts)
 
     def repeated(self, copies: int) -> dict[str, npt.NDArray[Any]]:

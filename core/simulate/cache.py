@@ -20,6 +20,7 @@ from core.policy.hints import Hints
 from core.policy.slots import shares, waves
 
 Ints = npt.NDArray[np.int64]
+NOBODY: Ints = np.zeros(0, np.int64)
 
 
 class Cache:
@@ -43,7 +44,7 @@ class Cache:
         self._start: Ints = np.arange(self.lanes) * self.width
         self._all = slice(0, self.roster.size)
         self.missing: npt.NDArray[np.bool_] = np.zeros((self.lanes, top_k), np.bool_)   # of the last `together` ...
-        self.gone: list[npt.NDArray[Any]] = []                  # ... and who left: the nth of each lane, for each n
+        self.gone = NOBODY                                      # ... and who left: of each lane, first to last
 
     def fill(self) -> None:
         """Experts into the free slots, every layer's first ones first, as the engine does after a load."""
@@ -73,15 +74,15 @@ class Cache:
         ticks = missing * k
         ticks += np.arange(self._tick + 1, self._tick + 1 + k)
         self._tick += 2 * k
-        self.gone = []
-        if (most := int(np.maximum.reduce(misses))) > 0:
+        self.gone = NOBODY
+        if misses.any():
             need = misses
             if self._room:
-                need = misses - self.free
-                self.free = np.maximum(-need, 0)
-                self._room, most = bool(self.free.any()), int(need.max())
-            if most > 0:
-                self._evict(ids, held, need, most, now, layer)
+                need = np.maximum(misses - self.free, 0)
+                self.free = np.maximum(self.free - misses, 0)
+                self._room = bool(self.free.any())
+            if need.any():
+                self._evict(ids, held, need, now, layer)
             new = missing.ravel().nonzero()[0]
             policy.admitted(ids.take(new), ticks.take(new), now)
         policy.used(ids, ticks, now)
@@ -91,21 +92,28 @@ class Cache:
             self._room = True
         return misses
 
-    def _evict(self, ids: Ints, held: npt.NDArray[Any], need: Ints, most: int, now: int, layer: Any) -> None:
-        """`need` [lanes] experts leave, at most `most` of a lane, and none of `ids`."""
-        policy = self.policy
+    def _evict(self, ids: Ints, held: npt.NDArray[Any], need: Ints, now: int, layer: Any) -> None:
+        """`need` [lanes] experts leave, and none of `ids`. Lanes that need most stand first, so that every round deals
+        with a shorter table."""
+        policy, start = self.policy, self._start
         scores = policy.scores(self._all, now, layer)
         scores[ids] = GONE
-        lanes = scores.reshape(self.lanes, self.width)
-        for nth in range(most):
-            gone = lanes.argmin(1)
-            gone += self._start
-            gone = gone[need > nth]
-            scores[gone] = GONE
-            self.gone.append(gone)
+        order = np.argsort(-need, kind="stable")
+        rounds = (self.lanes - np.bincount(need).cumsum()).tolist()   # lanes that need more than 0, 1, 2 ... experts
+        lanes = order[: rounds[0]]
+        table = scores.reshape(self.lanes, self.width).take(lanes, 0)
         if not policy.moves:
             scores[ids] = held                                  # it was the policy's own array
-        policy.left(np.concatenate(self.gone))
+        flat, left = table.reshape(-1), []
+        for count in rounds[:-1]:
+            at = table[:count].argmin(1)
+            at += start[:count]
+            flat[at] = GONE
+            left.append(at)
+        gone = np.concatenate(left)                             # places in the table
+        gone += (start.take(lanes) - start[: len(lanes)]).take(gone // self.width)
+        policy.left(gone)
+        self.gone = gone
 
     def alone(self, lane: int, wanted: Sequence[int], now: int, layer: int) -> int:
         """One lane needs any number of distinct experts in one pass, in waves if they do not fit -> misses."""

@@ -15,6 +15,7 @@ from core.simulate.cache import Cache
 from core.trace import Chunk, Trace
 
 Ints = npt.NDArray[np.int64]
+BLOCK = 256   # tokens whose ids are widened at once: few enough to stay in the processor's cache
 
 
 @dataclass(slots=True)
@@ -68,17 +69,18 @@ class Replay:
 
     def feed(self, chunk: Chunk, future: npt.NDArray[Any] | None = None) -> None:
         """The next passes. `future` [n, layers, k] = the pass of the next use of each id, for Belady alone."""
-        roster, n = self.cache.roster, len(chunk.ids)
-        base = np.arange(roster.copies * roster.layers) * roster.experts
-        ids = np.tile(chunk.ids.astype(np.int64), (1, roster.copies, 1)) + base[:, None]   # [n, copies * layers, k]
+        roster = self.cache.roster
         ordered = np.sort(chunk.ids, 2)
-        plain = (ordered[..., 1:] != ordered[..., :-1]).all((1, 2))                        # no id is repeated
-        misses = np.zeros((len(chunk.sizes), len(base)), np.int64)
-        requests = np.full(misses.shape, ids.shape[2], np.int64)
-        at = 0
+        plain = (ordered[..., 1:] != ordered[..., :-1]).all((1, 2)).tolist()     # no id is repeated
+        misses = np.zeros((len(chunk.sizes), roster.copies * roster.layers), np.int64)
+        requests = np.full(misses.shape, self.trace.top_k, np.int64)
+        at = first = end = 0
         for i, size in enumerate(chunk.sizes.tolist()):
             self._now += 1
-            rows = ids[at : at + size]
+            if at + size > end:                                                  # widen the ids of some tokens at once
+                first, end = at, at + max(size, BLOCK)
+                ids = self._everywhere(chunk.ids[first:end])
+            rows = ids[at - first : at - first + size]
             if future is not None:
                 self._foresee(rows, future[at : at + size])
             if size == 1 and plain[at]:
@@ -86,9 +88,15 @@ class Replay:
             else:
                 self._pass(rows, misses[i], requests[i])
             at += size
-        assert at == n
         self._count(chunk, requests, misses)
-        self._note_first(chunk, ids[:, : roster.layers])
+        if not self._asked.all():
+            self._note_first(chunk)
+
+    def _everywhere(self, ids: npt.NDArray[Any]) -> Ints:
+        """[n, layers, k] expert ids -> [n, copies * layers, k] ids of the roster."""
+        roster = self.cache.roster
+        base = np.arange(roster.copies * roster.layers) * roster.experts
+        return np.tile(ids.astype(np.int64), (1, roster.copies, 1)) + base[:, None]
 
     def _token(self, ids: Ints, misses: Ints) -> None:
         cache, roster = self.cache, self.cache.roster
@@ -125,8 +133,9 @@ class Replay:
         for count in range(tally.by_misses.shape[2]):
             tally.by_misses[..., count] += (decode == count).sum(0)
 
-    def _note_first(self, chunk: Chunk, ids: Ints) -> None:
+    def _note_first(self, chunk: Chunk) -> None:
         """Count the requests for experts that were never asked for before: no cache that starts empty can hit them."""
+        ids = chunk.ids + np.arange(self.trace.layers)[:, None] * self.trace.experts
         flat = ids.reshape(-1)
         fresh = np.flatnonzero(~self._asked.take(flat))[::-1]
         first = np.full(self._asked.size, -1)

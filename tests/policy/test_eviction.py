@@ -335,8 +335,7 @@ def test_static_by_hand() -> None:
     hints = Hints(LAYERS, EXPERTS)
     policy = fed(make("static", hints), [2, 0, 1, 3, 2])
     assert order(policy) == [0, 1, 3, 2]                  # nothing is known: LRU
-    hints.usual[:4] = [5, 9, 0, 7]
-    hints.pinned[0] = True
+    hints.profile([5, 9, 0, 7, *[0] * 8], pinned=[0])
     assert order(policy) == [2, 3, 1, 0]
 
 

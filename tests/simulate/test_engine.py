@@ -79,7 +79,7 @@ def test_hits_and_victims_are_the_engines_own(name: str, scope: str, seed: int, 
             wanted = np.array([token[layer] for layer in step]) + base[list(step)][:, None]
             where = cache.roster.layer_of if scope == "layer" else step[0]
             assert cache.together(wanted, now, where).tolist() == missed
-            gone = np.concatenate(cache.gone).tolist() if cache.gone else []
+            gone = cache.gone.tolist()
             for lane in range(cache.lanes):
                 mine = slice(lane * cache.width, (lane + 1) * cache.width)
                 assert [e for e in gone if mine.start <= e < mine.stop] == \

@@ -26,7 +26,7 @@ class Roster:
     """The experts a policy orders: `copies` caches x layers x experts. id = (copy * layers + layer) * experts + expert.
 
     `layer_of` and `eid` [size] = the layer of an id, and its number within its copy. The arrays of `hints` are there
-    under their names, repeated for each copy.
+    under their names: the same ones, or as they are now for each of several copies.
     """
 
     def __init__(self, layers: int, experts: int, copies: int = 1, hints: Hints | None = None) -> None:
@@ -66,6 +66,7 @@ class Eviction:
     def __init__(self, roster: Roster) -> None:
         self.roster = roster
         self.score: Floats = np.full(roster.size, GONE)   # GONE for what is not resident, and for nothing else
+        self._kept: tuple[int, Floats] | None = None
 
     def admitted(self, ids: Ids, tick: Ids, now: int) -> None:
         """They were given slots. Sets a finite score: it may be long before a prefetched expert is used."""
@@ -82,6 +83,19 @@ class Eviction:
         """What stands against evicting each expert of `part`; a view of `score`, or a new array if the policy `moves`.
         GONE for those that are not resident. `layer`: one number, or one per id of the part."""
         return self.score[part]
+
+    def standing(self, part: slice, layer: Ids) -> Floats:
+        """For one that moves: the part of its scores that depends on layers and hints alone."""
+        return np.zeros(part.stop - part.start)
+
+    def kept_standing(self, part: slice, layer: Ids) -> Floats:
+        """`standing`; where every layer is computed by itself it is worked out once, until hints change."""
+        roster = self.roster
+        if layer is not roster.layer_of:
+            return self.standing(part, layer)
+        if self._kept is None or self._kept[0] != roster.hints.version:
+            self._kept = roster.hints.version, self.standing(slice(0, roster.size), layer)
+        return self._kept[1][part]
 
 
 def victim(policy: Eviction, part: slice, now: int, layer: int, *blocked: Container[int]) -> int | None:

@@ -31,15 +31,15 @@ class LCP(Eviction):
         self._fade = math.log2(1.0 / rho) / omega
         self._uses: npt.NDArray[np.int64] = np.zeros(roster.size, np.int64)
         self._log2 = _logarithms()
-        self._kept: Floats = np.full(roster.size, -1e300)   # the score of an expert at its last use; resident or not
+        self._priority: Floats = np.full(roster.size, -1e300)   # the score at the last use; resident or not
 
     def admitted(self, ids: Ids, tick: Ids, now: int) -> None:
-        self.score[ids] = self._kept[ids]
+        self.score[ids] = self._priority[ids]
 
     def used(self, ids: Ids, tick: Ids, now: int) -> None:
         uses = self._uses[ids] + 1
         self._uses[ids] = uses
-        self.score[ids] = self._kept[ids] = self._log2.take(uses, mode="clip") + now * self._fade
+        self.score[ids] = self._priority[ids] = self._log2.take(uses, mode="clip") + now * self._fade
 
 
 @cache

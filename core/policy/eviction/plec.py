@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import numpy as np
+
 from core.policy.eviction.base import RECENT, Eviction, Floats, Ids
 from core.registry import register
 
@@ -26,6 +28,12 @@ class PLEC(Eviction):
         self.score[ids] = tick * RECENT
 
     def scores(self, part: slice, now: int, layer: Ids) -> Floats:
+        return self.score[part] + self.kept_standing(part, layer)
+
+    def standing(self, part: slice, layer: Ids) -> Floats:
         roster = self.roster
-        kind = 2.0 * (roster.layer_of[part] > layer) + roster.predicted[part]
-        return self.score[part] + (roster.layers * kind - roster.distance(part, layer))
+        kind = roster.predicted[part].astype(np.float64)
+        kind += 2.0 * (roster.layer_of[part] > layer)
+        kind *= roster.layers
+        kind -= roster.distance(part, layer)
+        return kind

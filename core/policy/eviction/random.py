@@ -37,12 +37,10 @@ class RandomEviction(Eviction):
 
 
 def _mixed(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    """Every word replaced by one that depends on all of its bits (the finaliser of MurmurHash3)."""
-    words = words ^ (words >> np.uint32(16))
-    words *= np.uint32(0x85EBCA6B)
-    words ^= words >> np.uint32(13)
+    """Every word replaced by one whose high bits depend on all of its bits."""
+    words = words * np.uint32(0x85EBCA6B)
+    words ^= words >> np.uint32(15)
     words *= np.uint32(0xC2B2AE35)
-    words ^= words >> np.uint32(16)
     return words
 
 

@@ -25,4 +25,7 @@ class Static(Eviction):
         self.score[ids] = tick * RECENT
 
     def scores(self, part: slice, now: int, layer: Ids) -> Floats:
-        return self.score[part] + (self.roster.usual[part] + PINNED * self.roster.pinned[part])
+        return self.score[part] + self.kept_standing(part, layer)
+
+    def standing(self, part: slice, layer: Ids) -> Floats:
+        return self.roster.usual[part] + PINNED * self.roster.pinned[part]

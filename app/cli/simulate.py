@@ -40,6 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     clock.add_argument("--load-ms", type=positive, metavar="X", help="to copy one expert over the link")
     clock.add_argument("--expert-ms", type=positive, default=0.0, metavar="X", help="of that computing, one expert's "
                        "share (default: 0, nothing is computed beside a copy)")
+    clock.add_argument("--miss-ms", type=positive, default=0.0, metavar="X", help="that a miss costs beside its copy "
+                       "(default: 0)")
     parser.add_argument("--processes", type=int, default=0, metavar="N", help="at once (default: one per CPU core)")
     parser.add_argument("--json", action="store_true", help="end with the result as one line of JSON")
 
@@ -55,7 +57,9 @@ def run(args: argparse.Namespace) -> int:
     names, own = policies(args.policies), parameters(args)
     if (args.compute_ms is None) != (args.load_ms is None):
         raise SettingError("To predict speed, give both --compute-ms and --load-ms.")
-    clock = Clock(args.compute_ms, args.load_ms, args.expert_ms) if args.load_ms is not None else None
+    clock = None
+    if args.load_ms is not None:
+        clock = Clock(args.compute_ms, args.load_ms, args.expert_ms, args.miss_ms)
     configs = [Config(name, n, args.scope, own.get(name, {})) for name in [*names, BELADY] for n in sizes.values()]
     results = simulate(trace, configs, start=args.start, clock=clock, processes=max(0, args.processes), say=say)
     by_name = {name: dict(zip(sizes, results[i * len(sizes) :], strict=False)) for i, name in

@@ -127,6 +127,10 @@ def test_the_clock_by_hand() -> None:
     assert clock.stall_ms(4, 4) == 3 + 2 + 2 + 2
     # Two layers, ten tokens: nine misses of none and one of two; all of one: (9 x 0 + 3) / 10 a token.
     assert clock.tpot_ms(np.array([[9, 0, 1, 0, 0], [0, 10, 0, 0, 0]])) == pytest.approx(10.3)
+    # Half a millisecond a miss, spent while the next copy is under way: two misses wait 1 and then 3 + 1.5 to 6.
+    busy = Clock(compute_ms=10.0, load_ms=3.0, expert_ms=1.0, miss_ms=0.5)
+    assert busy.stall_ms(4, 2) == 1 + 1.5
+    assert busy.tpot_ms(np.array([[9, 0, 1, 0, 0], [0, 10, 0, 0, 0]])) == pytest.approx(10 + (2.5 + 12 * 0.5) / 10)
     source, _ = trace()
     slow, fast = (simulate(source, [Config("lru", 15)], clock=Clock(5.0, ms, 0.1))[0] for ms in (2.0, 0.1))
     assert slow.tpot_ms is not None and fast.tpot_ms is not None and slow.tpot_ms > fast.tpot_ms >= 5.0

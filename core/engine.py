@@ -58,8 +58,8 @@ class Engine:
         try:
             self.residency = Residency(
                 self.shape.layers, self.shape.experts, self.arena, self._store, self.transfers,
-                lambda: create("eviction", *self._applied.choice("eviction")), str(self._applied["scope"]),
-                self.sizes.slots(self._applied.budget))
+                lambda roster: create("eviction", *self._applied.choice("eviction"), roster=roster),
+                str(self._applied["scope"]), self.sizes.slots(self._applied.budget))
         except BaseException:
             self.transfers.close()
             raise

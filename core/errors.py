@@ -23,3 +23,7 @@ class ContextError(MoestroError):
 
 class BusyError(MoestroError):
     """The one model is answering somebody else, or is being loaded."""
+
+
+class TraceError(MoestroError):
+    """A routing trace cannot be read, is damaged, or does not say what is needed."""

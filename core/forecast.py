@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from core.memory.codec import Codec
-from core.runtime.pool import shares
+from core.policy.slots import shares
 from core.sizes import Sizes
 
 Trace = npt.NDArray[np.int16]

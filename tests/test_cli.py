@@ -39,7 +39,7 @@ def test_every_knob_has_an_option(name: str, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(("words", "says"), [
-    (["chat", "--budget", "120%"], "between 0 % and 100 %"), (["chat", "--eviction", "fifo"], "Choose one of"),
+    (["chat", "--budget", "120%"], "between 0 % and 100 %"), (["chat", "--eviction", "psychic"], "Choose one of"),
     (["chat", "--temperature", "9"], "between 0 and 2"), (["chat", "--set", "eviction.lfu=4"], "no setting called"),
     (["chat", "--set", "seed"], "NAME=VALUE"), (["ui", "--port", "70000"], "1 to 65535"),
     (["chat", "--bugdet", "5"], "--bugdet"), (["--prot", "1"], "--prot")])

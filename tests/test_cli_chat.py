@@ -8,13 +8,16 @@ import json
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from app import cli
 from app.cli import chat
 from core.config import LoadSpec, Sampling
 from core.errors import ContextError
+from core.trace import FileTrace
 from core.types import AnswerStats, Piece
 from tests.fakes import FakeEngine
 
@@ -90,6 +93,35 @@ def test_a_conversation_keeps_its_history_and_forgets_on_reset(engine: Engine, m
         ["one"], ["one", "the cache keeps what ", "two"], ["three"]]
     assert [m["role"] for m in engine.asked[1]] == ["user", "assistant", "user"]
     assert engine.unloaded
+
+
+def test_a_conversation_is_recorded(engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+                                    capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "session.trace"
+    lines = ("one", "too long", "two", "/set telemetry off", "/quit")
+    assert talk(monkeypatch, *lines, options=["--record", str(path)]) == 0
+    trace, steps = FileTrace(path), engine._steps
+    chunks = list(trace.chunks())
+    assert (trace.layers, trace.experts, trace.model) == (engine.shape.layers, engine.shape.experts, "demo")
+    assert trace.tokens == sum(step.tokens for step in steps) > 0
+    assert np.concatenate([c.ids for c in chunks]).tolist() == \
+        np.concatenate([step.ids for step in steps], 1).transpose(1, 0, 2).tolist()
+    assert [d for c in chunks for d in c.decode.tolist()] == [step.phase == "decode" for step in steps]
+    assert {r for c in chunks for r in c.rid.tolist()} == {0, 1}
+    capsys.readouterr()
+    assert cli.main(["simulate", "--trace", str(path), "--policies", "lru", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["prefill_hit_rate"]["lru"]["50%"] is not None
+
+
+@pytest.mark.parametrize(("words", "why"), [
+    (["--record", "{}/there"], "exists already"), (["--record", "{}/no/where"], "There is no folder"),
+    (["--record", "{}/new", "--telemetry", "off"], "telemetry is off")])
+def test_what_cannot_be_recorded_is_said_before_the_load(words: list[str], why: str, engine: Engine, tmp_path: Path,
+                                                         capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "there").touch()
+    assert cli.main(["chat", "--prompt", "one", *[word.format(tmp_path) for word in words]]) == 2
+    assert why in capsys.readouterr().err
+    assert not engine.asked
 
 
 def test_settings_change_while_talking(engine: Engine, monkeypatch: pytest.MonkeyPatch,

@@ -7,14 +7,17 @@ import dataclasses
 import json
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
 
 from app.cli import options
 from app.cli.interrupt import stoppable
 from app.face import EngineFace
 from core.config import LoadSpec, Sampling
 from core.errors import MoestroError
-from core.types import AnswerStats
+from core.trace import TraceWriter
+from core.types import AnswerStats, StepRecord
 
 HELP = "Talk to a model in this terminal."
 HINT = """Write a message. /reset starts over, /set name value changes a setting, /stats shows the last answer's
@@ -24,18 +27,23 @@ figures, /quit or the end of input leaves. Ctrl-C stops an answer, or leaves whe
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", metavar="TEXT", help="answer this and leave")
     parser.add_argument("--json", action="store_true", help="print one line of JSON with the figures after each answer")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="write which experts every token chose to a new "
+                        "file, for `launch.py simulate`")
     options.add_settings(parser)
     options.add_sampling(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     spec, sampling = options.spec(args), options.sampling(args)
+    if args.record:
+        check_record(args.record, spec)
     engine = load(spec)
     try:
-        chat = Chat(engine, spec, sampling, args.json)
-        if args.prompt is not None:
-            return 130 if chat.ask(args.prompt).reason == "cancelled" else 0
-        return chat.converse()
+        with record(args.record, engine, spec) as trace:
+            chat = Chat(engine, spec, sampling, args.json, trace)
+            if args.prompt is not None:
+                return 130 if chat.ask(args.prompt).reason == "cancelled" else 0
+            return chat.converse()
     finally:
         engine.unload()
 
@@ -52,6 +60,24 @@ def load(spec: LoadSpec) -> EngineFace:
         if cancel.is_set():
             raise KeyboardInterrupt from None
         raise
+
+
+def check_record(path: Path, spec: LoadSpec) -> None:
+    """Before the load: can the routing be recorded there? Raises MoestroError."""
+    if path.exists():
+        raise MoestroError(f"{path} exists already. Name a new file to record into.")
+    if not path.parent.is_dir():
+        raise MoestroError(f"There is no folder {path.parent} to record into. Make it first, or name another file.")
+    if not spec.settings["telemetry"]:
+        raise MoestroError("Nothing can be recorded while telemetry is off. Leave out --telemetry off, or --record.")
+
+
+def record(path: Path | None, engine: EngineFace, spec: LoadSpec) -> TraceWriter | nullcontext[None]:
+    """A trace of what `engine` will route, or nothing."""
+    if path is None:
+        return nullcontext()
+    shape, hashed = engine.shape, str(engine.manifest().get("model_hash", ""))
+    return TraceWriter(path, shape.layers, shape.experts, shape.top_k, model=spec.model, model_hash=hashed)
 
 
 class Progress:
@@ -72,23 +98,28 @@ class Progress:
 class Chat:
     """A conversation with its history. A stopped or failed answer leaves no half of itself in the history."""
 
-    def __init__(self, engine: EngineFace, spec: LoadSpec, sampling: Sampling, as_json: bool) -> None:
+    def __init__(self, engine: EngineFace, spec: LoadSpec, sampling: Sampling, as_json: bool,
+                 trace: TraceWriter | None = None) -> None:
         self.engine, self.spec, self.sampling, self.as_json = engine, spec, sampling, as_json
+        self.trace, self.answers = trace, 0
         self.history: list[dict[str, str]] = []
         self.stats: AnswerStats | None = None
 
     def ask(self, prompt: str) -> AnswerStats:
         """Stream one answer to stdout, then its figures. Raises MoestroError as the engine does."""
-        cancel, text, stats = threading.Event(), "", None
+        cancel, text, stats, steps = threading.Event(), "", None, list[StepRecord]()
         messages = [*self.history, {"role": "user", "content": prompt}]
         with stoppable(cancel):
             for piece in self.engine.generate(messages, self.sampling, cancel):
+                if piece.step is not None and self.trace is not None:
+                    steps.append(piece.step)
                 if piece.kind == "token":
                     text += piece.text
                     print(piece.text, end="", flush=True)
                 elif piece.kind == "end":
                     stats = piece.stats
         print(flush=True)
+        self.keep(steps)
         if stats is None:
             raise RuntimeError("the engine ended an answer without its figures")
         self.stats = stats
@@ -99,6 +130,16 @@ class Chat:
         else:
             print(line(stats), file=sys.stderr, flush=True)
         return stats
+
+    def keep(self, steps: Sequence[StepRecord]) -> None:
+        """Record the passes of one answer, now that it is over."""
+        if self.trace is not None:
+            for step in steps:
+                self.trace.add(step, self.answers)
+            self.trace.flush()
+            self.answers += 1
+            if not all(step.ids.size for step in steps):
+                print("Telemetry was off: not all of this answer was recorded.", file=sys.stderr)
 
     def report(self, text: str, stats: AnswerStats) -> dict[str, object]:
         """Everything needed to repeat and compare an answer, as plain values."""

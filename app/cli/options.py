@@ -21,7 +21,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     _add(loading, LOADING, LOAD)
     live = parser.add_argument_group("settings")
     _add(live, [p for n, p in params().items() if "." not in n], LIVE)
-    live.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", type=_pair, dest="pairs",
+    live.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", type=pair, dest="pairs",
                       help="set anything by its full name, for example eviction.lfu.half_life=64; "
                            "`launch.py settings` lists the names")
 
@@ -75,7 +75,8 @@ def checked(param: Param) -> Callable[[str], Value]:
     return convert
 
 
-def _pair(text: str) -> tuple[str, str, Value]:
+def pair(text: str) -> tuple[str, str, Value]:
+    """NAME=VALUE of any setting, checked, as `assign` returns it."""
     name, equals, value = text.partition("=")
     if not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE, for example eviction.lfu.half_life=64.")

@@ -39,3 +39,15 @@ class Counts:
     demand_bytes: int = 0
     prefetch_bytes: int = 0
     wasted_bytes: int = 0
+
+    def arrived(self, size: int, *, late: bool) -> None:
+        """A prefetched expert was asked for, and was there or on its way."""
+        self.prefetch_bytes += size
+        self.used += not late
+        self.late += late
+
+    def waste(self, size: int) -> None:
+        """A prefetched expert leaves, or its layer is over, without its having been used."""
+        self.wasted += 1
+        self.wasted_bytes += size
+        self.prefetch_bytes += size

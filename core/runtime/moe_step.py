@@ -17,6 +17,7 @@ from core.memory.codec import Codec
 from core.memory.codec.kernels import make_kernels, say_unavailable
 from core.memory.transfer import TransferEngine
 from core.policy.predict import Predictor
+from core.policy.slots import waves
 from core.runtime.compute import ExpertMath
 from core.runtime.lease import Held, Lease
 from core.runtime.recorder import Recorder
@@ -117,22 +118,18 @@ class MoEStep:
 
     def _leases(self, layer: int, wanted: list[int], chosen: list[list[int]]) -> Iterator[Lease]:
         """Lease all of `wanted`, in waves when they do not fit: while one computes, the next one's experts arrive."""
-        capacity = self._residency.pool(layer).capacity
-        waves = [wanted]
-        if len(wanted) > capacity:
-            base, size = layer * self._residency.experts, max(1, capacity // 2)
-            wanted = sorted(wanted, key=lambda e: not self._residency.is_resident(base + e))
-            waves = [wanted[i : i + size] for i in range(0, len(wanted), size)]
-        lease: Lease | None = self._residency.acquire(layer, waves[0])
-        for i in range(len(waves)):
-            last, room = i + 1 == len(waves), capacity > 1
-            following = None if last or not room else self._residency.acquire(layer, waves[i + 1])
+        capacity, base = self._residency.pool(layer).capacity, layer * self._residency.experts
+        groups = waves(wanted, capacity, lambda expert: self._residency.is_resident(base + expert))
+        lease: Lease | None = self._residency.acquire(layer, groups[0])
+        for i in range(len(groups)):
+            last, room = i + 1 == len(groups), capacity > 1
+            following = None if last or not room else self._residency.acquire(layer, groups[i + 1])
             if last:
                 self._look_ahead(layer, chosen)
             assert lease is not None
             yield lease
             self._release(lease)
-            lease = following or (None if last else self._residency.acquire(layer, waves[i + 1]))
+            lease = following or (None if last else self._residency.acquire(layer, groups[i + 1]))
 
     def _look_ahead(self, layer: int, chosen: list[list[int]]) -> None:
         if self.predictor is not None and self.predictor.looks:

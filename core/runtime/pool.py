@@ -1,40 +1,43 @@
-"""One pool of slots and the policy that rules it: a layer's own, or the one that all layers share."""
+"""One pool of slots: a layer's own, or the one that all layers share."""
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from core.memory.arena import Slot
-from core.policy.eviction import Eviction
+from core.errors import BudgetError
+from core.memory.arena import Arena, Slot
 
 
 @dataclass(slots=True)
 class Pool:
-    """`capacity` slots, of which `free` hold nothing. Mutated by Residency only."""
+    """`capacity` slots for the experts of `part`, of which `free` hold nothing. Mutated by Residency only."""
 
-    policy: Eviction
+    part: slice                     # eids
     capacity: int = 0
     free: list[Slot] = field(default_factory=list)
-    residents: set[int] = field(default_factory=set)
-
-    def victim(self, *blocked: Container[int]) -> int | None:
-        """Whom the policy would let go, outside every container of `blocked`."""
-        return self.policy.victim(_Union(blocked))
 
 
-class _Union:
-    """Membership in any of several containers, without building their union."""
+def resize(pools: Sequence[Pool], capacities: Sequence[int], arena: Arena,
+           make_room: Callable[[Pool], Slot | None]) -> None:
+    """Shrink first, then grow, so that the arena never holds more than before or after. Raises BudgetError when the
+    device is full; the pools are then as large as there was room."""
+    sizes = list(zip(pools, capacities, strict=True))
+    for pool, capacity in sizes:
+        while pool.capacity > capacity:
+            slot = make_room(pool)
+            assert slot is not None
+            arena.free(slot)
+            pool.capacity -= 1
+    for pool, capacity in sizes:
+        while pool.capacity < capacity:
+            pool.free.append(_allocate(arena))
+            pool.capacity += 1
 
-    __slots__ = ("_parts",)
 
-    def __init__(self, parts: tuple[Container[int], ...]) -> None:
-        self._parts = parts
-
-    def __contains__(self, eid: object) -> bool:
-        return any(eid in part for part in self._parts)
-
-
-def shares(slots: int, pools: int) -> list[int]:
-    """Split `slots` over `pools` as evenly as whole slots allow, earlier pools first."""
-    return [slots // pools + (1 if i < slots % pools else 0) for i in range(pools)]
+def _allocate(arena: Arena) -> Slot:
+    try:
+        return arena.allocate()
+    except RuntimeError as error:  # torch raises OutOfMemoryError, a RuntimeError, and so does its CPU allocator
+        raise BudgetError("The device has no memory left for the experts this budget asks for. Lower the budget, "
+                          f"or close what else uses the device. ({error})") from error

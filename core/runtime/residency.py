@@ -10,33 +10,40 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from core.errors import BudgetError
+import numpy as np
+
 from core.memory.arena import Arena, Slot
 from core.memory.store import Store
 from core.memory.transfer import QUEUED, Ticket, TransferEngine
-from core.policy.eviction import Eviction
+from core.policy.eviction import GONE, Eviction, Roster, victim
+from core.policy.hints import Hints
 from core.policy.predict import Guess
+from core.policy.slots import shares
 from core.runtime.lease import Counts, Held, Lease
-from core.runtime.pool import Pool, shares
+from core.runtime.pool import Pool, resize
 from core.types import Outcome, Place
 
 
 @dataclass(slots=True)
 class Residency:
-    """The cache. `slots` is how many experts the device may hold; `make_policy` builds one policy a pool."""
+    """The cache. `slots` is how many experts the device may hold; `make_policy` builds what chooses who leaves."""
 
     layers: int
     experts: int
     arena: Arena
     store: Store
     transfers: TransferEngine
-    make_policy: Callable[[], Eviction]
+    make_policy: Callable[[Roster], Eviction]
     scope: str
     slots: int
     now: int = 0                                                   # forward passes so far
     phase: str = "prefill"
     counts: Counts = field(default_factory=Counts)
     last_used: list[int] = field(init=False)
+    hints: Hints = field(init=False)                               # what predictors tell the policy
+    policy: Eviction = field(init=False)
+    _tick: int = 0                                                 # requests and admissions so far
+    _layer: int = 0                                                # being computed
     _slot: list[Slot | None] = field(init=False)                   # eid -> slot: the map
     _pools: list[Pool] = field(init=False)
     _tickets: dict[int, Ticket] = field(default_factory=dict)      # eid -> its unfinished copy
@@ -44,10 +51,9 @@ class Residency:
     _leased: dict[int, int] = field(default_factory=dict)          # eid -> how many leases hold it
 
     def __post_init__(self) -> None:
-        total = self.layers * self.experts
-        self._slot = [None] * total
-        self.last_used = [-1] * total
-        self._pools = []
+        self._slot = [None] * (self.layers * self.experts)
+        self.last_used = [-1] * len(self._slot)
+        self.hints, self._pools = Hints(self.layers, self.experts), []
         self._build_pools()
 
     # ------------------------------------------------------------------ the verbs of a layer
@@ -63,7 +69,9 @@ class Residency:
 
     def acquire(self, layer: int, wanted: Sequence[int]) -> Lease:
         """Pin `wanted` (distinct experts of `layer`, at most its pool's capacity); fetch the missing on demand."""
-        base, pool, now = layer * self.experts, self.pool(layer), self.now
+        base, pool, now, used, tick = layer * self.experts, self.pool(layer), self.now, self.policy.used, self._tick
+        self._layer = layer
+        self.hints.reached(layer)
         held: list[Held] = []
         missing: list[int] = []
         for expert in wanted:
@@ -75,16 +83,18 @@ class Residency:
                 continue
             settled = eid not in self._tickets and eid not in self._fresh
             held.append(Held(expert, eid, slot, Outcome.HIT, None) if settled else self._hit(expert, eid, slot))
-            pool.policy.use(eid, now)
+            tick += 1
+            used(eid, tick, now)
             self.last_used[eid] = now
+        self._tick = tick
         for expert in missing:
             eid = base + expert
             slot = self._make_room(pool, self._leased)
             if slot is None:
                 raise RuntimeError(f"layer {layer} needs more slots than its pool has")
             ticket, outcome = self._ticket(eid, slot, True), self._missed(eid)
-            self._admit(pool, eid, slot, ticket)
-            pool.policy.use(eid, now)
+            self._admit(eid, slot, ticket)
+            used(eid, self._tick, now)
             self.last_used[eid] = now
             self.counts.demand_bytes += ticket.bytes
             held.append(Held(expert, eid, slot, outcome, ticket))
@@ -93,13 +103,15 @@ class Residency:
     def prefetch(self, guesses: Sequence[Guess]) -> None:
         """Fetch experts ahead, best first, for as long as there is a slot that nothing better occupies."""
         named = {g.layer * self.experts + g.expert for g in guesses}
+        if self.policy.heeds:
+            self.hints.name(guesses)
         for guess in guesses:
             eid = guess.layer * self.experts + guess.expert
             pool = self.pool(guess.layer)
             blocked = self._leased, named, self._fresh, self._tickets
             if self._slot[eid] is None and (slot := self._make_room(pool, *blocked)) is not None:
                 self._fresh[eid] = ticket = self._ticket(eid, slot, False)
-                self._admit(pool, eid, slot, ticket)
+                self._admit(eid, slot, ticket)
                 self.counts.issued += 1
 
     def release(self, lease: Lease, fence: Any = None) -> None:
@@ -111,7 +123,7 @@ class Residency:
             self._leased[held.eid] -= 1
             if not self._leased[held.eid]:
                 del self._leased[held.eid]
-                if not pool.policy.keeps:
+                if not self.policy.keeps:
                     self._evict(pool, held.eid)
 
     def abandon(self) -> None:
@@ -121,7 +133,7 @@ class Residency:
             self._evict(self.pool(eid // self.experts), eid)
 
     def reshape(self, *, slots: int | None = None, scope: str | None = None,
-                make_policy: Callable[[], Eviction] | None = None) -> None:
+                make_policy: Callable[[Roster], Eviction] | None = None) -> None:
         """Change size, scope or policy between two passes; the experts used last stay. No lease may be open."""
         if self._leased:
             raise RuntimeError("the cache cannot be changed while a layer is computed")
@@ -138,9 +150,9 @@ class Residency:
         pairs = ((layer, expert) for expert in range(self.experts) for layer in range(self.layers))
         for layer, expert in pairs:
             pool, eid = self.pool(layer), layer * self.experts + expert
-            if pool.free and pool.policy.keeps and self._slot[eid] is None:
+            if pool.free and self.policy.keeps and self._slot[eid] is None:
                 slot = pool.free.pop()
-                self._admit(pool, eid, slot, self._ticket(eid, slot, True))
+                self._admit(eid, slot, self._ticket(eid, slot, True))
         for eid in list(self._tickets):
             self.transfers.wait(self._tickets.pop(eid))
         self.transfers.forget()
@@ -148,7 +160,7 @@ class Residency:
     def clear(self) -> None:
         """Evict everything and free every slot, when the model is unloaded."""
         for pool in self._pools:
-            for eid in sorted(pool.residents):
+            for eid in self._residents(pool):
                 self._evict(pool, eid)
             while pool.free:
                 self.arena.free(pool.free.pop())
@@ -188,8 +200,8 @@ class Residency:
         free = [slot.index for pool in self._pools for slot in pool.free]
         assert len({*free, *held.values()}) == len(free) + len(held), "a slot is free and occupied"
         assert len(free) + len(held) == len(self.arena) == self.slots, "slots, arena and budget do not add up"
-        assert all(len(p.residents) + len(p.free) == p.capacity for p in self._pools), "a slot was lost or found"
-        assert set(held) == set().union(*(p.residents for p in self._pools)), "a pool and the map disagree"
+        assert all(len(self._residents(p)) + len(p.free) == p.capacity for p in self._pools), "a slot was lost or found"
+        assert [*held] == np.flatnonzero(self.policy.score != GONE).tolist(), "the policy and the map disagree"
         assert {*self._tickets, *self._fresh, *self._leased} <= set(held), "a copy or a lease without a slot"
 
     def _hit(self, expert: int, eid: int, slot: Slot) -> Held:
@@ -203,9 +215,7 @@ class Residency:
             self.counts.demand_bytes += ticket.bytes
             return Held(expert, eid, slot, self._missed(eid), ticket)
         if fresh is not None:
-            self.counts.prefetch_bytes += fresh.bytes
-            self.counts.used += ticket is None
-            self.counts.late += ticket is not None
+            self.counts.arrived(fresh.bytes, late=ticket is not None)
         if ticket is not None:
             return Held(expert, eid, slot, Outcome.LATE, ticket)
         return Held(expert, eid, slot, Outcome.HIT if fresh is None else Outcome.PREFETCH_HIT, None)
@@ -222,24 +232,25 @@ class Residency:
         if self.transfers.cancel(ticket):
             self.counts.issued -= 1
         else:
-            self.counts.wasted += 1
-            self.counts.wasted_bytes += ticket.bytes
-            self.counts.prefetch_bytes += ticket.bytes
+            self.counts.waste(ticket.bytes)
 
-    def _admit(self, pool: Pool, eid: int, slot: Slot, ticket: Ticket) -> None:
+    def _admit(self, eid: int, slot: Slot, ticket: Ticket) -> None:
         self._slot[eid] = slot
         self._tickets[eid] = ticket
-        pool.residents.add(eid)
-        pool.policy.admit(eid, self.now)
+        self._tick += 1
+        self.policy.admitted(eid, self._tick, self.now)
         self.transfers.submit(ticket)
+
+    def _residents(self, pool: Pool) -> list[int]:
+        return [eid for eid in range(pool.part.start, pool.part.stop) if self._slot[eid] is not None]
 
     def _make_room(self, pool: Pool, *blocked: Any) -> Slot | None:
         if pool.free:
             return pool.free.pop()
-        victim = pool.victim(*blocked)
-        if victim is None:
+        gone = victim(self.policy, pool.part, self.now, self._layer, *blocked)
+        if gone is None:
             return None
-        self._evict(pool, victim)
+        self._evict(pool, gone)
         return pool.free.pop()
 
     def _evict(self, pool: Pool, eid: int) -> None:
@@ -251,47 +262,34 @@ class Residency:
         if (ticket := self._tickets.pop(eid, None)) is not None and not self.transfers.cancel(ticket):
             self.transfers.settle(ticket)
         self._slot[eid] = None
-        pool.residents.remove(eid)
-        pool.policy.remove(eid)
+        self.policy.left(eid)
         pool.free.append(slot)
 
-    def _capacities(self) -> list[int]:
-        return shares(self.slots, self.layers if self.scope == "layer" else 1)
-
     def _resize_pools(self) -> None:
-        """Shrink first, then grow, so that the arena never holds more than before or after."""
-        sizes = list(zip(self._pools, self._capacities(), strict=True))
-        for pool, capacity in sizes:
-            while pool.capacity > capacity:
-                slot = self._make_room(pool)
-                assert slot is not None
-                self.arena.free(slot)
-                pool.capacity -= 1
-        for pool, capacity in sizes:
-            while pool.capacity < capacity:
-                pool.free.append(self._allocate())
-                pool.capacity += 1
+        try:
+            resize(self._pools, shares(self.slots, len(self._pools)), self.arena, self._make_room)
+        finally:
+            self.slots = len(self.arena)   # fewer than asked for, if the device ran full
 
     def _build_pools(self) -> None:
         """New pools and policies; residents move over in the order of their last use, as far as there is room."""
         old = sorted((eid for eid, s in enumerate(self._slot) if s is not None), key=lambda e: (-self.last_used[e], e))
-        capacities = self._capacities()
+        capacities = shares(self.slots, self.layers if self.scope == "layer" else 1)
         keep: list[list[int]] = [[] for _ in capacities]
         for eid in old:
             at = eid // self.experts if len(capacities) > 1 else 0
             if len(keep[at]) < capacities[at]:
                 keep[at].append(eid)
-        kept = set().union(*keep)
-        before = self._pools
-        for eid in old:
-            if eid not in kept:
-                self._evict(before[eid // self.experts if len(before) > 1 else 0], eid)
+        before, kept = self._pools, set().union(*keep)
+        for eid in [eid for eid in old if eid not in kept]:
+            self._evict(before[eid // self.experts if len(before) > 1 else 0], eid)
         spare = [slot for pool in before for slot in pool.free]
-        self._pools = [Pool(self.make_policy(), len(eids)) for eids in keep]
-        for pool, eids in zip(self._pools, keep, strict=True):
-            for eid in reversed(eids):
-                pool.residents.add(eid)
-                pool.policy.admit(eid, self.now)
+        self.policy = self.make_policy(Roster(self.layers, self.experts, hints=self.hints))
+        size = self.layers * self.experts // len(keep)
+        self._pools = [Pool(slice(i * size, (i + 1) * size), len(eids)) for i, eids in enumerate(keep)]
+        for eid in [eid for eids in keep for eid in reversed(eids)]:
+            self._tick += 1
+            self.policy.admitted(eid, self._tick, self.now)
         for pool, capacity in zip(self._pools, capacities, strict=True):
             while spare and pool.capacity < capacity:
                 pool.free.append(spare.pop())
@@ -299,11 +297,3 @@ class Residency:
         for slot in spare:
             self.arena.free(slot)
         self._resize_pools()
-
-    def _allocate(self) -> Slot:
-        try:
-            return self.arena.allocate()
-        except RuntimeError as error:  # torch raises OutOfMemoryError, a RuntimeError, and so does its CPU allocator
-            self.slots = len(self.arena)
-            raise BudgetError("The device has no memory left for the experts this budget asks for. Lower the budget, "
-                              f"or close what else uses the device. ({error})") from error

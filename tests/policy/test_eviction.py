@@ -2,43 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import combinations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from core.config import Settings
-from core.policy.eviction import Eviction
+from core.policy.eviction import GONE, NEVER, Belady, Eviction, Roster, victim
+from core.policy.hints import UNLIKELY, Hints
 from core.registry import create, variants
 
 NAMES = [v.name for v in variants("eviction")]
-traces = st.lists(st.integers(0, 11), min_size=1, max_size=200)
+LAYERS, EXPERTS = 3, 4
+SIZE = LAYERS * EXPERTS
+traces = st.lists(st.integers(0, SIZE - 1), min_size=1, max_size=200)
 
 
-def make(name: str, **params: int) -> Eviction:
-    policy: Eviction = create("eviction", name, params)
+def make(name: str, hints: Hints | None = None, experts: int = EXPERTS, **params: float) -> Eviction:
+    policy: Eviction = create("eviction", name, params, roster=Roster(LAYERS, experts, hints=hints))
     return policy
 
 
 def replay(policy: Eviction, trace: Sequence[int], capacity: int) -> list[int | None]:
-    """Drive a policy as the cache does; per access the expert that left, or None."""
-    residents: set[int] = set()
+    """Drive a policy as a cache shared by all layers does; per access the expert that left, or None."""
+    whole, residents = slice(0, policy.roster.size), set[int]()
     left: list[int | None] = []
     for now, eid in enumerate(trace):
         gone = None
         if eid not in residents:
             if len(residents) == capacity:
-                gone = policy.victim({eid})
+                gone = victim(policy, whole, now, eid // policy.roster.experts, {eid})
                 assert gone in residents
-                policy.remove(gone)
+                policy.left(gone)
                 residents.remove(gone)
-            policy.admit(eid, now)
+            policy.admitted(eid, now, now)
             residents.add(eid)
-        policy.use(eid, now)
+        policy.used(eid, now, now)
         left.append(gone)
+        assert len(residents) <= capacity
+    assert np.flatnonzero(policy.score != GONE).tolist() == sorted(residents)
     return left
 
+
+# ------------------------------------------------------------------ the contract
 
 @pytest.mark.parametrize("name", NAMES)
 @given(trace=traces, capacity=st.integers(1, 6))
@@ -47,74 +58,52 @@ def test_the_victim_is_a_resident_and_choices_repeat(name: str, trace: list[int]
 
 
 @pytest.mark.parametrize("name", NAMES)
-@given(trace=traces, blocked=st.sets(st.integers(0, 11)))
-def test_a_blocked_expert_never_leaves(name: str, trace: list[int], blocked: set[int]) -> None:
+@given(trace=traces, blocked=st.sets(st.integers(0, SIZE - 1)), layer=st.integers(0, LAYERS - 1))
+def test_a_blocked_expert_never_leaves(name: str, trace: list[int], blocked: set[int], layer: int) -> None:
     policy = make(name)
     for now, eid in enumerate(dict.fromkeys(trace)):
-        policy.admit(eid, now)
-        policy.use(eid, now)
-    free = set(trace) - blocked
-    victim = policy.victim(blocked)
-    assert victim in free if free else victim is None
+        policy.admitted(eid, now, now)
+        policy.used(eid, now, now)
+    before = policy.score.copy()
+    for part in (slice(0, SIZE), slice(4, 8)):
+        free = set(trace) & set(range(part.start, part.stop)) - blocked
+        gone = victim(policy, part, 999, layer, blocked, ())
+        assert gone in free if free else gone is None
+    assert (policy.score == before).all()      # asking changes nothing
 
 
-@given(trace=traces, capacity=st.integers(1, 6))
-def test_lru_against_a_plain_list(trace: list[int], capacity: int) -> None:
-    order: list[int] = []
-    expected: list[int | None] = []
-    for eid in trace:
-        gone = None
-        if eid in order:
-            order.remove(eid)
-        elif len(order) == capacity:
-            gone = order.pop(0)
-        order.append(eid)
-        expected.append(gone)
-    assert replay(make("lru"), trace, capacity) == expected
+@pytest.mark.parametrize("name", NAMES)
+@given(trace=traces)
+def test_many_ids_at_once_are_one_after_the_other(name: str, trace: list[int]) -> None:
+    one, many = make(name), make(name)
+    for now in range(0, len(trace), 3):
+        ids = list(dict.fromkeys(trace[now : now + 3]))
+        ticks = list(range(now, now + len(ids)))
+        new = [(e, t) for e, t in zip(ids, ticks, strict=True) if one.score[e] == GONE]
+        for eid, tick in new:
+            one.admitted(eid, tick, now)
+        for eid, tick in zip(ids, ticks, strict=True):
+            one.used(eid, tick, now)
+        if new:
+            many.admitted(*np.array(new).T, now)
+        many.used(np.array(ids), np.array(ticks), now)
+        if now % 2:
+            one.left(ids[0])
+            many.left(np.array(ids[:1]))
+        whole = slice(0, SIZE)
+        assert (one.scores(whole, now, 1) == many.scores(whole, now, 1)).all()
+        by_layer = many.scores(whole, now, many.roster.layer_of)
+        for layer in range(LAYERS):
+            part = slice(layer * EXPERTS, (layer + 1) * EXPERTS)
+            assert (by_layer[part] == one.scores(part, now, layer)).all()
 
 
-@pytest.mark.parametrize("half_life", [0, 3])
-@given(trace=traces, capacity=st.integers(1, 6))
-def test_lfu_against_the_definition(half_life: int, trace: list[int], capacity: int) -> None:
-    def worth(eid: int, now: int, upto: int) -> tuple[float, int]:
-        uses = [t for t in range(upto) if trace[t] == eid]
-        return sum(0.5 ** ((now - t) / half_life) if half_life else 1.0 for t in uses), uses[-1]
-
-    residents: set[int] = set()
-    policy = make("lfu", half_life=half_life)
-    for now, (eid, gone) in enumerate(zip(trace, replay(policy, trace, capacity), strict=True)):
-        if gone is not None:
-            count, _ = worth(gone, now, now)
-            assert count <= min(worth(r, now, now)[0] for r in residents) * (1 + 1e-9)
-            residents.remove(gone)
-        residents.add(eid)
-
-
-def test_lfu_worked_example() -> None:
-    policy = make("lfu")
-    for now, eid in enumerate([1, 1, 2, 3, 3]):
-        if now in (0, 2, 3):
-            policy.admit(eid, now)
-        policy.use(eid, now)
-    assert policy.victim(set()) == 2          # used once; 1 and 3 were used twice
-    assert policy.victim({2}) == 1            # equal counts: the one unused for longest
-
-
-def test_lfu_forgets_without_overflowing() -> None:
-    policy = make("lfu", half_life=1)
-    policy.admit(1, 0)
-    for _ in range(50):
-        policy.use(1, 0)
-    policy.admit(2, 5000)
-    policy.use(2, 5000)                        # 2^5000 would not fit a float
-    assert policy.victim(set()) == 1
-
-
-def test_random_depends_on_its_seed() -> None:
-    def victims(seed: int) -> list[int | None]:
-        return replay(make("random", seed=seed), [i * 7 % 12 for i in range(100)], 4)
-
-    assert victims(0) != victims(1)
+def test_the_lowest_id_leaves_among_equals() -> None:
+    policy = make("finemoe")
+    for eid in (7, 2, 5):
+        policy.admitted(eid, 0, 0)
+    assert victim(policy, slice(0, SIZE), 0, 0) == 2
+    assert victim(policy, slice(0, SIZE), 0, 0, {2}) == 5
 
 
 def test_every_variant_says_what_it_is() -> None:
@@ -127,3 +116,233 @@ def test_every_variant_says_what_it_is() -> None:
                 assert param.help
                 assert param.check(param.default) == param.default
                 assert param.type != "int" or (param.low is not None and param.high is not None)
+
+
+# ------------------------------------------------------------------ independent oracles
+
+def lru(trace: Sequence[int], capacity: int) -> list[int | None]:
+    order: OrderedDict[int, None] = OrderedDict()
+    left: list[int | None] = []
+    for eid in trace:
+        missing = eid not in order
+        left.append(order.popitem(last=False)[0] if missing and len(order) == capacity else None)
+        order[eid] = None
+        order.move_to_end(eid)
+    return left
+
+
+def fifo(trace: Sequence[int], capacity: int) -> list[int | None]:
+    queue: deque[int] = deque()
+    left: list[int | None] = []
+    for eid in trace:
+        missing = eid not in queue
+        left.append(queue.popleft() if missing and len(queue) == capacity else None)
+        if missing:
+            queue.append(eid)
+    return left
+
+
+def lfu(trace: Sequence[int], capacity: int) -> list[int | None]:
+    count: Counter[int] = Counter()
+    last: dict[int, int] = {}
+    residents: set[int] = set()
+    left: list[int | None] = []
+    for now, eid in enumerate(trace):
+        gone = None
+        if eid not in residents and len(residents) == capacity:
+            gone = min(residents, key=lambda e: (count[e], last[e]))
+            residents.remove(gone)
+        residents.add(eid)
+        count[eid] += 1
+        last[eid] = now
+        left.append(gone)
+    return left
+
+
+def lcp(trace: Sequence[int], capacity: int) -> list[int | None]:
+    """P = mu x rho^(nu / omega), with rho = 1/4 and omega = 8: exact in binary, so that ties are ties."""
+    count: Counter[int] = Counter()
+    last: dict[int, int] = {}
+    residents: set[int] = set()
+    left: list[int | None] = []
+    for now, eid in enumerate(trace):
+        gone = None
+        if eid not in residents and len(residents) == capacity:
+            gone = min(residents, key=lambda e: (round(np.log2(count[e]) - 2 * (now - last[e]) / 8, 9), e))
+            residents.remove(gone)
+        residents.add(eid)
+        count[eid] += 1
+        last[eid] = now
+        left.append(gone)
+    return left
+
+
+ORACLES: dict[str, Callable[[Sequence[int], int], list[int | None]]] = {"lru": lru, "fifo": fifo, "lfu": lfu}
+
+
+@pytest.mark.parametrize("name", ORACLES)
+@given(trace=traces, capacity=st.integers(1, 6))
+def test_against_the_definition(name: str, trace: list[int], capacity: int) -> None:
+    assert replay(make(name), trace, capacity) == ORACLES[name](trace, capacity)
+
+
+@pytest.mark.parametrize("name", ORACLES)
+def test_against_the_definition_over_a_hundred_thousand_accesses(name: str) -> None:
+    random = np.random.default_rng(7)
+    trace = np.minimum(random.zipf(1.3, 100_000) - 1, random.integers(0, 60, 100_000)).tolist()
+    assert replay(make(name, experts=20), trace, 24) == ORACLES[name](trace, 24)
+
+
+@given(trace=traces, capacity=st.integers(1, 6))
+def test_lcp_against_its_formula(trace: list[int], capacity: int) -> None:
+    assert replay(make("lcp", rho=0.25, omega=8), trace, capacity) == lcp(trace, capacity)
+
+
+@given(trace=traces, capacity=st.integers(1, 6))
+def test_lfu_with_a_half_life_against_the_definition(trace: list[int], capacity: int) -> None:
+    def worth(eid: int, now: int) -> float:
+        return sum(0.5 ** ((now - t) / 3) for t in range(now) if trace[t] == eid)
+
+    residents: set[int] = set()
+    for now, (eid, gone) in enumerate(zip(trace, replay(make("lfu", half_life=3), trace, capacity), strict=True)):
+        if gone is not None:
+            assert worth(gone, now) <= min(worth(r, now) for r in residents) * (1 + 1e-9)
+            residents.remove(gone)
+        residents.add(eid)
+
+
+@given(trace=st.lists(st.sets(st.integers(0, 4), min_size=1, max_size=2).map(sorted), min_size=1, max_size=8),
+       slots=st.integers(2, 4))
+def test_belady_is_the_best_there_is(trace: list[list[int]], slots: int) -> None:
+    """Against every sequence of sets that could have been kept."""
+
+    @cache
+    def fewest(step: int, resident: frozenset[int]) -> int:
+        if step == len(trace):
+            return 0
+        now = frozenset(trace[step])
+        held = resident | now
+        kept = [frozenset(k) | now for k in combinations(sorted(held - now), min(len(held - now), slots - len(now)))]
+        return len(now - resident) + min(fewest(step + 1, k) for k in kept)
+
+    policy, residents, misses = Belady(Roster(1, 5)), set[int](), 0
+    for now, experts in enumerate(trace):
+        for eid in experts:
+            policy.foresee(eid, next((t for t in range(now + 1, len(trace)) if eid in trace[t]), NEVER))
+        for eid in [e for e in experts if e not in residents]:
+            misses += 1
+            if len(residents) == slots:
+                gone = victim(policy, slice(0, 5), now, 0, experts)
+                assert gone is not None
+                policy.left(gone)
+                residents.remove(gone)
+            policy.admitted(eid, now, now)
+            residents.add(eid)
+        for eid in experts:
+            policy.used(eid, now, now)
+    assert misses == fewest(0, frozenset())
+
+
+# ------------------------------------------------------------------ worked examples, by hand
+
+def fed(policy: Eviction, uses: Sequence[int]) -> Eviction:
+    """Experts used one by one, one pass each; each is admitted at its first use."""
+    for now, eid in enumerate(uses):
+        if policy.score[eid] == GONE:
+            policy.admitted(eid, now, now)
+        policy.used(eid, now, now)
+    return policy
+
+
+def order(policy: Eviction, now: int = 0, layer: int = 0) -> list[int]:
+    """Residents as they would leave, first to last."""
+    gone: list[int] = []
+    while (eid := victim(policy, slice(0, policy.roster.size), now, layer, gone)) is not None:
+        gone.append(eid)
+    return gone
+
+
+def test_fifo_and_lru_by_hand() -> None:
+    assert order(fed(make("fifo"), [3, 1, 2, 3])) == [3, 1, 2]
+    assert order(fed(make("lru"), [3, 1, 2, 3])) == [1, 2, 3]
+
+
+def test_lfu_by_hand() -> None:
+    # 2 was used once; 1 and 3 twice, and 1 is the one unused for longer.
+    assert order(fed(make("lfu"), [1, 1, 2, 3, 3])) == [2, 1, 3]
+
+
+def test_lfu_with_a_half_life_by_hand() -> None:
+    # half-life 2, seen at 4: expert 0 at 0, 1, 2: 1/4 + 2^-1.5 + 1/2 = 1.10; expert 1 at 3: 2^-0.5 = 0.71; at 4: 1.
+    policy = fed(make("lfu", half_life=2), [0, 0, 0, 1, 2])
+    assert order(policy) == [1, 2, 0]
+    # Four passes later one more use of 1: 0 is worth 1.10 / 4 = 0.28, 1 is worth 0.71 / 4 + 1, and 2 is worth 1 / 4.
+    policy.used(1, 9, 8)
+    assert order(policy) == [2, 0, 1]
+
+
+def test_lfu_forgets_without_overflowing() -> None:
+    policy = make("lfu", half_life=1)
+    policy.admitted(1, 0, 0)
+    for tick in range(50):
+        policy.used(1, tick, 0)
+    policy.admitted(2, 50, 5000)
+    policy.used(2, 51, 5000)                   # 2^5000 would not fit a float
+    assert order(policy) == [1, 2]
+
+
+def test_lcp_by_hand() -> None:
+    # rho 1/4, omega 4: half a priority every 2 passes. At 5: expert 0, 4 uses, last at 3: 4 x 1/4^(2/4) = 2;
+    # expert 1, 1 use, at 4: 1/4^(1/4) = 0.71; expert 2, 1 use, at 5: 1.
+    policy = fed(make("lcp", rho=0.25, omega=4), [0, 0, 0, 0, 1, 2])
+    assert order(policy) == [1, 2, 0]
+    # At 9, with 2 used again at 9 and 1 at 8: 0 is down to 4 x 1/4^(6/4) = 0.5, 1: 2 x 1/4^(1/4) = 1.41, 2: 2.
+    policy.used(1, 6, 8)
+    policy.used(2, 7, 9)
+    assert order(policy) == [0, 1, 2]
+
+
+def test_least_stale_by_hand() -> None:
+    # Three layers of four. While layer 1 is computed, layer 2 is 0 away, layer 0 is 1 away, layer 1 itself 2.
+    policy = fed(make("least_stale"), [0, 4, 8, 5])
+    assert order(policy, layer=1) == [4, 5, 0, 8]
+    assert order(policy, layer=0) == [0, 8, 4, 5]
+
+
+def test_plec_by_hand() -> None:
+    hints = Hints(LAYERS, EXPERTS)
+    policy = fed(make("plec", hints), [0, 1, 4, 5, 8, 9])
+    # Layer 0 is being computed: its own go first, then layer 2, which is further ahead than layer 1.
+    assert order(policy, layer=0) == [0, 1, 8, 9, 4, 5]
+    hints.name([(1, 0, 0.9), (2, 1, 0.5), (0, 0, 0.5)])    # 4 and 9 are wanted soon, 0 by the next token
+    assert order(policy, layer=0) == [1, 0, 8, 5, 9, 4]
+    hints.reached(1)
+    assert order(policy, layer=1) == [4, 5, 1, 0, 8, 9]    # layer 1's own experts are the furthest from their next use
+
+
+def test_finemoe_by_hand() -> None:
+    # Visits, counted from one: 2, 3, 4. The largest 1 / (p x freq) leaves; with p = 1, .5, .1: 1/2, 2/3, 5/2.
+    hints = Hints(LAYERS, EXPERTS)
+    policy = fed(make("finemoe", hints), [0, 1, 1, 2, 2, 2])
+    assert order(policy) == [0, 1, 2]
+    hints.tell(0, [1.0, 0.5, 0.1, 0.0], 2)
+    assert order(policy) == [2, 1, 0]
+    assert hints.probability[3] == UNLIKELY
+    assert hints.predicted[:4].tolist() == [True, True, False, False]
+
+
+def test_static_by_hand() -> None:
+    hints = Hints(LAYERS, EXPERTS)
+    policy = fed(make("static", hints), [2, 0, 1, 3, 2])
+    assert order(policy) == [0, 1, 3, 2]                  # nothing is known: LRU
+    hints.profile([5, 9, 0, 7, *[0] * 8], pinned=[0])
+    assert order(policy) == [2, 3, 1, 0]
+
+
+def test_random_is_even_and_depends_on_its_seed() -> None:
+    trace = [i * 7 % SIZE for i in range(100)]
+    assert replay(make("random", seed=0), trace, 4) != replay(make("random", seed=1), trace, 4)
+    policy = fed(make("random"), range(SIZE))
+    gone = Counter(victim(policy, slice(0, SIZE), now, now % LAYERS) for now in range(6000))
+    assert len(gone) == SIZE
+    assert max(abs(n - 500) for n in gone.values()) < 120   # five standard deviations and a half

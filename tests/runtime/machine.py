@@ -24,7 +24,7 @@ def build(slots: int, scope: str = "layer", eviction: str = "lru") -> Residency:
                lambda share: None, None)
     transfers = TransferEngine(torch.device("cpu"), store.fetch)
     return Residency(LAYERS, EXPERTS, Arena(codec, torch.device("cpu")), store, transfers,
-                     lambda: create("eviction", eviction, {}), scope, slots)
+                     lambda roster: create("eviction", eviction, {}, roster=roster), scope, slots)
 
 
 def hold(residency: Residency, layer: int, wanted: list[int]) -> Lease:

@@ -9,12 +9,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from core.memory.link import Pace
 from core.policy.predict import Guess
-from core.registry import create
+from core.registry import create, variants
 from core.runtime.residency import Residency
 from core.types import Outcome
 from tests.runtime.machine import EXPERTS, LAYERS, build, hold
 
 K = 2
+NAMES = [v.name for v in variants("eviction")]
 distinct = st.lists(st.integers(0, EXPERTS - 1), min_size=1, max_size=K, unique=True)
 
 
@@ -24,7 +25,7 @@ class Cache(RuleBasedStateMachine):
     residency: Residency
 
     @initialize(slots=st.integers(LAYERS * K, LAYERS * EXPERTS), scope=st.sampled_from(["layer", "global"]),
-                eviction=st.sampled_from(["lru", "lfu", "random", "none"]), paced=st.booleans())
+                eviction=st.sampled_from(NAMES), paced=st.booleans())
     def start(self, slots: int, scope: str, eviction: str, paced: bool) -> None:
         self.residency = build(slots, scope, eviction)
         if paced:
@@ -48,9 +49,9 @@ class Cache(RuleBasedStateMachine):
         self.residency.reshape(slots=slots)
         assert len(self.residency.arena) == slots
 
-    @rule(scope=st.sampled_from(["layer", "global"]), eviction=st.sampled_from(["lru", "lfu", "random", "none"]))
+    @rule(scope=st.sampled_from(["layer", "global"]), eviction=st.sampled_from(NAMES))
     def change(self, scope: str, eviction: str) -> None:
-        self.residency.reshape(scope=scope, make_policy=lambda: create("eviction", eviction, {}))
+        self.residency.reshape(scope=scope, make_policy=lambda roster: create("eviction", eviction, {}, roster=roster))
 
     @invariant()
     def sound(self) -> None:
@@ -117,6 +118,20 @@ def test_a_queued_prefetch_that_is_not_wanted_is_taken_back() -> None:
     residency.release(lease)
 
 
+@pytest.mark.parametrize("eviction", ["plec", "finemoe"])
+def test_what_a_predictor_names_stays_until_its_layer_is_reached(eviction: str) -> None:
+    residency = build(6, "global", eviction)
+    residency.release(hold(residency, 1, [0, 1, 2, 3]))          # eids 6 to 9
+    residency.prefetch([Guess(1, 0, 0.7)])
+    assert (residency.hints.predicted[6], residency.hints.probability[6]) == (True, 0.7)
+    assert residency.hints.probability[7] < 1e-3
+    residency.release(hold(residency, 0, [0, 1, 2, 3, 4]))       # takes the free slots, then the places of three
+    assert [residency.is_resident(e) for e in range(6, 10)] == [True, False, False, False]
+    residency.release(hold(residency, 1, [5]))
+    assert not residency.hints.predicted.any() and (residency.hints.probability == 1).all()
+    residency.check_integrity()
+
+
 def test_changing_the_policy_keeps_who_was_used_last() -> None:
     residency = build(LAYERS * 4)
     for step, expert in enumerate([0, 1, 2, 3]):
@@ -124,7 +139,7 @@ def test_changing_the_policy_keeps_who_was_used_last() -> None:
         residency.release(hold(residency, 0, [expert]))
     residency.reshape(slots=LAYERS * 2)
     assert [residency.is_resident(e) for e in range(4)] == [False, False, True, True]
-    residency.reshape(scope="global", make_policy=lambda: create("eviction", "lfu", {}))
+    residency.reshape(scope="global", make_policy=lambda roster: create("eviction", "lfu", {}, roster=roster))
     assert [residency.is_resident(e) for e in range(4)] == [False, False, True, True]
     residency.check_integrity()
 

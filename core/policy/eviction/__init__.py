@@ -1,6 +1,8 @@
 """Eviction policies, one small file each; importing this package registers them."""
 
-from core.policy.eviction import lfu, lru, none, random
-from core.policy.eviction.base import Eviction
+from core.policy.eviction import fifo, finemoe, lcp, least_stale, lfu, lru, none, plec, random, static
+from core.policy.eviction.base import GONE, Eviction, Roster, victim
+from core.policy.eviction.belady import NEVER, Belady
 
-__all__ = ["Eviction", "lfu", "lru", "none", "random"]
+__all__ = ["GONE", "NEVER", "Belady", "Eviction", "Roster", "fifo", "finemoe", "lcp", "least_stale", "lfu", "lru",
+           "none", "plec", "random", "static", "victim"]

@@ -1,28 +1,114 @@
-"""What an eviction policy is. The cache owns when something must leave; the policy says which."""
+"""What an eviction policy is: a score for every resident, the lowest leaves first.
+
+One object orders all experts of a model, or of several caches of it side by side: it does not know how they are divided
+into pools. The engine asks it about one expert at a time, the simulator about one of every layer at once, so every
+method takes a single id or an array of distinct ids and is written once, in numpy indexing that works for both.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import ClassVar, Protocol
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from core.policy.hints import Hints
+
+Ids = int | npt.NDArray[np.integer]     # one id or an array of distinct ones; ticks and layers come in the same shape
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+GONE = np.inf                           # the score of an expert that is not resident
+RECENT = 2.0**-32                       # times a tick: a fraction of one, so that whole numbers are told apart first
 
 
-class Eviction(Protocol):
-    """Orders the residents of one pool of slots. Knows ids only; every choice is deterministic.
+class Roster:
+    """The experts a policy orders: `copies` caches x layers x experts. id = (copy * layers + layer) * experts + expert.
 
-    The cache calls `admit` when an expert gets a slot, `use` for every request of a resident, `remove` when it leaves,
-    and `victim` when a slot is needed. `now` counts forward passes.
+    `layer_of` and `eid` [size] = the layer of an id, and its number within its copy. The arrays of `hints` are there
+    under their names: the same ones, or as they are now for each of several copies.
     """
 
-    keeps: ClassVar[bool] = True  # False: an expert leaves as soon as the step that used it is over
+    def __init__(self, layers: int, experts: int, copies: int = 1, hints: Hints | None = None) -> None:
+        self.layers, self.experts, self.copies = layers, experts, copies
+        self.size = copies * layers * experts
+        self.eid: Ints = np.arange(self.size) % (layers * experts)
+        self.layer_of: Ints = self.eid // experts
+        self.hints = hints or Hints(layers, experts)
+        told = self.hints.repeated(copies)
+        self.probability: Floats = told["probability"]
+        self.predicted: npt.NDArray[np.bool_] = told["predicted"]
+        self.usual: Floats = told["usual"]
+        self.pinned: npt.NDArray[np.bool_] = told["pinned"]
 
-    def admit(self, eid: int, now: int) -> None:
-        """`eid` was given a slot; it is not resident before."""
+    def distance(self, part: slice, layer: Ids) -> Floats | float:
+        """Layers to go until the layer of each id is reached again while `layer` is computed: 0 for the next one,
+        layers - 1 for `layer` itself, whose experts have been chosen."""
+        if layer is self.layer_of:                       # every layer by itself
+            return self.layers - 1.0
+        ahead: Floats = np.subtract(self.layer_of[part], layer, dtype=np.float64) - 1.0
+        ahead += (ahead < 0) * self.layers
+        return ahead
 
-    def use(self, eid: int, now: int) -> None:
-        """The resident `eid` was requested."""
 
-    def remove(self, eid: int) -> None:
-        """`eid` has left."""
+class Eviction:
+    """Base of all policies. The lowest of `scores` leaves; among equals the lowest id. Every choice is deterministic.
 
-    def victim(self, blocked: Container[int]) -> int | None:
-        """The resident that should leave next and is not in `blocked`; None when every resident is blocked."""
+    `tick` grows with every request of a pool, `now` counts forward passes, `layer` is the one being computed.
+    The cache calls `admitted` when an expert gets a slot, `used` for every request of a resident (of one that was
+    missing: after `admitted`), and `left` when it leaves.
+    """
+
+    keeps: ClassVar[bool] = True        # False: an expert leaves as soon as the step that used it is over
+    moves: ClassVar[bool] = False       # True: scores also change with time, so `scores` works them out anew
+    heeds: ClassVar[bool] = False       # True: they depend on what predictors tell in roster.hints
+
+    def __init__(self, roster: Roster) -> None:
+        self.roster = roster
+        self.score: Floats = np.full(roster.size, GONE)   # GONE for what is not resident, and for nothing else
+        self._kept: tuple[int, Floats] | None = None
+
+    def admitted(self, ids: Ids, tick: Ids, now: int) -> None:
+        """They were given slots. Sets a finite score: it may be long before a prefetched expert is used."""
+        self.score[ids] = tick
+
+    def used(self, ids: Ids, tick: Ids, now: int) -> None:
+        """The residents `ids` were requested."""
+
+    def left(self, ids: Ids) -> None:
+        """They are resident no longer."""
+        self.score[ids] = GONE
+
+    def scores(self, part: slice, now: int, layer: Ids) -> Floats:
+        """What stands against evicting each expert of `part`; a view of `score`, or a new array if the policy `moves`.
+        GONE for those that are not resident. `layer`: one number, or one per id of the part."""
+        return self.score[part]
+
+    def standing(self, part: slice, layer: Ids) -> Floats:
+        """For one that moves: the part of its scores that depends on layers and hints alone."""
+        return np.zeros(part.stop - part.start)
+
+    def kept_standing(self, part: slice, layer: Ids) -> Floats:
+        """`standing`; where every layer is computed by itself it is worked out once, until hints change."""
+        roster = self.roster
+        if layer is not roster.layer_of:
+            return self.standing(part, layer)
+        if self._kept is None or self._kept[0] != roster.hints.version:
+            self._kept = roster.hints.version, self.standing(slice(0, roster.size), layer)
+        return self._kept[1][part]
+
+
+def victim(policy: Eviction, part: slice, now: int, layer: int, *blocked: Container[int]) -> int | None:
+    """The resident of `part` that should leave next and is in no container of `blocked`; None when there is none."""
+    scores = policy.scores(part, now, layer)
+    own = policy.moves
+    while True:
+        at = int(np.argmin(scores))
+        if scores[at] == GONE:
+            return None
+        eid: int = part.start + at
+        if not any(eid in some for some in blocked):
+            return eid
+        if not own:
+            scores, own = scores.copy(), True
+        scores[at] = GONE

@@ -2,41 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
-from random import Random
 from typing import ClassVar
 
+import numpy as np
+import numpy.typing as npt
+
+from core.policy.eviction.base import Eviction, Floats, Ids, Roster
 from core.registry import Param, register
+
+WORD = 0xFFFFFFFF
 
 
 @register("eviction", "random", title="Random", help="A random resident leaves. What a policy must beat.",
           source="control; MoEpic section 6 (ablation without LCP)",
           params=(Param("seed", "int", 0, "Which random sequence.", title="Seed", low=0, high=2**31 - 1, step=1),))
-class RandomEviction:
-    """Residents in a list with swap-removal, so that one draw is O(1)."""
+class RandomEviction(Eviction):
+    """Score: a hash of the expert, the pass and the layer being computed, so that no order of asking matters."""
 
-    keeps: ClassVar[bool] = True
+    moves: ClassVar[bool] = True
 
-    def __init__(self, seed: int = 0) -> None:
-        self._random = Random(seed)
-        self._at: dict[int, int] = {}
-        self._residents: list[int] = []
+    def __init__(self, roster: Roster, seed: int = 0) -> None:
+        super().__init__(roster)
+        self._seed = seed
+        self._hash = _mixed(roster.eid.astype(np.uint32))
+        self._own = self._hash ^ _of_layer(roster.layer_of)         # where every layer is computed by itself
 
-    def admit(self, eid: int, now: int) -> None:
-        self._at[eid] = len(self._residents)
-        self._residents.append(eid)
+    def admitted(self, ids: Ids, tick: Ids, now: int) -> None:
+        self.score[ids] = 0.0
 
-    def use(self, eid: int, now: int) -> None:
-        """Being used changes nothing."""
+    def scores(self, part: slice, now: int, layer: Ids) -> Floats:
+        salt = _scalar(self._seed) ^ _scalar(now * 2 + 1)
+        own = self._own[part] if layer is self.roster.layer_of else self._hash[part] ^ _of_layer(layer)
+        return self.score[part] + _mixed(own ^ np.uint32(salt))
 
-    def remove(self, eid: int) -> None:
-        at, last = self._at.pop(eid), self._residents.pop()
-        if last != eid:
-            self._residents[at], self._at[last] = last, at
 
-    def victim(self, blocked: Container[int]) -> int | None:
-        for _ in range(8):
-            if self._residents and (eid := self._random.choice(self._residents)) not in blocked:
-                return eid
-        free = [eid for eid in self._residents if eid not in blocked]
-        return self._random.choice(free) if free else None
+def _mixed(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """Every word replaced by one whose high bits depend on all of its bits."""
+    words = words * np.uint32(0x85EBCA6B)
+    words ^= words >> np.uint32(15)
+    words *= np.uint32(0xC2B2AE35)
+    return words
+
+
+def _of_layer(layer: Ids) -> npt.NDArray[np.uint32]:
+    return np.asarray(layer * 0x9E3779B1 & WORD, np.uint32)
+
+
+def _scalar(number: int) -> int:
+    """The same for one number of any size, folded to 32 bits."""
+    word = (number ^ number >> 32) & WORD
+    word = (word ^ word >> 16) * 0x85EBCA6B & WORD
+    word = (word ^ word >> 13) * 0xC2B2AE35 & WORD
+    return word ^ word >> 16

@@ -1,0 +1,30 @@
+"""MIN: the expert needed again last leaves. It needs the future, so it is for traces alone and in no menu."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from core.policy.eviction.base import Eviction, Floats, Ids, Roster
+
+NEVER = 2**31 - 1
+
+
+class Belady(Eviction):
+    """No eviction has fewer misses on the same requests and slots (Belady 1966), compulsory ones included.
+
+    Score: minus the pass of the next use, of which `foresee` must tell before each use.
+    """
+
+    def __init__(self, roster: Roster) -> None:
+        super().__init__(roster)
+        self._next: Floats = np.full(roster.size, float(NEVER))
+
+    def foresee(self, ids: Ids, next_pass: Ids) -> None:
+        """The experts `ids` are used now, and then again in these passes; NEVER = not again."""
+        self._next[ids] = next_pass
+
+    def admitted(self, ids: Ids, tick: Ids, now: int) -> None:
+        self.score[ids] = -self._next[ids]
+
+    def used(self, ids: Ids, tick: Ids, now: int) -> None:
+        self.score[ids] = -self._next[ids]

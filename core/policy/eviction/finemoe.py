@@ -1,0 +1,35 @@
+"""FineMoE's eviction: seldom used and unlikely to be used leaves first."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from core.policy.eviction.base import Eviction, Floats, Ids, Roster
+from core.registry import register
+
+
+@register("eviction", "finemoe", title="FineMoE", help="The expert with the smallest product of predicted probability "
+          "and number of uses leaves; how recent a use was does not count. Without a prefetcher that gives "
+          "probabilities it is LFU.", source="FineMoE section 4.5")
+class FineMoE(Eviction):
+    """The paper evicts the largest 1 / (p x freq). Score: p x freq, freq = uses since the start plus one, so that what
+    a prefetch brought and nobody used yet is still told apart by its p."""
+
+    moves: ClassVar[bool] = True
+    heeds: ClassVar[bool] = True
+
+    def __init__(self, roster: Roster) -> None:
+        super().__init__(roster)
+        self._uses: Floats = np.ones(roster.size)
+
+    def admitted(self, ids: Ids, tick: Ids, now: int) -> None:
+        self.score[ids] = self._uses[ids]
+
+    def used(self, ids: Ids, tick: Ids, now: int) -> None:
+        uses = self._uses[ids] + 1.0
+        self.score[ids] = self._uses[ids] = uses
+
+    def scores(self, part: slice, now: int, layer: Ids) -> Floats:
+        return self.score[part] * self.roster.probability[part]

@@ -1,0 +1,49 @@
+"""Least cache priority: how often and how lately, in one number."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+from core.policy.eviction.base import Eviction, Floats, Ids, Roster
+from core.registry import Param, register
+
+
+@register("eviction", "lcp", title="LCP", help="Uses count, and fade while an expert is unused: its priority is its "
+          "uses x rho^(tokens unused / window), and the smallest leaves. Between LFU (rho near 1) and LRU (near 0).",
+          source="MoEpic section 4.1, equation 4", params=(
+              Param("rho", "float", 0.25, "What is left of a priority after one window without use.", title="Rho",
+                    low=0.01, high=0.99, step=0.01),
+              Param("omega", "int", 128, "Length of that window.", title="Window", low=1, high=10_000, step=1,
+                    unit="tokens")))
+class LCP(Eviction):
+    """P = mu x rho^(nu / omega), mu = uses, nu = passes since the last one (tokens, while decoding).
+
+    Score: log2 P + now / omega x log2(1 / rho), which orders experts at any time as P does, for it lacks only what all
+    have in common; and it stays the same while an expert is unused: log2 mu + last use x log2(1 / rho) / omega.
+    """
+
+    def __init__(self, roster: Roster, rho: float = 0.25, omega: int = 128) -> None:
+        super().__init__(roster)
+        self._fade = math.log2(1.0 / rho) / omega
+        self._uses: npt.NDArray[np.int64] = np.zeros(roster.size, np.int64)
+        self._log2 = _logarithms()
+        self._priority: Floats = np.full(roster.size, -1e300)   # the score at the last use; resident or not
+
+    def admitted(self, ids: Ids, tick: Ids, now: int) -> None:
+        self.score[ids] = self._priority[ids]
+
+    def used(self, ids: Ids, tick: Ids, now: int) -> None:
+        uses = self._uses[ids] + 1
+        self._uses[ids] = uses
+        self.score[ids] = self._priority[ids] = self._log2.take(uses, mode="clip") + now * self._fade
+
+
+@cache
+def _logarithms() -> Floats:
+    """log2 of 0 (never asked for) to a million: from one table, they are the same for one expert and for many. More
+    uses count as a million."""
+    return np.log2(np.maximum(np.arange(2**20), 1))

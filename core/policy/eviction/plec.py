@@ -1,0 +1,39 @@
+"""Predictive locality-aware expert caching: what the coming layers will use stays, what is behind leaves first."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from core.policy.eviction.base import RECENT, Eviction, Floats, Ids
+from core.registry import register
+
+
+@register("eviction", "plec", title="PLEC", help="Experts of layers already passed in this token leave first, then "
+          "those of coming layers that no prefetcher named, the furthest first; named ones stay longest. Meant for "
+          "scope global with a prefetcher; without one, only the order of the layers counts.",
+          source="ExpertFlow section 3.2.1")
+class PLEC(Eviction):
+    """Score: L x class - layers to go + a fraction for the tick of the last use; class 0 = passed and not predicted,
+    1 = passed, predicted for the next token, 2 = ahead, 3 = ahead and predicted. Layers to go are below L."""
+
+    moves: ClassVar[bool] = True
+    heeds: ClassVar[bool] = True
+
+    def admitted(self, ids: Ids, tick: Ids, now: int) -> None:
+        self.score[ids] = tick * RECENT
+
+    def used(self, ids: Ids, tick: Ids, now: int) -> None:
+        self.score[ids] = tick * RECENT
+
+    def scores(self, part: slice, now: int, layer: Ids) -> Floats:
+        return self.score[part] + self.kept_standing(part, layer)
+
+    def standing(self, part: slice, layer: Ids) -> Floats:
+        roster = self.roster
+        kind = roster.predicted[part].astype(np.float64)
+        kind += 2.0 * (roster.layer_of[part] > layer)
+        kind *= roster.layers
+        kind -= roster.distance(part, layer)
+        return kind

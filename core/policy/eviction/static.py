@@ -1,0 +1,31 @@
+"""A cache that does not learn: the experts a profile used most stay."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from core.policy.eviction.base import RECENT, Eviction, Floats, Ids
+from core.registry import register
+
+PINNED = 1e12   # above any count of a profile
+
+
+@register("eviction", "static", title="Static top", help="The experts that a profile of this model used most stay, and "
+          "pinned ones before them; what else is fetched shares the slots that are left. Without a profile and pins it "
+          "is LRU.", source="control; profiled placement as in MoE-Infinity and BuddyMoE's baselines")
+class Static(Eviction):
+    """Score: the profile's count, far above it for a pinned expert, plus a fraction for the tick of the last use."""
+
+    moves: ClassVar[bool] = True
+
+    def admitted(self, ids: Ids, tick: Ids, now: int) -> None:
+        self.score[ids] = tick * RECENT
+
+    def used(self, ids: Ids, tick: Ids, now: int) -> None:
+        self.score[ids] = tick * RECENT
+
+    def scores(self, part: slice, now: int, layer: Ids) -> Floats:
+        return self.score[part] + self.kept_standing(part, layer)
+
+    def standing(self, part: slice, layer: Ids) -> Floats:
+        return self.roster.usual[part] + PINNED * self.roster.pinned[part]

@@ -1,0 +1,72 @@
+"""What predictors and profiles tell the eviction policies about experts, and what is assumed when nobody does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+UNLIKELY = 1e-6   # the least probability there is: 1 / p and p x f stay finite
+
+
+class Hints:
+    """One value per expert, by eid [layers * experts]; whoever knows better tells between layers.
+
+    `probability`: how likely it is asked for when its layer is reached next, in [UNLIKELY, 1]; 1 = nobody says.
+    `predicted`: it is among those that a predictor named for when its layer is reached next.
+    `usual`: how often a profile saw it, in any unit; 0 = no profile. `pinned`: goes last of all.
+    """
+
+    def __init__(self, layers: int, experts: int) -> None:
+        size = layers * experts
+        self.layers, self.experts = layers, experts
+        self._told: set[int] = set()
+        self.version = 0   # grows with every change
+        self.probability: Floats = np.ones(size)
+        self.predicted: npt.NDArray[np.bool_] = np.zeros(size, np.bool_)
+        self.usual: Floats = np.zeros(size)
+        self.pinned: npt.NDArray[np.bool_] = np.zeros(size, np.bool_)
+
+    def tell(self, layer: int, probability: npt.ArrayLike, width: int) -> None:
+        """A predictor's distribution [E] over the experts of `layer`; its `width` likeliest count as predicted."""
+        part = self._part(layer)
+        told: Floats = np.asarray(probability, np.float64)
+        self.probability[part] = np.clip(told, UNLIKELY, 1.0)
+        self.predicted[part] = False
+        self.predicted[part.start + np.argsort(-told, kind="stable")[:width]] = True
+
+    def name(self, guesses: Sequence[tuple[int, int, float]]) -> None:
+        """A predictor names some experts as (layer, expert, probability); others of the same layers are unlikely."""
+        for layer in {layer for layer, _, _ in guesses}:
+            part = self._part(layer)
+            self.probability[part], self.predicted[part] = UNLIKELY, False
+        for layer, expert, score in guesses:
+            eid = layer * self.experts + expert
+            self.probability[eid], self.predicted[eid] = min(1.0, max(UNLIKELY, score)), True
+
+    def profile(self, usual: npt.ArrayLike, pinned: Sequence[int] = ()) -> None:
+        """How often a profile saw each expert [layers * experts], and the eids to pin."""
+        self.usual[:], self.pinned[:] = np.asarray(usual), False
+        self.pinned[list(pinned)] = True
+        self.version += 1
+
+    def reached(self, layer: int) -> None:
+        """The routing of `layer` is known: what was told of it has been overtaken, and nobody says any more."""
+        if layer in self._told:
+            part = self._part(layer)
+            self.probability[part], self.predicted[part] = 1.0, False
+            self._told.remove(layer)
+            self.version += 1
+
+    def _part(self, layer: int) -> slice:
+        self._told.add(layer)
+        self.version += 1
+        return slice(layer * self.experts, (layer + 1) * self.experts)
+
+    def repeated(self, copies: int) -> dict[str, npt.NDArray[Any]]:
+        """Every array, once for each of several caches; the very same array for one."""
+        arrays = vars(self).items()
+        return {n: a if copies == 1 else np.tile(a, copies) for n, a in arrays if isinstance(a, np.ndarray)}

@@ -1,0 +1,151 @@
+"""Many configurations over one trace, in parallel processes: what every policy would have done on the same tokens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+
+from core.errors import SettingError
+from core.policy.eviction import Belady, Eviction, Roster
+from core.registry import Value, create, variant
+from core.simulate.cache import Cache
+from core.simulate.clock import Clock
+from core.simulate.replay import Replay, Tally
+from core.trace import FileTrace, Trace
+from core.trace.file import save
+
+BELADY = "belady"
+SMALL = 20_000   # tokens x configurations that are done before a second process has started
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """One cache: an eviction policy, or BELADY, with its parameters, and how many experts it may hold in all."""
+
+    policy: str
+    slots: int
+    scope: str = "layer"
+    params: Mapping[str, Value] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one configuration did. Rates are of decode requests unless they say prefill; None = there were none."""
+
+    config: Config
+    requests: int
+    hits: int
+    compulsory: int                 # of the misses: requests for experts the trace had not asked for before
+    hit_rate: float | None
+    prefill_hit_rate: float | None
+    misses_per_token: float | None
+    layer_hit_rate: tuple[float | None, ...]
+    tpot_ms: float | None = None    # predicted, when a clock was given
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Configurations that differ in slots alone: they are computed together. `at` = their places in the list."""
+
+    configs: tuple[Config, ...]
+    at: tuple[int, ...]
+    start: str
+
+    def run(self, trace: Trace) -> Tally:
+        """In this process."""
+        first = self.configs[0]
+        return Replay(trace, maker(first), [c.slots for c in self.configs], first.scope, self.start).run()
+
+
+def simulate(trace: Trace, configs: Sequence[Config], *, start: str = "empty", clock: Clock | None = None,
+             processes: int = 0, say: Callable[[str], None] = lambda text: None) -> list[Result]:
+    """Replay `trace` through every configuration; results in their order. Raises SettingError or TraceError.
+
+    `start`: "empty" caches, or "filled" as the engine's are after a load. `processes`: 0 = one per CPU core.
+    """
+    if start not in ("empty", "filled"):
+        raise SettingError(f"A cache starts empty or filled, not {start!r}.")
+    for config in configs:                                      # say at once what cannot be
+        Cache(maker(config), trace.layers, trace.experts, trace.top_k, config.scope, [config.slots])
+    processes = processes or os.cpu_count() or 1
+    jobs = _jobs(configs, start, processes)
+    alone = processes == 1 or len(jobs) == 1 or trace.tokens * len(configs) <= SMALL
+    found: dict[int, Result] = {}
+    for job, tally in _here(jobs, trace) if alone else _spread(jobs, trace, processes):
+        found |= {at: _result(config, tally, copy, clock)
+                  for copy, (at, config) in enumerate(zip(job.at, job.configs, strict=True))}
+        say(f"{len(found)} of {len(configs)}: {job.configs[0].policy}")
+    return [found[at] for at in range(len(configs))]
+
+
+def maker(config: Config) -> Callable[[Roster], Eviction]:
+    """What builds the policy of a configuration. Raises SettingError when there is none of that name."""
+    if config.policy == BELADY:
+        return Belady
+    variant("eviction", config.policy)
+    return lambda roster: create("eviction", config.policy, config.params, roster=roster)
+
+
+def _jobs(configs: Sequence[Config], start: str, processes: int) -> list[Job]:
+    """As few as the policies allow, but enough for every process to have one; the slowest ones first."""
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for at, config in enumerate(configs):
+        key = config.policy, config.scope, *sorted(config.params.items())
+        groups.setdefault(key, []).append(at)
+    parts = max(1, -(-min(processes, len(configs)) // max(1, len(groups))))
+    cut = [group[i::parts] for group in groups.values() for i in range(min(parts, len(group)))]
+    jobs = [Job(tuple(configs[at] for at in part), tuple(part), start) for part in cut]
+    return sorted(jobs, key=lambda job: (job.configs[0].scope == "layer", not _slow(job.configs[0])))
+
+
+def _slow(config: Config) -> bool:
+    return config.policy != BELADY and maker(config)(Roster(1, 1)).moves
+
+
+def _here(jobs: Sequence[Job], trace: Trace) -> Iterator[tuple[Job, Tally]]:
+    for job in jobs:
+        yield job, job.run(trace)
+
+
+def _spread(jobs: Sequence[Job], trace: Trace, processes: int) -> Iterator[tuple[Job, Tally]]:
+    """In fresh processes, as on Windows everywhere. They read the trace from disk, from a copy if it is not ours."""
+    with tempfile.TemporaryDirectory(prefix="moestro-") as folder:
+        ours = trace if isinstance(trace, FileTrace) else save(trace, Path(folder) / "copy.trace", packed=False)
+        pool = ProcessPoolExecutor(min(processes, len(jobs)), get_context("spawn"), _quietly)
+        try:
+            waiting = {pool.submit(_work, str(ours.path), job): job for job in jobs}
+            for done in as_completed(waiting):
+                yield waiting[done], done.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _quietly() -> None:
+    """A process that is stopped with Ctrl-C has nothing to say: its parent does."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _work(path: str, job: Job) -> Tally:
+    return job.run(FileTrace(Path(path)))
+
+
+def _result(config: Config, tally: Tally, copy: int, clock: Clock | None) -> Result:
+    requests, misses = tally.requests[:, copy], tally.misses[:, copy]
+    by_misses = tally.by_misses[copy]
+    tokens = int(by_misses[0].sum())
+    return Result(
+        config, int(requests[1].sum()), int((requests - misses)[1].sum()), int(tally.first[1].sum()),
+        _rate(requests[1].sum(), misses[1].sum()), _rate(requests[0].sum(), misses[0].sum()),
+        float((by_misses * range(by_misses.shape[1])).sum()) / tokens if tokens else None,
+        tuple(_rate(r, m) for r, m in zip(requests[1], misses[1], strict=True)),
+        clock.tpot_ms(by_misses) if clock else None)
+
+
+def _rate(requests: int, misses: int) -> float | None:
+    return float(requests - misses) / float(requests) if requests else None

@@ -1,0 +1,74 @@
+"""What a trace is to those who read it: its sizes, and its tokens in pieces of bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+CHUNK = 4096   # tokens in one piece, or a few more
+
+
+def id_type(experts: int) -> Any:
+    """The smallest type that holds every expert id of a layer."""
+    return np.uint8 if experts <= 256 else np.int16
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Whole forward passes in a row: p of them with n tokens in all. A token's ids are distinct unless it has fewer
+    than k experts in a layer; then one of them is repeated."""
+
+    ids: npt.NDArray[Any]                           # uint8 or int16 [n, layers, k]
+    sizes: npt.NDArray[np.int32]                    # [p] tokens of each pass
+    decode: npt.NDArray[np.bool_]                   # [p] False = prefill
+    rid: npt.NDArray[np.int32]                      # [p] which request (answer)
+    tok: npt.NDArray[np.int32] | None = None        # [n] input token ids
+    weights: npt.NDArray[np.float16] | None = None  # [n, layers, k] of the router, in the order of ids
+
+
+class Trace(Protocol):
+    """Read with `chunks`, as often as needed. `tokens` is how many there are; `model` is "" where it is not known."""
+
+    layers: int
+    experts: int
+    top_k: int
+    model: str
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in all chunks."""
+
+    def chunks(self) -> Iterator[Chunk]:
+        """From the first token to the last."""
+
+
+class ArrayTrace:
+    """A trace in memory, one pass per token."""
+
+    def __init__(self, ids: npt.NDArray[Any], experts: int, *, model: str = "", rid: npt.NDArray[Any] | None = None,
+                 tok: npt.NDArray[Any] | None = None, weights: npt.NDArray[Any] | None = None) -> None:
+        """`ids` and `weights` [tokens, layers, k], `rid` and `tok` [tokens]."""
+        self._tokens: int = ids.shape[0]
+        self.layers: int = ids.shape[1]
+        self.top_k: int = ids.shape[2]
+        self.experts, self.model = experts, model
+        self._ids, self._rid, self._tok, self._weights = ids, rid, tok, weights
+
+    @property
+    def tokens(self) -> int:
+        return self._tokens
+
+    def chunks(self) -> Iterator[Chunk]:
+        for start in range(0, self._tokens, CHUNK):
+            part = slice(start, min(start + CHUNK, self._tokens))
+            n = part.stop - start
+            yield Chunk(
+                np.ascontiguousarray(self._ids[part], id_type(self.experts)),
+                np.ones(n, np.int32), np.ones(n, np.bool_),
+                np.zeros(n, np.int32) if self._rid is None else self._rid[part].astype(np.int32),
+                None if self._tok is None else self._tok[part].astype(np.int32),
+                None if self._weights is None else self._weights[part].astype(np.float16))

@@ -1,0 +1,203 @@
+"""The simulator is the engine without bytes: the same hits, the same experts leaving, in the same order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.config import LoadSpec, Sampling, Settings
+from core.engine import Engine
+from core.policy.eviction import GONE
+from core.policy.slots import waves
+from core.registry import variants
+from core.runtime.lease import Lease
+from core.runtime.residency import Residency
+from core.simulate import Config, Replay
+from core.simulate.run import maker
+from core.trace import ArrayTrace, Chunk, FileTrace, TraceWriter
+from core.types import Outcome, StepRecord
+from tests.runtime.machine import EXPERTS, LAYERS, build, hold
+
+K = 2
+NAMES = [v.name for v in variants("eviction")]
+SCOPES = ["layer", "global"]
+
+
+def routes(seed: int, tokens: int, experts: int = EXPERTS, layers: int = LAYERS, k: int = K) -> Any:
+    """[tokens, layers, k] with favourites and some memory, so that policies disagree."""
+    random = np.random.default_rng(seed)
+    liked = random.gumbel(size=(layers, experts))
+    noise = random.gumbel(size=(tokens, layers, experts))
+    noise[1:] += noise[:-1]
+    return np.argsort(-(liked + noise), 2)[..., :k]
+
+
+def logged(slots: int, scope: str, name: str) -> tuple[Residency, list[int]]:
+    """A filled cache, and a list in which its policy writes down who leaves."""
+    residency, gone = build(slots, scope, name), list[int]()
+    residency.fill()
+    left = residency.policy.left
+
+    def note(eid: Any) -> None:
+        gone.append(eid)
+        left(eid)
+
+    residency.policy.left = note  # type: ignore[method-assign]
+    return residency, gone
+
+
+def simulated(slots: int, scope: str, name: str, ids: Any) -> Replay:
+    return Replay(ArrayTrace(ids, EXPERTS), maker(Config(name, slots)), [slots], scope, "filled")
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 2**32), slots=st.integers(LAYERS * K, LAYERS * EXPERTS))
+def test_hits_and_victims_are_the_engines_own(name: str, scope: str, seed: int, slots: int) -> None:
+    ids = routes(seed, 24)
+    (real, left), replay = logged(slots, scope, name), simulated(slots, scope, name, ids)
+    cache = replay.cache
+    base = np.arange(LAYERS) * EXPERTS
+    for now, token in enumerate(ids.tolist(), 1):
+        real.now = now
+        for step in [range(LAYERS)] if scope == "layer" else [[layer] for layer in range(LAYERS)]:
+            left.clear()
+            missed = []
+            for layer in step:
+                lease = hold(real, layer, token[layer])
+                missed.append(sum(h.outcome == Outcome.MISS for h in lease.held))
+                evicted = len(left)
+                real.release(lease)
+                del left[evicted:]                       # without a cache all leave here, in both
+            wanted = np.array([token[layer] for layer in step]) + base[list(step)][:, None]
+            where = cache.roster.layer_of if scope == "layer" else step[0]
+            assert cache.together(wanted, now, where).tolist() == missed
+            gone = cache.gone.tolist()
+            for lane in range(cache.lanes):
+                mine = slice(lane * cache.width, (lane + 1) * cache.width)
+                assert [e for e in gone if mine.start <= e < mine.stop] == \
+                    [e for e in left if mine.start <= e < mine.stop]
+        assert [e for e, there in enumerate(cache.policy.score != GONE) if there] == \
+            [e for e in range(LAYERS * EXPERTS) if real.is_resident(e)]
+    real.transfers.close()
+
+
+def prefill(residency: Residency, layer: int, wanted: Sequence[int]) -> list[bool]:
+    """A layer of a prompt as the engine computes it: in waves, the next one fetched beside the present one."""
+    capacity, base = residency.pool(layer).capacity, layer * EXPERTS
+    groups = waves(wanted, capacity, lambda e: residency.is_resident(base + e))
+    missed: list[bool] = []
+    lease: Lease | None = None
+    for i, group in enumerate(groups):
+        lease = lease or hold(residency, layer, group)
+        following = hold(residency, layer, groups[i + 1]) if i + 1 < len(groups) and capacity > 1 else None
+        missed += [h.outcome == Outcome.MISS for h in lease.held]
+        residency.release(lease)
+        lease = following
+    return missed
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=5, deadline=None)
+@given(seed=st.integers(0, 2**32), slots=st.integers(LAYERS * K, LAYERS * EXPERTS))
+def test_prompts_larger_than_the_cache_pass_through_it_alike(name: str, scope: str, seed: int, slots: int) -> None:
+    sizes = [7, 1, 1, 3, 1, 1, 1, 9, 1]
+    ids = routes(seed, sum(sizes))
+    (real, _), replay = logged(slots, scope, name), simulated(slots, scope, name, ids)
+    chunk = Chunk(ids.astype(np.uint8), np.array(sizes, np.int32), np.array(sizes) == 1, np.zeros(len(sizes), np.int32))
+    replay.feed(chunk)
+    misses, at = np.zeros((2, LAYERS), np.int64), 0
+    for now, size in enumerate(sizes, 1):
+        real.now = now
+        for layer in range(LAYERS):
+            rows = ids[at : at + size, layer].tolist()
+            wanted = rows[0] if size == 1 else sorted({e for row in rows for e in row})
+            misses[int(size == 1), layer] += sum(prefill(real, layer, wanted))
+        at += size
+    assert replay.tally.misses[:, 0].tolist() == misses.tolist()
+    assert [e for e, there in enumerate(replay.cache.policy.score != GONE) if there] == \
+        [e for e in range(LAYERS * EXPERTS) if real.is_resident(e)]
+    real.transfers.close()
+
+
+def test_sizes_side_by_side_are_what_each_is_alone() -> None:
+    ids = routes(1, 200, 16, 4, 3)
+    for name in NAMES:
+        for scope in SCOPES:
+            sizes = [12, 30, 51]
+            trace, make = ArrayTrace(ids, 16), maker(Config(name, 12))
+            at_once = Replay(trace, make, sizes, scope).run()
+            for copy, slots in enumerate(sizes):
+                alone = Replay(trace, make, [slots], scope).run()
+                assert (at_once.misses[:, copy] == alone.misses[:, 0]).all(), (name, scope)
+                assert (at_once.by_misses[copy] == alone.by_misses[0]).all()
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Engine]:
+    engine = Engine.load(LoadSpec.checked("demo", Settings({"budget": "50%", "link": "own"}), device="cpu"))
+    yield engine
+    engine.unload()
+
+
+def restart(engine: Engine) -> None:
+    """The cache as it is filled after a load, before anything was asked."""
+    residency = engine.residency
+    for pool in residency._pools:
+        for eid in residency._residents(pool):
+            residency._evict(pool, eid)
+    residency.reshape(make_policy=residency.make_policy)
+    residency.fill()
+    residency.now = 0
+
+
+@pytest.mark.parametrize("change", [*({"eviction": name} for name in NAMES), {"scope": "global"},
+                                    {"scope": "global", "eviction": "plec"}, {"budget": "30%", "eviction": "lcp"}],
+                         ids=lambda change: "-".join(change.values()))
+def test_a_recorded_chat_replays_request_by_request(demo: Engine, change: dict[str, object], tmp_path: Path) -> None:
+    demo.change({**Settings({"budget": "50%", "link": "own"}), **change})
+    restart(demo)
+    shape, steps = demo.shape, list[StepRecord]()
+    with TraceWriter(tmp_path / "t", shape.layers, shape.experts, shape.top_k, model="demo") as writer:
+        for rid, question in enumerate(["What does json.dumps do?", "Who wrote Faust?"]):
+            for piece in demo.generate([{"role": "user", "content": question}], Sampling(max_new_tokens=16)):
+                if piece.step is not None and (not steps or piece.step is not steps[-1]):
+                    steps.append(piece.step)
+                    writer.add(piece.step, rid)
+    trace, settings = FileTrace(tmp_path / "t"), demo.settings
+    name, params = settings.choice("eviction")
+    replay = Replay(trace, maker(Config(name, 0, params=params)), [demo.residency.slots], str(settings["scope"]),
+                    "filled")
+    (chunk,) = trace.chunks()
+    assert len(chunk.sizes) == len(steps) > 8
+    at = 0
+    for step, size in zip(steps, chunk.sizes.tolist(), strict=True):
+        before = replay.tally.misses.sum((0, 1))
+        one = slice(at, at + size)
+        there = replay.cache.policy.score != GONE
+        replay.feed(Chunk(chunk.ids[one], np.array([size], np.int32), np.array([step.phase == "decode"]),
+                          chunk.rid[:1]))
+        missed = step.outcome == Outcome.MISS
+        assert ((step.outcome == Outcome.HIT) | missed).all()
+        by_layer = np.bincount(step.layer[missed], minlength=shape.layers)
+        assert (replay.tally.misses.sum((0, 1)) - before == by_layer).all()
+        if size == 1 and settings["scope"] == "layer":   # nobody leaves before its use: who was there, hit
+            eids = step.layer.astype(int) * shape.experts + step.expert
+            assert (there[eids] != missed).all()
+            for layer in range(shape.layers):
+                asked, of = chunk.ids[at, layer], step.layer == layer
+                hit = there[layer * shape.experts + asked.astype(int)]
+                assert step.expert[of].tolist() == [*asked[hit].tolist(), *asked[~hit].tolist()]
+        at += size
+    assert np.flatnonzero(replay.cache.policy.score != GONE).tolist() == \
+        [e for e in range(shape.total) if demo.residency.is_resident(e)]
+    assert replay.tally.misses.sum() > 0
+    assert (replay.tally.misses.sum() == replay.tally.requests.sum()) == (name == "none")

@@ -1,0 +1,136 @@
+"""Many configurations at once: rates against independent counting, bounds that hold, processes that change nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.bounds import belady_misses
+from core.errors import SettingError
+from core.registry import variants
+from core.simulate import BELADY, Clock, Config, simulate
+from core.simulate import run as run_module
+from core.trace import ArrayTrace, Chunk, FileTrace, TraceWriter
+from tests.simulate.test_engine import routes
+
+NAMES = [v.name for v in variants("eviction")]
+LAYERS, EXPERTS, K = 3, 16, 3
+
+
+def trace(tokens: int = 300, seed: int = 0) -> tuple[ArrayTrace, Any]:
+    ids = routes(seed, tokens, EXPERTS, LAYERS, K)
+    return ArrayTrace(ids, EXPERTS), ids
+
+
+def lru_hits(ids: Any, slots: int) -> int:
+    """One layer [tokens, k], counted by hand: hits first, then each miss takes the oldest not needed now."""
+    order: list[int] = []
+    hits = 0
+    for token in ids.tolist():
+        hit = [e for e in token if e in order]
+        hits += len(hit)
+        for e in hit:
+            order.remove(e)
+            order.append(e)
+        for e in [e for e in token if e not in hit]:
+            if len(order) == slots:
+                order.remove(next(o for o in order if o not in token))
+            order.append(e)
+    return hits
+
+
+def test_rates_against_independent_counting() -> None:
+    source, ids = trace()
+    lru, least, best = simulate(source, [Config("lru", 5 * LAYERS), Config("none", 9), Config(BELADY, 5 * LAYERS)])
+    counted = [lru_hits(ids[:, layer], 5) for layer in range(LAYERS)]
+    assert (lru.requests, lru.hits) == (300 * LAYERS * K, sum(counted))
+    assert lru.layer_hit_rate == tuple(hits / (300 * K) for hits in counted)
+    assert lru.hit_rate == lru.hits / lru.requests and lru.prefill_hit_rate is None
+    assert lru.misses_per_token == pytest.approx((lru.requests - lru.hits) / 300)
+    assert least.hit_rate == 0.0
+    misses = [belady_misses(ids[:, layer].tolist(), 5, warm=False) for layer in range(LAYERS)]
+    assert best.requests - best.hits == sum(misses)
+    assert best.compulsory == sum(len(np.unique(ids[:, layer])) for layer in range(LAYERS))
+
+
+@pytest.mark.parametrize("scope", ["layer", "global"])
+def test_no_policy_beats_belady_and_more_slots_never_hurt_it(scope: str) -> None:
+    source, _ = trace(seed=3)
+    sizes = [9, 20, 33, 47]
+    results = simulate(source, [Config(n, s, scope) for n in [*NAMES, BELADY] for s in sizes])
+    rate = {(r.config.policy, r.config.slots): r.hit_rate or 0.0 for r in results}
+    for slots in sizes:
+        assert all(rate[name, slots] <= rate[BELADY, slots] for name in NAMES)
+    assert sorted(rate[BELADY, s] for s in sizes) == [rate[BELADY, s] for s in sizes]
+    assert rate["lru", 47] > rate["none", 47] == 0
+
+
+def test_everything_resident_misses_what_is_compulsory() -> None:
+    source, _ = trace()
+    total = LAYERS * EXPERTS
+    for name in NAMES:
+        if name != "none":
+            empty, filled = (simulate(source, [Config(name, total)], start=s)[0] for s in ("empty", "filled"))
+            assert empty.requests - empty.hits == empty.compulsory
+            assert filled.hit_rate == 1.0
+
+
+def test_prompts_are_counted_apart(tmp_path: Path) -> None:
+    ids = routes(2, 60, EXPERTS, LAYERS, K).astype(np.uint8)
+    sizes = np.array([20, *[1] * 10, 19, *[1] * 11], np.int32)
+    with TraceWriter(tmp_path / "t", LAYERS, EXPERTS, K) as writer:
+        writer.write(Chunk(ids, sizes, sizes == 1, np.zeros(len(sizes), np.int32)))
+    result = simulate(FileTrace(tmp_path / "t"), [Config("lru", 20)])[0]
+    assert result.requests == 21 * LAYERS * K
+    assert result.prefill_hit_rate is not None and 0 < result.prefill_hit_rate < 1
+    best = simulate(FileTrace(tmp_path / "t"), [Config(BELADY, 20)])[0]
+    assert (best.hit_rate or 0) >= (result.hit_rate or 0)
+
+
+def test_repeated_ids_ask_once() -> None:
+    ids = np.array([[[0, 1, 1]], [[1, 1, 1]], [[2, 3, 2]], [[0, 0, 1]]])
+    result = simulate(ArrayTrace(ids, 4), [Config("lru", 3)])[0]
+    assert (result.requests, result.hits) == (2 + 1 + 2 + 2, 0 + 1 + 0 + 1)   # 0 made room for 3: only 1 is there
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_processes_change_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ours: bool) -> None:
+    source, _ = trace(100)
+    configs = [Config("lfu", n, params={"half_life": 9}) for n in (9, 21)] + [Config("random", 21), Config(BELADY, 21)]
+    alone = simulate(source, configs, processes=1)
+    monkeypatch.setattr(run_module, "SMALL", 0)
+    said: list[str] = []
+    together = simulate(run_module.save(source, tmp_path / "t") if ours else source, configs, processes=2,
+                        say=said.append)
+    assert together == alone
+    assert len(said) == 3 and said[-1].startswith("4 of 4")
+
+
+@pytest.mark.parametrize(("config", "why"), [
+    (Config("psychic", 9), "no eviction called 'psychic'"), (Config("lru", 8), "need at least 9"),
+    (Config("lru", 2, "global"), "needs at least 3"), (Config("lcp", 9, params={"rho": 2.0}), "between 0.01 and 0.99")])
+def test_what_cannot_be_simulated_is_said(config: Config, why: str) -> None:
+    with pytest.raises(SettingError, match=why):
+        simulate(trace(5)[0], [config])
+    with pytest.raises(SettingError, match="empty or filled"):
+        simulate(trace(5)[0], [], start="half")
+
+
+def test_the_clock_by_hand() -> None:
+    clock = Clock(compute_ms=10.0, load_ms=3.0, expert_ms=1.0)
+    assert clock.stall_ms(4, 0) == 0
+    assert clock.stall_ms(4, 1) == 0              # three residents take as long as the copy
+    assert clock.stall_ms(4, 2) == 1 + 2          # ready at 2, copies land at 3 and 6: waits from 2 to 3, from 4 to 6
+    assert clock.stall_ms(4, 4) == 3 + 2 + 2 + 2
+    # Two layers, ten tokens: nine misses of none and one of two; all of one: (9 x 0 + 3) / 10 a token.
+    assert clock.tpot_ms(np.array([[9, 0, 1, 0, 0], [0, 10, 0, 0, 0]])) == pytest.approx(10.3)
+    # Half a millisecond a miss, spent while the next copy is under way: two misses wait 1 and then 3 + 1.5 to 6.
+    busy = Clock(compute_ms=10.0, load_ms=3.0, expert_ms=1.0, miss_ms=0.5)
+    assert busy.stall_ms(4, 2) == 1 + 1.5
+    assert busy.tpot_ms(np.array([[9, 0, 1, 0, 0], [0, 10, 0, 0, 0]])) == pytest.approx(10 + (2.5 + 12 * 0.5) / 10)
+    source, _ = trace()
+    slow, fast = (simulate(source, [Config("lru", 15)], clock=Clock(5.0, ms, 0.1))[0] for ms in (2.0, 0.1))
+    assert slow.tpot_ms is not None and fast.tpot_ms is not None and slow.tpot_ms > fast.tpot_ms >= 5.0

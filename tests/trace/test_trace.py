@@ -1,0 +1,158 @@
+"""Traces: what was recorded is read, however the writing ended; what others made is read, or refused in words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.errors import TraceError
+from core.trace import ArrayTrace, FileTrace, Trace, TraceWriter, open_trace
+from core.trace import file as trace_file
+from core.trace.file import save
+from core.types import Phase, StepRecord
+
+
+def step(ids: Any, phase: Phase = "decode") -> StepRecord:
+    """A record with the routing [layers, tokens, k] and nothing else."""
+    array = np.array(ids, np.int16)
+    none = np.zeros(0, np.int16)
+    return StepRecord(0, phase, array.shape[1], 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, array, none, none, none.astype(np.uint8))
+
+
+def routed(tokens: int, experts: int = 9, layers: int = 3, k: int = 2, seed: int = 0) -> Any:
+    noise = np.random.default_rng(seed).random((tokens, layers, experts))
+    return np.argsort(noise, 2)[..., :k]
+
+
+def read(trace: Trace) -> Any:
+    return np.concatenate([chunk.ids for chunk in trace.chunks()])
+
+
+@pytest.mark.parametrize("experts", [9, 300])
+def test_passes_are_read_as_they_were_recorded(tmp_path: Path, experts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_file, "CHUNK", 8)
+    sizes, ids = [5, 1, 1, 12, 1], routed(20, experts)
+    rng, at = np.random.default_rng(1), 0
+    weights, tok = rng.random((20, 3, 2)).astype(np.float16), rng.integers(0, 99, 20)
+    with TraceWriter(tmp_path / "t", 3, experts, 2, model="m", model_hash="h") as writer:
+        for rid, size in enumerate(sizes):
+            part = slice(at, at + size)
+            writer.add(step(ids[part].transpose(1, 0, 2), "decode" if size == 1 else "prefill"), rid, tok[part],
+                       weights[part].transpose(1, 0, 2))
+            at += size
+        writer.add(step(np.zeros((3, 0, 2))))            # telemetry was off
+    trace = FileTrace(tmp_path / "t")
+    chunks = list(trace.chunks())
+    assert (trace.layers, trace.experts, trace.top_k, trace.model, trace.model_hash) == (3, experts, 2, "m", "h")
+    assert (trace.tokens, trace.cut, len(chunks)) == (20, False, 2)
+    assert (read(trace) == ids).all()
+    assert chunks[0].ids.dtype == (np.uint8 if experts == 9 else np.int16)
+    for name, want in {"sizes": sizes, "decode": [s == 1 for s in sizes], "rid": list(range(5)), "tok": tok.tolist(),
+                       "weights": weights.tolist()}.items():
+        assert np.concatenate([getattr(chunk, name) for chunk in chunks]).tolist() == want
+    assert (tmp_path / "t").stat().st_size < 6000
+
+
+def test_a_file_whose_writing_was_cut_off_is_read_up_to_there(tmp_path: Path) -> None:
+    whole, ids = tmp_path / "whole", routed(9000)
+    save(ArrayTrace(ids, 9), whole)
+    data = whole.read_bytes()
+    for lost in (1, 1000):
+        (tmp_path / "cut").write_bytes(data[:-lost])
+        trace = FileTrace(tmp_path / "cut")
+        assert trace.cut and trace.tokens == 8192
+        assert (read(trace) == ids[:8192]).all()
+
+
+def test_what_is_damaged_or_too_new_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    save(ArrayTrace(routed(50), 9), path)
+    data = path.read_bytes()
+    start = data.index(b"pass")
+
+    def refused(changed: bytes, why: str) -> None:
+        path.write_bytes(changed)
+        with pytest.raises(TraceError, match=why):
+            read(FileTrace(path))
+
+    refused(data[1:], "not a trace of Moestro")
+    refused(data.replace(b'"version": 1', b'"version": 9'), "later version")
+    refused(data.replace(b'"layers"', b'"players'), "second line")
+    refused(data[:start] + b"xxxx" + data[start + 4 :], "damaged at byte")
+    refused(data[:-200] + bytes(100) + data[-100:], "damaged")
+    refused(data.replace(b'"experts": 9', b'"experts": 5'), "an expert that the model does not have")
+
+
+def test_a_writer_refuses_what_does_not_belong(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "t", 3, 9, 2) as writer, pytest.raises(TraceError, match="does not belong"):
+        writer.add(step(np.zeros((4, 1, 2))))
+    with pytest.raises(TraceError, match="cannot be written"):
+        TraceWriter(tmp_path / "none" / "t", 3, 9, 2)
+
+
+def test_npz_files_are_read(tmp_path: Path) -> None:
+    ids = routed(30)
+    extras = {"weights": np.ones((3, 30, 2), np.float32), "tok": np.arange(30), "rid": np.repeat([4, 5], 15)}
+    np.savez(tmp_path / "a.npz", experts=ids.transpose(1, 0, 2), **extras)
+    trace = open_trace(tmp_path / "a.npz")
+    assert (trace.layers, trace.experts, trace.top_k, trace.tokens) == (3, 9, 2, 30)
+    assert (read(trace) == ids).all()
+    (chunk,) = trace.chunks()
+    assert chunk.tok is not None and chunk.weights is not None
+    assert chunk.tok.tolist() == list(range(30)) and chunk.rid.tolist() == [4] * 15 + [5] * 15
+    assert chunk.weights.shape == (30, 3, 2)
+    assert open_trace(tmp_path / "a.npz", 16).experts == 16
+
+
+@pytest.mark.parametrize(("name", "text"), [
+    ("a.csv", "token,layer,expert\n0,1,3,1\n0,4,2,0\n7,1,0,2\n7,4,1,1\n"),
+    ("a.csv", "0,1,3 1\n0,4,2;0\n7,1,[0 2]\n7,4,1\n"),
+    ("a.csv", "0,1,3\n0,1,1\n0,4,2\n0,4,0\n7,1,0\n7,1,2\n7,4,1\n"),
+    ("a.json", '[[0, 1, [3, 1]], [0, 4, [2, 0]], [7, 1, [0, 2]], [7, 4, [1]]]'),
+    ("a.json", '{"trace": [{"token": 0, "layer": 1, "experts": [3, 1]}, {"token": 0, "layer": 4, "ids": [2, 0]},'
+               '{"token": 7, "layer": 1, "expert_ids": [0, 2]}, {"token": 7, "layer": 4, "expert": 1}]}'),
+    ("a.jsonl", '[0, 1, 3, 1]\n[0, 4, 2, 0]\n\n[7, 1, 0, 2]\n[7, 4, 1, 1]\n'),
+])
+def test_lists_of_token_layer_and_experts_are_read(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    trace = open_trace(tmp_path / name)
+    assert (trace.layers, trace.experts, trace.top_k, trace.tokens) == (2, 4, 2, 2)
+    assert read(trace).tolist() == [[[3, 1], [2, 0]], [[0, 2], [1, 1]]]
+
+
+@pytest.mark.parametrize(("name", "content", "why"), [
+    ("a.csv", "0,0,1\n0,x,2\n", "Line 2 is not token, layer"),
+    ("a.csv", "0,0,1\n0,1,2\n1,0,3\n", "no experts for token 1 in layer 1"),
+    ("a.csv", "token,layer,expert\n", "has no rows"),
+    ("a.csv", "0,0,-1\n", "experts count from 0"),
+    ("a.json", '[{"token": 0, "experts": [1]}]', "Entry 1 is not token, layer"),
+    ("a.json", "nonsense", "cannot be read as a trace"),
+    ("a.npz", "nonsense", "not a readable .npz"),
+    ("a.txt", "nonsense", "It reads Moestro's own traces"),
+    ("a.csv", json.dumps([[0, 0, 40000]])[2:-2], "more than any model has"),
+])
+def test_what_cannot_be_read_is_refused_in_words(tmp_path: Path, name: str, content: str, why: str) -> None:
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    with pytest.raises(TraceError, match=why):
+        open_trace(tmp_path / name)
+
+
+@pytest.mark.parametrize(("arrays", "why"), [
+    ({"other": np.zeros(3)}, "no array `experts`"), ({"experts": np.zeros((3, 2), int)}, "whole numbers"),
+    ({"experts": np.zeros((3, 2, 2))}, "whole numbers"), ({"experts": np.full((1, 1, 1), -3)}, "count from 0"),
+    ({"experts": np.zeros((3, 2, 2), int), "tok": np.zeros(3)}, "does not go with"),
+    ({"experts": np.full((1, 1, 1), 7)}, "7, but 4 experts were said"),
+])
+def test_arrays_that_do_not_fit_are_refused_in_words(tmp_path: Path, arrays: Any, why: str) -> None:
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(TraceError, match=why):
+        open_trace(tmp_path / "a.npz", 4)
+
+
+def test_there_must_be_a_file(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="There is no trace"):
+        open_trace(tmp_path / "gone.npz")

@@ -6,8 +6,6 @@ thread meanwhile. The path of one token through one MoE layer is `core.runtime.m
 
 from __future__ import annotations
 
-import atexit
-import gc
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +34,7 @@ from core.runtime.residency import Residency
 from core.runtime.sampler import Sampler
 from core.runtime.telemetry import Telemetry
 from core.runtime.warmup import choose_threads, time_pass
+from core.steady import settle, unsettle
 from core.types import Frame, Memory, Phase, Piece, StepRecord
 
 
@@ -56,15 +55,19 @@ class Engine:
         self.arena = Arena(plan.codec, self.device, plan.paged)
         self.transfers = TransferEngine(self.device, self._store.fetch, workers=plan.tier.readers)
         try:
-            self.residency = Residency(
-                self.shape.layers, self.shape.experts, self.arena, self._store, self.transfers,
-                lambda roster: create("eviction", *self._applied.choice("eviction"), roster=roster),
-                str(self._applied["scope"]), self.sizes.slots(self._applied.budget))
+            self._build(plan)
         except BaseException:
             self.transfers.close()
+            self._store.close()
             raise
-        self.recorder = Recorder(self.shape, self.residency, self.transfers)
-        self.telemetry = Telemetry(self.shape)
+
+    def _build(self, plan: Plan) -> None:
+        """The cache, filled, and everything around it; how this machine computes best is tried out on the way."""
+        self.residency = Residency(
+            self.shape.layers, self.shape.experts, self.arena, self._store, self.transfers,
+            lambda roster: create("eviction", *self._applied.choice("eviction"), roster=roster),
+            str(self._applied["scope"]), self.sizes.slots(self._applied.budget))
+        self.telemetry, self.recorder = Telemetry(self.shape), Recorder(self.shape, self.residency, self.transfers)
         self._kv = KVCache(self.model, self.context)
         self.ledger = Ledger(self.sizes, self.arena, self._kv, self.device, self._applied.budget)
         self._step = MoEStep([s.module for s in self._sites], plan.codec, self.residency, self.transfers,
@@ -74,7 +77,8 @@ class Engine:
         self.residency.fill()
         self._scaled = self.model_name == "demo" and self.device.type == "cpu"  # "auto" emulates a link
         self._step.stack_if_worth_it(self.shape.hidden, plan.dtype)
-        self._threads, pass_ms = choose_threads(self.device, plan.spec.threads, self._time_pass)
+        self._threads, pass_ms = choose_threads(self.device, plan.spec.threads,
+                                                lambda: time_pass(self.model, self._kv.fresh(), self.recorder))
         self._layer_ms = pass_ms / self.shape.layers
         self._use_link()
 
@@ -86,9 +90,7 @@ class Engine:
         """Load a model as `spec` says. Raises ModelError, BudgetError, ContextError or Cancelled, keeping nothing."""
         planned = plan(spec)
         engine = cls(planned, load(planned, progress, cancel))
-        gc.collect()
-        gc.freeze()  # the model's objects live as long as the engine: no collection need look at them
-        atexit.register(gc.unfreeze)
+        settle()
         progress("Ready", 1.0)
         return engine
 
@@ -99,13 +101,11 @@ class Engine:
         try:
             if self._installed is not None:
                 self._installed.uninstall()
-                self._installed = None
             self.transfers.close()
             self.residency.clear()
             self._store.close()
             del self.model, self._kv, self._store
-            gc.unfreeze()
-            gc.collect()
+            unsettle()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
         finally:
@@ -178,9 +178,8 @@ class Engine:
 
     def frame(self, layer: int = 0, points: int = 240) -> Frame:
         """What the live deck draws; `layer` picks the co-activation matrix."""
-        layer = max(0, min(self.shape.layers - 1, layer))
         pace = self.transfers.pace
-        return self.telemetry.frame(layer, points, self.residency.places(), self.memory(), busy=self.busy,
+        return self.telemetry.frame(max(0, min(self.shape.layers - 1, layer)), points, self.residency.places(), self.memory(), busy=self.busy,
                                     emulated=bool(pace), link_peak_gbps=pace.gbps if pace else self.link_gbps)
 
     def memory(self) -> Memory:
@@ -213,8 +212,8 @@ class Engine:
             so_far.append(token)
             token, step = self._pass([token], cache, "decode", sampler, so_far)
             answer.count(step)
-        stats = answer.stats(cancelled=cancel.is_set(), memory=self.memory())
-        yield Piece("end", step=answer.last_step, stats=stats)
+        yield Piece("end", step=answer.last_step,
+                    stats=answer.stats(cancelled=cancel.is_set(), memory=self.memory()))
 
     @torch.inference_mode()
     def _pass(self, ids: list[int], cache: Any, phase: Phase, sampler: Sampler | None,
@@ -247,8 +246,7 @@ class Engine:
         old, new = self._applied, self._wanted
         if old is new:
             return
-        changed = old.diff(new)
-        self._applied = new
+        changed, self._applied = old.diff(new), new
         for name, value in changed.items():
             self.telemetry.mark(self.recorder.index, f"{name} {old[name]} → {value}")
         self._pending |= changed
@@ -282,9 +280,6 @@ class Engine:
         pace = self.transfers.pace
         if (pace.gbps, pace.latency_us) != (gbps, latency_us):
             self.transfers.pace = Pace(gbps, latency_us)
-
-    def _time_pass(self) -> float:
-        return time_pass(self.model, self._kv.fresh(), self.recorder)
 
     def _use_predictor(self) -> None:
         """Routers are watched only when a predictor looks at them."""

@@ -295,17 +295,3 @@ def test_the_routing_of_the_latest_answers_is_remembered_for_the_forecast(tmp_pa
     assert trace[:, 0, 0].tolist() == [2, 3], "not the latest ones, oldest first"
     assert store.steps.trace("other", 2) is None
     store.close()
-
-
-def test_the_cost_of_a_token_does_not_grow_with_the_answer(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    load = load_of(store)
-    chat, answer = store.chats.begin(None, "hello", "demo")
-    before = store.db.rows("SELECT total(length(text)) FROM pieces")[0][0]
-    for seq in range(50):
-        store.token(load, chat, answer, seq, "word ", a_step(seq), {})
-    rows = store.db.rows("SELECT length(text) FROM pieces")
-    assert before == 0
-    assert [row[0] for row in rows] == [5] * 50, "an earlier token was written again"
-    assert store.db.rows("SELECT length(text) FROM messages WHERE id = ?", answer)[0][0] == 0
-    store.close()

@@ -29,7 +29,7 @@ from tests.pack.large import make_large
 from tests.pack.packs import same
 
 CPU = torch.device("cpu")
-MEMORY = """
+MEMORY = r"""
 import re, sys
 from pathlib import Path
 import psutil

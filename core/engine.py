@@ -178,8 +178,8 @@ class Engine:
 
     def frame(self, layer: int = 0, points: int = 240) -> Frame:
         """What the live deck draws; `layer` picks the co-activation matrix."""
-        pace = self.transfers.pace
-        return self.telemetry.frame(max(0, min(self.shape.layers - 1, layer)), points, self.residency.places(), self.memory(), busy=self.busy,
+        pace, layer = self.transfers.pace, max(0, min(self.shape.layers - 1, layer))
+        return self.telemetry.frame(layer, points, self.residency.places(), self.memory(), busy=self.busy,
                                     emulated=bool(pace), link_peak_gbps=pace.gbps if pace else self.link_gbps)
 
     def memory(self) -> Memory:

@@ -211,8 +211,8 @@ class Keeper:
             if loading.cancelled.is_set():
                 engine.unload()
                 return ""
-            load = self.store.steps.add_load(spec.model, spec.describe(), engine.settings, engine.shape,
-                                             engine.manifest())
+            load = self.store.steps.add_load(spec.model, {**spec.describe(), "format": fit.format}, engine.settings,
+                                             engine.shape, engine.manifest())
         except BaseException:
             engine.unload()
             raise

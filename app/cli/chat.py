@@ -143,7 +143,9 @@ class Chat:
 
     def report(self, text: str, stats: AnswerStats) -> dict[str, object]:
         """Everything needed to repeat and compare an answer, as plain values."""
-        return {"model": self.spec.model, "text": text, **dataclasses.asdict(stats), "loading": self.spec.describe(),
+        loading = self.spec.describe()
+        loading["format"] = str(self.engine.manifest().get("format", self.spec.format))  # a pack has its own
+        return {"model": self.spec.model, "text": text, **dataclasses.asdict(stats), "loading": loading,
                 "settings": dict(self.engine.settings), "sampling": dataclasses.asdict(self.sampling)}
 
     def converse(self) -> int:

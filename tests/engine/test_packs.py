@@ -79,6 +79,8 @@ def test_every_tier_gives_the_same_logits(packs: dict[str, Path], expected: torc
 def test_a_pack_in_4_bits_is_the_checkpoint_loaded_in_4_bits(model: Path, packs: dict[str, Path]) -> None:
     pack, plain = load(packs["int4"]), load(model, format="int4-g32")
     assert torch.equal(logits(pack), logits(plain))
+    assert pack.manifest()["format"] == plain.manifest()["format"] == "int4-g32"
+    assert pack.manifest()["misses_from"] == "disk" and plain.manifest()["misses_from"] == "host memory"
     pack.unload()
     plain.unload()
 

@@ -197,6 +197,7 @@ class Engine:
                         limited_by_context=sampling.max_new_tokens > self.context - len(ids))
         sampler, cache, so_far = Sampler(sampling, self.device), self._kv.fresh(), list(ids)
         token: int | None = None
+        self._step.request += 1
         for start in range(0, len(ids), self.sizes.chunk):
             if cancel.is_set():
                 break
@@ -282,13 +283,13 @@ class Engine:
             self.transfers.pace = Pace(gbps, latency_us)
 
     def _use_predictor(self) -> None:
-        """Routers are watched only when a predictor looks at them."""
+        """Routers are watched only for a predictor that asks them."""
         self._step.predictor = create("predictor", *self._applied.choice("predictor"))
         if self._installed is not None:
             self._installed.uninstall()
         self._installed = install(self.model, self._sites,
                                   lambda site, hidden, ids, weights: self._step(site.index, hidden, ids, weights),
-                                  self._observe if self._step.predictor.looks else None)
+                                  self._observe if self._step.predictor.asks else None)
 
     def _observe(self, layer: int, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         self._router_call = (layer, args, kwargs)

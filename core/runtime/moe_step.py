@@ -29,9 +29,10 @@ from core.runtime.trial import objection
 class View:
     """What a predictor may look at (core.policy.predict.base.View): this layer's choice, the next layer's router."""
 
-    def __init__(self, layer: int, layers: int, top_k: int, ids: Sequence[Sequence[int]],
+    def __init__(self, layer: int, layers: int, experts: int, top_k: int, request: int, ids: Sequence[Sequence[int]],
                  probe: Callable[[int], torch.Tensor]) -> None:
-        self.layer, self.layers, self.top_k, self.ids = layer, layers, top_k, ids
+        self.layer, self.layers, self.experts, self.top_k = layer, layers, experts, top_k
+        self.request, self.ids = request, ids
         self._probe = probe
 
     def gate(self, layer: int) -> npt.NDArray[np.float32]:
@@ -49,6 +50,7 @@ class MoEStep:
         self._residency, self._transfers, self._recorder = residency, transfers, recorder
         self._probe, self._top_k = probe, top_k
         self.predictor: Predictor | None = None
+        self.request = 0                                           # prompts so far
 
     def stack_if_worth_it(self, hidden: int, dtype: torch.dtype) -> None:
         """Try, with the experts that are resident, whether a token's experts are best computed in one product, or
@@ -133,7 +135,8 @@ class MoEStep:
 
     def _look_ahead(self, layer: int, chosen: list[list[int]]) -> None:
         if self.predictor is not None and self.predictor.looks:
-            view = View(layer, len(self._math), self._top_k, chosen, lambda of: self._probe(layer, of))
+            view = View(layer, len(self._math), self._residency.experts, self._top_k, self.request, chosen,
+                        lambda of: self._probe(layer, of))
             self._residency.prefetch(self.predictor.predict(view))
 
     def _await(self, held: Held) -> None:

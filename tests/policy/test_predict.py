@@ -14,7 +14,7 @@ from core.registry import create
 class Fixed:
     """A view with given router scores [E] per layer."""
 
-    layers, top_k = 3, 2
+    layers, experts, top_k, request = 3, 4, 2, 1
 
     def __init__(self, layer: int, ids: Sequence[Sequence[int]], scores: dict[int, list[float]]) -> None:
         self.layer, self.ids, self._scores = layer, ids, scores
@@ -49,5 +49,5 @@ def test_the_last_layer_names_what_layer_0_used_for_this_token() -> None:
 
 def test_none_is_silent() -> None:
     predictor: Predictor = create("predictor", "none", {})
-    assert not predictor.looks
+    assert not predictor.looks and not predictor.asks
     assert list[Guess](predictor.predict(Fixed(0, [[0, 1]], {}))) == []

@@ -22,7 +22,9 @@ class View(Protocol):
 
     layer: int
     layers: int
+    experts: int                   # of one layer
     top_k: int
+    request: int                   # grows with every prompt: the tokens of one number are one conversation turn
     ids: Sequence[Sequence[int]]   # [T][k] experts the router just chose
 
     def gate(self, layer: int) -> npt.NDArray[np.float32]:
@@ -31,9 +33,11 @@ class View(Protocol):
 
 
 class Predictor(Protocol):
-    """Names experts to fetch. Stateless or not, it is called once a layer, in order."""
+    """Names experts to fetch. Stateless or not, it is called once a layer, in order; a pass starts at layer 0."""
 
-    looks: ClassVar[bool] = True   # False: never called, so nothing is recorded for it
+    looks: ClassVar[bool] = True    # False: never called, so nothing is recorded for it
+    asks: ClassVar[bool] = False    # True: it calls `view.gate`, so what routers are given is kept for it
 
     def predict(self, view: View) -> Sequence[Guess]:
-        """Experts of later layers (or of layer 0 of the next token, asked for at the last layer), best first."""
+        """Experts of later layers (or of the first layers of the next token, asked for at the last ones), best
+        first."""

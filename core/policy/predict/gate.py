@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from core.policy.predict.base import Guess, View
+from core.policy.predict.base import Guess, Predictor, View
 from core.registry import Param, register
 
 
@@ -18,10 +18,10 @@ from core.registry import Param, register
                         "selects.", title="Width", low=0, high=256, step=1, unit="experts"),
                   Param("floor", "float", 0.0, "Fetch only experts with at least this probability.", title="Least "
                         "probability", low=0.0, high=1.0, step=0.01)))
-class NextGate:
+class NextGate(Predictor):
     """Remembers layer 0's experts of the current token for the next one."""
 
-    looks: ClassVar[bool] = True
+    asks: ClassVar[bool] = True
 
     def __init__(self, width: int = 0, floor: float = 0.0) -> None:
         self._width, self._floor = width, floor

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from core.policy.predict.base import Guess, View
+from core.policy.predict.base import Guess, Predictor, View
 from core.registry import register
 
 
 @register("predictor", "none", title="None", help="Experts are fetched only when they are needed.", source="baseline")
-class NoPrediction:
+class NoPrediction(Predictor):
     """Never asked, never answers."""
 
     looks: ClassVar[bool] = False

@@ -1,0 +1,32 @@
+"""SE-MoE: the whole next layer, whatever its router will choose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from core.policy.predict.base import Guess, Predictor, View
+from core.policy.predict.ranking import DISTANCE, Tally, best, by_use, layer_ahead
+from core.registry import Param, register
+
+
+@register("predictor", "all_next", title="All of the next layer", help="Every expert of the next layer is "
+          "fetched, those used most often first, for as long as there are slots.",
+          source="SE-MoE (Shen et al. 2022), ring prefetch",
+          params=(Param("width", "int", 0, "At most this many experts. 0 = all.", title="Width", low=0, high=1024,
+                        step=1, unit="experts"), DISTANCE))
+class AllNext(Predictor):
+    """Score: (uses + 1) / (tokens + 2), the rule of succession, so that one never used is named as well, last."""
+
+    def __init__(self, width: int = 0, distance: int = 1) -> None:
+        self._width, self._distance = width, distance
+        self._tally: Tally | None = None
+
+    def predict(self, view: View) -> Sequence[Guess]:
+        tally = self._tally = self._tally or Tally.of(view)
+        tally.add(view.layer, np.array(view.ids, np.int64))
+        ahead = layer_ahead(view, self._distance)
+        uses = tally.uses[ahead]
+        return best(ahead, (uses + 1) / (tally.tokens[ahead] + 2), self._width or view.experts,
+                    order=by_use(uses, tally.last[ahead]))

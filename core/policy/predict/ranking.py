@@ -1,0 +1,75 @@
+"""What predictors share that go by earlier routing: which layer they name, how many of its experts, in what order."""
+
+from __future__ import annotations
+
+from itertools import repeat
+
+import numpy as np
+import numpy.typing as npt
+
+from core.policy.predict.base import Guess, View
+from core.registry import Param
+
+Floats = npt.NDArray[np.floating]
+Ints = npt.NDArray[np.int64]
+
+WIDTH = Param("width", "int", 0, "How many experts to fetch for a token and layer. 0 = as many as the router selects.",
+              title="Width", low=0, high=256, step=1, unit="experts")
+FLOOR = Param("floor", "float", 0.0, "Fetch only experts with at least this probability.", title="Least probability",
+              low=0.0, high=1.0, step=0.01)
+DISTANCE = Param("distance", "int", 1, "How many layers ahead to fetch: farther leaves more time, and is harder to "
+                 "guess.", title="Distance", low=1, high=16, step=1, unit="layers")
+
+
+def reach(view: View, distance: int) -> int:
+    """`distance`, but never as far as this layer of the next token, unless there is no other layer."""
+    return max(1, min(distance, view.layers - 1))
+
+
+def layer_ahead(view: View, distance: int) -> int:
+    """The layer `distance` ahead; after the last one come the next token's."""
+    return (view.layer + reach(view, distance)) % view.layers
+
+
+def limit(view: View, layer: int, width: int) -> int:
+    """How many experts of `layer` may be named: `width` (0 = top-k) for each token that is on its way there."""
+    tokens = len(view.ids) if layer > view.layer else 1
+    return min((width or view.top_k) * tokens, view.experts)
+
+
+def by_use(uses: Ints, last: Ints) -> Ints:
+    """Experts [E] by falling number of uses; among equals the one used last, then the lower id. `last` < 2**32."""
+    return np.argsort(-((uses << 32) + last), kind="stable")
+
+
+def best(layer: int, scores: Floats, most: int, floor: float = 0.0, order: Ints | None = None) -> list[Guess]:
+    """The first `most` experts of `order` (without: of falling score [E]) as guesses; none that scores 0 or less than
+    `floor`. `order` must not contradict the scores."""
+    chosen = (np.argsort(-scores, kind="stable") if order is None else order)[:most]
+    found = scores[chosen]
+    kept = int(np.count_nonzero((found > 0.0) & (found >= floor)))     # they fall, so the rest is no better
+    return list(map(Guess, repeat(layer), chosen[:kept].tolist(), found[:kept].tolist()))
+
+
+class Tally:
+    """How often [L, E] and when last [L, E] each expert was used, counted in tokens [L]; 0 = never."""
+
+    def __init__(self, layers: int, experts: int) -> None:
+        self.uses: Ints = np.zeros((layers, experts), np.int64)
+        self.last: Ints = np.zeros((layers, experts), np.int64)
+        self.tokens = [0] * layers
+
+    @classmethod
+    def of(cls, view: View) -> Tally:
+        """An empty one for the model that is looked at."""
+        return cls(view.layers, view.experts)
+
+    def add(self, layer: int, ids: Ints) -> None:
+        """Count the choices [T, k] of `layer`, distinct within a token."""
+        before, self.tokens[layer] = self.tokens[layer], self.tokens[layer] + len(ids)
+        if len(ids) == 1:
+            self.uses[layer, ids[0]] += 1
+            self.last[layer, ids[0]] = before + 1
+        else:
+            self.uses[layer] += np.bincount(ids.ravel(), minlength=self.uses.shape[1])
+            np.maximum.at(self.last[layer], ids, np.arange(before + 1, before + 1 + len(ids))[:, None])

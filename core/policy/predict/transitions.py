@@ -1,0 +1,109 @@
+"""SLP: tokens that chose the same experts in one layer choose similar ones in the next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from core.policy.predict.base import Guess, Predictor, View
+from core.policy.predict.ranking import DISTANCE, FLOOR, WIDTH, Ints, best, layer_ahead, limit, reach
+from core.registry import Param, register
+
+Singles = npt.NDArray[np.float32]
+FAR = 60.0    # powers of two by which the newest token may outweigh the first before all counts are scaled down
+SEEN = np.float32(2.0**-100)    # counts below are forgotten: what is left of them is no longer exact
+
+
+@register("predictor", "transitions", title="Transition counts (SLP)", help="It counts which experts of the next layer "
+          "were chosen after which of this one, and fetches those that followed this token's experts most often.",
+          source="the spatial-locality predictor (SLP) that ExpertFlow compares with, after Lina (Li et al. 2023)",
+          params=(Param("half_life", "int", 0, "After this many tokens a count is worth half. 0 = never forgets.",
+                        title="Half-life", low=0, high=100_000, step=1, unit="tokens"), WIDTH, FLOOR, DISTANCE))
+class Transitions(Predictor):
+    """Score of e: mean over the chosen experts s that were seen before of N[s, e] / N[s]; mean over tokens.
+
+    N[s, e] = tokens that chose s in this layer and e `distance` layers on (past the last layer: the next token of the
+    same request there), N[s] = those that chose s and came that far. With a half-life h a token counts 2^(its number
+    / h): only ratios matter. float32, 4 * L * E * E bytes.
+    """
+
+    def __init__(self, half_life: int = 0, width: int = 0, floor: float = 0.0, distance: int = 1) -> None:
+        self._half_life, self._width, self._floor, self._distance = half_life, width, floor, distance
+        self._pairs: Singles = np.zeros((0, 0, 0), np.float32)    # [L, E, E]
+        self._from: Singles = np.zeros((0, 0), np.float32)        # [L, E]
+        self._rows: dict[int, Ints] = {}                          # layer -> its last choice [T, k]
+        self._before: tuple[int, int] | None = None               # request and layer of the last call
+        self._follows = False                                     # this pass goes on where the last one ended
+        self._age = 0.0                                           # log2 of what this pass's last token counts
+        self._weight: Singles = np.ones(1, np.float32)            # [T] what each of this pass's tokens counts
+
+    def predict(self, view: View) -> Sequence[Guess]:
+        ids: Ints = np.array(view.ids, np.int64)
+        if not len(self._pairs):
+            self._pairs = np.zeros((view.layers, view.experts, view.experts), np.float32)
+            self._from = np.zeros((view.layers, view.experts), np.float32)
+        if view.layer == 0:
+            self._follows = self._before == (view.request, view.layers - 1)
+            self._advance(len(ids))
+        self._before = view.request, view.layer
+        self._learn(view, ids)
+        ahead = layer_ahead(view, self._distance)
+        source = ids if ahead > view.layer else ids[-1:]
+        return best(ahead, self._scores(view.layer, source), limit(view, ahead, self._width), self._floor)
+
+    def _learn(self, view: View, ids: Ints) -> None:
+        """Count what led to this choice; of several tokens at once also what led to the next one's first layers."""
+        layer, rows, distance = view.layer, self._rows, reach(view, self._distance)
+        if layer >= distance:
+            self._count(layer - distance, rows[layer - distance], ids, self._weight)
+        elif self._follows:
+            source = layer - distance + view.layers
+            self._count(source, rows[source][-1:], ids[:1], self._weight[:1])
+        rows[layer] = ids
+        if layer + distance >= view.layers and len(ids) > 1:
+            self._count(layer, ids[:-1], rows[layer + distance - view.layers][1:], self._weight[1:])
+
+    def _count(self, layer: int, source: Ints, target: Ints, weight: Singles) -> None:
+        """Rows of `source` [T, k] at `layer` were followed by those of `target` [T, k]; each counts `weight` [T]."""
+        if len(source) == 1:
+            self._pairs[layer, source[0][:, None], target[0]] += weight[0]
+            self._from[layer, source[0]] += weight[0]
+            return
+        ones: list[Singles] = []
+        for ids in (source, target):
+            rows: Singles = np.zeros((len(ids), self._from.shape[1]), np.float32)
+            np.put_along_axis(rows, ids, 1.0, axis=1)
+            ones.append(rows)
+        weighted = ones[0] * weight[:, None]
+        self._pairs[layer] += weighted.T @ ones[1]
+        self._from[layer] += weighted.sum(0)
+
+    def _scores(self, layer: int, ids: Ints) -> Singles:
+        """[E] mean over the tokens `ids` [T, k]; 0 for a token of which no expert has been seen at `layer`."""
+        if len(ids) == 1:
+            rows, came = ids[0], self._from[layer, ids[0]]
+            share: npt.NDArray[np.float64] = np.array(1.0 / max(1, int(np.count_nonzero(came > SEEN))))
+        else:
+            rows, came = np.arange(self._from.shape[1]), self._from[layer]
+            seen = came[ids] > SEEN                               # [T, k]
+            shares = seen / np.maximum(seen.sum(1, keepdims=True), 1) / len(ids)
+            share = np.bincount(ids.ravel(), shares.ravel(), len(came)).astype(np.float64)
+        each = (share / np.where(came > SEEN, came, np.inf)).astype(np.float32)
+        scores: Singles = np.minimum(each @ self._pairs[layer, rows], np.float32(1.0))
+        return scores
+
+    def _advance(self, tokens: int) -> None:
+        """Another pass of so many tokens begins: what each of them counts."""
+        if not self._half_life:
+            if len(self._weight) != tokens:
+                self._weight = np.ones(tokens, np.float32)
+            return
+        self._age += tokens / self._half_life
+        if self._age > FAR:
+            scale = np.float32(2.0 ** -self._age)                 # may be 0: all is forgotten
+            self._pairs *= scale
+            self._from *= scale
+            self._age = 0.0
+        self._weight = np.exp2(self._age + np.arange(1 - tokens, 1) / self._half_life).astype(np.float32)

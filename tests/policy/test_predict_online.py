@@ -1,0 +1,258 @@
+"""Predictors that learn from routing as it comes: one contract for all, their formulas by hand and by brute force."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.policy.predict import Guess, Predictor
+from core.registry import create, variants
+
+NAMES = [v.name for v in variants("predictor")]
+LEARNING = ["previous_token", "transitions", "recent", "request", "all_next"]
+
+
+class Pass(NamedTuple):
+    """One forward pass of a request: `ids` [L, T, k]."""
+
+    request: int
+    ids: npt.NDArray[np.int64]
+
+
+class Seen:
+    """One layer of a pass as a predictor sees it; routers can be asked only if `gate` is given."""
+
+    def __init__(self, one: Pass, layer: int, experts: int, gate: bool = False) -> None:
+        self.layer, self.layers, self.experts = layer, len(one.ids), experts
+        self.top_k, self.request = one.ids.shape[2], one.request
+        self.ids: Sequence[Sequence[int]] = one.ids[layer].tolist()
+        self._gate = gate
+
+    def gate(self, layer: int) -> npt.NDArray[np.float32]:
+        assert self._gate, "a router was asked"
+        random = np.random.default_rng(layer)
+        return random.dirichlet(np.ones(self.experts), len(self.ids)).sum(0).astype(np.float32)
+
+
+def make(name: str, **params: float) -> Predictor:
+    predictor: Predictor = create("predictor", name, params)
+    return predictor
+
+
+def random_passes(sizes: Sequence[tuple[int, int]], layers: int, experts: int, k: int, seed: int = 0) -> list[Pass]:
+    """A pass for each (request, tokens)."""
+    random = np.random.default_rng(seed)
+    return [Pass(request, random.random((layers, tokens, experts)).argsort(-1)[..., :k]) for request, tokens in sizes]
+
+
+def shown(predictor: Predictor, passes: Sequence[Pass], experts: int,
+          gate: bool = False) -> Iterator[tuple[int, int, Sequence[Guess]]]:
+    """What it names at each layer of each pass."""
+    for at, one in enumerate(passes):
+        for layer in range(len(one.ids)):
+            yield at, layer, predictor.predict(Seen(one, layer, experts, gate))
+
+
+def by_hand(name: str, path: Sequence[Sequence[Sequence[int]]], **params: float) -> list[list[tuple[int, int, float]]]:
+    """Guesses at every layer for single tokens of one request, each [L][k], among 4 experts."""
+    passes = [Pass(1, np.array(token)[:, None]) for token in path]
+    found = shown(make(name, **params), passes, 4)
+    return [[(g.layer, g.expert, pytest.approx(g.score)) for g in guesses] for _, _, guesses in found]
+
+
+MIX = [(1, 5), (1, 3), (1, 1), (1, 1), (2, 4), (2, 1), (2, 1), (3, 1), (3, 1), (3, 2)]
+
+
+@pytest.mark.parametrize("layers", [1, 2, 5])
+@pytest.mark.parametrize("params", [{}, {"width": 1}, {"width": 3}, {"distance": 2}, {"width": 2, "distance": 16}])
+@pytest.mark.parametrize("name", NAMES)
+def test_guesses_are_distinct_experts_that_exist_best_first(name: str, params: dict[str, int], layers: int) -> None:
+    known = {p.name for v in variants("predictor") if v.name == name for p in v.params}
+    params = {key: value for key, value in params.items() if key in known}
+    passes, experts, k = random_passes(MIX, layers, 8, 2), 8, 2
+    told = list(shown(make(name, **params), passes, experts, make(name).asks))
+    most = params.get("width") or (experts if name == "all_next" else k)
+    for at, layer, guesses in told:
+        assert len(guesses) <= min(experts, most * len(passes[at].ids[0]))
+        assert len({(g.layer, g.expert) for g in guesses}) == len(guesses)
+        assert all(0 <= g.layer < layers and 0 <= g.expert < experts for g in guesses)
+        assert {type(g.expert) for g in guesses} | {type(g.layer) for g in guesses} <= {int}
+        assert all(a.score >= b.score for a, b in pairwise(guesses))
+        assert all(np.isfinite(g.score) and g.score >= 0 for g in guesses)
+        if name in LEARNING:
+            ahead = max(1, min(params.get("distance", 1), layers - 1))
+            assert {g.layer for g in guesses} <= {(layer + ahead) % layers}
+            assert all(0 < g.score <= 1 for g in guesses)
+    assert told == list(shown(make(name, **params), passes, experts, make(name).asks))
+    assert any(guesses for _, _, guesses in told) == make(name).looks
+
+
+@pytest.mark.parametrize("name", ["previous_token", "transitions", "recent", "request"])
+def test_nothing_is_named_before_anything_was_seen(name: str) -> None:
+    (first,) = random_passes([(1, 1)], 3, 8, 2)
+    assert [len(guesses) > 0 for _, _, guesses in shown(make(name), [first], 8)][:2] == [False, False]
+
+
+@pytest.mark.parametrize(("name", "params"), [("recent", {"tokens": 1}), ("transitions", {}), ("request", {})])
+def test_a_floor_keeps_the_unlikely_out(name: str, params: dict[str, float]) -> None:
+    passes = random_passes([(1, 1)] * 12, 3, 8, 2)
+    free = [g for *_, guesses in shown(make(name, width=8, **params), passes, 8) for g in guesses]
+    bound = [g for *_, guesses in shown(make(name, width=8, floor=0.5, **params), passes, 8) for g in guesses]
+    assert bound == [g for g in free if g.score >= 0.5]
+    assert bound
+
+
+TOKENS = [[[0, 1], [2, 3]], [[1, 2], [3, 0]], [[1, 0], [3, 1]]]    # three tokens, two layers, top-2 of four experts
+
+
+def test_the_previous_token_by_hand() -> None:
+    told = by_hand("previous_token", TOKENS)
+    assert told[0] == []                                           # layer 1 has not been seen
+    assert told[1] == [(0, 0, 1.0), (0, 1, 0.999)]                 # layer 0 of this token, for the next one's
+    assert told[2] == [(1, 2, 1.0), (1, 3, 0.999)]                 # layer 1 of the first token, in its router's order
+    assert told[5] == [(0, 1, 1.0), (0, 0, 0.999)]
+
+
+def test_of_several_tokens_at_once_the_last_one_is_the_previous_token() -> None:
+    passes = [Pass(1, np.array(TOKENS).swapaxes(0, 1)), Pass(1, np.array(TOKENS[0])[:, None])]
+    *_, at_0, _ = [guesses for _, _, guesses in shown(make("previous_token"), passes, 4)]
+    assert [(g.layer, g.expert) for g in at_0] == [(1, 3), (1, 1)]
+
+
+def test_transitions_by_hand() -> None:
+    told = by_hand("transitions", TOKENS, width=4)
+    # Layer 0, second token chose 1 and 2. Only 1 was seen, once, followed by 2 and 3: each 1 / 1.
+    assert told[2] == [(1, 2, 1.0), (1, 3, 1.0)]
+    # Third token chose 1 (seen twice: 2 once, 3 twice, 0 once) and 0 (once: 2 and 3): 3 = (2/2 + 1) / 2,
+    # 2 = (1/2 + 1) / 2, 0 = (1/2 + 0) / 2.
+    assert told[4] == [(1, 3, 1.0), (1, 2, 0.75), (1, 0, 0.25)]
+    # Last layer, third token chose 3 (seen twice: then 1 twice, 2 and 0 once) and 1 (never): the mean is over 3 alone.
+    assert told[5] == [(0, 1, 1.0), (0, 0, 0.5), (0, 2, 0.5)]
+
+
+def test_transitions_that_forget_by_hand() -> None:
+    # Half-life of one token: the first counts 1, the second 2. After expert 1: 2 once then, 3 both times, 0 lately.
+    told = by_hand("transitions", TOKENS, width=4, half_life=1)[4]
+    assert told == [(1, 3, 1.0), (1, 2, (1 / 3 + 1) / 2), (1, 0, (2 / 3) / 2)]
+
+
+def test_recent_by_hand() -> None:
+    told = by_hand("recent", TOKENS, tokens=2, width=4)
+    # Last layer, third token: layer 0 of the last two chose 1 2 and 1 0. Of 0 and 2 the later one comes first.
+    assert told[5] == [(0, 1, 1.0), (0, 0, 0.5), (0, 2, 0.5)]
+    assert told[4] == [(1, 3, 1.0), (1, 0, 0.5), (1, 2, 0.5)]      # layer 1 of the first two: 2 3 and 3 0
+
+
+def test_request_counts_by_hand() -> None:
+    told = by_hand("request", TOKENS, width=4)
+    assert told[5] == [(0, 1, 1.0), (0, 0, 2 / 3), (0, 2, 1 / 3)]  # all three tokens
+    passes = [Pass(1, np.array(TOKENS[0])[:, None]), Pass(2, np.array(TOKENS[1])[:, None])]
+    *_, at_0, at_1 = [guesses for _, _, guesses in shown(make("request", width=4), passes, 4)]
+    assert list(at_0) == []                                        # the first request is forgotten
+    assert list(at_1) == [(0, 1, 1.0), (0, 2, 1.0)]
+
+
+def test_all_of_the_next_layer_by_hand() -> None:
+    told = by_hand("all_next", TOKENS)
+    assert told[0] == [(1, e, 1 / 2) for e in range(4)]            # nothing is known: (0 + 1) / (0 + 2)
+    assert told[5] == [(0, 1, 4 / 5), (0, 0, 3 / 5), (0, 2, 2 / 5), (0, 3, 1 / 5)]
+
+
+SIZES = st.lists(st.tuples(st.booleans(), st.integers(1, 4)), min_size=1, max_size=8).map(
+    lambda sizes: [(sum(new for new, _ in sizes[:i + 1]), tokens) for i, (_, tokens) in enumerate(sizes)])
+
+
+def flat(passes: Sequence[Pass], at: int, layer: int) -> list[tuple[int, list[list[int]]]]:
+    """(request, choices of the layers known) of every token, when `layer` of pass `at` has been routed."""
+    return [(one.request, one.ids[: layer + 1 if i == at else None, t].tolist())
+            for i, one in enumerate(passes[: at + 1]) for t in range(one.ids.shape[1])]
+
+
+@settings(max_examples=60, deadline=None)
+@given(SIZES, st.integers(1, 4), st.integers(1, 5), st.sampled_from([0, 1, 7]), st.integers(0, 99))
+def test_transitions_count_what_brute_force_counts(sizes: list[tuple[int, int]], layers: int, distance: int,
+                                                   half_life: int, seed: int) -> None:
+    passes = random_passes(sizes, layers, 6, 2, seed)
+    predictor, reach = make("transitions", width=6, distance=distance, half_life=half_life), \
+        max(1, min(distance, layers - 1))
+    for at, layer, guesses in shown(predictor, passes, 6):
+        tokens = flat(passes, at, layer)
+        pairs: defaultdict[tuple[int, int], float] = defaultdict(float)
+        came: defaultdict[int, float] = defaultdict(float)
+        for i, (request, path) in enumerate(tokens):
+            over, target = divmod(layer + reach, layers)
+            if i + over >= len(tokens) or tokens[i + over][0] != request or target >= len(tokens[i + over][1]):
+                continue
+            weight = 2.0 ** ((i + over) / half_life) if half_life else 1.0
+            for s in path[layer]:
+                came[s] += weight
+                for e in tokens[i + over][1][target]:
+                    pairs[s, e] += weight
+        asking = tokens[-len(passes[at].ids[0]):] if layer + reach < layers else tokens[-1:]
+        want: defaultdict[int, float] = defaultdict(float)
+        for _, path in asking:
+            known = [s for s in path[layer] if s in came]
+            for s in known:
+                for e in range(6):
+                    want[e] += pairs[s, e] / came[s] / len(known) / len(asking)
+        most = min(6, 6 * len(asking))
+        assert {g.expert: g.score for g in guesses} == pytest.approx({e: p for e, p in want.items() if p}, rel=1e-4)
+        assert len(guesses) <= most
+
+
+@settings(max_examples=60, deadline=None)
+@given(SIZES, st.integers(1, 4), st.integers(1, 5), st.integers(1, 6), st.integers(0, 99))
+def test_counts_of_use_are_what_brute_force_counts(sizes: list[tuple[int, int]], layers: int, distance: int,
+                                                   window: int, seed: int) -> None:
+    passes = random_passes(sizes, layers, 6, 2, seed)
+    told = {name: shown(make(name, distance=distance, **more), passes, 6) for name, more in
+            {"recent": {"tokens": window, "width": 6}, "request": {"width": 6}, "all_next": {}}.items()}
+    for (at, layer, recent), (_, _, request), (_, _, everything) in zip(*told.values(), strict=True):
+        ahead = (layer + max(1, min(distance, layers - 1))) % layers
+        known = [(number, path[ahead]) for number, path in flat(passes, at, layer) if len(path) > ahead]
+        now = passes[at].request
+        for guesses, chosen in ((recent, [row for _, row in known][-window:]),
+                                (request, [row for number, row in known if number == now])):
+            uses = [sum(e in row for row in chosen) for e in range(6)]
+            last = [max((i for i, row in enumerate(chosen) if e in row), default=-1) for e in range(6)]
+            order = sorted((e for e in range(6) if uses[e]), key=lambda e: (-uses[e], -last[e], e))
+            assert [(g.expert, g.score) for g in guesses] == [(e, uses[e] / len(chosen)) for e in order]
+        uses = [sum(e in row for _, row in known) for e in range(6)]
+        assert {g.expert: g.score for g in everything} == {e: (uses[e] + 1) / (len(known) + 2) for e in range(6)}
+
+
+def test_transitions_that_forget_stay_finite_over_many_tokens() -> None:
+    passes = random_passes([(1, 1)] * 300 + [(1, 200), (1, 1), (1, 1)], 2, 6, 2)
+    for _, _, guesses in shown(make("transitions", half_life=1, width=6), passes, 6):
+        assert all(np.isfinite(g.score) and 0 < g.score <= 1 for g in guesses)
+    assert guesses
+
+
+def test_scaling_old_counts_down_changes_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = random_passes([(1, 1)] * 10 + [(1, 5)] + [(2, 1)] * 10, 3, 6, 2)
+    plain = list(shown(make("transitions", half_life=2, width=6), passes, 6))
+    monkeypatch.setattr("core.policy.predict.transitions.FAR", 1.5)
+    often = shown(make("transitions", half_life=2, width=6), passes, 6)
+    for (*_, some), (*_, scaled) in zip(plain, often, strict=True):
+        assert {g.expert: g.score for g in scaled} == pytest.approx({g.expert: g.score for g in some}, rel=1e-4)
+
+
+def test_a_pass_that_broke_off_is_not_taken_for_the_token_before() -> None:
+    whole, broken, after = random_passes([(1, 1)] * 3, 3, 6, 1, seed=4)
+    predictor = make("transitions", width=6)
+    for layer in range(3):
+        predictor.predict(Seen(whole, layer, 6))
+    predictor.predict(Seen(broken, 0, 6))
+    for layer in range(3):
+        guesses = predictor.predict(Seen(after, layer, 6))
+    source = after.ids[2][0, 0]
+    wanted = {broken.ids[0][0, 0]} if source == whole.ids[2][0, 0] else set()
+    assert {g.expert for g in guesses} == wanted

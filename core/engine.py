@@ -75,11 +75,10 @@ class Engine:
         self._installed: Installed | None = None
         self._use_predictor()
         self.residency.fill()
-        self._scaled = self.model_name == "demo" and self.device.type == "cpu"  # "auto" emulates a link
         self._step.stack_if_worth_it(self.shape.hidden, plan.dtype)
         self._threads, pass_ms = choose_threads(self.device, plan.spec.threads,
                                                 lambda: time_pass(self.model, self._kv.fresh(), self.recorder))
-        self._layer_ms = pass_ms / self.shape.layers
+        self._layer_ms = pass_ms / self.shape.layers if self.model_name == "demo" else 0.0  # "auto" scales a link to it
         self._use_link()
 
     # ------------------------------------------------------------------ life
@@ -276,7 +275,7 @@ class Engine:
         """Pace copies, or do not. "auto" emulates for the demo model where host and device are one memory."""
         kind, latency_us = self._applied["link"], float(self._applied["link_latency_us"])
         gbps = float(self._applied["link_gbps"]) if kind == "emulated" else 0.0
-        if kind == "auto" and self._scaled:
+        if kind == "auto" and self._layer_ms:
             gbps = scaled_gbps(self._layer_ms, self.sizes.blob, latency_us)
         pace = self.transfers.pace
         if (pace.gbps, pace.latency_us) != (gbps, latency_us):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from core.errors import BudgetError
 from core.memory.arena import Arena, Slot
+from core.policy.predict import Guess
 
 
 @dataclass(slots=True)
@@ -16,6 +17,18 @@ class Pool:
     part: slice                     # eids
     capacity: int = 0
     free: list[Slot] = field(default_factory=list)
+
+
+def fitting(guesses: Sequence[Guess], pools: Sequence[Pool], experts: int) -> dict[int, Pool]:
+    """eid -> pool of the experts named first, as many as their pool has slots: more would only drive each other out."""
+    left = [pool.capacity for pool in pools]
+    found: dict[int, Pool] = {}
+    for guess in guesses:
+        at = guess.layer if len(pools) > 1 else 0
+        if left[at]:
+            left[at] -= 1
+            found[guess.layer * experts + guess.expert] = pools[at]
+    return found
 
 
 def resize(pools: Sequence[Pool], capacities: Sequence[int], arena: Arena,

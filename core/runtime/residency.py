@@ -20,7 +20,7 @@ from core.policy.hints import Hints
 from core.policy.predict import Guess
 from core.policy.slots import shares
 from core.runtime.lease import Counts, Held, Lease
-from core.runtime.pool import Pool, resize
+from core.runtime.pool import Pool, fitting, resize
 from core.types import Outcome, Place
 
 
@@ -102,12 +102,10 @@ class Residency:
 
     def prefetch(self, guesses: Sequence[Guess]) -> None:
         """Fetch experts ahead, best first, for as long as there is a slot that nothing better occupies."""
-        named = {g.layer * self.experts + g.expert for g in guesses}
         if self.policy.heeds:
             self.hints.name(guesses)
-        for guess in guesses:
-            eid = guess.layer * self.experts + guess.expert
-            pool = self.pool(guess.layer)
+        named = fitting(guesses, self._pools, self.experts)
+        for eid, pool in named.items():
             blocked = self._leased, named, self._fresh, self._tickets
             if self._slot[eid] is None and (slot := self._make_room(pool, *blocked)) is not None:
                 self._fresh[eid] = ticket = self._ticket(eid, slot, False)

@@ -60,6 +60,19 @@ def test_no_predictor_changes_a_logit(exact: Engine, wanted: tuple[torch.Tensor,
     assert bool(asked) == bool(watched) == predictor.asks
 
 
+@pytest.mark.parametrize("scope", ["layer", "global"])
+@pytest.mark.parametrize("name", [v.name for v in variants("predictor") if v.name != "none"])
+def test_every_predictor_fetches_in_either_scope(exact: Engine, name: str, scope: str) -> None:
+    """Also one that names more experts than there are slots: the first of them displace what was not named."""
+    exact.change({"predictor": name, "scope": scope, "budget": "50%"})
+    exact.residency.take_counts()
+    run(exact.model, exact.fresh_cache(), lambda step: None, STEPS)
+    counts = exact.residency.take_counts()
+    assert counts.issued > 0 and counts.used + counts.late > 0
+    exact.residency.check_integrity()
+    exact.change({"scope": "global"})
+
+
 class Listener(Predictor):
     """Names nothing; keeps what it is told of the request."""
 

@@ -1,0 +1,113 @@
+"""The formula of every eviction policy, on an example worked out by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from core.policy.eviction import GONE, Eviction, victim
+from core.policy.hints import UNLIKELY, Hints
+from tests.policy.test_eviction import EXPERTS, LAYERS, SIZE, make, replay
+
+
+def fed(policy: Eviction, uses: Sequence[int]) -> Eviction:
+    """Experts used one by one, one pass each; each is admitted at its first use."""
+    for now, eid in enumerate(uses):
+        if policy.score[eid] == GONE:
+            policy.admitted(eid, now, now)
+        policy.used(eid, now, now)
+    return policy
+
+
+def order(policy: Eviction, now: int = 0, layer: int = 0) -> list[int]:
+    """Residents as they would leave, first to last."""
+    gone: list[int] = []
+    while (eid := victim(policy, slice(0, policy.roster.size), now, layer, gone)) is not None:
+        gone.append(eid)
+    return gone
+
+
+def test_fifo_and_lru_by_hand() -> None:
+    assert order(fed(make("fifo"), [3, 1, 2, 3])) == [3, 1, 2]
+    assert order(fed(make("lru"), [3, 1, 2, 3])) == [1, 2, 3]
+
+
+def test_lfu_by_hand() -> None:
+    # 2 was used once; 1 and 3 twice, and 1 is the one unused for longer.
+    assert order(fed(make("lfu"), [1, 1, 2, 3, 3])) == [2, 1, 3]
+
+
+def test_lfu_with_a_half_life_by_hand() -> None:
+    # half-life 2, seen at 4: expert 0 at 0, 1, 2: 1/4 + 2^-1.5 + 1/2 = 1.10; expert 1 at 3: 2^-0.5 = 0.71; at 4: 1.
+    policy = fed(make("lfu", half_life=2), [0, 0, 0, 1, 2])
+    assert order(policy) == [1, 2, 0]
+    # Four passes later one more use of 1: 0 is worth 1.10 / 4 = 0.28, 1 is worth 0.71 / 4 + 1, and 2 is worth 1 / 4.
+    policy.used(1, 9, 8)
+    assert order(policy) == [2, 0, 1]
+
+
+def test_lfu_forgets_without_overflowing() -> None:
+    policy = make("lfu", half_life=1)
+    policy.admitted(1, 0, 0)
+    for tick in range(50):
+        policy.used(1, tick, 0)
+    policy.admitted(2, 50, 5000)
+    policy.used(2, 51, 5000)                   # 2^5000 would not fit a float
+    assert order(policy) == [1, 2]
+
+
+def test_lcp_by_hand() -> None:
+    # rho 1/4, omega 4: half a priority every 2 passes. At 5: expert 0, 4 uses, last at 3: 4 x 1/4^(2/4) = 2;
+    # expert 1, 1 use, at 4: 1/4^(1/4) = 0.71; expert 2, 1 use, at 5: 1.
+    policy = fed(make("lcp", rho=0.25, omega=4), [0, 0, 0, 0, 1, 2])
+    assert order(policy) == [1, 2, 0]
+    # At 9, with 2 used again at 9 and 1 at 8: 0 is down to 4 x 1/4^(6/4) = 0.5, 1: 2 x 1/4^(1/4) = 1.41, 2: 2.
+    policy.used(1, 6, 8)
+    policy.used(2, 7, 9)
+    assert order(policy) == [0, 1, 2]
+
+
+def test_least_stale_by_hand() -> None:
+    # Three layers of four. While layer 1 is computed, layer 2 is 0 away, layer 0 is 1 away, layer 1 itself 2.
+    policy = fed(make("least_stale"), [0, 4, 8, 5])
+    assert order(policy, layer=1) == [4, 5, 0, 8]
+    assert order(policy, layer=0) == [0, 8, 4, 5]
+
+
+def test_plec_by_hand() -> None:
+    hints = Hints(LAYERS, EXPERTS)
+    policy = fed(make("plec", hints), [0, 1, 4, 5, 8, 9])
+    # Layer 0 is being computed: its own go first, then layer 2, which is further ahead than layer 1.
+    assert order(policy, layer=0) == [0, 1, 8, 9, 4, 5]
+    hints.name([(1, 0, 0.9), (2, 1, 0.5), (0, 0, 0.5)])    # 4 and 9 are wanted soon, 0 by the next token
+    assert order(policy, layer=0) == [1, 0, 8, 5, 9, 4]
+    hints.reached(1)
+    assert order(policy, layer=1) == [4, 5, 1, 0, 8, 9]    # layer 1's own experts are the furthest from their next use
+
+
+def test_finemoe_by_hand() -> None:
+    # Visits, counted from one: 2, 3, 4. The largest 1 / (p x freq) leaves; with p = 1, .5, .1: 1/2, 2/3, 5/2.
+    hints = Hints(LAYERS, EXPERTS)
+    policy = fed(make("finemoe", hints), [0, 1, 1, 2, 2, 2])
+    assert order(policy) == [0, 1, 2]
+    hints.tell(0, [1.0, 0.5, 0.1, 0.0], 2)
+    assert order(policy) == [2, 1, 0]
+    assert hints.probability[3] == UNLIKELY
+    assert hints.predicted[:4].tolist() == [True, True, False, False]
+
+
+def test_static_by_hand() -> None:
+    hints = Hints(LAYERS, EXPERTS)
+    policy = fed(make("static", hints), [2, 0, 1, 3, 2])
+    assert order(policy) == [0, 1, 3, 2]                  # nothing is known: LRU
+    hints.profile([5, 9, 0, 7, *[0] * 8], pinned=[0])
+    assert order(policy) == [2, 3, 1, 0]
+
+
+def test_random_is_even_and_depends_on_its_seed() -> None:
+    trace = [i * 7 % SIZE for i in range(100)]
+    assert replay(make("random", seed=0), trace, 4) != replay(make("random", seed=1), trace, 4)
+    policy = fed(make("random"), range(SIZE))
+    gone = Counter(victim(policy, slice(0, SIZE), now, now % LAYERS) for now in range(6000))
+    assert len(gone) == SIZE
+    assert max(abs(n - 500) for n in gone.values()) < 120   # five standard deviations and a half

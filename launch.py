@@ -4,6 +4,7 @@
     python launch.py chat       talk to a model in this terminal
     python launch.py import     make an expert pack of a model, for opening in seconds and beyond memory
     python launch.py models     list the models on this machine, and delete packs
+    python launch.py profile    calibrate a model: measure its routing and its times
     python launch.py simulate   replay a recorded routing through every cache policy, without a model
     python launch.py bench      measure speed side by side with plain transformers
     python launch.py doctor     show what hardware, versions and speeds Moestro sees
@@ -31,7 +32,7 @@ ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 UNFINISHED = VENV / ".unfinished"  # there while an installation runs: an interrupted one is taken up again
 WINDOWS = os.name == "nt"
-COMMANDS = ("ui", "chat", "import", "models", "simulate", "bench", "doctor", "settings", "test")
+COMMANDS = ("ui", "chat", "import", "models", "profile", "simulate", "bench", "doctor", "settings", "test")
 UNUSED = {"ui": (), "test": (), **dict.fromkeys(("import", "models"), ("gradio", "plotly", "pandas"))}
 SPARE = ("gradio", "plotly", "pandas", "gguf")                             # ... and all the others
 UV = "uv>=0.7,<1"

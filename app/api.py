@@ -16,7 +16,8 @@ from starlette.background import BackgroundTask
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app import completions, export, frames
+from app import completions, export, frames, traces
+from app.analysis import lab, whatif
 from app.host import Host
 from core import __version__
 from core.errors import BusyError, ModelError, MoestroError
@@ -47,12 +48,14 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, address
     @app.get("/live/frame")
     def frame(layer: int = 0, since: str = "") -> Response:
         busy = host.busy
-        version = f"{host.version}.{layer}.{int(busy)}"  # taken before the frame: at worst it is sent once more
+        # Taken before the frame: at worst it is sent once more.
+        version = f"{host.version}.{layer}.{int(busy)}.{host.regret.version}"
         headers = {"x-version": version, "cache-control": "no-store"}
         if since == version:
             return Response(status_code=204, headers=headers)
         model = host.model
-        data = frames.encode(host.frame(layer), model=model, version=version, busy=busy)
+        data = frames.encode(host.frame(layer), model=model, version=version, busy=busy,
+                             regret=host.regret.view(host.load_id, host.settings))
         return Response(data, media_type="application/octet-stream", headers=headers)
 
     @app.get("/export/session.zip")
@@ -64,6 +67,16 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, address
                 return PlainTextResponse("Nothing has been recorded yet. Load a model and ask it something.", 404)
             load = loads[-1].id
         return send(f"moestro-session-{load}", load=load)
+
+    @app.get("/export/whatif.csv")
+    def compared() -> Response:
+        table = host.analyst.table
+        return sheet("moestro-whatif.csv", None if table is None else whatif.to_csv(table))
+
+    @app.get("/export/predictors.csv")
+    def tested() -> Response:
+        found = host.analyst.lab
+        return sheet("moestro-predictors.csv", None if found is None else lab.to_csv(found))
 
     @app.get("/export/{chat}.zip")
     def chat(chat: int) -> Response:
@@ -78,6 +91,13 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, address
             return PlainTextResponse(str(error), status)  # a link leads here: what the browser then shows is this text
         return FileResponse(path, filename=f"{name}.zip", media_type="application/zip",
                             background=BackgroundTask(path.unlink, missing_ok=True))
+
+    app.include_router(traces.router(host.store))
+    def sheet(name: str, text: str | None) -> Response:
+        if text is None:
+            return PlainTextResponse("Nothing has been simulated yet. Do so in the tab Analysis.", 404)
+        return Response(text, media_type="text/csv", headers={
+            "content-disposition": f'attachment; filename="{name}"', "cache-control": "no-store"})
 
     app.include_router(completions.router(host))
     if ui is not None:

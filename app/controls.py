@@ -44,9 +44,10 @@ def control(
     return gr.Slider(low, high, step=step, buttons=[], **common)
 
 
-def html(value: str = "", elem_id: str | None = None) -> gr.HTML:
+def html(value: str = "", elem_id: str | None = None, advanced: bool = False) -> gr.HTML:
     """A piece of our own HTML, styled by app.css alone."""
-    return gr.HTML(value, elem_id=elem_id, apply_default_css=False, js_on_load=None)
+    shown_in = ["advanced"] if advanced else []
+    return gr.HTML(value, elem_id=elem_id, elem_classes=shown_in, apply_default_css=False, js_on_load=None)
 
 
 def label(param: Param) -> str:
@@ -61,4 +62,10 @@ def element_id(name: str) -> str:
 
 def turned(component: Component) -> list[Any]:
     """The events that say the user turned this control (never our own updates, so nothing loops)."""
-    return [component.submit, component.blur] if isinstance(component, gr.Number) else [component.input]
+    typed = isinstance(component, gr.Number | gr.Textbox)
+    return [component.submit, component.blur] if typed else [component.input]
+
+
+def whole(value: float | None) -> int:
+    """What a number field without bounds says, as a number of things: empty and negative are 0."""
+    return max(0, int(value or 0))

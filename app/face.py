@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, Self
 
 from core.config import LoadSpec, Sampling, Settings
+from core.profile import Profile
 from core.types import Fit, Frame, Memory, ModelShape, Piece
 
 Progress = Callable[[str, float], None]
 Estimate = Callable[[LoadSpec], Fit]
+Profiles = Callable[[str], Profile | None]  # finds the profile of the model with this hash
 Prompt = Sequence[Mapping[str, str]]
 
 
@@ -18,8 +20,10 @@ class EngineFace(Protocol):
     """The public face of the engine."""
 
     @classmethod
-    def load(cls, spec: LoadSpec, progress: Progress = ..., cancel: threading.Event | None = None) -> Self:
-        """Load a model. Raises MoestroError and frees everything when it cannot, or when `cancel` was set."""
+    def load(cls, spec: LoadSpec, progress: Progress = ..., cancel: threading.Event | None = None,
+             profile: Profiles | None = None) -> Self:
+        """Load a model. `profile` finds the one of a model's hash. Raises MoestroError and frees everything when it
+        cannot, or when `cancel` was set."""
         ...
 
     @property
@@ -36,6 +40,15 @@ class EngineFace(Protocol):
         """Stream an answer. Raises ContextError before the first piece when the prompt is too long."""
         ...
 
+    @property
+    def model_hash(self) -> str: ...
+    @property
+    def profile(self) -> Profile | None: ...
+
+    def use_profile(self, profile: Profile | None) -> None:
+        """Take what calibration found out, or nothing. Raises MoestroError and keeps the old one."""
+        ...
+
     def change(self, changes: Mapping[str, object]) -> Settings:
         """Change live settings, from any thread. Raises MoestroError and changes nothing."""
         ...
@@ -44,4 +57,8 @@ class EngineFace(Protocol):
     def memory(self) -> Memory: ...
     def manifest(self) -> dict[str, object]: ...
     def count_tokens(self, messages: Prompt) -> int: ...
+    def keep(self, *, probs: bool, ranks: bool, tokens: bool) -> None:
+        """From now on step records also have the routers' distributions, what the prefetcher named, token ids."""
+        ...
+
     def unload(self) -> None: ...

@@ -8,17 +8,22 @@ that set something (`change`, `change_many`, `set_sampling`) return that text in
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import asdict
 
+from app.analysis.analyst import Analyst
+from app.calibrator import Calibrate, Calibration, Calibrator, Reading
 from app.face import EngineFace, Estimate, Prompt
 from app.importer import Importer, ImportModel
 from app.keeper import Keeper
 from app.library import Library, delete
 from app.live import Answer
+from app.regret import Regret
 from app.store import Message, Store
 from app.writer import Job, Writer
 from core.config import Sampling
 from core.errors import BusyError, ModelError, MoestroError, SettingError
+from core.profile import Profile
 
 log = logging.getLogger("moestro.app")
 REMEMBERED = 100  # how many ended answers can still be asked how they ended
@@ -29,24 +34,30 @@ NO_MODEL = "No model is loaded. Load one first, then ask again."
 class Host(Keeper):
     """One engine (see `Keeper` for loading and settings), one queue of answers, one store.
 
-    `engine`, `estimate` and `importing` default to core's own. Raises BusyError or StoreError when the store cannot be
-    opened.
+    `engine`, `estimate`, `importing` and `calibrating` default to core's own. Raises BusyError or StoreError when the
+    store cannot be opened.
     """
 
     def __init__(self, store: Store | None = None, engine: type[EngineFace] | None = None,
-                 estimate: Estimate | None = None, importing: ImportModel | None = None) -> None:
+                 estimate: Estimate | None = None, importing: ImportModel | None = None,
+                 calibrating: Calibrate | None = None) -> None:
         super().__init__(store or Store(), engine, estimate)
         self.sampling = self._remembered_sampling()
         self._answers: dict[int, Answer] = {}
         self._closed = False
-        self._writer = Writer(self.store)
+        self.regret = Regret(bool(self.settings["regret"]))
+        self._writer = Writer(self.store, lambda job, step: self.regret.add(
+            job.load, job.engine.shape, job.effective, step, getattr(job.engine, "profile", None)))
         self.library = Library(self.store.db, self.store.folder)
         self.importer = Importer(self.library.packs, self.store.db, importing, self.library.refresh)
+        self.analyst = Analyst(self.store)
+        self.calibrator = Calibrator(self.store, calibrating)
+        self._find_profile = self.calibrator.find
 
     @property
     def busy(self) -> bool:
         """An answer is being written or waits, or a model is being loaded."""
-        return self._writer.busy or self._is_loading
+        return self._writer.busy or self._is_loading or self.calibrator.busy
 
     @property
     def waiting(self) -> int:
@@ -117,6 +128,14 @@ class Host(Keeper):
             self.store.chats.delete(chat_id)
             self._answers.pop(chat_id, None)
 
+    def delete_recording(self, chat_id: int) -> None:
+        """Delete a chat's measurements and routing, and keep its words."""
+        with self._lock:
+            if self.answer(chat_id) is not None:
+                raise BusyError("This chat is being answered. Stop the answer, then delete what was recorded of it.")
+            self.store.chats.require(chat_id)
+            self.store.steps.delete(chat_id)
+
     def rename(self, chat_id: int, title: str) -> None:
         """Give a chat another title."""
         self.store.chats.rename(chat_id, title)
@@ -151,6 +170,9 @@ class Host(Keeper):
             raise BusyError(f"{self.loading.model} is still being loaded. Ask again when it is ready.")
         if self._engine is None or self.load_id is None:
             raise ModelError(NO_MODEL)
+        if (job := self.calibrator.job) is not None and not job.finished:
+            raise BusyError(f"The model is being calibrated ({job.share:.0%}). Wait for it, or cancel it in the tab "
+                            "Calibrate, then ask again.")
         return self._engine, self.load_id
 
     @staticmethod
@@ -162,6 +184,33 @@ class Host(Keeper):
         if not text.strip():
             raise MoestroError(EMPTY)
         return text.strip()
+
+    # -- calibration -------------------------------------------------------------------------------------------------
+
+    @property
+    def profile(self) -> Profile | None:
+        """What calibration found out about the loaded model, if it was calibrated."""
+        engine = self._engine
+        return engine.profile if engine is not None else None
+
+    @property
+    def model_hash(self) -> str:
+        """Of the loaded model, as profiles and traces have it; "" while none is loaded."""
+        engine = self._engine
+        return engine.model_hash if engine is not None else ""
+
+    def calibrate(self, reading: Reading) -> Calibration:
+        """Begin to calibrate the loaded model; nobody is answered meanwhile. Raises MoestroError."""
+        with self._lock:
+            self._require_idle("calibrate it")
+            engine, _ = self._ready()
+            return self.calibrator.start(engine, self.model or "", reading)
+
+    def delete_profile(self) -> None:
+        """Remove the loaded model's profile. Raises MoestroError while something needs it."""
+        with self._lock:
+            self._require_idle("delete its profile")
+            self.calibrator.delete(self._ready()[0])
 
     # -- models on this machine ----------------------------------------------------------------------------------------
 
@@ -178,6 +227,17 @@ class Host(Keeper):
         return freed
 
     # -- sampling and the end ----------------------------------------------------------------------------------------
+
+    def change_many(self, changes: Mapping[str, object]) -> str:
+        """As the keeper does; what the engine takes no notice of is seen to here."""
+        problem = super().change_many(changes)
+        self.regret.switch(bool(self.settings["regret"]))
+        return problem
+
+    def unload(self) -> None:
+        """Free the model's memory. Does nothing when none is loaded. Raises BusyError."""
+        super().unload()
+        self.regret.rest()
 
     def set_sampling(self, **values: object) -> str:
         """Change how tokens are sampled from the next answer on; returns what is wrong, or ""."""
@@ -197,8 +257,11 @@ class Host(Keeper):
             self._closed = True
             self.cancel_load()
         self.importer.close()
+        self.analyst.close()
+        self.calibrator.close()
         if not self._writer.close():
             log.error("an answer did not stop within its time; the store is closed without its end")
+        self.regret.close()
         self._close_model()
         self.store.close()
 
@@ -207,6 +270,8 @@ class Host(Keeper):
             raise BusyError("Moestro is closing.")
         if self._writer.busy:
             raise BusyError(f"An answer is being written. Stop it or let it end, then {what}.")
+        if self.calibrator.busy:
+            raise BusyError(f"The model is being calibrated. Wait for it or cancel it (tab Calibrate), then {what}.")
 
     def _remembered_sampling(self) -> Sampling:
         sampling = Sampling()

@@ -10,6 +10,8 @@ from app.controls import LIVE, html
 from app.host import Host
 from app.pulse import host_state
 from app.sidebar import CacheSection, ModelSection, SamplingSection
+from app.tabs.analysis import AnalysisTab
+from app.tabs.calibrate import CalibrateTab
 from app.tabs.chat_live import ChatLive, Shown
 from app.tabs.library import LibraryTab
 from app.tabs.sessions import Sessions
@@ -51,6 +53,10 @@ def create_ui(host: Host) -> gr.Blocks:
                 chat = ChatLive(host)
             with gr.Tab("Library", id="library") as models:
                 library = LibraryTab(host, model, tabs)
+            with gr.Tab("Calibrate", id="calibrate"):
+                CalibrateTab(host)
+            with gr.Tab("Analysis", id="analysis") as analysed:
+                analysis = AnalysisTab(host)
             with gr.Tab("Sessions", id="sessions") as past:
                 sessions = Sessions(host, chat, tabs)
 
@@ -87,6 +93,7 @@ def create_ui(host: Host) -> gr.Blocks:
         ui.load(open_page, chat.pulse, [*chat.page, *model.form], js=OPEN_JS, **LIVE)
         ui.load(None, None, mode, js=SCRIPT, **LIVE)
         mode.input(None, mode, None, js="(mode) => window.moestroMode(mode)", **LIVE)
+        analysed.select(analysis.look, analysis.source, analysis.looked, **LIVE)
         models.select(library.look, library.list, library.looked, **LIVE)
         past.select(lambda shown: sessions.show(shown.get("chat")), chat.pulse, sessions.outputs, **LIVE)
     return ui

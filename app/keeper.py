@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from app.face import EngineFace, Estimate
+from app.face import EngineFace, Estimate, Profiles
 from app.live import Loading
 from app.store import Store
 from core.config import LOADING, LoadSpec, Settings
@@ -39,6 +39,7 @@ class Keeper:
         self._moved: dict[str, object] = {}   # settings changed while a model is being loaded
         self._lock, self._view = threading.RLock(), threading.RLock()
         self._thread: threading.Thread | None = None
+        self._find_profile: Profiles | None = None  # for the host: what is known of a model that is being loaded
 
     # -- what is loaded ----------------------------------------------------------------------------------------------
 
@@ -205,8 +206,7 @@ class Keeper:
         if self._engine is not None and not beside:
             loading.update(text=f"Unloading {self.model}")
             self._drop()
-        engine = self._type().load(spec, lambda text, share: loading.update(text=text, share=min(1.0, max(0.0, share))),
-                                   loading.cancelled)
+        engine = self._type().load(spec, loading.progress, loading.cancelled, profile=self._find_profile)
         try:
             if loading.cancelled.is_set():
                 engine.unload()

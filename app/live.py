@@ -89,3 +89,7 @@ class Loading(Live):
     @property
     def finished(self) -> bool:
         return self.state != "loading"
+
+    def progress(self, text: str, share: float) -> None:
+        """Take note of what is being done, and how far it is."""
+        self.update(text=text, share=min(1.0, max(0.0, share)))

@@ -9,6 +9,8 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from app.analysis.analyst import Job
+from app.calibrator import Calibration
 from app.host import Host
 from app.live import Answer
 from app.words import name_of
@@ -28,6 +30,7 @@ def router(host: Host) -> APIRouter:
         return {
             "host": host_state(host),
             "import": import_state(host),
+            "jobs": jobs_state(host),
             "stamp": told,
             "answer": answer_state(running, answer, since),
         }
@@ -39,7 +42,7 @@ def host_state(host: Host) -> dict[str, Any]:
     """Whether it is empty, loading or ready, the load's progress, and stamps that change with model and settings."""
     loading, job = host.loading, host.importer.job
     known = {
-        "settings": f"{hash((tuple(host.settings.items()), host.sampling)):x}",
+        "settings": f"{hash((tuple(host.settings.items()), host.sampling, id(host.profile))):x}",
         "library": f"{host.library.version} {id(job)} {job.state if job is not None else ''}",
         "busy": host.busy,
     }
@@ -71,6 +74,23 @@ def import_state(host: Host) -> dict[str, Any] | None:
         "left": job.left_s,
         "resume": job.can_resume,
     }
+
+
+def jobs_state(host: Host) -> dict[str, Any]:
+    """Of each long job beside the chat: how far it is, and a stamp that changes with what its tab shows."""
+    analysis, calibration, profile = host.analyst.job, host.calibrator.job, host.profile
+    ended = f"{id(calibration)} {calibration.state if calibration is not None else ''}"
+    return {
+        "analysis": {"stamp": host.analyst.stamp, **job_state(analysis)},
+        "calibration": {"stamp": f"{host.load_id} {ended} {id(profile)}", **job_state(calibration)},
+    }
+
+
+def job_state(job: Job | Calibration | None) -> dict[str, Any]:
+    """What a progress bar shows."""
+    if job is None:
+        return {"state": "none", "text": "", "share": 0.0, "left": None}
+    return {"state": job.state, "text": job.text, "share": job.share, "left": job.left_s}
 
 
 def stamp(host: Host, chat: int | None) -> str:

@@ -107,7 +107,7 @@ def _mount(app: FastAPI, keeper: Host) -> None:
         run_history=False,
         footer_links=[],
         show_error=False,
-        max_file_size="1mb",
+        max_file_size="64mb",  # a trace for the tab Analysis
         enable_monitoring=False,
         mcp_server=False,
         pwa=False,

@@ -15,6 +15,11 @@ def size(count: float) -> str:
     return f"{count:.0f} B"
 
 
+def count(number: int) -> str:
+    """A whole number with its thousands apart, in every language alike: "20 000"."""
+    return f"{number:,}".replace(",", "\u202f")
+
+
 def name_of(model: str) -> str:
     """How a model is called on screen: the demo, its name on the Hugging Face hub, or the last part of its path."""
     if model == "demo":

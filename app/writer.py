@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from app.live import Answer
 from app.store import Store
 from core.config import Sampling
 from core.errors import MoestroError
-from core.types import Piece
+from core.types import Piece, StepRecord
 
 log = logging.getLogger("moestro.app")
 UNEXPECTED = "The answer broke off because of an error inside Moestro. Its details are in the log; you can ask again."
@@ -33,11 +33,14 @@ class Job:
     effective: dict[str, Any]  # settings in force at the last recorded pass of this load
 
 
-class Writer:
-    """A queue of jobs and the one thread that works through it."""
+Heard = Callable[[Job, StepRecord], None]
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+
+class Writer:
+    """A queue of jobs and the one thread that works through it. `heard` is told of every pass, on that thread."""
+
+    def __init__(self, store: Store, heard: Heard = lambda job, step: None) -> None:
+        self._store, self._heard = store, heard
         self._jobs: deque[Job] = deque()
         self._now: Job | None = None
         self._news = threading.Condition()
@@ -91,7 +94,7 @@ class Writer:
                 if not self._jobs:
                     return
                 self._now = job = self._jobs.popleft()
-            error = _write(self._store, job)
+            error = _write(self._store, job, self._heard)
             with self._news:
                 self._now = None  # before the answer is seen to have ended: whoever waited for it finds the engine free
             _end(self._store, job, error)
@@ -101,7 +104,7 @@ class Writer:
                 log.exception("could not checkpoint the store")
 
 
-def _write(store: Store, job: Job) -> str:
+def _write(store: Store, job: Job, heard: Heard) -> str:
     """Generate, commit and publish, token by token; returns what went wrong in the user's words, or ""."""
     answer = job.answer
     answer.update(state="prefill", queued_ms=(time.perf_counter() - answer.asked_s) * 1000)
@@ -109,7 +112,7 @@ def _write(store: Store, job: Job) -> str:
         pieces = job.engine.generate(job.prompt, job.sampling, answer.cancelled)
         try:
             for piece in pieces:
-                _take(store, job, piece)
+                _take(store, job, piece, heard)
         finally:
             if isinstance(pieces, Generator):  # lets go of the engine now, not when collected
                 pieces.close()
@@ -122,7 +125,7 @@ def _write(store: Store, job: Job) -> str:
     return ""
 
 
-def _take(store: Store, job: Job, piece: Piece) -> None:
+def _take(store: Store, job: Job, piece: Piece, heard: Heard) -> None:
     """Commit one piece, then show it: what was seen is never lost."""
     answer, step = job.answer, piece.step
     if step is not None and not step.changes and not job.engine.settings["telemetry"]:
@@ -139,6 +142,8 @@ def _take(store: Store, job: Job, piece: Piece) -> None:
         answer.update(state="streaming", text=answer.text + piece.text, n_tokens=answer.n_tokens + 1)
     else:
         answer.update(stats=piece.stats)
+    if step is not None:
+        heard(job, step)
 
 
 def _end(store: Store, job: Job, error: str) -> None:

@@ -107,7 +107,8 @@ class Answer:
             wasted_bytes=total("wasted_bytes"), disk_misses=total("disk_misses"), disk_bytes=total("disk_bytes"),
             compute_ms=total("compute_ms"), stall_ms=total("stall_ms"),
             idle_ms=total("idle_ms"), budget_bytes=memory.budget, device_bytes_peak=memory.peak,
-            exact=all(s.exact for s in self._steps), emulated=any(s.emulated for s in self._steps), reason=reason)
+            exact=all(s.exact for s in self._steps), emulated=any(s.emulated for s in self._steps), reason=reason,
+            net_ms=sum(s.net_ms for s in decode) / len(decode) if decode else 0.0)
 
 
 def _hit_rate(steps: Sequence[StepRecord]) -> float | None:

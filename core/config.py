@@ -14,6 +14,7 @@ from typing import Any
 
 from core.errors import SettingError
 from core.formats import LOADABLE
+from core.pins import Pins
 from core.registry import Param, Value, variant, variants
 
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -51,6 +52,10 @@ def _budget(text: str) -> Value:
     return str(Budget.parse(text))
 
 
+def _pins(text: str) -> Value:
+    return str(Pins.parse(text))
+
+
 GENERAL: tuple[Param, ...] = (
     Param("budget", "text", "50%", "Device memory Moestro may use: a share of all routed experts (50%) plus what the "
           "rest of the model needs, or total bytes (6.5GB). Moving it resizes the cache between two tokens.",
@@ -59,7 +64,16 @@ GENERAL: tuple[Param, ...] = (
           title="Cache policy"),
     Param("scope", "choice", "layer", "Whether each layer has its own slots, or all layers share one pool.",
           title="Cache scope", choices=("layer", "global")),
+    Param("layer_slots", "choice", "uniform", "How the slots are divided among layers that each have their own.",
+          title="Slots per layer"),
+    Param("pins", "text", "", "Experts that are loaded at once and stay: layer:expert pairs like 0:3, 5:17, or top:2 "
+          "for the 2 that a profile saw used most in every layer. Empty = none.", title="Pinned experts", parse=_pins),
     Param("predictor", "choice", "none", "Which experts are fetched before they are needed.", title="Prefetcher"),
+    Param("prefetch_deadline", "bool", False, "Do not fetch ahead what could not arrive before its layer is reached, "
+          "by the times measured so far: the link stays free for what is asked for.",
+          title="Only what arrives in time"),
+    Param("prefetch_auto", "bool", False, "Pause fetching ahead while it costs more than it saves, as measured over "
+          "the last tokens, and try it again after a while.", title="Pause when it does not pay"),
     Param("link", "choice", "auto", "Which link the copies go over: this machine's own, or an emulated one that paces "
           "them to the bandwidth below and marks every figure as emulated. auto = own, but for the bundled demo model "
           "on a CPU an emulated one, as slow for it as PCIe is for a large model.", title="Link",
@@ -70,8 +84,13 @@ GENERAL: tuple[Param, ...] = (
           title="Emulated latency", low=0.0, high=10000.0, step=1.0, unit="us"),
     Param("telemetry", "bool", True, "Record timings and counters of every token. Off only to measure their cost.",
           title="Telemetry"),
+    Param("regret", "bool", True, "In the dashboard, compare the cache policy live with every other one and with the "
+          "best possible one, on the very tokens of the chat. It runs beside the engine, in a process of low priority.",
+          title="Compare cache policies"),
+    Param("regret_tokens", "int", 512, "How many of the last tokens are compared.", title="Tokens to compare", low=32,
+          high=4096, step=32, unit="tokens"),
 )
-KINDS = ("eviction", "predictor")
+KINDS = ("eviction", "layer_slots", "predictor")
 
 
 def params() -> dict[str, Param]:

@@ -27,3 +27,7 @@ class BusyError(MoestroError):
 
 class TraceError(MoestroError):
     """A routing trace cannot be read, is damaged, or does not say what is needed."""
+
+
+class ProfileError(MoestroError):
+    """A profile belongs to another model, is damaged, or lacks what is asked of it."""

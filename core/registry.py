@@ -15,6 +15,7 @@ from core.errors import SettingError
 
 Value = int | float | bool | str
 T = TypeVar("T")
+NEEDS_PROFILE = "Needs a profile of the model."
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +77,28 @@ class Variant:
     params: tuple[Param, ...]
     make: Callable[..., Any]
 
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Parts of a profile (core.profile.PARTS) without which it cannot be chosen: the class says so."""
+        return tuple(getattr(self.make, "needs", ()))
+
 
 _VARIANTS: dict[str, dict[str, Variant]] = {}
 
 
 def register(kind: str, name: str, *, title: str, help: str, source: str,
              params: tuple[Param, ...] = ()) -> Callable[[type[T]], type[T]]:
-    """Class decorator: make a class selectable as `name` among the variants of `kind`."""
+    """Class decorator: make a class selectable as `name` among the variants of `kind`.
+
+    One whose class has `needs` says in its help that it needs a profile.
+    """
 
     def add(cls: type[T]) -> type[T]:
         group = _VARIANTS.setdefault(kind, {})
         if name in group:
             raise ValueError(f"{kind} {name!r} is registered twice")
-        group[name] = Variant(kind, name, title, help, source, params, cls)
+        told = f"{help} {NEEDS_PROFILE}" if getattr(cls, "needs", ()) else help
+        group[name] = Variant(kind, name, title, told, source, params, cls)
         return cls
 
     return add

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -99,6 +99,14 @@ class StepRecord:
     exact: bool = True
     transfers: tuple[Transfer, ...] = ()
     changes: dict[str, object] = field(default_factory=dict)  # settings that took effect just before this pass
+    prefetch_evicted: int = 0       # of the wasted: put out before their layer was reached
+    late_bytes: int = 0
+    evicted_bytes: int = 0
+    predict_ms: float = 0.0         # the predictor's own time, part of compute_ms
+    net_ms: float = 0.0             # what prefetching saved less what it cost: core.runtime.toll
+    probs: npt.NDArray[np.float16] | None = None   # [L, tokens, E] of the router, while somebody keeps them
+    ranked: npt.NDArray[Any] | None = None         # what the predictor named, likewise: core.trace.chunk.RANKED
+    tok: npt.NDArray[np.int32] | None = None       # [tokens] their ids, likewise
 
     def spent(self, total_s: float) -> None:
         """The whole pass took this long; what was neither computing nor stalling was idle."""
@@ -142,6 +150,7 @@ class AnswerStats:
     exact: bool
     emulated: bool
     reason: Literal["stop", "length", "context", "cancelled"]
+    net_ms: float = 0.0             # of decode, a token: what prefetching saved less what it cost; core.runtime.toll
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,3 +255,6 @@ class Frame:
     link_peak_gbps: float                   # the emulated bandwidth, or the fastest measured
     emulated: bool
     exact: bool
+    net_ms: float = 0.0                     # a decoded token over the window: what prefetching saved less what it cost
+    prefetched: tuple[int, int, int, int] = (0, 0, 0, 0)   # over it: used, late, wasted, of these evicted before use
+    pinned: tuple[int, ...] = ()            # eids that the user pinned

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from core.config import LoadSpec, Sampling, Settings
-from core.errors import ModelError
+from core.errors import ModelError, ProfileError
+from core.pins import Pins
+from core.placement import check_needs
+from core.profile import Profile, check_model
 from core.types import AnswerStats, Fit, Frame, Memory, ModelShape, Outcome, Piece, Place, StepRecord, Transfer
 
 SHAPE = ModelShape(layers=4, experts=16, top_k=2, hidden=32, expert_bytes=100_000)
@@ -29,6 +33,7 @@ class FakeEngine:
         self.spec, self.shape, self.context, self.token_s = spec, SHAPE, spec.context or 512, token_s
         self.settings, self.version, self.busy = spec.settings, 0, False
         self.model_name, self.model_hash = spec.model, "fake"
+        self.profile: Profile | None = None
         self.has_disk = is_pack(spec.model) and spec.host != "all"
         self._rng, self._steps, self._born = np.random.default_rng(0), [], time.perf_counter()
         self._marks: list[tuple[int, str]] = []
@@ -36,16 +41,28 @@ class FakeEngine:
 
     @classmethod
     def load(cls, spec: LoadSpec, progress: Callable[[str, float], None] = lambda text, share: None,
-             cancel: threading.Event | None = None) -> FakeEngine:
+             cancel: threading.Event | None = None,
+             profile: Callable[[str], Profile | None] | None = None) -> FakeEngine:
         progress("Reading the model", 0.5)
         progress("Ready", 1.0)
-        return cls(spec)
+        engine = cls(spec)
+        engine.profile = profile(engine.model_hash) if profile is not None else None
+        return engine
+
+    def use_profile(self, profile: Profile | None) -> None:
+        if profile is not None:
+            check_model(profile, self.model_hash, self.model_name)
+        self.profile = profile
 
     def unload(self) -> None:
         self.version += 1
 
+    def keep(self, *, probs: bool, ranks: bool, tokens: bool) -> None:
+        self.kept = {"probs": probs, "ranks": ranks, "tokens": tokens}
+
     def change(self, changes: Mapping[str, object]) -> Settings:
         new = self.settings.with_(changes)
+        check_needs(new, self.profile)
         diff = self.settings.diff(new)
         self._marks += [(len(self._steps), f"{n} {self.settings[n]} -> {v}") for n, v in diff.items()]
         self._pending |= diff
@@ -144,7 +161,9 @@ class FakeEngine:
             wasted_bytes=col("wasted_bytes", np.float32),
             disk_bytes=col("disk_bytes", np.float32), marks=list(self._marks), memory=self.memory(), tok_s=48.0,
             tpot_ms=20.8, hit=0.61, link_gbps=0.4, link_peak_gbps=1.0,
-            emulated=self.settings["link"] == "emulated", exact=True)
+            emulated=self.settings["link"] == "emulated", exact=True,
+            pinned=tuple(layer * s.experts + expert for layer, expert in Pins.parse(str(self.settings["pins"])).named
+                         if layer < s.layers and expert < s.experts))
 
 
 def is_pack(model: str) -> bool:
@@ -198,6 +217,41 @@ def fake_import(source: str, out: Path | Callable[[str, str], Path], *, format: 
     fake_pack(partial, source=name, format="int4-g64" if format == "auto" else format)
     partial.replace(out)
     return out
+
+
+def fake_profile(model: str = "demo", model_hash: str = "fake", parts: Collection[str] = ("counts", "pairs", "tae"),
+                 source: str = "the bundled prompts", tokens: int = 1000) -> Profile:
+    """A profile of the fake model with some of the parts that hold arrays."""
+    rng, s = np.random.default_rng(0), SHAPE
+    pairs = rng.poisson(2.0, (s.layers, s.experts, s.experts)).astype(np.float32)
+    for one in pairs:
+        np.fill_diagonal(one, 0)
+    recall = np.linspace(0.5, 0.8, s.layers, dtype=np.float32)
+    recall[0] = np.nan
+    arrays = {"counts": {"counts": rng.integers(0, 500, (s.layers, s.experts))},
+              "pairs": {"pairs": pairs, "pairs_weighted": pairs / 3},
+              "gate_recall": {"gate_recall": recall, "similarity": recall[1:]},
+              "tae": {"tae": np.sort(rng.random((s.layers, 101)).astype(np.float32), 1)},
+              "times": {"times": {"att": 0.2, "moe": 0.5, "head": 0.1, "load": 1.1}}}
+    chosen: dict[str, Any] = {}
+    for part in parts:
+        chosen |= arrays.get(part, {})
+    return Profile(model, model_hash, s.layers, s.experts, s.top_k, s.hidden, tokens, source,
+                   "2026-01-01T12:00:00+00:00", **chosen)
+
+
+def fake_calibrate(engine: FakeEngine, texts: Sequence[Any], *, parts: Collection[str], traces: Sequence[Any],
+                   source: str, limit: int, progress: Callable[[str, float], None],
+                   cancel: threading.Event) -> Profile:
+    """What `core.profile.gather.calibrate` does, in twenty steps. A text "broken" is refused; with "slow" among the
+    texts it stands still in the middle until somebody cancels it."""
+    if "broken" in texts:
+        raise ProfileError("The text cannot be read.")
+    for step in range(20):
+        progress("Reading 1,000 tokens", step / 20)
+        if cancel.wait(None if "slow" in texts and step == 10 else 0.0):
+            raise ModelError("Cancelled.")
+    return fake_profile(engine.model_name, engine.model_hash, parts, source)
 
 
 def fake_pack(folder: Path, source: str = "Qwen3-Tiny", format: str = "int4-g64") -> Path:

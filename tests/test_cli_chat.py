@@ -113,9 +113,21 @@ def test_a_conversation_is_recorded(engine: Engine, monkeypatch: pytest.MonkeyPa
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["prefill_hit_rate"]["lru"]["50%"] is not None
 
 
+def test_what_else_is_recorded_is_asked_of_the_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+                                                      capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--record", str(tmp_path / "t"), "--record-ranks", "--record-probs", "--predictor", "recent"]
+    assert talk(monkeypatch, "one", "/set predictor none", "/set predictor.recent.width 3", "/quit", options=words) == 0
+    assert engine.kept == {"probs": True, "ranks": True, "tokens": False}
+    err = capsys.readouterr().err
+    assert err.count("is being recorded, so it stays the same") == 2 and engine.settings["predictor"] == "recent"
+    name, params = FileTrace(tmp_path / "t").predictor or ("", {})
+    assert name == "recent" and params["tokens"] == 32
+
+
 @pytest.mark.parametrize(("words", "why"), [
     (["--record", "{}/there"], "exists already"), (["--record", "{}/no/where"], "There is no folder"),
-    (["--record", "{}/new", "--telemetry", "off"], "telemetry is off")])
+    (["--record", "{}/new", "--telemetry", "off"], "telemetry is off"),
+    (["--record-ranks"], "--record-ranks needs --record FILE beside it")])
 def test_what_cannot_be_recorded_is_said_before_the_load(words: list[str], why: str, engine: Engine, tmp_path: Path,
                                                          capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "there").touch()

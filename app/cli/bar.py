@@ -18,9 +18,10 @@ class Bar:
         self._text, self._width, self._drawn = "", 0, 0.0
         self._began, self._total, self._first = 0.0, 0, 0
 
-    def show(self, text: str, share: float, done: int, total: int) -> None:
+    def show(self, text: str, share: float, done: int = 0, total: int = 0) -> None:
+        """`done` of `total` bytes; for a job that is not about bytes, only `share` and the time it took so far."""
         now = time.perf_counter()
-        if total != self._total:  # another job: download, then import
+        if total != self._total or not self._began:  # another job: download, then import
             self._began, self._total, self._first = now, total, done
         if not self._live:
             if text != self._text:
@@ -35,6 +36,8 @@ class Bar:
         speed = fresh / spent if spent > 0 else 0.0
         left = f", {clock((self._total - done) / speed)} left" if speed and done < self._total else ""
         full = round(share * BAR)
+        if not self._total:
+            return f"[{'#' * full}{'.' * (BAR - full)}] {share:4.0%}  {clock(spent)}  {text}"
         return (f"[{'#' * full}{'.' * (BAR - full)}] {share:4.0%}  {done / 1e6:,.0f} of {self._total / 1e6:,.0f} MB, "
                 f"{speed / 1e6:,.0f} MB/s{left}  {text}")
 

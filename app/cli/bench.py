@@ -9,6 +9,7 @@ import json
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from app.cli import options
 from app.store.home import data_dir
@@ -17,7 +18,8 @@ from core.errors import MoestroError
 
 HELP = "Measure speed side by side with plain transformers and llama.cpp."
 RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results"
-BENCHES = ("quick", "tiers", "formats")  # modules of bench/ with run(its options ..., say) and table(result)
+# Modules of bench/ with run(its options ..., say) and table(result).
+BENCHES = ("quick", "tiers", "formats", "regret", "predictors")
 ASKED = ("model", "budget", "rounds", "tokens", "dtype", "keep", "small", "llama")
 
 
@@ -25,16 +27,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", default="quick", choices=BENCHES, help="which one (default: quick)")
     asked = parser.add_argument_group("what to measure", "Each bench has some of these, and defaults of its own.",
                                       argument_default=argparse.SUPPRESS)
-    asked.add_argument("--model", metavar="NAME", help='quick: "demo", or a folder with a model (default: demo)')
+    asked.add_argument("--model", metavar="NAME", help='quick, regret, predictors: "demo", or a folder with a model '
+                       "(default: demo)")
     asked.add_argument("--budget", metavar="TEXT", type=options.checked(params()["budget"]),
-                       help="quick: memory budget of the configurations that cache (default: 50%%)")
+                       help="quick, regret: memory budget of the configurations that cache (default: 50%%)")
     asked.add_argument("--rounds", type=count, metavar="N", help="rounds to take medians of")
     asked.add_argument("--tokens", type=count, metavar="N", help="decode passes a round")
     asked.add_argument("--dtype", choices=next(p for p in LOADING if p.name == "dtype").choices,
                        help="quick: compute type of both sides (default: auto, the checkpoint's)")
     asked.add_argument("--keep", type=Path, metavar="DIR", help="tiers: where the generated model and its packs stay, "
                        "12 GB (default: bench in Moestro's data folder)")
-    asked.add_argument("--small", action="store_true", help="tiers, formats: so little that it only shows "
+    asked.add_argument("--small", action="store_true", help="tiers, formats, predictors: so little that it only shows "
                        "that everything works")
     asked.add_argument("--llama", metavar="PYTHON", help="tiers: a Python interpreter that has llama_cpp "
                        "(default: this one, if it has)")
@@ -48,11 +51,13 @@ def run(args: argparse.Namespace) -> int:
         raise MoestroError(f"There is no folder {args.save.parent} to save into. Make it first, or name another file.")
     bench = importlib.import_module(f"bench.{args.name}")
     has = inspect.signature(bench.run).parameters
-    asked = {name: getattr(args, name) for name in ASKED if hasattr(args, name)}
+    asked: dict[str, Any] = {name: getattr(args, name) for name in ASKED if hasattr(args, name)}
     if unknown := [f"--{name}" for name in asked if name not in has]:
         raise MoestroError(f"bench {args.name} has no {' and no '.join(unknown)}. Leave it out.")
     if "keep" in has:
         asked.setdefault("keep", data_dir() / "bench")
+    if "meter" in has:
+        asked["meter"] = importlib.import_module("app.regret").Regret
     began = datetime.now(UTC)
     result = bench.run(**asked, say=lambda text: print(text, file=sys.stderr, flush=True))
     result = {"bench": args.name, "date": began.isoformat(timespec="seconds"), **result}

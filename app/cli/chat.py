@@ -7,13 +7,14 @@ import dataclasses
 import json
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
 from app.cli import options
 from app.cli.interrupt import stoppable
 from app.face import EngineFace
+from app.profiles import stored
 from core.config import LoadSpec, Sampling
 from core.errors import MoestroError
 from core.trace import TraceWriter
@@ -24,22 +25,33 @@ HINT = """Write a message. /reset starts over, /set name value changes a setting
 figures, /quit or the end of input leaves. Ctrl-C stops an answer, or leaves when there is none."""
 
 
+HELD = 64   # passes with distributions that are kept in memory
+EXTRAS = {"probs": "the router's whole distributions (2 bytes a token, layer and expert)",
+          "ranks": "what the prefetcher named, so that one that looks at hidden states can be simulated",
+          "tokens": "the ids of the tokens, from which the text can be read"}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", metavar="TEXT", help="answer this and leave")
     parser.add_argument("--json", action="store_true", help="print one line of JSON with the figures after each answer")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write which experts every token chose to a new "
                         "file, for `launch.py simulate`")
+    for name, what in EXTRAS.items():
+        parser.add_argument(f"--record-{name}", action="store_true", help=f"record {what} as well")
     options.add_settings(parser)
     options.add_sampling(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     spec, sampling = options.spec(args), options.sampling(args)
+    extras = {name: bool(getattr(args, f"record_{name}")) for name in EXTRAS}
     if args.record:
         check_record(args.record, spec)
+    elif any(extras.values()):
+        raise MoestroError(f"--record-{next(n for n, on in extras.items() if on)} needs --record FILE beside it.")
     engine = load(spec)
     try:
-        with record(args.record, engine, spec) as trace:
+        with record(args.record, engine, spec, extras) as trace:
             chat = Chat(engine, spec, sampling, args.json, trace)
             if args.prompt is not None:
                 return 130 if chat.ask(args.prompt).reason == "cancelled" else 0
@@ -55,7 +67,7 @@ def load(spec: LoadSpec) -> EngineFace:
     cancel = threading.Event()
     try:
         with stoppable(cancel):
-            return Engine.load(spec, Progress(), cancel)
+            return Engine.load(spec, Progress(), cancel, profile=stored)
     except MoestroError:
         if cancel.is_set():
             raise KeyboardInterrupt from None
@@ -72,12 +84,17 @@ def check_record(path: Path, spec: LoadSpec) -> None:
         raise MoestroError("Nothing can be recorded while telemetry is off. Leave out --telemetry off, or --record.")
 
 
-def record(path: Path | None, engine: EngineFace, spec: LoadSpec) -> TraceWriter | nullcontext[None]:
-    """A trace of what `engine` will route, or nothing."""
+def record(path: Path | None, engine: EngineFace, spec: LoadSpec,
+           extras: Mapping[str, bool]) -> TraceWriter | nullcontext[None]:
+    """A trace of what `engine` will route, with those of EXTRAS that are on; or nothing."""
     if path is None:
         return nullcontext()
+    if any(extras.values()):
+        engine.keep(**extras)
+    predictor = spec.settings.choice("predictor") if extras["ranks"] else None
     shape, hashed = engine.shape, str(engine.manifest().get("model_hash", ""))
-    return TraceWriter(path, shape.layers, shape.experts, shape.top_k, model=spec.model, model_hash=hashed)
+    return TraceWriter(path, shape.layers, shape.experts, shape.top_k, model=spec.model, model_hash=hashed,
+                       probs=extras["probs"], predictor=predictor)
 
 
 class Progress:
@@ -101,7 +118,7 @@ class Chat:
     def __init__(self, engine: EngineFace, spec: LoadSpec, sampling: Sampling, as_json: bool,
                  trace: TraceWriter | None = None) -> None:
         self.engine, self.spec, self.sampling, self.as_json = engine, spec, sampling, as_json
-        self.trace, self.answers = trace, 0
+        self.trace, self.answers, self.missing = trace, 0, False
         self.history: list[dict[str, str]] = []
         self.stats: AnswerStats | None = None
 
@@ -113,6 +130,8 @@ class Chat:
             for piece in self.engine.generate(messages, self.sampling, cancel):
                 if piece.step is not None and self.trace is not None:
                     steps.append(piece.step)
+                    if piece.step.probs is not None and len(steps) >= HELD:
+                        self.write(steps)
                 if piece.kind == "token":
                     text += piece.text
                     print(piece.text, end="", flush=True)
@@ -131,15 +150,23 @@ class Chat:
             print(line(stats), file=sys.stderr, flush=True)
         return stats
 
-    def keep(self, steps: Sequence[StepRecord]) -> None:
+    def keep(self, steps: list[StepRecord]) -> None:
         """Record the passes of one answer, now that it is over."""
         if self.trace is not None:
-            for step in steps:
-                self.trace.add(step, self.answers)
+            self.write(steps)
             self.trace.flush()
             self.answers += 1
-            if not all(step.ids.size for step in steps):
+            if self.missing:
                 print("Telemetry was off: not all of this answer was recorded.", file=sys.stderr)
+            self.missing = False
+
+    def write(self, steps: list[StepRecord]) -> None:
+        """Hand passes over to the trace, and forget them."""
+        assert self.trace is not None
+        for step in steps:
+            self.trace.add(step, self.answers)
+        self.missing = self.missing or not all(step.ids.size for step in steps)
+        steps.clear()
 
     def report(self, text: str, stats: AnswerStats) -> dict[str, object]:
         """Everything needed to repeat and compare an answer, as plain values."""
@@ -185,6 +212,9 @@ class Chat:
         if where == options.DRAW:
             self.sampling = Sampling.checked(**dataclasses.asdict(self.sampling) | {name: checked})
         else:
+            if self.trace is not None and self.trace.predictor is not None and name.startswith("predictor"):
+                raise MoestroError("What the prefetcher names is being recorded, so it stays the same. Start again "
+                                   "with another one, and another file to record into.")
             self.engine.change({name: checked})
         return f"{name} = {checked}"
 

@@ -6,8 +6,9 @@ import argparse
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from core.config import LOADING, SAMPLING, LoadSpec, Sampling, Settings, params
+from core.config import GENERAL, LOADING, SAMPLING, LoadSpec, Sampling, Settings, params
 from core.errors import SettingError
+from core.presets import PRESETS, Preset, preset
 from core.registry import Param, Value
 
 LIVE, LOAD, DRAW = "live:", "load:", "draw:"  # where in the namespace a generated option's value is kept
@@ -20,7 +21,10 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
                          "dashboard, the last one)")
     _add(loading, LOADING, LOAD)
     live = parser.add_argument_group("settings")
-    _add(live, [p for n, p in params().items() if "." not in n], LIVE)
+    live.add_argument("--preset", metavar="NAME", type=preset_named, help="the values of a system of the literature; "
+                      f"what other options name comes on top: {', '.join(p.name for p in PRESETS)}")
+    known = params()
+    _add(live, [known[p.name] for p in GENERAL], LIVE)
     live.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", type=pair, dest="pairs",
                       help="set anything by its full name, for example eviction.lfu.half_life=64; "
                            "`launch.py settings` lists the names")
@@ -87,8 +91,18 @@ def pair(text: str) -> tuple[str, str, Value]:
 
 
 def _given(args: argparse.Namespace, where: str) -> dict[str, Value]:
-    named = {key.removeprefix(where): value for key, value in vars(args).items() if key.startswith(where)}
+    chosen = getattr(args, "preset", None) if where == LIVE else None
+    named = dict(chosen.values) if chosen is not None else {}
+    named |= {key.removeprefix(where): value for key, value in vars(args).items() if key.startswith(where)}
     return named | {name: value for place, name, value in getattr(args, "pairs", ()) if place == where}
+
+
+def preset_named(name: str) -> Preset:
+    """A preset, for argparse."""
+    try:
+        return preset(name)
+    except SettingError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _metavar(param: Param) -> str:

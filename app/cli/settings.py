@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterable
 
 from core.config import GENERAL, KINDS, LOADING, SAMPLING, params
+from core.presets import PRESETS
 from core.registry import Param, Variant, variants
 
 HELP = "Print the reference of every setting as Markdown."
@@ -15,6 +16,10 @@ Generated from the registry by `python launch.py settings`; `docs/settings.md` i
 
 Live settings act between two tokens, in the dashboard, with `/set name value` in a chat, and as options or
 `--set name=value` on the command line. Loading settings act when a model is loaded."""
+
+PRESETS_HEAD = """Systems of the literature as values of these settings: `--preset NAME` on the command line, or the
+menu at the top of the dashboard's cache section. What a preset does not name of its parts has its default; budget, pins
+and link stay as they are."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,8 +41,17 @@ def reference() -> str:
             parts += [f"### `{variant.name}`: {variant.title}", f"{variant.help}\n\nSource: {variant.source}."]
             if variant.params:
                 parts.append(_table(_own(kind, variant)))
+    parts += ["## Presets", PRESETS_HEAD, _presets()]
     parts += ["## Sampling", _table((p.name, p) for p in SAMPLING), "## Loading", _table((p.name, p) for p in LOADING)]
     return "\n\n".join(parts)
+
+
+def _presets() -> str:
+    lines = ["| Preset | Sets | What it is | Source |", "|---|---|---|---|"]
+    for one in PRESETS:
+        sets = ", ".join(f"{name} = {_text(value)}" for name, value in one.settings.items())
+        lines.append(f"| `{one.name}` | {sets} | {one.title}. {one.help} | {one.source} |")
+    return "\n".join(lines)
 
 
 def _own(kind: str, variant: Variant) -> list[tuple[str, Param]]:

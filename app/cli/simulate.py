@@ -6,15 +6,21 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
-from app.cli import options
-from core.config import params
+from app.cli import ahead, options
+from app.profiles import stored
+from core.config import Settings, params
 from core.errors import SettingError
-from core.registry import Value, variant, variants
+from core.placement import PLACING
+from core.profile import Profile, load
+from core.registry import variant, variants
 from core.simulate import BELADY, Clock, Config, Result, simulate
+from core.simulate.timed import ORACLE, TimedResult
 from core.trace import FileTrace, Trace, open_trace
 
+Fetched = dict[tuple[str, str], dict[str, TimedResult]]   # (policy, size) -> prefetcher -> what it did
 HELP = "Replay a routing trace through cache policies and sizes, without a model."
 
 
@@ -24,10 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         "`experts` [layers, tokens, k], or a CSV or JSON list of token, layer, expert ids")
     parser.add_argument("--slots", default="50%", metavar="LIST", help="sizes of the cache, separated by commas: "
                         "shares of all experts (25%%,50%%) or numbers of experts (default: 50%%)")
-    parser.add_argument("--policies", default="all", metavar="LIST", help="cache policies, separated by commas, or all "
-                        f"(default: all): {', '.join(v.name for v in variants('eviction'))}")
-    parser.add_argument("--scope", default="layer", choices=known["scope"].choices,
-                        help=f"{known['scope'].help} (default: layer)")
+    parser.add_argument("--policies", metavar="LIST", help="cache policies, separated by commas, or all (default: all, "
+                        f"or the preset's): {', '.join(v.name for v in variants('eviction'))}")
+    parser.add_argument("--preset", type=options.preset_named, metavar="NAME", help="the cache of a system of the "
+                        "literature: its policy, scope and slots per layer; its prefetcher is left out")
+    for name in PLACING:
+        parser.add_argument(f"--{name.replace('_', '-')}", type=options.checked(known[name]), metavar="X",
+                            help=f"{known[name].help} (default: {known[name].default or 'none'}, or the preset's)")
+    parser.add_argument("--profile", type=Path, metavar="FILE", help="a profile of the model, for what needs one "
+                        "(default: the one kept of the model that a recorded session names)")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", type=options.pair, dest="pairs",
                         help="set a policy's own parameter, for example eviction.lfu.half_life=64")
     parser.add_argument("--experts", type=int, default=0, metavar="N", help="experts in a layer, where the trace does "
@@ -42,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        "share (default: 0, nothing is computed beside a copy)")
     clock.add_argument("--miss-ms", type=positive, default=0.0, metavar="X", help="that a miss costs beside its copy "
                        "(default: 0)")
+    ahead.add_arguments(parser, positive)
     parser.add_argument("--processes", type=int, default=0, metavar="N", help="at once (default: one per CPU core)")
     parser.add_argument("--json", action="store_true", help="end with the result as one line of JSON")
 
@@ -54,20 +66,41 @@ def run(args: argparse.Namespace) -> int:
     if isinstance(trace, FileTrace) and trace.cut:
         say(f"{args.trace} ends in the middle of a piece, which is left out.")
     sizes = slots(args.slots, trace.layers * trace.experts)
-    names, own = policies(args.policies), parameters(args)
-    if (args.compute_ms is None) != (args.load_ms is None):
-        raise SettingError("To predict speed, give both --compute-ms and --load-ms.")
-    clock = None
-    if args.load_ms is not None:
-        clock = Clock(args.compute_ms, args.load_ms, args.expert_ms, args.miss_ms)
-    configs = [Config(name, n, args.scope, own.get(name, {})) for name in [*names, BELADY] for n in sizes.values()]
+    settings, profile = asked(args), profile_for(args, trace)
+    usual = str(settings["eviction"]) if args.preset or args.predictors else "all"
+    names = policies(args.policies or usual)
+    machine = ahead.machine(args, profile, trace.layers, trace.top_k)
+    clock = None if machine is None else machine.clock
+    predictors = ahead.chosen(args.predictors, settings, trace, profile, say) if args.predictors else []
+    args.scope, args.layer_slots, args.pins = (str(settings[name]) for name in PLACING)
+    caches = [[Config.of(settings.with_({"eviction": name}), n, trace.layers, trace.experts, trace.top_k, profile)
+               for n in sizes.values()] for name in names]
+    best = [replace(cache, policy=BELADY, params={}) for cache in caches[0]]
+    configs = [cache for by_size in [*caches, best] for cache in by_size]
     results = simulate(trace, configs, start=args.start, clock=clock, processes=max(0, args.processes), say=say)
     by_name = {name: dict(zip(sizes, results[i * len(sizes) :], strict=False)) for i, name in
                enumerate([*names, BELADY])}
+    fetched: Fetched = {}
+    if machine is not None and predictors:
+        flat = [cache for by_size in caches for cache in by_size]
+        rows = ahead.run(trace, predictors, flat, settings, machine, profile, args.start, max(0, args.processes), say)
+        fetched = {(name, size): dict(zip([*predictors, ORACLE], (row[at] for row in rows), strict=True))
+                   for at, (name, size) in enumerate((name, size) for name in names for size in sizes)}
     seconds = time.perf_counter() - began_s
-    print(table(args, trace, sizes, by_name, seconds))
+    print(table(args, trace, sizes, by_name))
+    for (name, size), found in fetched.items():
+        assert machine is not None
+        print(ahead.table(found, f"Prefetching, {name} with {size} ({sizes[size]})",
+                          ahead.bound_ms(by_name[BELADY][size], machine.clock), machine.blob_bytes))
+    print(f"{seconds:.1f} s")
     if args.json:
-        print(json.dumps(summary(args, trace, sizes, by_name, clock, seconds)))
+        out = summary(args, trace, sizes, by_name, clock)
+        if machine is not None and fetched:
+            out["prefetching"] = {name: {size: {one: ahead.summary(did) for one, did in fetched[name, size].items()}
+                                         for size in sizes} for name in names}
+            out["bound_ms"] = {size: ahead.bound_ms(by_name[BELADY][size], machine.clock) for size in sizes}
+            out["expert_bytes"] = machine.blob_bytes or None
+        print(json.dumps(out | {"seconds": seconds}))
     return 0
 
 
@@ -93,17 +126,30 @@ def policies(text: str) -> list[str]:
     return [variant("eviction", name).name for name in dict.fromkeys(names)]
 
 
-def parameters(args: argparse.Namespace) -> dict[str, dict[str, Value]]:
-    """Policy -> its own parameters as given with --set. Raises SettingError."""
-    found: dict[str, dict[str, Value]] = {}
+def asked(args: argparse.Namespace) -> Settings:
+    """The settings of the cache: the preset's, and over them what is given alone. Raises SettingError."""
+    values: dict[str, object] = dict(args.preset.values) if args.preset else {}
+    values |= {name: value for name in PLACING if (value := getattr(args, name)) is not None}
     for _, name, value in args.pairs:
-        kind, _, rest = name.partition(".")
-        if kind != "eviction" or not rest:
+        ours = name.startswith("eviction.")
+        if not ours and not (args.predictors and (name.startswith("predictor.") or name == "prefetch_deadline")):
             raise SettingError(f"simulate has no use for {name}: it takes parameters of cache policies, like "
-                               "eviction.lfu.half_life=64.")
-        policy, _, param = rest.partition(".")
-        found.setdefault(policy, {})[param] = value
-    return found
+                               "eviction.lfu.half_life=64, and with --predictors those of prefetchers, and "
+                               "prefetch_deadline.")
+        values[name] = value
+    return Settings(values)
+
+
+def profile_for(args: argparse.Namespace, trace: Trace) -> Profile | None:
+    """The profile given, or kept of the trace's own model. Raises ProfileError when it is of another one."""
+    model_hash = trace.model_hash if isinstance(trace, FileTrace) else ""
+    if args.profile is None:
+        return stored(model_hash) if model_hash else None
+    profile = load(args.profile, model_hash=model_hash or None, model=trace.model)
+    if (profile.layers, profile.experts) != (trace.layers, trace.experts):
+        raise SettingError(f"{args.profile} is of a model with {profile.layers} layers of {profile.experts} experts, "
+                           f"the trace of one with {trace.layers} of {trace.experts}.")
+    return profile
 
 
 def positive(text: str) -> float:
@@ -116,8 +162,7 @@ def positive(text: str) -> float:
     return number
 
 
-def table(args: argparse.Namespace, trace: Trace, sizes: dict[str, int], found: dict[str, dict[str, Result]],
-          seconds: float) -> str:
+def table(args: argparse.Namespace, trace: Trace, sizes: dict[str, int], found: dict[str, dict[str, Result]]) -> str:
     """The result for a reader: best policy first at the first size, the bound below."""
     first = next(iter(sizes))
     rows = [*sorted((n for n in found if n != BELADY), key=lambda n: -(found[n][first].hit_rate or 0.0)), BELADY]
@@ -139,15 +184,16 @@ def table(args: argparse.Namespace, trace: Trace, sizes: dict[str, int], found: 
     bound = found[BELADY][first]
     lines.append(f"{BELADY} knows the future: no policy can do better. First requests of an expert count as misses "
                  f"({bound.compulsory} of {bound.requests} requests).")
-    return "\n".join([*lines, f"{seconds:.1f} s"])
+    return "\n".join(lines)
 
 
 def summary(args: argparse.Namespace, trace: Trace, sizes: dict[str, int], found: dict[str, dict[str, Result]],
-            clock: Clock | None, seconds: float) -> dict[str, object]:
+            clock: Clock | None) -> dict[str, object]:
     """The result for a program. Rates by policy and by size as the user wrote it."""
     out: dict[str, object] = {
         "trace": args.trace.name, "tokens": trace.tokens, "layers": trace.layers, "experts": trace.experts,
-        "top_k": trace.top_k, "scope": args.scope, "start": args.start, "slots": sizes,
+        "top_k": trace.top_k, "scope": args.scope, "layer_slots": args.layer_slots, "pins": args.pins,
+        "start": args.start, "slots": sizes,
         "hit_rate": {name: {size: one.hit_rate for size, one in by_size.items()} for name, by_size in found.items()
                      if name != BELADY},
         "belady": {size: one.hit_rate for size, one in found[BELADY].items()},
@@ -158,7 +204,7 @@ def summary(args: argparse.Namespace, trace: Trace, sizes: dict[str, int], found
                              for name, by_size in found.items()}}
     if clock is not None:
         out["tpot_ms"] = {name: {size: one.tpot_ms for size, one in by_size.items()} for name, by_size in found.items()}
-    return out | {"seconds": seconds}
+    return out
 
 
 def warm(result: Result) -> float | None:

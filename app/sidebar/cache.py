@@ -1,4 +1,4 @@
-"""Sidebar, Cache and prefetch: every live setting of the registry, a variant's own only while it is chosen."""
+"""Sidebar, Cache and prefetch: presets, and every live setting of the registry, a variant's own while it is chosen."""
 
 from __future__ import annotations
 
@@ -13,15 +13,20 @@ from gradio.components import Component
 from app.controls import LIVE, control, html, turned
 from app.host import Host
 from app.sidebar.text import notice
-from core.config import KINDS, Budget, params
+from core.config import GENERAL, KINDS, Budget, params
+from core.presets import PRESETS, Preset, matching, preset
 from core.registry import Value, variant, variants
 
-ADVANCED = {"scope", "link", "link_gbps", "link_latency_us", "telemetry"}
+ADVANCED = {"scope", "layer_slots", "pins", "prefetch_deadline", "prefetch_auto", "link", "link_gbps",
+            "link_latency_us", "telemetry", "regret", "regret_tokens"}
 ONLY_WITH = {
+    "layer_slots": ("scope", "layer"),
     "link_gbps": ("link", "emulated"),
     "link_latency_us": ("link", "emulated"),
+    "regret_tokens": ("regret", True),
 }  # without it they would do nothing
 LOWEST, STEP = 5, 1  # of the budget slider, in percent
+CUSTOM = "custom"  # settings that are no preset's
 
 
 class CacheSection:
@@ -34,37 +39,55 @@ class CacheSection:
         self._groups: dict[tuple[str, str], gr.Column] = {}
         with gr.Accordion("Cache and prefetch", open=True, elem_classes="section"):
             self.alert = html(elem_id="cache-alert")
-            known = params()
-            for name, param in known.items():
+            self._build_preset()
+            for param in GENERAL:
+                name = param.name
                 if name == "budget":
                     self._build_budget()
                 elif name in KINDS:
                     self._build_kind(name)
-                elif "." not in name:
+                else:
                     self._controls[name] = control(param, host.settings[name], advanced=name in ADVANCED)
                     self._controls[name].visible = self._matters(name)
-        self._wire()
         self.outputs: list[Component] = [
             self.alert,
+            self.preset,
+            self.about_preset,
             self.slider,
             self.exact_budget,
             *self._controls.values(),
             *self._notes.values(),
             *self._groups.values(),
         ]
+        self._wire()
 
     def values(self) -> list[Any]:
         """Every control as the engine has it."""
         settings = self.host.settings
-        percent = self._percent()
+        percent, like = self._percent(), matching(settings)
         return [
             "",
+            like.name if like is not None else CUSTOM,
+            about(like),
             gr.skip() if percent is None else percent,
             str(settings["budget"]),
             *(gr.update(value=settings[name], visible=self._matters(name)) for name in self._controls),
-            *(note(kind, str(settings[kind])) for kind in self._notes),
+            *(self._note(kind) for kind in self._notes),
             *(gr.update(visible=settings[kind] == name) for kind, name in self._groups),
         ]
+
+    def _build_preset(self) -> None:
+        like = matching(self.host.settings)
+        self.preset = gr.Dropdown(
+            [*((one.title, one.name) for one in PRESETS), ("Custom", CUSTOM)],
+            value=like.name if like is not None else CUSTOM,
+            label="Preset",
+            info="A system of the literature as values of the settings below. They act at once, and each can be moved.",
+            filterable=False,
+            interactive=True,
+            elem_id="set-preset",
+        )
+        self.about_preset = html(about(like), elem_id="about-preset")
 
     def _build_budget(self) -> None:
         param = params()["budget"]
@@ -89,8 +112,10 @@ class CacheSection:
     def _build_kind(self, kind: str) -> None:
         chosen = str(self.host.settings[kind])
         titles = [(v.title, v.name) for v in variants(kind)]
-        self._controls[kind] = control(params()[kind], chosen, titles)
-        self._notes[kind] = html(note(kind, chosen), elem_id=f"about-{kind}")
+        advanced, visible = kind in ADVANCED, self._matters(kind)
+        self._controls[kind] = control(params()[kind], chosen, titles, advanced=advanced)
+        self._notes[kind] = html(note(kind, chosen), elem_id=f"about-{kind}", advanced=advanced)
+        self._controls[kind].visible = self._notes[kind].visible = visible
         for choice in variants(kind):
             if not choice.params:
                 continue
@@ -112,19 +137,26 @@ class CacheSection:
         ]
         for event in moved:  # the setting acts at once; the verdict, which takes longer, follows
             event.then(self._refit, self._form, self._fit, **LIVE)
+        self.preset.input(self._choose_preset, self.preset, self.outputs, **LIVE)
         for name, made in self._controls.items():
             if name in KINDS:
                 groups = [group for (kind, _), group in self._groups.items() if kind == name]
-                made.input(self._choose(name), made, [self.alert, self._notes[name], *groups], **LIVE)
+                made.input(self._choose(name), made, [self.alert, made, self._notes[name], *groups], **LIVE)
             else:
-                followers = [follower for follower, (leader, _) in ONLY_WITH.items() if leader == name]
+                names = [follower for follower, (leader, _) in ONLY_WITH.items() if leader == name]
+                followers = [(f, part[f]) for part in (self._controls, self._notes) for f in names if f in part]
                 gr.on(
                     turned(made),
-                    self._turn(name, followers),
+                    self._turn(name, [follower for follower, _ in followers]),
                     [made, *self._form],
-                    [made, self.alert, self._fit, *(self._controls[f] for f in followers)],
+                    [made, self.alert, self._fit, *(part for _, part in followers)],
                     **LIVE,
                 )
+
+    def _choose_preset(self, name: str) -> list[Any]:
+        """All of its values or none; "custom" is where the settings stand anyway."""
+        problem = self.host.change_many(preset(name).values) if name != CUSTOM else ""
+        return [notice(problem), *self.values()[1:]]
 
     def _slide(self, percent: float) -> list[Any]:
         typed, problem, _ = self._budget(f"{percent:g}%")
@@ -148,7 +180,8 @@ class CacheSection:
         def choose(chosen: str) -> list[Any]:
             problem = self.host.change(kind, chosen)
             now = str(self.host.settings[kind])
-            return [notice(problem), note(kind, now), *(gr.update(visible=name == now) for name in names)]
+            shown = now if problem else gr.skip()
+            return [notice(problem), shown, note(kind, now), *(gr.update(visible=name == now) for name in names)]
 
         return choose
 
@@ -160,6 +193,9 @@ class CacheSection:
             return [shown, notice(problem), verdict, *(gr.update(visible=self._matters(f)) for f in followers)]
 
         return turn
+
+    def _note(self, kind: str) -> Any:
+        return gr.update(value=note(kind, str(self.host.settings[kind])), visible=self._matters(kind))
 
     def _matters(self, name: str) -> bool:
         """Does this setting act, given the others?"""
@@ -175,6 +211,13 @@ class CacheSection:
 def note(kind: str, name: str) -> str:
     """What the chosen variant does and where it comes from."""
     chosen = variant(kind, name)
+    return f'<p class="about">{escape(chosen.help)} <cite>{escape(chosen.source)}</cite></p>'
+
+
+def about(chosen: Preset | None) -> str:
+    """What a preset is, and what it needs."""
+    if chosen is None:
+        return '<p class="about">Your own values.</p>'
     return f'<p class="about">{escape(chosen.help)} <cite>{escape(chosen.source)}</cite></p>'
 
 

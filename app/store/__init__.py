@@ -10,9 +10,10 @@ from app.store.database import Database
 from app.store.home import data_dir
 from app.store.schema import StoreError
 from app.store.steps import Load, Steps
+from app.store.traces import StoredTrace, stored_traces
 from core.types import StepRecord
 
-__all__ = ["Chat", "Load", "Message", "Store", "StoreError", "data_dir"]
+__all__ = ["Chat", "Load", "Message", "Store", "StoreError", "StoredTrace", "data_dir"]
 
 
 class Store:
@@ -36,6 +37,14 @@ class Store:
                 self.chats.append(answer, seq, text)
             if step is not None:
                 self.steps.add(load, chat, answer, step, old)
+
+    def traces(self, chat: int | None, load: int | None = None) -> list[StoredTrace]:
+        """The routing recorded in a chat, one trace a model in the order of use; or without a chat, under a load."""
+        if chat is not None:
+            ids = [row["load"] for row in self.db.rows("SELECT DISTINCT load FROM steps WHERE chat = ?", chat)]
+        else:
+            ids = [] if load is None else [load]
+        return stored_traces(self.db, self.steps.loads(ids), chat)
 
     def close(self) -> None:
         """Flush and let go of the files."""

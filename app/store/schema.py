@@ -54,6 +54,13 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE INDEX changes_load ON changes(load);
     """,
     "ALTER TABLE steps ADD COLUMN disk_bytes INTEGER NOT NULL DEFAULT 0",  # before it nothing was read from disk
+    """
+    ALTER TABLE steps ADD COLUMN prefetch_evicted INTEGER NOT NULL DEFAULT 0;  -- before it these were not told apart
+    ALTER TABLE steps ADD COLUMN late_bytes INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE steps ADD COLUMN evicted_bytes INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE steps ADD COLUMN predict_ms REAL NOT NULL DEFAULT 0;
+    ALTER TABLE steps ADD COLUMN net_ms REAL NOT NULL DEFAULT 0;
+    """,
 )
 
 

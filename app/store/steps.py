@@ -20,7 +20,8 @@ from core.types import ModelShape, StepRecord, Transfer
 
 SCALARS = ("phase", "tokens", "started_s", "total_ms", "compute_ms", "stall_ms", "idle_ms", "copy_ms",
            "prefetch_issued", "prefetch_used", "prefetch_late", "prefetch_wasted", "demand_bytes", "prefetch_bytes",
-           "wasted_bytes", "disk_bytes", "slots", "device_bytes", "budget_bytes", "emulated", "exact")
+           "wasted_bytes", "disk_bytes", "slots", "device_bytes", "budget_bytes", "emulated", "exact",
+           "prefetch_evicted", "late_bytes", "evicted_bytes", "predict_ms", "net_ms")
 TRANSFER = np.dtype([("layer", "<i2"), ("expert", "<i2"), ("bytes", "<i8"), ("kind", "u1"), ("decode", "u1"),
                      ("submitted_s", "<f8"), ("started_s", "<f8"), ("ended_s", "<f8")])
 DEMAND, FROM_DISK = 1, 2  # bits of a transfer's kind
@@ -98,6 +99,12 @@ class Steps:
                 now = time.time()
                 db.executemany(_CHANGED, [(load, chat, step.index, now, name, str(old.get(name, "")), str(new))
                                           for name, new in step.changes.items()])
+
+    def delete(self, chat: int) -> None:
+        """Delete what was recorded of a chat; its words stay, and so do the settings changes, which explain other
+        chats' figures."""
+        with self._db.tx() as db:
+            db.execute("DELETE FROM steps WHERE chat = ?", (chat,))
 
     def records(self, *, chat: int | None = None, load: int | None = None) -> Iterator[StepRecord]:
         """The stored passes of a chat or of a load, in order, as the engine made them (without `changes`)."""

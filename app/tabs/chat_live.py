@@ -75,7 +75,7 @@ class ChatLive:
                     self.stop = gr.Button("Stop", variant="stop", elem_id="stop", scale=0, min_width=84)
                 self.gauge = html(gauge(host, []), elem_id="context")
             with gr.Column(scale=6, min_width=320, elem_id="deck-column"):
-                deck()
+                self.deck = deck()
         self.page = [self.pulse, self.chat, self.title, self.gauge, self.alert, self.text]
         self.outputs = [self.send, self.text, self.chat, self.gauge]
         self._wire()
@@ -106,6 +106,7 @@ class ChatLive:
         self.chat.retry(self._regenerate, self.pulse, self.page, **ONCE)
         self.chat.edit(self._edit, self.pulse, self.page, **ONCE)
         self.chat.example_select(self._suggested, self.pulse, self.page, **ONCE)
+        self.deck.select(self._use_policy, None, self.alert, **ONCE)
         self.pulse.end(self._refresh, [self.pulse, self.text], self.page, **LIVE)
 
     def _send(self, text: str, now: Shown) -> list[Any]:
@@ -136,6 +137,10 @@ class ChatLive:
     def _stop(self, now: Shown) -> None:
         if now.get("chat") is not None:
             self.host.stop(int(now["chat"]))
+
+    def _use_policy(self, picked: gr.EventData) -> str:
+        """The best policy of the regret meter; the sidebar's controls follow by themselves."""
+        return notice(self.host.change("eviction", str(picked.policy)))
 
     def _refresh(self, now: Shown, typed: str) -> list[Any]:
         """Show the chat as it is now. What failed before its first token comes back into the input box."""

@@ -45,6 +45,7 @@ class Pulse {
     if ((this.shown.chat ?? null) !== chat) return false;
     this.host(state.host);
     importing(state.import);
+    document.dispatchEvent(new CustomEvent("moestro:state", { detail: state })); // for the tabs, see jobs.js
     if (!this.shown.open) return true;
     this.address(chat);
     this.over = this.id !== null && !state.answer;

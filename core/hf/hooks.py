@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from core.errors import ModelError
-from core.hf.discover import ExpertsSite, read_router
+from core.hf.discover import ExpertsSite, RouterOutput, read_router
 
 NAME = "moestro"      # of our experts implementation in transformers' registry
 BOUND = "forward"     # attribute of an experts module that shadows its class's method while we compute it
@@ -101,11 +101,22 @@ def probe_router(site: ExpertsSite, args: Sequence[Any], kwargs: Mapping[str, An
     its choice. Fires no hooks. Arguments after the first that the site's block owns by name (the correction bias of
     minimax_m2) are taken from this site, not from the layer that was observed.
     """
+    return preferences(call_router(site, args, kwargs))
+
+
+@torch.no_grad()
+def call_router(site: ExpertsSite, args: Sequence[Any], kwargs: Mapping[str, Any]) -> RouterOutput:
+    """What `site`'s router answers to the arguments of another layer's, with the care of `probe_router`."""
     if len(args) + len(kwargs) > 1:
         kwargs = {**dict(zip(_parameters(type(site.router).forward), args, strict=False)), **kwargs}
         args = ()
         kwargs |= {name: getattr(site.parent, name) for name in list(kwargs)[1:] if hasattr(site.parent, name)}
-    logits, _, ids = read_router(site, site.router.forward(*args, **kwargs))
+    return read_router(site, site.router.forward(*args, **kwargs))
+
+
+def preferences(answer: RouterOutput) -> torch.Tensor:
+    """[T, E] fp32: softmax of the logits, the selected experts raised just above the others."""
+    logits, _, ids = answer
     scores = logits.float().softmax(-1)
     best_of_others = scores.scatter(-1, ids, 0.0).amax(-1, keepdim=True)
     above = torch.nextafter(best_of_others, torch.full_like(best_of_others, 2.0))

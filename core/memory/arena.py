@@ -7,24 +7,15 @@ bytes it reports are the bytes that are allocated. Which expert is in which slot
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 
-from core.memory.codec import Codec, SlotParts
+from core.memory.codec import Codec
 from core.memory.pages import aligned, page_up
+from core.memory.slot import Slot
 
-
-@dataclass(slots=True)
-class Slot:
-    """One expert-sized piece of device memory, its typed views, and the last computation that read it."""
-
-    index: int
-    raw: torch.Tensor      # uint8 [slot_bytes]
-    parts: SlotParts       # typed views into raw
-    fence: Any = None      # CUDA event after the last computation from this slot; None on CPU
+__all__ = ["Arena", "Slot"]
 
 
 class Arena:

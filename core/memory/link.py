@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:  # a link that is only simulated needs no torch
+    import torch
 
 
 @dataclass(slots=True)
@@ -64,6 +66,8 @@ def measure_gbps(device: torch.device, size_bytes: int = 16 << 20, repeats: int 
 
     Measured once in a process.
     """
+    import torch
+
     cuda = device.type == "cuda"
     source = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=cuda).fill_(1)
     target = torch.empty(size_bytes, dtype=torch.uint8, device=device).fill_(0)

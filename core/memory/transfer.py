@@ -1,9 +1,9 @@
-"""Copies into device slots: demand before prefetch, queued prefetches cancellable.
+"""Copies into device slots: demand before prefetch, prefetches by priority, what is queued cancellable.
 
-A ticket is queued -> started -> landed, or queued -> cancelled. One worker thread serves the queue where experts come
-from host memory, two where they are read from disk. On a CPU the thread that waits for a queued copy makes it itself
-rather than sit idle; on CUDA the workers issue copies on a stream of their own and computation waits for their events,
-not for the host.
+One worker thread serves the queue where experts come from host memory, two where they are read from disk. No prefetch
+starts while a demand is queued or under way. On a CPU the thread that waits for a queued copy makes it itself rather
+than sit idle; on CUDA the workers issue copies on a stream of their own and computation waits for their events, not for
+the host.
 """
 
 from __future__ import annotations
@@ -11,34 +11,19 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from statistics import median
 from typing import Any
 
 import torch
 
 from core.errors import MoestroError
-from core.memory.arena import Slot
 from core.memory.link import Pace, sleep_until
+from core.memory.ticket import CANCELLED, LANDED, QUEUED, STARTED, Queue, Ticket
 
-QUEUED, STARTED, LANDED, CANCELLED = range(4)
+__all__ = ["CANCELLED", "LANDED", "QUEUED", "STARTED", "Ticket", "TransferEngine"]
 
-
-class Ticket:
-    """One copy. `landed_s` may lie in the future while an emulated link holds it back."""
-
-    __slots__ = ("begin", "bytes", "demand", "disk_bytes", "done", "eid", "error", "event", "landed_s", "phase", "slot",
-                 "started_s", "state", "submitted_s")
-
-    def __init__(self, eid: int, slot: Slot, size: int, demand: bool, phase: str) -> None:
-        self.eid, self.slot, self.bytes, self.demand, self.phase = eid, slot, size, demand, phase
-        self.disk_bytes = 0             # read from disk for it, known when it is over
-        self.state = QUEUED
-        self.done = threading.Event()   # CPU: bytes are there; CUDA: the copy is issued and `event` is recorded
-        self.begin: Any = None          # CUDA events around the copy
-        self.event: Any = None
-        self.error: BaseException | None = None   # why the bytes are not there although the copy is over
-        self.submitted_s = time.perf_counter()
-        self.started_s = self.landed_s = 0.0
+SPANS = 64   # copies whose time is remembered
 
 
 class TransferEngine:
@@ -48,12 +33,13 @@ class TransferEngine:
         self._fetch, self._cuda = fetch, device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if self._cuda else None
         self.pace = Pace(0.0, 0.0)
-        self._demand: deque[Ticket] = deque()
-        self._prefetch: deque[Ticket] = deque()
+        self._queue = Queue()
+        self._flying: list[Ticket] = []              # started, and this process is not done with them
+        self._spans: deque[float] = deque(maxlen=SPANS)   # seconds of the last copies
         self._lock = threading.Condition()
         self._closing = False
         self._finished: deque[Ticket] = deque(maxlen=65536)
-        self._stalls: list[tuple[Any, Any]] = []
+        self._stalls: list[tuple[Any, Any, bool]] = []
         self._threads = [threading.Thread(target=self._serve, name=f"moestro-link-{i}", daemon=True)
                          for i in range(workers)]
         for thread in self._threads:
@@ -62,7 +48,8 @@ class TransferEngine:
     def submit(self, ticket: Ticket) -> Ticket:
         """Queue a copy; demands go before every queued prefetch."""
         with self._lock:
-            (self._demand if ticket.demand else self._prefetch).append(ticket)
+            ticket.submitted_s = time.perf_counter()
+            self._queue.push(ticket)
             self._lock.notify()
         return ticket
 
@@ -71,9 +58,9 @@ class TransferEngine:
         with self._lock:
             if ticket.state != QUEUED or ticket.demand:
                 return False
-            self._prefetch.remove(ticket)
-            ticket.demand, ticket.submitted_s = True, time.perf_counter()
-            self._demand.append(ticket)
+            ticket.submitted_s = time.perf_counter()
+            self._queue.promote(ticket)
+            self._lock.notify()
             return True
 
     def cancel(self, ticket: Ticket) -> bool:
@@ -81,9 +68,42 @@ class TransferEngine:
         with self._lock:
             if ticket.state != QUEUED:
                 return ticket.state == CANCELLED
-            (self._demand if ticket.demand else self._prefetch).remove(ticket)
+            self._queue.remove(ticket)
             ticket.state = CANCELLED
             return True
+
+    def rank(self, priorities: Iterable[tuple[Ticket, float]]) -> None:
+        """Order the queued prefetches anew. One that started meanwhile keeps its place."""
+        with self._lock:
+            self._queue.rank(priorities)
+
+    @property
+    def lanes(self) -> int:
+        """Copies side by side: one for each worker, but a paced link carries one at a time."""
+        return 1 if self.pace else max(1, len(self._threads))
+
+    def now_s(self) -> float:
+        """The clock of tickets."""
+        return time.perf_counter()
+
+    def copy_s(self, size_bytes: int) -> float:
+        """Seconds that a copy takes: what an emulated link says, else the median of the last ones; 0 before any."""
+        if self.pace:
+            return self.pace.duration_s(size_bytes)
+        return median(self._spans) if self._spans else 0.0
+
+    def backlog_s(self, size_bytes: int) -> float:
+        """Seconds until what is under way and the demands that wait are done; of copies under way what is left of the
+        usual time, of those that a GPU still works on a whole one."""
+        one, now_s = self.copy_s(size_bytes), time.perf_counter()
+        with self._lock:
+            waiting = len(self._queue.demand) * one
+            if self.pace:
+                return max(0.0, self.pace.free_s - now_s) + waiting
+            left = sum(max(0.0, t.started_s + one - now_s) for t in self._flying)
+            if self._cuda:
+                left += one * sum(not t.event.query() for t in list(self._finished)[-2:] if t.error is None)
+            return (left + waiting) / self.lanes
 
     def landed(self, ticket: Ticket) -> bool:
         """Whether the bytes can be computed from without waiting."""
@@ -112,7 +132,7 @@ class TransferEngine:
             before.record()
             torch.cuda.current_stream().wait_event(ticket.event)
             after.record()
-            self._stalls.append((before, after))
+            self._stalls.append((before, after, ticket.demand))
         if self.pace or ticket.landed_s > begin:
             sleep_until(ticket.landed_s)
         return time.perf_counter() - begin
@@ -134,6 +154,7 @@ class TransferEngine:
                 seconds = ticket.begin.elapsed_time(ticket.event) / 1e3
                 ticket.landed_s = max(ticket.landed_s, ticket.started_s + seconds)
             taken.append(self._finished.popleft())
+        self._spans.extend([ticket.landed_s - ticket.started_s for ticket in taken])
         return taken
 
     def forget(self) -> None:
@@ -141,10 +162,12 @@ class TransferEngine:
         self._finished.clear()
         self._stalls.clear()
 
-    def device_stall_s(self) -> float:
-        """Seconds that the compute stream has waited for copies since the last call; call it when that is idle."""
+    def device_stall_s(self) -> tuple[float, float]:
+        """Seconds that the compute stream has waited for copies since the last call, and how much of that for late
+        prefetches; call it when that stream is idle."""
         stalls, self._stalls = self._stalls, []
-        return sum(float(before.elapsed_time(after)) for before, after in stalls) / 1e3
+        waited = [(float(before.elapsed_time(after)) / 1e3, demand) for before, after, demand in stalls]
+        return sum(s for s, _ in waited), sum(s for s, demand in waited if not demand)
 
     def fence(self) -> Any:
         """A mark in the compute stream: slots released at it may be overwritten after it. None on a CPU."""
@@ -168,13 +191,14 @@ class TransferEngine:
         with self._lock:
             if ticket.state != QUEUED:
                 return False
-            (self._demand if ticket.demand else self._prefetch).remove(ticket)
+            self._queue.remove(ticket)
             self._start(ticket)
             return True
 
     def _start(self, ticket: Ticket) -> None:
         """Under the lock: the copy now occupies the link."""
         ticket.state = STARTED
+        self._flying.append(ticket)
         ticket.started_s = time.perf_counter()
         if self.pace:
             ticket.started_s, ticket.landed_s = self.pace.book(ticket.submitted_s, ticket.bytes)
@@ -196,8 +220,12 @@ class TransferEngine:
             ticket.error = error
         ticket.landed_s = max(ticket.landed_s, time.perf_counter())
         ticket.state = LANDED
-        ticket.done.set()
         self._finished.append(ticket)
+        ticket.done.set()
+        with self._lock:
+            self._flying.remove(ticket)
+            if self._queue.prefetch and ticket.demand:   # they waited for it
+                self._lock.notify()
 
     def _next(self) -> Ticket | None:
         """Block for the next copy to make; None when closing. While the link is busy, queues stay cancellable."""
@@ -206,8 +234,8 @@ class TransferEngine:
                 busy = self.pace.free_s - time.perf_counter() if self.pace else 0.0
                 if busy > 0:
                     self._lock.wait(busy)
-                elif self._demand or self._prefetch:
-                    ticket = (self._demand or self._prefetch).popleft()
+                elif self._queue.demand or (self._queue.prefetch and not any(t.demand for t in self._flying)):
+                    ticket = self._queue.pop()
                     self._start(ticket)
                     return ticket
                 else:
@@ -218,7 +246,8 @@ class TransferEngine:
         previous: Ticket | None = None
         while (ticket := self._next()) is not None:
             self._copy(ticket)
-            if self._cuda:  # two copies in flight keep the link busy and the rest of the queue cancellable
-                if previous is not None and previous.event is not None:
-                    previous.event.synchronize()
+            if self._cuda:  # two copies in flight keep the link busy and the rest of the queue cancellable ...
+                waited = previous if ticket.demand else ticket   # ... but a demand never waits for two prefetches
+                if waited is not None and waited.event is not None:
+                    waited.event.synchronize()
                 previous = ticket

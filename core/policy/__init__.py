@@ -1,5 +1,5 @@
 """Decides: which expert leaves, which is fetched ahead. No device, no I/O, no clock: ids and numbers only."""
 
-from core.policy import eviction, predict
+from core.policy import eviction, predict, sizes
 
-__all__ = ["eviction", "predict"]
+__all__ = ["eviction", "predict", "sizes"]

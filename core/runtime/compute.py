@@ -6,7 +6,7 @@ sums are fp32 and rounded once, as close to the exact product as transformers' o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ class ExpertMath:
         self._gate = experts._apply_gate if experts.has_gate else experts.act_fn
         self._norm = experts.post_expert_norm if getattr(experts, "has_post_expert_norm", False) else None
         self.stack = False
+        self.tap: Callable[[torch.Tensor], None] | None = None    # told of all pairs' outputs, before their weights
         self.grouped = GroupedMath(kernels, self.up_name, self.has_bias, self._gate) if kernels is not None else None
 
     def up(self, slot: Slot, x: torch.Tensor) -> torch.Tensor:
@@ -94,6 +95,8 @@ class ExpertMath:
         """Outputs of all pairs [T * k, H] and router weights [T, k] -> [T, H], summed in top-k order."""
         if self._norm is not None:
             out = self._norm(out)
+        if self.tap is not None:
+            self.tap(out)
         tokens, k = weights.shape
         weighted = out * weights.reshape(-1, 1)
         return weighted.view(tokens, k, -1).sum(dim=1).to(dtype)

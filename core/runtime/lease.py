@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from core.memory.arena import Slot
-from core.memory.transfer import Ticket
+from core.memory.slot import Slot
+from core.memory.ticket import Ticket
 from core.types import Outcome
 
 
@@ -36,18 +36,27 @@ class Counts:
     used: int = 0
     late: int = 0
     wasted: int = 0
+    evicted: int = 0                                       # of the wasted: put out before their layer was reached
     demand_bytes: int = 0
     prefetch_bytes: int = 0
+    late_bytes: int = 0
     wasted_bytes: int = 0
+    evicted_bytes: int = 0
+    spared: list[Ticket] = field(default_factory=list)     # prefetches that were asked for, in time or late
+    lost: list[Ticket] = field(default_factory=list)       # demands of what had left for a wasted prefetch
 
-    def arrived(self, size: int, *, late: bool) -> None:
+    def arrived(self, ticket: Ticket, *, late: bool) -> None:
         """A prefetched expert was asked for, and was there or on its way."""
-        self.prefetch_bytes += size
+        self.prefetch_bytes += ticket.bytes
         self.used += not late
         self.late += late
+        self.late_bytes += ticket.bytes * late
+        self.spared.append(ticket)
 
-    def waste(self, size: int) -> None:
+    def waste(self, size: int, *, evicted: bool) -> None:
         """A prefetched expert leaves, or its layer is over, without its having been used."""
         self.wasted += 1
         self.wasted_bytes += size
+        self.evicted += evicted
+        self.evicted_bytes += size * evicted
         self.prefetch_bytes += size

@@ -6,51 +6,36 @@ after the model's own router and returns [T, H].
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from core.memory.codec import Codec
 from core.memory.codec.kernels import make_kernels, say_unavailable
 from core.memory.transfer import TransferEngine
-from core.policy.predict import Predictor
-from core.policy.slots import waves
+from core.policy.predict import Guess
 from core.runtime.compute import ExpertMath
+from core.runtime.foresight import Foresight
 from core.runtime.lease import Held, Lease
+from core.runtime.passing import in_waves
 from core.runtime.recorder import Recorder
 from core.runtime.residency import Residency
 from core.runtime.stacking import worth_stacking
 from core.runtime.trial import objection
-
-
-class View:
-    """What a predictor may look at (core.policy.predict.base.View): this layer's choice, the next layer's router."""
-
-    def __init__(self, layer: int, layers: int, experts: int, top_k: int, request: int, ids: Sequence[Sequence[int]],
-                 probe: Callable[[int], torch.Tensor]) -> None:
-        self.layer, self.layers, self.experts, self.top_k = layer, layers, experts, top_k
-        self.request, self.ids = request, ids
-        self._probe = probe
-
-    def gate(self, layer: int) -> npt.NDArray[np.float32]:
-        scores: npt.NDArray[np.float32] = self._probe(layer).sum(0).cpu().numpy()
-        return scores
+from core.types import Outcome
 
 
 class MoEStep:
-    """All MoE layers of one model. `probe(at, of)` asks the router of layer `of` with layer `at`'s router input."""
+    """All MoE layers of one model. `foresight` names what to fetch ahead."""
 
     def __init__(self, experts: Sequence[Any], codec: Codec, residency: Residency, transfers: TransferEngine,
-                 recorder: Recorder, probe: Callable[[int, int], torch.Tensor], top_k: int) -> None:
+                 recorder: Recorder, foresight: Foresight, top_k: int) -> None:
         kernels = make_kernels(codec)
         self._math = [ExpertMath(module, codec, kernels) for module in experts]
         self._residency, self._transfers, self._recorder = residency, transfers, recorder
-        self._probe, self._top_k = probe, top_k
-        self.predictor: Predictor | None = None
-        self.request = 0                                           # prompts so far
+        self._foresight, self._top_k = foresight, top_k
 
     def stack_if_worth_it(self, hidden: int, dtype: torch.dtype) -> None:
         """Try, with the experts that are resident, whether a token's experts are best computed in one product, or
@@ -66,6 +51,11 @@ class MoEStep:
         for math in self._math:
             math.stack = stack
 
+    def tap(self, tell: Callable[[torch.Tensor], None] | None) -> None:
+        """From now on tell of every layer's pairs: [T * k, H], each expert's output before its weight. None: nobody."""
+        for math in self._math:
+            math.tap = tell
+
     def __call__(self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         chosen: list[list[int]] = ids.tolist()                     # the layer's only sync with the device
         wanted = chosen[0] if len(chosen) == 1 else sorted({e for row in chosen for e in row})
@@ -78,7 +68,7 @@ class MoEStep:
                 chosen: list[list[int]], wanted: list[int]) -> torch.Tensor:
         """One token: what is ready first, all at once; then each missing expert as it lands."""
         lease = self._residency.acquire(layer, wanted)
-        self._look_ahead(layer, chosen)
+        self._look_ahead(layer, chosen, weights)
         math, order = self._math[layer], chosen[0]
         ready = [held for held in lease.held if held.ticket is None]
         rows = math.token([held.slot for held in ready], hidden) if ready else hidden[:0]
@@ -106,7 +96,8 @@ class MoEStep:
         rows = {e: slice(ends[e - 1] if e else 0, ends[e]) for e in wanted}
         out = hidden.new_empty(grouped.shape)
         held: list[Held] = []
-        for lease in self._leases(layer, wanted, chosen):
+        for lease in in_waves(self._residency, layer, wanted, self._release,
+                              lambda: self._look_ahead(layer, chosen, weights)):
             ready_first = sorted(lease.held, key=lambda h: h.ticket is not None)
             for some in math.batches(ready_first, rows, len(chosen)):
                 for one in some:
@@ -118,30 +109,34 @@ class MoEStep:
         restored[order] = out
         return math.combine(restored, weights, hidden.dtype)
 
-    def _leases(self, layer: int, wanted: list[int], chosen: list[list[int]]) -> Iterator[Lease]:
-        """Lease all of `wanted`, in waves when they do not fit: while one computes, the next one's experts arrive."""
-        capacity, base = self._residency.pool(layer).capacity, layer * self._residency.experts
-        groups = waves(wanted, capacity, lambda expert: self._residency.is_resident(base + expert))
-        lease: Lease | None = self._residency.acquire(layer, groups[0])
-        for i in range(len(groups)):
-            last, room = i + 1 == len(groups), capacity > 1
-            following = None if last or not room else self._residency.acquire(layer, groups[i + 1])
-            if last:
-                self._look_ahead(layer, chosen)
-            assert lease is not None
-            yield lease
-            self._release(lease)
-            lease = following or (None if last else self._residency.acquire(layer, groups[i + 1]))
+    def begin(self, tokens: Sequence[int]) -> None:
+        """A pass over `tokens` begins: what the predictor names before anything is routed is fetched."""
+        if self._recorder.keeping is not None:
+            self._recorder.keeping.read(tokens)
+        if self._foresight.predictor.looks and not self._recorder.brake.paused:
+            began_s = time.perf_counter()
+            guesses = self._foresight.begin(tokens)
+            if self._foresight.predictor.starts:
+                self._fetch(guesses, -1)
+            self._recorder.toll.predict_s += time.perf_counter() - began_s
 
-    def _look_ahead(self, layer: int, chosen: list[list[int]]) -> None:
-        if self.predictor is not None and self.predictor.looks:
-            view = View(layer, len(self._math), self._residency.experts, self._top_k, self.request, chosen,
-                        lambda of: self._probe(layer, of))
-            self._residency.prefetch(self.predictor.predict(view))
+    def _look_ahead(self, layer: int, chosen: list[list[int]], weights: torch.Tensor) -> None:
+        if self._foresight.predictor.looks and not self._recorder.brake.paused:
+            began_s = time.perf_counter()
+            self._fetch(self._foresight.look(layer, chosen, weights), layer)
+            self._recorder.toll.predict_s += time.perf_counter() - began_s
+
+    def _fetch(self, guesses: Sequence[Guess], at: int) -> None:
+        if self._recorder.keeping is not None:
+            self._recorder.keeping.name(at, guesses)
+        self._residency.prefetch(guesses, at)
 
     def _await(self, held: Held) -> None:
         if held.ticket is not None:
-            self._recorder.stall_s += self._transfers.wait(held.ticket)
+            waited_s = self._transfers.wait(held.ticket)
+            self._recorder.stall_s += waited_s
+            if held.outcome == Outcome.LATE:
+                self._recorder.toll.late_s += waited_s
 
     def _release(self, lease: Lease) -> None:
         self._residency.release(lease, self._transfers.fence())

@@ -4,10 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from core.errors import BudgetError
-from core.memory.arena import Arena, Slot
+from core.memory.slot import Slot
 from core.policy.predict import Guess
+from core.types import Origin
+
+
+class Slots(Protocol):
+    """What the cache asks of an arena: `core.memory.arena.Arena`, or a simulated one."""
+
+    def allocate(self) -> Slot: ...
+    def free(self, slot: Slot) -> None: ...
+    def __len__(self) -> int: ...
+
+
+class Experts(Protocol):
+    """What the cache asks of a store: `core.memory.store.Store`, or a simulated one."""
+
+    @property
+    def blob_bytes(self) -> int: ...
+    def origin(self, eid: int) -> Origin: ...
 
 
 @dataclass(slots=True)
@@ -31,7 +49,17 @@ def fitting(guesses: Sequence[Guess], pools: Sequence[Pool], experts: int) -> di
     return found
 
 
-def resize(pools: Sequence[Pool], capacities: Sequence[int], arena: Arena,
+def first(eids: Sequence[int], capacities: Sequence[int], experts: int) -> list[list[int]]:
+    """The eids that each pool keeps of those in order, one pool a layer or one for all: as many as it has room for."""
+    kept: list[list[int]] = [[] for _ in capacities]
+    for eid in eids:
+        at = eid // experts if len(capacities) > 1 else 0
+        if len(kept[at]) < capacities[at]:
+            kept[at].append(eid)
+    return kept
+
+
+def resize(pools: Sequence[Pool], capacities: Sequence[int], arena: Slots,
            make_room: Callable[[Pool], Slot | None]) -> None:
     """Shrink first, then grow, so that the arena never holds more than before or after. Raises BudgetError when the
     device is full; the pools are then as large as there was room."""
@@ -48,7 +76,7 @@ def resize(pools: Sequence[Pool], capacities: Sequence[int], arena: Arena,
             pool.capacity += 1
 
 
-def _allocate(arena: Arena) -> Slot:
+def _allocate(arena: Slots) -> Slot:
     try:
         return arena.allocate()
     except RuntimeError as error:  # torch raises OutOfMemoryError, a RuntimeError, and so does its CPU allocator

@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 
 from core.memory.transfer import Ticket, TransferEngine
+from core.runtime.brake import Brake
+from core.runtime.keeping import Keeping
 from core.runtime.lease import Held
 from core.runtime.residency import Residency
+from core.runtime.toll import Toll
 from core.types import ModelShape, Phase, StepRecord, Transfer
 
 LATER: Any = dict.fromkeys(("ids", "layer", "expert", "outcome", "transfers"))  # what a record builds when it is read
@@ -49,12 +52,18 @@ class Recorder:
         self._ids: list[list[list[int]]] = []
         self._held: list[tuple[int, list[Held]]] = []
         self.stall_s = 0.0
+        self.toll = Toll()               # of prefetching
+        self.brake = Brake()
+        self.keeping: Keeping | None = None
 
     def begin(self) -> None:
         """Forget the previous pass."""
         self._ids.clear()
         self._held.clear()
         self.stall_s = 0.0
+        self.toll.begin()
+        if self.keeping is not None:
+            self.keeping.begin()
 
     def layer(self, layer: int, ids: list[list[int]], held: list[Held]) -> None:
         """One MoE layer was computed: the router's choice [T][k] and what each distinct expert's request met."""
@@ -66,16 +75,23 @@ class Recorder:
             changes: dict[str, object]) -> StepRecord:
         """The pass is over. `model_s` = the forward call, waits for copies included; `spent` adds what follows it."""
         counts, finished = self._residency.take_counts(), self._transfers.take_finished()
-        stall_s = min(self.stall_s + self._transfers.device_stall_s(), model_s)
+        stalled_s, late_s = self._transfers.device_stall_s()
+        stall_s = min(self.stall_s + stalled_s, model_s)
         record = Recorded(
             self._later(phase, tokens, finished), index=self._index, phase=phase, tokens=tokens,
             started_s=started_s - self.born_s, total_ms=model_s * 1e3, compute_ms=(model_s - stall_s) * 1e3,
             stall_ms=stall_s * 1e3, idle_ms=0.0, copy_ms=_busy_s(finished) * 1e3,
             prefetch_issued=counts.issued, prefetch_used=counts.used, prefetch_late=counts.late,
-            prefetch_wasted=counts.wasted, demand_bytes=counts.demand_bytes, prefetch_bytes=counts.prefetch_bytes,
+            prefetch_wasted=counts.wasted, prefetch_evicted=counts.evicted, late_bytes=counts.late_bytes,
+            evicted_bytes=counts.evicted_bytes, predict_ms=self.toll.predict_s * 1e3,
+            net_ms=self.toll.net_ms(counts, finished, self.toll.late_s + late_s, stall_s),
+            demand_bytes=counts.demand_bytes, prefetch_bytes=counts.prefetch_bytes,
             wasted_bytes=counts.wasted_bytes, disk_bytes=sum([t.disk_bytes for t in finished]),
             slots=self._residency.slots, device_bytes=device_bytes, budget_bytes=budget_bytes,
             emulated=bool(self._transfers.pace), changes=changes)
+        self.brake.note(record)
+        if self.keeping is not None:
+            self.keeping.take(record)
         self._index += 1
         return record
 

@@ -88,7 +88,8 @@ class Telemetry:
             marks=list(self.marks), memory=memory, tok_s=1e3 / tpot_ms if tpot_ms else 0.0, tpot_ms=tpot_ms,
             hit=float(hits.sum() / requests.sum()) if requests.sum() else float("nan"),
             link_gbps=moved / span_s / 1e9 if span_s else 0.0, link_peak_gbps=link_peak_gbps, emulated=emulated,
-            exact=kept[-1].exact if kept else True)
+            exact=kept[-1].exact if kept else True,
+            net_ms=float(np.mean([s.net_ms for s in decode])) if decode else 0.0, prefetched=_prefetched(window))
 
     def _place(self, places: Sequence[int], kept: Sequence[StepRecord]) -> npt.NDArray[np.uint8]:
         place = np.array(places, np.uint8).reshape(self._shape.layers, self._shape.experts)
@@ -109,6 +110,13 @@ class Telemetry:
         np.add.at(self._activations.reshape(-1), base.ravel(), 1)
         pairs = base[..., :, None] * experts + ids[..., None, :]
         np.add.at(self._coactivation.reshape(-1), pairs.ravel(), np.uint32(1))
+
+
+def _prefetched(steps: Sequence[StepRecord]) -> tuple[int, int, int, int]:
+    """Experts used, late, wasted, and of these evicted before their layer was reached."""
+    used, late, wasted, evicted = (sum(getattr(step, f"prefetch_{name}") for step in steps)
+                                   for name in ("used", "late", "wasted", "evicted"))
+    return used, late, wasted, evicted
 
 
 def _per_layer(steps: Sequence[StepRecord], layers: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from core.errors import SettingError
+from core.placement import crowded
 from core.policy.eviction import GONE, Eviction, Roster, victim
 from core.policy.hints import Hints
 from core.policy.slots import shares, waves
@@ -24,20 +25,28 @@ NOBODY: Ints = np.zeros(0, np.int64)
 
 
 class Cache:
-    """`slots[c]` = slots of copy c. Ids are those of `core.policy.eviction.Roster`."""
+    """`slots[c]` = slots of copy c: a number, which layers share evenly, or one for each layer. Ids are those of
+    `core.policy.eviction.Roster`. What `hints` has pinned is there from the start and never leaves."""
 
     def __init__(self, make: Callable[[Roster], Eviction], layers: int, experts: int, top_k: int, scope: str,
-                 slots: Sequence[int], hints: Hints | None = None) -> None:
+                 slots: Sequence[int | Sequence[int]], hints: Hints | None = None) -> None:
         """Raises SettingError when a lane has fewer slots than a token needs in a layer."""
         self.roster = Roster(layers, experts, len(slots), hints)
         self.policy = make(self.roster)
         pools = layers if scope == "layer" else 1
         self.scope, self.lanes, self.width = scope, pools * len(slots), self.roster.size // (pools * len(slots))
-        self.capacity: Ints = np.array([share for n in slots for share in shares(min(n, layers * experts), pools)])
-        if least := [n for n in slots if shares(n, pools)[-1] < top_k]:
-            raise SettingError(f"{least[0]} slots are too few: a token needs {top_k} experts in a layer, so "
-                               f"{f'{layers} layers with slots of their own need' if pools > 1 else 'a cache needs'} "
-                               f"at least {top_k * pools}.")
+        each = [shares(min(n, layers * experts), pools) if isinstance(n, int) else list(n) for n in slots]
+        for sizes in each:
+            if min(sizes) < top_k:
+                least = f"{layers} layers with slots of their own need" if pools > 1 else "a cache needs"
+                raise SettingError(f"{sum(sizes)} slots are too few: a token needs {top_k} experts in a layer, so "
+                                   f"{least} at least {top_k * pools}.")
+            if problem := crowded(np.flatnonzero(self.roster.hints.pinned).tolist(), sizes, layers * experts, top_k):
+                raise SettingError(problem)
+        self.capacity: Ints = np.concatenate(each)
+        self._pinned: Ints = np.flatnonzero(self.roster.pinned)
+        self._stays = frozenset(self._pinned.tolist())
+        self.room: Ints = self.capacity - np.bincount(self._pinned // self.width, minlength=self.lanes)
         self.free = self.capacity.copy()
         self._room = True                                       # some lane has free slots
         self._tick = 0
@@ -45,6 +54,8 @@ class Cache:
         self._all = slice(0, self.roster.size)
         self.missing: npt.NDArray[np.bool_] = np.zeros((self.lanes, top_k), np.bool_)   # of the last `together` ...
         self.gone = NOBODY                                      # ... and who left: of each lane, first to last
+        for eid in self._pinned.tolist():
+            self._admit(eid)
 
     def fill(self) -> None:
         """Experts into the free slots, every layer's first ones first, as the engine does after a load."""
@@ -55,12 +66,15 @@ class Cache:
             for expert in range(roster.experts):
                 for layer in range(roster.layers):
                     eid = (copy * roster.layers + layer) * roster.experts + expert
-                    lane = eid // self.width
-                    if self.free[lane]:
-                        self.free[lane] -= 1
-                        self._tick += 1
-                        self.policy.admitted(eid, self._tick, 0)
+                    if self.free[eid // self.width] and self.policy.score[eid] == GONE:
+                        self._admit(eid)
         self._room = bool(self.free.any())
+
+    def _admit(self, eid: int) -> None:
+        """Into a free slot, before the first pass."""
+        self.free[eid // self.width] -= 1
+        self._tick += 1
+        self.policy.admitted(eid, self._tick, 0)
 
     def together(self, ids: Ints, now: int, layer: Any) -> npt.NDArray[np.intp]:
         """One token: every lane needs its row of `ids` [lanes, k], all distinct -> misses [lanes].
@@ -87,23 +101,25 @@ class Cache:
             policy.admitted(ids.take(new), ticks.take(new), now)
         policy.used(ids, ticks, now)
         if not policy.keeps:
-            policy.left(ids)
-            self.free = self.free + k
+            leave = ~self.roster.pinned[ids]
+            policy.left(ids[leave])
+            self.free = self.free + leave.sum(1)
             self._room = True
         return misses
 
     def _evict(self, ids: Ints, held: npt.NDArray[Any], need: Ints, now: int, layer: Any) -> None:
         """`need` [lanes] experts leave, and none of `ids`. Lanes that need most stand first, so that every round deals
         with a shorter table."""
-        policy, start = self.policy, self._start
+        policy, start, pinned = self.policy, self._start, self._pinned
         scores = policy.scores(self._all, now, layer)
-        scores[ids] = GONE
+        stay = scores[pinned]
+        scores[ids] = scores[pinned] = GONE
         order = np.argsort(-need, kind="stable")
         rounds = (self.lanes - np.bincount(need).cumsum()).tolist()   # lanes that need more than 0, 1, 2 ... experts
         lanes = order[: rounds[0]]
         table = scores.reshape(self.lanes, self.width).take(lanes, 0)
         if not policy.moves:
-            scores[ids] = held                                  # it was the policy's own array
+            scores[ids], scores[pinned] = held, stay            # it was the policy's own array
         flat, left = table.reshape(-1), []
         for count in rounds[:-1]:
             at = table[:count].argmin(1)
@@ -117,7 +133,7 @@ class Cache:
 
     def alone(self, lane: int, wanted: Sequence[int], now: int, layer: int) -> int:
         """One lane needs any number of distinct experts in one pass, in waves if they do not fit -> misses."""
-        policy, capacity = self.policy, int(self.capacity[lane])
+        policy, capacity = self.policy, max(1, int(self.room[lane]))
         groups = waves(wanted, capacity, lambda eid: bool(policy.score[eid] != GONE))
         leased: set[int] = set()
         misses = self._acquire(lane, groups[0], leased, now, layer)
@@ -144,7 +160,7 @@ class Cache:
             if self.free[lane]:
                 self.free[lane] -= 1
             else:
-                gone = victim(policy, part, now, layer, leased)
+                gone = victim(policy, part, now, layer, leased, self._stays)
                 assert gone is not None, "a pass needs more slots than its lane has"
                 policy.left(gone)
             self._tick += 1
@@ -155,6 +171,7 @@ class Cache:
     def _release(self, lane: int, wanted: Sequence[int], leased: set[int]) -> None:
         leased.difference_update(wanted)
         if not self.policy.keeps:
-            for eid in wanted:
+            leave = [eid for eid in wanted if eid not in self._stays]
+            for eid in leave:
                 self.policy.left(eid)
-            self.free[lane] += len(wanted)
+            self.free[lane] += len(leave)

@@ -21,6 +21,12 @@ class Clock:
     load_ms: float      # one expert over the link
     expert_ms: float    # of that compute, one expert's product: what is resident is computed while copies are under way
     miss_ms: float = 0.0   # what a miss costs the computing thread beside its copy: eviction, a product of its own
+    head_ms: float = 0.0   # of that compute, what is outside the layers; the rest is spread over them evenly
+    predict_ms: float = 0.0   # a predictor's own time in one layer, on the computing thread; not in compute_ms
+
+    def layer_ms(self, layers: int, top_k: int) -> float:
+        """Of computing, a layer's part without its experts: attention and router."""
+        return max(0.0, (self.compute_ms - self.head_ms) / layers - top_k * self.expert_ms)
 
     def stall_ms(self, needed: int, missing: int) -> float:
         """Waiting in one layer: the copies come one after the other; those resident are computed first, then each

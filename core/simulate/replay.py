@@ -37,11 +37,12 @@ class Tally:
 
 @dataclass(slots=True)
 class Replay:
-    """One policy over one trace, for several numbers of slots at once. `start`: "empty", or "filled" as the engine."""
+    """One policy over one trace, for several caches at once (`slots`, see Cache). `start`: "empty", or "filled" as the
+    engine's is."""
 
     trace: Trace
     make: Callable[[Roster], Eviction]
-    slots: Sequence[int]
+    slots: Sequence[int | Sequence[int]]
     scope: str = "layer"
     start: str = "empty"
     hints: Hints | None = None
@@ -67,8 +68,9 @@ class Replay:
             at += len(chunk.ids)
         return self.tally
 
-    def feed(self, chunk: Chunk, future: npt.NDArray[Any] | None = None) -> None:
-        """The next passes. `future` [n, layers, k] = the pass of the next use of each id, for Belady alone."""
+    def feed(self, chunk: Chunk, future: npt.NDArray[Any] | None = None) -> tuple[Ints, Ints]:
+        """The next passes -> requests, misses of each [passes, copies * layers]. `future` [n, layers, k] = the pass of
+        the next use of each id, for Belady alone."""
         roster = self.cache.roster
         ordered = np.sort(chunk.ids, 2)
         plain = (ordered[..., 1:] != ordered[..., :-1]).all((1, 2)).tolist()     # no id is repeated
@@ -91,6 +93,7 @@ class Replay:
         self._count(chunk, requests, misses)
         if not self._asked.all():
             self._note_first(chunk)
+        return requests, misses
 
     def _everywhere(self, ids: npt.NDArray[Any]) -> Ints:
         """[n, layers, k] expert ids -> [n, copies * layers, k] ids of the roster."""

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import os
-import signal
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from multiprocessing import get_context
-from pathlib import Path
 
+from core.config import Settings
 from core.errors import SettingError
+from core.placement import Measured, place
 from core.policy.eviction import Belady, Eviction, Roster
+from core.policy.hints import Hints
 from core.registry import Value, create, variant
 from core.simulate.cache import Cache
 from core.simulate.clock import Clock
+from core.simulate.processes import here, spread
 from core.simulate.replay import Replay, Tally
-from core.trace import FileTrace, Trace
-from core.trace.file import save
+from core.trace import Trace
 
 BELADY = "belady"
 SMALL = 20_000   # tokens x configurations that are done before a second process has started
@@ -32,6 +30,32 @@ class Config:
     slots: int
     scope: str = "layer"
     params: Mapping[str, Value] = field(default_factory=dict)
+    sizes: tuple[int, ...] = ()     # slots of each layer, `slots` in all; () = the same for every layer
+    pinned: tuple[int, ...] = ()    # eids that never leave
+    usual: tuple[float, ...] = ()   # how often a profile saw each expert, by eid; () = no profile
+
+    @classmethod
+    def of(cls, settings: Settings, slots: int, layers: int, experts: int, top_k: int,
+           profile: Measured | None = None) -> Config:
+        """The cache that the engine makes of these settings. Raises SettingError as the engine does."""
+        placed = place(settings, layers, experts, top_k, profile)
+        if problem := placed.problem(slots):
+            raise SettingError(problem)
+        name, own = settings.choice("eviction")
+        scope = str(settings["scope"])
+        return cls(name, slots, scope, own, tuple(placed.divide(slots)) if scope == "layer" else (),
+                   tuple(sorted(placed.pinned)), tuple(placed.usual.tolist()) if placed.usual.any() else ())
+
+    @property
+    def capacity(self) -> int | tuple[int, ...]:
+        """What `core.simulate.cache.Cache` takes as slots."""
+        return self.sizes or self.slots
+
+    def hints(self, layers: int, experts: int) -> Hints:
+        """What policies are told of experts from the start."""
+        hints = Hints(layers, experts)
+        hints.profile(self.usual or 0.0, self.pinned)
+        return hints
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +84,8 @@ class Job:
     def run(self, trace: Trace) -> Tally:
         """In this process."""
         first = self.configs[0]
-        return Replay(trace, maker(first), [c.slots for c in self.configs], first.scope, self.start).run()
+        return Replay(trace, maker(first), [c.capacity for c in self.configs], first.scope, self.start,
+                      first.hints(trace.layers, trace.experts)).run()
 
 
 def simulate(trace: Trace, configs: Sequence[Config], *, start: str = "empty", clock: Clock | None = None,
@@ -72,12 +97,14 @@ def simulate(trace: Trace, configs: Sequence[Config], *, start: str = "empty", c
     if start not in ("empty", "filled"):
         raise SettingError(f"A cache starts empty or filled, not {start!r}.")
     for config in configs:                                      # say at once what cannot be
-        Cache(maker(config), trace.layers, trace.experts, trace.top_k, config.scope, [config.slots])
+        Cache(maker(config), trace.layers, trace.experts, trace.top_k, config.scope, [config.capacity],
+              config.hints(trace.layers, trace.experts))
     processes = processes or os.cpu_count() or 1
     jobs = _jobs(configs, start, processes)
     alone = processes == 1 or len(jobs) == 1 or trace.tokens * len(configs) <= SMALL
     found: dict[int, Result] = {}
-    for job, tally in _here(jobs, trace) if alone else _spread(jobs, trace, processes):
+    for number, tally in here(jobs, trace) if alone else spread(jobs, trace, processes):
+        job = jobs[number]
         found |= {at: _result(config, tally, copy, clock)
                   for copy, (at, config) in enumerate(zip(job.at, job.configs, strict=True))}
         say(f"{len(found)} of {len(configs)}: {job.configs[0].policy}")
@@ -96,7 +123,7 @@ def _jobs(configs: Sequence[Config], start: str, processes: int) -> list[Job]:
     """As few as the policies allow, but enough for every process to have one; the slowest ones first."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for at, config in enumerate(configs):
-        key = config.policy, config.scope, *sorted(config.params.items())
+        key = config.policy, config.scope, config.pinned, config.usual, *sorted(config.params.items())
         groups.setdefault(key, []).append(at)
     parts = max(1, -(-min(processes, len(configs)) // max(1, len(groups))))
     cut = [group[i::parts] for group in groups.values() for i in range(min(parts, len(group)))]
@@ -106,33 +133,6 @@ def _jobs(configs: Sequence[Config], start: str, processes: int) -> list[Job]:
 
 def _slow(config: Config) -> bool:
     return config.policy != BELADY and maker(config)(Roster(1, 1)).moves
-
-
-def _here(jobs: Sequence[Job], trace: Trace) -> Iterator[tuple[Job, Tally]]:
-    for job in jobs:
-        yield job, job.run(trace)
-
-
-def _spread(jobs: Sequence[Job], trace: Trace, processes: int) -> Iterator[tuple[Job, Tally]]:
-    """In fresh processes, as on Windows everywhere. They read the trace from disk, from a copy if it is not ours."""
-    with tempfile.TemporaryDirectory(prefix="moestro-") as folder:
-        ours = trace if isinstance(trace, FileTrace) else save(trace, Path(folder) / "copy.trace", packed=False)
-        pool = ProcessPoolExecutor(min(processes, len(jobs)), get_context("spawn"), _quietly)
-        try:
-            waiting = {pool.submit(_work, str(ours.path), job): job for job in jobs}
-            for done in as_completed(waiting):
-                yield waiting[done], done.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def _quietly() -> None:
-    """A process that is stopped with Ctrl-C has nothing to say: its parent does."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def _work(path: str, job: Job) -> Tally:
-    return job.run(FileTrace(Path(path)))
 
 
 def _result(config: Config, tally: Tally, copy: int, clock: Clock | None) -> Result:

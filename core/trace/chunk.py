@@ -10,6 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 CHUNK = 4096   # tokens in one piece, or a few more
+RANKED = np.dtype([("of", "<i4"), ("at", "<i2"), ("layer", "<i2"), ("expert", "<i2"), ("score", "<f4")])
+"""One guess of a predictor: in which pass (its place in the chunk) and in which layer it was made (-1 = before the
+first), and what it was: an expert, its layer, and how likely it is asked for."""
 
 
 def id_type(experts: int) -> Any:
@@ -28,6 +31,8 @@ class Chunk:
     rid: npt.NDArray[np.int32]                      # [p] which request (answer)
     tok: npt.NDArray[np.int32] | None = None        # [n] input token ids
     weights: npt.NDArray[np.float16] | None = None  # [n, layers, k] of the router, in the order of ids
+    probs: npt.NDArray[np.float16] | None = None    # [n, layers, E] the router's whole distributions
+    ranked: npt.NDArray[Any] | None = None          # RANKED [g] what the running predictor named, in its order
 
 
 class Trace(Protocol):

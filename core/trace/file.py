@@ -9,7 +9,8 @@ from __future__ import annotations
 import io
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -18,11 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from core.errors import TraceError
-from core.trace.chunk import CHUNK, Chunk, Trace, id_type
+from core.registry import Value
+from core.trace.chunk import CHUNK, RANKED, Chunk, Trace, id_type
 from core.types import StepRecord
 
 MAGIC = b"moestro-trace\n"
-VERSION = 1
+VERSION = 2   # 2: router distributions and what a predictor named; a file with neither is one of version 1
+PENDING_BYTES = 16 << 20          # written at the latest when so much has gathered
 FRAME = struct.Struct("<4sIIQ")   # mark, tokens, passes, bytes
 MARK = b"pass"
 
@@ -31,14 +34,19 @@ class TraceWriter:
     """Collects passes and writes them `CHUNK` tokens at a time. Close it, or use it as a context manager."""
 
     def __init__(self, path: Path, layers: int, experts: int, top_k: int, *, model: str = "", model_hash: str = "",
-                 packed: bool = True) -> None:
-        """`packed` = compressed. Raises TraceError when the file cannot be made."""
+                 packed: bool = True, probs: bool = False,
+                 predictor: tuple[str, Mapping[str, Value]] | None = None) -> None:
+        """`packed` = compressed. `probs`: passes come with the router's distributions. `predictor`: they come with what
+        this one named, its name and its parameters. Raises TraceError when the file cannot be made."""
         self._ids_type, self._packed = id_type(experts), packed
-        self._shape = layers, top_k
+        self._shape, self._experts = (layers, top_k), experts
         self._pending: list[Chunk] = []
-        self._tokens = 0
-        head = {"version": VERSION, "layers": layers, "experts": experts, "top_k": top_k, "model": model,
-                "model_hash": model_hash}
+        self._tokens = self._bytes = 0
+        self.probs, self.predictor = probs, predictor
+        head: dict[str, Any] = {"version": 2 if probs or predictor else 1, "layers": layers, "experts": experts,
+                                "top_k": top_k, "model": model, "model_hash": model_hash}
+        if predictor:
+            head["predictor"] = {"name": predictor[0], "params": dict(predictor[1])}
         try:
             self._file: BinaryIO = path.open("wb")
         except OSError as error:
@@ -47,24 +55,33 @@ class TraceWriter:
 
     def add(self, step: StepRecord, rid: int = 0, tok: npt.NDArray[Any] | None = None,
             weights: npt.NDArray[Any] | None = None) -> None:
-        """One forward pass. `tok` [tokens]; `weights` [layers, tokens, k]. One recorded without its routing (telemetry
-        off) is left out."""
+        """One forward pass. `tok` [tokens], else the step's own; `weights` [layers, tokens, k]. One recorded without
+        its routing (telemetry off) is left out. Distributions and guesses are the step's, if the file is to have them.
+        """
         if step.ids.size:
+            probs = step.probs.transpose(1, 0, 2) if self.probs and step.probs is not None else None
+            ranked = step.ranked if self.predictor and step.ranked is not None else None
+            tok = step.tok if tok is None else tok
             self.write(Chunk(step.ids.transpose(1, 0, 2).astype(self._ids_type), np.array([step.tokens], np.int32),
                              np.array([step.phase == "decode"]), np.array([rid], np.int32),
                              None if tok is None else np.asarray(tok, np.int32),
-                             None if weights is None else weights.transpose(1, 0, 2).astype(np.float16)))
+                             None if weights is None else weights.transpose(1, 0, 2).astype(np.float16),
+                             probs, ranked))
 
     def write(self, chunk: Chunk) -> None:
         """Some passes; they reach the disk with the others of their frame."""
         if chunk.ids.shape[1:] != self._shape:
             raise TraceError(f"A pass of shape {chunk.ids.shape[1:]} (layers, k) does not belong to a trace of "
                              f"{self._shape}.")
+        if chunk.probs is not None and chunk.probs.shape[1:] != (self._shape[0], self._experts):
+            raise TraceError(f"Distributions of shape {chunk.probs.shape[1:]} (layers, experts) do not belong to a "
+                             f"trace of {(self._shape[0], self._experts)}.")
         if self._pending and _extras(chunk) != _extras(self._pending[-1]):
             self.flush()
         self._pending.append(chunk)
         self._tokens += len(chunk.ids)
-        if self._tokens >= CHUNK:
+        self._bytes += sum(getattr(chunk, name).nbytes for name in ("ids", *_extras(chunk)))
+        if self._tokens >= CHUNK or self._bytes >= PENDING_BYTES:
             self.flush()
 
     def flush(self) -> None:
@@ -74,19 +91,23 @@ class TraceWriter:
         names = ["ids", "sizes", "decode", "rid", *_extras(self._pending[0])]
         arrays: dict[str, Any] = {name: np.concatenate([getattr(c, name) for c in self._pending]) for name in names}
         arrays["ids"] = arrays["ids"].astype(self._ids_type)
+        if "ranked" in arrays:
+            arrays["ranked"] = _joined(self._pending)
         data = io.BytesIO()
         (np.savez_compressed if self._packed else np.savez)(data, **arrays)
         self._file.write(FRAME.pack(MARK, self._tokens, len(arrays["sizes"]), data.tell()))
         self._file.write(data.getbuffer())
         self._file.flush()
         self._pending.clear()
-        self._tokens = 0
+        self._tokens = self._bytes = 0
 
     def close(self) -> None:
         """Write the rest and close the file; closing twice is the same as once."""
         if not self._file.closed:
-            self.flush()
-            self._file.close()
+            try:
+                self.flush()
+            finally:
+                self._file.close()
 
     def __enter__(self) -> TraceWriter:
         return self
@@ -113,6 +134,8 @@ class FileTrace:
                                      f"one reads up to {VERSION}). Update Moestro.")
                 self.layers, self.experts, self.top_k = int(head["layers"]), int(head["experts"]), int(head["top_k"])
                 self.model, self.model_hash = str(head["model"]), str(head["model_hash"])
+                told = head.get("predictor")
+                self.predictor: tuple[str, dict[str, Value]] | None = told and (str(told["name"]), dict(told["params"]))
             except (ValueError, KeyError, TypeError) as error:
                 raise TraceError(f"{path} is damaged: its second line is not the head of a trace.") from error
             self._frames, self.cut = self._scan(file)
@@ -154,16 +177,42 @@ class FileTrace:
             raise TraceError(f"{self.path} is damaged: a frame does not have the shape it says.")
         if tokens and not 0 <= int(chunk.ids.min()) <= int(chunk.ids.max()) < self.experts:
             raise TraceError(f"{self.path} is damaged: it names an expert that the model does not have.")
+        if chunk.probs is not None and chunk.probs.shape != (tokens, self.layers, self.experts):
+            raise TraceError(f"{self.path} is damaged: its distributions do not have the shape it says.")
+        if chunk.ranked is not None and not _sound(chunk.ranked, len(chunk.sizes), self.layers, self.experts):
+            raise TraceError(f"{self.path} is damaged: it has guesses of layers or experts that there are not.")
         return chunk
 
 
 def save(trace: Trace, path: Path, *, packed: bool = True) -> FileTrace:
     """Write any trace as one of our files."""
-    with TraceWriter(path, trace.layers, trace.experts, trace.top_k, model=trace.model, packed=packed) as writer:
-        for chunk in trace.chunks():
+    chunks = iter(trace.chunks())
+    first = next(chunks, None)
+    told = trace.predictor if isinstance(trace, FileTrace) else None
+    with TraceWriter(path, trace.layers, trace.experts, trace.top_k, model=trace.model, packed=packed, predictor=told,
+                     probs=first is not None and first.probs is not None) as writer:
+        for chunk in () if first is None else chain([first], chunks):
             writer.write(chunk)
     return FileTrace(path)
 
 
 def _extras(chunk: Chunk) -> list[str]:
-    return [name for name in ("tok", "weights") if getattr(chunk, name) is not None]
+    return [name for name in ("tok", "weights", "probs", "ranked") if getattr(chunk, name) is not None]
+
+
+def _joined(chunks: Sequence[Chunk]) -> npt.NDArray[Any]:
+    """Their guesses, counting passes through."""
+    parts, passes = [], 0
+    for chunk in chunks:
+        assert chunk.ranked is not None
+        part = chunk.ranked.copy()
+        part["of"] += passes
+        parts.append(part)
+        passes += len(chunk.sizes)
+    return np.concatenate(parts)
+
+
+def _sound(ranked: npt.NDArray[Any], passes: int, layers: int, experts: int) -> bool:
+    bounds = {"of": (0, passes), "at": (-1, layers), "layer": (0, layers), "expert": (0, experts)}
+    return ranked.dtype == RANKED and ranked.ndim == 1 and all(
+        ((low <= ranked[name]) & (ranked[name] < high)).all() for name, (low, high) in bounds.items())

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from app.face import Profiles
 from app.host import Host
 from core.config import LoadSpec
 from core.errors import BusyError, ModelError, MoestroError
@@ -31,7 +32,7 @@ class SlowLoad(QuickEngine):
 
     @classmethod
     def load(cls, spec: LoadSpec, progress: Callable[[str, float], None] = lambda text, share: None,
-             cancel: threading.Event | None = None) -> FakeEngine:
+             cancel: threading.Event | None = None, profile: Profiles | None = None) -> FakeEngine:
         progress("Reading weights", 0.25)
         cls.began.set()
         while not cls.go.wait(0.01):

@@ -30,7 +30,7 @@ def a_step(index: int = 0, tokens: int = 1) -> StepRecord:
         index=index, phase="decode" if tokens == 1 else "prefill", tokens=tokens, started_s=1.5, total_ms=4.0,
         compute_ms=2.5, stall_ms=1.0, idle_ms=0.5, copy_ms=1.25, ids=ids, layer=np.array([0, 0, 1, 1], np.int16),
         expert=np.array([1, 2, 3, 7], np.int16), outcome=np.array([0, 3, 4, 2], np.uint8), slots=5, exact=False,
-        disk_bytes=4096,
+        disk_bytes=4096, prefetch_evicted=1, late_bytes=7, evicted_bytes=5, predict_ms=0.25, net_ms=-0.5,
         transfers=(Transfer(1, 7, 2**33, True, 1.0, 1.25, 1.5, "decode"),
                    Transfer(0, 2, 5, False, 1.0, 1.0, 2.0, "prefill"),
                    Transfer(1, 3, 5, True, 1.0, 1.5, 2.0, "decode", "disk"),
@@ -275,6 +275,8 @@ def test_a_store_from_before_the_disk_tier_opens_and_reads_as_it_was(tmp_path: P
     assert step.transfers == (Transfer(1, 7, 2**33, True, 1.0, 1.25, 1.5, "decode", "host"),)
     store.steps.add(1, None, None, a_step(1), {})
     assert [s.disk_bytes for s in store.steps.records(load=1)] == [0, 4096]
+    assert [(s.prefetch_evicted, s.late_bytes, s.evicted_bytes, s.predict_ms, s.net_ms)
+            for s in store.steps.records(load=1)] == [(0, 0, 0, 0.0, 0.0), (1, 7, 5, 0.25, -0.5)]
     store.close()
 
 

@@ -10,12 +10,13 @@ import sys
 import threading
 from collections.abc import Callable
 
+from app.face import Profiles
 from app.host import Host
 from app.serve import Asked, serve
 from core.config import LoadSpec
 from core.errors import MoestroError
 from core.types import Fit
-from tests.fakes import FakeEngine, fake_estimate, fake_import, is_pack
+from tests.fakes import FakeEngine, fake_calibrate, fake_estimate, fake_import, is_pack
 
 LONG = 100  # tenths of a second
 
@@ -29,12 +30,15 @@ class SlowEngine(FakeEngine):
         spec: LoadSpec,
         progress: Callable[[str, float], None] = lambda text, share: None,
         cancel: threading.Event | None = None,
+        profile: Profiles | None = None,
     ) -> SlowEngine:
         for step in range(LONG if spec.format == "int4-g64" else 0):
             progress("Packing experts", step / LONG)
             if cancel is not None and cancel.wait(0.1):
                 raise MoestroError("cancelled")
-        return cls(spec)
+        engine = super().load(spec, profile=profile)
+        assert isinstance(engine, cls)
+        return engine
 
 
 def estimate(spec: LoadSpec) -> Fit:
@@ -49,7 +53,7 @@ def estimate(spec: LoadSpec) -> Fit:
 def host() -> Host:
     """The host that was asked for in the environment."""
     if os.environ.get("MOESTRO_TEST_ENGINE") != "real":
-        return Host(engine=SlowEngine, estimate=estimate, importing=fake_import)
+        return Host(engine=SlowEngine, estimate=estimate, importing=fake_import, calibrating=fake_calibrate)
     from tests.browser.real import real_host
 
     return real_host()

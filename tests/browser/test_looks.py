@@ -26,9 +26,10 @@ def test_fits_the_screen(open_page: Open, tmp_path: Path, width: int, scheme: st
         assert len(image.convert("RGB").resize((200, 200)).getcolors(40_000) or ()) > 50
         corner = image.convert("L").crop((width - 4, SIZES[width] - 4, width, SIZES[width])).getextrema()[1]
     assert (int(str(corner)) < 80) == (scheme == "dark")
-    for tab in ("Library", "Sessions"):
+    for tab, part in (("Library", "#import-form"), ("Calibrate", "#calibration-go"), ("Analysis", "#whatif-go"),
+                      ("Sessions", "#sessions")):
         dashboard.page.get_by_role("tab", name=tab).click()
-        dashboard.page.wait_for_selector({"Library": "#import-form", "Sessions": "#sessions"}[tab])
+        dashboard.page.wait_for_selector(part)
         assert dashboard.page.evaluate(FITS), tab
     if width == 390:
         assert dashboard.page.evaluate("document.querySelector('#load').getBoundingClientRect().right <= 0")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import zipfile
+from pathlib import Path
 
+from core.trace import open_trace
 from tests.browser.dashboard import Dashboard
 
 
@@ -47,3 +49,27 @@ def test_rename_open_and_delete(dashboard: Dashboard) -> None:
     page.wait_for_function("!document.querySelector('#chats')?.innerText.includes('Renamed chat')")
     page.get_by_role("tab", name="Chat + Live").click()
     dashboard.wait_text("#chat-alert", "no longer exists")
+
+
+def test_routing_downloads_as_a_trace_and_is_deleted_apart(dashboard: Dashboard, tmp_path: Path) -> None:
+    _begin(dashboard, "Trace me")
+    page = dashboard.page
+    page.get_by_role("tab", name="Sessions").click()
+    page.locator("#chats label", has_text="Trace me").click()
+    page.wait_for_selector(".session-trace")
+    with page.expect_download() as download:
+        page.click(".session-trace")
+    trace = open_trace(Path(download.value.path()))
+    assert (trace.layers, trace.experts, trace.top_k, trace.model) == (4, 16, 2, "demo")
+    assert f"{trace.tokens} tokens" in dashboard.text("#chat-about")
+    page.click("#delete-recording")
+    page.wait_for_selector("#confirm-recording")
+    page.click("#recording-no")
+    page.wait_for_selector("#confirm-recording", state="hidden")
+    assert page.is_visible(".session-trace")
+    page.click("#delete-recording")
+    page.click("#recording-yes")
+    dashboard.wait_text("#chat-about", "No routing was recorded")
+    page.wait_for_selector("#delete-recording", state="hidden")
+    page.click("#open-chat")
+    dashboard.wait_text("#chat", "Trace me")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from core.config import KINDS, params
+from core.config import GENERAL, KINDS, params
 from core.registry import variants
 from tests.browser.conftest import Open
 from tests.browser.dashboard import Dashboard
@@ -51,6 +51,9 @@ def test_every_live_control_moves_its_setting_while_tokens_stream(dashboard: Das
         for choice in reversed(variants(kind)):
             if choice.name == dashboard_value(dashboard, kind):
                 continue
+            if choice.needs:
+                _refused(dashboard, kind, choice.title)
+                continue
             _expect_mark(dashboard, lambda c=choice, k=kind: dashboard.choose(f"set-{k}", c.title), kind)
             for param in choice.params:
                 dashboard.page.wait_for_selector(f"#set-{kind}-{choice.name}-{param.name}", state="visible")
@@ -58,13 +61,33 @@ def test_every_live_control_moves_its_setting_while_tokens_stream(dashboard: Das
         _expect_mark(dashboard, lambda n=name, o=other: dashboard.choose(f"set-{n}", o), name)
     for name, value in (("link_gbps", 2.5), ("link_latency_us", 50)):
         _expect_mark(dashboard, lambda n=name, v=value: dashboard.slide(f"set-{n}", v), name)
+    for name in (p.name for p in GENERAL if p.type == "bool" and p.name != "telemetry"):
+        for _ in range(2):  # and back
+            _expect_mark(dashboard, lambda n=name: dashboard.page.click(f"#set-{n} input"), name)
+    _expect_mark(dashboard, lambda: dashboard.slide("set-regret_tokens", 128), "regret_tokens")
+    _expect_mark(dashboard, lambda: _type(dashboard, "set-pins", "0:3 1:2"), "pins")
     _expect_mark(dashboard, lambda: dashboard.choose("set-link", "auto"), "link")
     dashboard.page.wait_for_selector("#set-link_gbps", state="hidden")
-    assert all(
-        any(mark.startswith(name) for mark in dashboard.marks())
-        for name in params()
-        if "." not in name and name != "telemetry"
+    moved = {mark.split()[0] for mark in dashboard.marks()}
+    known = params()
+    refused = {k for k in KINDS if all(v.needs or v.name == known[k].default for v in variants(k))}
+    assert {name for name in known if "." not in name} - moved == {"telemetry", *refused}
+
+
+def _refused(dashboard: Dashboard, kind: str, title: str) -> None:
+    """What needs a profile says so, and the menu goes back to what is in force."""
+    before = dashboard.value(f"#set-{kind} input")
+    dashboard.choose(f"set-{kind}", title)
+    dashboard.wait_text("#cache-alert", f"'{title}' needs a profile of this model")
+    dashboard.page.wait_for_function(
+        "([id, was]) => document.querySelector(`#${id} input`).value === was", arg=[f"set-{kind}", before]
     )
+
+
+def _type(dashboard: Dashboard, element_id: str, text: str) -> None:
+    box = dashboard.page.locator(f"#{element_id}").locator("input:not([type=range]), textarea").first
+    box.fill(text)
+    box.press("Tab")
 
 
 def dashboard_value(dashboard: Dashboard, kind: str) -> str:
@@ -203,3 +226,59 @@ def test_simple_hides_what_advanced_shows_and_remembers_it(dashboard: Dashboard)
     dashboard.page.reload()
     dashboard.settled()
     dashboard.page.wait_for_selector("#set-scope", state="visible")
+
+
+def test_a_preset_applies_all_its_values_and_moving_a_knob_makes_it_custom(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    dashboard.advanced()
+    dashboard.ask("Compare systems").streaming()
+
+    def preset_shows(title: str) -> None:
+        page.wait_for_function("t => document.querySelector('#set-preset input').value === t", arg=title)
+
+    shown = dashboard.deck("marks")
+    dashboard.choose("set-preset", "FineMoE")
+    dashboard.wait_text("#about-preset", "FineMoE section 4")
+    dashboard.wait_deck("marks", shown)
+    assert {"eviction", "scope", "predictor"} <= {mark.split()[0] for mark in dashboard.marks()[-8:]}
+    assert [dashboard.value(f"#set-{name} input") for name in ("eviction", "scope", "predictor")] == [
+        "FineMoE",
+        "global",
+        "Expert maps",
+    ]
+    page.wait_for_selector("#set-layer_slots", state="hidden")
+    page.wait_for_selector("#set-predictor-expert_map-distance", state="visible")
+    dashboard.choose("set-eviction", "LRU")
+    preset_shows("Custom")
+    dashboard.wait_text("#about-preset", "Your own values")
+    dashboard.choose("set-eviction", "FineMoE")
+    preset_shows("FineMoE")
+    dashboard.choose("set-preset", "MoEpic")
+    page.wait_for_selector("#set-layer_slots", state="visible")
+    dashboard.wait_text("#about-preset", "not in yet")
+    assert "Needs a profile" not in dashboard.text("#about-preset")
+    dashboard.choose("set-preset", "AdapMoE")
+    dashboard.wait_text("#cache-alert", "'AdapMoE' needs a profile of this model")
+    preset_shows("MoEpic")
+    dashboard.choose("set-preset", "Mixtral-offloading")
+    preset_shows("Mixtral-offloading")
+
+
+def test_pins_show_in_the_residency_map_and_bad_ones_are_explained_and_put_back(dashboard: Dashboard) -> None:
+    dashboard.advanced()
+    before = dashboard.deck("marks")
+    _type(dashboard, "set-pins", "0:1")
+    dashboard.wait_deck("marks", before)
+    dashboard.page.focus(".deck canvas[data-c=residency]")
+    for _ in range(2):
+        dashboard.page.keyboard.press("ArrowRight")
+    told = dashboard.page.evaluate("document.querySelector('[data-k=say]').textContent")
+    assert told.startswith("Layer 0, expert 1") and told.endswith(", pinned")
+    dashboard.page.keyboard.press("Escape")
+    _type(dashboard, "set-pins", "everything")
+    dashboard.wait_text("#cache-alert", "Write layer:expert pairs")
+    dashboard.page.wait_for_function(
+        "document.querySelector('#set-pins textarea, #set-pins input').value === '0:1'"
+    )
+    _type(dashboard, "set-pins", "")
+    dashboard.page.wait_for_function("!document.querySelector('#cache-alert .notice')")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -12,86 +12,257 @@ from transformers import DynamicCache
 
 from core.config import LoadSpec, Sampling, Settings
 from core.engine import Engine
+from core.errors import ProfileError, SettingError
+from core.plan import model_path
 from core.policy.predict import Guess, Predictor, View
 from core.registry import variants
-from tests.equality.passes import plain_transformers, run
+from core.runtime import foresight
+from tests.checkpoints import make_checkpoint
+from tests.engine.profiles import drawn_profile
+from tests.equality.passes import PROMPT, plain_transformers, run
+from tests.tiny_tokenizer import save_tokenizer
 
-STEPS = 6
+STEPS = 4
+NAMES = [v.name for v in variants("predictor")]
+NEEDY = [v.name for v in variants("predictor") if v.needs]
+ROUTERS = ["gate", "stride", "default_vectors", "hybrid", "token_table"]     # that ask a router of a later layer
+BESIDE = ["expert_map", "routing_path"]                                      # that work on a thread of their own
+
+
+class Case(NamedTuple):
+    """An engine with half of its experts resident, and what plain transformers says."""
+
+    engine: Engine
+    logits: torch.Tensor
+    tokens: list[int]
+
+
+def open_case(path: Path, spec: LoadSpec) -> Case:
+    plain = plain_transformers(path, torch.float32)
+    logits, tokens = run(plain, DynamicCache(config=plain.config), lambda step: None, STEPS)
+    engine = Engine.load(spec)
+    engine.use_profile(drawn_profile(engine))
+    return Case(engine, logits, tokens)
+
+
+@pytest.fixture(scope="module", params=["qwen3_moe", "deepseek_v3", "flex_olmo"])
+def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
+    """Of different kinds: plain, shared experts and routers with a bias, routers that no norm feeds."""
+    path = save_tokenizer(make_checkpoint(request.param, tmp_path_factory.mktemp(request.param)))
+    settings = Settings({"budget": "50%", "scope": "global"})
+    case = open_case(path, LoadSpec.checked(str(path), settings, dtype="float32", context=256))
+    yield case
+    case.engine.unload()
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Case]:
+    settings = Settings({"budget": "50%", "scope": "global", "link": "own"})
+    case = open_case(model_path("demo"), LoadSpec.checked("demo", settings, dtype="float32", context=256))
+    yield case
+    case.engine.unload()
 
 
 @pytest.fixture(scope="module")
 def exact(model: Path) -> Iterator[Engine]:
     settings = Settings({"budget": "50%", "scope": "global"})
     engine = Engine.load(LoadSpec.checked(str(model), settings, dtype="float32", context=256))
+    engine.use_profile(drawn_profile(engine))
     yield engine
     engine.unload()
 
 
-@pytest.fixture(scope="module")
-def wanted(model: Path) -> tuple[torch.Tensor, list[int]]:
-    plain = plain_transformers(model, torch.float32)
-    return run(plain, DynamicCache(config=plain.config), lambda step: None, STEPS)
+@torch.inference_mode()
+def passes(engine: Engine, between: Callable[[], None] = lambda: None) -> tuple[torch.Tensor, list[int]]:
+    """`run` as the engine does it: predictors are told of every pass before it begins."""
+    cache, ids, logits, tokens = engine.fresh_cache(), PROMPT, list[torch.Tensor](), list[int]()
+    engine.foresight.request += 1
+    for _ in range(STEPS + 1):
+        engine.residency.now += 1
+        engine._step.begin(ids)
+        out = engine.model(input_ids=torch.tensor([ids]), past_key_values=cache, use_cache=True).logits[0]
+        logits.append(out.clone())
+        ids = [int(out[-1].argmax())]
+        tokens += ids
+        between()
+    return torch.cat(logits), tokens[:-1]
 
 
-@pytest.mark.parametrize("name", [v.name for v in variants("predictor")])
-def test_no_predictor_changes_a_logit(exact: Engine, wanted: tuple[torch.Tensor, list[int]], name: str,
-                                      monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    probe = exact._probe
+def overheard(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[Guess]:
+    """Everything that is named from now on."""
+    told: list[Guess] = []
+
+    def keep(guesses: Sequence[Guess]) -> Sequence[Guess]:
+        told.extend(guesses)
+        return guesses
+
+    look, begin = engine.foresight.look, engine.foresight.begin
+    monkeypatch.setattr(engine.foresight, "look", lambda *args: keep(look(*args)))
+    monkeypatch.setattr(engine.foresight, "begin", lambda tokens: keep(begin(tokens)))
+    return told
+
+
+def check(case: Case, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, asked = case.engine, list[int]()
+    answer = foresight.answer
+    engine.change({"predictor": "none"})
+    told = overheard(engine, monkeypatch)
+    monkeypatch.setattr(foresight, "answer", lambda site, *rest: asked.append(site.index) or answer(site, *rest))
+    before = [len(site.router._forward_hooks) for site in engine._sites]
+    engine.change({"predictor": name})
+    predictor = engine.foresight.predictor
+    predictor.patient = True
+    watched = [len(site.router._forward_hooks) for site in engine._sites]
+    logits, tokens = passes(engine, engine.residency.check_integrity)
+    assert (logits - case.logits).abs().max().item() == 0.0
+    assert tokens == case.tokens
+    assert bool(told) == predictor.looks
+    assert bool(asked) == (name in ROUTERS)
+    assert watched == [count + predictor.asks for count in before]
+    engine.change({"predictor": "none"})
+    assert [len(site.router._forward_hooks) for site in engine._sites] == before
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_predictor_changes_a_logit(tiny: Case, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(tiny, name, monkeypatch)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_predictor_changes_a_logit_of_the_demo_model(demo: Case, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(demo, name, monkeypatch)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_that_is_called_directly_is_predicted_too(exact: Engine, name: str) -> None:
+    """Nobody says then that a pass begins, and of which tokens."""
     exact.change({"predictor": "none"})
-    exact.residency.take_counts()
-    observe = exact._observe
-    watched: list[int] = []
-
-    def watch(layer: int, *rest: Any) -> None:
-        watched.append(layer)
-        observe(layer, *rest)
-
-    monkeypatch.setattr(exact, "_observe", watch)
-    monkeypatch.setattr(exact._step, "_probe", lambda at, of: asked.append(of) or probe(at, of))
+    wanted, _ = run(exact.model, exact.fresh_cache(), lambda step: None, STEPS)
     exact.change({"predictor": name})
-    logits, tokens = run(exact.model, exact.fresh_cache(), lambda step: None, STEPS)
+    logits, _ = run(exact.model, exact.fresh_cache(), lambda step: None, STEPS)
+    assert torch.equal(logits, wanted)
     exact.residency.check_integrity()
-    assert (logits - wanted[0]).abs().max().item() == 0.0
-    assert tokens == wanted[1]
-    predictor = exact._step.predictor
-    assert predictor is not None
-    assert (exact.residency.take_counts().issued > 0) == predictor.looks
-    assert bool(asked) == bool(watched) == predictor.asks
+    exact.change({"predictor": "none"})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_layer_waits_for_the_device_once_more_at_most(exact: Engine, name: str,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a predictor asks for comes to the host in one piece."""
+    exact.change({"predictor": name})
+    waits: list[int] = []
+    to_host = torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: waits.append(1) or to_host(tensor))
+    passes(exact)
+    assert len(waits) <= exact.shape.layers * (STEPS + 1)
+    assert bool(waits) == (name in [*ROUTERS, "estimator"])
+    exact.change({"predictor": "none"})
 
 
 @pytest.mark.parametrize("scope", ["layer", "global"])
-@pytest.mark.parametrize("name", [v.name for v in variants("predictor") if v.name != "none"])
-def test_every_predictor_fetches_in_either_scope(exact: Engine, name: str, scope: str) -> None:
-    """Also one that names more experts than there are slots: the first of them displace what was not named."""
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "none"])
+def test_every_predictor_names_experts_in_either_scope(exact: Engine, name: str, scope: str,
+                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also more than there are slots for."""
     exact.change({"predictor": name, "scope": scope, "budget": "50%"})
-    exact.residency.take_counts()
-    run(exact.model, exact.fresh_cache(), lambda step: None, STEPS)
-    counts = exact.residency.take_counts()
-    assert counts.issued > 0 and counts.used + counts.late > 0
+    exact.foresight.predictor.patient = True
+    told = overheard(exact, monkeypatch)
+    passes(exact)
+    assert told and all(0 <= g.score <= 1 for g in told)
     exact.residency.check_integrity()
-    exact.change({"scope": "global"})
+    exact.change({"scope": "global", "predictor": "none"})
 
 
 class Listener(Predictor):
     """Names nothing; keeps what it is told of the request."""
 
+    starts = True
+
     def __init__(self) -> None:
         self.heard: list[tuple[int, int, int]] = []
+        self.begun: list[list[int]] = []
+
+    def begin(self, view: View) -> Sequence[Guess]:
+        self.begun.append([*view.tokens])
+        return ()
 
     def predict(self, view: View) -> Sequence[Guess]:
+        assert [*view.tokens] == self.begun[-1]
         if view.layer == 0:
             self.heard.append((view.request, len(view.ids), view.experts))
         return ()
 
 
-def test_every_prompt_begins_a_request(exact: Engine) -> None:
+def test_every_prompt_begins_a_request_and_every_pass_is_announced(exact: Engine) -> None:
     exact.change({"predictor": "recent"})
-    exact._step.predictor = listener = Listener()
-    for _ in range(2):
-        list(exact.generate("Why do caches work?", Sampling(max_new_tokens=3)))
+    exact.foresight.predictor = listener = Listener()
+    answers = [[p.token for p in exact.generate("Why do caches work?", Sampling(max_new_tokens=3)) if p.kind == "token"]
+               for _ in range(2)]
     first, second = (sorted({request for request, _, _ in listener.heard}))
     assert second == first + 1
     prompts = [i for i, (_, tokens, _) in enumerate(listener.heard) if tokens > 1]
     assert [listener.heard[i][0] for i in prompts] == [first, second]
     assert {experts for _, _, experts in listener.heard} == {exact.shape.experts}
+    prompt = exact.prompt.encode("Why do caches work?", exact.context)
+    assert listener.begun == [ids for answer in answers for ids in (prompt, *([t] for t in answer[:2]))]
+
+
+@pytest.mark.parametrize("name", NEEDY)
+def test_without_a_profile_a_predictor_that_needs_one_says_what_to_do(exact: Engine, name: str) -> None:
+    profile = exact.profile
+    exact.change({"predictor": "gate"})
+    exact.use_profile(None)
+    kept = exact.foresight.predictor
+    with pytest.raises(SettingError, match=r"needs a profile of this model: run python launch\.py profile"):
+        exact.change({"predictor": name, "budget": "60%"})
+    assert exact.settings["predictor"] == "gate" and exact.settings["budget"] == "50%"
+    assert exact.foresight.predictor is kept
+    exact.use_profile(profile)
+    exact.change({"predictor": name})
+    with pytest.raises(SettingError, match="needs a profile of this model"):
+        exact.use_profile(None)
+    assert exact.profile is profile
+    exact.change({"predictor": "none"})
+
+
+def test_a_load_finds_the_models_profile_or_says_what_to_do(exact: Engine, model: Path) -> None:
+    spec = LoadSpec.checked(str(model), Settings({"budget": "50%", "predictor": "estimator"}), context=256)
+    with pytest.raises(SettingError, match="needs a profile of this model"):
+        Engine.load(spec)
+    with pytest.raises(SettingError, match="needs a profile of this model"):
+        Engine.load(spec, profile=lambda model_hash: None)
+    loaded = Engine.load(spec, profile={exact.model_hash: exact.profile}.get)
+    assert loaded.profile is exact.profile and loaded.foresight.predictor.needs
+    loaded.unload()
+
+
+def test_a_profile_of_another_model_is_refused(exact: Engine, demo: Case) -> None:
+    profile = exact.profile
+    with pytest.raises(ProfileError, match="demo"):
+        exact.use_profile(demo.engine.profile)
+    assert exact.profile is profile
+
+
+def test_another_profile_acts_from_the_next_pass_on(exact: Engine) -> None:
+    exact.change({"predictor": "estimator"})
+    before = exact.foresight.predictor
+    fresh = drawn_profile(exact, seed=1)
+    answer: Any = exact.generate("Why?", Sampling(max_new_tokens=3))
+    next(answer)
+    exact.use_profile(fresh)
+    assert exact.profile is fresh and exact.foresight.predictor is before
+    next(answer)
+    next(answer)
+    assert exact.foresight.profile is fresh and exact.foresight.predictor is not before
+    list(answer)
+    exact.change({"predictor": "none"})
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_threads_beside_end_with_their_predictor(exact: Engine, name: str) -> None:
+    exact.change({"predictor": name})
+    passes(exact)
+    thread = exact.foresight.predictor._aside._thread  # type: ignore[attr-defined]
+    assert thread.is_alive()
+    exact.change({"predictor": "none"})
+    assert not thread.is_alive()

@@ -13,7 +13,7 @@ from core.errors import ModelError
 from core.memory.arena import Slot
 from core.memory.codec import SlotParts
 from core.memory.link import Pace, measure_gbps
-from core.memory.transfer import CANCELLED, LANDED, Ticket, TransferEngine
+from core.memory.transfer import CANCELLED, LANDED, QUEUED, Ticket, TransferEngine
 
 CPU = torch.device("cpu")
 DISK = 42  # the eid that a Gate reads from disk
@@ -124,6 +124,51 @@ def test_two_workers_copy_two_experts_at_once(gate: Gate) -> None:
     assert sorted(gate.order) == [1, DISK]
     assert [one.disk_bytes for one in both] == [0, 4096]
     engine.close()
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_no_prefetch_starts_while_a_demand_is_queued_or_under_way(gate: Gate, workers: int) -> None:
+    engine = TransferEngine(CPU, gate, workers=workers)
+    demand = engine.submit(ticket(1, demand=True))
+    assert gate.entered.wait(60)
+    ahead = engine.submit(ticket(2))                     # other workers are idle, and stay so
+    assert not ahead.done.wait(0.05)
+    assert gate.order == [1] and ahead.state == QUEUED
+    assert engine.promote(ahead)                         # as a demand it may go beside the other
+    gate.opened.set()
+    for one in (demand, ahead):
+        engine.wait(one)
+    last = engine.submit(ticket(3))                      # with no demand left it is copied
+    assert last.done.wait(60)
+    assert gate.order == [1, 2, 3]
+    engine.close()
+
+
+def test_prefetches_go_by_priority_and_can_be_ranked_anew(link: TransferEngine, gate: Gate) -> None:
+    busy(link, gate)
+    queued = [ticket(1), ticket(2), ticket(3)]
+    for one, priority in zip(queued, (0.2, 0.5, 0.3), strict=True):
+        one.priority = priority
+        link.submit(one)
+    link.rank([(queued[0], 0.4)])
+    gate.opened.set()
+    for one in queued:
+        one.done.wait(60)
+    assert gate.order == [99, 2, 1, 3]
+
+
+def test_what_the_link_has_to_do_is_told_in_seconds(link: TransferEngine, gate: Gate) -> None:
+    assert link.copy_s(64) == link.backlog_s(64) == 0.0  # nothing has been copied yet
+    first = busy(link, gate)
+    gate.opened.set()
+    link.wait(first)
+    assert link.take_finished() == [first]
+    assert link.copy_s(64) == first.landed_s - first.started_s
+    link.pace = Pace(gbps=6.4e-11, latency_us=0.0)       # a thousand seconds for 64 bytes
+    assert link.copy_s(64) == pytest.approx(1000.0)
+    assert link.submit(ticket(1)).done.wait(60)
+    two = link.submit(ticket(2, demand=True))
+    assert link.backlog_s(64) == pytest.approx(2000.0, rel=0.1) and link.cancel(two)
 
 
 def test_the_pace_is_the_published_arithmetic() -> None:

@@ -3,62 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
-from typing import NamedTuple
+from collections.abc import Sequence
+from itertools import groupby, pairwise
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.policy.predict import Guess, Predictor
-from core.registry import create, variants
+from core.registry import variants
+from tests.policy.views import Looking, Pass, make, random_known, random_passes, shown
 
 NAMES = [v.name for v in variants("predictor")]
 LEARNING = ["previous_token", "transitions", "recent", "request", "all_next"]
-
-
-class Pass(NamedTuple):
-    """One forward pass of a request: `ids` [L, T, k]."""
-
-    request: int
-    ids: npt.NDArray[np.int64]
-
-
-class Seen:
-    """One layer of a pass as a predictor sees it; routers can be asked only if `gate` is given."""
-
-    def __init__(self, one: Pass, layer: int, experts: int, gate: bool = False) -> None:
-        self.layer, self.layers, self.experts = layer, len(one.ids), experts
-        self.top_k, self.request = one.ids.shape[2], one.request
-        self.ids: Sequence[Sequence[int]] = one.ids[layer].tolist()
-        self._gate = gate
-
-    def gate(self, layer: int) -> npt.NDArray[np.float32]:
-        assert self._gate, "a router was asked"
-        random = np.random.default_rng(layer)
-        return random.dirichlet(np.ones(self.experts), len(self.ids)).sum(0).astype(np.float32)
-
-
-def make(name: str, **params: float) -> Predictor:
-    predictor: Predictor = create("predictor", name, params)
-    return predictor
-
-
-def random_passes(sizes: Sequence[tuple[int, int]], layers: int, experts: int, k: int, seed: int = 0) -> list[Pass]:
-    """A pass for each (request, tokens)."""
-    random = np.random.default_rng(seed)
-    return [Pass(request, random.random((layers, tokens, experts)).argsort(-1)[..., :k]) for request, tokens in sizes]
-
-
-def shown(predictor: Predictor, passes: Sequence[Pass], experts: int,
-          gate: bool = False) -> Iterator[tuple[int, int, Sequence[Guess]]]:
-    """What it names at each layer of each pass."""
-    for at, one in enumerate(passes):
-        for layer in range(len(one.ids)):
-            yield at, layer, predictor.predict(Seen(one, layer, experts, gate))
 
 
 def by_hand(name: str, path: Sequence[Sequence[Sequence[int]]], **params: float) -> list[list[tuple[int, int, float]]]:
@@ -78,20 +35,23 @@ def test_guesses_are_distinct_experts_that_exist_best_first(name: str, params: d
     known = {p.name for v in variants("predictor") if v.name == name for p in v.params}
     params = {key: value for key, value in params.items() if key in known}
     passes, experts, k = random_passes(MIX, layers, 8, 2), 8, 2
-    told = list(shown(make(name, **params), passes, experts, make(name).asks))
-    most = params.get("width") or (experts if name == "all_next" else k)
+    told = list(shown(make(name, **params), passes, experts, random_known(layers, experts, k)))
+    most = params.get("width") or (experts if name in ("all_next", "expert_map") else k)
     for at, layer, guesses in told:
-        assert len(guesses) <= min(experts, most * len(passes[at].ids[0]))
         assert len({(g.layer, g.expert) for g in guesses}) == len(guesses)
         assert all(0 <= g.layer < layers and 0 <= g.expert < experts for g in guesses)
         assert {type(g.expert) for g in guesses} | {type(g.layer) for g in guesses} <= {int}
-        assert all(a.score >= b.score for a, b in pairwise(guesses))
-        assert all(np.isfinite(g.score) and g.score >= 0 for g in guesses)
+        assert all(np.isfinite(g.score) and 0 <= g.score <= 1 for g in guesses)
+        for ahead, some in groupby(sorted(guesses, key=lambda g: g.layer), lambda g: g.layer):
+            named = list(some)
+            assert len(named) <= min(experts, most * len(passes[at].ids[0]))
+            assert all(a.score >= b.score for a, b in pairwise(named))
+            assert ahead != layer or layers == 1
         if name in LEARNING:
             ahead = max(1, min(params.get("distance", 1), layers - 1))
             assert {g.layer for g in guesses} <= {(layer + ahead) % layers}
             assert all(0 < g.score <= 1 for g in guesses)
-    assert told == list(shown(make(name, **params), passes, experts, make(name).asks))
+    assert told == list(shown(make(name, **params), passes, experts, random_known(layers, experts, k)))
     assert any(guesses for _, _, guesses in told) == make(name).looks
 
 
@@ -114,11 +74,12 @@ TOKENS = [[[0, 1], [2, 3]], [[1, 2], [3, 0]], [[1, 0], [3, 1]]]    # three token
 
 
 def test_the_previous_token_by_hand() -> None:
-    told = by_hand("previous_token", TOKENS)
+    told = by_hand("previous_token", [*TOKENS, [[1, 0], [2, 0]]])
     assert told[0] == []                                           # layer 1 has not been seen
-    assert told[1] == [(0, 0, 1.0), (0, 1, 0.999)]                 # layer 0 of this token, for the next one's
-    assert told[2] == [(1, 2, 1.0), (1, 3, 0.999)]                 # layer 1 of the first token, in its router's order
-    assert told[5] == [(0, 1, 1.0), (0, 0, 0.999)]
+    assert told[1] == [(0, 0, 1 / 2), (0, 1, 1 / 2)]               # layer 0 of this token, for the next one's
+    assert told[2] == [(1, 2, 1 / 2), (1, 3, 1 / 2)]               # layer 1 of the first token, in its router's order
+    # Layer 0: of 0 1 came 1, of 1 2 came 1, of 1 0 both: four of the six that were named, (4 + 1) / (6 + 2).
+    assert told[7] == [(0, 1, 5 / 8), (0, 0, 5 / 8)]
 
 
 def test_of_several_tokens_at_once_the_last_one_is_the_previous_token() -> None:
@@ -249,10 +210,10 @@ def test_a_pass_that_broke_off_is_not_taken_for_the_token_before() -> None:
     whole, broken, after = random_passes([(1, 1)] * 3, 3, 6, 1, seed=4)
     predictor = make("transitions", width=6)
     for layer in range(3):
-        predictor.predict(Seen(whole, layer, 6))
-    predictor.predict(Seen(broken, 0, 6))
+        predictor.predict(Looking(whole, layer, 6))
+    predictor.predict(Looking(broken, 0, 6))
     for layer in range(3):
-        guesses = predictor.predict(Seen(after, layer, 6))
+        guesses = predictor.predict(Looking(after, layer, 6))
     source = after.ids[2][0, 0]
     wanted = {broken.ids[0][0, 0]} if source == whole.ids[2][0, 0] else set()
     assert {g.expert for g in guesses} == wanted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.config import LoadSpec, Sampling, Settings
+from core.config import Sampling, Settings
 from core.engine import Engine
 from core.policy.eviction import GONE
 from core.policy.slots import waves
@@ -141,19 +141,12 @@ def test_sizes_side_by_side_are_what_each_is_alone() -> None:
                 assert (at_once.by_misses[copy] == alone.by_misses[0]).all()
 
 
-@pytest.fixture(scope="module")
-def demo() -> Iterator[Engine]:
-    engine = Engine.load(LoadSpec.checked("demo", Settings({"budget": "50%", "link": "own"}), device="cpu"))
-    yield engine
-    engine.unload()
-
-
 def restart(engine: Engine) -> None:
     """The cache as it is filled after a load, before anything was asked."""
     residency = engine.residency
     for pool in residency._pools:
         for eid in residency._residents(pool):
-            residency._evict(pool, eid)
+            residency.evict(pool, eid)
     residency.reshape(make_policy=residency.make_policy)
     residency.fill()
     residency.now = 0

@@ -14,6 +14,7 @@ from core.registry import variants
 from core.simulate import BELADY, Clock, Config, simulate
 from core.simulate import run as run_module
 from core.trace import ArrayTrace, Chunk, FileTrace, TraceWriter
+from core.trace.file import save
 from tests.simulate.test_engine import routes
 
 NAMES = [v.name for v in variants("eviction")]
@@ -103,7 +104,7 @@ def test_processes_change_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     alone = simulate(source, configs, processes=1)
     monkeypatch.setattr(run_module, "SMALL", 0)
     said: list[str] = []
-    together = simulate(run_module.save(source, tmp_path / "t") if ours else source, configs, processes=2,
+    together = simulate(save(source, tmp_path / "t") if ours else source, configs, processes=2,
                         say=said.append)
     assert together == alone
     assert len(said) == 3 and said[-1].startswith("4 of 4")

@@ -12,6 +12,7 @@ import pytest
 from core.errors import TraceError
 from core.trace import ArrayTrace, FileTrace, Trace, TraceWriter, open_trace
 from core.trace import file as trace_file
+from core.trace.chunk import RANKED
 from core.trace.file import save
 from core.types import Phase, StepRecord
 
@@ -156,3 +157,80 @@ def test_arrays_that_do_not_fit_are_refused_in_words(tmp_path: Path, arrays: Any
 def test_there_must_be_a_file(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="There is no trace"):
         open_trace(tmp_path / "gone.npz")
+
+
+def told(passes: int, count: int, seed: int = 0) -> Any:
+    """`count` guesses in each of so many passes."""
+    rng, rows = np.random.default_rng(seed), []
+    for of in range(passes):
+        rows += [(of, rng.integers(-1, 3), rng.integers(3), rng.integers(9), rng.random()) for _ in range(count)]
+    return np.array(rows, RANKED)
+
+
+def test_distributions_and_guesses_are_read_as_they_were_recorded(tmp_path: Path,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_file, "CHUNK", 8)
+    ids, sizes = routed(20), [5, 1, 1, 12, 1]
+    probs, guesses = np.random.default_rng(1).random((20, 3, 9)).astype(np.float16), told(5, 4)
+    at = 0
+    with TraceWriter(tmp_path / "t", 3, 9, 2, probs=True, predictor=("gate", {"width": 3})) as writer:
+        for of, size in enumerate(sizes):
+            part, mine = slice(at, at + size), guesses[guesses["of"] == of].copy()
+            one, mine["of"], at = step(ids[part].transpose(1, 0, 2)), 0, at + size
+            one.probs, one.ranked, one.tok = probs[part].transpose(1, 0, 2), mine, np.arange(size, dtype=np.int32)
+            writer.add(one)
+    trace = FileTrace(tmp_path / "t")
+    chunks = list(trace.chunks())
+    assert trace.predictor == ("gate", {"width": 3}) and [len(c.sizes) for c in chunks] == [4, 1]
+    assert (np.concatenate([c.probs for c in chunks if c.probs is not None]) == probs).all()
+    assert np.concatenate([c.tok for c in chunks if c.tok is not None]).tolist() == [i for s in sizes for i in range(s)]
+    first, last = (c.ranked for c in chunks)
+    assert first is not None and last is not None
+    assert first.tolist() == guesses[guesses["of"] < 4].tolist()
+    assert last["of"].tolist() == [0] * 4 and last["score"].tolist() == guesses["score"][-4:].tolist()
+    again = save(trace, tmp_path / "again")
+    assert again.predictor == trace.predictor
+    assert [c.ranked.tolist() for c in again.chunks() if c.ranked is not None] == [first.tolist(), last.tolist()]
+
+
+def test_a_plain_trace_stays_one_that_older_versions_read(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "t", 3, 9, 2) as writer:
+        one = step(routed(2).transpose(1, 0, 2))
+        one.probs, one.ranked = np.zeros((3, 2, 9), np.float16), told(1, 2)
+        writer.add(one)
+    assert b'"version": 1' in (tmp_path / "t").read_bytes()
+    (chunk,) = FileTrace(tmp_path / "t").chunks()
+    assert chunk.probs is chunk.ranked is None
+    with TraceWriter(tmp_path / "new", 3, 9, 2, probs=True) as writer:
+        writer.add(one)
+    assert b'"version": 2' in (tmp_path / "new").read_bytes()
+    assert FileTrace(tmp_path / "new").predictor is None
+
+
+def test_large_distributions_do_not_gather_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_file, "PENDING_BYTES", 200)
+    one = step(routed(1).transpose(1, 0, 2))
+    one.probs = np.zeros((3, 1, 9), np.float16)              # 54 bytes, and 6 of ids
+    with TraceWriter(tmp_path / "t", 3, 9, 2, probs=True) as writer:
+        for _ in range(10):
+            writer.add(one)
+            assert writer._bytes < 200
+    assert [len(chunk.sizes) for chunk in FileTrace(tmp_path / "t").chunks()] == [4, 4, 2]
+
+
+@pytest.mark.parametrize(("name", "value"), [("of", 1), ("at", -2), ("layer", 3), ("expert", 9), ("expert", -1)])
+def test_guesses_of_what_there_is_not_are_refused(tmp_path: Path, name: str, value: int) -> None:
+    with TraceWriter(tmp_path / "t", 3, 9, 2, predictor=("gate", {})) as writer:
+        one = step(routed(1).transpose(1, 0, 2))
+        one.ranked = told(1, 3)
+        one.ranked[name][1] = value
+        writer.add(one)
+    with pytest.raises(TraceError, match="guesses of layers or experts that there are not"):
+        read(FileTrace(tmp_path / "t"))
+
+
+def test_distributions_of_another_model_are_refused(tmp_path: Path) -> None:
+    one = step(routed(1).transpose(1, 0, 2))
+    one.probs = np.zeros((3, 1, 8), np.float16)
+    with TraceWriter(tmp_path / "t", 3, 9, 2, probs=True) as writer, pytest.raises(TraceError, match="do not belong"):
+        writer.add(one)

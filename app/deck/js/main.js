@@ -5,18 +5,20 @@ import { palette } from "./paint.js";
 import { Layers, Pairs, Residency } from "./maps.js";
 import { LinkTraffic, TokenTime } from "./series.js";
 import { Figures } from "./figures.js";
+import { Regret } from "./regret.js";
 
 const EVERY_MS = 250, RETRY_MS = 1500;
 const ROW_SPACE = 32; // of the residency map: its lower axis
 const MOVES = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
 class Deck {
-  constructor(root) {
+  constructor(root, trigger) {
     this.root = root;
     this.find = (key) => root.querySelector(`[data-k="${key}"]`);
     const canvas = (name) => root.querySelector(`[data-c="${name}"]`), colours = () => this.colours;
     this.residency = new Residency(canvas("residency"), colours);
-    this.panels = [this.residency, new TokenTime(canvas("tpot"), colours), new LinkTraffic(canvas("link"), colours),
+    const regret = new Regret(root, this.find, colours, (policy) => trigger("select", { policy }));
+    this.panels = [this.residency, regret, new TokenTime(canvas("tpot"), colours), new LinkTraffic(canvas("link"), colours),
       new Pairs(canvas("pairs"), colours), new Layers(canvas("layers"), colours)];
     this.figures = new Figures(this.find);
     Object.assign(this, { frame: null, since: "", frames: 0 });
@@ -116,17 +118,18 @@ class Deck {
     const [x, y] = panel.where(key), [frame, area] = [this.root.getBoundingClientRect(), panel.canvas.getBoundingClientRect()];
     const left = area.left - frame.left + x + 12;
     box.style.left = `${Math.max(0, Math.min(left, frame.width - box.offsetWidth - 4))}px`;
-    box.style.top = `${area.top - frame.top + y + 14}px`;
+    const under = area.top + y + 14, top = under + box.offsetHeight > innerHeight ? Math.max(0, under - box.offsetHeight - 28) : under;
+    box.style.top = `${top - frame.top}px`;
   }
 }
 
 const sleep = (ms) => new Promise((done) => { setTimeout(done, ms); });
 
-/** Bring the deck inside `element` to life. */
-export function start(element) {
+/** Bring the deck inside `element` to life; `trigger` tells Python what was pressed on it. */
+export function start(element, trigger) {
   const root = element.querySelector(".deck");
   if (root && !root.dataset.started) {
     root.dataset.started = "1";
-    new Deck(root).run();
+    new Deck(root, trigger).run();
   }
 }

@@ -55,6 +55,7 @@ export class Residency extends Grid {
     const surface = begin(this.canvas), box = this.frameBox(), c = this.colours();
     const tone = [c.host, c.flight, c.resident, c.hit, c.disk].map(pixel);
     cells(surface, box, this.rows, this.cols, (i) => tone[frame.place[i]], pixel(c.card));
+    this.pins(surface, box, c.text);
     this.axes(surface, box, this.rows, this.cols);
     const y = box.y + (this.layer * box.h) / this.rows, h = box.h / this.rows;
     surface.g.fillStyle = c.mark;
@@ -62,7 +63,19 @@ export class Residency extends Grid {
     if (this.cursor) this.outline(surface, box, this.cursor.row, this.cursor.col, this.rows, this.cols, c.text);
   }
 
-  tell({ row, col }) { return `Layer ${row}, expert ${col}: ${PLACES[this.frame.place[row * this.cols + col]]}`; }
+  /** A dot on every pinned expert. */
+  pins({ g }, box, colour) {
+    const w = box.w / this.cols, h = box.h / this.rows, size = Math.max(1, Math.min(w, h, 12) / 3);
+    g.fillStyle = colour;
+    for (const eid of this.frame.pinned ?? []) {
+      g.fillRect(box.x + ((eid % this.cols) + 0.5) * w - size / 2, box.y + (Math.floor(eid / this.cols) + 0.5) * h - size / 2, size, size);
+    }
+  }
+
+  tell({ row, col }) {
+    const eid = row * this.cols + col, pinned = this.frame.pinned?.includes(eid) ? ", pinned" : "";
+    return `Layer ${row}, expert ${col}: ${PLACES[this.frame.place[eid]]}${pinned}`;
+  }
 }
 
 export class Pairs extends Grid {

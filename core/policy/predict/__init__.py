@@ -1,7 +1,22 @@
 """Predictors, one small file each; importing this package registers them."""
 
-from core.policy.predict import all_next, gate, none, previous_token, recent, request, transitions
+from core.policy.predict import (
+    all_next,
+    default_vectors,
+    estimator,
+    expert_map,
+    gate,
+    none,
+    previous_token,
+    recent,
+    request,
+    routing_path,
+    stride,
+    token_table,
+    transitions,
+)
 from core.policy.predict.base import Guess, Predictor, View
+from core.policy.predict.oracle import Oracle
 
-__all__ = ["Guess", "Predictor", "View", "all_next", "gate", "none", "previous_token", "recent", "request",
-           "transitions"]
+__all__ = ["Guess", "Oracle", "Predictor", "View", "all_next", "default_vectors", "estimator", "expert_map", "gate",
+           "none", "previous_token", "recent", "request", "routing_path", "stride", "token_table", "transitions"]

@@ -1,39 +1,42 @@
-"""The next layer's own router, asked one layer early."""
+"""The next layers' own routers, asked early."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import ClassVar
 
-import numpy as np
-
 from core.policy.predict.base import Guess, Predictor, View
-from core.registry import Param, register
+from core.policy.predict.ranking import FLOOR, LOOK_AHEAD, WIDTH, Again, best, limit
+from core.registry import register
 
 
-@register("predictor", "gate", title="Next-layer gate", help="While a layer is computed, the next layer's router is "
-          "asked on the same state, and its likeliest experts are fetched. Layer 0 takes the previous token's experts.",
+@register("predictor", "gate", title="Next-layer gate", help="While a layer is computed, the next layers' routers are "
+          "asked on the same state, and their likeliest experts are fetched. Layer 0 takes the previous token's "
+          "experts.",
           source="Mixtral-offloading section 3.2; the baseline R_{l+1}(h_l) of Speculating Experts and MoEpic",
-          params=(Param("width", "int", 0, "How many experts to fetch for the next layer. 0 = as many as the router "
-                        "selects.", title="Width", low=0, high=256, step=1, unit="experts"),
-                  Param("floor", "float", 0.0, "Fetch only experts with at least this probability.", title="Least "
-                        "probability", low=0.0, high=1.0, step=0.01)))
+          params=(WIDTH, FLOOR, LOOK_AHEAD))
 class NextGate(Predictor):
-    """Remembers layer 0's experts of the current token for the next one."""
+    """Router l + j is given h_l, for j in 1 ... distance, nearest first. Remembers layer 0's experts for the next
+    token."""
 
     asks: ClassVar[bool] = True
 
-    def __init__(self, width: int = 0, floor: float = 0.0) -> None:
-        self._width, self._floor = width, floor
-        self._first: list[int] = []
+    def __init__(self, width: int = 0, floor: float = 0.0, distance: int = 1) -> None:
+        self._width, self._floor, self._distance = width, floor, distance
+        self._first = Again()
 
     def predict(self, view: View) -> Sequence[Guess]:
-        width = self._width or view.top_k
         if view.layer == 0:
-            self._first = list(dict.fromkeys(view.ids[-1]))
+            self._first.note(0, view.ids)
         if view.layer + 1 == view.layers:
-            return [Guess(0, expert, 1.0 - i / 1000) for i, expert in enumerate(self._first[:width])]
-        scores = view.gate(view.layer + 1)
-        tokens = len(view.ids)
-        best = np.argsort(-scores, kind="stable")[: width if tokens == 1 else min(width * tokens, scores.size)]
-        return [Guess(view.layer + 1, int(e), float(scores[e])) for e in best if scores[e] >= self._floor * tokens]
+            return self._first.guesses(0, self._width or view.top_k)
+        return ask_ahead(view, self._distance, self._width, self._floor)
+
+
+def ask_ahead(view: View, distance: int, width: int, floor: float) -> list[Guess]:
+    """What the routers of the next `distance` layers would ask for, were they given this layer's router input."""
+    ahead = range(view.layer + 1, min(view.layer + 1 + distance, view.layers))
+    if not ahead:
+        return []
+    return [guess for layer, scores in zip(ahead, view.ask(ahead), strict=True)
+            for guess in best(layer, scores, limit(view, layer, width), floor)]

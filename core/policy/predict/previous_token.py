@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from core.policy.predict.base import Guess, Predictor, View
-from core.policy.predict.ranking import DISTANCE, WIDTH, layer_ahead, limit
+from core.policy.predict.ranking import DISTANCE, WIDTH, Again, layer_ahead, limit
 from core.registry import register
 
 
@@ -13,14 +13,13 @@ from core.registry import register
           "are fetched again, those it chose first before the others.",
           source="baseline", params=(WIDTH, DISTANCE))
 class PreviousToken(Predictor):
-    """Remembers each layer's choice for the last token of the last pass. Scores only say the router's order."""
+    """Remembers each layer's choice for the last token of the last pass. Score: how often such a guess came true."""
 
     def __init__(self, width: int = 0, distance: int = 1) -> None:
         self._width, self._distance = width, distance
-        self._last: dict[int, list[int]] = {}
+        self._again = Again()
 
     def predict(self, view: View) -> Sequence[Guess]:
-        self._last[view.layer] = list(view.ids[-1])
+        self._again.note(view.layer, view.ids)
         ahead = layer_ahead(view, self._distance)
-        chosen = self._last.get(ahead, [])[:limit(view, ahead, self._width)]
-        return [Guess(ahead, expert, 1.0 - i / 1000) for i, expert in enumerate(chosen)]
+        return self._again.guesses(ahead, limit(view, ahead, self._width))

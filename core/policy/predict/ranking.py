@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import repeat
 
 import numpy as np
@@ -13,6 +14,8 @@ from core.registry import Param
 Floats = npt.NDArray[np.floating]
 Ints = npt.NDArray[np.int64]
 
+LOOK_AHEAD = Param("distance", "int", 1, "How many of the next layers to ask about: more leave more time, and each "
+                   "costs time and is harder to guess.", title="Layers ahead", low=1, high=16, step=1, unit="layers")
 WIDTH = Param("width", "int", 0, "How many experts to fetch for a token and layer. 0 = as many as the router selects.",
               title="Width", low=0, high=256, step=1, unit="experts")
 FLOOR = Param("floor", "float", 0.0, "Fetch only experts with at least this probability.", title="Least probability",
@@ -73,3 +76,36 @@ class Tally:
         else:
             self.uses[layer] += np.bincount(ids.ravel(), minlength=self.uses.shape[1])
             np.maximum.at(self.last[layer], ids, np.arange(before + 1, before + 1 + len(ids))[:, None])
+
+
+class Again:
+    """Experts that were chosen for the last token, to be named for the next one, and how often that came true.
+
+    Score: (chosen again + 1) / (named + 2), the rule of succession, one for all experts of a layer; they stand in
+    their router's order.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[int, list[int]] = {}
+        self._named: dict[int, int] = {}
+        self._true: dict[int, int] = {}
+
+    def note(self, layer: int, ids: Sequence[Sequence[int]]) -> None:
+        """The choices [T][k] of a pass."""
+        if before := self._last.get(layer):
+            self.count(layer, before, ids[0])
+        self._last[layer] = list(dict.fromkeys(ids[-1]))
+
+    def count(self, layer: int, named: Sequence[int], chosen: Sequence[int]) -> None:
+        """Of experts named for a token, these were chosen."""
+        self._named[layer] = self._named.get(layer, 0) + len(named)
+        self._true[layer] = self._true.get(layer, 0) + len({*named}.intersection(chosen))
+
+    def score(self, layer: int) -> float:
+        """How likely an expert that is named for a token is chosen."""
+        return (self._true.get(layer, 0) + 1) / (self._named.get(layer, 0) + 2)
+
+    def guesses(self, layer: int, most: int) -> list[Guess]:
+        """What the last token chose in `layer`; nothing before there was one."""
+        score = self.score(layer)
+        return [Guess(layer, expert, score) for expert in self._last.get(layer, ())[:most]]

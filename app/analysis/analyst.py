@@ -1,0 +1,175 @@
+"""Answers one question at a time about recorded routing, in a thread that no browser tab owns; keeps the answers."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from app.analysis import sources, workers
+from app.analysis.compare import compare, test
+from app.analysis.lab import Lab
+from app.analysis.question import Question
+from app.analysis.sources import Routing, Source
+from app.analysis.whatif import Table
+from app.analysis.workers import Task
+from app.live import Live
+from app.store import Store
+from app.words import count
+from core.errors import BusyError, MoestroError, SettingError
+from core.registry import variant
+
+SMALL = 3000            # tokens x runs that are done before another process has started
+SMALL_BYTES = 200_000   # of a trace file that is read before another process has started
+log = logging.getLogger("moestro.app")
+UNEXPECTED = "It broke off because of an error inside Moestro. Its details are in the log."
+KEPT = {"whatif": "whatif", "lab": "predictor_lab"}   # under which the store remembers the last answers
+
+
+class Job(Live):
+    """An analysis in progress, or how the last one ended."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.state: Literal["running", "done", "error", "cancelled"] = "running"
+        self.text = "Reading the routing"
+        self.share = 0.0
+        self.left_s: float | None = None
+        self._began_s = time.monotonic()
+
+    @property
+    def finished(self) -> bool:
+        return self.state != "running"
+
+    def progress(self, text: str, share: float) -> None:
+        """Take note of how far it is, and work out how long it will still take."""
+        took = time.monotonic() - self._began_s
+        self.update(text=text, share=share, left_s=took / share * (1 - share) if share > 0.05 and took > 1 else None)
+
+
+class Analyst:
+    """The one analysis and its thread. Methods return at once and may be called from any thread."""
+
+    def __init__(self, store: Store, processes: int = 0) -> None:
+        """`processes` = how many simulate at once, 0 = one per CPU core."""
+        self.store, self.processes = store, processes
+        self.job: Job | None = None
+        self.table: Table | None = self._remembered(KEPT["whatif"], Table.read)
+        self.lab: Lab | None = self._remembered(KEPT["lab"], Lab.read)
+        self._folder = store.folder / "analysis"
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def busy(self) -> bool:
+        """An analysis is running."""
+        return self.job is not None and not self.job.finished
+
+    @property
+    def stamp(self) -> str:
+        """Changes whenever what is shown would."""
+        job, made = self.job, [answer.about.created if answer else "" for answer in (self.table, self.lab)]
+        return f"{id(job)} {job.state if job else ''} {made}"
+
+    def start(self, question: Question) -> Job:
+        """Begin. Raises BusyError, SettingError or TraceError for what can be seen at once; what goes wrong later is
+        found in the job."""
+        for name in question.policies:
+            variant("eviction", name)
+        for name in question.predictors:
+            variant("predictor", name)
+        if question.kind == "lab" and not question.predictors:
+            raise SettingError("Choose at least one prefetcher.")
+        if question.source.kind == "file" and not Path(question.source.path).expanduser().is_file():
+            raise SettingError(f"There is no file {question.source.path}.")
+        with self._lock:
+            if self.busy:
+                raise BusyError("An analysis is running. Wait for it or cancel it, then start another.")
+            self.job = job = Job(question.kind)
+            self._thread = threading.Thread(target=self._run, args=(job, question), name="moestro-analysis",
+                                            daemon=True)
+            self._thread.start()
+            return job
+
+    def cancel(self) -> None:
+        """Stop the running analysis; the last answer stays."""
+        if self.job is not None:
+            self.job.cancelled.set()
+
+    def close(self, timeout: float = 30.0) -> None:
+        """Stop what is running, and wait for it."""
+        self.cancel()
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def _run(self, job: Job, question: Question) -> None:
+        fields: dict[str, Any] = {"state": "done", "text": "Done", "share": 1.0}
+        try:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.mkdir(parents=True)
+            routing = self._routing(job, question)
+
+            def work(tasks: Sequence[Task]) -> list[Any]:
+                return self._work(job, tasks, routing.tokens)
+
+            if question.kind == "whatif":
+                self.table = compare(question, routing, work)
+                self.store.db.put(KEPT["whatif"], self.table.dump())
+            else:
+                self.lab = test(question, routing, work)
+                self.store.db.put(KEPT["lab"], self.lab.dump())
+        except Exception as error:
+            if job.cancelled.is_set():
+                fields = {"state": "cancelled", "text": "Cancelled"}
+            elif isinstance(error, MoestroError):
+                log.info("the analysis was not made: %s", error)
+                fields = {"state": "error", "text": "Not done", "error": str(error)}
+            else:
+                log.exception("unexpected error in an analysis")
+                fields = {"state": "error", "text": "Not done", "error": UNEXPECTED}
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        job.update(left_s=None, **fields)
+
+    def _work(self, job: Job, tasks: Sequence[Task], tokens: int) -> list[Any]:
+        """All results in order."""
+        found: dict[int, Any] = {}
+        text = f"Simulating {count(tokens)} tokens"
+
+        def done(at: int, result: Any) -> None:
+            found[at] = result
+            job.progress(f"{text}: {len(found)} of {len(tasks)} runs", len(found) / len(tasks))
+
+        job.progress(f"{text}: 0 of {len(tasks)} runs", 0.0)
+        work = workers.here if tokens * len(tasks) <= SMALL else workers.run
+        work(tasks, job.cancelled, done, self.processes)
+        return [found[at] for at in range(len(tasks))]
+
+    def _routing(self, job: Job, question: Question) -> Routing:
+        source, target = question.source, self._folder / "routing.trace"
+        if source.kind != "file":
+            return sources.from_store(self.store, source, target, question.limit)
+        read: list[Routing] = []
+        work = workers.here if Path(source.path).expanduser().stat().st_size <= SMALL_BYTES else workers.run
+        work([Task(sources.from_file, (source, str(target), question.limit))], job.cancelled,
+             lambda at, result: read.append(result), 1)
+        session = None
+        if question.load is not None:
+            try:
+                session = sources.from_store(self.store, Source("load", question.load), self._folder / "session.trace")
+            except MoestroError:
+                pass  # nothing was recorded in it: nothing to take over
+        return sources.known(read[0], session)
+
+    def _remembered(self, key: str, read: Callable[[Any], Any]) -> Any:
+        kept = self.store.db.get(key)
+        try:
+            return read(kept) if kept else None
+        except (TypeError, KeyError) as error:
+            log.warning("forgot an analysis of an earlier version: %s", error)
+            return None

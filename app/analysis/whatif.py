@@ -1,0 +1,246 @@
+"""What every cache policy, prefetcher and budget would have done on the same tokens, beside what none can beat."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
+from typing import Any
+
+from core.errors import SettingError
+from core.registry import variant
+from core.simulate import BELADY, Clock, Result
+from core.simulate.timed import TimedResult
+
+AUTO = "auto"
+STEP = 10        # percent between the budgets that "auto" stands for
+BEND = 2.0       # of the LRU curve: so many times steeper below the cliff than above it
+STEEP = 0.15     # and below it at least so much hit rate lost for every tenth of all experts
+NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What the figures are of: the routing, the caches, and the clock that turned misses into time."""
+
+    name: str
+    model: str
+    tokens: int
+    layers: int
+    experts: int
+    top_k: int
+    scope: str
+    start: str
+    expert_bytes: int              # 0 = not known
+    clock: dict[str, float] | None  # the fields of core.simulate.Clock; None = no times are predicted
+    link: str                      # the link and the clock in words
+    notes: tuple[str, ...] = ()
+    chosen: tuple[str, str, int] = ("", NONE, 0)   # policy, prefetcher and slots in force when it was asked
+    created: str = ""              # ISO 8601
+
+    @classmethod
+    def read(cls, kept: Mapping[str, Any]) -> About:
+        """From JSON. Raises TypeError or KeyError for what another version wrote."""
+        return cls(**{**kept, "notes": tuple(kept["notes"]), "chosen": tuple(kept["chosen"])})
+
+    def head(self) -> str:
+        """Lines for the top of a CSV file; each begins with #."""
+        lines = [f"# {field.name}: {_plain(getattr(self, field.name))}\n" for field in fields(self)]
+        return "".join([*lines, "# all figures are simulated: the recorded routing through the same policies with a "
+                        "virtual clock\n"])
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One configuration. Rates are of decode requests; None = not known. `slots` of all layers together."""
+
+    policy: str
+    predictor: str
+    slots: int
+    hit_rate: float | None
+    misses: float | None           # per token
+    tpot_ms: float | None
+    copies: float | None           # experts over the link per token, prefetched ones included
+    wasted: float | None = None    # of those, copied for nothing
+    stall_ms: float | None = None
+    saved_ms: float | None = None  # TPOT of the same cache without a prefetcher, less this one's
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What nothing can beat with so many slots."""
+
+    slots: int
+    hit_rate: float | None         # Belady's, first requests counted as misses
+    misses: float | None           # per token
+    tpot_ms: float | None          # of Belady without prefetching
+    perfect_ms: float | None       # every one of Belady's copies hidden behind computing as far as the link allows
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The whole answer."""
+
+    about: About
+    rows: tuple[Row, ...]
+    bounds: tuple[Bound, ...]      # by rising slots
+
+    @property
+    def resident_ms(self) -> float | None:
+        """TPOT with everything resident."""
+        return self.about.clock["compute_ms"] if self.about.clock else None
+
+    @property
+    def total(self) -> int:
+        """Experts of all layers."""
+        return self.about.layers * self.about.experts
+
+    def bound(self, slots: int) -> Bound:
+        """The bounds at so many slots. Raises StopIteration if there are none."""
+        return next(bound for bound in self.bounds if bound.slots == slots)
+
+    def curve(self, policy: str, predictor: str = NONE) -> list[Row]:
+        """One policy and prefetcher by rising slots."""
+        return sorted((row for row in self.rows if (row.policy, row.predictor) == (policy, predictor)),
+                      key=lambda row: row.slots)
+
+    def dump(self) -> dict[str, Any]:
+        """As JSON keeps it."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, kept: Mapping[str, Any]) -> Table:
+        """From `dump`. Raises TypeError or KeyError for what another version wrote."""
+        return cls(About.read(kept["about"]), tuple(Row(**row) for row in kept["rows"]),
+                   tuple(Bound(**bound) for bound in kept["bounds"]))
+
+
+def sizes(text: str, layers: int, experts: int, top_k: int, scope: str, now: int = 0) -> list[int]:
+    """Budgets as the user wrote them -> slots of all layers together, rising. Raises SettingError.
+
+    "25%, 50%, 400": shares of all experts, or numbers of them. "auto": every tenth that holds what a token needs, and
+    `now`, the slots in force.
+    """
+    total, least = layers * experts, top_k * (layers if scope == "layer" else 1)
+    if text.strip().lower() in ("", AUTO):
+        found = {total * percent // 100 for percent in range(STEP, 101, STEP)} | {now, total}
+        return sorted({min(slots, total) for slots in found if slots >= least} | {least})
+    asked: set[int] = set()
+    for word in re.split(r"[,;\s]+", re.sub(r"\s+%", "%", text.strip())):
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)(%?)", word)
+        if match is None or (not match[2] and "." in word):
+            raise SettingError(f"The budget {word!r} is not understood. Write shares like 25%, 50%, or numbers of "
+                               "experts, with commas between them; or auto.")
+        slots = int(float(match[1]) / 100 * total + 1e-9) if match[2] else int(match[1])
+        if not least <= slots <= total:
+            raise SettingError(f"The budget {word} does not work here: it must be between {least} experts "
+                               f"({100 * least / total:.3g} %), which one token needs, and all {total}.")
+        asked.add(slots)
+    return sorted(asked)
+
+
+def rows(results: Sequence[Result]) -> list[Row]:
+    """Of caches without a prefetcher, Belady's left out."""
+    return [Row(one.config.policy, NONE, one.config.slots, one.hit_rate, one.misses_per_token, one.tpot_ms,
+                one.misses_per_token, 0.0 if one.misses_per_token is not None else None)
+            for one in results if one.config.policy != BELADY]
+
+
+def bounds(results: Sequence[Result], clock: Clock | None) -> list[Bound]:
+    """From Belady's results. METHODS section 8: the longer of computing and of the fewest copies any cache makes."""
+    found = []
+    for one in sorted(results, key=lambda result: result.config.slots):
+        perfect = None if clock is None or one.misses_per_token is None else max(
+            clock.compute_ms, one.misses_per_token * clock.load_ms)
+        found.append(Bound(one.config.slots, one.hit_rate, one.misses_per_token, one.tpot_ms, perfect))
+    return found
+
+
+def prefetched(found: TimedResult, blob_bytes: int, plain: Row | None) -> Row:
+    """Of a cache with a prefetcher, simulated with experts of `blob_bytes`; `plain` = the same cache without one."""
+    tokens, config = max(1, found.tokens), found.timed.config
+    demand = found.demand_bytes / blob_bytes / tokens
+    return Row(config.policy, found.timed.predictor, config.slots, found.hit_rate, demand, found.tpot_ms,
+               demand + found.prefetch_bytes / blob_bytes / tokens, found.wasted_bytes / blob_bytes / tokens,
+               found.stall_ms, less(plain.tpot_ms if plain is not None else None, found.tpot_ms))
+
+
+def cliff(points: Sequence[tuple[float, float]]) -> int | None:
+    """The edge of the cliff in a curve of (share of experts, hit rate), by rising share: its place, or None.
+
+    The slope of a stretch is hit rate per share. The edge is the point where the slope below it exceeds the slope above
+    it by most; a curve has one only if the stretch below is BEND times as steep as the one above, and loses at least
+    STEEP of hit rate for every tenth of all experts given up. Above everything resident it is flat. Below the edge LRU
+    forgets experts just before it needs them again.
+    """
+    slopes = [(high[1] - low[1]) / (high[0] - low[0]) for low, high in pairwise(points)]
+    slopes += [0.0] if points and points[-1][0] >= 1 else []
+    bends = [(below - above, at) for at, (below, above) in enumerate(pairwise(slopes), 1)
+             if below >= BEND * max(above, 0.0) and below / 10 >= STEEP]
+    return max(bends, key=lambda bend: (bend[0], -bend[1]))[1] if bends else None
+
+
+def lru_cliff(table: Table) -> Row | None:
+    """The smallest budget that keeps LRU off its cliff, if it has one here."""
+    curve = [row for row in table.curve("lru") if row.hit_rate is not None]
+    at = cliff([(row.slots / table.total, row.hit_rate or 0.0) for row in curve])
+    return None if at is None else curve[at]
+
+
+def title(kind: str, name: str) -> str:
+    """How a variant is called on screen; its name if it has gone."""
+    if name == BELADY:
+        return "Belady (knows the future)"
+    try:
+        return variant(kind, name).title
+    except SettingError:
+        return name
+
+
+COLUMNS = ("policy", "predictor", "slots", "share", "hit_rate", "predicted_tpot_ms", "predicted_stall_ms",
+           "misses_per_token", "copies_per_token", "bytes_per_token", "wasted_bytes_per_token", "saved_ms",
+           "belady_hit_rate", "hit_rate_to_belady", "belady_tpot_ms", "perfect_prefetch_tpot_ms",
+           "tpot_to_perfect_prefetch_ms", "everything_resident_tpot_ms", "tpot_to_everything_resident_ms")
+
+
+def to_csv(table: Table) -> str:
+    """All rows with their bounds; what the figures are of stands in lines that begin with #."""
+    out = io.StringIO()
+    about = table.about
+    out.write(about.head())
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    size, resident = about.expert_bytes or None, table.resident_ms
+    for row in table.rows:
+        bound = table.bound(row.slots)
+        writer.writerow(["" if value is None else f"{value:.10g}" if isinstance(value, float) else value for value in (
+            row.policy, row.predictor, row.slots, row.slots / table.total, row.hit_rate, row.tpot_ms, row.stall_ms,
+            row.misses, row.copies, times(row.copies, size), times(row.wasted, size), row.saved_ms, bound.hit_rate,
+            less(bound.hit_rate, row.hit_rate), bound.tpot_ms, bound.perfect_ms, less(row.tpot_ms, bound.perfect_ms),
+            resident, less(row.tpot_ms, resident))])
+    return out.getvalue()
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    """Of those that are known."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def less(left: float | None, right: float | None) -> float | None:
+    """left - right, where both are known."""
+    return None if left is None or right is None else left - right
+
+
+def times(left: float | None, right: float | None) -> float | None:
+    """left * right, where both are known."""
+    return None if left is None or right is None else left * right
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {number:.6g}" for name, number in value.items())
+    return ("; ".join(str(part) for part in value) if isinstance(value, tuple) else str(value)).replace("\n", " ")

@@ -1,0 +1,141 @@
+"""`profile`: calibrate a model, so that policies and predictors that need figures of it have them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from app.cli import chat, options
+from app.cli.bar import Bar, clock
+from app.cli.interrupt import stoppable
+from app.store.home import data_dir
+from app.words import size
+from core.errors import ProfileError, SettingError
+from core.profile import PARTS, Profile, check_model, load, profile_path, save
+from core.profile.words import TITLES, describe
+
+HELP = "Calibrate a model: measure its routing and its times, for the predictors and policies that build on them."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--text", action="append", type=Path, default=[], metavar="PATH", help="a text file, a .jsonl "
+                        "of chats, or a folder of text files (may be given more than once; default: the bundled "
+                        "prompts)")
+    parser.add_argument("--trace", nargs="+", type=Path, default=[], metavar="FILE", help="recorded sessions of this "
+                        "model: their routing counts as well, or alone without --text")
+    parser.add_argument("--parts", default="all", metavar="LIST", help="what to gather, separated by commas; the rest "
+                        f"stays as it was (default: all): {', '.join(PARTS)}")
+    parser.add_argument("--tokens", type=positive, default=0, metavar="N", help="read no more of the texts than this "
+                        "(default: everything)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where to keep the profile (default: in the data "
+                        "folder, where it is found when the model is loaded)")
+    parser.add_argument("--json", action="store_true", help="end with the result as one line of JSON")
+    options.add_settings(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    spec, parts = options.spec(args), chosen(args.parts)
+    for path in (*args.text, *args.trace):
+        if not path.exists():
+            raise ProfileError(f"There is no file or folder {path}.")
+    engine: Any = chat.load(spec)
+    try:
+        return calibrated(args, engine, parts)
+    finally:
+        engine.unload()
+
+
+def calibrated(args: argparse.Namespace, engine: Any, parts: set[str]) -> int:
+    """Gather and save; prints what was found."""
+    from core.memory.store import Cancelled
+    from core.profile.gather import calibrate
+    from core.profile.texts import bundled, from_path
+    from core.trace import open_trace
+
+    traces = [open_trace(path, engine.shape.experts) for path in args.trace]
+    texts = [text for path in args.text for text in from_path(path)]
+    if not texts and not traces:
+        texts = bundled(engine.model_name)
+    file: Path = args.out or profile_path(data_dir(), engine.model_hash)
+    old = earlier(file, engine.model_hash, engine.model_name)
+    bar, cancel, began_s = Bar(), threading.Event(), time.perf_counter()
+    try:
+        with stoppable(cancel):
+            profile = calibrate(engine, texts, parts=parts, traces=traces, source=named(args), limit=args.tokens,
+                                progress=bar.show, cancel=cancel)
+    except Cancelled:
+        bar.end()
+        print(f"Stopped. {'The profile is as it was' if old else 'Nothing was kept'}.", file=sys.stderr)
+        return 130
+    finally:
+        bar.end()
+    whole = profile if old is None else profile.over(old)
+    save(whole, file)
+    seconds = time.perf_counter() - began_s
+    print("\n".join(report(profile, parts, file, seconds)))
+    if args.json:
+        print(json.dumps(summary(whole, file, seconds)))
+    return 0
+
+
+def chosen(text: str) -> set[str]:
+    """The parts asked for. Raises SettingError that lists them."""
+    names = {word for word in text.replace(" ", "").split(",") if word}
+    if names == {"all"}:
+        return set(PARTS)
+    if not names or not names <= PARTS.keys():
+        raise SettingError(f"--parts {text!r} is not understood. Write all, or some of {', '.join(PARTS)}.")
+    return names
+
+
+def earlier(file: Path, model_hash: str, model: str) -> Profile | None:
+    """The profile that is there already. One that is damaged is replaced, one of another model is not: ProfileError."""
+    if not file.exists():
+        return None
+    try:
+        found = load(file)
+    except ProfileError as error:
+        print(f"{error} It will be replaced.", file=sys.stderr)
+        return None
+    check_model(found, model_hash, model)
+    return found
+
+
+def named(args: argparse.Namespace) -> str:
+    """Where the texts come from, in the user's words."""
+    texts = ", ".join(path.name or str(path) for path in args.text)
+    traces = f"{len(args.trace)} recorded session{'s' * (len(args.trace) != 1)}" if args.trace else ""
+    return " and ".join(word for word in (texts, traces) if word) or "the bundled prompts"
+
+
+def report(profile: Profile, parts: set[str], file: Path, seconds: float) -> list[str]:
+    """What was gathered, for a reader."""
+    found = describe(profile)
+    width = max(len(title) for title in TITLES.values())
+    read = f"{profile.tokens:,} tokens of {profile.source}" if profile.tokens else "measured"
+    lines = [f"{profile.model}: {read}, in {clock(seconds)}",
+             *(f"  {TITLES[part]:<{width}}  {said}" for part, said in found.items())]
+    if missing := [TITLES[part] for part in PARTS if part in parts and part not in found]:
+        lines.append(f"  Not gathered, since only a text that the model reads can tell: {', '.join(missing)}")
+    return [*lines, f"Saved in {file}, {size(file.stat().st_size)}"]
+
+
+def summary(profile: Profile, file: Path, seconds: float) -> dict[str, object]:
+    """The result for a program."""
+    recall = None if profile.gate_recall is None else [None if r != r else round(float(r), 4)
+                                                       for r in profile.gate_recall.tolist()]
+    return {"profile": str(file), "bytes": file.stat().st_size, "model": profile.model,
+            "model_hash": profile.model_hash, "tokens": profile.tokens, "source": profile.source,
+            "parts": list(profile.parts()), "times_ms": profile.times, "gate_recall": recall,
+            "trained_recall": profile.settings.get("recall"), "seconds": round(seconds, 3)}
+
+
+def positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0.")
+    return int(text)

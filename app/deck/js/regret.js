@@ -1,0 +1,117 @@
+// The regret meter: the chosen cache policy beside the best other one and the best possible, on the same last tokens.
+
+import { begin, label, note } from "./paint.js";
+
+const RIGHT = 52, TOP = 1, AXIS = 15, GAP = 5;
+const percent = (rate, digits = 0) => `${(100 * rate).toFixed(digits)} %`;
+
+export class Regret {
+  /** `use(policy)` is called when the user wants the best other policy. */
+  constructor(root, find, colours, use) {
+    Object.assign(this, { root, find, colours, canvas: root.querySelector('[data-c="regret"]'), cursor: null, ready: false });
+    this.button = find("regret-use");
+    this.button.addEventListener("click", () => { this.button.disabled = true; use(this.told.best); });
+  }
+
+  draw(frame) {
+    const told = frame.regret, ready = told?.state === "ready";
+    Object.assign(this, { told, ready, cursor: ready ? this.cursor : null });
+    this.root.dataset.regret = told?.state ?? "off";
+    this.find("regret").hidden = !told;
+    if (!told) return;
+    this.text("regret-text", ready ? summary(told) : told.title);
+    this.text("regret-note", ready ? remark(told) : "");
+    this.offer(ready && told.better ? told : null);
+    const surface = begin(this.canvas);
+    if (ready) this.bars(surface, told);
+    else note(surface, waiting(told), this.colours().mute);
+  }
+
+  text(key, value) { const node = this.find(key); if (node.textContent !== value) node.textContent = value; }
+
+  /** The button names what it would choose; pressed, it waits for the next figures. */
+  offer(told) {
+    const key = told ? `${told.policy} ${told.best} ${told.tokens}` : "";
+    if (this.offered !== key) this.button.disabled = false;
+    this.offered = key;
+    this.button.hidden = !told;
+    if (!told) return;
+    if (this.button.textContent !== `Use ${told.best_title}`) this.button.textContent = `Use ${told.best_title}`;
+    this.button.title = `Choose ${told.best_title} as cache policy from the next token on`;
+  }
+
+  /** Where the bars are; names have their own column, as wide as the longest. */
+  box() {
+    const g = this.canvas.getContext("2d"), names = rows(this.told).map(([name]) => g.measureText(name).width);
+    const left = Math.min(Math.ceil(Math.max(...names)) + 10, this.canvas.clientWidth * 0.45);
+    return { x: left, y: TOP, w: this.canvas.clientWidth - left - RIGHT, h: this.canvas.clientHeight - TOP - AXIS };
+  }
+
+  bars({ g }, told) {
+    const c = this.colours(), box = this.box(), step = box.h / 3;
+    for (const part of [0, 0.25, 0.5, 0.75, 1]) {
+      const x = Math.round(box.x + part * box.w) - (part === 1 ? 0.5 : -0.5);
+      g.fillStyle = c.grid; g.fillRect(x, box.y, 1, box.h);
+      if (box.w > 240 || part % 0.5 === 0) label(g, `${part * 100}%`, x, box.y + box.h + 8, c.mute, part === 1 ? "right" : part ? "center" : "left");
+    }
+    rows(told).forEach(([name, rate, colour], i) => {
+      const y = box.y + i * step + GAP / 2, tall = step - GAP;
+      label(g, name, box.x - 6, y + tall / 2, this.cursor === i ? c.text : c.mute, "right");
+      g.fillStyle = c[colour]; g.globalAlpha = this.cursor === null || this.cursor === i ? 1 : 0.6;
+      g.fillRect(box.x, y, Math.max(1, rate * box.w), tall);
+      g.globalAlpha = 1;
+      label(g, percent(rate, 1), box.x + box.w + RIGHT - 2, y + tall / 2, c.text, "right");
+    });
+    if (told.prefetch) this.alone(g, told, box, step, c);
+  }
+
+  /** Prefetching lifts the engine's own figure: a line across its bar says where it would be without. */
+  alone(g, told, box, step, c) {
+    const x = box.x + told.alone * box.w;
+    g.fillStyle = c.text; g.fillRect(x - 1, box.y + 1, 2, step - 2);
+  }
+
+  at(x, y) {
+    if (!this.ready) return null;
+    const box = this.box(), row = Math.floor(((y - box.y) / box.h) * 3);
+    return row >= 0 && row < 3 ? row : null;
+  }
+
+  where(row) { const box = this.box(); return [box.x + box.w / 3, box.y + ((row + 0.5) * box.h) / 3]; }
+
+  move(row, _, dy) { return Math.min(2, Math.max(0, (row ?? -1) + (dy || (row === null ? 1 : 0)))); }
+
+  tell(row) {
+    const { told } = this;
+    if (!told || told.state !== "ready") return "";
+    if (row === 0) {
+      return [`${told.title}, chosen: ${percent(told.own, 1)} of requests hit, as the engine counted`,
+        ...(told.prefetch ? [`without prefetching ${percent(told.alone, 1)}, marked`] : [])].join("\n");
+    }
+    if (row === 1) return ["Every policy on these tokens, without prefetching", ...told.rates.map(([name, rate]) => `${percent(rate, 1)} ${name}`)].join("\n");
+    return `Belady: no cache of this size can hit more than ${percent(told.belady, 1)} here without prefetching. It knows what comes next, and may begin with what it likes.`;
+  }
+}
+
+function rows(told) {
+  return [[told.title, told.own, "resident"], [told.best_title, told.best_rate, "work"], ["Belady", told.belady, "idle"]];
+}
+
+function summary(told) {
+  const own = `${told.title} ${percent(told.own)}${told.prefetch ? ` (${percent(told.alone)} without prefetching)` : ""}`;
+  return `${own} · best other: ${told.best_title} ${percent(told.best_rate)} · Belady ${percent(told.belady)} · last ${told.tokens} tokens`;
+}
+
+function remark(told) {
+  const left = told.left_out ? `${told.left_out} passes were left out: this machine is too busy to follow.` : "";
+  return told.better ? left : [`No other policy would hit more.`, left].filter(Boolean).join(" ");
+}
+
+function waiting(told) {
+  return {
+    waiting: "Ask something: every policy is tried on its tokens",
+    warming: `Warming up: ${told.tokens} of ${told.enough} tokens`,
+    untold: "Telemetry is off: there is nothing to compare",
+    failed: "The comparison broke off; its details are in the log",
+  }[told.state] ?? "";
+}

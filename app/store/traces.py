@@ -1,0 +1,88 @@
+"""Recorded routing as traces: whatever the steps of a chat or of a load hold, readable like any other trace.
+
+There is no separate recording. Every pass is committed with its ids as it is computed, so a crash loses at most the one
+that was being written, and whatever was chatted can be replayed, without having been asked for before.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from app.store.database import Database
+from app.store.steps import Load
+from core.trace import Chunk
+from core.trace.chunk import CHUNK, id_type
+
+PIECE = 256   # passes read at a time
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTrace:
+    """The routing of one model: of a chat, or with chat None of everything under `loads`. A core.trace.Trace.
+
+    `size` = bytes of its ids, before a trace file packs them.
+    """
+
+    db: Database
+    loads: tuple[int, ...]
+    chat: int | None
+    layers: int
+    experts: int
+    top_k: int
+    model: str
+    model_hash: str
+    tokens: int
+    size: int
+
+    def chunks(self) -> Iterator[Chunk]:
+        """From the first token to the last, in pieces of bounded size; one state of the store, whoever writes."""
+        sql, values = _passes("answer, tokens, phase, ids", self.loads, self.chat)
+        answers: dict[int | None, int] = {}
+        with self.db.reader() as db:
+            cursor = db.execute(f"{sql} ORDER BY id", values)
+            rows, tokens = [], 0
+            while piece := cursor.fetchmany(PIECE):
+                for row in piece:
+                    rows.append(row)
+                    tokens += row["tokens"]
+                    if tokens >= CHUNK:
+                        yield self._chunk(rows, answers)
+                        rows, tokens = [], 0
+            if rows:
+                yield self._chunk(rows, answers)
+
+    def _chunk(self, rows: list[sqlite3.Row], answers: dict[int | None, int]) -> Chunk:
+        ids = [np.frombuffer(row["ids"], "<i2").reshape(self.layers, row["tokens"], self.top_k) for row in rows]
+        return Chunk(np.concatenate(ids, 1).transpose(1, 0, 2).astype(id_type(self.experts)),
+                     np.array([row["tokens"] for row in rows], np.int32),
+                     np.array([row["phase"] == "decode" for row in rows]),
+                     np.array([answers.setdefault(row["answer"], len(answers)) for row in rows], np.int32))
+
+
+def stored_traces(db: Database, loads: list[Load], chat: int | None) -> list[StoredTrace]:
+    """One trace for each model among `loads` that has passes there, the model used first to the front."""
+    models: dict[tuple[object, ...], list[Load]] = {}
+    for load in loads:
+        models.setdefault((load.model, str(load.manifest.get("model_hash", "")), load.shape), []).append(load)
+    found = []
+    for (_, model_hash, _), same in models.items():
+        ids = tuple(load.id for load in same)
+        sql, values = _passes("coalesce(sum(tokens), 0) AS tokens, coalesce(sum(length(ids)), 0) AS size", ids, chat)
+        (row,) = db.rows(sql, *values)
+        if row["tokens"]:
+            shape = same[0].shape
+            wide = np.dtype(id_type(shape.experts)).itemsize
+            found.append(StoredTrace(db, ids, chat, shape.layers, shape.experts, shape.top_k, same[0].model,
+                                     str(model_hash), row["tokens"], row["size"] // 2 * wide))
+    return found
+
+
+def _passes(columns: str, loads: tuple[int, ...], chat: int | None) -> tuple[str, tuple[int, ...]]:
+    """The query for passes that were recorded with their routing."""
+    marks = ", ".join("?" * len(loads))
+    sql = f"SELECT {columns} FROM steps WHERE load IN ({marks}) AND layers > 0"
+    return (sql, loads) if chat is None else (f"{sql} AND chat = ?", (*loads, chat))

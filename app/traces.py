@@ -1,0 +1,81 @@
+"""Traces of the chats of the past, as files to take along: written from the store when they are asked for."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from pathlib import Path
+
+from fastapi import APIRouter
+from fastapi.responses import FileResponse, PlainTextResponse, Response
+from starlette.background import BackgroundTask
+
+from app.export import FULL, ExportError, NothingThere
+from app.store import Store, StoredTrace, StoreError
+from core.errors import MoestroError, TraceError
+from core.trace import TraceWriter
+
+NOTHING = "No routing was recorded there. It is recorded while Telemetry is on."
+
+
+def write(trace: StoredTrace, path: Path) -> Path:
+    """Write a trace file; an old one is replaced only by a whole one.
+
+    Raises ExportError when it cannot be written, StoreError when the routing cannot be read.
+    """
+    part = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with TraceWriter(part, trace.layers, trace.experts, trace.top_k, model=trace.model,
+                             model_hash=trace.model_hash) as writer:
+                for chunk in trace.chunks():
+                    writer.write(chunk)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+    except sqlite3.Error as error:
+        raise StoreError(f"The routing on disk could not be read: {error}.") from error
+    except (OSError, TraceError) as error:
+        number = getattr(error, "errno", None) or getattr(error.__cause__, "errno", None)
+        if number in FULL:
+            raise ExportError(f"The disk is full: the trace was not written to {path.parent}. Free some space, then "
+                              "try again. Your chats are as they were.") from error
+        raise ExportError(f"The trace could not be written to {path}: {error}.") from error
+    return path
+
+
+def find(store: Store, chat: int | None, load: int | None) -> StoredTrace:
+    """The trace of a chat (of the model of `load`; else the last one used) or of a load. Raises NothingThere."""
+    traces = store.traces(chat, load)
+    if load is not None:
+        traces = [one for one in traces if load in one.loads]
+    if not traces:
+        raise NothingThere(NOTHING)
+    return traces[-1]
+
+
+def router(store: Store) -> APIRouter:
+    """/export/{chat}.trace?load=, and /export/session.trace?load= with the last load by default."""
+    routes, exports = APIRouter(), store.folder / "exports"
+
+    @routes.get("/export/session.trace")
+    def session(load: int | None = None) -> Response:
+        loads = store.steps.loads() if load is None else []
+        return send("moestro-session", None, loads[-1].id if loads else load)
+
+    @routes.get("/export/{chat}.trace")
+    def one(chat: int, load: int | None = None) -> Response:
+        return send(f"moestro-chat-{chat}", chat, load)
+
+    def send(name: str, chat: int | None, load: int | None) -> Response:
+        path = exports / f"{name}-{time.time_ns()}.trace"
+        try:
+            write(find(store, chat, load), path)
+        except MoestroError as error:
+            status = 404 if isinstance(error, NothingThere) else 507
+            return PlainTextResponse(str(error), status)   # a link leads here: what the browser then shows is this text
+        return FileResponse(path, filename=f"{name}.trace", media_type="application/octet-stream",
+                            background=BackgroundTask(path.unlink, missing_ok=True))
+
+    return routes

@@ -1,0 +1,73 @@
+"""A predictor's guesses, kept and timed while it works in the engine: what was right of them, and what they cost."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from core.policy.predict import Guess, Predictor, View
+
+
+class Overheard(Predictor):
+    """Stands in for `inner`, passes everything on, and keeps what it hears. Only passes of one token are counted."""
+
+    def __init__(self, inner: Predictor, patient: bool) -> None:
+        self._inner = inner
+        inner.patient = patient
+        self.looks, self.asks = inner.looks, inner.asks    # type: ignore[misc]
+        self.starts, self.needs = inner.starts, inner.needs  # type: ignore[misc]
+        self._pass = -1
+        self._begun = False
+        self._named: dict[tuple[int, int], list[Guess]] = {}
+        self._chosen: dict[tuple[int, int], list[int]] = {}
+        self._spent_s: defaultdict[int, float] = defaultdict(float)
+        self._worked_s: defaultdict[int, float] = defaultdict(float)
+
+    def begin(self, view: View) -> Sequence[Guess]:
+        self._pass, self._begun = self._pass + 1, True
+        return self._hear(view, self._inner.begin)
+
+    def predict(self, view: View) -> Sequence[Guess]:
+        if view.layer == 0 and not self._begun:
+            self._pass += 1
+        self._begun = False
+        if len(view.ids) == 1:
+            self._chosen[self._pass, view.layer] = list(view.ids[0])
+        return self._hear(view, self._inner.predict)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _hear(self, view: View, asked: Callable[[View], Sequence[Guess]]) -> Sequence[Guess]:
+        began_s, worked_s = time.perf_counter(), time.thread_time()
+        guesses = asked(view)
+        self._worked_s[self._pass] += time.thread_time() - worked_s
+        self._spent_s[self._pass] += time.perf_counter() - began_s
+        fresh: defaultdict[tuple[int, int], list[Guess]] = defaultdict(list)
+        for guess in guesses:
+            fresh[self._pass + (guess.layer <= view.layer), guess.layer].append(guess)
+        self._named |= fresh
+        return guesses
+
+    def recall(self, layers: int, width: int = 0) -> list[float]:
+        """[layers] share of the experts that were chosen which had been named, by the last word on each layer; only its
+        `width` likeliest count (0 = all). 0 where nothing was named."""
+        found: list[list[float]] = [[] for _ in range(layers)]
+        for (number, layer), chosen in self._chosen.items():
+            named = sorted(self._named.get((number, layer), []), key=lambda guess: -guess.score)
+            right = {guess.expert for guess in named[: width or None]}.intersection(chosen)
+            found[layer].append(len(right) / len(set(chosen)))
+        return [statistics.fmean(rates) if rates else 0.0 for rates in found]
+
+    def named(self) -> float:
+        """Experts named for a token and layer, on average."""
+        return statistics.fmean(len(self._named.get(at, ())) for at in self._chosen) if self._chosen else 0.0
+
+    def ms_per_token(self) -> dict[str, float]:
+        """Medians over the passes of one token, on the thread that computes: "wall", with device work that it waits
+        for, and "cpu", its own work alone, which no other program on the machine stretches."""
+        passes = sorted({number for number, _ in self._chosen})
+        return {name: statistics.median(spent[number] for number in passes) * 1e3 if passes else 0.0
+                for name, spent in (("wall", self._spent_s), ("cpu", self._worked_s))}

@@ -1,0 +1,116 @@
+"""bench predictors: how often is each predictor right, layer by layer, and what does it cost the computing thread?
+
+Recall is measured on a model whose profile comes from texts that are not asked about; predictors that work on a thread
+beside are waited for, so that their recall is the method's. Their cost is measured without waiting. What a predictor
+costs in a large model is measured on one of 48 layers of 128 experts with drawn weights: only the time counts there.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from bench.overheard import Overheard
+from bench.skeleton import LARGE, TINY, Sizes, measure
+from core.config import LoadSpec, Sampling, Settings
+from core.engine import Engine
+from core.manifest import device_name, versions
+from core.profile.gather import calibrate
+from core.profile.texts import Text, bundled
+from core.registry import Value, variants
+
+VARIED: dict[str, tuple[str, dict[str, Value]]] = {     # beside every predictor as it comes
+    "gate, 4 layers": ("gate", {"distance": 4}),
+    "expert_map, trajectory alone": ("expert_map", {"semantic": False, "dynamic": False}),
+    "expert_map, always k": ("expert_map", {"dynamic": False}),
+}
+HELD_OUT = 8         # texts that the profile does not know and that are asked about
+READ = 20_000        # tokens that the profile is made of
+ANSWER = 48          # tokens of an answer, at most
+
+
+def run(model: str = "demo", tokens: int = 256, small: bool = False,
+        say: Callable[[str], None] = print) -> dict[str, object]:
+    """Measure; returns the result as plain data. `tokens` = decoded tokens a predictor is judged on."""
+    engine = Engine.load(LoadSpec.checked(model, Settings({"budget": "all", "link": "own"})))
+    try:
+        texts = bundled(model)
+        held_out = texts[-HELD_OUT:]
+        say("calibrating")
+        profile = calibrate(engine, texts[:-HELD_OUT], limit=600 if small else READ)
+        engine.use_profile(profile)
+        tokens, answer = (6, 6) if small else (tokens, ANSWER)
+        found = {}
+        for name, (predictor, params) in subjects().items():
+            say(name)
+            patient = _listen(engine, predictor, params, held_out, tokens, answer, patient=True)
+            quick = _listen(engine, predictor, params, held_out, tokens, answer, patient=False)
+            by_layer = patient.recall(engine.shape.layers, engine.shape.top_k)
+            found[name] = {
+                "recall_at_k": statistics.fmean(by_layer), "recall_by_layer": by_layer,
+                "recall_of_all_named": statistics.fmean(patient.recall(engine.shape.layers)),
+                "recall_in_time": statistics.fmean(quick.recall(engine.shape.layers, engine.shape.top_k)),
+                "named": patient.named(), "ms_per_token": quick.ms_per_token()}
+        shape, device = engine.shape, device_name(engine.device)
+        manifest = {"model": engine.model_name, "model_hash": engine.model_hash, "layers": shape.layers,
+                    "experts": shape.experts, "top_k": shape.top_k, "profile_tokens": profile.tokens,
+                    "decode_threads": engine.manifest()["decode_threads"]}
+    finally:
+        engine.unload()
+    sizes = TINY if small else LARGE
+    return {**manifest, "tokens": tokens, "predictors": found, "large": cost(sizes, 4 if small else 24, say),
+            "large_layers": sizes.layers, "large_experts": sizes.experts, "large_top_k": sizes.top_k,
+            "large_hidden": sizes.hidden, "device": device, "versions": versions()}
+
+
+def subjects() -> dict[str, tuple[str, dict[str, Value]]]:
+    """Every predictor that looks, as it comes, and some with other parameters: what it is called -> (name, params)."""
+    plain = {v.name: (v.name, {p.name: p.default for p in v.params}) for v in variants("predictor")
+             if getattr(v.make, "looks", True)}
+    return plain | {title: (name, {**plain[name][1], **params}) for title, (name, params) in VARIED.items()}
+
+
+def cost(sizes: Sizes, tokens: int, say: Callable[[str], None]) -> dict[str, dict[str, float]]:
+    """Milliseconds per decoded token on the computing thread, by predictor: wall and cpu."""
+    say(f"a model of {sizes.layers} layers of {sizes.experts} experts")
+    return measure(sizes, subjects(), tokens, say)
+
+
+def _listen(engine: Engine, predictor: str, params: Mapping[str, Value], texts: list[Text], tokens: int, answer: int,
+            patient: bool) -> Overheard:
+    """Ask the held-out questions until enough tokens were decoded."""
+    engine.change({"predictor": "none"})
+    engine.change({"predictor": predictor, **{f"predictor.{predictor}.{name}": v for name, v in params.items()}})
+    heard = engine.foresight.predictor = Overheard(engine.foresight.predictor, patient)
+    left = tokens
+    while left > 0:
+        before = left
+        for text in texts:
+            question: Any = text if isinstance(text, str) else text[:1]
+            if left > 0:
+                pieces = engine.generate(question, Sampling(max_new_tokens=min(left, answer) + 1))
+                left -= sum(piece.kind == "token" for piece in pieces) - 1
+        if left == before:
+            break                                       # the model has nothing to say
+    return heard
+
+
+def table(result: dict[str, object]) -> str:
+    """The result for a reader."""
+    found: Any = result["predictors"]
+    large: Any = result["large"]
+    lines = [f"{result['model']}: {result['layers']} layers of {result['experts']} experts, {result['top_k']} active; "
+             f"recall@{result['top_k']} of {result['tokens']} decoded tokens, ms per token on the computing thread "
+             f"(its own work / with waits), there and with {result['large_layers']} layers of "
+             f"{result['large_experts']}",
+             f"  {'predictor':30s} recall  all named  named  in time  {'ms':>15s}  {'ms large':>17s}"]
+    for name, one in sorted(found.items(), key=lambda pair: -pair[1]["recall_at_k"]):
+        ms, more = one["ms_per_token"], large[name]
+        lines.append(f"  {name:30s} {one['recall_at_k']:6.1%} {one['recall_of_all_named']:10.1%} {one['named']:6.1f} "
+                     f"{one['recall_in_time']:8.1%} {ms['cpu']:7.3f} /{ms['wall']:7.3f} {more['cpu']:9.3f} /"
+                     f"{more['wall']:8.3f}")
+    lines += ["  recall by layer:"]
+    lines += [f"  {name:30s} " + " ".join(f"{rate:4.0%}" for rate in one["recall_by_layer"])
+              for name, one in found.items()]
+    return "\n".join(lines)

@@ -1,0 +1,165 @@
+"""Find the norm before each router by running the model once without its experts: no name of a module is relied on.
+
+The norm is the module of the model's width whose output is what the router was given. How much of what the experts
+return a layer adds to the residual stream is found in the same run: each layer runs twice, with noise for experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from core.hf.discover import ExpertsSite
+
+PLACE = "_moestro_place"   # on a router: what was found around it
+TOKENS = (1, 2, 3)         # of the run; not 0, which is often padding with a state of zeros
+LOUD = 16.0                # times a router's input is the noise: it must show beside a large residual stream
+
+
+class Place(NamedTuple):
+    """What surrounds a router. `scale`: the layer adds so many times its experts' output to the residual stream (1, or
+    granite's residual_multiplier), None where it does something else with it, and for the last layer."""
+
+    norm: nn.Module | None
+    scale: float | None
+
+
+def norm_of(site: ExpertsSite) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """The norm before `site`'s router, [..., H] -> [..., H], fires no hooks; None where a router is not fed by one.
+    Known once `find_places` (or `watch`) has seen the model."""
+    norm = place_of(site).norm
+    return None if norm is None else norm.forward
+
+
+def place_of(site: ExpertsSite) -> Place:
+    """What `find_places` found for this site."""
+    found: Place = getattr(site.router, PLACE, Place(None, None))
+    return found
+
+
+def find_places(model: Any, sites: Sequence[ExpertsSite]) -> list[Place]:
+    """Run three tokens up to the last router, experts replaced by noise, and note what feeds each router. The second
+    call for a model runs nothing. Hooks that are in the model fire, as in any pass; its caches are not touched."""
+    if not all(hasattr(site.router, PLACE) for site in sites):
+        for site, place in zip(sites, _run(model, sites), strict=True):
+            setattr(site.router, PLACE, place)
+    return [place_of(site) for site in sites]
+
+
+def _run(model: Any, sites: Sequence[ExpertsSite]) -> list[Place]:
+    run = _Run(model, sites)
+    try:
+        with torch.no_grad(), _noise(sites, run):
+            model(input_ids=torch.tensor([TOKENS], device=model.device), use_cache=False)
+    except _Enough:
+        pass
+    finally:
+        run.remove()
+    return [Place(run.norm.get(site.index), run.scale.get(site.index)) for site in sites]
+
+
+class _Enough(Exception):
+    """The last router has been asked."""
+
+
+class _Run:
+    """The hooks of one run, and what they saw."""
+
+    def __init__(self, model: Any, sites: Sequence[ExpertsSite]) -> None:
+        self._last = len(sites) - 1
+        self._normed: list[tuple[nn.Module, torch.Tensor]] = []   # (norm, its output) since the last router
+        self._again = False                                       # a layer is run for the second time
+        self.noise = 1.0
+        self.norm: dict[int, nn.Module] = {}
+        self.scale: dict[int, float | None] = {}
+        self.added: dict[int, torch.Tensor] = {}                  # what a layer's noise is, once
+        width = model.get_input_embeddings().weight.shape[-1]
+        self._handles = [m.register_forward_hook(self._norm_ran) for m in model.modules() if _norm_like(m, width)]
+        for site in sites:
+            self._handles += [
+                site.router.register_forward_pre_hook(partial(self._router_runs, site.index), with_kwargs=True),
+                _layer(model, site.name).register_forward_hook(partial(self._layer_ran, site.index), with_kwargs=True)]
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _norm_ran(self, module: nn.Module, args: Any, output: torch.Tensor) -> None:
+        self._normed.append((module, output))
+
+    def _router_runs(self, index: int, module: nn.Module, args: Any, kwargs: Any) -> None:
+        given: torch.Tensor = next(iter((*args, *kwargs.values())))
+        if feeding := [norm for norm, after in reversed(self._normed) if _is(after, given)]:
+            self.norm[index] = feeding[0]
+        self._normed.clear()
+        if index == self._last:
+            raise _Enough
+
+    def _layer_ran(self, index: int, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if self._again:
+            return
+        self._again, self.noise = True, 2.0
+        try:
+            more = module.forward(*args, **kwargs)
+        finally:
+            self._again, self.noise = False, 1.0
+        self._normed.clear()
+        rounding = torch.finfo(self.added[index].dtype).eps
+        self.scale[index] = _multiple(_states(more), _states(output), self.added[index].float(), rounding)
+
+def _layer(model: nn.Module, name: str) -> nn.Module:
+    """The innermost module around `name` that is an item of a list: a model's layer."""
+    parts = name.split(".")
+    at = max(i for i, part in enumerate(parts) if part.isdigit())
+    return model.get_submodule(".".join(parts[: at + 1]))
+
+
+@contextmanager
+def _noise(sites: Sequence[ExpertsSite], run: _Run) -> Iterator[None]:
+    """Experts that return something as large as what they are given, `run.noise` times, and compute nothing."""
+
+    def forward(index: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        run.added[index] = hidden.flip(-1) * LOUD
+        return run.added[index] * run.noise
+
+    before = [vars(site.module).get("forward") for site in sites]
+    try:
+        for site in sites:
+            vars(site.module)["forward"] = partial(forward, site.index)
+        yield
+    finally:
+        for site, shadow in zip(sites, before, strict=True):
+            del vars(site.module)["forward"]
+            if shadow is not None:
+                vars(site.module)["forward"] = shadow
+
+
+def _norm_like(module: nn.Module, width: int) -> bool:
+    """Has no parameters, or only vectors of the model's width, and no modules of its own."""
+    shapes = [p.shape for p in module.parameters()]
+    return bool(shapes) and next(module.children(), None) is None and all(s == (width,) for s in shapes)
+
+
+def _is(normed: torch.Tensor, given: torch.Tensor) -> bool:
+    """A view of it, or a copy."""
+    same = normed.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
+    return normed.numel() == given.numel() and (same or torch.equal(normed.reshape(given.shape), given))
+
+
+def _states(output: Any) -> torch.Tensor:
+    """[T, H] fp32 among what a layer returns."""
+    states: torch.Tensor = output if isinstance(output, torch.Tensor) else output[0]
+    return states.reshape(-1, states.shape[-1]).float()
+
+
+def _multiple(after: torch.Tensor, before: torch.Tensor, added: torch.Tensor, rounding: float) -> float | None:
+    """c with after = before + c * added up to the rounding of either, unless there is none."""
+    change = after - before
+    scale = float((change * added).sum() / (added * added).sum())
+    off = (change - scale * added).abs() - 2 * rounding * torch.maximum(after.abs(), before.abs())
+    return scale if bool(off.clamp_min(0.0).norm() < 0.02 * change.norm()) else None

@@ -1,0 +1,59 @@
+"""Experts that the user wants to stay on the device: how they are written, and which ones that means."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from core.errors import SettingError
+
+FORM = "Write layer:expert pairs like 0:3, 5:17, or top:2 for the 2 that a profile saw used most in every layer"
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """As written: single experts as (layer, expert), and the `top` most used of every layer."""
+
+    named: tuple[tuple[int, int], ...] = ()
+    top: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Pins:
+        """Read "0:3, 5:17, top:2"; "" or "none" pins nothing. Raises SettingError."""
+        named, top = set[tuple[int, int]](), 0
+        for word in text.lower().replace(",", " ").replace(";", " ").split():
+            if match := re.fullmatch(r"(top|\d{1,6}):(\d{1,6})", word):
+                if match[1] == "top":
+                    top = max(top, int(match[2]))
+                else:
+                    named.add((int(match[1]), int(match[2])))
+            elif word != "none":
+                raise SettingError(f"pins {word!r} is not understood. {FORM}.")
+        return cls(tuple(sorted(named)), top)
+
+    def __str__(self) -> str:
+        words = [f"{layer}:{expert}" for layer, expert in self.named]
+        return ", ".join([*words, f"top:{self.top}"] if self.top else words)
+
+    def eids(self, layers: int, experts: int, counts: npt.NDArray[Any] | None = None) -> frozenset[int]:
+        """The experts meant, as eids. `counts` [layers, experts] = a profile's. Raises SettingError for those that the
+        model does not have, and for `top` without a profile."""
+        for layer, expert in self.named:
+            if layer >= layers or expert >= experts:
+                what = f"layer {layer}" if layer >= layers else f"expert {expert}"
+                raise SettingError(f"pins {layer}:{expert} names {what}, but this model has layers 0 to {layers - 1} "
+                                   f"with experts 0 to {experts - 1}.")
+        if self.top > experts:
+            raise SettingError(f"pins top:{self.top} is more than the {experts} experts that a layer has.")
+        found = {layer * experts + expert for layer, expert in self.named}
+        if self.top:
+            if counts is None:
+                raise SettingError(f"pins top:{self.top} needs a profile of this model, which says which experts are "
+                                   "used most. Run `python launch.py profile`, or open the Calibrate tab.")
+            most = np.argsort(-counts, 1, kind="stable")[:, : self.top]
+            found.update((most + np.arange(layers)[:, None] * experts).ravel().tolist())
+        return frozenset(found)

@@ -1,0 +1,40 @@
+"""The next layer's router, asked on what its input would be if every chosen expert did what it does on average."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from core.policy.predict.base import Guess, Predictor, View
+from core.policy.predict.ranking import FLOOR, WIDTH, Again, best, limit
+from core.registry import register
+
+
+@register("predictor", "default_vectors", title="Default vectors", help="The next layer's router is asked on the state "
+          "that this layer's experts leave on average, and its likeliest experts are fetched. Layer 0 takes the "
+          "previous token's experts.",
+          source="Speculating Experts section 3.2, the quasi-hidden state", params=(WIDTH, FLOOR))
+class DefaultVectors(Predictor):
+    """q_{l+1} = Norm_{l+1}(r_l + D_l), D_l = sum over the experts S_l that were truly chosen of g_e * d_{l,e} with
+    their true weights g; prediction = R_{l+1}(q_{l+1}). The next attention is left out.
+
+    Of a layer with a shared expert, D_l holds the routed experts' part alone: the shared one's output is not known
+    yet, and a profile keeps no mean of it. A layer that does more with its experts' output than adding it (a norm
+    behind it), or a router that no norm feeds, is asked on h_l, as by the next-layer gate.
+    """
+
+    asks: ClassVar[bool] = True
+    defaults: ClassVar[bool] = True
+    needs: ClassVar[tuple[str, ...]] = ("defaults",)
+
+    def __init__(self, width: int = 0, floor: float = 0.0) -> None:
+        self._width, self._floor = width, floor
+        self._first = Again()
+
+    def predict(self, view: View) -> Sequence[Guess]:
+        if view.layer == 0:
+            self._first.note(0, view.ids)
+        ahead = view.layer + 1
+        if ahead == view.layers:
+            return self._first.guesses(0, self._width or view.top_k)
+        return best(ahead, view.ask((ahead,), "default")[0], limit(view, ahead, self._width), self._floor)

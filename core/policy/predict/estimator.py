@@ -1,0 +1,62 @@
+"""A trained network in place of the next layer's router, in all layers or where the router guesses badly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from core.policy.predict.base import Floats, Guess, Predictor, View
+from core.policy.predict.ranking import FLOOR, WIDTH, Again, best, limit
+from core.registry import Param, register
+
+
+@register("predictor", "estimator", title="Estimator", help="A small network, trained on this model, tells the next "
+          "layer's experts from this layer's state. Layer 0 takes the previous token's experts.",
+          source="Speculating Experts section 6.2 and appendix A, Est-PF; its input here is the router input h_l",
+          params=(WIDTH, FLOOR))
+class Estimated(Predictor):
+    """The network's distribution for layer l + 1, given h_l."""
+
+    asks: ClassVar[bool] = True
+    needs: ClassVar[tuple[str, ...]] = ("estimator",)
+
+    def __init__(self, width: int = 0, floor: float = 0.0) -> None:
+        self._width, self._floor = width, floor
+        self._first = Again()
+
+    def predict(self, view: View) -> Sequence[Guess]:
+        if view.layer == 0:
+            self._first.note(0, view.ids)
+        ahead = view.layer + 1
+        if ahead == view.layers:
+            return self._first.guesses(0, self._width or view.top_k)
+        return best(ahead, self._scores(view, ahead), limit(view, ahead, self._width), self._floor)
+
+    def _scores(self, view: View, ahead: int) -> Floats:
+        return view.estimate(ahead)
+
+
+@register("predictor", "hybrid", title="Estimator where needed", help="The trained network tells a layer's experts "
+          "where the layer's own router, asked early, guesses badly; elsewhere that router does, on the state that "
+          "default vectors make if the profile has them.",
+          source="Speculating Experts section 6.3, Hybrid-PF",
+          params=(Param("threshold", "float", 0.5, "The network is asked in layers where the share of experts that "
+                        "the router, asked early, guessed right in the profile is below this.", title="Least recall",
+                        low=0.0, high=1.0, step=0.01), WIDTH, FLOOR))
+class Hybrid(Estimated):
+    """Layer l + 1 by the network if its gate_recall is below the threshold, else R_{l+1}(q_{l+1}) or R_{l+1}(h_l)."""
+
+    defaults: ClassVar[bool] = True
+    needs: ClassVar[tuple[str, ...]] = ("estimator", "gate_recall")
+
+    def __init__(self, threshold: float = 0.5, width: int = 0, floor: float = 0.0) -> None:
+        super().__init__(width, floor)
+        self._threshold = threshold
+
+    def _scores(self, view: View, ahead: int) -> Floats:
+        known = view.profile
+        assert known is not None and known.gate_recall is not None
+        if known.gate_recall[ahead] < self._threshold:
+            return view.estimate(ahead)
+        told: Floats = view.ask((ahead,), "hidden" if known.defaults is None else "default")[0]
+        return told

@@ -1,0 +1,74 @@
+"""ExpertFlow: a small network reads the same tokens as the model and tells the experts of all layers at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from core.policy.predict.aside import Aside
+from core.policy.predict.base import Guess, PathNet, Predictor, View
+from core.policy.predict.ranking import FLOOR, WIDTH, best
+from core.registry import Param, register
+
+Singles = npt.NDArray[np.float32]
+
+
+@register("predictor", "routing_path", title="Routing path", help="A small network, trained on this model, reads the "
+          "same tokens and tells the experts of every layer before the pass reaches them. It runs beside the model.",
+          source="ExpertFlow section 3.1",
+          params=(Param("distance", "int", 4, "How many of the next layers to fetch at a time, nearest first.",
+                        title="Layers ahead", low=1, high=64, step=1, unit="layers"), WIDTH, FLOOR))
+class RoutingPath(Predictor):
+    """Asked for all layers as a pass begins; what it tells is used from the layer on that is reached when it is there.
+
+    As a layer is reached, the experts of the next `distance` layers are named, nearest first, so that the cache fills
+    in the order of use (ExpertFlow section 3.2).
+    """
+
+    asks: ClassVar[bool] = False
+    starts: ClassVar[bool] = True
+    needs: ClassVar[tuple[str, ...]] = ("path",)
+
+    def __init__(self, distance: int = 4, width: int = 0, floor: float = 0.0) -> None:
+        self._distance, self._width, self._floor = distance, width, floor
+        self._aside: Aside[tuple[int, Singles]] = Aside("routing path")
+        self._net: PathNet | None = None
+        self._request: int | None = None
+        self._number = 0                            # of the pass
+        self._tokens = 0                            # in it
+        self._told: tuple[int, Singles] | None = None
+
+    def begin(self, view: View) -> Sequence[Guess]:
+        self._net = self._net or view.path()
+        self._number, self._tokens = self._number + 1, len(view.tokens)
+        fresh, self._request = view.request != self._request, view.request
+        self._aside.do(partial(self._work, self._net, self._number, fresh, tuple(view.tokens)))
+        return self._name(view)
+
+    def predict(self, view: View) -> Sequence[Guess]:
+        if view.layer == 0 and not view.tokens:     # the model was called by somebody else than the engine
+            self._number += 1
+        return self._name(view)
+
+    def close(self) -> None:
+        self._aside.close()
+
+    def _name(self, view: View) -> list[Guess]:
+        for told in self._aside.wait() if self.patient else self._aside.take():
+            self._told = told
+        if self._told is None or self._told[0] != self._number:
+            return []
+        most = min((self._width or view.top_k) * self._tokens, view.experts)
+        ahead = range(view.layer + 1, min(view.layer + 1 + self._distance, view.layers))
+        return [guess for layer in ahead for guess in best(layer, self._told[1][layer], most, self._floor)]
+
+    @staticmethod
+    def _work(net: PathNet, number: int, fresh: bool, tokens: Sequence[int]) -> tuple[int, Singles]:
+        """On the thread of its own."""
+        if fresh:
+            net.restart()
+        return number, net.follow(tokens)

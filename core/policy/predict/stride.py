@@ -1,0 +1,38 @@
+"""One router some layers ahead, asked early: more time to fetch, for a harder guess."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from core.policy.predict.base import Guess, Predictor, View
+from core.policy.predict.ranking import FLOOR, WIDTH, Again, best, limit, reach
+from core.registry import Param, register
+
+
+@register("predictor", "stride", title="Stride", help="While a layer is computed, the router a stride ahead is asked "
+          "on the same state, and its likeliest experts are fetched. The first layers take the previous token's "
+          "experts.",
+          source="ProMoE (Song et al. 2024), its stride prefetching; ProMoE trains a network for each layer, here the "
+          "model's own router stands in for it",
+          params=(Param("stride", "int", 4, "How many layers ahead to ask.", title="Stride", low=1, high=16, step=1,
+                        unit="layers"), WIDTH, FLOOR))
+class Stride(Predictor):
+    """Every layer asks exactly one router, that of layer l + stride, so each layer is guessed once, `stride` layers
+    early. As in ProMoE: the fixed stride, one guess a layer, prefetches that give way to a demand (the engine's link
+    does that for every predictor). Unlike it: no trained networks, and experts are copied whole, not in chunks."""
+
+    asks: ClassVar[bool] = True
+
+    def __init__(self, stride: int = 4, width: int = 0, floor: float = 0.0) -> None:
+        self._stride, self._width, self._floor = stride, width, floor
+        self._again = Again()
+
+    def predict(self, view: View) -> Sequence[Guess]:
+        stride = reach(view, self._stride)
+        if view.layer < stride:
+            self._again.note(view.layer, view.ids)
+        ahead = view.layer + stride
+        if ahead >= view.layers:
+            return self._again.guesses(ahead - view.layers, self._width or view.top_k)
+        return best(ahead, view.ask((ahead,))[0], limit(view, ahead, self._width), self._floor)

@@ -1,0 +1,56 @@
+"""Layer 0 from the token's id, before anything is computed; the other layers by their routers, asked early."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from core.policy.predict.base import Guess, Predictor, View
+from core.policy.predict.gate import ask_ahead
+from core.policy.predict.ranking import FLOOR, LOOK_AHEAD, WIDTH, Again
+from core.registry import register
+
+
+@register("predictor", "token_table", title="Token table", help="The first layer's experts are looked up by the "
+          "token's id in a table that the profile holds, as soon as the token is chosen; the other layers' are fetched "
+          "as by the next-layer gate.",
+          source="the token-wise expert statistics that ExpertFlow section 2 discusses, for layer 0 alone",
+          params=(WIDTH, FLOOR, LOOK_AHEAD))
+class TokenTable(Predictor):
+    """Score in layer 0: of the experts that the table named for earlier tokens, the share that was chosen, for one
+    token; for n tokens that name the same expert 1 - (1 - that)^n. A token the table does not have names nothing."""
+
+    asks: ClassVar[bool] = True
+    starts: ClassVar[bool] = True
+    needs: ClassVar[tuple[str, ...]] = ("first_table",)
+
+    def __init__(self, width: int = 0, floor: float = 0.0, distance: int = 1) -> None:
+        self._width, self._floor, self._distance = width, floor, distance
+        self._named: list[list[int]] = []       # for each token of the pass that has begun
+        self._came_true = Again()
+
+    def begin(self, view: View) -> Sequence[Guess]:
+        self._named = [self._of(view, token) for token in view.tokens]
+        counts = Counter(expert for row in self._named for expert in row)
+        score = self._came_true.score(0)
+        most = min((self._width or view.top_k) * len(view.tokens), view.experts)
+        told = [Guess(0, expert, 1.0 - (1.0 - score) ** n) for expert, n in counts.most_common(most)]
+        return [guess for guess in told if guess.score >= self._floor]
+
+    def predict(self, view: View) -> Sequence[Guess]:
+        if view.layer == 0:
+            for named, chosen in zip(self._named, view.ids, strict=False):
+                self._came_true.count(0, named, chosen)
+            self._named = []
+        return ask_ahead(view, self._distance, self._width, self._floor)
+
+    def _of(self, view: View, token: int) -> list[int]:
+        assert view.profile is not None and view.profile.first_table is not None
+        tokens, experts = view.profile.first_table
+        at = int(np.searchsorted(tokens, token))
+        if at == len(tokens) or tokens[at] != token:
+            return []
+        return [expert for expert in experts[at].tolist() if expert >= 0]

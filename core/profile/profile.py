@@ -1,0 +1,211 @@
+"""A profile: everything that calibration found out about one model, in memory and on disk. Knows no engine.
+
+On disk it is one safetensors file: the arrays, and in its head one JSON text with the rest, and a checksum of both.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+
+from core.errors import ProfileError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+VERSION = 1
+KEY = "moestro.profile"   # of the JSON text in the file's head ...
+SUM = "moestro.checksum"  # ... and of the checksum
+NET = "net."              # before the names of trained weights in the file
+
+Ints = npt.NDArray[np.integer]
+Floats = npt.NDArray[np.floating]
+
+
+class FirstTable(NamedTuple):
+    """The experts of layer 0 that each token id usually takes."""
+
+    tokens: npt.NDArray[np.int32]    # [V'] token ids that were seen, rising
+    experts: npt.NDArray[np.int16]   # [V', k] most frequent first; -1 where fewer were seen
+
+
+# Part -> its arrays. What is gathered, asked for and reported goes by these names.
+PARTS: dict[str, tuple[str, ...]] = {
+    "counts": ("counts",), "pairs": ("pairs", "pairs_weighted"), "defaults": ("defaults",),
+    "gate_recall": ("gate_recall", "similarity"), "tae": ("tae",), "maps": ("maps", "map_keys"),
+    "first_table": ("first_table",), "times": ("times",), "estimator": (), "path": ()}
+# Array -> (number type in the file, its sides: L layers, E experts, K top-k, H hidden, - any).
+ARRAYS: dict[str, tuple[str, str]] = {
+    "counts": ("int64", "LE"), "pairs": ("float32", "LEE"), "pairs_weighted": ("float32", "LEE"),
+    "defaults": ("float16", "LEH"), "gate_recall": ("float32", "L"), "similarity": ("float32", "l"),
+    "tae": ("float32", "LP"), "maps": ("float16", "-LE"), "map_keys": ("float16", "-H"),
+    "first_tokens": ("int32", "-"), "first_experts": ("int16", "-K")}
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """Measured on `tokens` tokens of `source`. An array is None where it was not gathered."""
+
+    model: str
+    model_hash: str
+    layers: int
+    experts: int
+    top_k: int
+    hidden: int
+    tokens: int
+    source: str                                  # in the user's words
+    created: str                                 # ISO 8601
+    counts: Ints | None = None                   # int64 [L, E] tokens that chose the expert
+    pairs: Floats | None = None                  # float32 [L, E, E] tokens that chose both; diagonal 0
+    pairs_weighted: Floats | None = None         # float32 [L, E, E] sum of the smaller of the two weights; diagonal 0
+    defaults: Floats | None = None               # float16 [L, E, H] mean output of the expert, unweighted; 0 if unused
+    gate_recall: Floats | None = None            # float32 [L] recall@k of router l asked with h_{l-1}; [0] is NaN
+    similarity: Floats | None = None             # float32 [L-1] mean cosine of h_l and h_{l+1}
+    tae: Floats | None = None                    # float32 [L, 101] percentiles of the tokens' gate entropy
+    maps: Floats | None = None                   # float16 [N, L, E] router distributions of single tokens ...
+    map_keys: Floats | None = None               # float16 [N, H] ... and the output of the embedding for them
+    first_table: FirstTable | None = None
+    times: dict[str, float] | None = None        # ms: "att" and "moe" of one layer, "head", "load" of one expert
+    nets: dict[str, Tensor] = field(default_factory=dict)       # weights "estimator.*" and "path.*"
+    settings: dict[str, object] = field(default_factory=dict)   # the nets' configurations, and what times rest on
+
+    def has(self, part: str) -> bool:
+        """Whether a part (a name of PARTS) was gathered. Raises KeyError for any other name."""
+        names = PARTS[part]
+        if not names:
+            return any(name.startswith(f"{part}.") for name in self.nets)
+        return getattr(self, names[0]) is not None
+
+    def parts(self) -> tuple[str, ...]:
+        """What was gathered, by the names of PARTS and in their order."""
+        return tuple(part for part in PARTS if self.has(part))
+
+    def over(self, old: Profile) -> Profile:
+        """This one, with what it lacks taken from an older one of the same model."""
+        check_model(old, self.model_hash, self.model)
+        kept = [part for part in old.parts() if not self.has(part)]
+        values = {name: getattr(old, name) for part in kept for name in PARTS[part]}
+        nets = {name: value for name, value in old.nets.items() if name.partition(".")[0] in kept}
+        settings = dict(self.settings)
+        for name, said in old.settings.items():         # what is said of a kept part stays with it
+            if name in kept:
+                settings[name] = said
+            elif name == "gathered" and isinstance(said, dict):
+                mine = settings.get(name)
+                settings[name] = {part: said[part] for part in kept if part in said} | (
+                    mine if isinstance(mine, dict) else {})
+        values |= {} if self.tokens else {"tokens": old.tokens, "source": old.source}   # only times were measured
+        return replace(self, **values, nets={**nets, **self.nets}, settings=settings)
+
+
+def check_model(profile: Profile, model_hash: str, model: str = "") -> None:
+    """Raises ProfileError, naming both, when a profile is not of this model."""
+    if profile.model_hash != model_hash:
+        raise ProfileError(f"This profile was measured on {profile.model} ({profile.model_hash[:12]}) and says nothing "
+                           f"about {model or 'this model'} ({model_hash[:12]}). Calibrate this model to get its own.")
+
+
+def profile_path(data_dir: Path, model_hash: str) -> Path:
+    """Where a model's profile is kept."""
+    return data_dir / "profiles" / f"{model_hash[:16]}.safetensors"
+
+
+def save(profile: Profile, path: Path) -> None:
+    """Write a profile; at every moment the file is the old one or the new one. Raises ProfileError, keeping the old."""
+    from safetensors.numpy import save_file
+
+    arrays = _arrays(profile)
+    head = {f.name: getattr(profile, f.name) for f in fields(profile) if f.name in _PLAIN}
+    text = json.dumps(head | {"version": VERSION})
+    fresh = path.with_name(f"{path.name}.new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(arrays, fresh, {KEY: text, SUM: checksum(text, arrays)})
+        with fresh.open("r+b") as file:
+            os.fsync(file.fileno())
+        os.replace(fresh, path)
+    except (OSError, SafetensorError) as error:
+        fresh.unlink(missing_ok=True)
+        raise ProfileError(f"The profile cannot be written to {path}: {error}. Make room, or check that the folder may "
+                           "be written to.") from error
+
+
+def load(path: Path, *, model_hash: str | None = None, model: str = "") -> Profile:
+    """Read a profile. Raises ProfileError when there is none, it is damaged, of a later version, or of another model
+    than `model_hash` says (`model` = its name, for the message)."""
+    if not path.is_file():
+        raise ProfileError(f"There is no profile {path}. Calibrate the model first.")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            about = file.metadata() or {}
+            head = json.loads(about[KEY])
+            if int(head["version"]) > VERSION:
+                raise ProfileError(f"{path} was written by a later version of Moestro. Update Moestro, or calibrate "
+                                   "again.")
+            arrays = {name: file.get_tensor(name) for name in sorted(file.keys())}
+        if checksum(about[KEY], arrays) != about[SUM]:
+            raise ValueError("its checksum does not match")
+        profile = _profile(head, arrays)
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ProfileError(f"The profile {path} is damaged ({error}). Calibrate the model again.") from error
+    if model_hash is not None:
+        check_model(profile, model_hash, model)
+    return profile
+
+
+_PLAIN = ("model", "model_hash", "layers", "experts", "top_k", "hidden", "tokens", "source", "created", "times",
+          "settings")
+
+
+def _arrays(profile: Profile) -> dict[str, npt.NDArray[Any]]:
+    table = profile.first_table
+    found: dict[str, Any] = {name: getattr(profile, name, None) for name in ARRAYS}
+    found |= {"first_tokens": table and table.tokens, "first_experts": table and table.experts}
+    arrays = {name: np.ascontiguousarray(value, ARRAYS[name][0]) for name, value in found.items() if value is not None}
+    nets = {NET + name: np.ascontiguousarray((value.float() if value.is_floating_point() else value).cpu().numpy())
+            for name, value in profile.nets.items()}
+    return arrays | nets
+
+
+def _profile(head: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Profile:
+    plain = {name: head[name] for name in _PLAIN}
+    sizes = {"L": plain["layers"], "l": plain["layers"] - 1, "E": plain["experts"], "K": plain["top_k"],
+             "H": plain["hidden"], "P": 101}
+    values: dict[str, Any] = {}
+    for name in ARRAYS.keys() & arrays.keys():
+        kind, sides = ARRAYS[name]
+        values[name] = array = arrays[name]
+        if array.dtype != kind or array.ndim != len(sides) or any(
+                side != "-" and array.shape[i] != sizes[side] for i, side in enumerate(sides)):
+            raise ValueError(f"{name} is {array.dtype} {list(array.shape)}")
+    if "first_tokens" in values:
+        values["first_table"] = FirstTable(values.pop("first_tokens"), values.pop("first_experts"))
+    return Profile(**plain, **values, nets=_nets(arrays))
+
+
+def _nets(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Tensor]:
+    names = [name for name in arrays if name.startswith(NET)]
+    if not names:
+        return {}
+    import torch  # here: reading counts needs no torch
+
+    return {name.removeprefix(NET): torch.from_numpy(arrays[name].copy()) for name in names}
+
+
+def checksum(text: str, arrays: Mapping[str, npt.NDArray[Any]]) -> str:
+    """Of the JSON text, and of the arrays with their names in order."""
+    value = zlib.crc32(text.encode())
+    for name in sorted(arrays):
+        value = zlib.crc32(name.encode(), value)
+        if arrays[name].size:
+            value = zlib.crc32(arrays[name].data.cast("B"), value)
+    return f"{value:08x}"

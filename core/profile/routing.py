@@ -1,0 +1,124 @@
+"""What routing alone tells, from ids and weights: activations, co-activations, gate entropies, layer 0's usual experts.
+
+Sizes in memory: three float64 [L, E, E], an int64 [L, 16384], and E numbers for each distinct token id.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from core.profile.profile import FirstTable
+
+BINS = 1 << 14   # of a gate entropy in [0, 1]
+
+Ids = npt.NDArray[Any]
+Floats = npt.NDArray[np.floating]
+Wide = npt.NDArray[np.float64]
+
+
+class Activations:
+    """A(i) and M(i, j) of METHODS section 1 (BuddyMoE section 3.2), binary and weighted, for all layers."""
+
+    def __init__(self, layers: int, experts: int) -> None:
+        self._experts = experts
+        self.counts = np.zeros((layers, experts), np.int64)
+        self._both = np.zeros((layers, experts, experts))
+        self._weighted = np.zeros((layers, experts, experts))
+        self._has_weights = False
+
+    def add(self, layer: int, ids: Ids, weights: Floats | None = None) -> None:
+        """Some tokens' choices and gate weights [T, k]. An id that a token has twice counts once."""
+        ids = ids.astype(np.int64)
+        member = np.zeros((len(ids), self._experts), np.float32)
+        np.put_along_axis(member, ids, 1.0, -1)
+        self.counts[layer] += member.sum(0).astype(np.int64)
+        self._both[layer] += member.T @ member
+        if weights is not None:
+            self._has_weights = True
+            again = np.tril(ids[:, :, None] == ids[:, None, :], -1).any(-1)
+            shares = normalised(np.where(again, 0.0, weights))
+            least = np.minimum(shares[:, :, None], shares[:, None, :])
+            cells = ids[:, :, None] * self._experts + ids[:, None, :]
+            self._weighted[layer] += np.bincount(cells.ravel(), least.ravel(), self._experts**2).reshape(
+                self._experts, self._experts)
+
+    def pairs(self) -> npt.NDArray[np.float32]:
+        """[L, E, E] tokens that chose both."""
+        return _off_diagonal(self._both)
+
+    def pairs_weighted(self) -> npt.NDArray[np.float32] | None:
+        """[L, E, E] sum over tokens of the smaller of both renormalised weights; None when no weights were seen."""
+        return _off_diagonal(self._weighted) if self._has_weights else None
+
+
+class Entropies:
+    """Percentiles of the token gate TAE = -sum g log g / log k of METHODS section 1; exact to 1 / BINS."""
+
+    def __init__(self, layers: int) -> None:
+        self._seen = np.zeros((layers, BINS), np.int64)
+
+    def add(self, layer: int, weights: Floats) -> None:
+        """Some tokens' gate weights [T, k]."""
+        at = np.minimum((entropy(weights) * BINS).astype(np.int64), BINS - 1)
+        self._seen[layer] += np.bincount(at, minlength=BINS)
+
+    def percentiles(self) -> npt.NDArray[np.float32] | None:
+        """[L, 101]: the p-th is the smallest value that p % of the tokens do not exceed. None when nothing was seen."""
+        found = np.empty((len(self._seen), 101), np.float32)
+        for row, seen in zip(found, self._seen, strict=True):
+            upto = seen.cumsum()
+            if not upto[-1]:
+                return None
+            ranks = np.maximum(1, np.ceil(np.arange(101) / 100 * upto[-1] - 1e-9))
+            row[:] = (np.searchsorted(upto, ranks) + 0.5) / BINS
+        return found
+
+
+class FirstTokens:
+    """How often each token id takes each expert of layer 0."""
+
+    def __init__(self, experts: int, top_k: int) -> None:
+        self._experts, self._top_k = experts, top_k
+        self._counts: dict[int, npt.NDArray[np.int32]] = {}
+
+    def add(self, tokens: npt.NDArray[np.integer], ids: Ids) -> None:
+        """Token ids [T] and what the router of layer 0 chose for them [T, k]."""
+        for token, chosen in zip(tokens.tolist(), ids, strict=True):
+            if token not in self._counts:
+                self._counts[token] = np.zeros(self._experts, np.int32)
+            self._counts[token][chosen] += 1
+
+    def table(self) -> FirstTable | None:
+        """The k most frequent of each token, the lower id among equals; None when no token was seen."""
+        if not self._counts:
+            return None
+        tokens = np.array(sorted(self._counts), np.int32)
+        counts = np.stack([self._counts[token] for token in tokens.tolist()])
+        best = np.argsort(-counts, axis=-1, kind="stable")[:, : self._top_k]
+        used = np.take_along_axis(counts, best, -1) > 0
+        return FirstTable(tokens, np.where(used, best, -1).astype(np.int16))
+
+
+def normalised(weights: Floats) -> Wide:
+    """Gate weights [T, k] so that a token's add up to 1."""
+    wide: Wide = weights.astype(np.float64)
+    wide /= np.maximum(wide.sum(-1, keepdims=True), 1e-30)
+    return wide
+
+
+def entropy(weights: Floats) -> Wide:
+    """TAE [T] in [0, 1] of gate weights [T, k]: 0 = one expert has everything, 1 = all have the same."""
+    shares = normalised(weights)
+    logs = np.log(np.where(shares > 0, shares, 1.0))
+    found: Wide = np.clip(-(shares * logs).sum(-1) / max(np.log(shares.shape[1]), 1e-30), 0.0, 1.0)
+    return found
+
+
+def _off_diagonal(matrix: Floats) -> npt.NDArray[np.float32]:
+    found = matrix.astype(np.float32)
+    each = np.arange(found.shape[-1])
+    found[:, each, each] = 0.0
+    return found

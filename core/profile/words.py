@@ -1,0 +1,83 @@
+"""What a profile found, a line a part, for the command line and the dashboard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from core.profile.profile import Profile
+
+TITLES = {
+    "counts": "Activations", "pairs": "Co-activations", "defaults": "Default vectors", "gate_recall": "Next-layer gate",
+    "tae": "Gate entropy", "maps": "Expert maps", "first_table": "First-layer table", "times": "Measured times",
+    "estimator": "Estimator", "path": "Routing-path predictor"}
+
+
+def describe(profile: Profile) -> dict[str, str]:
+    """Part -> what was found, in the user's words; only what was gathered."""
+    return {part: _SAID[part](profile) for part in profile.parts()}
+
+
+def _counts(profile: Profile) -> str:
+    assert profile.counts is not None
+    shares = np.sort(profile.counts, axis=1)[:, ::-1].cumsum(1) / np.maximum(profile.counts.sum(1, keepdims=True), 1)
+    quarter = max(1, profile.experts // 4)
+    unused = int((profile.counts == 0).sum())
+    return (f"the busiest quarter of a layer's experts takes {shares[:, quarter - 1].mean():.0%} of the choices; "
+            f"{f'{unused} of {profile.counts.size} experts were' if unused else 'none was'} never chosen")
+
+
+def _pairs(profile: Profile) -> str:
+    weighted = "" if profile.pairs_weighted is None else ", also by weight"
+    return f"how often two experts of a layer were chosen together{weighted}"
+
+
+def _defaults(profile: Profile) -> str:
+    return f"{profile.layers * profile.experts} mean expert outputs of {profile.hidden} numbers"
+
+
+def _gate(profile: Profile) -> str:
+    assert profile.gate_recall is not None and profile.similarity is not None
+    return (f"names {np.nanmean(profile.gate_recall):.1%} of the next layer's experts; states of neighbouring layers "
+            f"have a cosine of {np.nanmean(profile.similarity):.2f}")
+
+
+def _tae(profile: Profile) -> str:
+    assert profile.tae is not None
+    low, middle, high = (float(profile.tae[:, p].mean()) for p in (10, 50, 90))
+    return f"{middle:.2f} for half of the tokens, {low:.2f} for a tenth, {high:.2f} for nine tenths, at most"
+
+
+def _maps(profile: Profile) -> str:
+    assert profile.maps is not None
+    return f"{len(profile.maps)} maps"
+
+
+def _table(profile: Profile) -> str:
+    assert profile.first_table is not None
+    return f"{len(profile.first_table.tokens)} token ids"
+
+
+def _times(profile: Profile) -> str:
+    assert profile.times is not None
+    said, at = profile.settings.get("times"), profile.times
+    emulated = isinstance(said, dict) and said.get("link") == "emulated"
+    return (f"attention {at['att']:.3g} ms and experts {at['moe']:.3g} ms a layer, the rest {at['head']:.3g} ms; one "
+            f"expert is copied in {at['load']:.3g} ms{' over an emulated link' if emulated else ''}")
+
+
+def _trained(part: str) -> Callable[[Profile], str]:
+    def said(profile: Profile) -> str:
+        recall = profile.settings.get("recall")
+        found = [r for r in recall.get(part, ()) if r is not None] if isinstance(recall, dict) else []
+        size = sum(t.numel() * t.element_size() for name, t in profile.nets.items() if name.startswith(f"{part}."))
+        named = f"names {np.mean(found):.1%} of the experts on what it was not trained on; " if found else ""
+        return f"{named}{size / 1e6:.1f} MB"
+
+    return said
+
+
+_SAID: dict[str, Callable[[Profile], str]] = {
+    "counts": _counts, "pairs": _pairs, "defaults": _defaults, "gate_recall": _gate, "tae": _tae, "maps": _maps,
+    "first_table": _table, "times": _times, "estimator": _trained("estimator"), "path": _trained("path")}

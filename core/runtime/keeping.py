@@ -1,0 +1,65 @@
+"""What a recording wants beside the routing: token ids, the router's distributions, and what the predictor named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from core.hf.discover import ExpertsSite
+from core.hf.watch import Seen, Watch, watch
+from core.policy.predict import Guess
+from core.trace.chunk import RANKED
+from core.types import StepRecord
+
+
+class Keeping:
+    """Of one model; nothing until it is called. Then each pass's are there for `take`, once it is over."""
+
+    def __init__(self, model: Any, sites: Sequence[ExpertsSite]) -> None:
+        self._watch_routers: Callable[[], Watch] = lambda: watch(model, sites, self._keep)
+        self._layers = len(sites)
+        self._watch: Watch | None = None
+        self._probs: list[torch.Tensor] = []
+        self._tokens: Sequence[int] | None = None
+        self._named: list[tuple[int, Sequence[Guess]]] | None = None   # (layer, guesses) of this pass; None = not kept
+
+    def __call__(self, *, probs: bool, ranks: bool, tokens: bool) -> None:
+        """From the next pass on step records also have distributions (`probs`), guesses (`ranks`) and token ids. Only
+        between two passes."""
+        if self._watch is not None:
+            self._watch.remove()
+        self._watch = self._watch_routers() if probs else None
+        self._named = [] if ranks else None
+        self._tokens = () if tokens else None
+        self.begin()
+
+    def begin(self) -> None:
+        """A pass begins."""
+        self._probs.clear()
+        if self._named is not None:
+            self._named.clear()
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """The pass is over these."""
+        if self._tokens is not None:
+            self._tokens = tuple(tokens)
+
+    def name(self, at: int, guesses: Sequence[Guess]) -> None:
+        """The predictor named these in layer `at`."""
+        if self._named is not None:
+            self._named.append((at, guesses))
+
+    def take(self, step: StepRecord) -> None:
+        """The pass is over: `step` gets what is kept of it, in the shapes of core.types."""
+        if self._watch is not None and len(self._probs) == self._layers:
+            step.probs = torch.stack(self._probs).cpu().numpy()
+        if self._named is not None:
+            step.ranked = np.array([(0, at, *guess) for at, named in self._named for guess in named], RANKED)
+        if self._tokens is not None and len(self._tokens) == step.tokens:
+            step.tok = np.array(self._tokens, np.int32)
+
+    def _keep(self, seen: Seen) -> None:
+        self._probs.append(seen.probs.half())

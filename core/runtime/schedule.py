@@ -1,0 +1,111 @@
+"""When prefetches go over the link: which first, and which not at all because they would come too late.
+
+A guess has the priority p / (l - l_now), as in FineMoE: p is the probability that its layer will ask for it, l - l_now
+how many layers away that is, counted on into the next token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from core.memory.ticket import Link, Ticket
+from core.policy.predict import Guess
+
+WINDOW = 33   # layers whose time is remembered; odd, so that a median is one of them
+
+
+class Rhythm:
+    """How long layers take, waits included: moving medians of the time between the moments at which guesses are made.
+
+    Prompts and single tokens are told apart, and so is the way from the last layer to the first one of the next token.
+    Of a prompt only the present pass counts: they differ in length.
+    """
+
+    def __init__(self, layers: int) -> None:
+        self._layers = layers
+        self._spans: dict[tuple[str, bool], deque[float]] = {}    # (phase, to the next token) -> seconds
+        self._last: tuple[str, int, float] | None = None
+        self._phase = ""
+
+    def note(self, phase: str, layer: int, now_s: float) -> None:
+        """`layer` is reached now."""
+        if phase == "prefill" and layer == 0:
+            self._spans.pop((phase, False), None)
+        if self._last is not None and self._last[0] == phase and (self._last[1] + 1) % self._layers == layer:
+            self._spans.setdefault((phase, layer == 0), deque(maxlen=WINDOW)).append(now_s - self._last[2])
+        self._last, self._phase = (phase, layer, now_s), phase
+
+    def until(self, at: int, distance: int) -> float:
+        """Seconds from layer `at` (-1 = before the first) to the layer `distance` ahead; infinite before any is known.
+        """
+        spans = self._spans.get((self._phase, False))
+        if not spans:
+            return math.inf
+        layer_s, wraps = median(spans), at >= 0 and at + distance >= self._layers
+        over = self._spans.get((self._phase, True)) if wraps else None
+        return (distance - 1) * layer_s + (median(over) if over else layer_s)
+
+
+@dataclass(slots=True)
+class Ranked:
+    """What to do with the queue: prefetches to `issue` as (eid, score, priority), best first; new `priorities` of what
+    is queued; what is queued and to `drop`, since it would come too late."""
+
+    issue: list[tuple[int, float, float]] = field(default_factory=list)
+    priorities: list[tuple[Ticket, float]] = field(default_factory=list)
+    drop: list[Ticket] = field(default_factory=list)
+
+
+class Schedule:
+    """Orders guesses and keeps time. `deadline`: what cannot be there before its layer is reached is not fetched."""
+
+    def __init__(self, layers: int, experts: int) -> None:
+        self.layers, self.experts = layers, experts
+        self.deadline = False
+        self.rhythm = Rhythm(layers)
+
+    def distance(self, at: int, layer: int) -> int:
+        """Layers from `at` (-1 = before the first) to `layer`, 1 for the next; `at` itself is a whole token away."""
+        return (layer - at - 1) % self.layers + 1
+
+    def sort(self, guesses: Iterable[Guess], at: int) -> list[Guess]:
+        """By falling priority; equal ones stay in the order in which they were made."""
+        return sorted(guesses, key=lambda guess: -guess.score / self.distance(at, guess.layer))
+
+    def rank(self, guesses: Sequence[Guess], at: int, queued: Iterable[Ticket], absent: Callable[[int], bool],
+             link: Link, size_bytes: int) -> Ranked:
+        """`guesses` made in layer `at` and the prefetches that are `queued` in one order. `absent(eid)`: in no slot.
+
+        A copy is in time when those before it in this order and what the link is busy with leave room for it before its
+        layer is reached, by the times measured so far; before there are any everything is. A queued prefetch that is
+        named again takes the newer score.
+        """
+        told = {guess.layer * self.experts + guess.expert: guess.score for guess in guesses}
+        entries: list[tuple[float, int, Ticket | None]] = []
+        for ticket in queued:
+            ticket.score = told.get(ticket.eid, ticket.score)
+            entries.append((ticket.score / self.distance(at, ticket.eid // self.experts), ticket.eid, ticket))
+        entries += [(score / self.distance(at, eid // self.experts), eid, None) for eid, score in told.items()
+                    if absent(eid)]
+        entries.sort(key=lambda entry: -entry[0])
+        return self._in_time(entries, told, at, link, size_bytes)
+
+    def _in_time(self, entries: Iterable[tuple[float, int, Ticket | None]], told: dict[int, float], at: int, link: Link,
+                 size_bytes: int) -> Ranked:
+        ranked, one_s = Ranked(), link.copy_s(size_bytes) if self.deadline else 0.0
+        begin_s = link.backlog_s(size_bytes) if one_s else 0.0
+        for priority, eid, ticket in entries:
+            if one_s and begin_s + one_s > self.rhythm.until(at, self.distance(at, eid // self.experts)):
+                if ticket is not None:
+                    ranked.drop.append(ticket)
+                continue
+            begin_s += one_s / link.lanes
+            if ticket is not None:
+                ranked.priorities.append((ticket, priority))
+            else:
+                ranked.issue.append((eid, told[eid], priority))
+        return ranked

@@ -1,0 +1,124 @@
+"""A loaded model to measure: forward passes that belong to no answer, and a look at every MoE layer of them.
+
+Passes go through the engine's own cache and experts, so they are as exact as an answer and need no more memory. Nothing
+is predicted, recorded or shown meanwhile. `close` leaves the model without a hook of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from core.hf import ExpertsSite
+from core.hf.watch import Seen, watch
+from core.memory.link import Pace
+from core.memory.transfer import TransferEngine
+from core.policy.predict import Predictor
+from core.policy.predict.none import NoPrediction
+from core.runtime.foresight import Foresight
+from core.runtime.kv import KVCache
+from core.runtime.moe_step import MoEStep
+from core.runtime.recorder import Recorder
+from core.runtime.residency import Residency
+from core.runtime.warmup import Threads
+from core.types import ModelShape, Phase
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRun:
+    """One MoE layer of a pass over T tokens, after it. The tensors are the pass's own: clone what is kept."""
+
+    seen: Seen               # its router's call; `seen.layer` is its index
+    ids: torch.Tensor        # int64 [T, k] experts that were computed
+    weights: torch.Tensor    # [T, k] as the experts were given them
+    outs: torch.Tensor       # [T * k, H] what each returned, before its weight; a token's k in a row
+
+
+@dataclass(slots=True)
+class Workbench:
+    """Built by `Engine.workbench`, which keeps everybody else off the model meanwhile."""
+
+    model: Any
+    sites: Sequence[ExpertsSite]
+    shape: ModelShape
+    device: torch.device
+    context: int             # tokens that one cache holds
+    chunk: int               # most tokens of one pass
+    step: MoEStep
+    residency: Residency
+    transfers: TransferEngine
+    recorder: Recorder
+    kv: KVCache
+    threads: Threads
+    foresight: Foresight
+    _predictor: Predictor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._predictor, self.foresight.predictor = self.foresight.predictor, NoPrediction()
+
+    @torch.inference_mode()
+    def run(self, ids: Sequence[int], cache: Any, phase: Phase = "prefill") -> None:
+        """One pass over some tokens [T] that follow what `cache` holds. At most `chunk` of them."""
+        self.threads.use(phase)
+        self.residency.now += 1
+        self.residency.phase = phase
+        self.recorder.forget()
+        self.model(input_ids=torch.tensor([list(ids)], device=self.device), past_key_values=cache, use_cache=True,
+                   logits_to_keep=1)
+
+    @contextmanager
+    def watched(self, on_layer: Callable[[LayerRun], None],
+                on_embedding: Callable[[torch.Tensor], None]) -> Iterator[None]:
+        """Inside, `on_layer` is told of every MoE layer, in order, and `on_embedding` of the embedding's output [T, H]
+        before the first. Both are called within the pass, on its thread."""
+        seen: list[Seen] = []
+        outs: list[torch.Tensor] = []
+
+        def ran(module: torch.nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+            run = LayerRun(seen.pop(), args[1].reshape(-1, args[1].shape[-1]),
+                           args[2].reshape(-1, args[2].shape[-1]), outs.pop())
+            on_layer(run)
+
+        hooks: list[Any] = [watch(self.model, self.sites, seen.append, on_embedding),
+                            *[site.module.register_forward_hook(ran) for site in self.sites]]
+        self.step.tap(outs.append)
+        try:
+            yield
+        finally:
+            self.step.tap(None)
+            for hook in hooks:
+                hook.remove()
+
+    @contextmanager
+    def unpaced(self) -> Iterator[None]:
+        """Inside, copies are as fast as the machine can: for passes whose time is not what is measured."""
+        before, self.transfers.pace = self.transfers.pace, Pace(0.0, 0.0)
+        try:
+            yield
+        finally:
+            self.transfers.pace = before
+
+    def missed(self) -> bool:
+        """Whether the last pass had to fetch an expert."""
+        return self.residency.counts.demand_bytes > 0
+
+    def stall_ms(self) -> float:
+        """How long the last pass waited for copies; ask once, when the device is idle."""
+        return (self.recorder.stall_s + self.transfers.device_stall_s()[0]) * 1e3
+
+    def has_room(self, experts: int) -> bool:
+        """Whether so many experts of every layer fit into the slots at once, beside those that are pinned."""
+        layers = range(self.shape.layers)
+        sharing = len(layers) // len({id(self.residency.pool(layer)) for layer in layers})
+        return all(self.residency.room(layer) >= experts * sharing for layer in layers)
+
+    def close(self) -> None:
+        """After the last pass, also one that broke off."""
+        self.residency.abandon()
+        self.recorder.forget()
+        self.threads.use("prefill")
+        self.foresight.predictor = self._predictor

@@ -1,0 +1,48 @@
+"""How well a predictor names what comes, without a cache and a clock: recall at any width, layer by layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from core.policy.predict.base import Facts
+from core.registry import variant
+from core.simulate.course import passes
+from core.simulate.replayed import Replayed
+from core.simulate.timed import Timed, predictor_for
+from core.simulate.trace_view import TraceView
+from core.trace import Trace
+
+WIDTH = "width"   # the parameter that says how many experts to name
+
+
+def recall(trace: Trace, config: Timed, most: int, profile: Facts | None = None) -> tuple[float | None, ...]:
+    """[L] METHODS section 9: |predicted top m, intersected with selected| / k over decoded tokens; None = none there.
+
+    Of what was named for a layer last, the `most` with the highest scores count; a predictor that can be told how many
+    to name is told so. Raises SettingError, or TraceError for one that needs more than the trace has.
+    """
+    named = {p.name for p in variant("predictor", config.predictor).params}
+    predictor = predictor_for(config, trace)
+    if WIDTH in named and not isinstance(predictor, Replayed):
+        predictor = predictor_for(replace(config, params={**config.params, WIDTH: most}), trace)
+    found, said = np.zeros((2, trace.layers)), dict[int, list[int]]()
+    try:
+        for ids, chunk, at, tokens in passes(trace):
+            if isinstance(predictor, Replayed) and chunk.ranked is not None:
+                predictor.recall(chunk.ranked[chunk.ranked["of"] == at])
+            view = TraceView(trace, chunk, at, tokens, profile)
+            for layer in range(-1 if predictor.starts else 0, trace.layers):
+                if layer >= 0:
+                    view.reach(layer)
+                    chosen = np.unique(ids[:, layer])
+                    hit = np.isin(chosen, said.pop(layer, [])[:most])
+                    found[:, layer] += (hit.sum(), chosen.size) if chunk.decode[at] else 0
+                guesses = predictor.predict(view) if layer >= 0 else predictor.begin(view)
+                for of in {guess.layer for guess in guesses}:
+                    best = sorted((g for g in guesses if g.layer == of), key=lambda guess: -guess.score)
+                    said[of] = [guess.expert for guess in best]
+    finally:
+        predictor.close()
+    return tuple(float(hit) / float(asked) if asked else None for hit, asked in found.T.tolist())

@@ -1,0 +1,206 @@
+"""The regret meter: what every eviction policy would have hit on the tokens just computed, beside the best possible.
+
+Shadows are the simulator's own caches, one a policy, fed with the routing as it happens. They fetch nothing ahead.
+Of the last N decoded tokens four figures can be compared, since all are of the very same tokens: the engine's own, each
+policy's, the chosen policy's without prefetching, and the bound.
+
+The bound is Belady's MIN on the same tokens and slots, made so generous that no policy can pass it, whatever its cache
+held before the first of them: at the start, and at every prompt in between, it may take any expert it likes for free
+(at a prompt, those that the prompt used). It is the most hits that any cache without prefetching can have there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from core.policy.eviction import GONE, NEVER, Belady
+from core.policy.hints import Hints
+from core.registry import Value
+from core.simulate.cache import Cache, Ints
+from core.simulate.replay import Replay
+from core.simulate.run import Config, maker
+from core.trace import ArrayTrace, Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What the shadows imitate. `policies`: names of eviction policies, each with its parameters.
+
+    `shares` = slots of each layer when every layer has its own and they are not even; `pinned` eids never leave;
+    `usual` [layers * experts] = how often a profile saw each expert; () = there is no profile.
+    """
+
+    layers: int
+    experts: int
+    top_k: int
+    slots: int
+    scope: str = "layer"
+    policies: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
+    shares: Sequence[int] = ()
+    pinned: Sequence[int] = ()
+    usual: Sequence[float] = ()
+
+    @property
+    def sizes(self) -> list[int | Sequence[int]]:
+        """The slots as caches take them."""
+        return [self.shares if self.shares and self.scope == "layer" else self.slots]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Hit rates of the same last `tokens` decoded tokens."""
+
+    tokens: int
+    own: float                  # the engine's own count
+    belady: float               # the bound: no rate below is above it
+    rates: dict[str, float]     # each policy's shadow
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """One pass of the window. A decoded token keeps its ids, anything else only which experts it used."""
+
+    ids: npt.NDArray[Any] | None         # [layers, k], all distinct within a layer; None = not counted
+    used: npt.NDArray[np.bool_] | None   # [layers, experts]
+    hits: Ints                           # [2 + policies] of the engine: hits, requests; then each shadow's hits
+
+
+class Shadows:
+    """Raises SettingError when a setup has too few slots for a token. `window` = decoded tokens that are compared."""
+
+    def __init__(self, setup: Setup, window: int) -> None:
+        self.setup, self.window = setup, window
+        self._replays = [_replay(setup, name, params) for name, params in setup.policies.items()]
+        self._passes: deque[Passed] = deque()
+        self.tokens = 0                  # decoded tokens in the window
+
+    def warm(self, chunk: Chunk) -> None:
+        """Passes of the past: the caches learn from them, nothing is counted."""
+        for replay in self._replays:
+            replay.feed(chunk)
+
+    def feed(self, chunk: Chunk, hits: npt.ArrayLike, requests: npt.ArrayLike) -> None:
+        """The next passes. `hits`, `requests` [passes] = what the engine itself counted."""
+        counted = [np.asarray(hits, np.int64), np.asarray(requests, np.int64)]
+        for replay in self._replays:
+            asked, missed = replay.feed(chunk)
+            counted.append((asked - missed).sum(1))
+        at = 0
+        for size, decode, row in zip(chunk.sizes.tolist(), chunk.decode.tolist(), np.stack(counted, 1), strict=True):
+            ids = chunk.ids[at : at + size]
+            plain = decode and size == 1 and _distinct(ids[0])
+            self._passes.append(Passed(ids[0].copy(), None, row) if plain else Passed(None, self._used(ids), row))
+            self.tokens += plain
+            at += size
+        while self.tokens > self.window or (self._passes and self._passes[0].ids is None):
+            self.tokens -= self._passes.popleft().ids is not None
+
+    def forget(self) -> None:
+        """Begin to count anew; the caches stay as they are."""
+        self._passes.clear()
+        self.tokens = 0
+
+    def standing(self) -> Standing | None:
+        """The figures of the window, or None while it is empty."""
+        if not self.tokens:
+            return None
+        own, requests, *found = np.sum([p.hits for p in self._passes if p.ids is not None], 0).tolist()
+        asked = self.tokens * self.setup.layers * self.setup.top_k
+        return Standing(self.tokens, own / requests if requests else 0.0, most_hits(self.setup, self._passes) / asked,
+                        {name: hits / asked for name, hits in zip(self.setup.policies, found, strict=True)})
+
+    def _used(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        used = np.zeros((self.setup.layers, self.setup.experts), np.bool_)
+        used[np.arange(self.setup.layers)[:, None], ids.transpose(1, 0, 2).reshape(self.setup.layers, -1)] = True
+        return used
+
+
+def most_hits(setup: Setup, passes: Sequence[Passed] | deque[Passed]) -> int:
+    """Hits on the decoded tokens of `passes` that no cache without prefetching can exceed, whatever it held before.
+
+    Keeping an expert from one use to its next decode use saves one miss; what a pass can hold is fixed. The most
+    savings come of letting go, whenever there are too many, of the one whose next decode use is last (the largest
+    k-colourable subgraph of an interval graph; Carlisle and Lloyd 1995, which is Belady's rule). What a pass that is
+    not counted brings, and the first contents, cost nothing, so only what is used next in a decode pass is worth room.
+    """
+    layers, future = setup.layers, _future(setup, passes)
+    first = future.pop()
+    cache = _belady(setup)
+    policy = cache.policy
+    assert isinstance(policy, Belady)
+    _restock(cache, np.ones(cache.roster.size, np.bool_), first)
+    misses, base = 0, np.arange(layers)[:, None] * setup.experts
+    for now, (one, coming) in enumerate(zip(passes, reversed(future), strict=True), 1):
+        if one.ids is None:
+            assert one.used is not None
+            _restock(cache, one.used.ravel(), coming)
+            continue
+        eids = one.ids + base
+        policy.foresee(eids, coming)
+        if setup.scope == "layer":
+            misses += int(cache.together(eids, now, cache.roster.layer_of).sum())
+        else:
+            misses += sum(int(cache.together(eids[layer : layer + 1], now, layer).sum()) for layer in range(layers))
+    return sum(one.ids is not None for one in passes) * layers * setup.top_k - misses
+
+
+def _future(setup: Setup, passes: Sequence[Passed] | deque[Passed]) -> list[Any]:
+    """For each pass, last to first, when what it used is used next in a decode pass: of a decoded token [layers, k], of
+    another pass [size]; and at the end [size] of all experts before the first pass. NEVER = first in another pass,
+    where it can be had for nothing, or not again. Times count layers, so that among experts of one pass later is later.
+    """
+    layers, size = setup.layers, setup.layers * setup.experts
+    following = np.full(size, NEVER, np.int64)
+    base, steps = np.arange(layers)[:, None] * setup.experts, np.arange(layers)[:, None]
+    future: list[Any] = []
+    for back, one in enumerate(reversed(passes)):
+        if one.ids is None:
+            assert one.used is not None
+            future.append(following.copy())
+            following[one.used.ravel()] = NEVER
+        else:
+            eids = one.ids + base
+            future.append(following[eids])
+            following[eids] = (len(passes) - back) * layers + steps
+    return [*future, following]
+
+
+def _restock(cache: Cache, offered: npt.NDArray[np.bool_], coming: Ints) -> None:
+    """Of what each lane holds and what is `offered` [size] for nothing, it keeps what is used next soonest."""
+    policy, lanes = cache.policy, cache.lanes
+    assert isinstance(policy, Belady)
+    eids = offered.nonzero()[0]
+    policy.foresee(eids, coming[eids])
+    policy.admitted(eids, eids, 0)
+    held = (policy.score != GONE).reshape(lanes, -1)
+    worth = np.where(held, policy.score.reshape(lanes, -1), -np.inf)
+    rank = np.empty(worth.shape, np.int64)
+    np.put_along_axis(rank, np.argsort(-worth, 1, kind="stable"), np.arange(worth.shape[1])[None], 1)
+    policy.left((held & (rank >= cache.capacity[:, None])).ravel().nonzero()[0])
+    cache.free = cache.capacity - np.minimum(held.sum(1), cache.capacity)
+
+
+def _belady(setup: Setup) -> Cache:
+    """Nothing is pinned here: a cache that pins experts may do no better."""
+    return Cache(Belady, setup.layers, setup.experts, setup.top_k, setup.scope, setup.sizes)
+
+
+def _replay(setup: Setup, name: str, params: Mapping[str, Value]) -> Replay:
+    """A shadow, filled as the engine's cache is after a load."""
+    hints = Hints(setup.layers, setup.experts)
+    if setup.usual or setup.pinned:
+        hints.profile(setup.usual or np.zeros(setup.layers * setup.experts), setup.pinned)
+    empty = ArrayTrace(np.zeros((0, setup.layers, setup.top_k), np.uint8), setup.experts)
+    make = maker(Config(name, setup.slots, setup.scope, params))
+    return Replay(empty, make, setup.sizes, setup.scope, "filled", hints)
+
+
+def _distinct(ids: npt.NDArray[Any]) -> bool:
+    ordered = np.sort(ids, 1)
+    return bool((ordered[:, 1:] != ordered[:, :-1]).all())

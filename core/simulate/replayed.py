@@ -1,0 +1,31 @@
+"""A predictor that says again what was recorded with the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy.typing as npt
+
+from core.policy.predict import Guess, Predictor, View
+
+
+class Replayed(Predictor):
+    """A predictor whose answers were recorded with the trace."""
+
+    starts: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self._said: dict[int, list[Guess]] = {}
+
+    def recall(self, ranked: npt.NDArray[Any]) -> None:
+        """What was said in the pass that begins: RANKED, in order."""
+        self._said = {}
+        for _, at, layer, expert, score in ranked.tolist():
+            self._said.setdefault(at, []).append(Guess(layer, expert, score))
+
+    def begin(self, view: View) -> Sequence[Guess]:
+        return self._said.get(-1, ())
+
+    def predict(self, view: View) -> Sequence[Guess]:
+        return self._said.get(view.layer, ())

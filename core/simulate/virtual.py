@@ -1,0 +1,148 @@
+"""Slots, store and link without bytes, on a clock that moves only when it is told to.
+
+They stand where `core.memory` has the real ones, so that the engine's own cache runs over them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from core.memory.slot import Slot
+from core.memory.ticket import CANCELLED, QUEUED, STARTED, Queue, Ticket
+from core.types import Origin
+
+NOTHING: Any = None
+
+
+class VirtualSlots:
+    """As many slots as are asked for; they hold nothing."""
+
+    def __init__(self) -> None:
+        self._next = self._count = 0
+
+    def allocate(self) -> Slot:
+        """A new one."""
+        self._next, self._count = self._next + 1, self._count + 1
+        return Slot(self._next - 1, NOTHING, NOTHING)
+
+    def free(self, slot: Slot) -> None:
+        """Give one back."""
+        self._count -= 1
+
+    def __len__(self) -> int:
+        return self._count
+
+
+class VirtualExperts:
+    """Experts that are all in host memory, of one size."""
+
+    def __init__(self, blob_bytes: int) -> None:
+        self.blob_bytes = blob_bytes
+
+    def origin(self, eid: int) -> Origin:
+        """Where a fetch would find the expert."""
+        return "host"
+
+
+class VirtualLink:
+    """One copy at a time, each `load_s` long: demands first, then prefetches by priority, as an emulated link does it.
+
+    A copy starts when it was submitted or when the link became free, whichever is later. `fetch(ticket)` is called when
+    one starts: with it the link carries real bytes in virtual time.
+    """
+
+    lanes = 1
+
+    def __init__(self, load_s: float, fetch: Callable[[Ticket], None] | None = None) -> None:
+        self.load_s = load_s
+        self._clock_s = self._free_s = 0.0
+        self._fetch = fetch
+        self._queue = Queue()
+        self._finished: list[Ticket] = []
+
+    def now_s(self) -> float:
+        """Virtual seconds since the beginning."""
+        return self._clock_s
+
+    def advance(self, seconds: float) -> None:
+        """Time goes by, and the link works."""
+        self._clock_s += seconds
+        self._work()
+
+    def submit(self, ticket: Ticket) -> Ticket:
+        """Queue a copy; it starts at once when the link is idle."""
+        ticket.submitted_s = self._clock_s
+        self._queue.push(ticket)
+        self._work()
+        return ticket
+
+    def promote(self, ticket: Ticket) -> bool:
+        """A prefetch is now demanded. False when it is no longer queued."""
+        if ticket.state != QUEUED or ticket.demand:
+            return False
+        ticket.submitted_s = self._clock_s
+        self._queue.promote(ticket)
+        return True
+
+    def cancel(self, ticket: Ticket) -> bool:
+        """Take a copy out of the queue; False when it has started."""
+        if ticket.state == QUEUED:
+            self._queue.remove(ticket)
+            ticket.state = CANCELLED
+        return bool(ticket.state == CANCELLED)
+
+    def rank(self, priorities: Iterable[tuple[Ticket, float]]) -> None:
+        """Order the queued prefetches anew."""
+        self._queue.rank(priorities)
+
+    def landed(self, ticket: Ticket) -> bool:
+        """The copy is over."""
+        return bool(ticket.state == STARTED and ticket.landed_s <= self._clock_s)
+
+    def wait(self, ticket: Ticket) -> float:
+        """Let time go by until the copy is over; the seconds. One that is still queued is next."""
+        if ticket.state == QUEUED:
+            self._queue.remove(ticket)
+            self._start(ticket)
+        waited_s = max(0.0, ticket.landed_s - self._clock_s)
+        self.advance(waited_s)
+        return waited_s
+
+    def settle(self, ticket: Ticket) -> None:
+        """Its slot may be given to another expert: on this link copies follow one another."""
+
+    def forget(self) -> None:
+        """Drop what was noted of copies so far."""
+        self._finished.clear()
+
+    def restart(self) -> None:
+        """The clock and an idle link at zero."""
+        self._clock_s = self._free_s = 0.0
+        self.forget()
+
+    def copy_s(self, size_bytes: int) -> float:
+        """Seconds that a copy takes."""
+        return self.load_s
+
+    def backlog_s(self, size_bytes: int) -> float:
+        """Seconds until what is under way and the demands that wait are done."""
+        return max(0.0, self._free_s - self._clock_s) + len(self._queue.demand) * self.load_s
+
+    def take_finished(self) -> list[Ticket]:
+        """Copies that have started, each handed out once."""
+        taken, self._finished = self._finished, []
+        return taken
+
+    def _work(self) -> None:
+        while self._free_s <= self._clock_s and len(self._queue):
+            self._start(self._queue.pop())
+
+    def _start(self, ticket: Ticket) -> None:
+        ticket.state = STARTED
+        ticket.started_s = max(self._free_s, ticket.submitted_s)
+        ticket.landed_s = self._free_s = ticket.started_s + self.load_s
+        if self._fetch is not None:
+            self._fetch(ticket)
+        ticket.done.set()
+        self._finished.append(ticket)

@@ -1,0 +1,311 @@
+"""The analyst: sessions, chats and files through other processes; stopped, kept, told what is wrong."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+
+from app.analysis import sources, workers
+from app.analysis.analyst import Analyst, Job
+from app.analysis.question import Question
+from app.analysis.sources import Source
+from app.api import build_app
+from app.host import Host
+from app.pulse import jobs_state
+from app.store import Store
+from core.errors import BusyError, MoestroError, SettingError, TraceError
+from core.trace import Chunk, FileTrace, TraceWriter
+from tests.app.conftest import WAIT_S, ended, open_host
+from tests.app.pieces import die, refuse, times_two, wait_for_ever
+from tests.fakes import SHAPE, fake_profile
+
+LAYERS, EXPERTS, K = 3, 12, 2
+
+
+def over(job: Job) -> Job:
+    assert job.join(3 * WAIT_S), f"still {job.state}"
+    return job
+
+
+def ids(tokens: int = 60, seed: int = 0) -> Any:
+    """[tokens, layers, k] with favourites."""
+    random = np.random.default_rng(seed)
+    liked = random.gumbel(size=(LAYERS, EXPERTS))
+    return np.argsort(-(liked + random.gumbel(size=(tokens, LAYERS, EXPERTS))), 2)[..., :K]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "elsewhere.npz"
+    np.savez(path, experts=ids().transpose(1, 0, 2))
+    return path
+
+
+@pytest.fixture
+def chatted(tmp_path: Path) -> Iterator[tuple[Host, int]]:
+    """A host of one chat."""
+    host = open_host(tmp_path / "home")
+    answer = ended(host.chat(None, "How does the cache behave?"))
+    assert answer.chat_id is not None
+    yield host, answer.chat_id
+    host.close()
+
+
+def test_work_is_done_in_other_processes_and_comes_back_in_its_place() -> None:
+    found: dict[int, int] = {}
+    workers.run([workers.Task(times_two, (n,)) for n in range(5)], threading.Event(), found.__setitem__, 2)
+    assert found == {n: 2 * n for n in range(5)}
+    pids: list[int] = []
+    workers.run([workers.Task(os.getpid)], threading.Event(), lambda at, pid: pids.append(pid))
+    assert pids != [os.getpid()]
+
+
+def test_what_goes_wrong_there_is_raised_here() -> None:
+    with pytest.raises(TraceError, match="7 is not a trace"):
+        workers.run([workers.Task(refuse, (7,))], threading.Event(), lambda at, result: None)
+    with pytest.raises(MoestroError, match="ended by itself"):
+        workers.run([workers.Task(die)], threading.Event(), lambda at, result: None)
+
+
+def test_work_that_would_never_end_is_stopped() -> None:
+    cancel = threading.Event()
+    first = workers.Task(times_two, (1,))
+    with pytest.raises(workers.Stopped):
+        workers.run([first, workers.Task(wait_for_ever)], cancel, lambda at, result: cancel.set(), 1)
+
+
+def test_a_chat_is_put_through_every_policy_and_budget(chatted: tuple[Host, int]) -> None:
+    host, chat = chatted
+    question = Question(Source("chat", chat), ("lfu", "fifo"), settings=host.settings, load=host.load_id,
+                        slots=32, shape=SHAPE, budgets="25%, 50%, 100%")
+    job = over(host.analyst.start(question))
+    assert (job.state, job.error, job.share) == ("done", "", 1.0)
+    made = host.analyst.table
+    assert made is not None
+    assert {(row.policy, row.slots) for row in made.rows} == {
+        (policy, slots) for policy in ("lru", "lfu", "fifo") for slots in (16, 32, 64)}
+    assert (made.about.name, made.about.model, made.about.expert_bytes) == (
+        "“How does the cache behave?”", "demo", SHAPE.expert_bytes)
+    for row in made.rows:
+        bound = made.bound(row.slots)
+        assert row.hit_rate is not None and row.tpot_ms is not None
+        assert bound.hit_rate is not None and bound.perfect_ms is not None and made.resident_ms is not None
+        assert row.hit_rate <= bound.hit_rate + 1e-9
+        assert row.tpot_ms >= bound.perfect_ms - 1e-9 >= made.resident_ms - 2e-9
+    everything = [row.hit_rate for row in made.rows if row.slots == 64]
+    assert everything == [1.0] * 3, "filled with everything: no miss is left"
+
+
+def test_answers_are_kept_and_seen_by_all(chatted: tuple[Host, int], tmp_path: Path) -> None:
+    host, chat = chatted
+    before = host.analyst.stamp
+    over(host.analyst.start(Question(Source("chat", chat), ("lru",), budgets="50%", settings=host.settings)))
+    assert host.analyst.stamp != before
+    assert jobs_state(host)["analysis"]["state"] == "done"
+    with TestClient(build_app(host), base_url="http://127.0.0.1") as web:
+        reply = web.get("/export/whatif.csv")
+        assert reply.status_code == 200
+        assert "attachment" in reply.headers["content-disposition"]
+        assert reply.text.count("\n") > 10
+        assert "lru,none,32" in reply.text
+        assert web.get("/export/predictors.csv").status_code == 404
+    table = host.analyst.table
+    host.close()
+    again = Host(Store(tmp_path / "home"))
+    assert again.analyst.table == table
+    again.store.db.put("whatif", {"about": {}, "rows": [], "bounds": []})
+    assert Analyst(again.store).table is None, "what another version wrote is forgotten"
+    again.close()
+
+
+def test_a_file_from_elsewhere_has_hit_rates_and_times_only_when_they_are_typed(tmp_path: Path, trace: Path) -> None:
+    analyst = Analyst(Store(tmp_path / "home"))
+    question = Question(Source.parse("file", f' "{trace}" ', EXPERTS), ("lru",), ("none", "recent"), budgets="50%")
+    assert over(analyst.start(question)).state == "done"
+    made = analyst.table
+    assert made is not None
+    assert (made.about.tokens, made.about.layers, made.about.experts, made.about.clock) == (60, LAYERS, EXPERTS, None)
+    assert [row.predictor for row in made.rows] == ["none"]
+    assert any("Recently used" in note and "Times are needed" in note for note in made.about.notes)
+    assert over(analyst.start(replace(question, compute_ms=5.0, load_ms=1.0))).state == "done"
+    made = analyst.table
+    assert made is not None
+    plain, ahead = made.rows
+    assert (plain.predictor, ahead.predictor) == ("none", "recent")
+    assert plain.tpot_ms is not None and ahead.tpot_ms is not None
+    assert ahead.saved_ms == pytest.approx(plain.tpot_ms - ahead.tpot_ms)
+    assert plain.tpot_ms == pytest.approx(5.0 + (plain.misses or 0.0) * 1.0), "by hand: no product hides a copy"
+    assert ahead.copies is not None and plain.copies is not None
+    assert ahead.copies >= plain.copies
+    analyst.store.close()
+
+
+def test_a_file_of_the_loaded_model_s_shape_takes_its_times(chatted: tuple[Host, int], tmp_path: Path) -> None:
+    host, _ = chatted
+    random = np.random.default_rng(0)
+    path = tmp_path / "same.npz"
+    np.savez(path, experts=random.random((SHAPE.layers, 40, SHAPE.experts)).argsort(2)[..., :SHAPE.top_k])
+    over(host.analyst.start(Question(Source("file", path=str(path), experts=SHAPE.experts), ("lru",), budgets="50%",
+                                     settings=host.settings, load=host.load_id)))
+    made = host.analyst.table
+    assert made is not None
+    assert made.about.clock is not None
+    assert any("in this session" in note for note in made.about.notes)
+
+
+@pytest.mark.parametrize(("name", "content", "said"), [
+    ("gone.npz", None, "There is no file"), ("bad.npz", b"nonsense", "not a readable .npz"),
+    ("words.txt", b"hello", "not a trace"), ("empty.csv", b"", "no rows")])
+def test_bad_files_say_what_is_wrong(tmp_path: Path, name: str, content: bytes | None, said: str) -> None:
+    analyst, path = Analyst(Store(tmp_path / "home")), tmp_path / name
+    question = Question(Source("file", path=str(path)), ("lru",))
+    if content is None:
+        with pytest.raises(SettingError, match=said):
+            analyst.start(question)
+    else:
+        path.write_bytes(content)
+        job = over(analyst.start(question))
+        assert job.state == "error"
+        assert said in job.error
+    assert analyst.table is None
+    analyst.store.close()
+
+
+def test_what_cannot_be_asked_is_refused_at_once(tmp_path: Path) -> None:
+    analyst = Analyst(Store(tmp_path / "home"))
+    with pytest.raises(SettingError, match="no eviction called"):
+        analyst.start(Question(Source("chat", 1), ("nonsense",)))
+    with pytest.raises(SettingError, match="at least one prefetcher"):
+        analyst.start(Question(Source("chat", 1), predictors=(), kind="lab"))
+    with pytest.raises(TraceError, match="Say which routing"):
+        Source.parse("file", " ")
+    job = over(analyst.start(Question(Source("chat", 1), ("lru",))))
+    assert "Nothing has been recorded" in job.error
+    analyst.store.close()
+
+
+def test_much_work_is_done_elsewhere(tmp_path: Path, trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    analyst = Analyst(Store(tmp_path / "home"), processes=1)
+    question = Question(Source("file", path=str(trace)), ("lru",), budgets="50%")
+    assert over(analyst.start(question)).state == "done"
+    made = analyst.table
+    assert made is not None
+    monkeypatch.setattr("app.analysis.analyst.SMALL", 0)
+    assert over(analyst.start(question)).state == "done"
+    assert analyst.table is not None
+    assert analyst.table.rows == made.rows
+    assert analyst.table.bounds == made.bounds
+    analyst.store.close()
+
+
+def test_one_at_a_time_and_stopped_when_asked(tmp_path: Path, trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    analyst = Analyst(Store(tmp_path / "home"))
+    began = threading.Event()
+
+    def never(tasks: Any, cancel: threading.Event, *rest: Any) -> None:
+        began.set()
+        assert cancel.wait(WAIT_S)
+        raise workers.Stopped("Stopped.")
+
+    monkeypatch.setattr(workers, "here", never)
+    question = Question(Source("file", path=str(trace)), ("lru",))
+    job = analyst.start(question)
+    assert began.wait(WAIT_S)
+    with pytest.raises(BusyError, match="is running"):
+        analyst.start(question)
+    analyst.cancel()
+    assert over(job).state == "cancelled"
+    assert not list((tmp_path / "home").glob("analysis/*"))
+    monkeypatch.undo()
+    assert over(analyst.start(replace(question, budgets="50%"))).state == "done"
+    analyst.store.close()
+
+
+def test_the_lab_says_what_each_foresees_and_why_some_cannot(tmp_path: Path, trace: Path) -> None:
+    analyst = Analyst(Store(tmp_path / "home"))
+    question = Question(Source("file", path=str(trace), experts=EXPERTS), predictors=("recent", "transitions", "gate",
+                        "estimator"), kind="lab", compute_ms=5.0, load_ms=1.0, expert_bytes=1000, budgets="50%")
+    job = over(analyst.start(question))
+    assert job.error == ""
+    lab = analyst.lab
+    assert lab is not None
+    runs = {run.predictor: run for run in lab.runs}
+    assert set(runs) == {"none", "oracle", "recent", "transitions", "gate", "estimator"}
+    assert "hidden states" in runs["gate"].problem
+    assert "profile" in runs["estimator"].problem
+    for name in ("recent", "transitions"):
+        run = runs[name]
+        assert len(run.recall) == len(run.recall_most) == LAYERS
+        assert all(0 <= k <= m <= 1 for k, m in zip(run.recall, run.recall_most, strict=True) if k is not None and m)
+        assert run.saved_ms == pytest.approx((runs["none"].tpot_ms or 0.0) - (run.tpot_ms or 0.0))
+    assert runs["none"].saved_ms == 0.0
+    oracle = runs["oracle"].saved_ms
+    assert oracle is not None
+    assert oracle >= max(runs[name].saved_ms or 0.0 for name in ("recent", "transitions"))
+    assert (lab.most, lab.about.chosen[2]) == (2 * K, 18)
+    assert Analyst(analyst.store).lab == lab
+    assert over(analyst.start(replace(question, compute_ms=None))).state == "done"
+    assert analyst.lab is not None
+    untimed = {run.predictor: run for run in analyst.lab.runs}
+    assert (untimed["recent"].tpot_ms, untimed["recent"].recall) == (None, runs["recent"].recall)
+    analyst.store.close()
+
+
+def test_a_profile_counts_for_its_own_model_only(chatted: tuple[Host, int]) -> None:
+    host, chat = chatted
+    routing = sources.from_store(host.store, Source("chat", chat), host.store.folder / "a.trace")
+    question = Question(Source("chat", chat), profile=fake_profile())
+    assert routing.model_hash == "fake"
+    assert question.profile_of(routing) is question.profile
+    assert question.profile_of(replace(routing, model_hash="other")) is None
+
+
+def test_a_session_s_trace_has_its_passes_and_answers(chatted: tuple[Host, int]) -> None:
+    host, chat = chatted
+    ended(host.chat(chat, "And then?"))
+    assert host.load_id is not None
+    routing = sources.from_store(host.store, Source("load", host.load_id), host.store.folder / "b.trace")
+    records = list(host.store.steps.records(load=host.load_id))
+    chunks = list(FileTrace(Path(routing.path)).chunks())
+    assert routing.tokens == sum(record.tokens for record in records)
+    assert [int(n) for chunk in chunks for n in chunk.sizes] == [record.tokens for record in records]
+    assert sorted({int(r) for chunk in chunks for r in chunk.rid}) == [0, 1]
+    got = np.concatenate([chunk.ids for chunk in chunks])
+    assert np.array_equal(got, np.concatenate([record.ids.transpose(1, 0, 2) for record in records]))
+
+
+def test_the_last_tokens_are_whole_passes(tmp_path: Path) -> None:
+    sizes = np.array([4, 1, 1, 1], np.int32)
+    chunk = Chunk(ids(7).astype(np.uint8), sizes, sizes == 1, np.arange(4, dtype=np.int32),
+                  tok=np.arange(7, dtype=np.int32))
+    with TraceWriter(tmp_path / "whole.trace", LAYERS, EXPERTS, K, model="demo", model_hash="h") as writer:
+        writer.write(chunk)
+    whole = FileTrace(tmp_path / "whole.trace")
+    for tokens, kept in ((2, [1, 1]), (6, [1, 1, 1]), (7, [4, 1, 1, 1]), (0, [1])):
+        short = sources.shortened(whole, tokens, tmp_path / f"{tokens}.trace")
+        [found] = short.chunks()
+        assert found.sizes.tolist() == kept
+        assert found.tok is not None
+        assert found.tok.tolist() == list(range(7))[-sum(kept):]
+        assert np.array_equal(found.ids, chunk.ids[-sum(kept):])
+        assert short.model_hash == "h"
+    routing = sources.from_file(Source("file", path=str(whole.path)), str(tmp_path / "x.trace"), 2)
+    assert routing.tokens == 2
+    assert "Of 7 tokens the last 2" in routing.notes[0]
+
+
+def test_choices_name_what_there_is(chatted: tuple[Host, int]) -> None:
+    host, chat = chatted
+    offered = {value: title for title, value in sources.choices(host.store, host.load_id)}
+    assert next(iter(offered)) == f"load:{host.load_id}"
+    assert "12 tokens" in offered[f"chat:{chat}"]
+    assert list(offered)[-1] == "file"
+    assert Source.parse("file", ' "x.trace" ', 3) == Source("file", path="x.trace", experts=3)

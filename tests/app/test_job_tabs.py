@@ -1,0 +1,160 @@
+"""What the tabs Analysis and Calibrate draw and say, without a browser."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from app.analysis.lab import Lab, Run, to_csv
+from app.tabs import analysis_figures, analysis_views, calibrate_figures, calibrate_views, lab_views
+from core.profile import PARTS
+from tests.app.test_whatif import ABOUT, row, table
+from tests.fakes import SHAPE, fake_profile
+
+LAB = Lab(ABOUT, 4, (
+    Run("none", hit_rate=0.5, tpot_ms=14.0, saved_ms=0.0, prefetch_bytes=0.0, wasted_bytes=0.0),
+    Run("recent", "", (0.5, 0.7), (0.6, 0.9), 0.6, 13.0, 1.0, 4e6, 1e6, 0.1),
+    Run("transitions", "", (0.4, None), (0.5, None), 0.55, 14.5, -0.5, 8e6, 6e6, 0.2, replayed=True),
+    Run("oracle", hit_rate=1.0, tpot_ms=10.0, saved_ms=4.0, prefetch_bytes=9e6, wasted_bytes=0.0),
+    Run("gate", "It looks at <hidden> states.")))
+
+
+def test_curves_are_in_percent_and_milliseconds() -> None:
+    made = table()
+    assert analysis_figures.curves(made, "hit_rate")["lru"] == ([25.0, 37.5, 62.5, 75.0], [10.0, 20.0, 80.0, 85.0])
+    x, y = analysis_figures.curves(made, "tpot_ms")["lru"]
+    assert (x[0], y[0]) == (25.0, pytest.approx(17.2))
+    assert analysis_figures.bound_curve(made, "hit_rate")[1] == pytest.approx([15.0, 25.0, 85.0, 90.0])
+    unknown = replace(made, rows=tuple(replace(one, tpot_ms=None) for one in made.rows))
+    assert analysis_figures.curves(unknown, "tpot_ms") == {}
+
+
+@pytest.mark.parametrize("dark", [True, False])
+def test_the_chosen_policy_stands_out_and_the_cliff_is_marked(dark: bool) -> None:
+    for metric in ("hit_rate", "tpot_ms"):
+        drawn = analysis_figures.budget_curve(table(), metric, dark)
+        widths = {trace.name: trace.line.width for trace in drawn.data}
+        assert widths["LRU"] > widths["LFU"]
+        assert widths["Belady"] == 2
+        texts = {note.text for note in drawn.layout.annotations}
+        assert {"LRU cliff", "now"} <= texts
+        assert "simulated" in drawn.layout.title.text
+        assert "http" not in drawn.to_json().replace("http://www.w3.org", "")
+    flat = table({4: 0.25, 8: 0.5, 12: 0.75, 16: 1.0})
+    texts = {note.text for note in analysis_figures.budget_curve(flat, "hit_rate", dark).layout.annotations}
+    assert "LRU cliff" not in texts
+
+
+def test_one_budget_is_compared_the_fastest_first() -> None:
+    made = replace(table(), rows=(*table().rows, replace(row("lru", 10, 0.9), predictor="recent")))
+    policies, predictors, values, timed = analysis_figures.grid(made, 10)
+    assert (policies, predictors, timed) == (["lru", "lfu"], ["none", "recent"], True)
+    assert values[0][1] == pytest.approx(10.8)
+    assert values[1][1] is None
+    assert analysis_figures.compared(made, 10, True).data[0].type == "heatmap"
+    plain = analysis_figures.compared(table(), 10, True)
+    assert plain.data[0].type == "bar"
+    assert list(plain.data[0].y) == ["LRU", "LFU"], "drawn from below"
+    bare = replace(table(), about=replace(ABOUT, clock=None))
+    assert analysis_figures.grid(bare, 10)[2:] == ([[pytest.approx(82.0)], [pytest.approx(80.0)]], False)
+
+
+def test_the_table_has_bounds_last_and_marks_what_is_in_use() -> None:
+    text = analysis_views.listing(table(), 10)
+    body = text[text.index("<tbody>"):]
+    assert body.index("LFU") < body.index("LRU") < body.index("Belady") < body.index("Everything resident")
+    assert text.count("<tr class='chosen'>") == 1
+    assert "hit" in text
+    everything = analysis_views.listing(table(), 0)
+    assert everything.count("<tr") == 1 + 8 + 4 + 4 + 1
+    assert analysis_views.nearest(table(), 8) == 6
+    assert analysis_views.budgets(table())[-1] == ("All budgets", 0)
+
+
+def test_names_from_elsewhere_are_text() -> None:
+    mean = "<img src=x onerror=alert(1)>"
+    about = replace(ABOUT, name=mean, model=mean, link=mean, notes=(mean,))
+    for text in (analysis_views.summary(replace(table(), about=about)), lab_views.summary(replace(LAB, about=about)),
+                 calibrate_views.summary(fake_profile(mean, source=mean), 10), lab_views.listing(LAB),
+                 calibrate_views.question(fake_profile(mean))):
+        assert "<img" not in text
+        assert "<hidden>" not in text
+
+
+def test_the_cards_show_what_is_in_use_and_the_best() -> None:
+    text = analysis_views.summary(table())
+    assert "LRU, in use" in text
+    assert "LFU, best of these" in text
+    assert "62.5 %" in text, "the cliff"
+    unnamed = analysis_views.summary(replace(table(), about=replace(ABOUT, chosen=("gone", "none", 8))))
+    assert "in use" not in unnamed
+
+
+def test_the_lab_s_figures() -> None:
+    assert [run.predictor for run in lab_views.tested(LAB)] == ["recent", "transitions"]
+    drawn = lab_views.recall_map(LAB, True)
+    assert [list(line) for line in drawn.data[0].z] == [[40.0, None], [50.0, 70.0]]
+    assert "Recall@4" in lab_views.recall_map(LAB, True, most=True).layout.title.text
+    points = {trace.text[0]: (trace.x[0], trace.y[0]) for trace in lab_views.worth(LAB, False).data}
+    assert points == {"Recently used (TLP)": (1.0, 1.0), "Transition counts (SLP)": (6.0, -0.5)}
+    untimed = replace(LAB, runs=tuple(replace(run, saved_ms=None) for run in LAB.runs))
+    assert lab_views.worth(untimed, True) is None
+    assert lab_views.bars(LAB, True).data[1].x[1] == pytest.approx(60.0)
+    nothing = replace(LAB, runs=LAB.runs[-1:])
+    assert (lab_views.recall_map(nothing, True), lab_views.bars(nothing, True)) == (None, None)
+    text = lab_views.listing(LAB)
+    assert "Not run on this routing" in text
+    assert "as recorded" in text
+
+
+def test_the_lab_survives_being_kept_and_has_a_csv() -> None:
+    assert Lab.read(json.loads(json.dumps(LAB.dump()))) == LAB
+    lines = [line for line in to_csv(LAB).splitlines() if not line.startswith("#")]
+    assert len(lines) == 1 + 5 + 2 + 2
+    assert "recent,all,0.6,0.75,4" in lines[2]
+    assert "gate,all,,,4" in lines[-1]
+
+
+def test_a_profile_s_figures() -> None:
+    profile = replace(fake_profile(parts=("counts", "pairs", "gate_recall", "tae", "times")),
+                      counts=np.array([[30, 10, 0, 0], [10, 10, 10, 10]]), layers=2, experts=4, top_k=2)
+    shares = calibrate_figures.shares(profile)
+    assert shares is not None
+    assert shares.tolist() == [[150.0, 50.0, 0.0, 0.0], [50.0] * 4]
+    profile = fake_profile(parts=tuple(PARTS))
+    pairs = calibrate_figures.together(profile, 1)
+    assert pairs is not None and profile.pairs is not None
+    assert pairs[0, 1] == pytest.approx(np.log10(1 + profile.pairs[1, 0, 1]))
+    for dark in (True, False):
+        drawn = [calibrate_figures.counts(profile, dark), calibrate_figures.pairs(profile, 99, dark),
+                 calibrate_figures.entropy(profile, dark), calibrate_figures.recall(profile, dark)]
+        assert all("http" not in one.to_json() for one in drawn)
+    assert f"layer {SHAPE.layers - 1}" in drawn[1].layout.title.text, "a layer there is not is the last one"
+    assert drawn[3].data[0].y[0] is None, "nothing comes before layer 0"
+    bare = fake_profile(parts=())
+    assert [calibrate_figures.counts(bare, True), calibrate_figures.pairs(bare, 0, True),
+            calibrate_figures.entropy(bare, True), calibrate_figures.recall(bare, True)] == [None] * 4
+
+
+def test_a_profile_in_words() -> None:
+    text = calibrate_views.summary(fake_profile(), 12_345)
+    assert "Profile of Demo model" in text
+    assert "12.3 kB" in text
+    assert "Not measured: Default vectors" in text
+    assert {part for _, part in calibrate_views.part_choices()} == set(PARTS) == set(calibrate_views.HELP)
+    assert calibrate_views.kind_choices(3, 1200)[1:3] == [
+        ("Chats on this machine (3)", "chats"), ("Recorded routing (1\u202f200 tokens)", "traces")]
+    assert "Estimator" in calibrate_views.needed_by("estimator")
+
+
+def test_the_time_it_may_take() -> None:
+    """3600 characters are about a thousand tokens; at 100 a second, read and watched, that is 20 s."""
+    assert "1\u202f000 tokens" in calibrate_views.rough(3600, 0, 100.0, ["counts"])
+    assert "roughly 20 s," in calibrate_views.rough(3600, 0, 100.0, ["counts"])
+    assert "roughly 10 s, and 5 s to train" in calibrate_views.rough(3600, 500, 100.0, ["estimator"])
+    assert "once it has begun" in calibrate_views.rough(3600, 0, None, [])
+    assert calibrate_views.spoken(150) == "2 min"
+    assert calibrate_views.spoken(3 * 3600 + 60) == "3 h 1 min"

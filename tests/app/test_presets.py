@@ -1,0 +1,90 @@
+"""The preset menu of the sidebar, without a browser: all values at once or none, and what it says afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import pytest
+
+from app import cli
+from app.cli import options
+from app.sidebar import CacheSection
+from app.sidebar.cache import CUSTOM
+from core.presets import PRESETS, matching, preset
+from tests.app.conftest import open_host
+
+
+@pytest.fixture
+def section(tmp_path: Path) -> Iterator[CacheSection]:
+    host = open_host(tmp_path)
+    with gr.Blocks():
+        yield CacheSection(host, [], gr.HTML(), lambda *form: "")
+    host.close()
+
+
+def shown(section: CacheSection, values: list[Any]) -> dict[Any, Any]:
+    """What each control would show."""
+    return {part: value["value"] if isinstance(value, dict) and "value" in value else value
+            for part, value in zip(section.outputs, values, strict=True)}
+
+
+@pytest.mark.parametrize("one", [p for p in PRESETS if not p.needs], ids=lambda one: one.name)
+def test_choosing_a_preset_applies_all_its_values(section: CacheSection, one: Any) -> None:
+    assert section.host.change_many({"eviction": "random", "scope": "global", "budget": "70%"}) == ""
+    now = shown(section, section._choose_preset(one.name))
+    assert now[section.alert] == "" and now[section.preset] == one.name and one.source in now[section.about_preset]
+    assert all(section.host.settings[name] == value for name, value in one.values.items())
+    assert section.host.settings["budget"] == "70%"
+    for name in ("eviction", "scope", "predictor"):
+        assert now[section._controls[name]] == one.values[name]
+
+
+def test_moving_a_knob_afterwards_shows_custom_and_moving_it_back_the_preset(section: CacheSection) -> None:
+    section._choose_preset("mixtral_offloading")
+    assert section.host.change("predictor.gate.width", 3) == ""
+    now = shown(section, section.values())
+    assert now[section.preset] == CUSTOM and "Your own values" in now[section.about_preset]
+    assert section.host.change("predictor.gate.width", 0) == ""
+    assert shown(section, section.values())[section.preset] == "mixtral_offloading"
+    before = section.host.settings
+    assert shown(section, section._choose_preset(CUSTOM))[section.preset] == "mixtral_offloading"
+    assert section.host.settings == before
+
+
+def test_a_refused_preset_is_told_and_changes_nothing(section: CacheSection) -> None:
+    section._choose_preset("moe_infinity")
+    before = dict(section.host.settings)
+    for one in (p for p in PRESETS if p.needs):
+        now = shown(section, section._choose_preset(one.name))
+        assert "needs a profile of this model" in now[section.alert] and now[section.preset] == "moe_infinity"
+        assert dict(section.host.settings) == before
+    assert "Needs a profile of the model." in preset("adapmoe").help
+
+
+def test_a_refused_variant_puts_its_menu_back(section: CacheSection) -> None:
+    told, shown_choice, note, *_ = section._choose("layer_slots")("adapmoe")
+    assert "needs a profile" in told and shown_choice == "uniform" and "as many slots" in note
+
+
+def test_slots_per_layer_show_only_where_layers_have_their_own(section: CacheSection) -> None:
+    def visible() -> list[bool]:
+        values = dict(zip(section.outputs, section.values(), strict=True))
+        return [values[part]["visible"] for part in (section._controls["layer_slots"], section._notes["layer_slots"])]
+
+    assert visible() == [True, True]
+    assert section.host.change("scope", "global") == ""
+    assert visible() == [False, False]
+
+
+def test_a_preset_on_the_command_line_stands_below_what_else_is_given() -> None:
+    args = cli.parse("chat --preset moe_infinity --scope layer --set eviction.lfu.half_life=64".split())
+    settings = options.spec(args).settings
+    assert (settings["eviction"], settings["predictor"], settings["scope"]) == ("lfu", "request", "layer")
+    assert settings["eviction.lfu.half_life"] == 64
+    assert matching(options.spec(cli.parse(["chat", "--preset", "se_moe"])).settings) is preset("se_moe")
+    assert options.given(cli.parse(["ui", "--preset", "se_moe"]))[2] == preset("se_moe").values
+    with pytest.raises(SystemExit):
+        cli.parse(["chat", "--preset", "fastest"])

@@ -1,0 +1,274 @@
+"""The regret meter around the shadows: right figures, no waiting, no process left behind, whatever happens to it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from fastapi.testclient import TestClient
+
+from app import frames, regret
+from app.api import build_app
+from app.host import Host
+from app.live import Answer
+from app.regret import Regret
+from app.regret_feed import Step as Fed
+from app.regret_feed import arrays, imitated
+from app.regret_process import Lost, Process
+from core.config import Settings
+from core.simulate.regret import Shadows, Standing
+from core.trace import Chunk
+from core.types import StepRecord
+from tests.app.conftest import WAIT_S, ended, open_host
+from tests.app.test_regret_process import passes
+from tests.fakes import SHAPE
+
+Told = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regret, "GATHER_S", 0.001)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    """A host whose answers are long enough for figures."""
+    host = open_host(tmp_path)
+    assert host.set_sampling(max_new_tokens=40) == ""
+    yield host
+    host.close()
+    assert host.regret.pid is None
+
+
+def told(meter: Regret, load: int | None, settings: Any, until: Callable[[Told], bool]) -> Told:
+    """What the deck is told, as soon as it is as wanted."""
+    version = -1
+    while True:
+        view = meter.view(load, settings)
+        assert view is not None
+        if until(view):
+            return view
+        before, version = version, meter.wait(version, WAIT_S)
+        assert version != before, f"nothing happened: {view}"
+
+
+def figures(host: Host, tokens: int) -> Told:
+    return told(host.regret, host.load_id, host.settings, lambda view: view["tokens"] == tokens)
+
+
+def ask(host: Host, chat: int | None = None) -> Answer:
+    return ended(host.chat(chat, "what is in the cache"))
+
+
+def expected(host: Host, steps: list[StepRecord], warm: int, settings: Settings) -> Standing:
+    """The figures of `steps` after the first `warm`, worked out directly."""
+    fed = [Fed(1, SHAPE, settings, step) for step in steps]
+    shadows = Shadows(imitated(fed[-1]), int(settings["regret_tokens"]))
+
+    def chunk(part: list[Fed]) -> Chunk:
+        found = arrays(part)
+        return Chunk(found["ids"], found["sizes"], found["decode"], np.zeros(len(part), np.int32))
+
+    if warm:
+        shadows.warm(chunk(fed[:warm]))
+    rest = arrays(fed[warm:])
+    shadows.feed(chunk(fed[warm:]), rest["hits"], rest["requests"])
+    standing = shadows.standing()
+    assert standing is not None
+    return standing
+
+
+def test_the_figures_are_those_of_the_sessions_routing(host: Host) -> None:
+    assert host.regret.view(host.load_id, host.settings) is not None
+    answer = ask(host)
+    view = figures(host, 40)
+    steps = list(host.store.steps.records(load=host.load_id))
+    standing = expected(host, steps, 0, host.settings)
+    decode = [step for step in steps if step.phase == "decode"]
+    assert view["state"] == "ready"
+    assert (view["policy"], view["title"], view["left_out"]) == ("lru", "LRU", 0)
+    assert view["own"] == pytest.approx(sum(s.hits for s in decode) / sum(s.requests for s in decode))
+    assert (view["belady"], view["alone"]) == (standing.belady, standing.rates["lru"])
+    best = max((rate, name) for name, rate in standing.rates.items() if name != "lru")[0]
+    assert view["best_rate"] == best == standing.rates[view["best"]]
+    assert [rate for _, rate in view["rates"]] == sorted(standing.rates.values(), reverse=True)
+    assert view["belady"] >= best
+    ask(host, answer.chat_id)
+    assert figures(host, 80)["state"] == "ready"
+
+
+def test_the_deck_gets_the_figures_with_its_frames(host: Host) -> None:
+    with TestClient(build_app(host), base_url="http://127.0.0.1:7860") as client:
+        first = client.get("/live/frame")
+        assert frames.decode(first.content)[0]["regret"]["state"] == "waiting"
+        ask(host)
+        view = figures(host, 40)
+        reply = client.get("/live/frame", params={"since": first.headers["x-version"]})
+        assert frames.decode(reply.content)[0]["regret"] == view
+        assert client.get("/live/frame", params={"since": reply.headers["x-version"]}).status_code == 204
+        assert host.change("regret", False) == ""
+        off = client.get("/live/frame", params={"since": reply.headers["x-version"]})
+        assert frames.decode(off.content)[0]["regret"] is None
+
+
+def test_another_policy_begins_a_new_count_and_another_budget_new_shadows(host: Host) -> None:
+    chat = ask(host).chat_id
+    figures(host, 40)
+    assert host.change("eviction", "lfu") == ""
+    view = host.regret.view(host.load_id, host.settings)
+    assert view is not None
+    assert (view["state"], view["tokens"], view["title"]) == ("warming", 0, "LFU")
+    ask(host, chat)
+    view = figures(host, 40)
+    steps = list(host.store.steps.records(load=host.load_id))
+    last = [step for step in steps[-40:] if step.phase == "decode"]
+    assert view["own"] == pytest.approx(sum(s.hits for s in last) / sum(s.requests for s in last))
+    assert host.change("budget", "75%") == ""
+    ask(host, chat)
+    all_steps = list(host.store.steps.records(load=host.load_id))
+    standing = expected(host, all_steps, len(steps), host.settings)
+    told(host.regret, host.load_id, host.settings, lambda view: view["tokens"] == 40 and
+         (view["belady"], view["alone"]) == (standing.belady, standing.rates["lfu"]))
+
+
+def test_off_ends_the_process_and_on_begins_again(host: Host) -> None:
+    ask(host)
+    figures(host, 40)
+    pid = host.regret.pid
+    assert pid is not None
+    assert host.change("regret", False) == ""
+    assert host.regret.view(host.load_id, host.settings) is None
+    gone(pid)
+    ask(host)
+    assert host.regret.pid is None
+    assert host.change("regret", True) == ""
+    ask(host)
+    assert figures(host, 40)["state"] == "ready"
+    assert host.change("telemetry", False) == ""
+    untold = host.regret.view(host.load_id, host.settings)
+    assert untold is not None
+    assert untold["state"] == "untold"
+
+
+def test_a_model_that_goes_takes_the_process_along_and_the_next_one_starts_afresh(host: Host) -> None:
+    ask(host)
+    figures(host, 40)
+    pid = host.regret.pid
+    assert pid is not None
+    host.unload()
+    assert host.regret.view(host.load_id, host.settings) is None
+    gone(pid)
+    assert host.load(host.plan("demo")).join(WAIT_S)
+    ask(host)
+    assert figures(host, 40)["state"] == "ready"
+
+
+def gone(pid: int) -> None:
+    """The process has ended and the system has forgotten it: no zombie."""
+    try:
+        psutil.Process(pid).wait(WAIT_S)
+    except psutil.NoSuchProcess:
+        return
+
+
+def test_closing_leaves_no_process(tmp_path: Path) -> None:
+    host = open_host(tmp_path)
+    host.set_sampling(max_new_tokens=40)
+    ask(host)
+    figures(host, 40)
+    pid = host.regret.pid
+    assert pid is not None
+    host.close()
+    assert not psutil.pid_exists(pid)
+
+
+class Stuck(Process):
+    """A process that never answers."""
+
+    def __init__(self) -> None:
+        self.killed, self.asked = threading.Event(), threading.Event()
+
+    def ask(self, head: Any, passes: Any = None) -> Any:
+        self.asked.set()
+        assert self.killed.wait(WAIT_S)
+        raise Lost("killed")
+
+    def kill(self) -> None:
+        self.killed.set()
+
+    def end(self) -> None:
+        self.killed.set()
+
+
+class Slow(Process):
+    """Waits before its first answer until it is let on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.go = threading.Event(), threading.Event()
+
+    def ask(self, head: Any, passes: Any = None) -> Any:
+        self.asked.set()
+        assert self.go.wait(WAIT_S)
+        return super().ask(head, passes)
+
+
+def test_a_process_that_falls_behind_delays_nobody_and_the_oldest_are_left_out() -> None:
+    slow = Slow()
+    meter, settings = Regret(start=lambda: slow), Settings({"regret_tokens": 4096})
+    steps = passes(regret.QUEUE + 300)
+    meter.add(1, SHAPE, settings, steps[0])
+    assert slow.asked.wait(WAIT_S)
+    for step in steps[1:]:
+        meter.add(1, SHAPE, settings, step)          # it answers nothing, and yet this returns
+    slow.go.set()
+    view = told(meter, 1, settings, lambda view: view["tokens"] == regret.QUEUE + 1)
+    assert view["left_out"] == 299
+    meter.close()
+
+
+def test_a_stuck_process_does_not_keep_the_application_from_closing() -> None:
+    stuck = Stuck()
+    meter = Regret(start=lambda: stuck)
+    meter.add(1, SHAPE, Settings(), passes(1)[0])
+    assert stuck.asked.wait(WAIT_S)
+    meter.close(WAIT_S)
+    assert stuck.killed.is_set()
+    assert not any(thread.name == "moestro-regret" and thread.is_alive() for thread in threading.enumerate())
+
+
+def test_a_process_that_is_lost_is_replaced_and_too_many_losses_are_told(host: Host) -> None:
+    chat = ask(host).chat_id
+    figures(host, 40)
+    pid = host.regret.pid
+    assert pid is not None
+    psutil.Process(pid).kill()
+    ask(host, chat)                                  # its first passes find nobody, the others a new one
+    told(host.regret, host.load_id, host.settings,
+         lambda view: view["state"] == "ready" and host.regret.pid not in (None, pid))
+
+    def broken() -> Process:
+        raise Lost("it could not be started")
+
+    meter = Regret(start=broken)
+    for number, step in enumerate(passes(3), 1):
+        meter.add(1, SHAPE, Settings(), step)
+        while meter.version < number:
+            assert meter.wait(meter.version, WAIT_S)
+    view = meter.view(1, Settings())
+    assert view is not None
+    assert view["state"] == "failed"
+    meter.close()
+
+
+@pytest.mark.parametrize(("own", "prefetch", "better"), [(0.5, False, True), (0.7, False, False), (0.7, True, True)])
+def test_another_policy_is_better_only_if_it_hits_more_of_the_same(own: float, prefetch: bool, better: bool) -> None:
+    """0.6 is more than LRU's shadow hits; the engine hits more still, which counts unless prefetching did it."""
+    told = regret.ranked("lru", {"own": own, "belady": 0.9, "rates": {"lru": 0.55, "lfu": 0.6, "fifo": 0.6}}, prefetch)
+    assert (told["best"], told["best_title"], told["alone"], told["better"]) == ("lfu", "LFU", 0.55, better)

@@ -1,0 +1,79 @@
+"""The shadows' process: what it imports, how it ends, and the messages it understands."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+
+import numpy as np
+import psutil
+import pytest
+
+from app import regret, regret_worker
+from app.regret_feed import Step, arrays, imitated
+from app.regret_process import ROOT, Lost, Process
+from core.config import Settings
+from core.types import StepRecord
+from tests.app.conftest import WAIT_S
+from tests.fakes import SHAPE
+
+
+def passes(count: int) -> list[StepRecord]:
+    random = np.random.default_rng(3)
+    layer = np.repeat(np.arange(SHAPE.layers, dtype=np.int16), SHAPE.top_k)
+    found = []
+    for index in range(count):
+        ids = random.random((SHAPE.layers, 1, SHAPE.experts)).argsort(-1)[..., :SHAPE.top_k].astype(np.int16)
+        found.append(StepRecord(index, "decode", 1, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, ids, layer, ids.ravel(),
+                                np.zeros(len(layer), np.uint8), slots=SHAPE.total // 2))
+    return found
+
+
+def test_the_process_is_modest_and_ends_with_whoever_started_it() -> None:
+    process = Process()
+    assert process.ask({"report": False})["standing"] is None
+    told = psutil.Process(process.pid)
+    if os.name == "posix":
+        assert told.nice() == 19
+    process._to.close()                              # as when the application is killed
+    assert told.wait(WAIT_S) == 0
+    process.end()
+    with pytest.raises(Lost):
+        process.ask({"report": True})
+
+
+def test_the_process_needs_no_torch() -> None:
+    code = ("import sys; from app.regret_worker import Shop; Shop(); "
+            "sys.exit(len({'torch', 'transformers'} & {*sys.modules}))")
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_messages_arrive_as_they_were_sent() -> None:
+    stream = io.BytesIO()
+    sent = {"ids": np.arange(12, dtype=np.int16).reshape(3, 2, 2), "decode": np.array([True, False]),
+            "none": np.zeros((0, 4), np.float32)}
+    regret_worker.write(stream, {"warm": True, "n": 1.5}, sent)
+    regret_worker.write(stream, {"report": True})
+    stream.seek(0)
+    head, found = regret_worker.read(stream)
+    assert head == {"warm": True, "n": 1.5}
+    assert {name: (a.dtype, a.tolist()) for name, a in found.items()} == \
+        {name: (a.dtype, a.tolist()) for name, a in sent.items()}
+    assert regret_worker.read(stream) == ({"report": True}, {})
+    with pytest.raises(EOFError):
+        regret_worker.read(stream)
+
+
+def test_a_policy_of_the_users_own_has_no_shadow_and_is_compared_by_what_it_hits() -> None:
+    shop = regret_worker.Shop()
+    fed = [Step(1, SHAPE, Settings(), step) for step in passes(40)]
+    setup = {**asdict(imitated(fed[0])), "policies": {"lru": {}, "fifo": {}, "mine": {}}}
+    assert shop.answer({"setup": setup, "window": 64}, {})["problem"] == ""
+    standing = shop.answer({"report": True}, arrays(fed))["standing"]
+    assert list(standing["rates"]) == ["lru", "fifo"]
+    for own, better in ((1.0, False), (0.0, True)):
+        told = regret.ranked("mine", {**standing, "own": own}, prefetch=True)
+        assert (told["own"], told["alone"], told["better"]) == (own, own, better)

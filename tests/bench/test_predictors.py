@@ -1,0 +1,85 @@
+"""bench predictors: its arithmetic by hand, and the whole of it on the demo model with a drawn profile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench import predictors
+from bench.overheard import Overheard
+from bench.skeleton import TINY, measure
+from core.policy.predict import Guess, Predictor, View
+from core.registry import variants
+from tests.engine.profiles import drawn_profile
+from tests.policy.views import Looking, Pass
+
+
+class Script(Predictor):
+    """Names what it was told to, call by call."""
+
+    starts = True
+
+    def __init__(self, *calls: Sequence[Guess]) -> None:
+        self._calls = iter(calls)
+
+    def begin(self, view: View) -> Sequence[Guess]:
+        return next(self._calls)
+
+    def predict(self, view: View) -> Sequence[Guess]:
+        return next(self._calls)
+
+
+def test_recall_goes_by_the_last_word_on_each_layer_by_hand() -> None:
+    heard = Overheard(Script(
+        [Guess(0, 1, 0.9), Guess(1, 7, 0.5)],                          # before the first pass
+        [Guess(1, 2, 0.2), Guess(1, 4, 0.1), Guess(1, 3, 0.3)], [Guess(0, 5, 0.5)],
+        [], [Guess(1, 1, 1.0)], [Guess(0, 0, 1.0)]), patient=True)     # and the second
+    for one in (Pass(1, np.array([[[0, 1]], [[2, 3]]])), Pass(1, np.array([[[5, 6]], [[0, 1]]]))):
+        heard.begin(Looking(one, -1, 8))
+        for layer in range(2):
+            heard.predict(Looking(one, layer, 8))
+    # Layer 0: 1 of 0 1, then 5 of 5 6. Layer 1: of 3 2 4 both of 2 3 (7 was overtaken), then 1 of 0 1.
+    assert heard.recall(2) == [0.5, 0.75]
+    assert heard.recall(2, width=1) == [0.5, 0.5]
+    assert heard.named() == (1 + 3 + 1 + 1) / 4
+    assert all(ms > 0 for ms in heard.ms_per_token().values())
+
+
+def test_passes_of_many_tokens_are_not_counted() -> None:
+    heard = Overheard(Script([], [], []), patient=False)
+    one = Pass(1, np.array([[[0, 1], [2, 3]], [[2, 3], [0, 1]]]))
+    heard.begin(Looking(one, -1, 8))
+    for layer in range(2):
+        heard.predict(Looking(one, layer, 8))
+    assert heard.recall(2) == [0.0, 0.0] and heard.named() == 0.0
+    assert heard.ms_per_token() == {"wall": 0.0, "cpu": 0.0}
+
+
+def test_the_cost_in_a_large_model_is_measured_for_every_predictor() -> None:
+    found = measure(TINY, predictors.subjects(), 2, lambda text: None)
+    assert found.keys() == predictors.subjects().keys() >= {v.name for v in variants("predictor")} - {"none"}
+    assert all(one["wall"] >= one["cpu"] * 0.5 > 0 for one in found.values())
+
+
+def test_all_of_it_on_the_demo_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def drawn(engine: Any, texts: Sequence[Any], limit: int) -> Any:
+        assert len(texts) > predictors.HELD_OUT
+        return drawn_profile(engine)
+
+    some = {n: s for n, s in predictors.subjects().items() if n in ("all_next", "gate", "routing_path", "expert_map")}
+    monkeypatch.setattr(predictors, "calibrate", drawn)
+    monkeypatch.setattr(predictors, "subjects", lambda: some)
+    result: Any = json.loads(json.dumps(predictors.run(small=True, say=lambda text: None)))
+    found, layers = result["predictors"], result["layers"]
+    assert found.keys() == result["large"].keys() == predictors.subjects().keys()
+    for one in found.values():
+        assert len(one["recall_by_layer"]) == layers
+        assert 0 <= one["recall_at_k"] <= one["recall_of_all_named"] <= 1
+    assert found["all_next"]["recall_of_all_named"] > 0.9 and found["all_next"]["named"] > result["top_k"]
+    assert found["gate"]["recall_at_k"] > found["routing_path"]["recall_at_k"]      # which was never trained
+    text = predictors.table(result)
+    assert all(name in text for name in found)

@@ -1,0 +1,207 @@
+"""Slots per layer and pinned experts in a loaded model: they act live, are refused whole, and change no answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.config import LoadSpec, Sampling, Settings
+from core.engine import Engine
+from core.errors import SettingError
+from core.policy.eviction import GONE
+from core.profile import Profile
+from core.simulate import Config, Replay
+from core.simulate.run import maker
+from core.trace import FileTrace, TraceWriter
+from core.types import StepRecord
+
+CHAT = [{"role": "user", "content": "What does json.dumps do?"}]
+
+
+def profile_of(engine: Engine) -> Profile:
+    """Counts that differ from layer to layer: the first layers have favourites, the last ones use all alike."""
+    shape = engine.shape
+    steep = np.linspace(0.5, 0, shape.layers)[:, None]
+    counts = (1000 * np.exp(-steep * np.arange(shape.experts))).astype(np.int64)
+    recall = np.linspace(0.2, 0.9, shape.layers, dtype=np.float32)
+    recall[0] = np.nan
+    return Profile("demo", engine.model_hash, shape.layers, shape.experts, shape.top_k, shape.hidden, 1000, "a test",
+                   "", counts=counts, gate_recall=recall)
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Iterator[Engine]:
+    engine = Engine.load(LoadSpec.checked("demo", Settings({"budget": "50%", "link": "own"}), device="cpu"))
+    yield engine
+    engine.unload()
+
+
+@pytest.fixture
+def engine(loaded: Engine) -> Engine:
+    loaded.change(Settings({"budget": "50%", "link": "own"}))
+    loaded.use_profile(None)
+    return loaded
+
+
+def capacities(engine: Engine) -> list[int]:
+    return [engine.residency.pool(layer).capacity for layer in range(engine.shape.layers)]
+
+
+def said(engine: Engine, tokens: int = 6) -> str:
+    return "".join(piece.text for piece in engine.generate(CHAT, Sampling(max_new_tokens=tokens)))
+
+
+@pytest.mark.parametrize("name", ["profile", "adapmoe"])
+def test_slots_move_to_the_layers_that_gain_most_and_follow_the_budget(engine: Engine, name: str) -> None:
+    expected, shape = said(engine), engine.shape
+    engine.use_profile(profile_of(engine))
+    engine.change({"layer_slots": name})
+    sizes = capacities(engine)
+    assert sum(sizes) == engine.sizes.slots(engine.settings.budget) == len(engine.arena)
+    assert sizes[0] < sizes[-1] and min(sizes) >= shape.top_k
+    assert said(engine) == expected
+    engine.change({"budget": "70%"})
+    assert sum(capacities(engine)) == engine.sizes.slots(engine.settings.budget) and capacities(engine) != sizes
+    engine.change({"scope": "global"})
+    assert engine.residency.pool(0).capacity == engine.sizes.slots(engine.settings.budget)
+    engine.change({"scope": "layer", "budget": "50%"})
+    assert capacities(engine) == sizes
+    assert said(engine) == expected
+    engine.residency.check_integrity()
+    engine.change({"layer_slots": "uniform"})
+    assert max(capacities(engine)) - min(capacities(engine)) <= 1
+
+
+def test_what_needs_a_profile_is_refused_without_one_and_keeps_its_profile(engine: Engine) -> None:
+    with pytest.raises(SettingError, match=r"Slots per layer 'AdapMoE' needs a profile"):
+        engine.change({"layer_slots": "adapmoe", "budget": "60%"})
+    assert engine.settings["layer_slots"] == "uniform" and engine.settings["budget"] == "50%"
+    engine.use_profile(profile_of(engine))
+    engine.change({"layer_slots": "adapmoe"})
+    with pytest.raises(SettingError, match="needs a profile"):
+        engine.use_profile(None)
+    assert engine.profile is not None
+    with pytest.raises(SettingError, match="that has gate_recall"):
+        engine.use_profile(replace(profile_of(engine), gate_recall=None))
+    with pytest.raises(SettingError, match="needs a profile"):
+        Engine.load(LoadSpec.checked("demo", Settings({"layer_slots": "profile"}), device="cpu"))
+
+
+@pytest.mark.parametrize(("pins", "why"), [("99:0", "names layer 99"), ("0:0, 0:1, 0:2, 0:3, 0:4, 0:5, 0:6, 0:7, 0:8, "
+                                            "0:9, 0:10, 0:11, 0:12", "Layer 0 has"), ("top:1", "needs a profile")])
+@pytest.mark.parametrize("finds", [None, lambda model_hash: None], ids=["no profiles", "none found"])
+def test_a_model_is_not_loaded_with_pins_that_it_cannot_have(pins: str, why: str, finds: Any) -> None:
+    with pytest.raises(SettingError, match=why):
+        Engine.load(LoadSpec.checked("demo", Settings({"pins": pins}), device="cpu"), profile=finds)
+
+
+def test_pins_and_sizes_of_the_load_are_there_from_the_start(engine: Engine) -> None:
+    settings = Settings({"budget": "50%", "link": "own", "layer_slots": "adapmoe", "pins": "0:31, top:1"})
+    profile = profile_of(engine)
+    fresh = Engine.load(LoadSpec.checked("demo", settings, device="cpu"), profile=lambda model_hash: profile)
+    pinned = {31, *(layer * fresh.shape.experts for layer in range(fresh.shape.layers))}
+    assert fresh.residency.pinned == pinned and all(map(fresh.residency.is_resident, pinned))
+    assert len(set(capacities(fresh))) > 1 and sum(capacities(fresh)) == len(fresh.arena)
+    assert fresh.residency.take_counts().demand_bytes == 0        # what a load copies is no demand
+    fresh.unload()
+
+
+def test_another_profile_divides_anew(engine: Engine) -> None:
+    profile = profile_of(engine)
+    engine.use_profile(profile)
+    engine.change({"layer_slots": "profile"})
+    before = capacities(engine)
+    assert profile.counts is not None
+    engine.use_profile(replace(profile, counts=profile.counts[::-1]))
+    assert capacities(engine) == before[::-1] or sorted(capacities(engine)) == sorted(before)
+    assert capacities(engine)[0] > capacities(engine)[-1]
+
+
+def test_pins_are_there_at_once_and_stay(engine: Engine) -> None:
+    expected, shape = said(engine), engine.shape
+    pins = [(layer, shape.experts - 1) for layer in range(shape.layers)]
+    eids = {layer * shape.experts + expert for layer, expert in pins}
+    engine.change({"pins": ", ".join(f"{layer}:{expert}" for layer, expert in pins)})
+    assert all(engine.residency.is_resident(eid) for eid in eids)
+    assert set(engine.frame().pinned) == eids
+    for change in ({}, {"eviction": "none"}, {"eviction": "random"}, {"scope": "global"}, {"scope": "layer"},
+                   {"budget": "35%"}):
+        engine.change(change)
+        assert said(engine) == expected
+        assert all(engine.residency.is_resident(eid) for eid in eids), change
+        engine.residency.check_integrity()
+
+
+def test_pins_that_leave_no_room_are_refused_whoever_takes_it(engine: Engine) -> None:
+    shape = engine.shape
+    most = capacities(engine)[0] - shape.top_k
+    engine.change({"pins": ", ".join(f"0:{e}" for e in range(most))})
+    for change in ({"pins": ", ".join(f"0:{e}" for e in range(most + 1))}, {"budget": "30%"}):
+        before = engine.settings
+        with pytest.raises(SettingError, match="Layer 0 has"):
+            engine.change(change)
+        assert engine.settings is before
+    with pytest.raises(SettingError, match="this model has layers 0 to"):
+        engine.change({"pins": "99:0"})
+    with pytest.raises(SettingError, match=r"top:1 needs a profile"):
+        engine.change({"pins": "top:1"})
+    profile = profile_of(engine)
+    engine.use_profile(profile)
+    engine.change({"pins": "top:1"})
+    assert engine.residency.pinned == {layer * shape.experts for layer in range(shape.layers)}
+    with pytest.raises(SettingError, match=r"top:1 needs a profile"):
+        engine.use_profile(None)
+
+
+def test_static_keeps_what_the_profile_saw_used_most(engine: Engine) -> None:
+    shape, profile = engine.shape, profile_of(engine)
+    counts = np.random.default_rng(0).permuted(np.tile(np.arange(shape.experts), (shape.layers, 1)), axis=1)
+    engine.use_profile(replace(profile, counts=counts))
+    engine.change({"eviction": "static"})
+    said(engine, 24)
+    kept = []
+    for layer, capacity in enumerate(capacities(engine)):
+        best = np.argsort(-counts[layer])[: capacity - shape.top_k] + layer * shape.experts
+        kept.append(np.mean([engine.residency.is_resident(int(eid)) for eid in best]))
+    assert np.mean(kept) > 0.9
+
+
+@pytest.mark.parametrize("change", [{"layer_slots": "profile"}, {"layer_slots": "adapmoe", "eviction": "lfu"},
+                                    {"eviction": "static"}, {"pins": "0:3, 1:5, top:1"},
+                                    {"pins": "top:2", "scope": "global", "eviction": "lcp"}],
+                         ids=lambda change: "-".join(change.values()))
+def test_the_simulator_agrees_request_by_request(engine: Engine, change: dict[str, object], tmp_path: Path) -> None:
+    shape, steps, profile = engine.shape, list[StepRecord](), profile_of(engine)
+    engine.use_profile(profile)
+    engine.change(change)
+    refill(engine)
+    with TraceWriter(tmp_path / "t", shape.layers, shape.experts, shape.top_k, model="demo") as writer:
+        for piece in engine.generate(CHAT, Sampling(max_new_tokens=16)):
+            if piece.step is not None and (not steps or piece.step is not steps[-1]):
+                steps.append(piece.step)
+                writer.add(piece.step, 0)
+    config = Config.of(engine.settings, engine.residency.slots, shape.layers, shape.experts, shape.top_k, profile)
+    replay = Replay(FileTrace(tmp_path / "t"), maker(config), [config.capacity], config.scope, "filled",
+                    config.hints(shape.layers, shape.experts))
+    tally: Any = replay.run()
+    misses = sum(np.bincount(step.layer[step.outcome >= 3], minlength=shape.layers) for step in steps)
+    assert tally.misses.sum((0, 1)).tolist() == misses.tolist()
+    assert np.flatnonzero(replay.cache.policy.score != GONE).tolist() == \
+        [eid for eid in range(shape.total) if engine.residency.is_resident(eid)]
+
+
+def refill(engine: Engine) -> None:
+    """The cache as it is after a load with these settings."""
+    residency = engine.residency
+    for pool in residency._pools:
+        for eid in residency._residents(pool):
+            residency.evict(pool, eid)
+    residency.reshape(make_policy=residency.make_policy)
+    residency.pin(residency.pinned)
+    residency.fill()
+    residency.now = 0

@@ -1,0 +1,129 @@
+"""Slots per layer: by hand, and against every possible division on small cases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from core.policy.sizes import Allocation, Facts, adapmoe_loads, gains, greedy, hit_curves
+from core.registry import create, variants
+
+NAMES = [v.name for v in variants("layer_slots")]
+LAYERS, EXPERTS = 3, 4
+counted = arrays(np.int64, (LAYERS, EXPERTS), elements=st.integers(0, 50))
+
+
+def divisions(slots: int, least: Sequence[int], experts: int = EXPERTS) -> list[tuple[int, ...]]:
+    """Every way to give that many slots to the layers."""
+    return [sizes for sizes in product(*(range(low, experts + 1) for low in least)) if sum(sizes) == slots]
+
+
+def worth(value: Any, sizes: Sequence[int]) -> float:
+    return float(sum(value[layer, c] for layer, c in enumerate(sizes)))
+
+
+@st.composite
+def asked(draw: st.DrawFn) -> tuple[list[int], int]:
+    """(least of each layer, a total that suffices)."""
+    least = draw(st.lists(st.integers(0, 2), min_size=LAYERS, max_size=LAYERS))
+    return least, draw(st.integers(sum(least), LAYERS * EXPERTS))
+
+
+def test_hit_curves_by_hand() -> None:
+    counts = np.array([[1, 6, 3, 0], [0, 0, 0, 0]])
+    assert gains(counts).tolist() == [[0.6, 0.3, 0.1, 0.0], [0.25] * 4]        # never seen: all alike
+    assert np.allclose(hit_curves(counts), [[0, 0.6, 0.9, 1, 1], [0, 0.25, 0.5, 0.75, 1]])
+
+
+def test_greedy_by_hand() -> None:
+    # Layer 0 has one favourite, layer 1 uses all alike: after one each, layer 1's next slots answer more.
+    gained = gains(np.array([[97, 1, 1, 1], [25, 25, 25, 25]]))
+    assert greedy(gained, 4, [1, 1]) == [1, 3]
+    assert greedy(gained, 5, [1, 1]) == [1, 4]
+    assert greedy(gained, 5, [2, 1]) == [2, 3]
+    assert greedy(gained, 6, [1, 1]) == [2, 4]
+    assert greedy(gained, 3, [2, 2]) == [2, 1]                                  # too few for all: evenly
+    assert greedy(gains(np.zeros((3, 4))), 7, [1, 1, 1]) == [3, 2, 2]           # nothing known: evenly, earlier first
+
+
+@given(counts=counted, wanted=asked())
+@settings(deadline=None)
+def test_greedy_is_the_best_of_all_divisions(counts: Any, wanted: tuple[list[int], int]) -> None:
+    least, slots = wanted
+    sizes = greedy(gains(counts), slots, least)
+    assert tuple(sizes) in divisions(slots, least)
+    curves = hit_curves(counts)
+    assert worth(curves, sizes) == pytest.approx(max(worth(curves, other) for other in divisions(slots, least)))
+
+
+@given(value=arrays(np.float64, (LAYERS, EXPERTS + 1), elements=st.floats(-5, 5, width=32)), wanted=asked())
+@settings(deadline=None)
+def test_dynamic_programming_is_the_best_of_all_divisions(value: Any, wanted: tuple[list[int], int]) -> None:
+    least, slots = wanted
+    sizes, largest = Allocation(value, least)(slots), max(worth(value, other) for other in divisions(slots, least))
+    assert tuple(sizes) in divisions(slots, least)
+    assert worth(value, sizes) == pytest.approx(largest, abs=1e-7)
+
+
+def test_what_gains_nothing_is_divided_evenly() -> None:
+    flat = np.zeros((3, 7))
+    flat[1, 2:] = 1.0
+    assert Allocation(flat, [0, 0, 0])(9) == [3, 3, 3]
+    assert Allocation(flat, [0, 0, 5])(9) == [2, 2, 5]
+    assert Allocation(flat, [2, 0, 5])(8) == [2, 1, 5]                          # two for layer 1 there are not
+
+
+def test_adapmoe_loads_by_hand() -> None:
+    """Two of eight experts, all equally likely: what AdapMoE writes for Mixtral, from its three cases.
+
+    3 slots, beta 0.5: both missing 5 x 4 / 56, one missing 2 x 5 x 3 / 56. With both missing one is fetched with
+    probability 0.5, so 1.5 are left; of one, 0.5: 20 / 56 x 1.5 + 30 / 56 x 0.5 = 45 / 56.
+    """
+    alike = hit_curves(np.ones((1, 8)))
+    loads = adapmoe_loads(alike, np.array([0.5]), 2)[0]
+    assert loads[3] == pytest.approx(45 / 56)
+    for slots in range(9):
+        both, one = (8 - slots) * (7 - slots) / 56, 2 * (8 - slots) * slots / 56
+        assert loads[slots] == pytest.approx(both * (2 - 0.5) + one * (1 - 0.5))
+    # A layer nobody can predict: just the misses. One that is always predicted right needs a slot less.
+    assert np.allclose(adapmoe_loads(alike, np.array([np.nan]), 2)[0], 2 * (1 - np.arange(9) / 8))
+    assert adapmoe_loads(alike, np.array([1.0]), 2)[0, 7] == pytest.approx(0.0)
+    # Favourites: two experts do 6/8 of the work, so that two slots hit as six of eight equally likely ones would: half
+    # an expert is missing, and at least one in 1 - 6 x 5 / 56 of the cases.
+    some = hit_curves(np.array([[3, 3, 1, 1, 0, 0, 0, 0]]))
+    assert adapmoe_loads(some, np.array([0.5]), 2)[0, 2] == pytest.approx(0.5 - 0.5 * 26 / 56)
+
+
+@given(counts=counted, recall=arrays(np.float32, LAYERS, elements=st.floats(0, 1, width=32)), wanted=asked())
+@settings(deadline=None)
+def test_adapmoe_has_the_fewest_expected_loads(counts: Any, recall: Any, wanted: tuple[list[int], int]) -> None:
+    least, slots = wanted
+    made = create("layer_slots", "adapmoe", {}, facts=Facts(EXPERTS, 2, tuple(least), counts, recall))
+    loads = adapmoe_loads(hit_curves(counts), recall, 2)
+    assert (loads >= -1e-9).all()
+    fewest = min(worth(loads, other) for other in divisions(slots, least))
+    assert worth(loads, made(slots)) == pytest.approx(fewest, abs=1e-7)
+
+
+def test_adapmoe_gives_slots_to_the_layers_that_are_hard_to_predict() -> None:
+    counts, recall = np.ones((3, 8)), np.array([np.nan, 0.5, 0.95])
+    sizes = create("layer_slots", "adapmoe", {}, facts=Facts(8, 2, (2, 2, 2), counts, recall))(12)
+    assert sizes[0] > sizes[2] and sum(sizes) == 12
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(counts=counted, slots=st.integers(0, LAYERS * EXPERTS))
+@settings(deadline=None, max_examples=50)
+def test_every_way_adds_up_and_repeats(name: str, counts: Any, slots: int) -> None:
+    facts = Facts(EXPERTS, 1, (1,) * LAYERS, counts, np.array([np.nan, 0.2, 0.9]))
+    sizes = create("layer_slots", name, {}, facts=facts)(slots)
+    assert sum(sizes) == slots and len(sizes) == LAYERS and max(sizes) <= EXPERTS
+    assert slots < LAYERS or min(sizes) >= 1
+    assert create("layer_slots", name, {}, facts=facts)(slots) == sizes

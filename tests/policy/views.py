@@ -1,0 +1,127 @@
+"""What a predictor sees, without a model: passes with given routing, and states that are random but always the same."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from core.policy.predict import Guess, Predictor
+from core.policy.predict.base import Later, State, union
+from core.registry import create
+
+HIDDEN = 16
+
+
+class Pass(NamedTuple):
+    """One forward pass of a request: `ids` [L, T, k]."""
+
+    request: int
+    ids: npt.NDArray[np.int64]
+
+
+@dataclass
+class Known:
+    """A profile, as far as predictors read it."""
+
+    gate_recall: Any = None
+    defaults: Any = None
+    maps: Any = None
+    map_keys: Any = None
+    first_table: Any = None
+
+
+def random_known(layers: int, experts: int, k: int, tokens: int = 50) -> Known:
+    """A profile that has everything."""
+    random = np.random.default_rng(5)
+    table = random.random((tokens, experts)).argsort(-1)[:, :k].astype(np.int16)
+    return Known(np.array([np.nan, *random.random(layers - 1)]), np.ones((layers, experts, HIDDEN), np.float16),
+                 random.dirichlet(np.ones(experts), (7, layers)).astype(np.float16),
+                 random.standard_normal((7, HIDDEN)).astype(np.float16),
+                 (np.arange(tokens, dtype=np.int32) * 2, table))
+
+
+class Looking:
+    """One layer of a pass as a predictor sees it; -1 as it begins. States can be asked for only if `states`."""
+
+    def __init__(self, one: Pass, layer: int, experts: int, states: bool = False, known: Known | None = None) -> None:
+        self.layer, self.layers, self.experts = layer, len(one.ids), experts
+        self.top_k, self.request = one.ids.shape[2], one.request
+        self.ids: Sequence[Sequence[int]] = one.ids[layer].tolist() if layer >= 0 else []
+        self.tokens: Sequence[int] = [token_of(row) for row in one.ids[0]]
+        self.profile = known
+        self._states = states
+        self._count = one.ids.shape[1]
+
+    @property
+    def weights(self) -> Sequence[Sequence[float]]:
+        return [[1.0 / self.top_k] * self.top_k for _ in self.ids]
+
+    def ask(self, layers: Sequence[int], state: State = "hidden") -> npt.NDArray[np.float64]:
+        return np.stack([union(np.log1p(-self._random(of).dirichlet(np.ones(self.experts), self._count)).sum(0),
+                               self.top_k) for of in layers])
+
+    def estimate(self, layer: int) -> npt.NDArray[np.float64]:
+        return self.ask((layer,))[0]
+
+    def distribution(self) -> Later:
+        told = self._random(self.layer).dirichlet(np.ones(self.experts), self._count).mean(0).astype(np.float32)
+        return lambda: told
+
+    def embedding(self) -> Later:
+        vectors = [np.random.default_rng(token).standard_normal(HIDDEN) for token in self.tokens]
+        return lambda: np.mean(vectors, 0).astype(np.float32)
+
+    def path(self) -> FakePath:
+        return FakePath(self.layers, self.experts)
+
+    def _random(self, of: int) -> np.random.Generator:
+        assert self._states, "a state was asked for"
+        return np.random.default_rng([zlib.crc32(str(self.tokens).encode()), of])
+
+
+class FakePath:
+    """Stands in for the network: every expert as likely as a fixed draw says."""
+
+    def __init__(self, layers: int, experts: int) -> None:
+        self.told = np.random.default_rng(3).random((layers, experts)).astype(np.float32)
+        self.heard: list[tuple[int, ...] | None] = []
+
+    def restart(self) -> None:
+        self.heard.append(None)
+
+    def follow(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        self.heard.append(tuple(tokens))
+        return self.told
+
+
+def token_of(row: npt.NDArray[np.int64]) -> int:
+    """A token id that goes with these experts of layer 0."""
+    return int((row * 31 ** np.arange(len(row))).sum() % 100)
+
+
+def make(name: str, **params: float) -> Predictor:
+    predictor: Predictor = create("predictor", name, params)
+    predictor.patient = True
+    return predictor
+
+
+def random_passes(sizes: Sequence[tuple[int, int]], layers: int, experts: int, k: int, seed: int = 0) -> list[Pass]:
+    """A pass for each (request, tokens)."""
+    random = np.random.default_rng(seed)
+    return [Pass(request, random.random((layers, tokens, experts)).argsort(-1)[..., :k]) for request, tokens in sizes]
+
+
+def shown(predictor: Predictor, passes: Sequence[Pass], experts: int,
+          known: Known | None = None) -> Iterator[tuple[int, int, Sequence[Guess]]]:
+    """What it names at each layer of each pass; at -1 if it starts."""
+    for at, one in enumerate(passes):
+        if predictor.starts:
+            yield at, -1, predictor.begin(Looking(one, -1, experts, predictor.asks, known))
+        for layer in range(len(one.ids)):
+            yield at, layer, predictor.predict(Looking(one, layer, experts, predictor.asks, known))
+    predictor.close()

@@ -1,0 +1,155 @@
+"""Calibration against plain transformers: every part, recomputed token by token from the model's own weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from core.engine import Engine
+from core.profile import Profile
+from core.profile.gather import calibrate
+from core.profile.routing import entropy
+from core.profile.texts import tokenize
+from tests.profile.conftest import MakeEngine
+from tests.profile.oracle import Oracle, Passed
+
+LONG = "The quick brown fox jumps over the lazy dog, and over the fence behind it. " * 2    # two windows of 128
+TEXTS: list[Any] = ["An expert that is not asked is not loaded.", LONG,
+                    [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4, of course."}]]
+GATHERED = {"counts", "pairs", "defaults", "gate_recall", "tae", "maps", "first_table"}
+L, E, K, H, WINDOW = 3, 8, 4, 64, 128
+
+
+@pytest.fixture(scope="module")
+def truth(chat_model: Callable[[str], Path]) -> Oracle:
+    return Oracle(chat_model("qwen3_moe"))
+
+
+def windows(engine: Engine) -> list[list[int]]:
+    """The token ids that are read, each from its own beginning."""
+    every = [tokenize(engine.prompt.tokenizer, text).ids.tolist() for text in TEXTS]
+    return [ids[at : at + WINDOW] for ids in every for at in range(0, len(ids), WINDOW)]
+
+
+@pytest.fixture(scope="module")
+def gathered(engine: Engine, truth: Oracle) -> tuple[Profile, list[list[int]], list[Passed]]:
+    read = windows(engine)
+    profile = calibrate(engine, TEXTS, parts=GATHERED, source="three texts")
+    return profile, read, [truth.read(ids) for ids in read]
+
+
+def joined(passed: list[Passed], name: str, layer: int) -> torch.Tensor:
+    return torch.cat([getattr(one, name)[layer] for one in passed])
+
+
+def test_what_it_says_of_itself(gathered: tuple[Profile, list[list[int]], list[Passed]]) -> None:
+    profile, read, _ = gathered
+    assert (profile.layers, profile.experts, profile.top_k, profile.hidden) == (L, E, K, H)
+    assert profile.tokens == sum(map(len, read)) and profile.source == "three texts" and len(read) == 4
+    assert set(profile.parts()) == GATHERED == set(profile.settings["gathered"])   # type: ignore[call-overload]
+    assert profile.settings["dtype"] == "float32"
+
+
+def test_counts_and_pairs(gathered: tuple[Profile, list[list[int]], list[Passed]]) -> None:
+    profile, _, passed = gathered
+    assert profile.counts is not None and profile.pairs is not None and profile.pairs_weighted is not None
+    for layer in range(L):
+        ids, weights = joined(passed, "ids", layer), joined(passed, "weights", layer)
+        shares = torch.zeros(len(ids), E).scatter_(1, ids, weights / weights.sum(-1, keepdim=True))
+        for i in range(E):
+            assert profile.counts[layer, i] == (ids == i).any(-1).sum()
+            for j in range(E):
+                both = ((ids == i).any(-1) & (ids == j).any(-1)).sum() * (i != j)
+                least = torch.minimum(shares[:, i], shares[:, j]).sum() * (i != j)
+                assert profile.pairs[layer, i, j] == both
+                assert profile.pairs_weighted[layer, i, j] == pytest.approx(float(least), rel=1e-4, abs=1e-5)
+
+
+def test_default_vectors(gathered: tuple[Profile, list[list[int]], list[Passed]]) -> None:
+    profile, _, passed = gathered
+    assert profile.defaults is not None and profile.defaults.shape == (L, E, H)
+    for layer in range(L):
+        ids, outs = joined(passed, "ids", layer), joined(passed, "outs", layer)
+        for expert in range(E):
+            at = ids == expert
+            mean = outs[at].mean(0) if at.any() else torch.zeros(H)
+            np.testing.assert_allclose(profile.defaults[layer, expert], mean.numpy(), rtol=2e-3, atol=2e-5)
+    assert np.abs(profile.defaults).max() > 1e-3
+
+
+def test_gate_recall_and_similarity(gathered: tuple[Profile, list[list[int]], list[Passed]], truth: Oracle) -> None:
+    profile, _, passed = gathered
+    assert profile.gate_recall is not None and profile.similarity is not None
+    assert np.isnan(profile.gate_recall[0])
+    for layer in range(1, L):
+        before, now = joined(passed, "hidden", layer - 1), joined(passed, "hidden", layer)
+        told, true = truth.route(truth.blocks[layer], before)[2], joined(passed, "ids", layer)
+        hits = sum(len({*a} & {*b}) for a, b in zip(told.tolist(), true.tolist(), strict=True))
+        assert profile.gate_recall[layer] == pytest.approx(hits / true.numel(), rel=1e-5)
+        cosine = torch.cosine_similarity(before, now, dim=-1).mean()
+        assert profile.similarity[layer - 1] == pytest.approx(float(cosine), rel=1e-4)
+    assert 0 < profile.gate_recall[1:].min() < 1
+
+
+def test_entropy_percentiles(gathered: tuple[Profile, list[list[int]], list[Passed]]) -> None:
+    profile, _, passed = gathered
+    assert profile.tae is not None
+    for layer in range(L):
+        values = entropy(joined(passed, "weights", layer).numpy())
+        exact = np.percentile(values, np.arange(101), method="inverted_cdf")
+        np.testing.assert_allclose(profile.tae[layer], exact, atol=2e-4)
+
+
+def test_maps_and_their_embeddings(gathered: tuple[Profile, list[list[int]], list[Passed]]) -> None:
+    """Not full: one for each text as it is read, its mean, then one for each token, in order."""
+    profile, _, passed = gathered
+    assert profile.maps is not None and profile.map_keys is not None
+    keys, maps = [], []
+    for one in passed:
+        each = torch.stack(one.probs, 1)
+        keys += [one.embedded.mean(0, keepdim=True), one.embedded]
+        maps += [each.mean(0, keepdim=True), each]
+    np.testing.assert_allclose(profile.map_keys, torch.cat(keys).numpy(), rtol=2e-3, atol=1e-4)
+    np.testing.assert_allclose(profile.maps, torch.cat(maps).numpy(), rtol=2e-3, atol=1e-4)
+
+
+def test_first_table(gathered: tuple[Profile, list[list[int]], list[Passed]]) -> None:
+    profile, read, passed = gathered
+    assert profile.first_table is not None
+    tokens, ids = [t for one in read for t in one], joined(passed, "ids", 0).tolist()
+    assert profile.first_table.tokens.tolist() == sorted(set(tokens))
+    for token, row in zip(*profile.first_table, strict=True):
+        uses = [sum(e in chosen for t, chosen in zip(tokens, ids, strict=True) if t == token) for e in range(E)]
+        assert row.tolist() == sorted(range(E), key=lambda e: (-uses[e], e))[:K]
+
+
+@pytest.mark.parametrize("arch", ["gpt_oss", "deepseek_v3", "mixtral"])
+def test_other_architectures(arch: str, make_engine: MakeEngine) -> None:
+    """Biases in experts, grouped routers with a correction, another top-k: what must hold for any model."""
+    engine = make_engine(arch)
+    profile = calibrate(engine, TEXTS[:1], parts=GATHERED)
+    shape, tokens = engine.shape, profile.tokens
+    assert profile.counts is not None and profile.pairs is not None and profile.defaults is not None
+    assert profile.counts.sum(1).tolist() == [tokens * shape.top_k] * shape.layers
+    assert profile.pairs.sum((1, 2)).tolist() == [tokens * shape.top_k * (shape.top_k - 1)] * shape.layers
+    np.testing.assert_array_equal(profile.pairs, profile.pairs.transpose(0, 2, 1))
+    assert ((np.abs(profile.defaults).max(-1) > 0) == (profile.counts > 0)).all()
+    assert profile.maps is not None and np.isfinite(profile.maps).all() and len(profile.maps) == tokens + 1
+    np.testing.assert_allclose(profile.maps.astype(float).sum(-1), 1, atol=5e-3)
+    assert profile.gate_recall is not None and (profile.gate_recall[1:] >= 0).all()
+
+
+def test_the_same_texts_and_seed_give_the_same_profile(engine: Engine, make_engine: MakeEngine) -> None:
+    parts, other = {"counts", "defaults", "maps", "estimator", "path"}, make_engine(
+        settings={"budget": "100%", "eviction": "lfu", "scope": "global"})
+    first, again = (calibrate(one, TEXTS[2:], parts=parts) for one in (engine, other))
+    assert set(first.parts()) == parts
+    for name in ("counts", "defaults", "maps", "map_keys"):
+        np.testing.assert_array_equal(getattr(first, name), getattr(again, name))
+    assert first.nets.keys() == again.nets.keys()
+    assert all(torch.equal(first.nets[name], again.nets[name]) for name in first.nets)

@@ -1,0 +1,238 @@
+"""What predictors are shown of a real model, against the same computed in plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from core.hf import ExpertsSite, find_experts, install
+from core.hf.hooks import probe_router
+from core.hf.watch import norm_of, watch
+from core.policy.predict import Guess, Predictor, View
+from core.policy.predict.nets import estimator
+from core.policy.predict.nets.estimator import Estimator
+from core.policy.predict.nets.path import WINDOW, RoutingPath
+from core.profile import Profile
+from core.runtime.foresight import Foresight
+from core.runtime.nets import PathAtWork
+from core.runtime.view import _asked
+from core.types import ModelShape
+from tests.conftest import Checkpoint
+
+PROMPT = torch.arange(3, 15)[None]
+ONE = torch.tensor([[7]])
+
+
+class Looker(Predictor):
+    """Does with every view what the test says; its results by layer."""
+
+    asks = True
+    defaults = True
+    starts = True
+
+    def __init__(self, look: Callable[[View], Any]) -> None:
+        self._look, self.found = look, dict[int, Any]()
+
+    def begin(self, view: View) -> Sequence[Guess]:
+        return self.predict(view)
+
+    def predict(self, view: View) -> Sequence[Guess]:
+        self.found[view.layer] = self._look(view)
+        return ()
+
+
+class Layer(NamedTuple):
+    """What one layer really did."""
+
+    hidden: torch.Tensor
+    residual: torch.Tensor | None
+    args: Any
+    kwargs: Any
+    probs: torch.Tensor
+    ids: torch.Tensor
+    weights: torch.Tensor
+
+
+class Opened(NamedTuple):
+    model: Any
+    sites: list[ExpertsSite]
+    shape: ModelShape
+    profile: Profile
+
+
+@pytest.fixture(scope="module", params=["qwen3_moe", "deepseek_v3", "granitemoe"])
+def opened(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> Opened:
+    model = AutoModelForCausalLM.from_pretrained(checkpoint(request.param), dtype="auto").eval()
+    for module in model.modules():
+        if hasattr(module, "residual_multiplier"):
+            module.residual_multiplier = 0.22
+    sites = find_experts(model)
+    shape = ModelShape(len(sites), sites[0].num_experts, sites[0].top_k, 64, 0)
+    defaults = np.random.default_rng(0).standard_normal((shape.layers, shape.experts, 64)).astype(np.float16)
+    profile = Profile("tiny", "hash", shape.layers, shape.experts, shape.top_k, 64, 9, "a test", "", defaults=defaults)
+    return Opened(model, sites, shape, profile)
+
+
+@torch.inference_mode()
+def look(opened: Opened, ids: torch.Tensor, what: Callable[[View], Any],
+         profile: Profile | None = None) -> tuple[dict[int, Any], list[Layer]]:
+    """Run a pass; what `what` finds at every layer, and what the layers did."""
+    real: list[Layer] = []
+    foresight = Foresight(opened.model, opened.sites, opened.shape)
+    foresight.use("gate", {}, profile or opened.profile)
+    foresight.close()
+    foresight.predictor = looker = Looker(what)
+    foresight.profile = profile or opened.profile
+    foresight._watch = watch(opened.model, opened.sites, foresight._keep)
+    calls: list[Any] = []
+
+    def experts(site: ExpertsSite, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        seen = calls[-1]
+        real.append(Layer(seen.hidden.clone(), None if seen.residual is None else seen.residual.clone(),
+                          seen.args, seen.kwargs, seen.probs, chosen.clone(), weights.clone()))
+        foresight.look(site.index, chosen.tolist(), weights)
+        result: torch.Tensor = ALL_EXPERTS_FUNCTIONS["grouped_mm"](site.module, hidden, chosen, weights)
+        return result
+
+    with watch(opened.model, opened.sites, calls.append), install(opened.model, opened.sites, experts):
+        foresight.begin(ids[0].tolist())
+        opened.model(ids)
+    foresight.close()
+    return looker.found, real
+
+
+def some_asks(probs: torch.Tensor, k: int) -> Any:
+    """[E] 1 - product over tokens of (1 - p)^k."""
+    return (1.0 - (1.0 - probs.double()).prod(0) ** k).numpy()
+
+
+@pytest.mark.parametrize("ids", [ONE, PROMPT], ids=["decode", "prefill"])
+def test_a_later_router_asked_on_this_layers_input(opened: Opened, ids: torch.Tensor) -> None:
+    layers, k = opened.shape.layers, opened.shape.top_k
+    found, real = look(opened, ids, lambda view: None if view.layer < 0 else view.ask(range(view.layer, layers)))
+    for layer in range(layers):
+        assert found[layer].shape == (layers - layer, opened.shape.experts)
+        for told, of in zip(found[layer], range(layer, layers), strict=True):
+            wanted = probe_router(opened.sites[of], real[layer].args, real[layer].kwargs)
+            assert told == pytest.approx(some_asks(wanted, k), abs=1e-6)
+        if len(ids[0]) == 1:                              # of itself it knows what it chose
+            assert set(np.argsort(-found[layer][0])[:k].tolist()) == set(real[layer].ids[0].tolist())
+
+
+def test_a_choice_that_is_not_the_likeliest_still_comes_first_by_hand() -> None:
+    """A router with a correction bias chose 2 and 3, whose logits are the lowest."""
+    told = _asked(np.log([[0.4, 0.3, 0.2, 0.1]]), np.array([[3, 2]]), 2)[0]
+    assert set(np.argsort(-told)[:2].tolist()) == {2, 3}
+    assert told == pytest.approx([1 - 0.6**2, 1 - 0.7**2, 1 - 0.6**2, 1 - 0.6**2], abs=1e-6)
+    assert min(told[2], told[3]) > told[0]
+    for spread in (1e-6, 1e-3, 0.2):
+        p = np.array([[1 - 3 * spread, spread, spread, spread]])
+        assert np.argmax(_asked(np.log(p), np.array([[1]]), 1)[0]) == 1
+
+
+@pytest.mark.parametrize("ids", [ONE, PROMPT], ids=["decode", "prefill"])
+def test_the_quasi_hidden_state_by_its_formula(opened: Opened, ids: torch.Tensor) -> None:
+    """q = Norm(r + c * sum g_e d_e), with c = .22 for granite and 1 for the others."""
+    layers, k = opened.shape.layers, opened.shape.top_k
+    found, real = look(opened, ids, lambda view: view.ask((view.layer + 1,), "default")[0]
+                       if 0 <= view.layer < layers - 1 else None)
+    scale = 0.22 if "Granite" in type(opened.model).__name__ else 1.0
+    vectors = torch.from_numpy(opened.profile.defaults).float()
+    for layer in range(layers - 1):
+        one, norm = real[layer], norm_of(opened.sites[layer + 1])
+        assert one.residual is not None and norm is not None
+        mean = torch.stack([sum((w * vectors[layer, e] for e, w in zip(row, ws, strict=True)), torch.zeros(64))
+                            for row, ws in zip(one.ids.tolist(), one.weights.float(), strict=True)])
+        state = norm(one.residual + scale * mean)
+        args = (state.reshape(one.args[0].shape), *one.args[1:])
+        wanted = some_asks(probe_router(opened.sites[layer + 1], args, one.kwargs), k)
+        assert found[layer] == pytest.approx(wanted, abs=1e-4)
+        plain = some_asks(probe_router(opened.sites[layer + 1], one.args, one.kwargs), k)
+        assert np.abs(wanted - plain).max() > 0.01        # default vectors make a difference
+
+
+def test_without_a_layer_that_adds_its_experts_the_plain_input_is_asked(checkpoint: Checkpoint) -> None:
+    model = AutoModelForCausalLM.from_pretrained(checkpoint("flex_olmo"), dtype="auto").eval()
+    sites = find_experts(model)
+    shape = ModelShape(len(sites), sites[0].num_experts, sites[0].top_k, 64, 0)
+    profile = Profile("tiny", "hash", shape.layers, shape.experts, shape.top_k, 64, 9, "a test", "",
+                      defaults=np.ones((shape.layers, shape.experts, 64), np.float16))
+    found, _ = look(Opened(model, sites, shape, profile), PROMPT, lambda view: None if view.layer != 0 else (
+        view.ask((1,), "default"), view.ask((1,))))
+    assert np.array_equal(*found[0])
+
+
+def test_weights_distribution_and_embedding(opened: Opened) -> None:
+    found, real = look(opened, PROMPT, lambda view: (
+        (view.weights, view.distribution()()) if view.layer >= 0 else view.embedding()()))
+    for layer, one in enumerate(real):
+        weights, distribution = found[layer]
+        assert weights == pytest.approx(one.weights.float().numpy())
+        assert distribution == pytest.approx(one.probs.mean(0).numpy(), abs=1e-6)
+        assert distribution.sum() == pytest.approx(1.0, abs=1e-5)
+    assert found[-1] == pytest.approx(opened.model.get_input_embeddings()(PROMPT)[0].mean(0).detach().numpy(), abs=1e-6)
+
+
+@pytest.mark.parametrize("ids", [ONE, PROMPT], ids=["decode", "prefill"])
+def test_the_estimator_is_given_the_router_input(opened: Opened, ids: torch.Tensor) -> None:
+    net = Estimator(opened.shape.layers, opened.shape.experts, 64, 8).eval()
+    nets, settings = estimator.to_tensors(net)
+    profile = Profile("tiny", "hash", opened.shape.layers, opened.shape.experts, opened.shape.top_k, 64, 9, "a test",
+                      "", nets=nets, settings=settings)
+    found, real = look(opened, ids, lambda view: view.estimate(1) if view.layer == 0 else None, profile)
+    with torch.no_grad():
+        wanted = net(real[0].hidden, torch.tensor(1)).softmax(-1)
+    assert found[0] == pytest.approx(some_asks(wanted, opened.shape.top_k), abs=1e-5)
+
+
+def test_what_a_pass_is_made_of(opened: Opened) -> None:
+    shape = opened.shape
+    found, real = look(opened, PROMPT, lambda view: (view.layers, view.experts, view.top_k, view.tokens, view.ids,
+                                                     view.profile))
+    assert found[-1][:5] == (shape.layers, shape.experts, shape.top_k, PROMPT[0].tolist(), ())
+    for layer, one in enumerate(real):
+        assert found[layer][3:5] == (PROMPT[0].tolist(), one.ids.tolist())
+        assert found[layer][5] is opened.profile
+
+
+def test_a_pass_nobody_announced_has_no_tokens(opened: Opened) -> None:
+    foresight = Foresight(opened.model, opened.sites, opened.shape)
+    foresight.predictor = looker = Looker(lambda view: view.tokens)
+    foresight.begin([1, 2])
+    for number in range(2):
+        for layer in range(opened.shape.layers):
+            foresight.look(layer, [[0, 1]])
+            assert looker.found[layer] == ([1, 2] if number == 0 else ())
+
+
+# ---------------------------------------------------------------------- the routing path at work
+
+def test_the_routing_path_follows_a_request_as_the_network_would() -> None:
+    net = RoutingPath(3, 6, torch.arange(5, 45), d_ff=32, heads=2, d_kv=8).eval()
+    prompt, answer = torch.randint(5, 45, (1, 9)), torch.randint(5, 45, (1, 3))
+    with torch.no_grad():
+        chances = net.decode(torch.cat((prompt, answer), 1), net.encode(prompt))[0][0].sigmoid()
+    work = PathAtWork(net)
+    for _ in range(2):
+        work.restart()
+        told = [work.follow(prompt[0].tolist()), *(work.follow([token]) for token in answer[0].tolist())]
+        assert told[0] == pytest.approx(1.0 - (1.0 - chances[:9]).prod(0).numpy(), abs=1e-5)
+        for at, one in enumerate(told[1:], 9):
+            assert one == pytest.approx(chances[at].numpy(), abs=1e-5)
+
+
+def test_the_routing_path_of_a_long_prompt_in_pieces_goes_on() -> None:
+    net = RoutingPath(3, 6, torch.arange(5, 45), d_ff=32, heads=2, d_kv=8).eval()
+    ids = torch.randint(5, 45, (2 * WINDOW + 10,)).tolist()
+    work = PathAtWork(net)
+    first, second = work.follow(ids[: WINDOW + 5]), work.follow(ids[WINDOW + 5 :])
+    one = work.follow([7])
+    assert first.shape == second.shape == one.shape == (3, 6)
+    assert np.isfinite([first, second, one]).all() and (one <= 1).all() and (one >= 0).all()
+    assert work._prompt == ids[-WINDOW:]                  # the encoder reads the end of it

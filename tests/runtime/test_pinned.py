@@ -1,0 +1,156 @@
+"""Pinned experts and layers with unlike numbers of slots, over real copies; the simulator agrees about both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.policy.eviction import GONE
+from core.policy.hints import Hints
+from core.policy.predict import Guess
+from core.policy.slots import waves
+from core.registry import variants
+from core.runtime.lease import Lease
+from core.runtime.residency import Residency
+from core.simulate import Config, Replay
+from core.simulate.run import maker
+from core.trace import ArrayTrace, Chunk
+from core.types import Outcome
+from tests.runtime.machine import EXPERTS, LAYERS, build, hold
+
+K = 2
+NAMES = [v.name for v in variants("eviction")]
+PINS = [0, 5, 7, 13]      # two of layer 0, one of each other
+SIZES = [5, 3, 4]         # slots of each layer: pins and a token's experts fit
+
+
+def unlike(name: str, sizes: list[int] = SIZES) -> Residency:
+    residency = build(sum(sizes), eviction=name)
+    residency.hints.profile(np.zeros(LAYERS * EXPERTS), PINS)
+    residency.reshape(divide=lambda slots: sizes)
+    residency.pin(PINS)
+    residency.fill()
+    return residency
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(steps=st.lists(st.tuples(st.integers(0, LAYERS - 1), st.permutations(range(EXPERTS)), st.booleans()),
+                      max_size=40))
+@settings(deadline=None, max_examples=10)
+def test_pinned_experts_stay_whatever_happens(name: str, steps: list[tuple[int, list[int], bool]]) -> None:
+    residency = unlike(name)
+    for now, (layer, experts, ahead) in enumerate(steps):
+        residency.now = now
+        lease = hold(residency, layer, experts[:K])
+        if ahead:
+            residency.prefetch([Guess((layer + 1) % LAYERS, e, 0.9) for e in experts], layer)
+        residency.release(lease)
+        assert all(residency.is_resident(eid) for eid in PINS)
+        residency.check_integrity()
+    residency.transfers.close()
+
+
+def test_pins_are_loaded_at_once_and_counted() -> None:
+    residency = build(LAYERS * 3)
+    residency.fill()
+    residency.take_counts()
+    residency.pin([5, 0])                                             # 0 is there already
+    size = residency.arena.codec.blob_bytes
+    assert residency.is_resident(5) and residency.take_counts().demand_bytes == size
+    lease = hold(residency, 0, [5, 4])
+    assert {h.expert: h.outcome for h in lease.held} == {5: Outcome.HIT, 4: Outcome.MISS}
+    residency.release(lease)
+    for other in (1, 2, 3, 4, 1, 2, 3):                               # one slot is left to all others
+        residency.release(hold(residency, 0, [other]))
+        assert residency.is_resident(0) and residency.is_resident(5)
+    residency.pin([])
+    for other in (1, 2, 3):
+        residency.release(hold(residency, 0, [other]))
+    assert not residency.is_resident(0) and not residency.is_resident(5)
+
+
+def test_a_pinned_expert_leaves_when_there_is_no_other_choice() -> None:
+    residency = build(LAYERS * K)
+    residency.pin([0, 1])
+    residency.release(hold(residency, 0, [2, 3]))                     # both slots of the layer are needed
+    assert not residency.is_resident(0) and not residency.is_resident(1)
+    residency.prefetch([Guess(1, 3, 0.9)], 0)
+    residency.check_integrity()
+
+
+def test_a_prefetch_never_takes_a_pinned_slot() -> None:
+    residency = build(LAYERS * K)
+    residency.pin([6, 7])
+    residency.prefetch([Guess(1, 3, 0.9), Guess(1, 4, 0.8)], 0)
+    assert residency.is_resident(6) and residency.is_resident(7)
+    assert not residency.is_resident(9) and not residency.is_resident(10)
+
+
+@pytest.mark.parametrize("change", [dict(slots=9), dict(scope="global"), dict(slots=LAYERS * EXPERTS)])
+def test_pinned_experts_move_with_every_change_of_the_cache(change: dict[str, Any]) -> None:
+    residency = unlike("lru")
+    residency.divide = None
+    residency.pin([0, 7])
+    for other in (1, 2, 3):
+        residency.release(hold(residency, 0, [other]))
+    residency.reshape(**change)
+    assert residency.is_resident(0) and residency.is_resident(7)
+    residency.check_integrity()
+
+
+def test_slots_move_between_layers_without_a_copy() -> None:
+    residency = build(LAYERS * 4)
+    residency.fill()
+    residency.take_counts()
+    residency.reshape(divide=lambda slots: [2, 4, slots - 6])
+    assert [residency.pool(layer).capacity for layer in range(LAYERS)] == [2, 4, 6]
+    assert len(residency.arena) == 12 and residency.take_counts().demand_bytes == 0
+    assert sum(residency.is_resident(6 + e) for e in range(EXPERTS)) == 4      # nobody of layer 1 had to go
+    residency.reshape(slots=10)
+    assert [residency.pool(layer).capacity for layer in range(LAYERS)] == [2, 4, 4]
+    residency.check_integrity()
+
+
+def replayed(residency: Residency, layer: int, wanted: list[int]) -> int:
+    """A layer of a prompt as the engine computes it -> misses."""
+    base = layer * EXPERTS
+    groups = waves(wanted, residency.room(layer), lambda e: residency.is_resident(base + e))
+    misses, lease, room = 0, None, residency.room(layer) > 1
+    for i, group in enumerate(groups):
+        lease = lease or hold(residency, layer, group)
+        following: Lease | None = hold(residency, layer, groups[i + 1]) if i + 1 < len(groups) and room else None
+        misses += sum(h.outcome == Outcome.MISS for h in lease.held)
+        residency.release(lease)
+        lease = following
+    return misses
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(seed=st.integers(0, 2**32))
+@settings(deadline=None, max_examples=6)
+def test_the_simulator_keeps_pins_and_sizes_as_the_engine_does(name: str, seed: int) -> None:
+    sizes = [1, 1, 7, 1, 1, 4, 1, 1, 1, 9, 1, 1]
+    random = np.random.default_rng(seed)
+    ids = random.random((sum(sizes), LAYERS, EXPERTS)).argsort(-1)[..., :K]
+    real, hints = unlike(name), Hints(LAYERS, EXPERTS)
+    hints.profile(np.zeros(LAYERS * EXPERTS), PINS)
+    replay = Replay(ArrayTrace(ids, EXPERTS), maker(Config(name, sum(SIZES))), [SIZES], "layer", "filled", hints)
+    replay.feed(Chunk(ids.astype(np.uint8), np.array(sizes, np.int32), np.array(sizes) == 1,
+                      np.zeros(len(sizes), np.int32)))
+    misses, at = np.zeros((2, LAYERS), np.int64), 0
+    for now, size in enumerate(sizes, 1):
+        real.now = now
+        for layer in range(LAYERS):
+            rows = ids[at : at + size, layer].tolist()
+            wanted = rows[0] if size == 1 else sorted({e for row in rows for e in row})
+            misses[int(size == 1), layer] += replayed(real, layer, wanted)
+        at += size
+        assert all(real.is_resident(eid) for eid in PINS)
+    assert replay.tally.misses[:, 0].tolist() == misses.tolist()
+    assert [e for e, there in enumerate(replay.cache.policy.score != GONE) if there] == \
+        [e for e in range(LAYERS * EXPERTS) if real.is_resident(e)]
+    real.transfers.close()

@@ -1,0 +1,113 @@
+"""Which prefetch goes first and which would come too late: formulas against examples worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.memory.slot import Slot
+from core.memory.ticket import Link, Ticket
+from core.policy.predict import Guess
+from core.runtime.schedule import Rhythm, Schedule
+from core.simulate.virtual import VirtualLink
+
+LAYERS, EXPERTS = 4, 8
+NOTHING: Any = None
+
+
+def queued(eid: int, score: float) -> Ticket:
+    ticket = Ticket(eid, Slot(eid, NOTHING, NOTHING), 1, False, "decode")
+    ticket.score = score
+    return ticket
+
+
+def rhythm(layer_s: float, wrap_s: float) -> Rhythm:
+    """Two tokens' worth, each layer after `layer_s`, the first one of the next token `wrap_s` after the last."""
+    told, now_s = Rhythm(LAYERS), 10.0
+    for token in range(2):
+        for layer in range(LAYERS):
+            now_s += (wrap_s if layer == 0 and token else layer_s)
+            told.note("decode", layer, now_s)
+    return told
+
+
+def test_layers_are_counted_on_into_the_next_token() -> None:
+    schedule = Schedule(LAYERS, EXPERTS)
+    assert [schedule.distance(1, layer) for layer in range(LAYERS)] == [3, 4, 1, 2]
+    assert [schedule.distance(-1, layer) for layer in range(LAYERS)] == [1, 2, 3, 4]
+    assert schedule.distance(3, 0) == 1
+
+
+def test_priority_is_probability_over_distance() -> None:
+    # Made in layer 1: .9 for layer 3 is .9 / 2 = .45, .5 for layer 2 is .5, .96 for layer 0 of the next token .96 / 3.
+    guesses = [Guess(3, 0, 0.9), Guess(2, 1, 0.5), Guess(0, 2, 0.96), Guess(2, 3, 0.45)]
+    best = Schedule(LAYERS, EXPERTS).sort(guesses, 1)
+    assert [(g.layer, g.expert) for g in best] == [(2, 1), (3, 0), (2, 3), (0, 2)]
+
+
+@given(st.lists(st.tuples(st.integers(0, LAYERS - 1), st.integers(0, EXPERTS - 1), st.floats(0, 1)), max_size=20,
+                unique_by=lambda g: g[:2]),
+       st.dictionaries(st.integers(0, LAYERS * EXPERTS - 1), st.floats(0, 1), max_size=8), st.integers(-1, LAYERS - 1))
+def test_new_guesses_and_queued_ones_stand_in_one_order(told: list[tuple[int, int, float]], waiting: dict[int, float],
+                                                        at: int) -> None:
+    schedule, guesses = Schedule(LAYERS, EXPERTS), [Guess(*one) for one in told]
+    tickets = [queued(eid, score) for eid, score in waiting.items()]
+    ranked = schedule.rank(guesses, at, tickets, lambda eid: eid not in waiting, VirtualLink(0.5), 1)
+    said = {layer * EXPERTS + expert: score for layer, expert, score in told}
+
+    def priority(eid: int, score: float) -> float:
+        return score / schedule.distance(at, eid // EXPERTS)
+
+    assert not ranked.drop                                   # without a deadline nothing is too late
+    assert {t.eid: p for t, p in ranked.priorities} == {e: priority(e, said.get(e, s)) for e, s in waiting.items()}
+    assert {(e, s, p) for e, s, p in ranked.issue} == {(e, s, priority(e, s)) for e, s in said.items()
+                                                       if e not in waiting}
+    order = [p for _, _, p in ranked.issue]
+    assert order == sorted(order, reverse=True)
+
+
+def test_the_rhythm_is_the_moving_median_of_each_kind_of_step() -> None:
+    told = Rhythm(LAYERS)
+    assert told.until(0, 1) == math.inf
+    told = rhythm(layer_s=2.0, wrap_s=5.0)
+    assert [told.until(1, d) for d in (1, 2, 3, 4)] == [2.0, 4.0, 9.0, 11.0]   # past layer 3 the way to the next token
+    assert told.until(-1, 1) == 2.0 and told.until(-1, 4) == 8.0
+    told.note("decode", 0, 1000.0)                           # one slow step does not move a median
+    assert told.until(1, 1) == 2.0
+
+
+def test_prompts_have_a_rhythm_of_their_own_and_only_the_present_one() -> None:
+    told = rhythm(layer_s=2.0, wrap_s=5.0)
+    told.note("prefill", 0, 100.0)
+    assert told.until(0, 1) == math.inf
+    told.note("prefill", 1, 130.0)
+    assert told.until(1, 2) == 60.0
+    told.note("prefill", 0, 140.0)                           # the next chunk has another length
+    assert told.until(0, 1) == math.inf
+    told.note("decode", 0, 150.0)                            # the step from a prompt to a token is not one of either
+    assert told.until(0, 1) == 2.0
+
+
+@pytest.mark.parametrize(("deadline", "issued", "dropped"), [(True, [17, 24], [18]), (False, [17, 19, 24], [])])
+def test_what_cannot_arrive_in_time_is_not_fetched(deadline: bool, issued: list[int], dropped: list[int]) -> None:
+    # In layer 1, layers 2 s apart, copies 0.9 s, 0.3 s of one still to go. By priority: eid 17 (layer 2) .9, over at
+    # 1.2; eid 18 (queued, layer 2) .8 at 2.1 > 2 is too late, so is 19; eid 24 (layer 3, 4 s away) .2 is over at 2.1.
+    link = VirtualLink(0.9)
+    link.submit(queued(31, 1.0))
+    link.advance(0.6)
+    schedule = Schedule(LAYERS, EXPERTS)
+    schedule.deadline, schedule.rhythm = deadline, rhythm(2.0, 2.0)
+    guesses = [Guess(2, 1, 0.9), Guess(2, 3, 0.7), Guess(3, 0, 0.4)]
+    ranked = schedule.rank(guesses, 1, [queued(18, 0.8)], lambda eid: True, link, 1)
+    assert ([eid for eid, _, _ in ranked.issue], [t.eid for t in ranked.drop]) == (issued, dropped)
+
+
+def test_a_link_of_which_nothing_is_known_is_never_too_slow() -> None:
+    schedule, link = Schedule(LAYERS, EXPERTS), VirtualLink(0.0)
+    schedule.deadline, schedule.rhythm = True, rhythm(1e-9, 1e-9)
+    asked: Link = link
+    assert len(schedule.rank([Guess(2, 1, 0.9)], 1, [], lambda eid: True, asked, 1).issue) == 1

@@ -1,0 +1,17 @@
+"""The bundled model, loaded once for all tests of the simulator against the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from core.config import LoadSpec, Settings
+from core.engine import Engine
+
+
+@pytest.fixture(scope="session")
+def demo() -> Iterator[Engine]:
+    engine = Engine.load(LoadSpec.checked("demo", Settings({"budget": "50%", "link": "own"}), device="cpu"))
+    yield engine
+    engine.unload()

@@ -1,0 +1,165 @@
+"""Simulated prefetching: times worked out by hand, bounds that hold, what cannot be simulated is refused in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.errors import SettingError, TraceError
+from core.registry import variants
+from core.simulate import BELADY, Clock, Config, simulate
+from core.simulate import timed as timed_module
+from core.simulate.course import Course
+from core.simulate.replayed import Replayed
+from core.simulate.timed import ORACLE, Timed, TimedResult, timed
+from core.simulate.trace_view import TraceView
+from core.trace import ArrayTrace, Chunk, FileTrace, TraceWriter
+from core.trace.chunk import RANKED
+from tests.simulate.test_engine import routes
+
+LAYERS, EXPERTS, K, BLOB = 4, 16, 3, 1000
+CLOCK = Clock(compute_ms=8.0, load_ms=1.5, expert_ms=0.4, head_ms=0.8)
+ON_IDS = [v.name for v in variants("predictor") if not v.make.asks and not v.needs]
+
+
+def trace(tokens: int = 150, seed: int = 0) -> ArrayTrace:
+    return ArrayTrace(routes(seed, tokens, EXPERTS, LAYERS, K), EXPERTS)
+
+
+def one(source: Any, config: Timed, clock: Clock = CLOCK, **more: Any) -> TimedResult:
+    return timed(source, [config], clock, BLOB, processes=1, **more)[0]
+
+
+class Says(Replayed):
+    """Names, before the first layer of every pass, what it is given."""
+
+    def __init__(self, guesses: list[tuple[int, int, float]]) -> None:
+        super().__init__()
+        self.recall(np.array([(0, -1, *guess) for guess in guesses], RANKED))
+
+
+def test_a_token_by_hand() -> None:
+    # Two layers, one expert each, 3 slots; attention 1 ms a layer, an expert 2 ms, a copy 4 ms, the head 1 ms: 7 ms of
+    # computing. Both experts missing: 1, miss, +4 wait, +2, +1, miss, +4 wait, +2, +1 = 15 ms, of which 8 are stall.
+    ids, clock = np.array([[[0], [0]]]), Clock(compute_ms=7.0, load_ms=4.0, expert_ms=2.0, head_ms=1.0)
+    plain = one(ArrayTrace(ids, 4), Timed(Config("lru", 4)), clock)
+    assert (plain.tpot_ms, plain.stall_ms, plain.compute_ms) == pytest.approx((15.0, 8.0, 7.0))
+
+    def told(*guesses: tuple[int, int, float]) -> tuple[Any, ...]:
+        course = Course(ArrayTrace(ids, 4), Config("lru", 4), Says(list(guesses)), clock, BLOB)
+        sums = course.run()["decode"]
+        return (sums.compute_s * 1e3, sums.stall_s * 1e3, sums.net_ms, sums.counts.used, sums.counts.late,
+                sums.counts.wasted)
+
+    # Layer 1's expert is named before the pass: copied from 0 to 4. Layer 0's demand of ms 1 waits until 4, then its
+    # own copy until 8, done at 10; at 11 layer 1 has what it needs, done at 13, with the head 14. Stall 7. The prefetch
+    # saved its copy of 4 ms and held the demand up for 3: net 1, and so much less it takes.
+    assert told((1, 0, 0.9)) == pytest.approx((7.0, 7.0, 1.0, 1, 0, 0))
+    # A wrong one: the demand of ms 1 waits until 4, lands at 8, 10, 11: the other copy until 15, 17, 18. Stall 11, and
+    # nothing saved: net -3.
+    assert told((1, 3, 0.9)) == pytest.approx((7.0, 11.0, -3.0, 0, 0, 1))
+    # Layer 0's own, late: begun at 0, asked for at 1, there at 4, done at 6; layer 1's from 7 to 11, 13, 14. Net 4 - 3.
+    assert told((0, 0, 0.9)) == pytest.approx((7.0, 7.0, 1.0, 0, 1, 0))
+
+
+def test_without_a_predictor_it_is_the_plain_simulator() -> None:
+    source = trace()
+    for name in ("lru", "lfu", "plec", "none"):
+        for scope, slots in (("layer", 24), ("global", 13)):
+            cache = Config(name, slots, scope)
+            (plain,) = simulate(source, [cache], clock=CLOCK)
+            found = one(source, Timed(cache))
+            assert found.hit_rate == pytest.approx(plain.hit_rate)
+            assert found.tpot_ms == pytest.approx(plain.tpot_ms)
+            assert found.net_ms == 0.0 and found.issued == found.prefetch_bytes == 0
+            assert found.demand_bytes == round((plain.misses_per_token or 0) * found.tokens) * BLOB
+
+
+@pytest.mark.parametrize("name", ON_IDS)
+def test_nothing_is_faster_than_the_bound_and_bytes_add_up(name: str) -> None:
+    source = trace()
+    best, cache = simulate(source, [Config(BELADY, 24)])[0], Config("lru", 24)
+    bound = max(CLOCK.compute_ms, (best.misses_per_token or 0.0) * CLOCK.load_ms)
+    for deadline in (False, True):
+        found = one(source, Timed(cache, name, {}, deadline))
+        assert found.tpot_ms is not None and found.tpot_ms >= bound
+        assert found.compute_ms == pytest.approx(CLOCK.compute_ms)
+        assert found.used + found.late + found.wasted <= found.issued <= found.used + found.late + found.wasted + 24
+        assert found.prefetch_bytes == (found.used + found.late + found.wasted) * BLOB
+        assert (found.late_bytes, found.wasted_bytes, found.evicted_bytes) == (
+            found.late * BLOB, found.wasted * BLOB, found.evicted * BLOB)
+    oracle = one(source, Timed(cache, ORACLE))
+    assert oracle.tpot_ms is not None and bound - 1e-9 <= oracle.tpot_ms <= found.tpot_ms
+    assert oracle.recall_by_layer == (1.0,) * LAYERS
+
+
+def test_what_was_recorded_of_a_predictor_is_replayed(tmp_path: Path) -> None:
+    source = trace(60)
+    (chunk,) = source.chunks()
+    rows = [(of, layer, layer + 1, expert, 0.5) for of in range(60) for layer in range(LAYERS - 1)
+            for expert in chunk.ids[of, layer + 1].tolist()]                     # a gate that is always right
+    settings = {"width": 0, "floor": 0.0, "distance": 1}
+    with TraceWriter(tmp_path / "t", LAYERS, EXPERTS, K, predictor=("gate", settings)) as to:
+        to.write(Chunk(chunk.ids, chunk.sizes, chunk.decode, chunk.rid, ranked=np.array(rows, RANKED)))
+    recorded = FileTrace(tmp_path / "t")
+    found = one(recorded, Timed(Config("lru", 24), "gate"))
+    assert found.replayed and found.recall_by_layer[1:] == (1.0,) * (LAYERS - 1) and found.recall_by_layer[0] == 0.0
+    assert (found.tpot_ms or 0) < (one(recorded, Timed(Config("lru", 24))).tpot_ms or 0)
+    with pytest.raises(TraceError, match="it has those of gate with width=0"):
+        one(recorded, Timed(Config("lru", 24), "gate", {"width": 2}))
+    with pytest.raises(TraceError, match=r"it has none\. Record it: chat --predictor gate"):
+        one(source, Timed(Config("lru", 24), "gate"))
+
+
+@pytest.mark.parametrize(("config", "error", "why"), [
+    (Timed(Config("lru", 11)), SettingError, "11 slots are too few"),
+    (Timed(Config("psychic", 24)), SettingError, "no eviction called"),
+    (Timed(Config("lru", 24), "psychic"), SettingError, "no predictor called"),
+    (Timed(Config("lru", 24), "recent", {"tokens": 0}), SettingError, "between 1 and"),
+    (Timed(Config("lru", 24), "routing_path"), SettingError, "needs a profile")])
+def test_what_cannot_be_simulated_is_said_before_anything_runs(config: Timed, error: type[Exception], why: str) -> None:
+    with pytest.raises(error, match=why):
+        one(trace(5), config)
+
+
+def test_a_view_shows_what_the_trace_has_and_refuses_the_rest() -> None:
+    ids, probs = np.array([[[1, 2]], [[0, 3]]]), np.array([[[0.1, 0.6, 0.2, 0.1]], [[0.3, 0.2, 0.1, 0.4]]], np.float16)
+    chunk = Chunk(ids, np.array([2], np.int32), np.array([False]), np.array([7], np.int32), probs=probs)
+    view = TraceView(ArrayTrace(ids, 4), chunk, 0, slice(0, 2), None)
+    assert (view.layer, view.request, list(view.ids), list(view.tokens)) == (-1, 7, [], [])
+    view.reach(0)
+    assert view.ids == [[1, 2], [0, 3]]
+    assert view.distribution()() == pytest.approx([0.2, 0.4, 0.15, 0.25], abs=1e-3)
+    assert np.array(view.weights) == pytest.approx(np.array([[0.75, 0.25], [3 / 7, 4 / 7]]), abs=1e-3)
+    for ask in (lambda: view.ask([0]), lambda: view.estimate(0), view.embedding):
+        with pytest.raises(TraceError, match="hidden states"):
+            ask()
+    with pytest.raises(TraceError, match="--record-tokens"):
+        view.path()
+    bare = TraceView(ArrayTrace(ids, 4), Chunk(ids, chunk.sizes, chunk.decode, chunk.rid), 0, slice(0, 2), None)
+    bare.reach(0)
+    with pytest.raises(TraceError, match="--record-probs"):
+        bare.distribution()
+
+
+def test_processes_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    configs = [Timed(Config("lru", 24), name) for name in ("recent", ORACLE)]
+    alone = timed(trace(40), configs, CLOCK, BLOB, processes=1)
+    monkeypatch.setattr(timed_module, "SMALL", 0)
+    said: list[str] = []
+    assert timed(trace(40), configs, CLOCK, BLOB, processes=2, say=said.append) == alone
+    assert len(said) == 2
+
+
+def test_pinned_experts_and_shares_of_layers_are_kept() -> None:
+    sizes = (10, 3, 5, 6)
+    cache = Config("lru", 24, sizes=sizes, pinned=(0, 1, 2))
+    course = Course(trace(50), cache, Replayed(), CLOCK, BLOB, start="filled")
+    course.run()
+    residency = course.residency
+    assert [residency.pool(layer).capacity for layer in range(LAYERS)] == list(sizes)
+    assert all(residency.is_resident(eid) for eid in (0, 1, 2))
+    residency.check_integrity()

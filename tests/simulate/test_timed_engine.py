@@ -1,0 +1,114 @@
+"""The simulator with prefetching against the engine: the same trace and settings, event by event.
+
+Timing is made repeatable in three ways (tests.simulate.links): a link on which every copy is over before the next
+thing happens; one on which no prefetch ever starts, so that none lands in time; and virtual time under the engine,
+whose clock moves by a second a layer, where some prefetches land, some are late, and some are taken back or promoted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.config import Sampling, Settings
+from core.engine import Engine
+from core.simulate import Clock, Config
+from core.simulate.timed import Timed, follow, predictor_for
+from core.trace import FileTrace, TraceWriter
+from core.types import StepRecord
+from tests.simulate.links import LAYER_S, Counted, Demanded, Instant, Never, written_down
+from tests.simulate.test_engine import restart
+
+START = {**Settings({"budget": "50%", "link": "own"})}
+QUESTIONS = ["What does json.dumps do?", "Who wrote Faust?"]
+COUNTS = ("issued", "used", "late", "wasted", "evicted")
+ON_IDS = ["none", "all_next", "previous_token", "recent", "request", "transitions"]
+ALL = [*ON_IDS, "gate"]                       # the gate's guesses are recorded and replayed: it looks at hidden states
+Events = list[tuple[Any, ...]]
+
+
+def lived(engine: Engine, settings: dict[str, object], link: Any, path: Path) -> tuple[Events, list[StepRecord]]:
+    """Answer the questions over `link`, from a cache as after a load; the routing is recorded."""
+    engine.change({**START, **settings})
+    restart(engine)
+    engine.foresight.use(*engine.settings.choice("predictor"), None)     # it has learnt nothing yet
+    residency, step, recorder, kept = engine.residency, engine._step, engine.recorder, engine.transfers
+    shape, steps = engine.shape, list[StepRecord]()
+    recorder.forget()
+    residency.ahead.schedule.rhythm.__init__(shape.layers)  # type: ignore[misc]
+    residency.transfers = step._transfers = recorder._transfers = link
+    engine.keep(probs=False, ranks=True, tokens=False)
+    try:
+        with (written_down(link) as events, TraceWriter(path, shape.layers, shape.experts, shape.top_k,
+                                                        predictor=engine.settings.choice("predictor")) as writer):
+            for rid, question in enumerate(QUESTIONS):
+                for piece in engine.generate([{"role": "user", "content": question}], Sampling(max_new_tokens=8)):
+                    if piece.step is not None and (not steps or piece.step is not steps[-1]):
+                        steps.append(piece.step)
+                        writer.add(piece.step, rid)
+    finally:
+        engine.keep(probs=False, ranks=False, tokens=False)
+        for eid in list(residency._tickets):                     # what is queued there is never copied
+            if not link.landed(residency._tickets[eid]):
+                residency.evict(residency.pool(eid // shape.experts), eid)
+        residency.transfers = step._transfers = recorder._transfers = kept
+    return events, steps
+
+
+def replayed(engine: Engine, path: Path, link: Any, load_s: float) -> tuple[Events, dict[str, int]]:
+    """The same trace in the simulator, on `link` if one is given."""
+    settings, trace = engine.settings, FileTrace(path)
+    cache = Config(str(settings["eviction"]), engine.residency.slots, str(settings["scope"]),
+                   settings.choice("eviction")[1])
+    one = Timed(cache, *settings.choice("predictor"), bool(settings["prefetch_deadline"]))
+    clock = Clock(compute_ms=1e3 * LAYER_S * trace.layers, load_ms=1e3 * load_s, expert_ms=0.0)
+    course = follow(trace, one, clock, engine.sizes.blob, predictor_for(one, trace), start="filled")
+    if link is not None:
+        course.link = course.residency.transfers = link
+    with written_down(course.link) as events:
+        sums = course.run()
+    return events, {name: sum(getattr(s.counts, name) for s in sums.values()) for name in COUNTS}
+
+
+def compare(engine: Engine, settings: dict[str, object], real: Any, virtual: Any, load_s: float, path: Path) -> Events:
+    """Both, which must be the same; what happened."""
+    events, steps = lived(engine, settings, real, path)
+    again, counts = replayed(engine, path, virtual, load_s)
+    assert len(events) == len(again)
+    assert events == again
+    assert counts == {name: sum(getattr(step, f"prefetch_{name}") for step in steps) for name in COUNTS}
+    return events
+
+
+def met(events: Events) -> set[str]:
+    """Outcomes and kinds of copies that occurred."""
+    return {word for event in events for word in
+            ([event[0]] if isinstance(event[0], str) else [outcome for _, outcome in event[1:]])}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_where_every_copy_is_over_before_the_next_layer(demo: Engine, name: str, tmp_path: Path) -> None:
+    events = compare(demo, {"predictor": name}, Instant(demo), None, 0.0, tmp_path / "t")
+    wanted = {"HIT", "MISS", "demand"} if name == "none" else {"HIT", "MISS", "PREFETCH_HIT", "demand", "prefetch"}
+    assert wanted <= met(events) and "LATE" not in met(events)
+
+
+@pytest.mark.parametrize("name", ["all_next", "transitions", "gate"])
+def test_where_no_prefetch_ever_lands_in_time(demo: Engine, name: str, tmp_path: Path) -> None:
+    events = compare(demo, {"predictor": name}, Demanded(demo), Never(0.0), 0.0, tmp_path / "t")
+    assert {"HIT", "MISS", "demand", "prefetch", "promote"} == met(events)
+
+
+@pytest.mark.parametrize("settings", [
+    *({"predictor": name} for name in ALL), {"predictor": "gate", "prefetch_deadline": True},
+    {"predictor": "transitions", "predictor.transitions.distance": 3}, {"predictor": "gate", "scope": "global"},
+    {"predictor": "all_next", "prefetch_deadline": True, "scope": "global"}, {"predictor": "gate", "eviction": "plec"},
+    {"predictor": "recent", "eviction": "finemoe", "budget": "30%"}], ids=lambda s: "-".join(map(str, s.values())))
+def test_where_some_land_some_are_late_and_some_never_start(demo: Engine, settings: dict[str, object],
+                                                            tmp_path: Path) -> None:
+    load_s = 0.45 * LAYER_S
+    events = compare(demo, settings, Counted(demo, load_s), None, load_s, tmp_path / "t")
+    if settings["predictor"] in ("gate", "all_next") and "prefetch_deadline" not in settings:
+        assert {"HIT", "MISS", "LATE", "PREFETCH_HIT", "demand", "prefetch"} <= met(events)

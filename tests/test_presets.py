@@ -1,0 +1,73 @@
+"""Presets are values of settings and nothing else: all are accepted, no two are alike, and a moved knob ends one."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+
+from core.config import KINDS, Settings, params
+from core.errors import SettingError
+from core.presets import PRESETS, Preset, matching, preset
+from core.registry import NEEDS_PROFILE, variant
+
+METHODS = ("On-demand", "Mixtral-offloading", "AdapMoE", "MoE-Infinity", "Pre-gated MoE", "SE-MoE", "ProMoE",
+           "BuddyMoE", "MoEpic", "FineMoE", "ExpertFlow", "Speculating Experts", "Auto")
+each = pytest.mark.parametrize("one", PRESETS, ids=lambda one: one.name)
+
+
+def test_all_systems_are_there() -> None:
+    assert tuple(one.title for one in PRESETS) == METHODS
+
+
+@each
+def test_a_preset_is_accepted_and_found_again(one: Preset) -> None:
+    settings = Settings(one.values)
+    assert matching(settings) is one is preset(one.name)
+    assert matching(settings.with_({"budget": "25%", "link": "own", "pins": "0:1"})) is one   # none of its business
+    assert set(one.settings) <= set(one.values)
+    assert all(settings[name] == value for name, value in one.settings.items())
+
+
+@each
+def test_it_sets_all_that_its_parts_have_whatever_was_set_before(one: Preset) -> None:
+    moved: dict[str, object] = {}
+    for name in one.values:
+        param = params()[name]
+        if param.type in ("int", "float") and "." in name:
+            moved[name] = param.high
+        elif param.type == "bool":
+            moved[name] = not param.default
+    assert matching(Settings(moved).with_(one.values)) is one
+
+
+@each
+def test_moving_any_knob_of_a_preset_makes_it_the_users_own(one: Preset) -> None:
+    settings = Settings(one.values)
+    for kind in KINDS:
+        other = next(v for v in params()[kind].choices if v != one.values[kind])
+        found = matching(settings.with_({kind: other}))
+        assert found is not one
+    for name, value in one.values.items():
+        param = params()[name]
+        if "." in name and param.type in ("int", "float"):
+            assert matching(settings.with_({name: param.high if value != param.high else param.low})) is not one
+
+
+def test_no_two_presets_are_alike() -> None:
+    for one, other in combinations(PRESETS, 2):
+        assert matching(Settings(one.values).with_(other.values)) is other, (one.name, other.name)
+        assert one.values != other.values
+
+
+@each
+def test_what_needs_a_profile_says_so(one: Preset) -> None:
+    parts = {part for kind in KINDS for part in variant(kind, str(one.values[kind])).needs}
+    assert set(one.needs) == parts and one.help.endswith(NEEDS_PROFILE) == bool(parts)
+    assert one.about[0].isupper() and one.about.endswith(".") and one.source
+
+
+def test_the_defaults_are_no_preset_and_a_wrong_name_lists_them() -> None:
+    assert matching(Settings()) is None
+    with pytest.raises(SettingError, match=r"no preset called 'fastest'. Choose one of: on_demand, mixtral_offloading"):
+        preset("fastest")

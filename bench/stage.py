@@ -24,6 +24,7 @@ from bench.turns import Job
 from core.errors import MoestroError
 
 FORMATS = {"bf16": "checkpoint", "int4": "int4-g64"}       # of the packs
+DENSE = {"bf16": "checkpoint", "int4": "int4-g64"}         # ... and of their layers outside the experts, as loaded
 GGUF = {"bf16": "BF16", "int4": "Q4_K_M"}                  # ... and of the files that stand beside them
 PROMPT = "What does a cache of experts do for a language model?"
 ALIKE = 0.99                                               # least cosine of llama.cpp's logits with transformers'

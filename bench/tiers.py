@@ -20,7 +20,7 @@ from bench import cold, stage
 from bench.generate import FULL, SMALL
 from bench.limits import MemoryGroup
 from bench.processes import ended_well, measure
-from bench.stage import FORMATS, PROMPT, Stage
+from bench.stage import DENSE, FORMATS, PROMPT, Stage
 from bench.tiers_result import Runs, result, routing, table
 from bench.turns import Job
 from core.config import LoadSpec, Settings
@@ -35,6 +35,7 @@ LLAMA_WARM = 2      # ... and theirs: under a limit one can take seconds
 LLAMA_CAP_S = 6.0   # of decoding with one number of threads
 PLAIN_TOKENS = 8
 CONTEXT = 512
+FIT_CONTEXT = 2048   # that is filled to see what memory a process then holds
 LIMIT = ("a control group of the process's own: memory.limit_in_bytes (or memory.max) = what the group held after all "
          "imports and before the model was opened + the bytes that Moestro's budget stands for (dense weights, KV "
          "cache, workspace, slots). Page cache counts. The same bytes are added for every system.")
@@ -57,7 +58,7 @@ def run(rounds: int = 3, tokens: int = 32, keep: Path | None = None, small: bool
         say(f"round {number} of {rounds}")
         tiers.round(number)
     disk = {name: median(values) for name, values in tiers.disk.items()}
-    found = result(tiers.runs, tiers.budgets, imports, max(disk.values()))
+    found = result(tiers.runs, tiers.budgets, imports, max(disk.values()), tiers.fits)
     return {
         **found, "rounds": rounds, "tokens": tokens, "small": small,
         "routing": routing(tiers.runs, (SMALL if small else FULL).top_k / (SMALL if small else FULL).experts),
@@ -77,11 +78,13 @@ class Tiers:
         self.stayed = 0
         self.loads: list[float | None] = []
         self.disk: dict[str, list[float]] = {}
+        self.fits: dict[str, Job] = {}
         self._stage, self._tokens, self._limited = built, tokens, limited
         self.budgets = {name: {budget: self._bytes(name, budget) for budget in BUDGETS} for name in FORMATS}
 
     def _bytes(self, name: str, budget: str) -> int:
-        spec = LoadSpec.checked(str(self._stage.packs[name]), Settings({"budget": budget}), context=CONTEXT)
+        spec = LoadSpec.checked(str(self._stage.packs[name]), Settings({"budget": budget}), context=CONTEXT,
+                                dense=DENSE[name])
         return plan(spec).sizes.budget_bytes(spec.settings.budget)
 
     def round(self, number: int) -> None:
@@ -95,17 +98,33 @@ class Tiers:
                 whole = whole or ours
                 if (name, budget) == ("bf16", "100%"):
                     self._plain(whole)
+                elif budget == "100%":
+                    self._ours(name, budget, limit, number, "checkpoint")
+                if number == 1:
+                    self._fit(name, budget)
                 if self._stage.llama and (limit is not None or budget == "100%"):
                     self._llama(name, budget, limit, whole)
         self.loads.append(_load())
 
-    def _ours(self, name: str, budget: str, limit: int | None, number: int) -> Job:
+    def _ours(self, name: str, budget: str, limit: int | None, number: int, dense: str = "") -> Job:
+        """One run of ours. `dense`: another format of the layers outside the experts than goes with the experts'."""
         job = {"kind": "moestro", "model": str(self._stage.packs[name]), "budget": budget, "prompt": PROMPT,
-               "warm": WARM, "tokens": self._tokens, "seed": number}
-        found = self._measure("moestro", name, budget, "bench.work", job, self._stage.packs[name], limit)
+               "warm": WARM, "tokens": self._tokens, "seed": number, "dense": dense or DENSE[name]}
+        system = f"moestro, dense layers as in the {dense}" if dense else "moestro"
+        found = self._measure(system, name, budget, "bench.work", job, self._stage.packs[name], limit)
         ended_well(found, f"Moestro in {name} at {budget}")
-        self.runs.add("moestro", name, budget, "", found["tok_s"], found)
+        self.runs.add(system, name, budget, "", found["tok_s"], found)
         return found
+
+    def _fit(self, name: str, budget: str) -> None:
+        """What the fit estimate says beside what a process then holds when its whole context is used."""
+        job = {"kind": "fit", "model": str(self._stage.packs[name]), "budget": budget, "prompt": PROMPT + " ",
+               "dense": DENSE[name], "context": FIT_CONTEXT}
+        found = self._measure("estimate", name, budget, "bench.work", job, self._stage.packs[name], None)
+        ended_well(found, f"Filling a context in {name} at {budget}")
+        taken = found["peak_high"] - found["idle_bytes"]
+        self.fits[f"{name}, {budget}"] = {**{key: found[key] for key in ("estimated_bytes", "counted_bytes")},
+                                          "taken_bytes": taken, "ratio": found["estimated_bytes"] / taken}
 
     def _plain(self, whole: Job) -> None:
         job = {"kind": "transformers", "model": str(self._stage.model), "ids": whole["ids"], "tokens": whole["tokens"],

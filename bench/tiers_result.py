@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
+from types import MappingProxyType
 from typing import Any
 
 from bench.bounds import overlapped_ms
@@ -50,7 +51,8 @@ class Runs:
         return median(values) if values else None
 
 
-def result(runs: Runs, budgets: Mapping[str, Mapping[str, int]], imports: Job, disk_gbps: float) -> dict[str, Any]:
+def result(runs: Runs, budgets: Mapping[str, Mapping[str, int]], imports: Job, disk_gbps: float,
+           fits: Mapping[str, Job]) -> dict[str, Any]:
     """Everything as plain data: first what the goals ask for, then what explains it."""
     each = {name: list(sizes) for name, sizes in budgets.items()}
     systems = sorted({system for system, _, _ in runs.tok_s})
@@ -67,7 +69,7 @@ def result(runs: Runs, budgets: Mapping[str, Mapping[str, int]], imports: Job, d
         "open_to_first_token_s": by("first_token_s"), "start_to_first_token_s": by("process_s"),
         "bytes_per_token": by("disk_bytes_per_token"), "read_bytes_per_token": by("read_bytes_per_token"),
         "misses_x_blob": {name: {b: details[name][b]["misses_x_blob"] for b in sizes} for name, sizes in each.items()},
-        "goals": goals(runs, details, imports),
+        "goals": goals(runs, details, imports, fits), "fit": dict(fits),
         "moestro": details, "import": imports, "budget_bytes": {name: dict(sizes) for name, sizes in budgets.items()},
         "variants": {f"{s}, {name}, {b}": {v: median(t) for v, t in found.items()}
                      for (s, name, b), found in runs.tok_s.items() if s != "moestro"},
@@ -105,7 +107,8 @@ def routing(runs: Runs, chance: float) -> Job:
             "% hits at half the experts (Qwen3-30B-A3B): this router is harder to cache."}
 
 
-def goals(runs: Runs, details: Mapping[str, Mapping[str, Job]], imports: Job) -> list[dict[str, Any]]:
+def goals(runs: Runs, details: Mapping[str, Mapping[str, Job]], imports: Job,
+          fits: Mapping[str, Job] = MappingProxyType({})) -> list[dict[str, Any]]:
     """What was promised, what was found, and whether it is kept; None where it could not be measured."""
     found = [_goal("all resident, int4 / transformers bf16", ">=", 3.0,
                    runs.ratio(("moestro", "int4", "100%"), ("transformers", "bf16", "100%")))]
@@ -116,6 +119,9 @@ def goals(runs: Runs, details: Mapping[str, Mapping[str, Job]], imports: Job) ->
            for value in ("disk_bytes_per_token", "read_bytes_per_token")
            if runs.middle("moestro", name, b, value) is not None]
     found.append(_goal("bytes read / (misses x blob), furthest from 1", "<=", 0.05, max(off) if off else None))
+    off = [abs(one["ratio"] - 1) for one in fits.values()]
+    found.append(_goal("memory estimated / taken with a full context, furthest from 1", "<=", 0.05,
+                       max(off) if off else None))
     found += [_goal(f"import to {name}: MB over dense weights + 1 GB", "<=", 0.0,
                     one["rss_mb"] - one["dense_mb"] - 1e3 * GIVEN) for name, one in imports.items()]
     return found
@@ -147,6 +153,10 @@ def table(found: Mapping[str, Any]) -> str:
     for name, one in f["import"].items():
         opened = ", ".join(f"{b} {s:.2f}" for b, s in f["open_to_first_token_s"][name].items())
         lines.append(f"  {name:8s} {one['seconds']:8.1f} {one['rss_mb']:18.0f} {one['dense_mb']:9.0f}  {opened}")
+    if f["fit"]:
+        lines.append("Memory with a full context, MB: estimated before the load, and taken by the process over idle:")
+        lines += [f"  {key:14s} {one['estimated_bytes'] / 1e6:7.0f} {one['taken_bytes'] / 1e6:7.0f}"
+                  for key, one in f["fit"].items()]
     lines.append("Goals:")
     words = {True: "kept", False: "MISSED", None: "not measured"}
     lines += [f"  {g['goal']}: {'-' if g['found'] is None else format(g['found'], '.3g')} "

@@ -11,7 +11,9 @@ from typing import Any
 from bench.turns import STARTED_S, Job, read_bytes, take_part
 
 CONTEXT = 512
-NEEDS = {"import": ["core.importing"], "moestro": ["core.engine", "bench.bounds"], "transformers": ["bench.plain"],
+FILL_TOKENS = 8   # of an answer that ends a full context
+NEEDS = {"import": ["core.importing"], "moestro": ["core.engine", "bench.bounds"], "fit": ["core.engine"],
+         "transformers": ["bench.plain"],
          "logits": ["bench.plain"]}
 
 
@@ -23,7 +25,7 @@ def prepare(job: Job) -> Callable[[], Job]:
     transformers.logging.disable_progress_bar()
     for name in (*NEEDS[job["kind"]], "transformers.models.qwen3_moe.modeling_qwen3_moe"):
         importlib.import_module(name)
-    run = {"import": import_pack, "moestro": moestro, "transformers": plain, "logits": logits}[job["kind"]]
+    run = {"import": import_pack, "moestro": moestro, "fit": fit, "transformers": plain, "logits": logits}[job["kind"]]
     return lambda: run(job)
 
 
@@ -43,7 +45,8 @@ def moestro(job: Job) -> Job:
 
     opened_s = time.perf_counter()
     settings = Settings({"budget": job["budget"], "link": "own", "predictor": job.get("predictor", "none")})
-    engine = Engine.load(LoadSpec.checked(job["model"], settings, context=CONTEXT, threads=job.get("threads", 0)))
+    engine = Engine.load(LoadSpec.checked(job["model"], settings, context=CONTEXT, threads=job.get("threads", 0),
+                                          dense=job["dense"]))
     loaded_s = time.perf_counter()
     engine.prompt.ends = set()
     count = job["warm"] + job["tokens"]
@@ -67,6 +70,27 @@ def moestro(job: Job) -> Job:
         "ids": ids, "tokens": tokens, "slots": slots, "blob_bytes": engine.sizes.blob,
         "budget_bytes": memory.budget, "used_bytes": memory.peak,
         "decode_threads": engine.manifest()["decode_threads"], "model_hash": engine.model_hash, **counts(steps, slots)}
+    engine.unload()
+    return found
+
+
+def fit(job: Job) -> Job:
+    """What was estimated before a pack was loaded, and what it then took to fill the context (see `peak_high`)."""
+    from core.config import LoadSpec, Sampling, Settings
+    from core.engine import Engine
+    from core.fit import estimate
+
+    spec = LoadSpec.checked(job["model"], Settings({"budget": job["budget"], "link": "own"}), dense=job["dense"],
+                            context=job["context"])
+    told = estimate(spec)
+    engine = Engine.load(spec)
+    engine.prompt.ends, text = set(), job["prompt"]
+    while engine.count_tokens(text + job["prompt"]) < job["context"] - FILL_TOKENS:
+        text += job["prompt"]
+    for _ in engine.generate(text, Sampling(max_new_tokens=FILL_TOKENS)):
+        pass
+    found = {"estimated_bytes": told.budget + told.host, "counted_bytes": engine.memory().peak,
+             "prompt_tokens": engine.count_tokens(text)}
     engine.unload()
     return found
 

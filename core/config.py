@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from core.errors import SettingError
-from core.formats import LOADABLE
+from core.formats import DENSE, LOADABLE
 from core.pins import Pins
 from core.registry import Param, Value, variant, variants
 
@@ -204,6 +204,10 @@ LOADING: tuple[Param, ...] = (
           title="Expert format", choices=LOADABLE, live=False),
     Param("dtype", "choice", "auto", "Number type of activations and dense weights. auto = the checkpoint's.",
           title="Compute type", choices=("auto", "float32", "bfloat16", "float16"), live=False),
+    Param("dense", "choice", "checkpoint", "How the layers outside the experts are kept (attention, shared experts, "
+          "the output layer): as in the checkpoint, or rounded as experts can be, which is smaller, faster, and "
+          "changes the answers. Embeddings, norms and routers are never rounded.", title="Dense format", choices=DENSE,
+          live=False),
     Param("device", "choice", "auto", "Where the model runs. auto = the GPU when there is one.", title="Device",
           choices=("auto", "cpu", "cuda"), live=False),
     Param("host", "text", "auto", "Host memory for experts that are not on the device, when an expert pack is loaded: "
@@ -225,6 +229,7 @@ class LoadSpec:
     model: str = "demo"
     format: str = "checkpoint"
     dtype: str = "auto"
+    dense: str = "checkpoint"
     device: str = "auto"
     host: str = "auto"
     threads: int = 0

@@ -64,6 +64,7 @@ FORMATS: dict[str, Format] = {f.name: f for f in (
     Format("int2", 2, 64, True, "", "2 bits, a scale and a zero point for every 64 weights.", _FEWER),
 )}
 LOADABLE = tuple(name for name, one in FORMATS.items() if one.is_loadable)
+DENSE = tuple(name for name in LOADABLE if name == "checkpoint" or FORMATS[name].bits > 3)
 
 
 def format_of(name: str) -> Format:

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from core.errors import BudgetError, ModelError
 from core.fit import fit_of
-from core.hf import CheckpointReader, ExpertsSite, find_experts, load_skeleton
+from core.hf import CheckpointReader, ExpertsSite, find_experts, load_skeleton, round_linears
 from core.memory.pack import PackReader
 from core.memory.pack.verify import check_dense
 from core.memory.store import HostStore, Store
@@ -42,6 +42,17 @@ def load(plan: Plan, progress: Progress, cancel: threading.Event | None) -> Load
     progress("Reading dense weights", 0.0)
     tokenizer = load_tokenizer(plan.files.path)
     model = _dense(plan)
+    found = _with_experts(plan, model, tokenizer, progress, cancel)
+    if plan.spec.dense != "checkpoint":
+        progress("Rounding dense weights", 1.0)
+        round_linears(model, plan.outline.linears, plan.spec.dense, plan.dtype, plan.device)
+        model.to(plan.device)
+    return found
+
+
+def _with_experts(plan: Plan, model: Any, tokenizer: PreTrainedTokenizerBase, progress: Progress,
+                  cancel: threading.Event | None) -> Loaded:
+    """The experts, read into the tier where they wait."""
     pin, count = plan.device.type == "cuda", plan.sizes.shape.total
 
     def told(share: float) -> None:
@@ -60,7 +71,8 @@ def _dense(plan: Plan) -> Any:
     """The model without its experts. A pack's dense weights are checked against their checksum while they are read."""
     with ThreadPoolExecutor(1) as beside:
         checked = beside.submit(check_dense, plan.files.path, plan.pack) if plan.pack is not None else None
-        model = load_skeleton(plan.files, plan.dtype, plan.device)
+        first = plan.device if plan.spec.dense == "checkpoint" else "cpu"   # what is rounded never reaches a GPU whole
+        model = load_skeleton(plan.files, plan.dtype, first)
         own_memory(model)
         if checked is not None:
             checked.result()

@@ -11,7 +11,7 @@ import torch
 
 from core.config import LoadSpec
 from core.errors import BudgetError, ContextError, ModelError
-from core.hf import Outline, check_model, meta_skeleton, outline
+from core.hf import Outline, check_model, meta_skeleton, outline, rounded_bytes
 from core.hf.files import ModelFiles
 from core.memory.codec import Codec, make_codec
 from core.memory.pack import Manifest, pack_at
@@ -76,7 +76,8 @@ def plan(spec: LoadSpec, instead_of: Memory | None = None) -> Plan:
                              f"says {len(shape.sites)} x {site.num_experts}. Import the model again.")
         tier = choose_tier(spec.host, device, total, pack.padded_bytes, codec.verbatim,
                            host_free(device, instead_of))
-    sizes = sizes_of(shape, config, codec, context, tier.into_slots)
+    rounded = rounded_bytes(shape.linears, spec.dense, dtype, device) if spec.dense != "checkpoint" else (0, 0)
+    sizes = sizes_of(shape, config, codec, context, tier.into_slots, rounded)
     return Plan(spec, files, shape, config, device, dtype, context, codec, sizes, tier, pack)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from core.config import Budget
 from core.hf import Outline
 from core.memory.codec import Codec
-from core.memory.codec.grouped import STEP
+from core.memory.codec.grouped import unpacked_bytes
 from core.memory.codec.kernels import scratch_bytes
 from core.memory.pages import page_up
 from core.types import ModelShape
@@ -88,8 +88,10 @@ def human(size: int) -> str:
     raise AssertionError
 
 
-def sizes_of(outline: Outline, config: Any, codec: Codec, context: int, paged: bool = False) -> Sizes:
-    """Sizes for one context and expert format. `paged`: slots are whole pages (core.memory.arena)."""
+def sizes_of(outline: Outline, config: Any, codec: Codec, context: int, paged: bool = False,
+             rounded: tuple[int, int] = (0, 0)) -> Sizes:
+    """Sizes for one context and expert format. `paged`: slots are whole pages (core.memory.arena); `rounded` = what
+    core.hf.rounded_bytes says of dense layers kept as codes."""
     slot = page_up(codec.slot_bytes) if paged else codec.slot_bytes
     site, text = outline.sites[0], config.get_text_config(decoder=True)
     shape = ModelShape(len(outline.sites), site.num_experts, site.top_k, outline.hidden, slot)
@@ -98,8 +100,10 @@ def sizes_of(outline: Outline, config: Any, codec: Codec, context: int, paged: b
     while states.carried and chunk > 32 and max(chunk * scores, states.bytes(chunk)) > SCORES_LIMIT:
         chunk //= 2
     workspace = max(states.bytes(chunk) + (1 << 20), chunk * scores
-                    + _workspace(outline, text, shape, context, chunk, codec.dtype.itemsize) + _unpacked(codec))
-    return Sizes(shape, outline.dense_bytes, outline.kv_bytes(context), workspace, slot, codec.blob_bytes, chunk)
+                    + _workspace(outline, text, shape, context, chunk, codec.dtype.itemsize)
+                    + max(_unpacked(codec), rounded[1]))
+    return Sizes(shape, outline.dense_bytes - rounded[0], outline.kv_bytes(context), workspace, slot, codec.blob_bytes,
+                 chunk)
 
 
 def _unpacked(codec: Codec) -> int:
@@ -109,8 +113,7 @@ def _unpacked(codec: Codec) -> int:
         return 0
     if codec.device.type == "cuda":
         return scratch_bytes(codec)
-    return max(out * columns * codec.dtype.itemsize + 4 * STEP * columns * 4
-               for out, columns in map(codec.out_in, codec.weights))
+    return unpacked_bytes(codec)
 
 
 def _scores_bytes(config: Any, context: int) -> int:

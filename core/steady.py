@@ -1,15 +1,33 @@
-"""Python's garbage collector, kept from looking at a model's objects again and again while it answers."""
+"""What the process keeps beside the model, held down: garbage collection, freed memory, other libraries' caches.
+
+None of it is in the budget, so little of it may be there.
+"""
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
+import os
+import sys
+
+PRODUCTS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32", "LRU_CACHE_CAPACITY": "32"}
+# oneDNN and torch's layer above it each keep the last 1024 products that they made code for, by shape. A prompt has a
+# shape for every number of tokens that an expert is given: 2000 tokens left 270 MB behind that were never asked for
+# again (64 experts, 16 layers), and with 32 kept take no longer.
+
+
+def bound_caches() -> None:
+    """Before torch computes anything. What the user has set stays."""
+    for name, kept in PRODUCTS.items():
+        os.environ.setdefault(name, kept)
 
 
 def settle() -> None:
-    """What exists now lives as long as the engine: no collection need look at it."""
+    """What exists now lives as long as the engine: no collection need look at it. What loading freed is given back."""
     gc.collect()
     gc.freeze()
+    trim()
     atexit.register(gc.unfreeze)  # or libraries would report their own objects as leaked when Python ends
 
 
@@ -17,3 +35,12 @@ def unsettle() -> None:
     """The model is gone: give its memory back now."""
     gc.unfreeze()
     gc.collect()
+    trim()
+
+
+def trim() -> None:
+    """Give memory that was freed back to the system. Only glibc keeps so much of it that it must be told."""
+    if sys.platform == "linux":
+        release = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if release is not None:
+            release(0)

@@ -17,7 +17,7 @@ from core.config import LOADING, LoadSpec
 from core.errors import MoestroError
 from core.types import Fit
 
-ADVANCED = {"dtype", "device", "host", "threads"}
+ADVANCED = {"dtype", "dense", "device", "host", "threads"}
 ONLY_PACKS = {"host"}  # choices that do nothing for other models
 MOST_CONTEXT = 8192  # top of the slider until a model's own limit is known
 RECENT = 8

@@ -14,6 +14,7 @@ from core.hf.cache import reserve
 from core.hf.discover import ExpertsSite, find_experts, read_router
 from core.hf.hooks import install
 from core.hf.rehearsal import StateLayers, rehearse
+from core.hf.rounded import Linear, linears
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class Outline:
     kv: tuple[KvLayer, ...]
     sites: tuple[ExpertsSite, ...]
     states: StateLayers               # what a chunk of a prompt takes in layers that keep a state
+    linears: tuple[Linear, ...]       # layers outside the experts that can be rounded
 
     def kv_bytes(self, context: int) -> int:
         """KV cache and states of one sequence of `context` positions."""
@@ -50,7 +52,8 @@ def outline(meta: Any) -> Outline:
     config = meta.config.get_text_config()
     kv, states = _layers(meta, sites)
     return Outline(hidden=config.hidden_size, vocab=config.vocab_size, context_limit=config.max_position_embeddings,
-                   dense_bytes=_dense_bytes(meta, sites), kv=kv, sites=tuple(sites), states=states)
+                   dense_bytes=_dense_bytes(meta, sites), kv=kv, sites=tuple(sites), states=states,
+                   linears=linears(meta, sites))
 
 
 def _dense_bytes(meta: Any, sites: list[ExpertsSite]) -> int:

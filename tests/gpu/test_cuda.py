@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from core.config import LoadSpec, Sampling, Settings
 from core.engine import Engine
+from core.hf.rounded import Rounded
 from core.memory.link import measure_gbps
 from tests.checkpoints import make_checkpoint
 from tests.equality.passes import PROMPT
@@ -74,3 +75,18 @@ def test_memory_stays_within_the_budget_and_figures_add_up(model: Path) -> None:
 
 def test_pinned_copies_have_a_speed() -> None:
     assert measure_gbps(DEVICE) > 0.5
+
+
+@pytest.mark.parametrize("format", ["int4-g32", "int8-g32"])
+def test_rounded_dense_layers_compute_with_what_their_codes_stand_for(model: Path, format: str) -> None:
+    engine = Engine.load(LoadSpec.checked(str(model), Settings({"budget": "50%"}), dtype="float32", device="cuda",
+                                          dense=format))
+    try:
+        plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, experts_implementation="grouped_mm")
+        for name, module in engine.model.named_modules():
+            if isinstance(module, Rounded):
+                plain.get_submodule(name).weight.data.copy_(module.weight)
+        want = logits(plain.to(DEVICE).eval(), DynamicCache(config=plain.config))
+        assert (logits(engine.model, engine.fresh_cache()) - want).abs().max().item() <= 1e-3
+    finally:
+        engine.unload()

@@ -99,6 +99,7 @@ class Codec(Protocol):
     slot_layout: Layout         # on the device; may depend on its instruction set
     weights: list[str]          # the parts that are matrices
     verbatim: bool              # a slot's bytes are the blob's: a blob may be read from disk into a slot as it is
+    direct: bool                # a few rows are multiplied by the slot's codes, without making the weights first
 
     @property
     def blob_bytes(self) -> int:
@@ -133,6 +134,8 @@ class Codec(Protocol):
 
 class Base:
     """What all formats share: part bookkeeping, biases, and a copy into the slot that casts what differs there."""
+
+    direct = False
 
     def __init__(self, format: Format, specs: Mapping[str, PartSpec], dtype: torch.dtype, device: torch.device,
                  is_transposed: bool, numbers: Numbers) -> None:

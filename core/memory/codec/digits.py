@@ -54,7 +54,9 @@ def spread(name: str) -> Spread:
 class Digits(Grouped):
     """Of a matrix a slot keeps (packed [out, digits * in / 2], scales [digits * in / group, out, 2])."""
 
-    @property
+    direct = True
+
+    @functools.cached_property
     def digits(self) -> int:
         """How many int4 weights stand for one."""
         return 2 if self.format.table or self.format.bits == 8 else 1
@@ -105,10 +107,11 @@ class Digits(Grouped):
                          {n: tensors[n] for n in self.biases})
 
     def linear(self, parts: SlotParts, part: str, x: torch.Tensor) -> torch.Tensor:
-        if x.shape[0] > PACKED_ROWS[self.digits]:
+        digits = self.digits
+        if x.shape[0] > PACKED_ROWS[digits]:
             return self.unpacked(parts, part, x)
         packed, steps = parts.weights[part]
-        return product(torch.cat([x] * self.digits, 1) if self.digits > 1 else x, packed, self.format.group, steps)
+        return product(torch.cat([x] * digits, 1) if digits > 1 else x, packed, self.format.group, steps)
 
     def weight(self, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
         packed, scales = tensors

@@ -10,13 +10,19 @@ from collections.abc import Mapping
 import torch
 
 from core.errors import ModelError
-from core.memory.codec.base import Base, Entries, PartSpec, SlotParts
+from core.memory.codec.base import Base, Codec, Entries, PartSpec, SlotParts
 from core.memory.codec.bits import PLANES, pack, unpack
 from core.memory.codec.coded import Coded, dequantize
 from core.memory.codec.formats import FORMATS, Format, Numbers
 from core.memory.codec.quantize import CHUNK, Rounded, quantize
 
 STEP = 256  # rows dequantised at a time on a CPU: what stays in its cache
+
+
+def unpacked_bytes(codec: Codec) -> int:
+    """Most bytes taken while a matrix is made from its codes, on a CPU."""
+    return max(out * columns * codec.dtype.itemsize + 4 * STEP * columns * 4
+               for out, columns in map(codec.out_in, codec.weights))
 
 
 class Grouped(Base):

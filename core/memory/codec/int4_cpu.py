@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+_PRODUCT = torch.ops.aten._weight_int4pack_mm_for_cpu.default   # the overload: half the way there of its packet
 BLOCKS = {"AVX512": 64, "AVX2": 32}  # output rows that torch's kernel interleaves, by instruction set
 
 
@@ -91,7 +92,7 @@ def unpack(packed: torch.Tensor, block: int, digit: int = 0, digits: int = 1) ->
 
 def product(x: torch.Tensor, packed: torch.Tensor, group: int, scales: torch.Tensor) -> torch.Tensor:
     """x [n, in] bf16 times packed weights with scales [in / group, out, 2] (scale, zero) -> [n, out]."""
-    y: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, group, scales)
+    y: torch.Tensor = _PRODUCT(x, packed, group, scales)
     return y
 
 

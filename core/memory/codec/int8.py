@@ -16,6 +16,8 @@ PACKED_ROWS = 8  # up to this many rows the packed product beats casting the wei
 class Int8Rows(Grouped):
     """Slots hold the blob's codes, and the scales in the compute dtype as the product wants them."""
 
+    direct = True
+
     def slot_entries(self, blob: Entries) -> Entries:
         return {n: (self.dtype if n.endswith(".scale") else dtype, shape)
                 for n, (dtype, shape) in super().slot_entries(blob).items()}

@@ -1,0 +1,141 @@
+"""Linear layers outside the experts kept as codes: smaller, and quicker where the device multiplies by codes directly.
+
+Attention, shared experts, dense feed-forward layers and the output layer are rounded. Embeddings (and an output layer
+that shares their weights), routers, norms and whatever does not fit the format stay as they are. It changes answers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from core.errors import ModelError
+from core.hf.discover import ExpertsSite
+from core.memory.codec import Codec, PartSpec, format_of, make_codec
+from core.memory.codec.grouped import unpacked_bytes
+from core.memory.codec.kernels import SlotKernels, available, make_kernels, portable
+
+WEIGHT, BIAS = "weight", "weight_bias"
+FEW = 8        # rows that a GPU computes straight out of the codes
+CLOSE = 0.03   # of the result's norm: what a GPU's kernels may differ from the portable product in a trial
+
+
+class Linear(NamedTuple):
+    """One layer that can be rounded, as the model has it."""
+
+    name: str              # dotted, in the model
+    out: int
+    columns: int
+    has_bias: bool
+    bytes: int             # as it is
+    is_head: bool          # the output layer, which sees one position at a time
+
+
+def linears(model: nn.Module, sites: Sequence[ExpertsSite]) -> tuple[Linear, ...]:
+    """The layers that rounding is for: plain `nn.Linear`, outside experts and routers, sharing weights with nobody."""
+    kept = [m for site in sites for part in (site.module, site.router) for m in part.modules()]
+    owners = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    return tuple(Linear(name, m.out_features, m.in_features, m.bias is not None,
+                        sum(p.nbytes for p in m.parameters()), m is head)
+                 for name, m in model.named_modules()
+                 if type(m) is nn.Linear and m not in kept and owners[id(m.weight)] == 1)
+
+
+def codec_for(layer: Linear, format: str, dtype: torch.dtype, device: torch.device) -> Codec | None:
+    """The codec of a layer's shape; None where the device would have to make the weights anew for every token."""
+    return _codec(layer.out, layer.columns, layer.has_bias, format, dtype, device)
+
+
+@lru_cache(maxsize=256)
+def _codec(out: int, columns: int, has_bias: bool, format: str, dtype: torch.dtype,
+           device: torch.device) -> Codec | None:
+    if columns % (format_of(format).group or 1):
+        return None
+    specs = {WEIGHT: PartSpec((out, columns), dtype)} | ({BIAS: PartSpec((out,), dtype)} if has_bias else {})
+    codec = make_codec(format, specs=specs, dtype=dtype, device=device)
+    return codec if codec.direct or (device.type == "cuda" and available(device)) else None
+
+
+def rounded_bytes(layers: Sequence[Linear], format: str, dtype: torch.dtype, device: torch.device) -> tuple[int, int]:
+    """(bytes that rounding saves, most bytes that a prompt takes to make a matrix anew). Raises ModelError when no
+    layer can be rounded here."""
+    chosen = [(layer, codec) for layer in layers if (codec := codec_for(layer, format, dtype, device)) is not None]
+    if not chosen:
+        raise ModelError(f"None of this model's dense layers can be kept as {format} here: that needs bfloat16 on a "
+                         "CPU with AVX2 or AVX512, or Triton on a GPU, and layers that the format's groups divide. "
+                         "Choose dense weights as in the checkpoint.")
+    return (sum(layer.bytes - codec.slot_bytes for layer, codec in chosen),
+            max((unpacked_bytes(codec) for layer, codec in chosen if not layer.is_head), default=0))
+
+
+class Rounded(nn.Module):
+    """Stands where an `nn.Linear` stood."""
+
+    def __init__(self, linear: nn.Linear, codec: Codec) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        given = {WEIGHT: linear.weight.detach()} | ({} if linear.bias is None else {BIAS: linear.bias.detach()})
+        with torch.inference_mode(False):
+            self._raw = torch.empty(codec.slot_bytes, dtype=torch.uint8, device=codec.device)
+            codec.place(codec.encode(given), self._raw)
+        self._codec, self._parts = codec, codec.views(self._raw)
+        self._bias = self._parts.plain.get(BIAS)
+        self._kernels = _kernels(codec, self._raw) if codec.device.type == "cuda" else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in] -> [..., out]."""
+        rows = x.reshape(-1, self.in_features)
+        if self._kernels is not None and len(rows) <= FEW:
+            y = self._kernels.multiply(WEIGHT, [self._raw] * len(rows), rows)
+        else:
+            y = self._codec.linear(self._parts, WEIGHT, rows)
+            if self._bias is not None:
+                y.add_(self._bias)
+        return y.view(*x.shape[:-1], self.out_features)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """[out, in] what the codes stand for: made anew each time, for code that looks at a layer's weights."""
+        return self._codec.dequantize(self._parts, WEIGHT)
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """[out], as the layer had it."""
+        return self._bias
+
+
+def round_linears(model: nn.Module, layers: Sequence[Linear], format: str, dtype: torch.dtype,
+                  device: torch.device) -> None:
+    """Replace those of `layers` that can be: one at a time, so that no more than one exists twice."""
+    for layer in layers:
+        codec = codec_for(layer, format, dtype, device)
+        if codec is not None:
+            owner, _, name = layer.name.rpartition(".")
+            linear = model.get_submodule(layer.name)
+            assert isinstance(linear, nn.Linear)
+            setattr(model.get_submodule(owner), name, Rounded(linear, codec))
+
+
+@torch.inference_mode()
+def _kernels(codec: Codec, raw: torch.Tensor) -> SlotKernels | None:
+    """Kernels that agree with the portable product on this layer; None when there are none."""
+    kernels = make_kernels(codec)
+    if kernels is None:
+        return None
+    x = torch.randn(2, codec.out_in(WEIGHT)[1], generator=torch.Generator().manual_seed(0))
+    x, plain = x.to(codec.device, codec.dtype), portable(codec)
+    parts = plain.views(raw.cpu())
+    want = plain.linear(parts, WEIGHT, x.cpu()).float()
+    if BIAS in parts.plain:
+        want += parts.plain[BIAS].float()
+    try:
+        got = kernels.multiply(WEIGHT, [raw] * len(x), x).cpu().float()
+    except Exception:  # whatever a compiler or a driver raises: the portable product computes
+        return None
+    return kernels if float((got - want).norm() / want.norm()) < CLOSE else None

@@ -1,0 +1,87 @@
+"""Rounded dense layers: the answers are those of transformers with the weights that the codes stand for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import DynamicCache
+
+from core.config import LoadSpec, Settings
+from core.engine import Engine
+from core.errors import ModelError
+from core.hf.rounded import Rounded
+from core.memory.codec.int4_cpu import block_rows
+from tests.checkpoints import make_checkpoint
+from tests.equality.passes import plain_transformers, run
+from tests.tiny_tokenizer import save_tokenizer
+
+ROUNDING = 0.05   # of the logits' norm: bf16 sums in another order
+pytestmark = pytest.mark.skipif(not block_rows(), reason="this CPU has neither AVX2 nor AVX512, so nothing is rounded")
+
+
+def checkpoint(arch: str, folder: Path) -> Path:
+    return save_tokenizer(make_checkpoint(arch, folder / arch, dtype=torch.bfloat16))
+
+
+def spec(path: Path, **values: object) -> LoadSpec:
+    return LoadSpec.checked(str(path), Settings({"budget": "50%"}), context=256, **values)
+
+
+@pytest.mark.parametrize(("arch", "format"), [
+    ("qwen3_moe", "int4-g32"), ("qwen3_moe", "int8-g32"), ("qwen3_moe", "int8"), ("qwen2_moe", "int4-g32"),
+    ("gpt_oss", "int4-g64"), ("deepseek_v2", "int4-g32"), ("glm4_moe", "nf4"), ("qwen3_next", "int4-g32"),
+    ("granitemoehybrid", "int8-g32")])
+def test_logits_are_those_of_what_the_codes_stand_for(arch: str, format: str, tmp_path: Path) -> None:
+    path = checkpoint(arch, tmp_path)
+    exact = plain_transformers(path, torch.bfloat16)
+    want, plain = exact, plain_transformers(path, torch.bfloat16)
+    whole = Engine.load(spec(path))
+    before = whole.sizes
+    whole.unload()
+    engine = Engine.load(spec(path, dense=format))
+    try:
+        rounded = {name: m for name, m in engine.model.named_modules() if isinstance(m, Rounded)}
+        assert rounded
+        for name, module in rounded.items():
+            plain.get_submodule(name).weight.data.copy_(module.weight)
+        got, _ = run(engine.model, engine.fresh_cache(), lambda step: None, steps=4)
+        same, _ = run(plain, DynamicCache(config=plain.config), lambda step: None, steps=4)
+        exact_logits, _ = run(want, None, lambda step: None, steps=4)
+        error = float((got - same).float().norm() / same.float().norm())
+        moved = float((got[:24] - exact_logits[:24]).float().norm() / exact_logits[:24].float().norm())
+        assert error < ROUNDING and moved > (0 if "8" in format else 3 * error), (error, moved)
+        held = sum(t.nbytes for t in (*engine.model.parameters(), *engine.model.buffers()))
+        held += sum(m._raw.nbytes for m in rounded.values())
+        assert engine.sizes.dense == held < before.dense
+    finally:
+        engine.unload()
+
+
+def test_routers_embeddings_and_tied_heads_stay(tmp_path: Path) -> None:
+    engine = Engine.load(spec(checkpoint("granitemoe", tmp_path), dense="int4-g32"))
+    try:
+        kept = [m for m in engine.model.modules() if isinstance(m, nn.Linear | nn.Embedding)]
+        assert engine.model.get_input_embeddings() in kept
+        assert isinstance(engine.model.get_output_embeddings(), nn.Linear) == engine.model.config.tie_word_embeddings
+        assert not any(isinstance(m, Rounded) for site in engine._sites for m in site.router.modules())
+    finally:
+        engine.unload()
+
+
+def test_a_rounded_layer_adds_its_bias_and_keeps_leading_dimensions(tmp_path: Path) -> None:
+    engine = Engine.load(spec(checkpoint("qwen2_moe", tmp_path), dense="int8-g32"))
+    try:
+        layer = next(m for m in engine.model.modules() if isinstance(m, Rounded) and m.bias is not None)
+        x = torch.randn(2, 3, layer.in_features, dtype=torch.bfloat16)
+        want = nn.functional.linear(x, layer.weight, layer.bias)
+        assert float((layer(x) - want).norm() / want.norm()) < 0.005
+    finally:
+        engine.unload()
+
+
+def test_where_no_layer_can_be_rounded_that_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="Choose dense weights as in the checkpoint"):
+        Engine.load(spec(checkpoint("qwen3_moe", tmp_path), dense="int4-g32", dtype="float32"))

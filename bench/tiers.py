@@ -122,9 +122,8 @@ class Tiers:
                "dense": DENSE[name], "context": FIT_CONTEXT}
         found = self._measure("estimate", name, budget, "bench.work", job, self._stage.packs[name], None)
         ended_well(found, f"Filling a context in {name} at {budget}")
-        taken = found["peak_high"] - found["idle_bytes"]
-        self.fits[f"{name}, {budget}"] = {**{key: found[key] for key in ("estimated_bytes", "counted_bytes")},
-                                          "taken_bytes": taken, "ratio": found["estimated_bytes"] / taken}
+        shown = {key: found[key] for key in ("estimated_bytes", "counted_bytes", "taken_bytes", "prompt_tokens")}
+        self.fits[f"{name}, {budget}"] = {**shown, "ratio": found["estimated_bytes"] / found["taken_bytes"]}
 
     def _plain(self, whole: Job) -> None:
         job = {"kind": "transformers", "model": str(self._stage.model), "ids": whole["ids"], "tokens": whole["tokens"],

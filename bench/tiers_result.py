@@ -154,7 +154,8 @@ def table(found: Mapping[str, Any]) -> str:
         opened = ", ".join(f"{b} {s:.2f}" for b, s in f["open_to_first_token_s"][name].items())
         lines.append(f"  {name:8s} {one['seconds']:8.1f} {one['rss_mb']:18.0f} {one['dense_mb']:9.0f}  {opened}")
     if f["fit"]:
-        lines.append("Memory with a full context, MB: estimated before the load, and taken by the process over idle:")
+        lines.append("Memory with a full context, MB: estimated before the load, and taken by the process (files it "
+                     "maps not counted):")
         lines += [f"  {key:14s} {one['estimated_bytes'] / 1e6:7.0f} {one['taken_bytes'] / 1e6:7.0f}"
                   for key, one in f["fit"].items()]
     lines.append("Goals:")

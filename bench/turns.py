@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -47,6 +48,37 @@ def memory() -> dict[str, int]:
         return {"rss": info.rss, "high": getattr(info, "peak_wset", info.rss)}
     fields = dict(line.split(":", 1) for line in lines)
     return {"rss": int(fields["VmRSS"].split()[0]) * 1024, "high": int(fields["VmHWM"].split()[0]) * 1024}
+
+
+def own_bytes() -> int:
+    """Bytes of memory that are this process's alone now: not the files it maps, such as libraries."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        import psutil
+
+        info = psutil.Process().memory_info()
+        return int(getattr(info, "private", info.rss))
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon", "RssShmem")))
+
+
+class Highest:
+    """The most that `own_bytes` was between here and `stop`, looked at 200 times a second."""
+
+    def __init__(self) -> None:
+        self._most, self._over = own_bytes(), threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def _look(self) -> None:
+        while not self._over.wait(0.005):
+            self._most = max(self._most, own_bytes())
+
+    def stop(self) -> int:
+        """In bytes."""
+        self._over.set()
+        self._thread.join()
+        return self._most
 
 
 def read_bytes() -> int | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.turns import STARTED_S, Job, read_bytes, take_part
+from bench.turns import STARTED_S, Highest, Job, own_bytes, read_bytes, take_part
 
 CONTEXT = 512
 FILL_TOKENS = 8   # of an answer that ends a full context
@@ -75,7 +75,7 @@ def moestro(job: Job) -> Job:
 
 
 def fit(job: Job) -> Job:
-    """What was estimated before a pack was loaded, and what it then took to fill the context (see `peak_high`)."""
+    """What was estimated before a pack was loaded, and what the process then took while its context was filled."""
     from core.config import LoadSpec, Sampling, Settings
     from core.engine import Engine
     from core.fit import estimate
@@ -83,6 +83,7 @@ def fit(job: Job) -> Job:
     spec = LoadSpec.checked(job["model"], Settings({"budget": job["budget"], "link": "own"}), dense=job["dense"],
                             context=job["context"])
     told = estimate(spec)
+    before, held = own_bytes(), Highest()
     engine = Engine.load(spec)
     engine.prompt.ends, text = set(), job["prompt"]
     while engine.count_tokens(text + job["prompt"]) < job["context"] - FILL_TOKENS:
@@ -90,7 +91,7 @@ def fit(job: Job) -> Job:
     for _ in engine.generate(text, Sampling(max_new_tokens=FILL_TOKENS)):
         pass
     found = {"estimated_bytes": told.budget + told.host, "counted_bytes": engine.memory().peak,
-             "prompt_tokens": engine.count_tokens(text)}
+             "taken_bytes": held.stop() - before, "prompt_tokens": engine.count_tokens(text)}
     engine.unload()
     return found
 

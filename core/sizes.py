@@ -139,8 +139,10 @@ def _workspace(outline: Outline, config: Any, shape: ModelShape, context: int, t
     widest = max(s.shape[0] * s.shape[1] // hidden for s in outline.sites[0].parts.values() if s.is_weight)
     heads = _most(config, "num_attention_heads")
     head = max(_most(config, name) for name in ("head_dim", "qk_head_dim", "v_head_dim")) or hidden // heads
-    residual = 6 * tokens * hidden * 4
-    attention = 6 * tokens * heads * head * 4 + 4 * context * heads * head * itemsize + 2 * tokens * context * 4
-    experts = 5 * tokens * k * hidden * 4 + 3 * tokens * widest * 4 + 16 * tokens * shape.experts
+    mixed = 4 * itemsize + 2 * 4                                     # of six rows, the two in norms and rotations
+    residual = mixed * tokens * hidden
+    attention = mixed * tokens * heads * head + (4 * heads * head + 2 * tokens) * context * itemsize
+    pairs = 4 * itemsize + max(itemsize, outline.weights_itemsize)   # rows in three orders, normed, and weighted
+    experts = pairs * tokens * k * hidden + 3 * tokens * widest * 4 + 16 * tokens * shape.experts
     logits = 4 * outline.vocab * 4
     return residual + max(attention, experts, logits) + (1 << 20)

@@ -12,6 +12,7 @@ from typing import Any
 from app.analysis.whatif import About, mean, title
 from core.errors import MoestroError
 from core.profile import Profile
+from core.profile.words import TITLES
 from core.registry import variant
 from core.simulate import Clock
 from core.simulate.recall import recall
@@ -65,7 +66,8 @@ def obstacle(predictor: str, profile: Profile | None) -> str:
     """Why a predictor cannot be run without the model, as far as its class says; "" = nothing is known against it."""
     chosen = variant("predictor", predictor)
     if missing := [part for part in chosen.needs if profile is None or not profile.has(part)]:
-        return f"It needs a profile of this model with {', '.join(missing)}. Calibrate the model in the tab Calibrate."
+        named = ", ".join(f"“{TITLES[part]}”" for part in missing)
+        return f"It needs a profile of this model with {named}. Calibrate the model in the tab Calibrate."
     return ""
 
 

@@ -1,7 +1,7 @@
 // Follows a long job (an analysis, a calibration): its progress bar, and a redraw of its tab when there is news.
 // data-analysis, data-calibration of <body> = none | running | done | error | cancelled.
 
-const AGAIN_MS = 3000;
+const AGAIN_MS = 3000, REFIT_MS = 150;
 
 /** Listen for one tab; `element` is in it, `name` is the job's in the server's state. */
 export function start(element, props, trigger, name) {
@@ -9,6 +9,7 @@ export function start(element, props, trigger, name) {
   element.dataset.started = "1";
   let asked = null, at = 0;
   const panel = element.closest("[role=tabpanel]");
+  refit(panel);
   document.addEventListener("moestro:state", ({ detail: { jobs } }) => {
     const job = jobs?.[name];
     if (!job || !document.contains(element)) return;
@@ -21,6 +22,17 @@ export function start(element, props, trigger, name) {
     [asked, at] = [stamp, performance.now()];
     trigger("tick", { stamp, dark });
   });
+}
+
+/** Plotly fits its figures when the window changes; here also when the sidebar opens or closes. */
+function refit(panel) {
+  let width = 0, soon = 0;
+  new ResizeObserver(([{ contentRect }]) => {
+    if (contentRect.width === width) return;
+    width = contentRect.width;
+    clearTimeout(soon);
+    soon = setTimeout(() => window.dispatchEvent(new Event("resize")), REFIT_MS);
+  }).observe(panel);
 }
 
 function fill(bar, { text, share, left }) {

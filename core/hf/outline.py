@@ -37,6 +37,7 @@ class Outline:
     kv: tuple[KvLayer, ...]
     sites: tuple[ExpertsSite, ...]
     states: StateLayers               # what a chunk of a prompt takes in layers that keep a state
+    weights_itemsize: int             # of the weights that routers return
     linears: tuple[Linear, ...]       # layers outside the experts that can be rounded
 
     def kv_bytes(self, context: int) -> int:
@@ -50,10 +51,10 @@ def outline(meta: Any) -> Outline:
     understood."""
     sites = find_experts(meta)
     config = meta.config.get_text_config()
-    kv, states = _layers(meta, sites)
+    kv, states, itemsize = _layers(meta, sites)
     return Outline(hidden=config.hidden_size, vocab=config.vocab_size, context_limit=config.max_position_embeddings,
                    dense_bytes=_dense_bytes(meta, sites), kv=kv, sites=tuple(sites), states=states,
-                   linears=linears(meta, sites))
+                   weights_itemsize=itemsize, linears=linears(meta, sites))
 
 
 def _dense_bytes(meta: Any, sites: list[ExpertsSite]) -> int:
@@ -66,21 +67,18 @@ def _dense_bytes(meta: Any, sites: list[ExpertsSite]) -> int:
 
 
 @torch.no_grad()
-def _layers(meta: Any, sites: list[ExpertsSite]) -> tuple[tuple[KvLayer, ...], StateLayers]:
+def _layers(meta: Any, sites: list[ExpertsSite]) -> tuple[tuple[KvLayer, ...], StateLayers, int]:
     """Run one token through the meta model with a cache for one, look at what was allocated: right for every kind of
     layer. On the way, see that every router speaks in a way that is understood."""
-    kind = meta.config.model_type
+    kind, sizes = meta.config.model_type, [1]
     try:
         cache = DynamicCache(config=meta.config)
         own = reserve(cache, 1)
         with install(meta, sites, lambda site, hidden, ids, weights: torch.zeros_like(hidden),
-                     lambda layer, args, kwargs, output: _understood(sites[layer], output)):
+                     lambda layer, args, kwargs, output: sizes.append(
+                         read_router(sites[layer], output).weights.itemsize)):
             meta(torch.zeros(1, 1, dtype=torch.long, device="meta"), past_key_values=cache, use_cache=True)
             states = rehearse(meta, own)
     except Exception as error:  # the model's own code, run without weights
         raise ModelError(f"{kind!r} does not work the way Moestro needs: {error}. Choose another model.") from error
-    return tuple(KvLayer(layer.growing_bytes, layer.window, layer.state_bytes) for layer in own), states
-
-
-def _understood(site: ExpertsSite, output: Any) -> None:
-    read_router(site, output)
+    return tuple(KvLayer(layer.growing_bytes, layer.window, layer.state_bytes) for layer in own), states, max(sizes)

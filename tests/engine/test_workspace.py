@@ -30,9 +30,10 @@ def peak_bytes(engine: Engine, prompt: str) -> int:
 
 
 @pytest.mark.parametrize("arch", [*sorted(ARCHITECTURES), *STATES])
-def test_a_full_prefill_chunk_stays_within_the_workspace(arch: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_full_prefill_chunk_stays_within_the_workspace(arch: str, dtype: str, tmp_path: Path) -> None:
     path = save_tokenizer(make_checkpoint(arch, tmp_path / arch, max_position_embeddings=1024))
-    engine = Engine.load(LoadSpec.checked(str(path), Settings({"budget": "all"}), dtype="float32", context=1000))
+    engine = Engine.load(LoadSpec.checked(str(path), Settings({"budget": "all"}), dtype=dtype, context=1000))
     try:
         used = peak_bytes(engine, "x" * 900)
         assert used <= engine.sizes.workspace

@@ -46,8 +46,8 @@ class Estimator(nn.Module):
         return self(states, place).float().softmax(-1)  # type: ignore[no-any-return]
 
 
-def train(states: torch.Tensor, probs: torch.Tensor, *, width: int = 256, epochs: int = 10, batch: int = 128,
-          rate: float = 1e-3, seed: int = 0, progress: Progress = lambda text, share: None,
+def train(states: torch.Tensor, probs: torch.Tensor, *, width: int = 256, epochs: int = 20, batch: int = 256,
+          rate: float = 3e-3, seed: int = 0, progress: Progress = lambda text, share: None,
           cancel: threading.Event | None = None) -> Estimator | None:
     """Learn from N tokens: `states` [N, L, H] = h_l, the routers' inputs, `probs` [N, L, E] = their distributions; any
     float dtype, both on the CPU. Loss: KL of the true distribution of layer l + 1 from the predicted one.

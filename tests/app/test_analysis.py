@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,10 +20,9 @@ from app.api import build_app
 from app.host import Host
 from app.pulse import jobs_state
 from app.store import Store
-from core.errors import BusyError, MoestroError, SettingError, TraceError
+from core.errors import BusyError, SettingError, TraceError
 from core.trace import Chunk, FileTrace, TraceWriter
 from tests.app.conftest import WAIT_S, ended, open_host
-from tests.app.pieces import die, refuse, times_two, wait_for_ever
 from tests.fakes import SHAPE, fake_profile
 
 LAYERS, EXPERTS, K = 3, 12, 2
@@ -57,29 +55,6 @@ def chatted(tmp_path: Path) -> Iterator[tuple[Host, int]]:
     assert answer.chat_id is not None
     yield host, answer.chat_id
     host.close()
-
-
-def test_work_is_done_in_other_processes_and_comes_back_in_its_place() -> None:
-    found: dict[int, int] = {}
-    workers.run([workers.Task(times_two, (n,)) for n in range(5)], threading.Event(), found.__setitem__, 2)
-    assert found == {n: 2 * n for n in range(5)}
-    pids: list[int] = []
-    workers.run([workers.Task(os.getpid)], threading.Event(), lambda at, pid: pids.append(pid))
-    assert pids != [os.getpid()]
-
-
-def test_what_goes_wrong_there_is_raised_here() -> None:
-    with pytest.raises(TraceError, match="7 is not a trace"):
-        workers.run([workers.Task(refuse, (7,))], threading.Event(), lambda at, result: None)
-    with pytest.raises(MoestroError, match="ended by itself"):
-        workers.run([workers.Task(die)], threading.Event(), lambda at, result: None)
-
-
-def test_work_that_would_never_end_is_stopped() -> None:
-    cancel = threading.Event()
-    first = workers.Task(times_two, (1,))
-    with pytest.raises(workers.Stopped):
-        workers.run([first, workers.Task(wait_for_ever)], cancel, lambda at, result: cancel.set(), 1)
 
 
 def test_a_chat_is_put_through_every_policy_and_budget(chatted: tuple[Host, int]) -> None:

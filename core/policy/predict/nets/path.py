@@ -21,6 +21,7 @@ from core.policy.predict.nets.training import Progress, batches, descend, packed
 
 NAME = "path"
 WINDOW = 256     # tokens that the encoder and the decoder look back on
+EPOCHS, MOST, STEPS = 10, 60, 1500   # of training: epochs at least and at most, and steps to reach with them
 
 
 class Passage(NamedTuple):
@@ -94,11 +95,12 @@ class RoutingPath(nn.Module):
         return logits, State(tuple(own), state.prompt, state.mask)
 
 
-def train(data: Sequence[Passage], *, experts: int, epochs: int = 10, batch: int = 16, rate: float = 1e-3,
+def train(data: Sequence[Passage], *, experts: int, epochs: int = 0, batch: int = 16, rate: float = 1e-3,
           seed: int = 0, progress: Progress = lambda text, share: None,
           cancel: threading.Event | None = None) -> RoutingPath | None:
     """Learn the routing of `data`: binary cross-entropy per layer and expert, Adam with weight decay .01, cosine
-    schedule. Long passages are cut into pieces of WINDOW tokens.
+    schedule. Long passages are cut into pieces of WINDOW tokens. `epochs` = 0: as many as make STEPS steps, within
+    EPOCHS and MOST.
 
     The same data and seed give the same net. None when it was cancelled. Raises ValueError when there are no tokens.
     """
@@ -113,6 +115,8 @@ def train(data: Sequence[Passage], *, experts: int, epochs: int = 10, batch: int
         start_weights(net)
         share = k / experts
         nn.init.constant_(net.heads.bias, float(torch.tensor(share).logit().clamp(-8, 8)))
+        each = -(-len(pieces) // batch)
+        epochs = epochs or min(MOST, max(EPOCHS, -(-STEPS // each)))
         pick = batches(len(pieces), batch, epochs, generator)
 
         def loss_of(step: int) -> torch.Tensor:
@@ -124,7 +128,7 @@ def train(data: Sequence[Passage], *, experts: int, epochs: int = 10, batch: int
             target.scatter_(-1, torch.cat([one.routes for one in chosen]).long(), 1.0)
             return functional.binary_cross_entropy_with_logits(logits[given], target)
 
-        done = descend(net, epochs * -(-len(pieces) // batch), loss_of, "Training the routing-path predictor",
+        done = descend(net, epochs * each, loss_of, "Training the routing-path predictor",
                        rate=rate, decay=0.01, progress=progress, cancel=cancel)
     return None if done is None else net
 

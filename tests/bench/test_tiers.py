@@ -64,9 +64,16 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
 def test_everything_is_measured_and_told(tmp_path: Path, in_process: list[Job]) -> None:
     said: list[str] = []
     found = json.loads(json.dumps(tiers.run(rounds=1, tokens=4, keep=tmp_path, small=True, say=said.append)))
-    assert [job["kind"] for job in in_process] == ["import"] * 2 + ["moestro", "transformers"] + ["moestro"] * 7
+    more = ["moestro", "fit"] * 3                                   # at the budgets below 100 %
+    assert [job["kind"] for job in in_process] == [
+        "import", "import", "moestro", "transformers", "fit", *more, "moestro", "moestro", "fit", *more]
+    assert [job["dense"] for job in in_process if job.get("budget") == "100%" and job["kind"] == "moestro"] == [
+        "checkpoint", "int4-g64", "checkpoint"]
     assert all(tuple(one) == tiers.BUDGETS for one in found["tok_s"].values())
     assert set(found["tok_s"]["bf16"]["100%"]) == {"moestro", "transformers"}
+    assert found["tok_s"]["int4"]["100%"].keys() == {"moestro", "moestro, dense layers as in the checkpoint"}
+    assert found["fit"].keys() == {f"{name}, {budget}" for name in ("bf16", "int4") for budget in tiers.BUDGETS}
+    assert all(one["estimated_bytes"] >= one["counted_bytes"] > 0 for one in found["fit"].values())
     assert found["tok_s"]["int4"]["50%"]["moestro"] > 0
     blob = SMALL.expert_bytes // SMALL.layers // SMALL.experts
     for name, size in (("bf16", blob), ("int4", blob * 4.5 / 16)):

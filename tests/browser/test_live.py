@@ -59,3 +59,17 @@ def test_an_emulated_link_says_so_beside_the_figure(dashboard: Dashboard) -> Non
     dashboard.page.wait_for_selector("[data-k=emulated]", state="visible")
     dashboard.choose("set-link", "own")
     dashboard.page.wait_for_selector("[data-k=emulated]", state="hidden")
+
+
+def test_what_prefetching_is_worth_is_said_once_something_was_prefetched(dashboard: Dashboard) -> None:
+    said = dashboard.page.evaluate(
+        """async () => {
+        const { Figures } = await import("/ui/deck/js/figures.js");
+        const box = {}, figures = new Figures((key) => (box[key] ??= document.createElement("b")));
+        const say = (prefetched, net_ms) => {
+          figures.ahead({ prefetched, net_ms }); return [box.ahead.hidden, box.ahead.textContent]; };
+        return [say([0, 0, 0, 0], 0), say([5, 1, 2, 1], 0.5), say([5, 1, 2, 0], -1.25)]; }"""
+    )
+    assert said[0][0] and not said[1][0]
+    assert said[1][1] == "Prefetched: 5 in time, 1 late, 2 in vain (1 evicted unused) · wins at most 0.50 ms a token"
+    assert "costs 1.25 ms" in said[2][1] and "evicted" not in said[2][1]

@@ -17,6 +17,7 @@ export class Figures {
     for (const p of frame.place) count[p]++;
     this.text("res-text", `${layers} layers × ${experts} experts, ${top_k} a token`);
     this.disk(frame, count[4]);
+    this.ahead(frame);
     this.legend("res-legend", LEGEND.map((i) => [SWATCH[i], PLACES[i], `${count[i]}`]));
     this.text("ramp-max", `${frame.coactivation_max}`);
     this.text("hit-text", `last ${frame.window} tokens`);
@@ -51,6 +52,13 @@ export class Figures {
     this.text("disk", passes ? short(read / (ms || 1) / size) : "–");
     this.text("disk-unit", unit);
     this.text("disk-sub", passes ? `${bytes(read / passes)}/token` : "no tokens yet");
+  }
+
+  /** What the prefetcher is worth; nothing is said while nothing is prefetched. */
+  ahead({ prefetched: [used, late, wasted, evicted], net_ms }) {
+    this.find("ahead").hidden = !(used || late || wasted);
+    const early = evicted ? ` (${evicted} evicted unused)` : "";
+    this.text("ahead", `Prefetched: ${used} in time, ${late} late, ${wasted} in vain${early} · ${net_ms < 0 ? "costs" : "wins at most"} ${short(Math.abs(net_ms))} ms a token`);
   }
 
   share(frame) {

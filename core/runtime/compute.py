@@ -62,7 +62,7 @@ class ExpertMath:
     def one_by_one(self, slots: Sequence[Slot], x: torch.Tensor) -> torch.Tensor:
         """A product an expert."""
         acts = self.activate(torch.cat([self.up(slot, x) for slot in slots]))
-        return torch.cat([self.down(slot, acts[i : i + 1]) for i, slot in enumerate(slots)])
+        return torch.cat([self.down(slot, a) for slot, a in zip(slots, acts.split(1), strict=True)])
 
     def batches(self, held: Sequence[Held], rows: Mapping[int, slice], tokens: int) -> Iterable[list[Held]]:
         """Leased experts of a prompt of so many tokens, in the portions that `many` takes; `rows` by expert."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.predictors import HELD_OUT, READ, subjects
+from bench.predictors import READ, divided, subjects
 from core.config import LoadSpec, Sampling, Settings
 from core.engine import Engine
 from core.manifest import device_name, versions
@@ -58,13 +58,13 @@ def run(model: str = "demo", tokens: int = 1024, small: bool = False,
     """Measure; returns the result as plain data. `tokens` = decoded tokens of the trace."""
     engine = Engine.load(LoadSpec.checked(model, Settings({"budget": "all", "link": "own"})))
     try:
-        texts, tokens = bundled(model), 12 if small else tokens
+        (known, held_out), tokens = divided(bundled(model)), 12 if small else tokens
         say("calibrating")
-        profile = calibrate(engine, texts[:-HELD_OUT], limit=600 if small else READ)
+        profile = calibrate(engine, known, limit=600 if small else READ)
         engine.use_profile(profile)
         with tempfile.TemporaryDirectory() as folder:
             asked = [(title, *what) for title, what in {"none": ("none", {}), **subjects()}.items()]
-            traces = {title: _record(engine, Path(folder) / f"{at}.trace", name, params, texts[-HELD_OUT:], tokens, say)
+            traces = {title: _record(engine, Path(folder) / f"{at}.trace", name, params, held_out, tokens, say)
                       for at, (title, name, params) in enumerate(asked)}
             clock = clock_of(profile, engine.sizes.blob)
             found = _simulated(traces, profile, clock, engine.sizes.blob, say)

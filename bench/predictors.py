@@ -35,10 +35,9 @@ def run(model: str = "demo", tokens: int = 256, small: bool = False,
     """Measure; returns the result as plain data. `tokens` = decoded tokens a predictor is judged on."""
     engine = Engine.load(LoadSpec.checked(model, Settings({"budget": "all", "link": "own"})))
     try:
-        texts = bundled(model)
-        held_out = texts[-HELD_OUT:]
+        known, held_out = divided(bundled(model))
         say("calibrating")
-        profile = calibrate(engine, texts[:-HELD_OUT], limit=600 if small else READ)
+        profile = calibrate(engine, known, limit=600 if small else READ)
         engine.use_profile(profile)
         tokens, answer = (6, 6) if small else (tokens, ANSWER)
         found = {}
@@ -62,6 +61,13 @@ def run(model: str = "demo", tokens: int = 256, small: bool = False,
     return {**manifest, "tokens": tokens, "predictors": found, "large": cost(sizes, 4 if small else 24, say),
             "large_layers": sizes.layers, "large_experts": sizes.experts, "large_top_k": sizes.top_k,
             "large_hidden": sizes.hidden, "device": device, "versions": versions()}
+
+
+def divided(texts: list[Text]) -> tuple[list[Text], list[Text]]:
+    """(what a profile is made of, HELD_OUT texts that it does not know, evenly from among all)."""
+    asked = set(range(len(texts) // HELD_OUT // 2, len(texts), len(texts) // HELD_OUT))
+    return ([text for at, text in enumerate(texts) if at not in asked],
+            [text for at, text in enumerate(texts) if at in asked][:HELD_OUT])
 
 
 def subjects() -> dict[str, tuple[str, dict[str, Value]]]:

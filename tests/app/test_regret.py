@@ -249,7 +249,8 @@ def test_a_process_that_is_lost_is_replaced_and_too_many_losses_are_told(host: H
     pid = host.regret.pid
     assert pid is not None
     psutil.Process(pid).kill()
-    ask(host, chat)                                  # its first passes find nobody, the others a new one
+    ask(host, chat)                                  # its first passes find nobody, the others a new one ...
+    ask(host, chat)                                  # ... which these are enough for, however few those were
     told(host.regret, host.load_id, host.settings,
          lambda view: view["state"] == "ready" and host.regret.pid not in (None, pid))
 

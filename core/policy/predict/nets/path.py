@@ -21,7 +21,7 @@ from core.policy.predict.nets.training import Progress, batches, descend, packed
 
 NAME = "path"
 WINDOW = 256     # tokens that the encoder and the decoder look back on
-EPOCHS, MOST, STEPS = 10, 60, 1500   # of training: epochs at least and at most, and steps to reach with them
+EPOCHS, MOST, STEPS = 10, 30, 750   # of training: epochs at least and at most, and steps to reach with them
 
 
 class Passage(NamedTuple):

@@ -18,7 +18,7 @@ from core.errors import ModelError
 from core.hf.discover import ExpertsSite
 from core.memory.codec import Codec, PartSpec, format_of, make_codec
 from core.memory.codec.grouped import unpacked_bytes
-from core.memory.codec.kernels import SlotKernels, available, make_kernels, portable
+from core.memory.codec.kernels import SlotKernels, available, make_kernels, portable, say_unavailable
 
 WEIGHT, BIAS = "weight", "weight_bias"
 FEW = 8        # rows that a GPU computes straight out of the codes
@@ -124,7 +124,7 @@ def round_linears(model: nn.Module, layers: Sequence[Linear], format: str, dtype
 
 @torch.inference_mode()
 def _kernels(codec: Codec, raw: torch.Tensor) -> SlotKernels | None:
-    """Kernels that agree with the portable product on this layer; None when there are none."""
+    """Kernels that agree with the portable product on this layer; None, said once in the log, when there are none."""
     kernels = make_kernels(codec)
     if kernels is None:
         return None
@@ -136,6 +136,11 @@ def _kernels(codec: Codec, raw: torch.Tensor) -> SlotKernels | None:
         want += parts.plain[BIAS].float()
     try:
         got = kernels.multiply(WEIGHT, [raw] * len(x), x).cpu().float()
-    except Exception:  # whatever a compiler or a driver raises: the portable product computes
+    except Exception as error:  # whatever a compiler or a driver raises
+        say_unavailable(f"they do not run here for dense layers ({type(error).__name__}: {error})")
         return None
-    return kernels if float((got - want).norm() / want.norm()) < CLOSE else None
+    off = float((got - want).norm() / want.norm())
+    if not off < CLOSE:
+        say_unavailable(f"they are {off:.1%} off in a trial with a dense layer")
+        return None
+    return kernels

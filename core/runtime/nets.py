@@ -40,7 +40,7 @@ class PathAtWork:
     @torch.inference_mode()
     def follow(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         """[L, E]: 1 - product over the tokens of (1 - p)."""
-        if torch.get_num_threads() > 1:        # of the thread that asks, beside the one that computes and needs the rest
+        if torch.get_num_threads() > 1:        # of the thread that asks: the one that computes needs the rest
             torch.set_num_threads(1)
         if self._state is None or len(tokens) > 1:
             self._prompt = [*self._prompt, *tokens][-WINDOW:]

@@ -6,6 +6,7 @@
     python launch.py models     list the models on this machine, and delete packs
     python launch.py profile    calibrate a model: measure its routing and its times
     python launch.py simulate   replay a recorded routing through every cache policy, without a model
+    python launch.py eval       measure what lossy settings cost in quality and buy in speed
     python launch.py bench      measure speed side by side with plain transformers
     python launch.py doctor     show what hardware, versions and speeds Moestro sees
     python launch.py settings   print the reference of every setting
@@ -32,7 +33,7 @@ ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 UNFINISHED = VENV / ".unfinished"  # there while an installation runs: an interrupted one is taken up again
 WINDOWS = os.name == "nt"
-COMMANDS = ("ui", "chat", "import", "models", "profile", "simulate", "bench", "doctor", "settings", "test")
+COMMANDS = ("ui", "chat", "import", "models", "profile", "simulate", "eval", "bench", "doctor", "settings", "test")
 UNUSED = {"ui": (), "test": (), **dict.fromkeys(("import", "models"), ("gradio", "plotly", "pandas"))}
 SPARE = ("gradio", "plotly", "pandas", "gguf")                             # ... and all the others
 UV = "uv>=0.7,<1"

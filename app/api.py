@@ -7,6 +7,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from urllib.parse import urlsplit
 
 import psutil
@@ -54,7 +55,9 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, address
         if since == version:
             return Response(status_code=204, headers=headers)
         model = host.model
+        quality = host.quality
         data = frames.encode(host.frame(layer), model=model, version=version, busy=busy,
+                             quality=asdict(quality) if quality is not None else None,
                              regret=host.regret.view(host.load_id, host.settings))
         return Response(data, media_type="application/octet-stream", headers=headers)
 

@@ -8,6 +8,7 @@ from typing import Protocol, Self
 
 from core.config import LoadSpec, Sampling, Settings
 from core.profile import Profile
+from core.quality.told import Quality
 from core.types import Fit, Frame, Memory, ModelShape, Piece
 
 Progress = Callable[[str, float], None]
@@ -44,6 +45,21 @@ class EngineFace(Protocol):
     def model_hash(self) -> str: ...
     @property
     def profile(self) -> Profile | None: ...
+
+    @property
+    def unscored(self) -> int:
+        """Answers of which `audit` still has something to say."""
+        ...
+
+    @property
+    def quality(self) -> Quality | None:
+        """What lossy options cost in quality, over the last answers that were scored."""
+        ...
+
+    def audit(self, stop: threading.Event | None = None) -> Quality | None:
+        """Score the answer that has waited longest against the exact model; None when there is none, or something
+        else came between. Whoever else wants the model gets it."""
+        ...
 
     def use_profile(self, profile: Profile | None) -> None:
         """Take what calibration found out, or nothing. Raises MoestroError and keeps the old one."""

@@ -6,6 +6,10 @@
 
 A number that is not one (no hit rate yet) is null in the header and NaN in an array. `coactivation` is sent as uint8 on
 a log scale, 0 = never together, 255 = `coactivation_max` times: value = round(255 log(1 + count) / log(1 + max)).
+
+`lossy` is null while all lossy options are off. Else its scalars stand in the header under that name, its arrays have
+names like "lossy.delta", and `lossy.buddies`, where there are any, is sent as uint8: 0 = never, n = n / 255 of
+`lossy.buddies_max`.
 """
 
 from __future__ import annotations
@@ -18,9 +22,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from core.choices import LossyLook
 from core.types import Frame
 
 Array = npt.NDArray[Any]
+PLAIN = ("per_layer", "tae", "threshold", "delta", "beta")   # arrays of a LossyLook that are sent as they are
 
 
 def encode(frame: Frame | None, **extra: object) -> bytes:
@@ -31,6 +37,9 @@ def encode(frame: Frame | None, **extra: object) -> bytes:
         value = getattr(frame, field.name)
         if isinstance(value, np.ndarray):
             arrays[field.name] = value
+        elif isinstance(value, LossyLook):
+            head[field.name], changed = _lossy(value)
+            arrays |= {f"{field.name}.{name}": array for name, array in changed.items()}
         else:
             head[field.name] = asdict(value) if field.name in ("shape", "memory") else value
     if "coactivation" in arrays:
@@ -64,6 +73,23 @@ def log_scale(counts: Array) -> tuple[int, npt.NDArray[np.uint8]]:
     if top == 0:
         return 0, np.zeros(counts.shape, np.uint8)
     return top, np.rint(np.log1p(counts, dtype=np.float32) * np.float32(255 / np.log1p(top))).astype(np.uint8)
+
+
+def share_scale(shares: Array) -> tuple[float, npt.NDArray[np.uint8]]:
+    """The largest of some numbers that are not negative, and all of them in 255ths of it; only 0 gives 0."""
+    top = float(shares.max(initial=0.0))
+    if top <= 0.0:
+        return 0.0, np.zeros(shares.shape, np.uint8)
+    return top, np.ceil(shares.clip(0.0) * (255 / top) - 0.5).clip(shares > 0, 255).astype(np.uint8)
+
+
+def _lossy(look: LossyLook) -> tuple[dict[str, object], dict[str, Array]]:
+    """Scalars and arrays."""
+    head: dict[str, object] = {"rate": look.rate, "buddies_max": None}
+    arrays: dict[str, Array] = {name: getattr(look, name) for name in PLAIN}
+    if look.buddies is not None:
+        head["buddies_max"], arrays["buddies"] = share_scale(look.buddies)
+    return head, arrays
 
 
 def _little(array: Array) -> bytes:

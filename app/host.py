@@ -18,12 +18,14 @@ from app.importer import Importer, ImportModel
 from app.keeper import Keeper
 from app.library import Library, delete
 from app.live import Answer
+from app.quality import Auditor
 from app.regret import Regret
 from app.store import Message, Store
 from app.writer import Job, Writer
 from core.config import Sampling
 from core.errors import BusyError, ModelError, MoestroError, SettingError
 from core.profile import Profile
+from core.quality.told import Quality
 
 log = logging.getLogger("moestro.app")
 REMEMBERED = 100  # how many ended answers can still be asked how they ended
@@ -47,7 +49,8 @@ class Host(Keeper):
         self._closed = False
         self.regret = Regret(bool(self.settings["regret"]))
         self._writer = Writer(self.store, lambda job, step: self.regret.add(
-            job.load, job.engine.shape, job.effective, step, getattr(job.engine, "profile", None)))
+            job.load, job.engine.shape, job.effective, step, getattr(job.engine, "profile", None)), self._audit)
+        self._auditor = Auditor(self.store, lambda: self._writer.busy)
         self.library = Library(self.store.db, self.store.folder)
         self.importer = Importer(self.library.packs, self.store.db, importing, self.library.refresh)
         self.analyst = Analyst(self.store)
@@ -185,6 +188,19 @@ class Host(Keeper):
             raise MoestroError(EMPTY)
         return text.strip()
 
+    # -- quality -----------------------------------------------------------------------------------------------------
+
+    @property
+    def quality(self) -> Quality | None:
+        """What lossy options cost in quality, over the last answers that were scored; None before."""
+        with self._view:
+            return self._engine.quality if self._engine is not None else None
+
+    def _audit(self, job: Job) -> None:
+        stats = job.answer.stats
+        if stats is not None and stats.audit:
+            self._auditor.expect(job.engine, stats.audit, job.answer.message_id)
+
     # -- calibration -------------------------------------------------------------------------------------------------
 
     @property
@@ -238,6 +254,7 @@ class Host(Keeper):
         """Free the model's memory. Does nothing when none is loaded. Raises BusyError."""
         super().unload()
         self.regret.rest()
+        self._auditor.rest()
 
     def set_sampling(self, **values: object) -> str:
         """Change how tokens are sampled from the next answer on; returns what is wrong, or ""."""
@@ -262,6 +279,7 @@ class Host(Keeper):
         if not self._writer.close():
             log.error("an answer did not stop within its time; the store is closed without its end")
         self.regret.close()
+        self._auditor.close()
         self._close_model()
         self.store.close()
 

@@ -9,7 +9,7 @@ import gradio as gr
 from app.controls import LIVE, html
 from app.host import Host
 from app.pulse import host_state
-from app.sidebar import CacheSection, ModelSection, SamplingSection
+from app.sidebar import CacheSection, ModelSection, SamplingSection, SubstitutionSection
 from app.tabs.analysis import AnalysisTab
 from app.tabs.calibrate import CalibrateTab
 from app.tabs.chat_live import ChatLive, Shown
@@ -40,6 +40,7 @@ def create_ui(host: Host) -> gr.Blocks:
             )
             model = ModelSection(host)
             cache = CacheSection(host, model.form, model.fit, model.refit)
+            substitution = SubstitutionSection(host)
             sampling = SamplingSection(host)
         known = gr.HTML(
             {"stamp": "", "settings": "", "library": ""},
@@ -53,7 +54,7 @@ def create_ui(host: Host) -> gr.Blocks:
                 chat = ChatLive(host)
             with gr.Tab("Library", id="library") as models:
                 library = LibraryTab(host, model, tabs)
-            with gr.Tab("Calibrate", id="calibrate"):
+            with gr.Tab("Calibrate", id="calibrate", elem_id="tab-calibrate"):
                 CalibrateTab(host)
             with gr.Tab("Analysis", id="analysis") as analysed:
                 analysis = AnalysisTab(host)
@@ -74,6 +75,7 @@ def create_ui(host: Host) -> gr.Blocks:
             return [
                 {**known, "settings": host_state(host)["settings"]},
                 *cache.values(),
+                *substitution.values(),
                 *sampling.values(),
                 model.refit(*form),
             ]
@@ -88,7 +90,9 @@ def create_ui(host: Host) -> gr.Blocks:
 
         now = [known, chat.pulse, *model.form]
         known.tick(model_moved, now, [known, *model.outputs, *chat.outputs, model.fit], **LIVE)
-        known.apply(settings_moved, now, [known, *cache.outputs, *sampling.outputs, model.fit], **LIVE)
+        settled = [*cache.outputs, *substitution.outputs, *sampling.outputs, model.fit]
+        known.apply(settings_moved, now, [known, *settled], **LIVE)
+        cache.chosen.then(substitution.values, None, substitution.outputs, **LIVE)
         known.edit(library_moved, [known, library.list], [known, *library.moved], **LIVE)
         ui.load(open_page, chat.pulse, [*chat.page, *model.form], js=OPEN_JS, **LIVE)
         ui.load(None, None, mode, js=SCRIPT, **LIVE)

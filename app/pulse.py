@@ -15,6 +15,7 @@ from app.host import Host
 from app.live import Answer
 from app.words import name_of
 from core.errors import MoestroError
+from core.lossy import is_lossy
 
 
 def router(host: Host) -> APIRouter:
@@ -39,12 +40,14 @@ def router(host: Host) -> APIRouter:
 
 
 def host_state(host: Host) -> dict[str, Any]:
-    """Whether it is empty, loading or ready, the load's progress, and stamps that change with model and settings."""
+    """Whether it is empty, loading or ready, the load's progress, whether answers may be changed, and stamps that
+    change with model and settings."""
     loading, job = host.loading, host.importer.job
     known = {
         "settings": f"{hash((tuple(host.settings.items()), host.sampling, id(host.profile))):x}",
         "library": f"{host.library.version} {id(job)} {job.state if job is not None else ''}",
         "busy": host.busy,
+        "lossy": is_lossy(host.settings),
     }
     if loading is not None and not loading.finished:
         return {
@@ -101,7 +104,7 @@ def stamp(host: Host, chat: int | None) -> str:
         told = [m for m in host.messages(chat) if m.state != "writing"]
     except MoestroError:
         return "gone"
-    return f"{len(told)}:{told[-1].id}" if told else "0"
+    return f"{len(told)}:{sum(m.quality is not None for m in told)}:{told[-1].id}" if told else "0"
 
 
 def answer_state(answer: Answer | None, known: int | None, since: int) -> dict[str, Any] | None:

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import BinaryIO, cast
 
-from app import regret_worker as wire
+from core.beside.messages import Arrays, Head, read, write
+from core.beside.process import python, start
 
-ROOT = Path(__file__).resolve().parent.parent
-COMMAND = (sys.executable, "-m", "app.regret_worker")
-LOW = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # no idle helpers of numpy's
-FLAGS = getattr(subprocess, "BELOW_NORMAL_PRIORITY_CLASS", 0) | getattr(subprocess, "CREATE_NO_WINDOW", 0)
+COMMAND = python("app.regret_worker")
 GONE_S = 2.0
 
 
@@ -30,8 +25,7 @@ class Process:
     def __init__(self, command: Sequence[str] = COMMAND) -> None:
         """Raises Lost when it cannot be started."""
         try:
-            self._popen = subprocess.Popen(list(command), cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                           env={**os.environ, **LOW}, creationflags=FLAGS)
+            self._popen = start(command, answers=True)
         except OSError as error:
             raise Lost(f"it could not be started: {error}") from error
         self._to, self._from = cast(BinaryIO, self._popen.stdin), cast(BinaryIO, self._popen.stdout)
@@ -42,11 +36,11 @@ class Process:
         """Its process id."""
         return self._popen.pid
 
-    def ask(self, head: wire.Head, arrays: wire.Arrays | None = None) -> wire.Head:
+    def ask(self, head: Head, arrays: Arrays | None = None) -> Head:
         """Send a message and wait for the answer. Raises Lost."""
         try:
-            wire.write(self._to, head, arrays)
-            answer = wire.read(self._from)[0]
+            write(self._to, head, arrays)
+            answer = read(self._from)[0]
         except (OSError, EOFError, ValueError) as error:   # ValueError: a pipe closed meanwhile
             raise Lost(f"it ended ({type(error).__name__} {error})") from error
         if answer["problem"]:

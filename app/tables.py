@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from app import answers
 from app.store import Load
 from app.store.steps import DEMAND, FROM_DISK, SCALARS, TRANSFER
 from core.types import ModelShape, Outcome
@@ -75,6 +76,7 @@ DEFINITIONS: dict[str, dict[str, str]] = {
                   "demand_bytes": "Payload copied on demand.", "prefetch_bytes": "Payload copied by prefetches.",
                   "copy_ms": f"Time the link was busy with them, in {_MS}.",
                   "gbps": "Payload per second of wall time, in GB/s (10^9 bytes)."},
+    "answers": answers.DEFINITIONS,
     "settings": {"load": _KEYS["load"], "chat": "The chat whose forward pass took the change first; empty if deleted.",
                  "index": "The forward pass that it acted on first.", "time": "When, in UTC.",
                  "name": "The setting.", "old": "Its value before.", "new": "Its value from then on."},
@@ -130,6 +132,7 @@ def collect(db: sqlite3.Connection, loads: Sequence[Load], chat: int | None) -> 
         parts["coactivation"].append(_coactivation(load.id, sums))
         if moved:
             parts["transfers"].append(_seconds(load.id, np.concatenate(moved)))
+        parts["answers"].append(answers.answers(db, load.id, chat))
         parts["settings"].append(_settings(db, load.id))
     return {name: pd.concat([p for p in parts[name] if len(p)] or [pd.DataFrame(columns=list(columns))])[list(columns)]
             for name, columns in DEFINITIONS.items()}

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = {"/ui/deck": ROOT / "app" / "deck", "/ui": ROOT / "assets" / "ui"}
 HEAD = """<meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="stylesheet" href="/ui/app.css"><link rel="stylesheet" href="/ui/deck/deck.css">
-<link rel="stylesheet" href="/ui/jobs.css">"""
+<link rel="stylesheet" href="/ui/deck/lossy.css"><link rel="stylesheet" href="/ui/jobs.css">"""
 
 
 class Fresh(StaticFiles):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 
@@ -18,6 +20,33 @@ def size(count: float) -> str:
 def count(number: int) -> str:
     """A whole number with its thousands apart, in every language alike: "20 000"."""
     return f"{number:,}".replace(",", "\u202f")
+
+
+def percent(share: float) -> str:
+    """A share as a percentage: "3.1 %", and small ones with their first two digits: "0.042 %"."""
+    value = 100 * share
+    return f"{value:.0f} %" if value in (0, 100) else f"{value:.1f} %" if abs(value) >= 1 else f"{value:.2g} %"
+
+
+def lossy(stats: Mapping[str, Any]) -> str:
+    """EXACT, or LOSSY and the share of (token, layer, expert) that was changed; of the fields of an AnswerStats."""
+    if stats["exact"]:
+        return "EXACT"
+    return f"LOSSY {percent(stats['changed'] / stats['assignments'])}" if stats.get("assignments") else "LOSSY"
+
+
+def scored(quality: Mapping[str, Any] | None) -> list[str]:
+    """What an answer's quality is, in parts of a line; of the fields of a core.quality.told.Quality."""
+    if quality is None:
+        return []
+    parts = [quality["note"]] if quality["note"] else []
+    if quality["kl"] is not None:
+        parts += [f"KL {quality['kl']:.2g}", f"agrees {percent(quality['agreement'])}"]
+    if quality["perplexity"] is not None:
+        parts.append(f"perplexity {quality['perplexity']:.3g}")
+    if quality["saved_ms"]:
+        parts.append(f"saved ~{quality['saved_ms']:.2g} ms/token")
+    return parts
 
 
 def name_of(model: str) -> str:

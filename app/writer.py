@@ -34,13 +34,15 @@ class Job:
 
 
 Heard = Callable[[Job, StepRecord], None]
+Ended = Callable[[Job], None]
 
 
 class Writer:
-    """A queue of jobs and the one thread that works through it. `heard` is told of every pass, on that thread."""
+    """A queue of jobs and the one thread that works through it. On that thread `heard` is told of every pass, and
+    `ended` of every answer that was begun."""
 
-    def __init__(self, store: Store, heard: Heard = lambda job, step: None) -> None:
-        self._store, self._heard = store, heard
+    def __init__(self, store: Store, heard: Heard = lambda job, step: None, ended: Ended = lambda job: None) -> None:
+        self._store, self._heard, self._ended = store, heard, ended
         self._jobs: deque[Job] = deque()
         self._now: Job | None = None
         self._news = threading.Condition()
@@ -98,6 +100,7 @@ class Writer:
             with self._news:
                 self._now = None  # before the answer is seen to have ended: whoever waited for it finds the engine free
             _end(self._store, job, error)
+            self._ended(job)
             try:
                 self._store.db.settle()
             except MoestroError:

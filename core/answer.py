@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from tokenizers.decoders import DecodeStream
@@ -11,6 +12,13 @@ from transformers import PreTrainedTokenizerBase
 
 from core.errors import ContextError
 from core.types import AnswerStats, Memory, Outcome, Piece, StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """A prompt as token ids, taken as they are."""
+
+    ids: Sequence[int]
 
 
 class Prompt:
@@ -21,8 +29,10 @@ class Prompt:
         ends = [tokenizer.eos_token_id, generation_config.eos_token_id]
         self.ends = {i for end in ends for i in (end if isinstance(end, list) else [end]) if i is not None}
 
-    def tokens(self, messages: Sequence[Mapping[str, str]] | str) -> list[int]:
+    def tokens(self, messages: Sequence[Mapping[str, str]] | str | Ids) -> list[int]:
         """Token ids of a chat (through the model's template) or of a plain text."""
+        if isinstance(messages, Ids):
+            return list(messages.ids)
         text = messages
         if not isinstance(messages, str):
             if self.tokenizer.chat_template is None:
@@ -33,7 +43,7 @@ class Prompt:
         ids: list[int] = self.tokenizer(text, add_special_tokens=isinstance(messages, str)).input_ids
         return ids
 
-    def encode(self, messages: Sequence[Mapping[str, str]] | str, context: int) -> list[int]:
+    def encode(self, messages: Sequence[Mapping[str, str]] | str | Ids, context: int) -> list[int]:
         """Token ids with room for at least one more. Raises ContextError for an empty or too long prompt."""
         ids = self.tokens(messages)
         if not ids:
@@ -52,15 +62,15 @@ class Answer:
         self._prompt, self._prompt_tokens, self._limit = prompt, len(ids), limit
         self._limited_by_context, self._submitted_s = limited_by_context, submitted_s
         self._decoder = DecodeStream(skip_special_tokens=True)
-        self._tokens: list[int] = []
+        self.tokens: list[int] = []       # said so far
         self._text: str | None = None
         self._first_s = 0.0
         self._ended = False
-        self._steps: list[StepRecord] = []
+        self.steps: list[StepRecord] = []
 
     def count(self, step: StepRecord) -> None:
         """A forward pass belongs to this answer."""
-        self._steps.append(step)
+        self.steps.append(step)
 
     def take(self, token: int) -> bool:
         """Add a sampled token; True when it ends the answer and is not part of it."""
@@ -68,46 +78,47 @@ class Answer:
         if token in self._prompt.ends:
             self._ended = True
             return True
-        self._tokens.append(token)
+        self.tokens.append(token)
         self._text = self._decoder.step(self._prompt.tokenizer._tokenizer, token)
         return False
 
     def piece(self) -> Piece:
         """The newest token as it is streamed; its text may be empty while a character is incomplete."""
-        fresh = self._steps[-1] if self._steps and self._steps[-1].phase == "decode" else None
-        return Piece("token", text=self._text or "", token=self._tokens[-1], step=fresh)
+        fresh = self.steps[-1] if self.steps and self.steps[-1].phase == "decode" else None
+        return Piece("token", text=self._text or "", token=self.tokens[-1], step=fresh)
 
     @property
     def full(self) -> bool:
         """No further token is allowed."""
-        return len(self._tokens) >= self._limit
+        return len(self.tokens) >= self._limit
 
     @property
     def last_step(self) -> StepRecord | None:
         """The pass that ended the answer without a token to show; None when every pass was sent with its token."""
-        return self._steps[-1] if self._ended and self._steps[-1].phase == "decode" else None
+        return self.steps[-1] if self._ended and self.steps[-1].phase == "decode" else None
 
-    def stats(self, *, cancelled: bool, memory: Memory) -> AnswerStats:
-        """Everything the line under the answer needs."""
-        decode = [s for s in self._steps if s.phase == "decode"]
+    def stats(self, *, cancelled: bool, memory: Memory, audit: int = 0) -> AnswerStats:
+        """Everything the line under the answer needs. `audit` = the number under which its quality will be told."""
+        decode = [s for s in self.steps if s.phase == "decode"]
         tpot_ms = sum(s.total_ms for s in decode) / len(decode) if decode else 0.0
         reason: Literal["stop", "length", "context", "cancelled"] = "stop"
         if not self._ended:
             reason = "cancelled" if cancelled else "context" if self._limited_by_context else "length"
 
         def total(name: str) -> Any:
-            return sum(getattr(s, name) for s in self._steps)
+            return sum(getattr(s, name) for s in self.steps)
 
         return AnswerStats(
-            prompt_tokens=self._prompt_tokens, new_tokens=len(self._tokens),
+            prompt_tokens=self._prompt_tokens, new_tokens=len(self.tokens),
             ttft_ms=(self._first_s - self._submitted_s) * 1e3 if self._first_s else 0.0, tpot_ms=tpot_ms,
             tok_s=1e3 / tpot_ms if tpot_ms else 0.0, hit_rate=_hit_rate(decode),
-            prefill_hit_rate=_hit_rate([s for s in self._steps if s.phase == "prefill"]),
+            prefill_hit_rate=_hit_rate([s for s in self.steps if s.phase == "prefill"]),
             demand_bytes=total("demand_bytes"), prefetch_bytes=total("prefetch_bytes"),
             wasted_bytes=total("wasted_bytes"), disk_misses=total("disk_misses"), disk_bytes=total("disk_bytes"),
             compute_ms=total("compute_ms"), stall_ms=total("stall_ms"),
             idle_ms=total("idle_ms"), budget_bytes=memory.budget, device_bytes_peak=memory.peak,
-            exact=all(s.exact for s in self._steps), emulated=any(s.emulated for s in self._steps), reason=reason,
+            exact=all(s.exact for s in self.steps), emulated=any(s.emulated for s in self.steps), reason=reason,
+            changed=total("changed"), assignments=total("assignments"), audit=audit,
             net_ms=sum(s.net_ms for s in decode) / len(decode) if decode else 0.0)
 
 

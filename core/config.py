@@ -14,6 +14,7 @@ from typing import Any
 
 from core.errors import SettingError
 from core.formats import DENSE, LOADABLE
+from core.lossy import LOSSY
 from core.pins import Pins
 from core.registry import Param, Value, variant, variants
 
@@ -89,8 +90,9 @@ GENERAL: tuple[Param, ...] = (
           title="Compare cache policies"),
     Param("regret_tokens", "int", 512, "How many of the last tokens are compared.", title="Tokens to compare", low=32,
           high=4096, step=32, unit="tokens"),
+    *LOSSY,
 )
-KINDS = ("eviction", "layer_slots", "predictor")
+KINDS = ("eviction", "layer_slots", "predictor", "substitute")
 
 
 def params() -> dict[str, Param]:

@@ -8,36 +8,39 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from core.answer import Answer, Prompt
+from core.answer import Answer, Ids, Prompt
 from core.config import LoadSpec, Sampling, Settings
-from core.errors import BudgetError, BusyError
+from core.errors import BudgetError
 from core.fit import copies_gbps
 from core.hf import install
+from core.hf.weighing import rules_of
 from core.ledger import Ledger
+from core.lending import Lending
 from core.loading import Loaded, load
+from core.lossy import is_lossy
 from core.manifest import describe
 from core.memory.arena import Arena
 from core.memory.transfer import TransferEngine
 from core.plan import Plan, plan
 from core.profile import Profile, check_model
+from core.quality.meter import Meter
 from core.registry import create
 from core.room import free_bytes
 from core.runtime.foresight import Foresight
 from core.runtime.keeping import Keeping
 from core.runtime.kv import KVCache
+from core.runtime.miss import MissPolicy
 from core.runtime.moe_step import MoEStep
 from core.runtime.recorder import Recorder
 from core.runtime.residency import Residency
-from core.runtime.sampler import Sampler
+from core.runtime.sampler import Draw, Sampler
 from core.runtime.telemetry import Telemetry
 from core.runtime.warmup import choose_threads, time_pass
-from core.runtime.workbench import Workbench
 from core.steady import settle, unsettle
 from core.turning import Knobs, Turned, begin, check_early
 from core.types import Frame, Memory, Phase, Piece, StepRecord
@@ -46,22 +49,23 @@ Profiles = Callable[[str], Profile | None]
 """Finds the profile of the model with this hash, if there is one."""
 
 
-class Engine:
+class Engine(Lending):
     """Build with `Engine.load`. Raises MoestroError subclasses whose text is meant for the user."""
 
     def __init__(self, plan: Plan, loaded: Loaded, profile: Profiles | None = None) -> None:
+        super().__init__()
         self.spec, self.context, self.device = plan.spec, plan.context, plan.device
         self.model_name, self.model_hash = plan.spec.model, loaded.model_hash
         self.sizes, self.shape = plan.sizes, plan.sizes.shape
         self.model, self.prompt = loaded.model, Prompt(loaded.tokenizer, loaded.model.generation_config)
         self._plan, self._store, self._sites = plan, loaded.store, loaded.sites
-        self._run, self._busy_because = threading.Lock(), ""
         self.link_gbps = copies_gbps(plan)
         self.arena = Arena(plan.codec, self.device, plan.paged)
         self.transfers = TransferEngine(self.device, self._store.fetch, workers=plan.tier.readers)
         try:
             self._knobs = Knobs(plan.spec.settings, plan.sizes,
-                                profile(self.model_hash) if profile is not None else None)
+                                profile(self.model_hash) if profile is not None else None,
+                                lambda: rules_of(self.model, self._sites))
             self._build(plan, plan.spec.settings)
         except BaseException:
             self.transfers.close()
@@ -78,10 +82,14 @@ class Engine:
         self.telemetry, self.recorder = Telemetry(self.shape), Recorder(self.shape, self.residency, self.transfers)
         self.keep = self.recorder.keeping = Keeping(self.model, self._sites)
         self._kv = KVCache(self.model, self.context)
+        self.meter = Meter(self.device, lambda: 1e3 * (self.transfers.copy_s(self.sizes.blob)
+                                                       or self.sizes.blob / (self.link_gbps * 1e9)))
         self.ledger = Ledger(self.sizes, self.arena, self._kv, self.device, settings.budget)
         self.foresight = Foresight(self.model, self._sites, self.shape)
         self._step = MoEStep([s.module for s in self._sites], plan.codec, self.residency, self.transfers,
                              self.recorder, self.foresight, self.shape.top_k)
+        self._step.miss = self.recorder.miss = self.miss = MissPolicy(self.shape, self.residency, self.foresight,
+                                                                      self.device)
         self._installed = install(self.model, self._sites,
                                   lambda site, hidden, ids, weights: self._step(site.index, hidden, ids, weights))
         self.foresight.use(*settings.choice("predictor"), self.profile)
@@ -91,7 +99,8 @@ class Engine:
         self._threads, pass_ms = choose_threads(self.device, plan.spec.threads,
                                                 lambda: time_pass(self.model, self._kv.fresh(), self.recorder))
         self._turned = Turned(self.sizes, self.residency, self.transfers, self.telemetry, self.recorder, self.ledger,
-                              self.foresight, pass_ms / self.shape.layers if self.model_name == "demo" else 0.0)
+                              self.foresight, self.miss,
+                              pass_ms / self.shape.layers if self.model_name == "demo" else 0.0)
         begin(settings, self._turned)
 
     # ------------------------------------------------------------------ life
@@ -112,9 +121,9 @@ class Engine:
 
     def unload(self) -> None:
         """Give everything back. Raises BusyError while an answer is being generated."""
-        if not self._run.acquire(blocking=False):
-            raise BusyError(self._busy_because or "The model is answering. Stop the answer first.")
+        self._take("The model is answering. Stop the answer first.")
         try:
+            self.meter.clear()
             self.foresight.close()
             self._installed.uninstall()
             self.transfers.close()
@@ -125,13 +134,13 @@ class Engine:
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
         finally:
-            self._run.release()
+            self._give()
 
     # ------------------------------------------------------------------ talk
 
-    def generate(self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling | None = None,
-                 cancel: threading.Event | None = None) -> Iterator[Piece]:
-        """Stream an answer to a chat, or the continuation of a text.
+    def generate(self, messages: Sequence[Mapping[str, str]] | str | Ids, sampling: Sampling | None = None,
+                 cancel: threading.Event | None = None, draw: Draw | None = None) -> Iterator[Piece]:
+        """Stream an answer to a chat, or the continuation of a text. `draw` picks tokens in the place of a sampler.
 
         Raises ContextError or BusyError at the first step.
         `cancel` stops before the next token; the last piece is always "end" with the statistics.
@@ -139,36 +148,14 @@ class Engine:
         sampling, cancel = sampling or Sampling(), cancel or threading.Event()
         submitted_s = time.perf_counter()
         ids = self.prompt.encode(messages, self.context)
-        if not self._run.acquire(blocking=False):
-            raise BusyError(self._busy_because or "The model is answering another chat. Wait for it, or stop it.")
+        self._take("The model is answering another chat. Wait for it, or stop it.")
         try:
             self.telemetry.version += 1
-            yield from self._answer(ids, sampling, cancel, submitted_s)
+            yield from self._answer(ids, sampling, cancel, submitted_s, draw)
         finally:
             self.residency.abandon()
             self._threads.use("prefill")
-            self._run.release()
-            self.telemetry.version += 1
-
-    @contextmanager
-    def workbench(self, because: str) -> Iterator[Workbench]:
-        """The model for one caller alone, to run and measure. Raises BusyError; so does meanwhile whoever asks
-        something of it, with `because` for a reason."""
-        if not self._run.acquire(blocking=False):
-            raise BusyError(self._busy_because or "The model is answering. Stop the answer first.")
-        self._busy_because = because
-        try:
-            self._knobs.apply(self._turned)
-            bench = Workbench(self.model, self._sites, self.shape, self.device, self.context, self.sizes.chunk,
-                              self._step, self.residency, self.transfers, self.recorder, self._kv, self._threads,
-                              self.foresight)
-            try:
-                yield bench
-            finally:
-                bench.close()
-        finally:
-            self._busy_because = ""
-            self._run.release()
+            self._give()
             self.telemetry.version += 1
 
     def count_tokens(self, messages: Sequence[Mapping[str, str]] | str) -> int:
@@ -210,13 +197,6 @@ class Engine:
         if problem := self.sizes.problem(new.budget, str(new["scope"]), room):
             raise BudgetError(problem)
 
-    def _apply_if_idle(self) -> None:
-        if self._run.acquire(blocking=False):
-            try:
-                self._knobs.apply(self._turned)
-            finally:
-                self._run.release()
-
     # ------------------------------------------------------------------ look
 
     @property
@@ -224,17 +204,13 @@ class Engine:
         """Grows whenever a frame would look different."""
         return self.telemetry.version
 
-    @property
-    def busy(self) -> bool:
-        """An answer is being generated."""
-        return self._run.locked()
-
     def frame(self, layer: int = 0, points: int = 240) -> Frame:
         """What the live deck draws; `layer` picks the co-activation matrix."""
         pace, layer = self.transfers.pace, max(0, min(self.shape.layers - 1, layer))
         frame = self.telemetry.frame(layer, points, self.residency.places(), self.memory(), busy=self.busy,
-                                     emulated=bool(pace), link_peak_gbps=pace.gbps if pace else self.link_gbps)
-        frame.pinned = tuple(sorted(self.residency.pinned))
+                                     emulated=bool(pace), link_peak_gbps=pace.gbps if pace else self.link_gbps,
+                                     lossy=self.miss.look(layer))
+        frame.pinned = tuple(sorted(self._knobs.placed.pinned))
         return frame
 
     def memory(self) -> Memory:
@@ -246,33 +222,44 @@ class Engine:
         return describe(self._plan, self.model_hash, self._knobs.applied, self.transfers.pace, self.link_gbps,
                         self._threads.decode)
 
-    def _answer(self, ids: list[int], sampling: Sampling, cancel: threading.Event,
-                submitted_s: float) -> Iterator[Piece]:
+    def _answer(self, ids: list[int], sampling: Sampling, cancel: threading.Event, submitted_s: float,
+                draw: Draw | None) -> Iterator[Piece]:
         answer = Answer(self.prompt, ids, min(sampling.max_new_tokens, self.context - len(ids)), submitted_s,
                         limited_by_context=sampling.max_new_tokens > self.context - len(ids))
-        sampler, cache, so_far = Sampler(sampling, self.device), self._kv.fresh(), list(ids)
-        token: int | None = None
+        sampler, cache, so_far = draw or Sampler(sampling, self.device), self._kv.fresh(), list(ids)
         self.foresight.request += 1
+        self.meter.begin()
+        self.recorder.tainted = False
+        token = yield from self._read(ids, cache, answer, sampler, cancel)
+        while token is not None and not answer.take(token):
+            yield answer.piece()
+            if cancel.is_set() or answer.full:
+                break
+            if self.recorder.tainted and not is_lossy(self.settings):   # exact again: so must be what was read so far
+                cache, self.recorder.tainted = self._kv.fresh(), False
+                yield from self._read(so_far, cache, answer, None, cancel)
+            so_far.append(token)
+            token, step = self._pass([token], cache, "decode", sampler, so_far)
+            answer.count(step)
+        yield Piece("end", step=answer.last_step, stats=answer.stats(
+            cancelled=cancel.is_set(), memory=self.memory(), audit=self.meter.end(ids, answer.tokens, answer.steps)))
+
+    def _read(self, ids: list[int], cache: Any, answer: Answer, sampler: Draw | None,
+              cancel: threading.Event) -> Generator[Piece, None, int | None]:
+        """Read a text into an empty cache; the first token of what follows when a sampler is given."""
+        token: int | None = None
         for start in range(0, len(ids), self.sizes.chunk):
             if cancel.is_set():
                 break
             chunk = ids[start : start + self.sizes.chunk]
             done = start + len(chunk)
-            token, step = self._pass(chunk, cache, "prefill", sampler if done == len(ids) else None, so_far)
+            token, step = self._pass(chunk, cache, "prefill", sampler if done == len(ids) else None, ids)
             answer.count(step)
             yield Piece("prefill", done=done, total=len(ids), step=step)
-        while token is not None and not answer.take(token):
-            yield answer.piece()
-            if cancel.is_set() or answer.full:
-                break
-            so_far.append(token)
-            token, step = self._pass([token], cache, "decode", sampler, so_far)
-            answer.count(step)
-        yield Piece("end", step=answer.last_step,
-                    stats=answer.stats(cancelled=cancel.is_set(), memory=self.memory()))
+        return token
 
     @torch.inference_mode()
-    def _pass(self, ids: list[int], cache: Any, phase: Phase, sampler: Sampler | None,
+    def _pass(self, ids: list[int], cache: Any, phase: Phase, sampler: Draw | None,
               so_far: list[int]) -> tuple[int | None, StepRecord]:
         """One forward pass over some tokens; samples the next one when a sampler is given."""
         started_s = time.perf_counter()
@@ -289,6 +276,8 @@ class Engine:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         model_s = time.perf_counter() - began_s
+        if sampler is not None:
+            self.meter.keep(logits, self._knobs.applied)
         token = sampler(so_far, logits) if sampler is not None else None
         step = self.recorder.end(phase, len(ids), started_s, model_s, self.ledger.used(), self.ledger.budget_bytes,
                                  self._knobs.take_changes())

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from core.config import KINDS, params
 from core.errors import SettingError
+from core.lossy import substitutes
 from core.pins import Pins
 from core.policy.sizes import Facts
 from core.registry import Value, create, variant
@@ -37,6 +38,8 @@ class Measured(Protocol):
 def check_needs(settings: Mapping[str, Value], profile: Measured | None, kinds: Iterable[str] = KINDS) -> None:
     """Raises SettingError, saying what to do, when something chosen needs what the profile does not have."""
     for kind in kinds:
+        if kind == "substitute" and not substitutes(settings):
+            continue
         chosen = variant(kind, str(settings[kind]))
         if lacks := [part for part in chosen.needs if profile is None or not profile.has(part)]:
             what = "" if profile is None else f" that has {' and '.join(lacks)}"

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 from core.config import KINDS, params
 from core.errors import SettingError
+from core.lossy import LOSSY, substitutes
 from core.registry import NEEDS_PROFILE, Value, variant
+
+_GOVERNED = {"scope", *(param.name for param in LOSSY)} - {"quality_rate"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,18 +25,21 @@ class Preset:
 
     @property
     def values(self) -> dict[str, Value]:
-        """All it sets: the kinds and their chosen variants' own parameters, the scope, and how prefetches are sent."""
+        """All it sets: the kinds and their chosen variants' own parameters, the scope, how prefetches are sent, and
+        everything lossy but how it is watched."""
         known = params()
         chosen = {kind: str(self.settings.get(kind, known[kind].default)) for kind in KINDS}
         own = tuple(f"{kind}.{name}." for kind, name in chosen.items())
-        governed = [name for name in known if name in KINDS or name == "scope" or name.startswith(("prefetch", *own))]
+        governed = [name for name in known if name in KINDS or name in _GOVERNED or name.startswith(("prefetch", *own))]
         return {name: known[name].check(self.settings.get(name, known[name].default)) for name in governed}
 
     @property
     def needs(self) -> tuple[str, ...]:
         """Parts of a profile that it cannot do without."""
         values = self.values
-        found = (part for kind in KINDS for part in variant(kind, str(values[kind])).needs)
+        kinds = [kind for kind in KINDS if kind != "substitute" or substitutes(values)]
+        gate = ["tae"] if values["gate"] == "percentile" else []
+        found = [*gate, *(part for kind in kinds for part in variant(kind, str(values[kind])).needs)]
         return tuple(dict.fromkeys(found))
 
     @property
@@ -62,9 +68,12 @@ PRESETS: tuple[Preset, ...] = (
     Preset("promoe", "ProMoE", "Experts are fetched a stride of four layers ahead. The paper trains a network for each "
            "layer; here the model's own routers are asked early.", "Song et al. 2024",
            {"eviction": "lru", "predictor": "stride"}),
-    Preset("buddymoe", "BuddyMoE", "The experts used most stay, and the next layer's are fetched while this one is "
-           "computed. Its heart, a buddy computed in the place of a missing expert, changes answers and is not in yet.",
-           "BuddyMoE section 2.3 and figure 3", {"eviction": "lfu", "predictor": "gate"}),
+    Preset("buddymoe", "BuddyMoE", "The experts used most stay, the next layer's are fetched while this one is "
+           "computed, and in the place of one that is missing all the same a buddy is computed that is often active with it: for "
+           "at most three experts of a token, and for none whose routing is peaked. Changes answers.",
+           "BuddyMoE sections 3 and 4, and table 2",
+           {"eviction": "lfu", "predictor": "gate", "miss": "substitute", "substitute": "buddy", "rho": 3,
+            "gate": "percentile"}),
     Preset("moepic", "MoEpic", "Its LCP cache and its speculative prefetch. Splitting experts in two and dividing the "
            "cache among layers by measured times are not in yet.", "MoEpic section 3",
            {"eviction": "lcp", "predictor": "gate"}),
@@ -75,9 +84,11 @@ PRESETS: tuple[Preset, ...] = (
            "one cache for all layers keeps what is ahead. Its token scheduler is not in yet.", "ExpertFlow section 3",
            {"eviction": "plec", "scope": "global", "predictor": "routing_path"}),
     Preset("speculating", "Speculating Experts", "The next layer's experts, told by default vectors, are fetched while "
-           "this one is computed, and none is kept. Executing what was predicted, right or wrong, changes answers and "
-           "is not in yet.", "Speculating Experts sections 3 and 5",
+           "this one is computed, and none is kept.", "Speculating Experts section 3",
            {"eviction": "none", "predictor": "default_vectors"}),
+    Preset("speculating_execute", "Speculating Experts, executed", "The same, and what was predicted is computed, "
+           "right or wrong, so that nothing is fetched twice. Changes answers.", "Speculating Experts section 4",
+           {"eviction": "none", "predictor": "default_vectors", "execute": "always"}),
     Preset("auto", "Auto", "What needs no profile and works nearly everywhere: uses that fade decide who stays, the "
            "next layer's gate is asked for what comes, nothing is fetched that would come too late, and prefetching "
            "pauses while it costs more than it saves.", "ours", {"eviction": "lcp", "predictor": "gate",

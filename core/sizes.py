@@ -32,6 +32,7 @@ class Sizes:
     slot: int          # one expert on the device
     blob: int          # one expert as a copy moves it
     chunk: int         # prompt positions computed in one forward pass
+    carried: bool = True   # a pass goes on from the state that the one before left; else a prompt is one pass
 
     @property
     def fixed(self) -> int:
@@ -103,7 +104,7 @@ def sizes_of(outline: Outline, config: Any, codec: Codec, context: int, paged: b
                     + _workspace(outline, text, shape, context, chunk, codec.dtype.itemsize)
                     + max(_unpacked(codec), rounded[1]))
     return Sizes(shape, outline.dense_bytes - rounded[0], outline.kv_bytes(context), workspace, slot, codec.blob_bytes,
-                 chunk)
+                 chunk, states.carried)
 
 
 def _unpacked(codec: Codec) -> int:

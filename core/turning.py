@@ -6,24 +6,31 @@ Everything that a setting or a profile does to a loaded model is done here, on t
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
+from core.allowed import check_allowed, check_weighable
 from core.config import Settings
 from core.errors import BudgetError, SettingError
+from core.hf.weighing import Rule
 from core.ledger import Ledger
+from core.lossy import LOSSY
 from core.memory.link import Pace, scaled_gbps
 from core.memory.transfer import TransferEngine
 from core.pins import Pins
 from core.placement import PLACING, Placement, check_needs, place
 from core.profile import Profile
 from core.runtime.foresight import Foresight
+from core.runtime.miss import MissPolicy
 from core.runtime.recorder import Recorder
 from core.runtime.residency import Residency
 from core.runtime.telemetry import Telemetry
 from core.sizes import Sizes
+
+Rules = Callable[[], Sequence[Rule | None]]
 
 
 @dataclass(slots=True)
@@ -38,15 +45,17 @@ class Turned:
     recorder: Recorder
     ledger: Ledger
     foresight: Foresight
+    miss: MissPolicy
     layer_ms: float = 0.0
 
 
 class Knobs:
     """`wanted` is what is asked for, `applied` what acts. Thread-safe but for `apply`."""
 
-    def __init__(self, settings: Settings, sizes: Sizes, profile: Profile | None = None) -> None:
-        """Raises SettingError when the settings need another profile, or pin what is not there."""
-        self._sizes = sizes
+    def __init__(self, settings: Settings, sizes: Sizes, profile: Profile | None = None, rules: Rules = tuple) -> None:
+        """Raises SettingError when the settings need another profile or another model, or pin what is not there.
+        `rules`: how each layer's router weighs its experts, asked once, and only when it matters."""
+        self._sizes, self._rules = sizes, cache(rules)
         self._last: tuple[tuple[object, ...], Profile | None, Placement] | None = None
         self.placed = self._checked(settings, profile)
         self.applied = self.wanted = settings
@@ -73,6 +82,8 @@ class Knobs:
         """Where experts stay by these settings. Raises SettingError when that cannot be, or something else they need is
         not in the profile."""
         check_needs(settings, profile)
+        check_allowed(settings, self._sizes.shape, profile)
+        check_weighable(settings, self._rules)
         placed = self._placement(settings, profile)
         if problem := placed.problem(self._sizes.slots(settings.budget)):
             raise SettingError(problem)
@@ -111,6 +122,8 @@ class Knobs:
             use_prefetching(new, to)
         if to.foresight.profile is not profile or any(name.startswith("predictor") for name in changed):
             to.foresight.use(*new.choice("predictor"), profile)
+        if to.miss.profile is not profile or any(touches(name) for name in changed):
+            to.miss.use(new, profile)
         if self.placed is not before:
             to.residency.hints.profile(self.placed.usual, sorted(self.placed.pinned))
             to.residency.pinned, to.residency.divide = self.placed.pinned, self.placed.divide
@@ -135,9 +148,18 @@ class Knobs:
             to.telemetry.mark(to.recorder.index, str(error))
 
 
+def touches(name: str) -> bool:
+    """Whether a setting has to do with what is done about misses."""
+    return name in _LOSSY or name.startswith(("substitute", "predictor"))
+
+
+_LOSSY = {param.name for param in LOSSY}
+
+
 def begin(settings: Settings, to: Turned) -> None:
     """What acts from the beginning, beside what the parts were built with."""
     use_link(settings, to)
+    to.miss.use(settings, to.foresight.profile)
     use_prefetching(settings, to)
 
 

@@ -12,6 +12,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from core.choices import Action as Action
+from core.choices import Lossy, LossyLook
+from core.choices import Why as Why
+
 Phase = Literal["prefill", "decode"]
 Origin = Literal["host", "disk"]
 
@@ -24,6 +28,9 @@ class Outcome(IntEnum):
     LATE = 2          # its copy had started: compute waited for the rest of it
     MISS = 3          # neither, or only queued: fetched on demand from host memory
     MISS_DISK = 4     # the same, and host memory did not have it either: read from disk
+    SUBSTITUTED = 5   # missing, and nothing was fetched for it: other experts were computed in its place,
+    DROPPED = 6       # or nothing was,
+    PREDICTED = 7     # or the layer's whole routing was the predicted one, which did not have it
 
 
 class Place(IntEnum):
@@ -107,11 +114,22 @@ class StepRecord:
     probs: npt.NDArray[np.float16] | None = None   # [L, tokens, E] of the router, while somebody keeps them
     ranked: npt.NDArray[Any] | None = None         # what the predictor named, likewise: core.trace.chunk.RANKED
     tok: npt.NDArray[np.int32] | None = None       # [tokens] their ids, likewise
+    lossy: Lossy | None = None      # what lossy options did; None while all are off
 
     def spent(self, total_s: float) -> None:
         """The whole pass took this long; what was neither computing nor stalling was idle."""
         self.total_ms = total_s * 1e3
         self.idle_ms = self.total_ms - self.compute_ms - self.stall_ms
+
+    @property
+    def changed(self) -> int:
+        """(token, layer, expert) assignments that are not the router's."""
+        return self.lossy.changed if self.lossy is not None else 0
+
+    @property
+    def assignments(self) -> int:
+        """How many there are."""
+        return int(self.ids.size)
 
     @property
     def requests(self) -> int:
@@ -151,6 +169,9 @@ class AnswerStats:
     emulated: bool
     reason: Literal["stop", "length", "context", "cancelled"]
     net_ms: float = 0.0             # of decode, a token: what prefetching saved less what it cost; core.runtime.toll
+    changed: int = 0                # (token, layer, expert) assignments that were not the router's ...
+    assignments: int = 0            # ... of so many
+    audit: int = 0                  # the number under which its quality will be told (core.quality); 0 = it will not
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,3 +279,4 @@ class Frame:
     net_ms: float = 0.0                     # a decoded token over the window: what prefetching saved less what it cost
     prefetched: tuple[int, int, int, int] = (0, 0, 0, 0)   # over it: used, late, wasted, of these evicted before use
     pinned: tuple[int, ...] = ()            # eids that the user pinned
+    lossy: LossyLook | None = None          # what lossy options do; None while all are off

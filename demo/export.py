@@ -22,7 +22,7 @@ NOTICE = Path(__file__).with_name("NOTICE.txt")
 SUGGESTED = {"about": 24, "mod": 6, "sig": 6, "where": 6}
 SHIPPED = (
     "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
-    "chat_template.jinja", "questions.jsonl", "NOTICE", "README.md",
+    "chat_template.jinja", "questions.jsonl", "held_out.txt", "NOTICE", "README.md",
 )  # fmt: skip
 
 

@@ -73,9 +73,8 @@ MORE: dict[str, dict[str, Any]] = {   # tested on fewer cases (tests/equality/te
 }
 
 
-def make_checkpoint(arch: str, directory: Path, seed: int = 0, dtype: torch.dtype = torch.float32,
-                    max_shard_size: str = "150KB", **overrides: Any) -> Path:
-    """Write a random checkpoint of `arch` (a key of ARCHITECTURES, EXTRA or MORE) to `directory` and return it."""
+def random_model(arch: str, seed: int = 0, dtype: torch.dtype = torch.float32, **overrides: Any) -> Any:
+    """A random model of `arch` (a key of ARCHITECTURES, EXTRA or MORE)."""
     torch.manual_seed(seed)
     fields = {**COMMON, **(ARCHITECTURES | EXTRA | MORE)[arch], **overrides}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(arch, **fields), dtype=dtype)
@@ -88,5 +87,11 @@ def make_checkpoint(arch: str, directory: Path, seed: int = 0, dtype: torch.dtyp
         for name, buffer in model.named_buffers():
             if "correction_bias" in name:
                 buffer.normal_(0, 0.05)
-    model.save_pretrained(directory, max_shard_size=max_shard_size)
+    return model
+
+
+def make_checkpoint(arch: str, directory: Path, seed: int = 0, dtype: torch.dtype = torch.float32,
+                    max_shard_size: str = "150KB", **overrides: Any) -> Path:
+    """Write a random checkpoint of `arch` to `directory` and return it."""
+    random_model(arch, seed, dtype, **overrides).save_pretrained(directory, max_shard_size=max_shard_size)
     return directory

@@ -10,12 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from core.allowed import check_allowed
 from core.config import LoadSpec, Sampling, Settings
 from core.errors import ModelError, ProfileError
+from core.lossy import is_lossy
 from core.pins import Pins
 from core.placement import check_needs
 from core.profile import Profile, check_model
+from core.quality.told import Quality
 from core.types import AnswerStats, Fit, Frame, Memory, ModelShape, Outcome, Piece, Place, StepRecord, Transfer
+from tests import fake_lossy
 
 SHAPE = ModelShape(layers=4, experts=16, top_k=2, hidden=32, expert_bytes=100_000)
 MB = 10**6
@@ -38,6 +42,9 @@ class FakeEngine:
         self._rng, self._steps, self._born = np.random.default_rng(0), [], time.perf_counter()
         self._marks: list[tuple[int, str]] = []
         self._pending: dict[str, object] = {}
+        self.waiting: list[Quality] = []                 # what `audit` will say, one after the other
+        self.quality: Quality | None = None
+        self._tainted = False                            # something was changed before in this answer
 
     @classmethod
     def load(cls, spec: LoadSpec, progress: Callable[[str, float], None] = lambda text, share: None,
@@ -57,12 +64,23 @@ class FakeEngine:
     def unload(self) -> None:
         self.version += 1
 
+    @property
+    def unscored(self) -> int:
+        return len(self.waiting)
+
+    def audit(self, stop: threading.Event | None = None) -> Quality | None:
+        if not self.waiting or (stop is not None and stop.is_set()):
+            return None
+        self.quality, self.version = self.waiting.pop(0), self.version + 1
+        return self.quality
+
     def keep(self, *, probs: bool, ranks: bool, tokens: bool) -> None:
         self.kept = {"probs": probs, "ranks": ranks, "tokens": tokens}
 
     def change(self, changes: Mapping[str, object]) -> Settings:
         new = self.settings.with_(changes)
         check_needs(new, self.profile)
+        check_allowed(new, SHAPE, self.profile)
         diff = self.settings.diff(new)
         self._marks += [(len(self._steps), f"{n} {self.settings[n]} -> {v}") for n, v in diff.items()]
         self._pending |= diff
@@ -79,7 +97,11 @@ class FakeEngine:
         pairs = [(layer, e) for layer in range(s.layers) for e in sorted(set(ids[layer].ravel().tolist()))]
         outcome = np.where(rng.random(len(pairs)) < share, Outcome.HIT, [
             Outcome.MISS_DISK if self.on_disk(e) else Outcome.MISS for _, e in pairs]).astype(np.uint8)
-        misses = [p for p, o in zip(pairs, outcome, strict=True) if o >= Outcome.MISS]
+        lossy = None
+        if is_lossy(self.settings):
+            lossy, outcome = fake_lossy.act(self.settings, s, ids, pairs, outcome, rng)
+        self._tainted = lossy is not None and (self._tainted or lossy.changed > 0)
+        misses = [p for p, o in zip(pairs, outcome, strict=True) if o in (Outcome.MISS, Outcome.MISS_DISK)]
         read = sum(self.on_disk(e) for _, e in misses)
         step = StepRecord(
             index=len(self._steps), phase=phase, tokens=tokens, started_s=now, total_ms=20.0, compute_ms=12.0,  # type: ignore[arg-type]
@@ -88,6 +110,7 @@ class FakeEngine:
             outcome=outcome, demand_bytes=len(misses) * s.expert_bytes,
             disk_bytes=read * -(-s.expert_bytes // PAGE) * PAGE, slots=int(share * s.total),
             device_bytes=self.memory().used, budget_bytes=self.memory().budget, changes=self._pending,
+            lossy=lossy, exact=not self._tainted,
             transfers=tuple(Transfer(layer, e, s.expert_bytes, True, now, now + 0.001, now + 0.002, phase,  # type: ignore[arg-type]
                                      "disk" if self.on_disk(e) else "host")
                             for layer, e in misses))
@@ -101,7 +124,7 @@ class FakeEngine:
         words = "the cache keeps what the router asks for and fetches what it lacks .".split()
         start, n, reason = time.perf_counter(), 0, "length"
         prompt = self.count_tokens([{"content": messages}] if isinstance(messages, str) else messages)
-        self.busy = True
+        self.busy, self._tainted, first = True, False, len(self._steps)
         try:
             yield Piece("prefill", done=prompt, total=prompt, step=self._step("prefill", prompt))
             for n in range(1, sampling.max_new_tokens + 1):
@@ -111,7 +134,7 @@ class FakeEngine:
                 yield Piece("token", text=words[(n - 1) % len(words)] + " ", token=n, step=self._step("decode", 1))
         finally:
             self.busy = False
-        steps = [s for s in self._steps[-n:] if s.phase == "decode"]
+        steps, every = [s for s in self._steps[-n:] if s.phase == "decode"], self._steps[first:]
         hits, requests = sum(s.hits for s in steps), sum(s.requests for s in steps)
         yield Piece("end", stats=AnswerStats(
             prompt_tokens=prompt, new_tokens=n, ttft_ms=20.0, tpot_ms=20.0, tok_s=n / (time.perf_counter() - start),
@@ -119,7 +142,15 @@ class FakeEngine:
             demand_bytes=sum(s.demand_bytes for s in steps), prefetch_bytes=0, wasted_bytes=0,
             disk_misses=sum(s.disk_misses for s in steps), disk_bytes=sum(s.disk_bytes for s in steps), compute_ms=12.0,
             stall_ms=6.0, idle_ms=2.0, budget_bytes=self.memory().budget, device_bytes_peak=self.memory().used,
-            exact=True, emulated=self.settings["link"] == "emulated", reason=reason))  # type: ignore[arg-type]
+            exact=all(s.exact for s in every), emulated=self.settings["link"] == "emulated", reason=reason,  # type: ignore[arg-type]
+            changed=sum(s.changed for s in every), assignments=sum(s.assignments for s in every),
+            audit=self._to_score(every)))
+
+    def _to_score(self, steps: list[StepRecord]) -> int:
+        if not any(s.changed for s in steps) or not self.settings["quality_rate"]:
+            return 0
+        self.waiting.append(fake_lossy.scored(len(self._steps), steps))
+        return len(self._steps)
 
     def on_disk(self, expert: int) -> bool:
         return self.has_disk and expert >= SHAPE.experts // 2
@@ -161,7 +192,8 @@ class FakeEngine:
             wasted_bytes=col("wasted_bytes", np.float32),
             disk_bytes=col("disk_bytes", np.float32), marks=list(self._marks), memory=self.memory(), tok_s=48.0,
             tpot_ms=20.8, hit=0.61, link_gbps=0.4, link_peak_gbps=1.0,
-            emulated=self.settings["link"] == "emulated", exact=True,
+            emulated=self.settings["link"] == "emulated", exact=tail[-1].exact if tail else True,
+            lossy=fake_lossy.seen(self.settings, s, self._steps, tail) if is_lossy(self.settings) else None,
             pinned=tuple(layer * s.experts + expert for layer, expert in Pins.parse(str(self.settings["pins"])).named
                          if layer < s.layers and expert < s.experts))
 

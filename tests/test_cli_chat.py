@@ -17,6 +17,7 @@ from app import cli
 from app.cli import chat
 from core.config import LoadSpec, Sampling
 from core.errors import ContextError
+from core.quality.told import Quality
 from core.trace import FileTrace
 from core.types import AnswerStats, Piece
 from tests.fakes import FakeEngine
@@ -193,3 +194,29 @@ def test_progress_says_each_step_once(capsys: pytest.CaptureFixture[str]) -> Non
     for text, share in (("Reading", 0.1), ("Reading", 0.9), ("Ready", 1.0)):
         progress(text, share)
     assert capsys.readouterr().err == "Reading\nReady\n"
+
+
+def test_a_lossy_answer_is_scored_and_says_so(engine: Engine, monkeypatch: pytest.MonkeyPatch,
+                                              capsys: pytest.CaptureFixture[str]) -> None:
+    told = Quality(answer=2, tokens=4, scored=1, kl=0.25, kl_most=0.25, agreement=1.0, perplexity=2.0, saved_ms=1.5,
+                   changed=5, assignments=100)
+    engine.waiting = [dataclasses.replace(told, answer=1, kl=9.0), told]   # an earlier answer's comes first
+    generate = engine.generate
+
+    def lossy(*asked: object) -> Iterator[Piece]:
+        for piece in generate(*asked):  # type: ignore[arg-type]
+            if piece.stats is not None:
+                piece = dataclasses.replace(piece, stats=dataclasses.replace(piece.stats, exact=False, changed=5,
+                                                                             assignments=100, audit=2))
+            yield piece
+
+    monkeypatch.setattr(engine, "generate", lossy)
+    assert talk(monkeypatch, "one", "/stats", options=["--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out.splitlines()[-1])["quality"] == dataclasses.asdict(told)
+    assert "quality.kl         0.25" in err
+    engine.waiting = [told]
+    assert talk(monkeypatch, "one") == 0
+    assert "LOSSY 5.0 % · KL 0.25 · agrees 100 % · perplexity 2 · saved ~1.5 ms/token]" in capsys.readouterr().err
+    assert talk(monkeypatch, "one") == 0
+    assert "LOSSY 5.0 %]" in capsys.readouterr().err, "there was nothing to be had"

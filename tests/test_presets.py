@@ -12,7 +12,8 @@ from core.presets import PRESETS, Preset, matching, preset
 from core.registry import NEEDS_PROFILE, variant
 
 METHODS = ("On-demand", "Mixtral-offloading", "AdapMoE", "MoE-Infinity", "Pre-gated MoE", "SE-MoE", "ProMoE",
-           "BuddyMoE", "MoEpic", "FineMoE", "ExpertFlow", "Speculating Experts", "Auto")
+           "BuddyMoE", "MoEpic", "FineMoE", "ExpertFlow", "Speculating Experts",
+           "Speculating Experts, executed", "Auto")
 each = pytest.mark.parametrize("one", PRESETS, ids=lambda one: one.name)
 
 
@@ -62,7 +63,9 @@ def test_no_two_presets_are_alike() -> None:
 
 @each
 def test_what_needs_a_profile_says_so(one: Preset) -> None:
-    parts = {part for kind in KINDS for part in variant(kind, str(one.values[kind])).needs}
+    kinds = set(KINDS) - ({"substitute"} if one.values["miss"] == "wait" else set())
+    parts = {part for kind in kinds for part in variant(kind, str(one.values[kind])).needs}
+    parts |= {"tae"} if one.values["gate"] == "percentile" else set()
     assert set(one.needs) == parts and one.help.endswith(NEEDS_PROFILE) == bool(parts)
     assert one.about[0].isupper() and one.about.endswith(".") and one.source
 

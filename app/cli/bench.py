@@ -19,7 +19,7 @@ from core.errors import MoestroError
 HELP = "Measure speed side by side with plain transformers and llama.cpp."
 RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results"
 # Modules of bench/ with run(its options ..., say) and table(result).
-BENCHES = ("quick", "tiers", "formats", "regret", "predictors", "methods")
+BENCHES = ("quick", "tiers", "formats", "regret", "predictors", "methods", "overhead")
 ASKED = ("model", "budget", "rounds", "tokens", "dtype", "keep", "small", "llama")
 
 

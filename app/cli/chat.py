@@ -15,8 +15,10 @@ from app.cli import options
 from app.cli.interrupt import stoppable
 from app.face import EngineFace
 from app.profiles import stored
+from app.words import lossy, scored
 from core.config import LoadSpec, Sampling
 from core.errors import MoestroError
+from core.quality.told import Quality
 from core.trace import TraceWriter
 from core.types import AnswerStats, StepRecord
 
@@ -121,6 +123,7 @@ class Chat:
         self.trace, self.answers, self.missing = trace, 0, False
         self.history: list[dict[str, str]] = []
         self.stats: AnswerStats | None = None
+        self.quality: Quality | None = None   # of the last answer, if it was scored
 
     def ask(self, prompt: str) -> AnswerStats:
         """Stream one answer to stdout, then its figures. Raises MoestroError as the engine does."""
@@ -141,14 +144,24 @@ class Chat:
         self.keep(steps)
         if stats is None:
             raise RuntimeError("the engine ended an answer without its figures")
-        self.stats = stats
+        self.stats, self.quality = stats, self.score(stats)
         if stats.reason != "cancelled":
             self.history = [*messages, {"role": "assistant", "content": text}]
         if self.as_json:
             print(json.dumps(self.report(text, stats)), flush=True)
         else:
-            print(line(stats), file=sys.stderr, flush=True)
+            print(line(stats, self.quality), file=sys.stderr, flush=True)
         return stats
+
+    def score(self, stats: AnswerStats) -> Quality | None:
+        """The quality of the answer that has just ended, where it is lossy; Ctrl-C goes on without it."""
+        stop = threading.Event()
+        with stoppable(stop):
+            while stats.audit and self.engine.unscored and not stop.is_set():
+                quality = self.engine.audit(stop)
+                if quality is not None and quality.answer == stats.audit:
+                    return quality
+        return None
 
     def keep(self, steps: list[StepRecord]) -> None:
         """Record the passes of one answer, now that it is over."""
@@ -172,7 +185,8 @@ class Chat:
         """Everything needed to repeat and compare an answer, as plain values."""
         loading = self.spec.describe()
         loading["format"] = str(self.engine.manifest().get("format", self.spec.format))  # a pack has its own
-        return {"model": self.spec.model, "text": text, **dataclasses.asdict(stats), "loading": loading,
+        return {"model": self.spec.model, "text": text, **dataclasses.asdict(stats),
+                "quality": dataclasses.asdict(self.quality) if self.quality is not None else None, "loading": loading,
                 "settings": dict(self.engine.settings), "sampling": dataclasses.asdict(self.sampling)}
 
     def converse(self) -> int:
@@ -221,13 +235,18 @@ class Chat:
     def _stats(self, rest: str) -> str:
         if self.stats is None:
             return "Nothing has been answered yet."
-        return "\n".join(f"{name:18} {value}" for name, value in dataclasses.asdict(self.stats).items())
+        told = dataclasses.asdict(self.stats)
+        if self.quality is not None:
+            told |= {f"quality.{name}": value for name, value in dataclasses.asdict(self.quality).items()}
+        return "\n".join(f"{name:18} {value}" for name, value in told.items())
 
 
-def line(stats: AnswerStats) -> str:
+def line(stats: AnswerStats, quality: Quality | None = None) -> str:
     """The figures under an answer, on one line."""
     hit = "" if stats.hit_rate is None else f" · hit rate {stats.hit_rate:.0%}"
     disk = f", {stats.disk_bytes / 1e6:.1f} MB of it from disk" if stats.disk_bytes else ""
-    marks = (" · emulated link" if stats.emulated else "") + ("" if stats.exact else " · not exact")
+    told = scored(dataclasses.asdict(quality) if quality is not None else None)
+    marks = "".join(f" · {one}" for one in [lossy(dataclasses.asdict(stats)), *told])
+    marks = (" · emulated link" if stats.emulated else "") + marks
     return (f"[{stats.new_tokens} tokens · {stats.tok_s:.1f} tok/s · first after {stats.ttft_ms:.0f} ms{hit}"
             f" · {stats.demand_bytes / 1e6:.1f} MB fetched{disk} · {stats.reason}{marks}]")

@@ -38,11 +38,14 @@ def check_pack(pack: Path, as_json: bool) -> int:
     """Compare every byte of a pack with its checksums."""
     from app.cli.bar import Bar
     from core.memory.pack import verify
+    from core.profile.buddies import problem
 
     bar, start = Bar(), time.perf_counter()
     found = verify(pack, lambda file, done, total: bar.show(file, done / max(total, 1), done, total))
     bar.end()
     seconds, manifest = time.perf_counter() - start, found.manifest
+    if manifest is not None and (wrong := problem(pack, manifest.model_hash)):
+        found = found._replace(problems=(*found.problems, wrong))
     if as_json:
         facts = {"format": manifest.format, "experts": manifest.total, "source": dict(manifest.source),
                  "exact": dict(manifest.exact)} if manifest else {}

@@ -3,5 +3,6 @@
 from app.sidebar.cache import CacheSection
 from app.sidebar.model import ModelSection
 from app.sidebar.sampling import SamplingSection
+from app.sidebar.substitution import SubstitutionSection
 
-__all__ = ["CacheSection", "ModelSection", "SamplingSection"]
+__all__ = ["CacheSection", "ModelSection", "SamplingSection", "SubstitutionSection"]

@@ -11,7 +11,7 @@ from gradio.components import Component
 from app.candidates import MANIFEST, is_pack
 from app.controls import LIVE, ONCE, control, html
 from app.host import Host
-from app.sidebar.text import fit_card, fit_error, notice
+from app.sidebar.text import exactness, fit_card, fit_error, notice
 from app.words import name_of
 from core.config import LOADING, LoadSpec
 from core.errors import MoestroError
@@ -184,7 +184,7 @@ class ModelSection:
             return '<div class="status empty"><i></i>No model loaded. Choose one, then press Load.</div>'
         return (
             f'<div class="status ready"><i></i><b title="{escape(spec.model)}">{escape(name_of(spec.model))}</b> '
-            f"{escape(self.host.format)}, context {self.host.context}</div>"
+            f"{exactness()} {escape(self.host.format)}, context {self.host.context}</div>"
         )
 
     def _offered(self) -> LoadSpec:

@@ -7,10 +7,20 @@ from html import escape
 from app.words import size
 from core.types import Fit
 
+PROFILED = "the Calibrate tab"   # what says this can be had by calibrating
+CALIBRATE = ' <button type="button" data-open="tab-calibrate">Calibrate now</button>'
+
 
 def notice(text: str, kind: str = "error") -> str:
-    """A line that tells the user what went wrong or is missing; "" shows nothing."""
-    return f'<div class="notice {kind}" role="alert">{escape(text)}</div>' if text else ""
+    """A line that tells the user what went wrong or is missing; "" shows nothing. What wants a profile has a button
+    that opens the tab where it is made."""
+    way = CALIBRATE if PROFILED in text else ""
+    return f'<div class="notice {kind}" role="alert">{escape(text)}{way}</div>' if text else ""
+
+
+def exactness() -> str:
+    """The badge EXACT or LOSSY; /ui/exactness.js writes it, wherever it stands."""
+    return '<em class="exactness" data-exactness></em>'
 
 
 def fit_card(fit: Fit, budget: str = "") -> str:

@@ -29,7 +29,8 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message as shown. `stats`, of a finished answer: the fields of `core.types.AnswerStats`, and `queued_ms`."""
+    """One message as shown. `stats`, of a finished answer: the fields of `core.types.AnswerStats`, and `queued_ms`.
+    `quality`, of one that was scored against the exact model: the fields of `core.quality.told.Quality`."""
 
     id: int
     role: Literal["user", "assistant"]
@@ -38,6 +39,7 @@ class Message:
     error: str
     stats: dict[str, Any] | None
     created: float
+    quality: dict[str, Any] | None = None
 
 
 class Chats:
@@ -64,9 +66,10 @@ class Chats:
         """
         with self._db.tx():  # one state for all the queries
             self.require(chat)
-            found = self._db.rows("SELECT id, role, text, state, error, stats, created FROM messages "
+            found = self._db.rows("SELECT id, role, text, state, error, stats, created, quality FROM messages "
                                   "WHERE chat = ? AND replaced_by IS NULL ORDER BY id", chat)
             return [Message(**{**dict(row), "stats": row["stats"] and json.loads(row["stats"]),
+                               "quality": row["quality"] and json.loads(row["quality"]),
                                "text": row["text"] if row["state"] != "writing" else
                                writing if writing is not None else self._written(row["id"])})
                     for row in found]
@@ -111,6 +114,11 @@ class Chats:
             db.execute("UPDATE messages SET text = ?, state = ?, stats = ?, error = ? WHERE id = ?",
                        (self._written(answer), state, json.dumps(stats) if stats else None, error, answer))
             db.execute("DELETE FROM pieces WHERE message = ?", (answer,))
+
+    def score(self, answer: int, quality: dict[str, Any]) -> None:
+        """Keep what the quality of a finished answer is. Does nothing when it was deleted meanwhile."""
+        with self._db.tx() as db:
+            db.execute("UPDATE messages SET quality = ? WHERE id = ?", (json.dumps(quality), answer))
 
     def undo(self, answer: int) -> None:
         """Put the chat back as it was before `begin`: for an answer that failed before its first token."""

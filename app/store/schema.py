@@ -61,6 +61,7 @@ MIGRATIONS: tuple[str, ...] = (
     ALTER TABLE steps ADD COLUMN predict_ms REAL NOT NULL DEFAULT 0;
     ALTER TABLE steps ADD COLUMN net_ms REAL NOT NULL DEFAULT 0;
     """,
+    "ALTER TABLE messages ADD COLUMN quality TEXT",  # of a lossy answer that was scored against the exact model
 )
 
 

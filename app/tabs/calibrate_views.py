@@ -7,6 +7,7 @@ from html import escape
 
 from app.calibrator import CHOICES
 from app.words import count, name_of, size
+from core.config import KINDS
 from core.profile import PARTS, Profile
 from core.profile.words import TITLES, describe
 from core.registry import variants
@@ -21,6 +22,7 @@ HELP = {
     "counts": "how often each expert is chosen", "pairs": "which experts are chosen together",
     "defaults": "each expert's mean output", "gate_recall": "how well a router foresees the next layer",
     "tae": "how sure the gate is of its choice", "maps": "router distributions of single tokens",
+    "likeness": "how alike the outputs of two experts are", "norms": "how large each expert's output is",
     "first_table": "the usual first-layer experts of each token id", "times": "what attention, experts and copies take",
     "estimator": "a small network, trained to foresee the next layer", "path": "a small network, trained to foresee "
     "all layers from the text"}
@@ -41,7 +43,7 @@ def kind_choices(chats: int, tokens: int) -> list[tuple[str, str]]:
 
 def needed_by(part: str) -> list[str]:
     """Titles of the prefetchers and policies that cannot do without a part."""
-    return [v.title for kind in ("predictor", "eviction", "sizes") for v in variants(kind) if part in v.needs]
+    return [v.title for kind in KINDS for v in variants(kind) if part in v.needs]
 
 
 def rough(characters: int, limit: int, tokens_s: float | None, parts: list[str]) -> str:

@@ -13,7 +13,7 @@ from app.live import Answer
 from app.pulse import stamp
 from app.sidebar.text import notice
 from app.store import Message
-from app.tabs.chat_views import gauge, placeholder, suggestions, title
+from app.tabs.chat_views import gauge, model, placeholder, suggestions, title
 from app.tabs.messages import shown
 from core.errors import MoestroError
 
@@ -38,6 +38,7 @@ class ChatLive:
             with gr.Column(scale=5, min_width=320, elem_id="chat-column"):
                 with gr.Row(elem_id="chat-head"):
                     self.title = html(title(host, None), elem_id="chat-title")
+                    self.model = html(model(host), elem_id="chat-model")
                     self.new = gr.Button("New chat", size="sm", elem_id="new-chat", min_width=90, scale=0)
                 with gr.Column(elem_id="talk"):
                     self.chat = gr.Chatbot(
@@ -77,7 +78,7 @@ class ChatLive:
             with gr.Column(scale=6, min_width=320, elem_id="deck-column"):
                 self.deck = deck()
         self.page = [self.pulse, self.chat, self.title, self.gauge, self.alert, self.text]
-        self.outputs = [self.send, self.text, self.chat, self.gauge]
+        self.outputs = [self.send, self.text, self.chat, self.gauge, self.model]
         self._wire()
 
     def values(self, now: Shown) -> list[Any]:
@@ -88,6 +89,7 @@ class ChatLive:
             gr.update(placeholder="Ask something" if ready else "Load a model first"),
             gr.update(placeholder=placeholder(self.host), examples=suggestions(self.host)),
             gauge(self.host, self._messages(now.get("chat"))),
+            model(self.host),
         ]
 
     def open(self, chat: int | None) -> list[Any]:

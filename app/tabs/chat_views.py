@@ -6,9 +6,11 @@ import json
 from html import escape
 
 from app.host import Host
+from app.sidebar.text import exactness
 from app.store import Message
 from app.tabs.messages import used_tokens
 from app.theme import ROOT
+from app.words import name_of
 
 SUGGESTIONS = ROOT / "assets" / "demo" / "questions.jsonl"
 MOST_SUGGESTIONS = 6
@@ -27,6 +29,13 @@ def title(host: Host, chat: int | None) -> str:
         f'<div class="chat-title"><b>{escape(found.title)}</b><a href="/export/{found.id}.zip" download id="csv" '
         f'title="Every token, request and copy of this chat as CSV files">CSV</a></div>'
     )
+
+
+def model(host: Host) -> str:
+    """The loaded model's name, and whether its answers are exact now."""
+    if (name := host.model) is None:
+        return ""
+    return f'<div class="chat-model"><span title="{escape(name)}">{escape(name_of(name))}</span>{exactness()}</div>'
 
 
 def gauge(host: Host, messages: list[Message]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from app.store import Message
-from app.words import size
+from app.words import lossy, scored, size
 
 REASONS = {
     "stop": "finished",
@@ -48,7 +48,7 @@ def statistics(message: Message) -> str:
         parts.append(f"stall {100 * stats['stall_ms'] / spent:.0f} %")
     if stats.get("queued_ms", 0) >= 1000:
         parts.append(f"queued {duration(stats['queued_ms'])}")
-    parts += [REASONS.get(stats["reason"], str(stats["reason"])), "exact" if stats["exact"] else "LOSSY"]
+    parts += [REASONS.get(stats["reason"], str(stats["reason"])), lossy(stats), *scored(message.quality)]
     if stats["emulated"]:
         parts.append("emulated link")
     return " · ".join(parts)

@@ -1,6 +1,8 @@
 // Follows the server: the answer being written (the tail under the chat), the load's progress, what changed elsewhere.
 // The page's state shows as attributes of <body>: data-host = empty | loading | ready, data-answering = 0 | 1.
 
+import { tell } from "/ui/exactness.js";
+
 // HANDS_OFF_MS: controls are not redrawn under a hand that is turning one
 const FAST_MS = 100, SLOW_MS = 400, RETRY_MS = 1500, AGAIN_MS = 3000, HANDS_OFF_MS = 700, SPEED_MS = 3000;
 const sleep = (ms) => new Promise((done) => { setTimeout(done, ms); });
@@ -56,8 +58,9 @@ class Pulse {
     return Boolean(state.answer) || state.host.state === "loading";
   }
 
-  host({ state, busy, text, share, stamp, settings, library }) {
-    Object.assign(document.body.dataset, { host: state, busy: busy ? "1" : "0" });
+  host({ state, busy, lossy, text, share, stamp, settings, library }) {
+    Object.assign(document.body.dataset, { host: state, busy: busy ? "1" : "0", lossy: lossy ? "1" : "0" });
+    tell({ lossy: state === "ready" ? lossy : null });
     const bar = document.querySelector("#load-progress [role=progressbar]");
     if (bar && state === "loading") fill(bar, share, `${text} · ${Math.round(100 * share)} %`);
     if (!this.shown.open || !known) return;

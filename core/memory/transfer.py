@@ -33,6 +33,7 @@ class TransferEngine:
         self._fetch, self._cuda = fetch, device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if self._cuda else None
         self.pace = Pace(0.0, 0.0)
+        self.hurried = False                         # copies are not held back to the pace: nobody measures them
         self._queue = Queue()
         self._flying: list[Ticket] = []              # started, and this process is not done with them
         self._spans: deque[float] = deque(maxlen=SPANS)   # seconds of the last copies
@@ -162,6 +163,17 @@ class TransferEngine:
         self._finished.clear()
         self._stalls.clear()
 
+    def set_aside(self) -> tuple[deque[Ticket], list[tuple[Any, Any, bool]]]:
+        """What was noted of copies and of waiting for them, for `put_back`; from now on something else is noted. Only
+        while nothing is under way."""
+        noted = self._finished, self._stalls
+        self._finished, self._stalls = deque(maxlen=65536), []
+        return noted
+
+    def put_back(self, noted: tuple[deque[Ticket], list[tuple[Any, Any, bool]]]) -> None:
+        """As if nothing had been copied since."""
+        self._finished, self._stalls = noted
+
     def device_stall_s(self) -> tuple[float, float]:
         """Seconds that the compute stream has waited for copies since the last call, and how much of that for late
         prefetches; call it when that stream is idle."""
@@ -200,7 +212,7 @@ class TransferEngine:
         ticket.state = STARTED
         self._flying.append(ticket)
         ticket.started_s = time.perf_counter()
-        if self.pace:
+        if self.pace and not self.hurried:
             ticket.started_s, ticket.landed_s = self.pace.book(ticket.submitted_s, ticket.bytes)
 
     def _copy(self, ticket: Ticket) -> None:
@@ -231,7 +243,7 @@ class TransferEngine:
         """Block for the next copy to make; None when closing. While the link is busy, queues stay cancellable."""
         with self._lock:
             while not self._closing:
-                busy = self.pace.free_s - time.perf_counter() if self.pace else 0.0
+                busy = self.pace.free_s - time.perf_counter() if self.pace and not self.hurried else 0.0
                 if busy > 0:
                     self._lock.wait(busy)
                 elif self._queue.demand or (self._queue.prefetch and not any(t.demand for t in self._flying)):

@@ -1,5 +1,8 @@
-"""Decides: which expert leaves, which is fetched ahead. No device, no I/O, no clock: ids and numbers only."""
+"""Decides: which expert leaves, which is fetched ahead, which stands in for another.
 
-from core.policy import eviction, predict, sizes
+No device, no I/O, no clock: ids and numbers only.
+"""
 
-__all__ = ["eviction", "predict", "sizes"]
+from core.policy import eviction, predict, sizes, substitute
+
+__all__ = ["eviction", "predict", "sizes", "substitute"]

@@ -53,6 +53,12 @@ class Hints:
         self.pinned[list(pinned)] = True
         self.version += 1
 
+    def filling(self) -> list[int]:
+        """All eids in the order in which a fresh cache takes them: every layer's most usual expert first."""
+        best = np.argsort(-self.usual.reshape(self.layers, self.experts), 1, kind="stable")
+        order: list[int] = (best + np.arange(self.layers)[:, None] * self.experts).T.ravel().tolist()
+        return order
+
     def reached(self, layer: int) -> None:
         """The routing of `layer` is known: what was told of it has been overtaken, and nobody says any more."""
         if layer in self._told:

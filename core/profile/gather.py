@@ -24,7 +24,7 @@ from core.trace import Trace
 Progress = Callable[[str, float], None]
 
 ROUTING = frozenset({"counts", "pairs", "tae", "first_table", "path"})   # what a trace can tell
-SHARES = {"read": 2.0, "times": 0.2, "estimator": 1.0, "path": 2.0}      # of the progress bar
+SHARES = {"read": 2.0, "likeness": 0.5, "times": 0.2, "estimator": 1.0, "path": 2.0}      # of the progress bar
 HELD_OUT = 10                                                            # one in so many is not trained on, but tested
 
 
@@ -39,8 +39,9 @@ def calibrate(engine: Engine, texts: Sequence[Text], *, parts: Collection[str] =
     that it had, and gives the same logits. Which experts are resident changes, as with any prompt.
 
     Host memory, L layers of E experts, k active, width H: 24 L E^2 + 4 L E H (default vectors) + 4000 (L E + H) (maps)
-    + up to 256 MiB (estimator) + 32768 L k (paths) bytes, and 4 bytes a token of text; training the path net takes
-    about 50 kB * L E more. The device: what a prompt takes, and 4 (T k + E) H bytes for a chunk of T tokens.
+    + up to 256 MiB (estimator) + 256 (4 L + 2 E) H (likeness) + 32768 L k (paths) bytes, and 4 bytes a token of text;
+    training the path net takes about 50 kB * L E more. The device: what a prompt takes, and 4 (2 T k + E) H bytes for
+    a chunk of T tokens.
 
     Raises SettingError for unknown parts or when there is nothing to read, ProfileError for a trace of another model,
     BusyError, Cancelled.
@@ -82,6 +83,10 @@ def _gather(engine: Engine, bench: Workbench, read: Sequence[Tokens], traces: Se
         with bench.unpaced(), bench.watched(seen.layer, seen.embedding):
             _read(seen, read, traces, stage("read"), cancel)
     found, about, shape = _results(seen, wanted), engine.manifest(), engine.shape
+    if seen.likeness is not None:
+        told = stage("likeness")
+        with bench.unpaced():
+            found["likeness"] = seen.likeness.measure(bench, told, cancel)
     if "times" in wanted:
         stage("times")("Measuring times", 0.0)
         found["times"], said = measure(bench, _some(read), cancel)
@@ -142,6 +147,8 @@ def _results(seen: Observer, wanted: set[str]) -> dict[str, Any]:
         found["first_table"] = seen.first.table()
     if seen.outputs is not None:
         found["defaults"] = seen.outputs.means()
+    if seen.norms is not None:
+        found["norms"] = seen.norms.means()
     if seen.ahead is not None:
         found |= {"gate_recall": seen.ahead.recall(), "similarity": seen.ahead.similarity()}
     if seen.maps is not None:

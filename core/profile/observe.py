@@ -10,8 +10,9 @@ import numpy.typing as npt
 import torch
 
 from core.profile.ahead import GateAhead
+from core.profile.likeness import Likeness
 from core.profile.maps import MapStore
-from core.profile.outputs import Outputs
+from core.profile.outputs import Norms, Outputs
 from core.profile.routing import Activations, Entropies, FirstTokens
 from core.profile.samples import Paths, States
 from core.profile.texts import Tokens
@@ -35,6 +36,8 @@ class Observer:
         self.first = FirstTokens(experts, k) if "first_table" in parts else None
         self.paths = Paths(experts) if "path" in parts else None
         self.outputs = Outputs(layers, experts, hidden) if "defaults" in parts else None
+        self.norms = Norms(layers, experts) if "norms" in parts else None
+        self.likeness = Likeness(layers, experts, hidden) if "likeness" in parts else None
         self.ahead = GateAhead(bench.sites) if "gate_recall" in parts else None
         self.maps = MapStore(layers, experts, hidden) if "maps" in parts else None
         self.states = States(layers, experts, hidden) if "estimator" in parts else None
@@ -50,8 +53,9 @@ class Observer:
             cache, routes = self._bench.kv.fresh(), list[npt.NDArray[Any]]()
             for at in range(0, len(ids), self._bench.chunk):
                 part = ids[at : at + self._bench.chunk]
-                if self.states is not None:
-                    self.states.begin(len(part))
+                for sample in (self.states, self.likeness):
+                    if sample is not None:
+                        sample.begin(len(part))
                 self._bench.run(part.tolist(), cache)
                 self._passed(part, whole=at == 0)
                 routes.append(np.stack(self._ids, 1))
@@ -91,10 +95,11 @@ class Observer:
         self._routed(run.seen.layer, ids, run.weights.float().cpu().numpy())
         if self.outputs is not None:
             self.outputs.add(run.seen.layer, run.ids, run.outs)
-        if self.ahead is not None:
-            self.ahead.add(run)
-        if self.states is not None:
-            self.states.add(run)
+        if self.norms is not None:
+            self.norms.add(run.seen.layer, run.ids, run.outs)
+        for each in (self.ahead, self.states, self.likeness):
+            if each is not None:
+                each.add(run)
         if self.maps is not None:
             self._probs.append(run.seen.probs.cpu().numpy())
 

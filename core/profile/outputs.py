@@ -1,4 +1,4 @@
-"""Default vectors: the mean of what each expert returns, before its gate weight (Speculating Experts; METHODS 5)."""
+"""What experts return, before their gate weight: the mean of it (Speculating Experts; METHODS 5), and its mean norm."""
 
 from __future__ import annotations
 
@@ -31,3 +31,22 @@ class Outputs:
         for row, sums, counts in zip(found, self._sums, self._counts, strict=True):   # a layer at a time: less memory
             row[:] = (sums / counts.clamp_min(1)[:, None]).clamp(-LARGEST, LARGEST).numpy()
         return found
+
+
+class Norms:
+    """Mean norm of each expert's output over the tokens routed to it: those that stand out are "super experts", which
+    METHODS section 1 never substitutes. float64 [L, E]."""
+
+    def __init__(self, layers: int, experts: int) -> None:
+        self._sums = np.zeros((layers, experts))
+        self._counts = np.zeros((layers, experts), np.int64)
+
+    def add(self, layer: int, ids: torch.Tensor, outs: torch.Tensor) -> None:
+        """Choices [T, k], and what each chosen expert returned [T * k, H]."""
+        flat, size = ids.reshape(-1).cpu().numpy(), self._sums.shape[1]
+        self._sums[layer] += np.bincount(flat, outs.float().norm(dim=-1).cpu().numpy(), size)
+        self._counts[layer] += np.bincount(flat, minlength=size)
+
+    def means(self) -> npt.NDArray[np.float32]:
+        """[L, E]; 0 for an expert that no token chose."""
+        return (self._sums / np.maximum(self._counts, 1)).astype(np.float32)

@@ -42,12 +42,14 @@ class FirstTable(NamedTuple):
 PARTS: dict[str, tuple[str, ...]] = {
     "counts": ("counts",), "pairs": ("pairs", "pairs_weighted"), "defaults": ("defaults",),
     "gate_recall": ("gate_recall", "similarity"), "tae": ("tae",), "maps": ("maps", "map_keys"),
-    "first_table": ("first_table",), "times": ("times",), "estimator": (), "path": ()}
+    "likeness": ("likeness",), "norms": ("norms",), "first_table": ("first_table",), "times": ("times",),
+    "estimator": (), "path": ()}
 # Array -> (number type in the file, its sides: L layers, E experts, K top-k, H hidden, - any).
 ARRAYS: dict[str, tuple[str, str]] = {
     "counts": ("int64", "LE"), "pairs": ("float32", "LEE"), "pairs_weighted": ("float32", "LEE"),
     "defaults": ("float16", "LEH"), "gate_recall": ("float32", "L"), "similarity": ("float32", "l"),
     "tae": ("float32", "LP"), "maps": ("float16", "-LE"), "map_keys": ("float16", "-H"),
+    "likeness": ("float16", "LEE"), "norms": ("float32", "LE"),
     "first_tokens": ("int32", "-"), "first_experts": ("int16", "-K")}
 
 
@@ -71,6 +73,8 @@ class Profile:
     gate_recall: Floats | None = None            # float32 [L] recall@k of router l asked with h_{l-1}; [0] is NaN
     similarity: Floats | None = None             # float32 [L-1] mean cosine of h_l and h_{l+1}
     tae: Floats | None = None                    # float32 [L, 101] percentiles of the tokens' gate entropy
+    likeness: Floats | None = None               # float16 [L, E, E] mean cosine of two experts' outputs; diagonal 1
+    norms: Floats | None = None                  # float32 [L, E] mean norm of the expert's output; 0 if unused
     maps: Floats | None = None                   # float16 [N, L, E] router distributions of single tokens ...
     map_keys: Floats | None = None               # float16 [N, H] ... and the output of the embedding for them
     first_table: FirstTable | None = None
@@ -88,6 +92,14 @@ class Profile:
     def parts(self) -> tuple[str, ...]:
         """What was gathered, by the names of PARTS and in their order."""
         return tuple(part for part in PARTS if self.has(part))
+
+    def net(self, name: str) -> tuple[dict[str, int], dict[str, npt.NDArray[Any]]]:
+        """A trained network's configuration and its weights by their own names. Raises KeyError without it."""
+        config = self.settings[name]
+        assert isinstance(config, Mapping)
+        weights = {full.removeprefix(f"{name}."): one.numpy() for full, one in self.nets.items()
+                   if full.startswith(f"{name}.")}
+        return {key: int(value) for key, value in config.items()}, weights
 
     def over(self, old: Profile) -> Profile:
         """This one, with what it lacks taken from an older one of the same model."""

@@ -18,45 +18,59 @@ PATH_TOKENS = 32768
 SEED = 0
 
 
-class States:
-    """Router inputs and router distributions of a uniform sample of tokens, all layers of each (algorithm R).
+class Draw:
+    """A uniform sample of `capacity` tokens, which of a pass are in it decided before the pass (algorithm R)."""
 
-    Which tokens of a pass are kept is decided before it, so that no more than these leave the device. In memory: at
-    most STATES_BYTES.
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self._seen = capacity, 0
+        self._random = np.random.default_rng(SEED)
+        self.rows, self.slots = torch.zeros(0, dtype=torch.int64), np.zeros(0, np.int64)
+
+    def begin(self, tokens: int) -> None:
+        """A pass over so many tokens follows: those at `rows` go into the places `slots`."""
+        slots: dict[int, int] = {}
+        for row, number in enumerate(range(self._seen, self._seen + tokens)):
+            slot = number if number < self.capacity else int(self._random.integers(number + 1))
+            if slot < self.capacity:
+                slots[slot] = row
+        self._seen += tokens
+        self.rows, self.slots = torch.tensor(list(slots.values()), dtype=torch.int64), np.array(list(slots), np.int64)
+
+    @property
+    def count(self) -> int:
+        """Tokens in the sample."""
+        return min(self._seen, self.capacity)
+
+
+class States:
+    """Router inputs and router distributions of a uniform sample of tokens, all layers of each.
+
+    No more than these leave the device. In memory: at most STATES_BYTES.
     """
 
     def __init__(self, layers: int, experts: int, hidden: int, tokens: int = TOKENS) -> None:
-        self._capacity = max(1, min(tokens, STATES_BYTES // (2 * layers * (experts + hidden))))
-        self._states = np.zeros((self._capacity, layers, hidden), np.float16)
-        self._probs = np.zeros((self._capacity, layers, experts), np.float16)
-        self._random = np.random.default_rng(SEED)
-        self._seen = 0
-        self._rows, self._slots = torch.zeros(0, dtype=torch.int64), np.zeros(0, np.int64)
+        self._draw = Draw(max(1, min(tokens, STATES_BYTES // (2 * layers * (experts + hidden)))))
+        self._states = np.zeros((self._draw.capacity, layers, hidden), np.float16)
+        self._probs = np.zeros((self._draw.capacity, layers, experts), np.float16)
 
     def begin(self, tokens: int) -> None:
         """A pass over so many tokens follows."""
-        slots: dict[int, int] = {}
-        for row, number in enumerate(range(self._seen, self._seen + tokens)):
-            slot = number if number < self._capacity else int(self._random.integers(number + 1))
-            if slot < self._capacity:
-                slots[slot] = row
-        self._seen += tokens
-        self._rows, self._slots = torch.tensor(list(slots.values()), dtype=torch.int64), np.array(list(slots), np.int64)
+        self._draw.begin(tokens)
 
     def add(self, run: LayerRun) -> None:
         """The next layer of that pass."""
-        if len(self._slots):
-            rows = self._rows.to(run.ids.device)
-            self._states[self._slots, run.seen.layer] = _half(run.seen.hidden[rows])
-            self._probs[self._slots, run.seen.layer] = _half(run.seen.probs[rows])
+        if len(slots := self._draw.slots):
+            rows = self._draw.rows.to(run.ids.device)
+            self._states[slots, run.seen.layer] = _half(run.seen.hidden[rows])
+            self._probs[slots, run.seen.layer] = _half(run.seen.probs[rows])
 
     def states(self) -> npt.NDArray[np.float16]:
         """[N, L, H] what the routers were given."""
-        return self._states[: min(self._seen, self._capacity)]
+        return self._states[: self._draw.count]
 
     def probs(self) -> npt.NDArray[np.float16]:
         """[N, L, E] what they made of it: softmax over all experts."""
-        return self._probs[: min(self._seen, self._capacity)]
+        return self._probs[: self._draw.count]
 
 
 class Paths:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
 from core.profile.profile import Profile
 
 TITLES = {
     "counts": "Activations", "pairs": "Co-activations", "defaults": "Default vectors", "gate_recall": "Next-layer gate",
-    "tae": "Gate entropy", "maps": "Expert maps", "first_table": "First-layer table", "times": "Measured times",
+    "tae": "Gate entropy", "maps": "Expert maps", "likeness": "Alike experts", "norms": "Output norms",
+    "first_table": "First-layer table", "times": "Measured times",
     "estimator": "Estimator", "path": "Routing-path predictor"}
 
 
@@ -54,6 +56,29 @@ def _maps(profile: Profile) -> str:
     return f"{len(profile.maps)} maps"
 
 
+def _likeness(profile: Profile) -> str:
+    best = best_pairs(profile)
+    return (f"the most alike experts of a layer have outputs with a cosine of {best.min():.2f} to {best.max():.2f}, "
+            "by layer")
+
+
+def _norms(profile: Profile) -> str:
+    assert profile.norms is not None
+    ratios = [row.max() / np.median(row[row > 0]) for row in profile.norms if row.any()]
+    low, high = min(ratios, default=1.0), max(ratios, default=1.0)
+    return f"a layer's largest mean output is {low:.1f} to {high:.1f} times its median"
+
+
+def best_pairs(profile: Profile) -> npt.NDArray[np.float32]:
+    """[L] cosine of the two experts of a layer that are most alike: how redundant they are. Needs part likeness."""
+    assert profile.likeness is not None
+    cosines = profile.likeness.astype(np.float32)
+    each = np.arange(profile.experts)
+    cosines[:, each, each] = -1.0
+    best: npt.NDArray[np.float32] = cosines.max((1, 2))
+    return best
+
+
 def _table(profile: Profile) -> str:
     assert profile.first_table is not None
     return f"{len(profile.first_table.tokens)} token ids"
@@ -80,4 +105,5 @@ def _trained(part: str) -> Callable[[Profile], str]:
 
 _SAID: dict[str, Callable[[Profile], str]] = {
     "counts": _counts, "pairs": _pairs, "defaults": _defaults, "gate_recall": _gate, "tae": _tae, "maps": _maps,
-    "first_table": _table, "times": _times, "estimator": _trained("estimator"), "path": _trained("path")}
+    "likeness": _likeness, "norms": _norms, "first_table": _table, "times": _times,
+    "estimator": _trained("estimator"), "path": _trained("path")}

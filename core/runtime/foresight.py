@@ -11,14 +11,17 @@ from typing import Any
 
 import torch
 
+from core.beside.apart import Apart
 from core.hf.discover import ExpertsSite, RouterOutput
 from core.hf.watch import Seen, Watch, answer, norm_of, place_of, watch
+from core.hf.weighing import Rule, rules_of
 from core.policy.predict import Guess, Predictor
-from core.policy.predict.base import PathNet
 from core.policy.predict.none import NoPrediction
 from core.profile import Profile
 from core.registry import Value, create
-from core.runtime.nets import PathAtWork, estimator_of, path_of
+from core.runtime.executing import Predicted
+from core.runtime.named import Named
+from core.runtime.nets import estimator_of
 from core.runtime.view import View
 from core.types import ModelShape
 
@@ -36,6 +39,11 @@ class Foresight:
         self._watch: Watch | None = None
         self._seen: Seen | None = None
         self._begun = False                               # `begin` was called for the pass that comes
+        self._attends = False                             # somebody beside the predictor asks what routers answer
+        self._output: tuple[int, RouterOutput] | None = None       # (layer, its answer) while somebody does
+        self._named: Named | None = None                  # what the predictor named, while somebody asks
+        self._predicted: Predicted | None = None
+        self.remembers = self._certain = False            # predicted routings are kept; and surely computed
 
     # ------------------------------------------------------------------ life
 
@@ -44,8 +52,10 @@ class Foresight:
         fresh: Predictor = create("predictor", name, params)
         self.close()
         self.profile, self.predictor = profile, fresh
-        if fresh.asks:
-            self._watch = watch(self._model, self._sites, self._keep, norms=fresh.defaults)
+        self._listen()
+        task = fresh.task(View(self, -1, (), None, None))
+        if task is not None:
+            fresh.beside = Apart(task)
 
     def close(self) -> None:
         """Stop the predictor and take its hooks out of the model; nothing is predicted until the next `use`."""
@@ -53,9 +63,29 @@ class Foresight:
         self.predictor = NoPrediction()
         if self._watch is not None:
             self._watch.remove()
-        self._watch = self._seen = None
-        for name in ("estimator", "_path", "_defaults"):
+        self._watch = self._seen = self._output = self._predicted = None
+        for name in ("estimator", "_defaults"):
             vars(self).pop(name, None)
+
+    def attend(self, *, states: bool, names: bool) -> None:
+        """From now on have, or not, what each router answers and what was named for its layer at hand for others,
+        whatever the predictor needs. Survives `use`. Between two passes only."""
+        self._named = (self._named or Named(self.shape.experts)) if names else None
+        if states != self._attends:
+            self._attends = states
+            self._listen()
+
+    def remember(self, on: bool, *, certain: bool) -> None:
+        """From now on keep, or not, what is predicted of each next layer as a routing, and name its experts before all
+        others. `certain`: that routing will be computed, whatever the router says."""
+        self.remembers, self._certain, self._predicted = on, certain, None
+
+    def _listen(self) -> None:
+        if self._watch is not None:
+            self._watch.remove()
+        self._watch = self._seen = self._output = None
+        if self.predictor.asks or self._attends:
+            self._watch = watch(self._model, self._sites, self._keep, norms=self.predictor.defaults)
 
     # ------------------------------------------------------------------ a pass
 
@@ -64,7 +94,7 @@ class Foresight:
         self.tokens, self._begun = tokens, True
         if not self.predictor.starts:
             return ()
-        return self.predictor.begin(View(self, -1, (), None, None))
+        return self._noted(self.predictor.begin(View(self, -1, (), None, None)))
 
     def look(self, layer: int, chosen: Sequence[Sequence[int]], weights: torch.Tensor | None = None) -> Sequence[Guess]:
         """The router of `layer` chose; experts of later layers, best first. `weights` [T, k] as the experts get
@@ -73,11 +103,55 @@ class Foresight:
             self.tokens, self._begun = self.tokens if self._begun else (), False
         if not self.predictor.looks:
             return ()
-        seen, self._seen = self._seen, None               # its tensors live no longer than the look
-        return self.predictor.predict(View(self, layer, chosen, weights, seen))
+        seen, self._seen, self._predicted = self._seen, None, None      # its tensors live no longer than the look
+        guesses = self.predictor.predict(View(self, layer, chosen, weights, seen))
+        if self._predicted is not None:
+            guesses = self._predicted.first(guesses, certain=self._certain)
+        return self._noted(guesses)
+
+    def _noted(self, guesses: Sequence[Guess]) -> Sequence[Guess]:
+        if self._named is not None:
+            self._named.note(guesses)
+        return guesses
 
     def _keep(self, seen: Seen) -> None:
-        self._seen = seen
+        if self.predictor.asks:
+            self._seen = seen
+        if self._attends:
+            self._output = seen.layer, seen.output
+
+    # ------------------------------------------------------------------ for what acts between a router and its experts
+
+    def output(self, layer: int) -> RouterOutput:
+        """What the router of `layer` has just answered, while somebody attends to states."""
+        assert self._output is not None and self._output[0] == layer, "the router watched is not this layer's"
+        return self._output[1]
+
+    def named(self, layer: int) -> torch.Tensor:
+        """[E] fp32 on the model's device: the probability that the predictor gave each expert of `layer` since it was
+        last reached, 0 = not named; while somebody attends to names. Once."""
+        assert self._named is not None, "nobody attends to what is named"
+        return self._named.take(layer, self._model.device)
+
+    @cached_property
+    def rules(self) -> tuple[Rule | None, ...]:
+        """How each layer's router weighs its experts; None where that is not known."""
+        return rules_of(self._model, self._sites)
+
+    def rule(self, layer: int) -> Rule:
+        """The same of a layer where it is known: who needs it has made sure."""
+        rule = self.rules[layer]
+        assert rule is not None, "nothing that needs a rule may be chosen where there is none"
+        return rule
+
+    def keep(self, told: Predicted) -> None:
+        """The next layer's routing was predicted."""
+        self._predicted = told
+
+    def take_predicted(self, layer: int) -> Predicted | None:
+        """What was predicted of `layer`, once."""
+        told, self._predicted = self._predicted, None
+        return told if told is not None and told.layer == layer else None
 
     # ------------------------------------------------------------------ for views
 
@@ -117,14 +191,6 @@ class Foresight:
     def estimator(self) -> Any:
         """The profile's, on the model's device."""
         return estimator_of(self.profile, self._model.device)
-
-    def path(self) -> PathNet:
-        """The profile's routing-path predictor, on the CPU."""
-        return PathAtWork(self._path)
-
-    @cached_property
-    def _path(self) -> Any:
-        return path_of(self.profile)
 
     @cached_property
     def _defaults(self) -> torch.Tensor:

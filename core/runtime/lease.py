@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from core.memory.slot import Slot
 from core.memory.ticket import Ticket
@@ -18,6 +19,13 @@ class Held:
     slot: Slot
     outcome: Outcome
     ticket: Ticket | None
+
+
+class Fate(NamedTuple):
+    """An expert that the router chose and for which nothing is fetched."""
+
+    expert: int
+    outcome: Outcome
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,9 +22,13 @@ from core.runtime.lease import Held, Lease
 from core.runtime.passing import in_waves
 from core.runtime.recorder import Recorder
 from core.runtime.residency import Residency
+from core.runtime.routed import NOTHING, Routed, distinct
 from core.runtime.stacking import worth_stacking
 from core.runtime.trial import objection
 from core.types import Outcome
+
+if TYPE_CHECKING:
+    from core.runtime.miss import MissPolicy
 
 
 class MoEStep:
@@ -36,6 +40,8 @@ class MoEStep:
         self._math = [ExpertMath(module, codec, kernels) for module in experts]
         self._residency, self._transfers, self._recorder = residency, transfers, recorder
         self._foresight, self._top_k = foresight, top_k
+        self._last = residency.experts               # where what is not computed is sorted
+        self.miss: MissPolicy | None = None          # what may be done instead of waiting; None: nothing
 
     def stack_if_worth_it(self, hidden: int, dtype: torch.dtype) -> None:
         """Try, with the experts that are resident, whether a token's experts are best computed in one product, or
@@ -57,19 +63,20 @@ class MoEStep:
             math.tap = tell
 
     def __call__(self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        chosen: list[list[int]] = ids.tolist()                     # the layer's only sync with the device
-        wanted = chosen[0] if len(chosen) == 1 else sorted({e for row in chosen for e in row})
+        asked: list[list[int]] = ids.tolist()                      # the layer's only sync with the device
+        if self.miss is not None and self.miss.active:
+            routed = self.miss.route(layer, ids, weights, asked)
+        else:
+            routed = Routed(ids, weights, asked, distinct(asked), asked)
         if self._residency.expects:
-            self._residency.arrive(layer, wanted)
-        compute = self._decode if len(chosen) == 1 else self._prefill
-        return compute(layer, hidden, ids, weights, chosen, wanted)
+            self._residency.arrive(layer, routed.wanted)
+        return (self._decode if len(asked) == 1 else self._prefill)(layer, hidden, routed)
 
-    def _decode(self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor,
-                chosen: list[list[int]], wanted: list[int]) -> torch.Tensor:
+    def _decode(self, layer: int, hidden: torch.Tensor, routed: Routed) -> torch.Tensor:
         """One token: what is ready first, all at once; then each missing expert as it lands."""
-        lease = self._residency.acquire(layer, wanted)
-        self._look_ahead(layer, chosen, weights)
-        math, order = self._math[layer], chosen[0]
+        lease = self._residency.acquire(layer, routed.wanted)
+        self._look_ahead(layer, routed)
+        math, order = self._math[layer], routed.chosen[0]
         ready = [held for held in lease.held if held.ticket is None]
         rows = math.token([held.slot for held in ready], hidden) if ready else hidden[:0]
         if len(ready) < len(order):
@@ -79,35 +86,35 @@ class MoEStep:
                 self._await(held)
                 outs.append(math.token([held.slot], hidden))
             at = {held.expert: i for i, held in enumerate(ready + late)}
-            landed = torch.cat(outs)
-            rows = torch.stack([landed[at[expert]] for expert in order])  # without a copy of indices to the device
-        result = math.combine(rows, weights, hidden.dtype)
-        self._recorder.layer(layer, chosen, lease.held)
+            landed = torch.cat([*outs, torch.zeros_like(hidden)]) if NOTHING in order else torch.cat(outs)
+            rows = torch.stack([landed[at.get(expert, -1)] for expert in order])  # no copy of indices to the device
+        result = math.combine(rows, routed.weights, hidden.dtype)
+        self._recorder.layer(layer, routed.asked, routed.requests(lease.held))
         self._release(lease)
         return result
 
-    def _prefill(self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor,
-                 chosen: list[list[int]], wanted: list[int]) -> torch.Tensor:
+    def _prefill(self, layer: int, hidden: torch.Tensor, routed: Routed) -> torch.Tensor:
         """Many tokens, grouped by expert; in waves when they need more experts than there are slots."""
-        math, k = self._math[layer], ids.shape[1]
-        sorted_ids, order = torch.sort(ids.reshape(-1))
-        grouped = hidden[order // k]                               # [T * k, H], expert by expert
-        ends = torch.bincount(sorted_ids, minlength=max(wanted) + 1).cumsum(0).tolist()
+        math, wanted, (tokens, k) = self._math[layer], routed.wanted, routed.ids.shape
+        nothing = any(NOTHING in row for row in routed.chosen) if routed.chosen is not routed.asked else False
+        flat = routed.ids.reshape(-1)
+        sorted_ids, order = torch.sort(flat.masked_fill(flat == NOTHING, self._last) if nothing else flat)
+        grouped = hidden[order // k]                               # [T * k, H], expert by expert, nothing last
+        ends = torch.bincount(sorted_ids, minlength=self._last).cumsum(0).tolist()
         rows = {e: slice(ends[e - 1] if e else 0, ends[e]) for e in wanted}
-        out = hidden.new_empty(grouped.shape)
+        out = torch.zeros_like(grouped) if nothing else torch.empty_like(grouped)
         held: list[Held] = []
-        for lease in in_waves(self._residency, layer, wanted, self._release,
-                              lambda: self._look_ahead(layer, chosen, weights)):
+        for lease in in_waves(self._residency, layer, wanted, self._release, lambda: self._look_ahead(layer, routed)):
             ready_first = sorted(lease.held, key=lambda h: h.ticket is not None)
-            for some in math.batches(ready_first, rows, len(chosen)):
+            for some in math.batches(ready_first, rows, tokens):
                 for one in some:
                     self._await(one)
                 math.many([one.slot for one in some], [rows[one.expert] for one in some], grouped, out)
             held += lease.held
-        self._recorder.layer(layer, chosen, held)
+        self._recorder.layer(layer, routed.asked, routed.requests(held))
         restored = torch.empty_like(out)
         restored[order] = out
-        return math.combine(restored, weights, hidden.dtype)
+        return math.combine(restored, routed.weights, hidden.dtype)
 
     def begin(self, tokens: Sequence[int]) -> None:
         """A pass over `tokens` begins: what the predictor names before anything is routed is fetched."""
@@ -120,10 +127,13 @@ class MoEStep:
                 self._fetch(guesses, -1)
             self._recorder.toll.predict_s += time.perf_counter() - began_s
 
-    def _look_ahead(self, layer: int, chosen: list[list[int]], weights: torch.Tensor) -> None:
-        if self._foresight.predictor.looks and not self._recorder.brake.paused:
+    def _look_ahead(self, layer: int, routed: Routed) -> None:
+        paused = self._recorder.brake.paused
+        if self._foresight.predictor.looks and (self._foresight.remembers or not paused):
             began_s = time.perf_counter()
-            self._fetch(self._foresight.look(layer, chosen, weights), layer)
+            guesses = self._foresight.look(layer, *routed.shown)
+            if not paused:
+                self._fetch(guesses, layer)
             self._recorder.toll.predict_s += time.perf_counter() - began_s
 
     def _fetch(self, guesses: Sequence[Guess], at: int) -> None:

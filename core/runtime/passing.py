@@ -15,6 +15,9 @@ def in_waves(residency: Residency, layer: int, wanted: Sequence[int], release: C
 
     Each lease is released when the next one is asked for. `look_ahead` is called once the last one is acquired.
     """
+    if not wanted:
+        look_ahead()
+        return
     capacity, base = residency.room(layer), layer * residency.experts
     groups = waves(wanted, capacity, lambda expert: residency.is_resident(base + expert))
     lease: Lease | None = residency.acquire(layer, groups[0])

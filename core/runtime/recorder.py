@@ -12,7 +12,8 @@ import numpy as np
 from core.memory.transfer import Ticket, TransferEngine
 from core.runtime.brake import Brake
 from core.runtime.keeping import Keeping
-from core.runtime.lease import Held
+from core.runtime.lease import Fate, Held
+from core.runtime.miss import MissPolicy
 from core.runtime.residency import Residency
 from core.runtime.toll import Toll
 from core.types import ModelShape, Phase, StepRecord, Transfer
@@ -50,11 +51,13 @@ class Recorder:
         self.enabled = True
         self._index = 0
         self._ids: list[list[list[int]]] = []
-        self._held: list[tuple[int, list[Held]]] = []
+        self._held: list[tuple[int, Sequence[Held | Fate]]] = []
         self.stall_s = 0.0
         self.toll = Toll()               # of prefetching
         self.brake = Brake()
         self.keeping: Keeping | None = None
+        self.miss: MissPolicy | None = None
+        self.tainted = False             # something of the text so far was computed lossily
 
     def begin(self) -> None:
         """Forget the previous pass."""
@@ -62,10 +65,12 @@ class Recorder:
         self._held.clear()
         self.stall_s = 0.0
         self.toll.begin()
+        if self.miss is not None:
+            self.miss.begin()
         if self.keeping is not None:
             self.keeping.begin()
 
-    def layer(self, layer: int, ids: list[list[int]], held: list[Held]) -> None:
+    def layer(self, layer: int, ids: list[list[int]], held: Sequence[Held | Fate]) -> None:
         """One MoE layer was computed: the router's choice [T][k] and what each distinct expert's request met."""
         if self.enabled:
             self._ids.append(ids)
@@ -89,6 +94,9 @@ class Recorder:
             wasted_bytes=counts.wasted_bytes, disk_bytes=sum([t.disk_bytes for t in finished]),
             slots=self._residency.slots, device_bytes=device_bytes, budget_bytes=budget_bytes,
             emulated=bool(self._transfers.pace), changes=changes)
+        record.lossy = self.miss.take(tokens) if self.miss is not None else None
+        self.tainted |= record.lossy is not None and record.lossy.changed + record.lossy.reweighed > 0
+        record.exact = not self.tainted
         self.brake.note(record)
         if self.keeping is not None:
             self.keeping.take(record)

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from core.memory.slot import Slot
-from core.memory.ticket import Ticket
+from core.memory.ticket import QUEUED, Ticket
 from core.policy.predict import Guess
 from core.runtime.lease import Counts, Held, Lease
 from core.runtime.pool import Pool
-from core.runtime.slot_map import SlotMap
+from core.runtime.snapshot import Lendable
 from core.types import Outcome
 
 
 @dataclass(slots=True)
-class Residency(SlotMap):
+class Residency(Lendable):
     """The cache: the map of `core.runtime.slot_map`, and the verbs of a layer."""
 
     def arrive(self, layer: int, wanted: Sequence[int]) -> None:
@@ -89,6 +89,22 @@ class Residency(SlotMap):
         self._leased.clear()
         for eid in [eid for eid, ticket in self._tickets.items() if ticket.error is not None]:
             self.evict(self.pool(eid // self.experts), eid)
+
+    def lacking(self, layer: int, wanted: Sequence[int]) -> list[int]:
+        """Those of `wanted` that would have to be fetched: no slot, or a copy that is only queued."""
+        base, slots, tickets = layer * self.experts, self._slot, self._tickets
+        return [e for e in wanted if slots[base + e] is None
+                or ((ticket := tickets.get(base + e)) is not None and ticket.state == QUEUED)]
+
+    def standing(self, layer: int) -> tuple[list[bool], list[bool]]:
+        """Of each expert of `layer`: would it have to be fetched, can it be computed at once? Neither: on its way."""
+        base = layer * self.experts
+        ready = [slot is not None for slot in self._slot[base : base + self.experts]]
+        missing = [not one for one in ready]
+        for eid, ticket in self._tickets.items():
+            if 0 <= eid - base < self.experts and not self.transfers.landed(ticket):
+                ready[eid - base], missing[eid - base] = False, ticket.state == QUEUED
+        return missing, ready
 
     def take_counts(self) -> Counts:
         """Hand over the counts since the last call."""

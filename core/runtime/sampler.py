@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from transformers.generation.logits_process import (
@@ -15,6 +15,9 @@ from transformers.generation.logits_process import (
 )
 
 from core.config import Sampling
+
+Draw = Callable[[Sequence[int], torch.Tensor], int]
+"""Ids so far and the last position's logits [1, V] -> the id of the next token."""
 
 
 class Sampler:

@@ -87,16 +87,28 @@ class SlotMap:
             del self._tickets[eid]
 
     def fill(self) -> None:
-        """Put experts into the free slots, every layer's first ones first: a fresh cache need not be an empty one."""
-        pairs = ((layer, expert) for expert in range(self.experts) for layer in range(self.layers))
-        for layer, expert in pairs:
-            pool, eid = self.pool(layer), layer * self.experts + expert
+        """Put experts into the free slots, every layer's most usual ones first: a fresh cache need not be an empty
+        one."""
+        for eid in self.hints.filling():
+            pool = self.pool(eid // self.experts)
             if pool.free and self.policy.keeps and self._slot[eid] is None:
                 slot = pool.free.pop()
                 self._admit(eid, slot, self._ticket(eid, slot, True))
         for eid in list(self._tickets):
             self.transfers.wait(self._tickets.pop(eid))
         self.transfers.forget()
+
+    def start_over(self) -> None:
+        """As after a load, between two passes: nothing is known of what was used, and the slots are filled anew."""
+        for pool in self._pools:
+            for eid in self._residents(pool):
+                self.evict(pool, eid)
+        for layer in range(self.layers):
+            self.hints.reached(layer)
+        self.last_used = [-1] * len(self._slot)
+        self.reshape(make_policy=self.make_policy)
+        self.pin(self.pinned)
+        self.fill()
 
     def clear(self) -> None:
         """Evict everything and free every slot, when the model is unloaded."""

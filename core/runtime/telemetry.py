@@ -13,8 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from core.runtime.lossy_look import look
 from core.types import Frame, Memory, ModelShape, Outcome, Place, StepRecord
 
+Changing = tuple[Sequence[float], npt.NDArray[np.float32] | None]
+"""[L] entropies at or below which nothing is replaced, and how good j is in the place of i, [E, E], in one layer."""
 RING = 4096    # forward passes kept for the timelines
 WINDOW = 64    # passes that "now" means: tok/s, hit rate and link rate are over the last 64
 FOLD = 512     # passes counted at once at the latest
@@ -56,8 +59,8 @@ class Telemetry:
             return self._activations.copy()
 
     def frame(self, layer: int, points: int, places: Sequence[int], memory: Memory, *, busy: bool, emulated: bool,
-              link_peak_gbps: float) -> Frame:
-        """One consistent look. `points` = how many passes the timelines show."""
+              link_peak_gbps: float, lossy: Changing | None = None) -> Frame:
+        """One consistent look. `points` = how many passes the timelines show; `lossy`: what may change answers now."""
         with self._lock:
             self._fold()
             coactivation = self._coactivation[layer].copy()
@@ -89,7 +92,8 @@ class Telemetry:
             hit=float(hits.sum() / requests.sum()) if requests.sum() else float("nan"),
             link_gbps=moved / span_s / 1e9 if span_s else 0.0, link_peak_gbps=link_peak_gbps, emulated=emulated,
             exact=kept[-1].exact if kept else True,
-            net_ms=float(np.mean([s.net_ms for s in decode])) if decode else 0.0, prefetched=_prefetched(window))
+            net_ms=float(np.mean([s.net_ms for s in decode])) if decode else 0.0, prefetched=_prefetched(window),
+            lossy=None if lossy is None else look(window, tail, self._shape.layers, *lossy))
 
     def _place(self, places: Sequence[int], kept: Sequence[StepRecord]) -> npt.NDArray[np.uint8]:
         place = np.array(places, np.uint8).reshape(self._shape.layers, self._shape.experts)

@@ -11,7 +11,8 @@ import torch
 
 from core.hf.hooks import preferences
 from core.hf.watch import Seen
-from core.policy.predict.base import Facts, Later, PathNet, State, union
+from core.policy.predict.base import Facts, Guess, Later, Net, State, union
+from core.runtime.executing import Predicted
 
 if TYPE_CHECKING:
     from core.runtime.foresight import Foresight
@@ -36,14 +37,26 @@ class View:
 
     def ask(self, layers: Sequence[int], state: State = "hidden") -> npt.NDArray[np.float64]:
         told = [self._foresight.ask(of, self.seen, self._state(of, state)) for of in layers]
+        at = next((i for i, of in enumerate(layers) if self._kept(of)), None)
         if len(self.ids) > 1:
-            return self._union(torch.stack([preferences(one) for one in told]))
-        rows = torch.cat([torch.cat((one.logits.float(), one.ids.float()), -1) for one in told]).cpu().numpy()
-        return _asked(rows[:, : self.experts].astype(np.float64), rows[:, self.experts :].astype(np.int64), self.top_k)
+            ids = None if at is None else told[at].ids.long()
+            scores, named = self._union(torch.stack([preferences(one) for one in told]), ids)
+        else:
+            rows = torch.cat([torch.cat((one.logits.float(), one.ids.float()), -1) for one in told]).cpu().numpy()
+            chosen = rows[:, self.experts :].astype(np.int64)
+            scores = _asked(rows[:, : self.experts].astype(np.float64), chosen, self.top_k)
+            named = chosen[at or 0]
+        if at is not None:
+            self._keep(told[at].ids.long(), told[at].weights, scores[at], named)
+        return scores
 
     def estimate(self, layer: int) -> npt.NDArray[np.float64]:
         probs = self._foresight.estimator.probabilities(self.seen.hidden, layer)
-        told: npt.NDArray[np.float64] = self._union(probs[None])[0]
+        ids = probs.topk(self.top_k).indices if self._kept(layer) else None
+        scores, named = self._union(probs[None], ids)
+        if ids is not None:
+            self._keep(ids, self._foresight.rule(layer).weigh(probs.log(), ids), scores[0], named)
+        told: npt.NDArray[np.float64] = scores[0]
         return told
 
     def distribution(self) -> Later:
@@ -52,8 +65,9 @@ class View:
     def embedding(self) -> Later:
         return _later(self._foresight.embed(self.tokens).float().mean(0))
 
-    def path(self) -> PathNet:
-        return self._foresight.path()
+    def path(self) -> Net:
+        assert self.profile is not None
+        return self.profile.net("path")
 
     @property
     def seen(self) -> Seen:
@@ -69,9 +83,31 @@ class View:
         default = self._foresight.default(self.layer, of, self.ids, self._weights, seen) if state == "default" else None
         return seen.hidden if default is None else default
 
-    def _union(self, probs: torch.Tensor) -> npt.NDArray[np.float64]:
-        """[n, T, E] -> [n, E]: some token asks. One wait for the device."""
-        return union(torch.log1p(-probs.double().clamp_max(1.0)).sum(1).cpu().numpy(), self.top_k)
+    def _kept(self, layer: int) -> bool:
+        """Whether what is predicted of `layer` is kept as a routing."""
+        return self._foresight.remembers and layer == self.layer + 1
+
+    def _keep(self, ids: torch.Tensor, weights: torch.Tensor, scores: npt.NDArray[np.float64],
+              named: npt.NDArray[np.int64]) -> None:
+        """The next layer's routing: ids and weights [T, k], the scores [E] and the distinct experts that go with it, of
+        one token in its order."""
+        row: list[int] = named.tolist()
+        experts = [Guess(self.layer + 1, expert, float(scores[expert])) for expert in row]
+        experts.sort(key=lambda guess: -guess.score)
+        self._foresight.keep(Predicted(self.layer + 1, ids, weights, experts, row if len(self.ids) == 1 else None))
+
+    def _union(self, probs: torch.Tensor,
+               ids: torch.Tensor | None = None) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+        """([n, E] that some token asks, from [n, T, E]; the distinct ones of `ids` [T, k], of one token in its order).
+        One wait for the device."""
+        logs = torch.log1p(-probs.double().clamp_max(1.0)).sum(1)
+        if ids is None:
+            return union(logs.cpu().numpy(), self.top_k), np.empty(0, np.int64)
+        place = torch.arange(1, ids.shape[1] + 1, dtype=logs.dtype, device=logs.device).repeat(1, len(ids))
+        there = logs.new_zeros(1, self.experts).scatter_(1, ids.reshape(1, -1), place)
+        rows = torch.cat((logs, there)).cpu().numpy()
+        named = np.flatnonzero(rows[-1])
+        return union(rows[:-1], self.top_k), named if len(ids) > 1 else named[np.argsort(rows[-1][named])]
 
 
 def _asked(logits: npt.NDArray[np.float64], ids: npt.NDArray[np.int64], top_k: int) -> npt.NDArray[np.float64]:
@@ -91,7 +127,7 @@ def _later(values: torch.Tensor) -> Later:
     """Copy to the host without waiting; whoever calls the result waits. `values` is nobody else's."""
     if values.device.type != "cuda":
         array: npt.NDArray[np.float32] = values.float().numpy()
-        return lambda: array
+        return Later(lambda: array)
     host = torch.empty(values.shape, dtype=torch.float32, pin_memory=True)
     host.copy_(values, non_blocking=True)
     arrived = torch.cuda.Event()
@@ -102,4 +138,4 @@ def _later(values: torch.Tensor) -> Later:
         landed: npt.NDArray[np.float32] = host.numpy()
         return landed
 
-    return wait
+    return Later(wait, arrived.query)

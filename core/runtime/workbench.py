@@ -15,17 +15,21 @@ import torch
 
 from core.hf import ExpertsSite
 from core.hf.watch import Seen, watch
-from core.memory.link import Pace
 from core.memory.transfer import TransferEngine
 from core.policy.predict import Predictor
 from core.policy.predict.none import NoPrediction
 from core.runtime.foresight import Foresight
 from core.runtime.kv import KVCache
+from core.runtime.miss import MissPolicy
 from core.runtime.moe_step import MoEStep
 from core.runtime.recorder import Recorder
 from core.runtime.residency import Residency
 from core.runtime.warmup import Threads
 from core.types import ModelShape, Phase
+
+
+class LetGo(Exception):
+    """Somebody else wants the model: the pass broke off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,7 @@ class LayerRun:
     ids: torch.Tensor        # int64 [T, k] experts that were computed
     weights: torch.Tensor    # [T, k] as the experts were given them
     outs: torch.Tensor       # [T * k, H] what each returned, before its weight; a token's k in a row
+    given: torch.Tensor      # [T, H] what the experts were given
 
 
 @dataclass(slots=True)
@@ -55,20 +60,29 @@ class Workbench:
     kv: KVCache
     threads: Threads
     foresight: Foresight
+    carried: bool = True     # a pass goes on from the state that the one before left; else a prompt is one pass
+    workspace: int = 0       # bytes that a pass may take for activations
     _predictor: Predictor = field(init=False)
+    _traces: bool = field(init=False, default=True)   # left in the recorder and the counters
+    _miss: MissPolicy | None = field(init=False)
 
     def __post_init__(self) -> None:
         self._predictor, self.foresight.predictor = self.foresight.predictor, NoPrediction()
+        self._miss, self.step.miss = self.step.miss, None
 
     @torch.inference_mode()
-    def run(self, ids: Sequence[int], cache: Any, phase: Phase = "prefill") -> None:
-        """One pass over some tokens [T] that follow what `cache` holds. At most `chunk` of them."""
+    def run(self, ids: Sequence[int], cache: Any, phase: Phase = "prefill", keep: int = 1) -> torch.Tensor:
+        """One pass over some tokens [T] that follow what `cache` holds, at most `chunk` of them; logits [keep, V] of
+        the last ones."""
         self.threads.use(phase)
         self.residency.now += 1
         self.residency.phase = phase
         self.recorder.forget()
-        self.model(input_ids=torch.tensor([list(ids)], device=self.device), past_key_values=cache, use_cache=True,
-                   logits_to_keep=1)
+        self._traces = True
+        inputs = torch.tensor([list(ids)], device=self.device)
+        logits: torch.Tensor = self.model(input_ids=inputs, past_key_values=cache, use_cache=True,
+                                          logits_to_keep=keep).logits
+        return logits[0]
 
     @contextmanager
     def watched(self, on_layer: Callable[[LayerRun], None],
@@ -80,7 +94,8 @@ class Workbench:
 
         def ran(module: torch.nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
             run = LayerRun(seen.pop(), args[1].reshape(-1, args[1].shape[-1]),
-                           args[2].reshape(-1, args[2].shape[-1]), outs.pop())
+                           args[2].reshape(-1, args[2].shape[-1]), outs.pop(),
+                           args[0].reshape(-1, args[0].shape[-1]))
             on_layer(run)
 
         hooks: list[Any] = [watch(self.model, self.sites, seen.append, on_embedding),
@@ -93,14 +108,65 @@ class Workbench:
             for hook in hooks:
                 hook.remove()
 
+    @torch.inference_mode()
+    def outputs(self, layer: int, given: torch.Tensor, experts: Sequence[int]) -> torch.Tensor:
+        """[T, n, H] what each of n experts of a layer returns for each of some inputs [T, H], before any weight. T is
+        at least 2, and T * n at most what a pass computes: chunk * k. Not while the model is watched."""
+        self.threads.use("prefill")
+        self.residency.now += 1
+        self.residency.phase = "prefill"
+        self.recorder.forget()
+        self._traces = True
+        ids = torch.tensor([list(experts)], device=self.device).expand(len(given), -1)
+        outs: list[torch.Tensor] = []
+        self.step.tap(outs.append)
+        try:
+            self.step(layer, given, ids, torch.ones_like(ids, dtype=given.dtype))
+        finally:
+            self.step.tap(None)
+        return outs[0].view(len(given), len(experts), -1)
+
     @contextmanager
     def unpaced(self) -> Iterator[None]:
         """Inside, copies are as fast as the machine can: for passes whose time is not what is measured."""
-        before, self.transfers.pace = self.transfers.pace, Pace(0.0, 0.0)
+        self.transfers.hurried = True
         try:
             yield
         finally:
-            self.transfers.pace = before
+            self.transfers.hurried = False
+
+    @contextmanager
+    def interruptible(self, stop: Callable[[], bool]) -> Iterator[None]:
+        """Inside, a pass raises LetGo before the next MoE layer's experts as soon as `stop()`."""
+        def look(*_: object) -> None:
+            if stop():
+                raise LetGo
+
+        hooks = [site.module.register_forward_pre_hook(look) for site in self.sites]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    @contextmanager
+    def borrowed_cache(self, stop: Callable[[], bool]) -> Iterator[None]:
+        """Inside, passes leave no trace in the cache, in what it counts, nor in the link's book: most experts stay, and
+        afterwards those that had to leave are fetched back, until `stop()`. Only while the cache is `quiet`."""
+        noted = self.transfers.set_aside()
+        aside = self.residency.set_aside(2 * self.shape.top_k)
+        with self.unpaced():
+            try:
+                yield
+            finally:
+                self.residency.take_back(aside, stop)
+                self.transfers.put_back(noted)
+                self._traces = False
+
+    def start_over(self) -> None:
+        """The cache as after a load."""
+        with self.unpaced():
+            self.residency.start_over()
 
     def missed(self) -> bool:
         """Whether the last pass had to fetch an expert."""
@@ -119,6 +185,7 @@ class Workbench:
     def close(self) -> None:
         """After the last pass, also one that broke off."""
         self.residency.abandon()
-        self.recorder.forget()
+        if self._traces:
+            self.recorder.forget()
         self.threads.use("prefill")
-        self.foresight.predictor = self._predictor
+        self.foresight.predictor, self.step.miss = self._predictor, self._miss

@@ -58,16 +58,14 @@ class Cache:
             self._admit(eid)
 
     def fill(self) -> None:
-        """Experts into the free slots, every layer's first ones first, as the engine does after a load."""
+        """Experts into the free slots, every layer's most usual ones first, as the engine does after a load."""
         if not self.policy.keeps:
             return
         roster = self.roster
-        for copy in range(roster.copies):
-            for expert in range(roster.experts):
-                for layer in range(roster.layers):
-                    eid = (copy * roster.layers + layer) * roster.experts + expert
-                    if self.free[eid // self.width] and self.policy.score[eid] == GONE:
-                        self._admit(eid)
+        order, total = roster.hints.filling(), roster.layers * roster.experts
+        for eid in (copy * total + eid for copy in range(roster.copies) for eid in order):
+            if self.free[eid // self.width] and self.policy.score[eid] == GONE:
+                self._admit(eid)
         self._room = bool(self.free.any())
 
     def _admit(self, eid: int) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from core.errors import TraceError
-from core.policy.predict.base import Facts, Later, PathNet, State
+from core.policy.predict.base import Facts, Later, Net, State
 from core.trace import Chunk, Trace
 
 
@@ -43,7 +43,7 @@ class TraceView:
     def distribution(self) -> Later:
         """[E] mean of the router's recorded distributions over the pass's tokens."""
         mean: npt.NDArray[np.float32] = self._probs().mean(0)
-        return lambda: mean
+        return Later(lambda: mean)
 
     def ask(self, layers: Sequence[int], state: State = "hidden") -> npt.NDArray[np.float64]:
         """Not without the model's states."""
@@ -57,14 +57,13 @@ class TraceView:
         """Not without the model's embeddings."""
         raise self._blind()
 
-    def path(self) -> PathNet:
+    def path(self) -> Net:
         """The profile's network. Raises TraceError when the trace has no token ids."""
-        from core.runtime.nets import PathAtWork, path_of  # torch, which nothing else here needs
-
         if not self.tokens:
             raise TraceError("This prefetcher reads the tokens, which the trace does not have. Record it with `chat "
                              "--record FILE --record-tokens`.")
-        return PathAtWork(path_of(self.profile))  # type: ignore[arg-type]
+        assert self.profile is not None
+        return self.profile.net("path")
 
     def _probs(self) -> npt.NDArray[np.float32]:
         """[T, E] of this layer's router."""

@@ -62,11 +62,11 @@ def test_a_warning_may_be_overridden_and_a_problem_may_not() -> None:
 
 
 @pytest.mark.parametrize(("stats", "line"), [
-    ({}, "12.5 tok/s · 7 tokens · TTFT 800 ms · hit rate 75.0 % · stall 30 % · finished · exact"),
+    ({}, "12.5 tok/s · 7 tokens · TTFT 800 ms · hit rate 75.0 % · stall 30 % · finished · EXACT"),
     ({"disk_misses": 1, "disk_bytes": 4096}, "12.5 tok/s · 7 tokens · TTFT 800 ms · hit rate 75.0 % · 1 miss from disk "
-     "(4.1 kB) · stall 30 % · finished · exact"),
+     "(4.1 kB) · stall 30 % · finished · EXACT"),
     ({"disk_misses": 0, "disk_bytes": 0}, "12.5 tok/s · 7 tokens · TTFT 800 ms · hit rate 75.0 % · stall 30 % · "
-     "finished · exact")])
+     "finished · EXACT")])
 def test_the_line_under_an_answer_names_the_disk_only_where_one_was_read(stats: dict[str, Any], line: str) -> None:
     message = Message(id=1, role="assistant", text="x", state="done", stats=STATS | stats, error="", created=0.0)
     assert statistics(message) == line

@@ -39,7 +39,7 @@ def test_choosing_a_preset_applies_all_its_values(section: CacheSection, one: An
     assert all(section.host.settings[name] == value for name, value in one.values.items())
     assert section.host.settings["budget"] == "70%"
     for name in ("eviction", "scope", "predictor"):
-        assert now[section._controls[name]] == one.values[name]
+        assert now[section.knobs.controls[name]] == one.values[name]
 
 
 def test_moving_a_knob_afterwards_shows_custom_and_moving_it_back_the_preset(section: CacheSection) -> None:
@@ -65,14 +65,15 @@ def test_a_refused_preset_is_told_and_changes_nothing(section: CacheSection) -> 
 
 
 def test_a_refused_variant_puts_its_menu_back(section: CacheSection) -> None:
-    told, shown_choice, note, *_ = section._choose("layer_slots")("adapmoe")
-    assert "needs a profile" in told and shown_choice == "uniform" and "as many slots" in note
+    shown_choice, told = section.knobs.turn("layer_slots")("adapmoe")
+    assert "needs a profile" in told and "Calibrate now" in told and shown_choice == "uniform"
 
 
 def test_slots_per_layer_show_only_where_layers_have_their_own(section: CacheSection) -> None:
     def visible() -> list[bool]:
         values = dict(zip(section.outputs, section.values(), strict=True))
-        return [values[part]["visible"] for part in (section._controls["layer_slots"], section._notes["layer_slots"])]
+        parts = (section.knobs.controls["layer_slots"], section.knobs.notes["layer_slots"])
+        return [values[part]["visible"] for part in parts]
 
     assert visible() == [True, True]
     assert section.host.change("scope", "global") == ""

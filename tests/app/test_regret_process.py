@@ -14,7 +14,9 @@ import pytest
 
 from app import regret, regret_worker
 from app.regret_feed import Step, arrays, imitated
-from app.regret_process import ROOT, Lost, Process
+from app.regret_process import Lost, Process
+from core.beside import messages
+from core.beside.process import ROOT
 from core.config import Settings
 from core.types import StepRecord
 from tests.app.conftest import WAIT_S
@@ -55,16 +57,16 @@ def test_messages_arrive_as_they_were_sent() -> None:
     stream = io.BytesIO()
     sent = {"ids": np.arange(12, dtype=np.int16).reshape(3, 2, 2), "decode": np.array([True, False]),
             "none": np.zeros((0, 4), np.float32)}
-    regret_worker.write(stream, {"warm": True, "n": 1.5}, sent)
-    regret_worker.write(stream, {"report": True})
+    messages.write(stream, {"warm": True, "n": 1.5}, sent)
+    messages.write(stream, {"report": True})
     stream.seek(0)
-    head, found = regret_worker.read(stream)
+    head, found = messages.read(stream)
     assert head == {"warm": True, "n": 1.5}
     assert {name: (a.dtype, a.tolist()) for name, a in found.items()} == \
         {name: (a.dtype, a.tolist()) for name, a in sent.items()}
-    assert regret_worker.read(stream) == ({"report": True}, {})
+    assert messages.read(stream) == ({"report": True}, {})
     with pytest.raises(EOFError):
-        regret_worker.read(stream)
+        messages.read(stream)
 
 
 def test_a_policy_of_the_users_own_has_no_shadow_and_is_compared_by_what_it_hits() -> None:

@@ -79,6 +79,7 @@ class Dashboard:
 
     def slide(self, element_id: str, value: float) -> None:
         """Drag a slider, as its input event says."""
+        self.page.wait_for_selector(f"#{element_id} input[type=range]", state="attached")
         self.page.evaluate(
             """([id, value]) => { const range = document.querySelector(`#${id} input[type=range]`);
             range.value = value; range.dispatchEvent(new Event('input', {bubbles: true})); }""",

@@ -19,7 +19,7 @@ def test_an_answer_streams_and_ends_with_its_statistics(dashboard: Dashboard) ->
     dashboard.wait_deck("frames", frames + 1)
     dashboard.answered()
     answer = dashboard.answers()[-1]
-    for said in ("tok/s", "TTFT", "hit rate", "stall", "exact", "tokens"):
+    for said in ("tok/s", "TTFT", "hit rate", "stall", "EXACT", "tokens"):
         assert said in answer
     dashboard.wait_text("#context", "tokens")
     assert int(dashboard.page.get_attribute("#context [role=meter]", "aria-valuenow") or 0) > 0

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import pytest
 import torch
 from transformers import DynamicCache
 
+from core.beside.apart import Apart
 from core.config import LoadSpec, Sampling, Settings
 from core.engine import Engine
 from core.errors import ProfileError, SettingError
@@ -26,7 +28,7 @@ STEPS = 4
 NAMES = [v.name for v in variants("predictor")]
 NEEDY = [v.name for v in variants("predictor") if v.needs]
 ROUTERS = ["gate", "stride", "default_vectors", "hybrid", "token_table"]     # that ask a router of a later layer
-BESIDE = ["expert_map", "routing_path"]                                      # that work on a thread of their own
+BESIDE = ["expert_map", "routing_path"]                                      # that have work done in a process
 
 
 class Case(NamedTuple):
@@ -259,10 +261,31 @@ def test_another_profile_acts_from_the_next_pass_on(exact: Engine) -> None:
 
 
 @pytest.mark.parametrize("name", BESIDE)
-def test_threads_beside_end_with_their_predictor(exact: Engine, name: str) -> None:
+def test_what_works_beside_is_heard_and_ends_with_its_predictor(exact: Engine, name: str) -> None:
     exact.change({"predictor": name})
+    predictor, beside = exact.foresight.predictor, exact.foresight.predictor.beside
+    assert isinstance(beside, Apart)
+    predictor.patient = True
     passes(exact)
-    thread = exact.foresight.predictor._aside._thread  # type: ignore[attr-defined]
-    assert thread.is_alive()
+    pid = beside.pid
+    assert pid is not None and beside.ready and beside.behind == 0
     exact.change({"predictor": "none"})
-    assert not thread.is_alive()
+    assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_process_beside_that_dies_is_said_once_and_computing_goes_on(
+        exact: Engine, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    exact.change({"predictor": name})
+    beside = exact.foresight.predictor.beside
+    assert isinstance(beside, Apart)
+    exact.foresight.predictor.patient = True
+    passes(exact)
+    assert beside.pid is not None
+    dead = psutil.Process(beside.pid)
+    dead.kill()
+    dead.wait(30)
+    for _ in range(2):
+        assert passes(exact)
+    exact.change({"predictor": "none"})
+    assert [r.levelname for r in caplog.records if "beside the model is gone" in r.getMessage()] == ["WARNING"]

@@ -2,80 +2,86 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
-from queue import Queue
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from core.policy.predict import Oracle
-from core.policy.predict.aside import Aside
-from core.policy.predict.base import PathNet
+from core.policy.predict.aside import AtOnce
+from core.policy.predict.path_reader import HEAD, TOLD, PathReader
 from core.registry import create, variants
-from tests.policy.views import FakePath, Known, Looking, Pass, make, random_passes, shown
+from tests.policy.views import Known, Looking, Pass, make, random_passes, shown
 
 LAYERS, EXPERTS, K = 6, 8, 2
 
 
-class Walked(Looking):
-    """With a routing-path network of the test's own."""
+class Scripted:
+    """A worker that always tells the same, when it is let; what it hears is kept."""
 
-    net: PathNet
+    def __init__(self) -> None:
+        self.told = np.random.default_rng(3).random((LAYERS, EXPERTS)).astype(np.float32)
+        self.heard: list[tuple[int, bool, list[int]]] = []
 
-    def path(self) -> FakePath:
-        return self.net  # type: ignore[return-value]
-
-
-def walked(net: PathNet, one: Pass, layer: int) -> Walked:
-    view = Walked(one, layer, EXPERTS)
-    view.net = net
-    return view
+    def work(self, message: bytes) -> bytes:
+        number, fresh = HEAD.unpack_from(message)
+        self.heard.append((number, bool(fresh), np.frombuffer(message, "<i4", offset=HEAD.size).tolist()))
+        return TOLD.pack(number) + self.told.tobytes()
 
 
-# ---------------------------------------------------------------------- routing path
+class Late(AtOnce):
+    """Hands out its answers from `due` on."""
+
+    due = False
+
+    def take(self) -> list[bytes]:
+        return super().take() if self.due else []
+
 
 def test_the_routing_path_is_asked_once_a_pass_and_names_the_next_layers_in_order() -> None:
-    net, (first, second, other) = FakePath(LAYERS, EXPERTS), random_passes([(1, 3), (1, 1), (2, 1)], LAYERS, EXPERTS, K)
+    worker, (first, second, other) = Scripted(), random_passes([(1, 3), (1, 1), (2, 1)], LAYERS, EXPERTS, K)
     predictor = make("routing_path", distance=2)
+    predictor.beside = AtOnce(worker)
     for one in (first, second, other):
-        told = [predictor.begin(walked(net, one, -1)),
-                *(predictor.predict(walked(net, one, layer)) for layer in range(LAYERS))]
+        told = [predictor.begin(Looking(one, -1, EXPERTS)),
+                *(predictor.predict(Looking(one, layer, EXPERTS)) for layer in range(LAYERS))]
         most = K * one.ids.shape[1]
         for layer, guesses in enumerate(told, -1):
             ahead = [at for at in (layer + 1, layer + 2) if at < LAYERS]
             assert [g.layer for g in guesses] == [at for at in ahead for _ in range(most)]
-            assert [g.expert for g in guesses] == [e for at in ahead for e in np.argsort(-net.told[at])[:most].tolist()]
-            assert [g.score for g in guesses] == [net.told[g.layer][g.expert] for g in guesses]
-    tokens = [tuple(Looking(one, 0, EXPERTS).tokens) for one in (first, second, other)]
-    assert net.heard == [None, tokens[0], tokens[1], None, tokens[2]]    # another request starts anew
-    predictor.close()
+            assert [g.expert for g in guesses] == [e for at in ahead
+                                                   for e in np.argsort(-worker.told[at])[:most].tolist()]
+            assert [g.score for g in guesses] == [worker.told[g.layer][g.expert] for g in guesses]
+    tokens = [list(Looking(one, 0, EXPERTS).tokens) for one in (first, second, other)]
+    assert worker.heard == [(1, True, tokens[0]), (2, False, tokens[1]), (3, True, tokens[2])]   # another request
+    predictor.close()                                                                            # starts anew
 
 
 def test_a_routing_path_that_is_late_is_used_from_the_layer_that_is_reached_then() -> None:
-    gate, asked = threading.Event(), threading.Event()
-
-    class Slow(FakePath):
-        def follow(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
-            asked.set()
-            assert gate.wait(30)
-            return self.told
-
-    net, (one, after) = Slow(LAYERS, EXPERTS), random_passes([(1, 1), (1, 1)], LAYERS, EXPERTS, K)
-    predictor = create("predictor", "routing_path", {"distance": 2})
-    assert predictor.begin(walked(net, one, -1)) == []
-    assert predictor.predict(walked(net, one, 0)) == []
-    assert asked.wait(30)
-    gate.set()
-    predictor._aside.wait()
-    predictor._aside._done.append((1, net.told))          # `wait` took it
-    assert {g.layer for g in predictor.predict(walked(net, one, 1))} == {2, 3}
-    gate.clear()
-    assert predictor.begin(walked(net, after, -1)) == []  # what was told of one pass is not said of the next
-    gate.set()
+    one, after = random_passes([(1, 1), (1, 1)], LAYERS, EXPERTS, K)
+    predictor: Any = create("predictor", "routing_path", {"distance": 2})
+    predictor.beside = late = Late(Scripted())
+    assert predictor.begin(Looking(one, -1, EXPERTS)) == []
+    assert predictor.predict(Looking(one, 0, EXPERTS)) == []
+    late.due = True
+    assert {g.layer for g in predictor.predict(Looking(one, 1, EXPERTS))} == {2, 3}
+    late.due = False
+    assert predictor.begin(Looking(after, -1, EXPERTS)) == []    # what was told of one pass is not said of the next
     predictor.close()
+
+
+def test_without_a_process_the_network_is_worked_at_once() -> None:
+    """Tokens 50 and above are one to the network; what it says of others is another thing."""
+    passes = random_passes([(1, 3), (1, 1)], LAYERS, EXPERTS, K)
+    named = [guesses for _, layer, guesses in shown(make("routing_path", distance=1), passes, EXPERTS) if layer == 0]
+    task = make("routing_path").task(Looking(passes[0], -1, EXPERTS))
+    assert task is not None
+    reader = PathReader(task)
+    for one, guesses in zip(passes, named, strict=True):
+        chances = reader.follow(list(Looking(one, 0, EXPERTS).tokens))
+        assert {g.expert: g.score for g in guesses} == {
+            e: chances[1, e] for e in np.argsort(-chances[1])[: K * one.ids.shape[1]].tolist()}
 
 
 # ---------------------------------------------------------------------- token table
@@ -135,45 +141,3 @@ def test_the_oracle_names_exactly_what_comes(distance: int, begins: bool) -> Non
 
 def test_the_oracle_cannot_be_chosen() -> None:
     assert "oracle" not in [v.name for v in variants("predictor")]
-
-
-# ---------------------------------------------------------------------- the thread beside
-
-def test_results_are_taken_in_order_when_they_are_there() -> None:
-    beside, gate = Aside[int]("test"), threading.Event()
-
-    def slow() -> int:
-        assert gate.wait(30)
-        return 1
-
-    beside.do(slow)
-    beside.do(lambda: 2)
-    assert beside.take() == []
-    gate.set()
-    assert beside.wait() == [1, 2]
-    assert beside.take() == []
-    beside.close()
-    beside.do(lambda: 3)                                   # nobody is there to do it
-    assert beside.wait() == []
-
-
-def test_closing_drops_what_has_not_started() -> None:
-    beside, started, gate, done = Aside[None]("test"), threading.Event(), threading.Event(), list[int]()
-
-    class Jobs(Queue[Any]):
-        def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-            super().put(item, block, timeout)
-            if item is None:                               # it is being closed
-                gate.set()
-
-    def slow() -> None:
-        started.set()
-        assert gate.wait(30)
-
-    beside._jobs = Jobs()  # type: ignore[assignment]
-    beside.do(slow)
-    for i in range(3):
-        beside.do(lambda i=i: done.append(i))  # type: ignore[misc]
-    assert started.wait(30)
-    beside.close()
-    assert done == []

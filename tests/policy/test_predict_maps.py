@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.policy.predict import Guess
+from core.policy.predict.aside import AtOnce
 from core.policy.predict.base import Later
+from core.policy.predict.map_search import MapSearch
 from core.policy.predict.maps import MapStore, best_match, select
 from core.registry import create
 from tests.policy.views import HIDDEN, Known, Looking, Pass, make
@@ -121,6 +122,26 @@ def test_the_selection_is_the_shortest_that_suffices(seed: int, score: float, le
 
 # ---------------------------------------------------------------------- the predictor
 
+class Slow(AtOnce):
+    """Works on what it was given only when it is told to."""
+
+    def __init__(self, worker: MapSearch) -> None:
+        super().__init__(worker)
+        self._given: list[bytes] = []
+
+    @property
+    def behind(self) -> int:  # type: ignore[override]
+        return len(self._given)
+
+    def give(self, message: bytes) -> None:
+        self._given.append(message)
+
+    def work(self) -> None:
+        for message in self._given:
+            super().give(message)
+        self._given.clear()
+
+
 class Told(Looking):
     """A token whose routers say `distributions` [L, E], with an embedding."""
 
@@ -131,10 +152,10 @@ class Told(Looking):
         self._told, self._vector = distributions, embedding
 
     def distribution(self) -> Later:
-        return lambda: self._told[self.layer].astype(np.float32)
+        return Later(lambda: self._told[self.layer].astype(np.float32))
 
     def embedding(self) -> Later:
-        return lambda: self._vector.astype(np.float32)
+        return Later(lambda: self._vector.astype(np.float32))
 
 
 def walk(predictor: Any, distributions: npt.NDArray[Any], embedding: npt.NDArray[Any], known: Known | None = None,
@@ -232,30 +253,51 @@ def test_more_maps_in_the_profile_than_there_is_room_for() -> None:
     predictor = make("expert_map", capacity=8, distance=1, dynamic=False)
     begun = walk(predictor, maps[39], keys[39], Known(maps=maps, map_keys=keys))[0]
     assert [g.expert for g in begun] == np.argsort(-maps[39][0])[:K].tolist()    # the last is among those kept
-    assert predictor._store.capacity == predictor._store.count == 8  # type: ignore[attr-defined]
+    store = predictor.beside._worker.store  # type: ignore[union-attr]
+    assert store.capacity == store.count == 8
     predictor.close()
 
 
 def test_no_layer_waits_for_a_search_and_what_comes_too_late_is_not_used() -> None:
     keys, maps = drawn(2)
-    known, gate = Known(maps=maps, map_keys=keys), threading.Event()
+    known = Known(maps=maps, map_keys=keys)
+    predictor: Any = create("predictor", "expert_map", {"distance": 2})
+    predictor.beside = slow = Slow(MapSearch(predictor.task(Told(-1, maps[0], keys[0], known))))
+    assert all(not guesses for guesses in walk(predictor, maps[0], keys[0], known))
+    slow.work()                                           # the whole pass has been searched for by now ...
+    late = predictor.begin(Told(-1, maps[0], keys[0], known))
+    assert not late                                       # ... and is of no use to the next one
+    slow.work()
+    assert {g.layer for g in predictor.predict(Told(0, maps[0], keys[0], known))} == {1}    # layer 0 is reached already
 
-    class Slow(Told):
+
+def test_a_search_that_falls_behind_leaves_passes_out() -> None:
+    keys, maps = drawn(2)
+    predictor: Any = create("predictor", "expert_map", {"distance": 2})
+    predictor.beside = slow = Slow(MapSearch(predictor.task(Told(-1, maps[0], keys[0]))))
+    for _ in range(9):
+        walk(predictor, maps[0], keys[0])
+    assert slow.behind == (LAYERS + 1) * 2                # two passes, of a message as it begins and one a layer
+    slow.work()
+    assert slow._worker.store.count == 2
+    walk(predictor, maps[1], keys[1])
+    slow.work()
+    assert slow._worker.store.count == 3
+
+
+def test_numbers_that_the_device_still_works_out_are_sent_when_they_are_there() -> None:
+    keys, maps = drawn(2)
+    known, there = Known(maps=maps, map_keys=keys), list[bool]([False])
+
+    class Computing(Told):
         def embedding(self) -> Later:
-            def wait() -> npt.NDArray[np.float32]:
-                assert gate.wait(30)
-                return self._vector.astype(np.float32)
-            return wait
+            return Later(lambda: self._vector.astype(np.float32), lambda: there[0])
 
     predictor: Any = create("predictor", "expert_map", {"distance": 2})
-    assert list(predictor.begin(Slow(-1, maps[0], keys[0], known))) == []
-    for layer in range(LAYERS):
-        assert list(predictor.predict(Slow(layer, maps[0], keys[0], known))) == []
-    gate.set()
-    predictor._aside.wait()                               # the whole pass has been searched for by now ...
-    late = predictor.begin(Slow(-1, maps[0], keys[0], known))
-    assert {g.layer for g in late} <= {0, 1}              # ... and is of no use to the next one
-    predictor.close()
+    assert list(predictor.begin(Computing(-1, maps[0], keys[0], known))) == []
+    assert list(predictor.predict(Computing(0, maps[0], keys[0], known))) == []
+    there[0] = True
+    assert {g.layer for g in predictor.predict(Computing(1, maps[0], keys[0], known))} == {2, 3}    # in their order
 
 
 def test_a_search_that_fails_is_heard_of() -> None:
@@ -266,7 +308,7 @@ def test_a_search_that_fails_is_heard_of() -> None:
         def embedding(self) -> Later:
             def fail() -> npt.NDArray[np.float32]:
                 raise ZeroDivisionError("the copy failed")
-            return fail
+            return Later(fail)
 
     with pytest.raises(ZeroDivisionError, match="the copy failed"):
         predictor.begin(Broken(-1, maps[0], keys[0]))

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from core.policy.predict import Guess, Predictor
-from core.policy.predict.base import Later, State, union
+from core.policy.predict.base import Later, Net, State, union
 from core.registry import create
 
 HIDDEN = 16
@@ -70,33 +70,36 @@ class Looking:
 
     def distribution(self) -> Later:
         told = self._random(self.layer).dirichlet(np.ones(self.experts), self._count).mean(0).astype(np.float32)
-        return lambda: told
+        return Later(lambda: told)
 
     def embedding(self) -> Later:
         vectors = [np.random.default_rng(token).standard_normal(HIDDEN) for token in self.tokens]
-        return lambda: np.mean(vectors, 0).astype(np.float32)
+        return Later(lambda: np.mean(vectors, 0).astype(np.float32))
 
-    def path(self) -> FakePath:
-        return FakePath(self.layers, self.experts)
+    def path(self) -> Net:
+        return drawn_path(self.layers, self.experts)
 
     def _random(self, of: int) -> np.random.Generator:
         assert self._states, "a state was asked for"
         return np.random.default_rng([zlib.crc32(str(self.tokens).encode()), of])
 
 
-class FakePath:
-    """Stands in for the network: every expert as likely as a fixed draw says."""
-
-    def __init__(self, layers: int, experts: int) -> None:
-        self.told = np.random.default_rng(3).random((layers, experts)).astype(np.float32)
-        self.heard: list[tuple[int, ...] | None] = []
-
-    def restart(self) -> None:
-        self.heard.append(None)
-
-    def follow(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
-        self.heard.append(tuple(tokens))
-        return self.told
+def drawn_path(layers: int, experts: int, d_model: int = 4, d_ff: int = 8, heads: int = 2, d_kv: int = 3) -> Net:
+    """A routing-path network of one block with drawn weights, that knows the tokens 0 to 49."""
+    random, wide = np.random.default_rng(3), heads * d_kv
+    sizes = {"embed.weight": (51, d_model), "heads.weight": (layers * experts, d_model),
+             "heads.bias": (layers * experts,), "reads.values.weight": (32, heads), "writes.values.weight": (32, heads),
+             "read_norm.weight": (d_model,), "write_norm.weight": (d_model,)}
+    for side, parts in (("encoder", ("attend",)), ("decoder", ("attend", "cross"))):
+        sizes |= {f"{side}.0.{name}.weight": (d_model,) for name in ("norm", "ff_norm", "cross_norm")
+                  if name != "cross_norm" or side == "decoder"}
+        sizes |= {f"{side}.0.wi.weight": (d_ff, d_model), f"{side}.0.wo.weight": (d_model, d_ff)}
+        for part in parts:
+            sizes |= {f"{side}.0.{part}.{name}.weight": (wide, d_model) for name in "qkv"}
+            sizes[f"{side}.0.{part}.o.weight"] = (d_model, wide)
+    weights: dict[str, Any] = {name: random.standard_normal(size).astype(np.float32) for name, size in sizes.items()}
+    return ({"layers": layers, "experts": experts, "tokens": 50, "d_model": d_model, "d_ff": d_ff, "heads": heads,
+             "d_kv": d_kv, "blocks": 1}, {**weights, "tokens": np.arange(50)})
 
 
 def token_of(row: npt.NDArray[np.int64]) -> int:

@@ -59,12 +59,12 @@ class Oracle:
 
     def _layer(self, found: Passed, block: Any, h: torch.Tensor) -> None:
         probs, weights, ids = self.route(block, h)
-        outs = torch.stack([torch.stack([self._expert(block.experts, int(e), x) for e in row])
+        outs = torch.stack([torch.stack([self.expert(block.experts, int(e), x) for e in row])
                             for x, row in zip(h, ids, strict=True)])
         for name, value in (("hidden", h), ("probs", probs), ("ids", ids), ("weights", weights), ("outs", outs)):
             getattr(found, name).append(value.clone())
 
-    def _expert(self, experts: Any, expert: int, x: torch.Tensor) -> torch.Tensor:
+    def expert(self, experts: Any, expert: int, x: torch.Tensor) -> torch.Tensor:
         gate, up = (experts.gate_up_proj[expert] @ x).chunk(2)
         down: torch.Tensor = experts.down_proj[expert] @ (functional.silu(gate) * up)
         return down

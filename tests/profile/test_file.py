@@ -36,7 +36,7 @@ def whole(seed: int = 0) -> Profile:
         counts=rng.integers(0, 1 << 40, (L, E)), pairs=some(L, E, E), pairs_weighted=some(L, E, E),
         defaults=some(L, E, H, dtype="float16"), gate_recall=np.array([np.nan, 0.5, 0.75], np.float32),
         similarity=some(L - 1), tae=some(L, 101), maps=some(N, L, E, dtype="float16"),
-        map_keys=some(N, H, dtype="float16"),
+        map_keys=some(N, H, dtype="float16"), likeness=some(L, E, E, dtype="float16"), norms=some(L, E),
         first_table=FirstTable(np.array([3, 9], np.int32), np.array([[1, 0], [7, -1]], np.int16)),
         times={"att": 0.1, "moe": 0.25, "head": 1.5, "load": 2.0},
         nets={"estimator.a": torch.from_numpy(some(3, 4)), "path.tokens": torch.tensor([2**24 + 1, 5]),

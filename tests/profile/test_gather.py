@@ -21,7 +21,7 @@ from tests.profile.oracle import Oracle, Passed
 LONG = "The quick brown fox jumps over the lazy dog, and over the fence behind it. " * 2    # two windows of 128
 TEXTS: list[Any] = ["An expert that is not asked is not loaded.", LONG,
                     [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4, of course."}]]
-GATHERED = {"counts", "pairs", "defaults", "gate_recall", "tae", "maps", "first_table"}
+GATHERED = {"counts", "pairs", "defaults", "gate_recall", "tae", "maps", "likeness", "norms", "first_table"}
 L, E, K, H, WINDOW = 3, 8, 4, 64, 128
 
 
@@ -80,6 +80,28 @@ def test_default_vectors(gathered: tuple[Profile, list[list[int]], list[Passed]]
             mean = outs[at].mean(0) if at.any() else torch.zeros(H)
             np.testing.assert_allclose(profile.defaults[layer, expert], mean.numpy(), rtol=2e-3, atol=2e-5)
     assert np.abs(profile.defaults).max() > 1e-3
+
+
+def test_likeness(gathered: tuple[Profile, list[list[int]], list[Passed]], truth: Oracle) -> None:
+    """Every expert on every input: there are fewer than are kept."""
+    profile, read, passed = gathered
+    assert profile.likeness is not None and sum(map(len, read)) <= 256
+    for layer in range(L):
+        experts, given = truth.blocks[layer].experts, joined(passed, "hidden", layer)
+        with torch.no_grad():
+            outs = torch.stack([torch.stack([truth.expert(experts, e, x) for x in given]) for e in range(E)])
+        expected = torch.cosine_similarity(outs[:, None], outs[None], dim=-1).mean(-1)
+        np.testing.assert_allclose(profile.likeness[layer], expected.numpy(), atol=2e-3)
+    assert profile.likeness[:, range(E), range(E)].min() == 1 and np.abs(profile.likeness).min() < 0.2
+
+
+def test_output_norms(gathered: tuple[Profile, list[list[int]], list[Passed]]) -> None:
+    profile, _, passed = gathered
+    assert profile.norms is not None and profile.norms.min() > 0
+    for layer in range(L):
+        ids, lengths = joined(passed, "ids", layer), joined(passed, "outs", layer).norm(dim=-1)
+        for expert in range(E):
+            assert profile.norms[layer, expert] == pytest.approx(float(lengths[ids == expert].mean()), rel=1e-4)
 
 
 def test_gate_recall_and_similarity(gathered: tuple[Profile, list[list[int]], list[Passed]], truth: Oracle) -> None:

@@ -15,12 +15,13 @@ from core.hf import ExpertsSite, find_experts, install
 from core.hf.hooks import probe_router
 from core.hf.watch import norm_of, watch
 from core.policy.predict import Guess, Predictor, View
-from core.policy.predict.nets import estimator
+from core.policy.predict.aside import Task
+from core.policy.predict.nets import estimator, path
 from core.policy.predict.nets.estimator import Estimator
-from core.policy.predict.nets.path import WINDOW, RoutingPath
+from core.policy.predict.nets.path import RoutingPath, State
+from core.policy.predict.path_reader import ROOM, WINDOW, PathReader
 from core.profile import Profile
 from core.runtime.foresight import Foresight
-from core.runtime.nets import PathAtWork
 from core.runtime.view import _asked
 from core.types import ModelShape
 from tests.conftest import Checkpoint
@@ -213,12 +214,16 @@ def test_a_pass_nobody_announced_has_no_tokens(opened: Opened) -> None:
 
 # ---------------------------------------------------------------------- the routing path at work
 
+def reading(net: RoutingPath) -> PathReader:
+    return PathReader(Task(path.NAME, net.config, {name: one.numpy() for name, one in net.state_dict().items()}))
+
+
 def test_the_routing_path_follows_a_request_as_the_network_would() -> None:
     net = RoutingPath(3, 6, torch.arange(5, 45), d_ff=32, heads=2, d_kv=8).eval()
     prompt, answer = torch.randint(5, 45, (1, 9)), torch.randint(5, 45, (1, 3))
     with torch.no_grad():
         chances = net.decode(torch.cat((prompt, answer), 1), net.encode(prompt))[0][0].sigmoid()
-    work = PathAtWork(net)
+    work = reading(net)
     for _ in range(2):
         work.restart()
         told = [work.follow(prompt[0].tolist()), *(work.follow([token]) for token in answer[0].tolist())]
@@ -227,12 +232,21 @@ def test_the_routing_path_follows_a_request_as_the_network_would() -> None:
             assert one == pytest.approx(chances[at].numpy(), abs=1e-5)
 
 
-def test_the_routing_path_of_a_long_prompt_in_pieces_goes_on() -> None:
+def test_the_routing_path_of_a_long_prompt_in_pieces_goes_on_as_the_network_would() -> None:
+    """Past the window, and past the room that keys and values are kept in."""
     net = RoutingPath(3, 6, torch.arange(5, 45), d_ff=32, heads=2, d_kv=8).eval()
-    ids = torch.randint(5, 45, (2 * WINDOW + 10,)).tolist()
-    work = PathAtWork(net)
-    first, second = work.follow(ids[: WINDOW + 5]), work.follow(ids[WINDOW + 5 :])
-    one = work.follow([7])
-    assert first.shape == second.shape == one.shape == (3, 6)
-    assert np.isfinite([first, second, one]).all() and (one <= 1).all() and (one >= 0).all()
+    ids = torch.randint(5, 45, (ROOM + 10,)).tolist()
+    work, state = reading(net), None
+    for piece in (ids[: WINDOW + 5], ids[WINDOW + 5 :], [7], [8]):
+        told = work.follow(piece)
+        idle, seen = torch.zeros(3, 6), ids[: WINDOW + 5] if state is None else ids
+        with torch.no_grad():
+            if len(piece) > 1:
+                read = net.encode(torch.tensor([seen[-WINDOW:]]))
+                state = read if state is None else State(state.own, read.prompt, None)
+            assert state is not None
+            for at in range(0, len(piece), WINDOW):
+                logits, state = net.decode(torch.tensor([piece[at : at + WINDOW]]), state)
+                idle += torch.nn.functional.logsigmoid(-logits[0]).sum(0)
+        assert told == pytest.approx(-torch.expm1(idle).numpy(), abs=1e-5)
     assert work._prompt == ids[-WINDOW:]                  # the encoder reads the end of it

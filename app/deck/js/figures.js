@@ -2,6 +2,7 @@
 
 import { bytes, short } from "./paint.js";
 import { PLACES } from "./maps.js";
+import { tell } from "/ui/exactness.js";
 
 const SWATCH = ["host", "flight", "resident", "hit", "disk"], LEGEND = [4, 0, 1, 2, 3]; // from the slowest place to the fastest
 
@@ -19,7 +20,6 @@ export class Figures {
     this.disk(frame, count[4]);
     this.ahead(frame);
     this.legend("res-legend", LEGEND.map((i) => [SWATCH[i], PLACES[i], `${count[i]}`]));
-    this.text("ramp-max", `${frame.coactivation_max}`);
     this.text("hit-text", `last ${frame.window} tokens`);
   }
 
@@ -35,9 +35,7 @@ export class Figures {
     this.text("link-sub", `peak ${short(frame.link_peak_gbps * size)} ${unit}`);
     this.find("emulated").hidden = !frame.emulated;
     this.find("measured").hidden = frame.emulated;
-    this.find("exact").hidden = false;
-    this.text("exact", frame.exact ? "exact" : "lossy");
-    this.find("exact").classList.toggle("warn", !frame.exact);
+    tell({ lossy: Boolean(frame.lossy), rate: frame.lossy?.rate ?? null, window: frame.window, before: !frame.exact });
     this.share(frame);
   }
 

@@ -2,10 +2,13 @@
 
 import { fetchFrame } from "./wire.js";
 import { palette } from "./paint.js";
-import { Layers, Pairs, Residency } from "./maps.js";
+import { Layers, Residency } from "./maps.js";
+import { Pairs } from "./pairs.js";
 import { LinkTraffic, TokenTime } from "./series.js";
 import { Figures } from "./figures.js";
 import { Regret } from "./regret.js";
+import { Changed, Entropy, Missing } from "./lossy.js";
+import { Quality } from "./quality.js";
 
 const EVERY_MS = 250, RETRY_MS = 1500;
 const ROW_SPACE = 32; // of the residency map: its lower axis
@@ -18,8 +21,11 @@ class Deck {
     const canvas = (name) => root.querySelector(`[data-c="${name}"]`), colours = () => this.colours;
     this.residency = new Residency(canvas("residency"), colours);
     const regret = new Regret(root, this.find, colours, (policy) => trigger("select", { policy }));
-    this.panels = [this.residency, regret, new TokenTime(canvas("tpot"), colours), new LinkTraffic(canvas("link"), colours),
-      new Pairs(canvas("pairs"), colours), new Layers(canvas("layers"), colours)];
+    this.entropy = new Entropy(canvas("entropy"), colours);
+    this.panels = [this.residency, new Changed(canvas("changed"), colours), this.entropy, new Missing(canvas("missing"), colours), regret,
+      new TokenTime(canvas("tpot"), colours), new LinkTraffic(canvas("link"), colours), new Pairs(canvas("pairs"), colours, this.find),
+      new Layers(canvas("layers"), colours)];
+    this.quality = new Quality(this.find);
     this.figures = new Figures(this.find);
     Object.assign(this, { frame: null, since: "", frames: 0 });
     this.panels.forEach((panel) => this.listen(panel));
@@ -31,7 +37,7 @@ class Deck {
   }
 
   select(layer) {
-    this.residency.layer = layer;
+    this.residency.layer = this.entropy.layer = layer;
     this.find("layer").value = layer;
     this.paint();
   }
@@ -47,9 +53,20 @@ class Deck {
 
   paint() {
     if (!this.frame || !this.root.offsetParent) return;
+    this.lossy(this.frame);
     this.figures.draw(this.frame);
     for (const panel of this.panels) panel.draw(this.frame);
+    if (this.hovered && !this.hovered.panel.ready) this.point(this.hovered.panel, null);
     if (this.hovered) this.tip(this.hovered.panel, this.hovered.panel.cursor);
+  }
+
+  /** Some panels are there only while something lossy is on. */
+  lossy({ lossy }) {
+    this.root.dataset.lossy = lossy ? "1" : "0";
+    if (!lossy) return;
+    this.find("changed-text").textContent = `last ${this.frame.window} passes`;
+    this.find("entropy-text").textContent = `layer ${this.residency.layer}, last ${this.frame.window} passes`;
+    this.quality.draw(this.frame);
   }
 
   async tick() {

@@ -1,13 +1,13 @@
-// Panels made of cells: residency (layers x experts), co-activation (experts x experts), hit rate (layers).
+// Panels made of cells: residency (layers x experts), hit rate (layers).
 // Each panel: draw(frame) paints it, at(x, y) -> key of the cell there, tell(key) -> text, where(key) -> point.
 
-import { begin, cells, label, note, pixel, ramp, ticks } from "./paint.js";
+import { begin, cells, label, note, pixel, ticks } from "./paint.js";
 
 export const PLACES = ["host", "in flight", "resident", "hit now", "disk"]; // as core.types.Place numbers them
 const LEFT = 34, BOTTOM = 30, TOP = 2;
 
-/** A grid of rows x cols with numbered axes; the base of all three. */
-class Grid {
+/** A grid of rows x cols with numbered axes; the base of all of them. */
+export class Grid {
   constructor(canvas, colours, names) { Object.assign(this, { canvas, colours, names }); this.cursor = null; }
 
   frameBox() { return { x: LEFT, y: TOP, w: this.canvas.clientWidth - LEFT - 2, h: this.canvas.clientHeight - TOP - BOTTOM }; }
@@ -75,28 +75,6 @@ export class Residency extends Grid {
   tell({ row, col }) {
     const eid = row * this.cols + col, pinned = this.frame.pinned?.includes(eid) ? ", pinned" : "";
     return `Layer ${row}, expert ${col}: ${PLACES[this.frame.place[eid]]}${pinned}`;
-  }
-}
-
-export class Pairs extends Grid {
-  constructor(canvas, colours) { super(canvas, colours, ["expert", "expert"]); }
-
-  draw(frame) {
-    const n = frame.shape.experts, counts = frame.coactivation;
-    Object.assign(this, { ready: true, frame, rows: n, cols: n });
-    const surface = begin(this.canvas), box = this.frameBox(), c = this.colours();
-    const tone = ramp([c.ramp0, c.ramp1, c.ramp2, c.ramp3]), left = pixel(c.sunken);
-    cells(surface, box, n, n, (i) => (i % (n + 1) ? tone[counts[i]] : left), pixel(c.card));
-    this.axes(surface, box, n, n);
-    if (!frame.coactivation_max) note(surface, "No tokens yet", c.mute);
-    if (this.cursor) this.outline(surface, box, this.cursor.row, this.cursor.col, n, n, c.text);
-  }
-
-  tell({ row, col }) {
-    if (row === col) return `Expert ${row}: the diagonal is left out`;
-    const level = this.frame.coactivation[row * this.cols + col] / 255; // log scale; exact while counts are small
-    const count = Math.round(Math.expm1(level * Math.log1p(this.frame.coactivation_max)));
-    return `Experts ${row} and ${col}: together for ${count > 20 ? "about " : ""}${count} token${count === 1 ? "" : "s"}`;
   }
 }
 

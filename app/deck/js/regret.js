@@ -15,12 +15,12 @@ export class Regret {
 
   draw(frame) {
     const told = frame.regret, ready = told?.state === "ready";
-    Object.assign(this, { told, ready, cursor: ready ? this.cursor : null });
+    Object.assign(this, { told, ready, lossy: Boolean(frame.lossy), cursor: ready ? this.cursor : null });
     this.root.dataset.regret = told?.state ?? "off";
     this.find("regret").hidden = !told;
     if (!told) return;
     this.text("regret-text", ready ? summary(told) : told.title);
-    this.text("regret-note", ready ? remark(told) : "");
+    this.text("regret-note", ready ? remark(told, this.lossy) : "");
     this.offer(ready && told.better ? told : null);
     const surface = begin(this.canvas);
     if (ready) this.bars(surface, told);
@@ -102,9 +102,10 @@ function summary(told) {
   return `${own} · best other: ${told.best_title} ${percent(told.best_rate)} · Belady ${percent(told.belady)} · last ${told.tokens} tokens`;
 }
 
-function remark(told) {
+function remark(told, lossy) {
   const left = told.left_out ? `${told.left_out} passes were left out: this machine is too busy to follow.` : "";
-  return told.better ? left : [`No other policy would hit more.`, left].filter(Boolean).join(" ");
+  const fetched = lossy ? "Compared as if every miss were fetched, though some are substituted, dropped or predicted." : "";
+  return [told.better ? "" : "No other policy would hit more.", fetched, left].filter(Boolean).join(" ");
 }
 
 function waiting(told) {

@@ -4,8 +4,8 @@ import { begin, label, niceStep, note, short } from "./paint.js";
 
 const LEFT = 36, TOP = 8, BOTTOM = 16, SHOWN = 120;
 
-class Timeline {
-  constructor(canvas, colours) { Object.assign(this, { canvas, colours }); this.cursor = null; }
+export class Timeline {
+  constructor(canvas, colours) { Object.assign(this, { canvas, colours, shown: SHOWN }); this.cursor = null; }
 
   box() { return { x: LEFT, y: TOP, w: this.canvas.clientWidth - LEFT - 4, h: this.canvas.clientHeight - TOP - BOTTOM }; }
 

@@ -1,65 +1,75 @@
-"""A thread of its own for what a predictor works out beside the pass, so that no layer waits for it."""
+"""What a predictor has worked out beside the pass, so that no layer waits for it: a worker, its messages, its answers.
+
+A message and an answer are bytes that the predictor and its worker agree on, for the worker may live in a process of
+its own (core.runtime.beside). A replay has it here and at once.
+"""
 
 from __future__ import annotations
 
-import threading
-from collections import deque
-from collections.abc import Callable
-from queue import SimpleQueue
-from typing import Generic, TypeVar
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
 
-T = TypeVar("T")
+import numpy.typing as npt
 
 
-class Aside(Generic[T]):
-    """Jobs run one after the other in the order given; their results are taken when they are there.
+class Task(NamedTuple):
+    """What a worker is made of, in numbers alone. `name`: which one, of core.policy.predict.workers."""
 
-    Given and taken by one thread. What a job raises is raised by the next `take` or `wait`. `close` may be called
-    twice; jobs that have not started are then dropped.
-    """
+    name: str
+    told: Mapping[str, int]
+    arrays: Mapping[str, npt.NDArray[Any]]
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._jobs: SimpleQueue[Callable[[], T] | threading.Event | None] = SimpleQueue()
-        self._done: deque[T] = deque()
-        self._failed: deque[BaseException] = deque()
-        self._closed = False
-        self._thread: threading.Thread | None = None
 
-    def do(self, job: Callable[[], T]) -> None:
-        """Have it done some time."""
-        if self._thread is None and not self._closed:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
-        self._jobs.put(job)
+class Worker(Protocol):
+    """Answers one message after the other, in the order given."""
 
-    def take(self) -> list[T]:
-        """Results since the last call, in order. Never waits."""
-        if self._failed:
-            raise self._failed.popleft()
-        return [self._done.popleft() for _ in range(len(self._done))]
+    def work(self, message: bytes) -> bytes:
+        """b"": nothing came of it."""
 
-    def wait(self) -> list[T]:
-        """The same, once everything given is done."""
-        if self._thread is not None and not self._closed:
-            reached = threading.Event()
-            self._jobs.put(reached)
-            reached.wait()
+
+class Beside(Protocol):
+    """A worker somewhere. Used by one thread."""
+
+    @property
+    def ready(self) -> bool:
+        """It has started. What was given before waits until then."""
+
+    @property
+    def behind(self) -> int:
+        """Messages given and not worked on yet."""
+
+    def give(self, message: bytes) -> None:
+        """Have it worked on some time. Never waits."""
+
+    def take(self) -> list[bytes]:
+        """Answers since the last call, in order, without the empty ones. Never waits."""
+
+    def wait(self) -> list[bytes]:
+        """The same, once everything given was worked on."""
+
+    def close(self) -> None:
+        """End it; nothing more comes of it. May be called twice."""
+
+
+class AtOnce:
+    """`Beside` that works when it is given something."""
+
+    ready, behind = True, 0
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._answers: list[bytes] = []
+
+    def give(self, message: bytes) -> None:
+        if answer := self._worker.work(message):
+            self._answers.append(answer)
+
+    def take(self) -> list[bytes]:
+        answers, self._answers = self._answers, []
+        return answers
+
+    def wait(self) -> list[bytes]:
         return self.take()
 
     def close(self) -> None:
-        """Stop after the job at hand."""
-        self._closed = True
-        self._jobs.put(None)
-        if self._thread is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            if isinstance(job, threading.Event):
-                job.set()
-            elif not self._closed:
-                try:
-                    self._done.append(job())
-                except BaseException as error:
-                    self._failed.append(error)
+        self._answers.clear()

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from core.policy.predict.aside import Beside, Task
+
 Floats = npt.NDArray[np.floating]
-Later = Callable[[], npt.NDArray[np.float32]]
-"""Waits until the device has computed it, on whichever thread calls, and returns it."""
+Net = tuple[Mapping[str, int], Mapping[str, npt.NDArray[Any]]]    # a network's configuration and its weights
 State = Literal["hidden", "default"]
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """Numbers that the device may still be working out: calling it waits for them, and `ready` tells whether it would
+    have to."""
+
+    get: Callable[[], npt.NDArray[np.float32]]
+    ready: Callable[[], bool] = lambda: True
+
+    def __call__(self) -> npt.NDArray[np.float32]:
+        return self.get()
 
 
 class Guess(NamedTuple):
@@ -41,15 +55,8 @@ class Facts(Protocol):
     def first_table(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int16]] | None:
         """[V'] token ids, rising, and [V', k] their usual experts in layer 0, most frequent first, -1 for none."""
 
-
-class PathNet(Protocol):
-    """A routing-path predictor at work on one request: ExpertFlow's network, or what stands in for it."""
-
-    def restart(self) -> None:
-        """Another request begins."""
-
-    def follow(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
-        """[L, E] how likely some of `tokens`, the next ones the model is given, asks for each expert."""
+    def net(self, name: str) -> Net:
+        """A trained network, which must be there."""
 
 
 class View(Protocol):
@@ -86,8 +93,9 @@ class View(Protocol):
     def embedding(self) -> Later:
         """[H] what the embedding layer makes of the pass's tokens, mean over them."""
 
-    def path(self) -> PathNet:
-        """The profile's routing-path predictor, which must be there; a new one, to be used by one thread at a time."""
+    def path(self) -> Net:
+        """The profile's routing-path predictor, which must be there. Raises TraceError where the tokens it reads are
+        not known."""
 
 
 class Predictor(Protocol):
@@ -97,8 +105,14 @@ class Predictor(Protocol):
     asks: ClassVar[bool] = False       # True: it looks at states, so what routers are given is kept for it
     defaults: ClassVar[bool] = False   # True: it asks with the "default" state
     starts: ClassVar[bool] = False     # True: `begin` is called before layer 0
+    executes: ClassVar[bool] = False   # True: it always tells the next layer's whole routing, by `ask` or `estimate`
     needs: ClassVar[tuple[str, ...]] = ()   # parts of the profile (core.profile.PARTS) that it cannot do without
-    patient: bool = False              # True in replays: it waits for what it works out on a thread of its own
+    patient: bool = False              # True in replays: it waits for what is worked out beside
+    beside: Beside | None = None       # where its task is worked on; without, at once and here
+
+    def task(self, view: View) -> Task | None:
+        """What is to be worked out beside it, from `view.profile` and the sizes; None: nothing."""
+        return None
 
     def begin(self, view: View) -> Sequence[Guess]:
         """Experts of the first layers, best first, before anything is routed: `view.layer` is -1."""

@@ -25,6 +25,7 @@ class DefaultVectors(Predictor):
 
     asks: ClassVar[bool] = True
     defaults: ClassVar[bool] = True
+    executes: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("defaults",)
 
     def __init__(self, width: int = 0, floor: float = 0.0) -> None:

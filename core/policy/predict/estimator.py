@@ -18,6 +18,7 @@ class Estimated(Predictor):
     """The network's distribution for layer l + 1, given h_l."""
 
     asks: ClassVar[bool] = True
+    executes: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("estimator",)
 
     def __init__(self, width: int = 0, floor: float = 0.0) -> None:

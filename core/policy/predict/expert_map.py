@@ -2,44 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
-import numpy as np
-
-from core.policy.predict.aside import Aside
-from core.policy.predict.base import Facts, Floats, Guess, Later, Predictor, View, union
-from core.policy.predict.maps import MapStore, Match, Walk, best_match, select
+from core.policy.predict.aside import AtOnce, Beside, Task
+from core.policy.predict.base import Guess, Later, Predictor, View
+from core.policy.predict.map_search import MapSearch, followed, opened, read
 from core.registry import Param, register
 
-
-class Found(NamedTuple):
-    """What a search found for one layer: experts, their softmax probability in the map, and their guesses."""
-
-    number: int                 # of the pass
-    layer: int
-    told: list[tuple[float, Guess]]
-
-
-@dataclass(slots=True)
-class Pass:
-    """One forward pass, as the searching thread follows it: nothing of it reaches a tensor of the model."""
-
-    number: int
-    tokens: int
-    layers: int
-    experts: int
-    top_k: int
-    known: Facts | None
-    walk: Walk | None = None
-    key: Floats | None = None
-
-    @classmethod
-    def after(cls, number: int, view: View, tokens: int) -> Pass:
-        """The one that follows pass `number`."""
-        return cls(number + 1, tokens, view.layers, view.experts, view.top_k, view.profile)
+BEHIND = 2    # passes that the search may be behind; those that come then are left out
 
 
 @register("predictor", "expert_map", title="Expert maps", help="It remembers what all routers said for earlier "
@@ -69,80 +41,53 @@ class ExpertMap(Predictor):
 
     def __init__(self, distance: int = 3, capacity: int = 1000, semantic: bool = True, dynamic: bool = True,
                  learn: bool = True) -> None:
-        self._distance, self._capacity = distance, capacity
-        self._semantic, self._dynamic, self._learn = semantic, dynamic, learn
-        self._aside: Aside[list[Found]] = Aside("expert maps")
-        self._store: MapStore | None = None         # of the searching thread, as all that it reaches
-        self._pass = Pass(0, 0, 0, 0, 0, None)
-        self._begun = False
+        self._told = {"distance": distance, "capacity": capacity, "semantic": int(semantic), "dynamic": int(dynamic),
+                      "learn": int(learn)}
+        self.beside: Beside | None = None
+        self._number = 0                            # of the pass
+        self._begun = self._skipped = False
+        self._ahead: deque[tuple[bytes, Later]] = deque()   # messages whose numbers the device still works out
+
+    def task(self, view: View) -> Task:
+        known = view.profile
+        arrays = {"maps": known.maps, "map_keys": known.map_keys} if known is not None and known.maps is not None \
+            and known.map_keys is not None else {}
+        return Task("maps", {**self._told, "layers": view.layers, "experts": view.experts, "top_k": view.top_k}, arrays)
 
     def begin(self, view: View) -> Sequence[Guess]:
-        self._pass, self._begun = Pass.after(self._pass.number, view, len(view.tokens)), True
-        self._aside.do(partial(self._open, self._pass, view.embedding()))
-        return self._collect(view)
+        beside, self._begun = self._start(view), True
+        if not self._skipped:
+            self._ahead.append((opened(self._number, len(view.tokens)), view.embedding()))
+        return self._collect(beside, view)
 
     def predict(self, view: View) -> Sequence[Guess]:
         if view.layer == 0 and not self._begun:     # the model was called by somebody else than the engine
-            self._pass = Pass.after(self._pass.number, view, len(view.ids))
+            beside = self._start(view)
+            beside.give(opened(self._number, len(view.ids)))
         self._begun = False
-        self._aside.do(partial(self._follow, self._pass, view.layer, view.distribution()))
-        return self._collect(view)
+        assert self.beside is not None
+        if not self._skipped:
+            self._ahead.append((followed(self._number, view.layer), view.distribution()))
+        return self._collect(self.beside, view)
 
     def close(self) -> None:
-        self._aside.close()
+        if self.beside is not None:
+            self.beside.close()
 
-    def _collect(self, view: View) -> list[Guess]:
+    def _start(self, view: View) -> Beside:
+        """Another pass."""
+        self.beside = self.beside or AtOnce(MapSearch(self.task(view)))
+        self._number += 1
+        self._skipped = self.beside.behind > BEHIND * view.layers
+        return self.beside
+
+    def _collect(self, beside: Beside, view: View) -> list[Guess]:
         """What has been found by now for layers that are still ahead, by falling p / (l - l_now)."""
-        found = self._aside.wait() if self.patient else self._aside.take()
-        told = [(p / (one.layer - view.layer), guess) for some in found for one in some
-                if one.number == self._pass.number and one.layer > view.layer for p, guess in one.told]
+        while self._ahead and (self.patient or self._ahead[0][1].ready()):
+            head, later = self._ahead.popleft()
+            beside.give(head + later().astype("<f4", copy=False).tobytes())
+        told = [(p / (one.layer - view.layer), guess)
+                for answer in (beside.wait() if self.patient else beside.take()) for one in read(answer)
+                if one.number == self._number and one.layer > view.layer for p, guess in one.told]
         told.sort(key=lambda pair: -pair[0])
         return [guess for _, guess in told]
-
-    # ------------------------------------------------------------------ on the thread of its own
-
-    def _open(self, one: Pass, embedding: Later) -> list[Found]:
-        one.key = np.asarray(embedding(), np.float32)
-        store = self._store = self._store or self._fill(one, len(one.key))
-        if not self._semantic or self._gone(one):
-            return []
-        match = best_match(store.by_embedding(one.key))
-        ahead = range(min(self._distance, one.layers))
-        return [self._found(one, match, layer) for layer in ahead] if match is not None else []
-
-    def _follow(self, one: Pass, layer: int, distribution: Later) -> list[Found]:
-        store = self._store
-        if store is None:
-            return []                               # no embedding is known yet, so its size is not
-        one.walk = one.walk or store.walk()
-        scores = one.walk.step(distribution())
-        if layer + 1 == one.layers:
-            if self._learn and one.key is not None:
-                store.add(one.key, np.stack(one.walk.seen), self._distance, scores)
-            return []
-        ahead = layer + self._distance
-        match = best_match(scores) if ahead < one.layers and not self._gone(one) else None
-        return [self._found(one, match, ahead)] if match is not None else []
-
-    def _found(self, one: Pass, match: Match, layer: int) -> Found:
-        assert self._store is not None
-        told = self._store.maps[layer, match.place]
-        chosen = select(told, match.score if self._dynamic else None, min(one.top_k * one.tokens, one.experts))
-        p = told[chosen].astype(np.float64)
-        with np.errstate(divide="ignore"):
-            scores = union(one.tokens * np.log1p(-np.minimum(p, 1.0)), one.top_k)
-        named = zip(p.tolist(), chosen.tolist(), scores.tolist(), strict=True)
-        return Found(one.number, layer, [(share, Guess(layer, expert, score)) for share, expert, score in named])
-
-    def _gone(self, one: Pass) -> bool:
-        """The pass is over: what would be found for it is of no use. Searching has fallen behind."""
-        return one.number != self._pass.number
-
-    def _fill(self, one: Pass, hidden: int) -> MapStore:
-        """A store with the profile's maps, evenly chosen if they are too many."""
-        store, known = MapStore(self._capacity, one.layers, one.experts, hidden), one.known
-        if known is not None and known.maps is not None and known.map_keys is not None:
-            total = len(known.maps)
-            for at in np.linspace(0, total - 1, min(total, self._capacity)).round().astype(int).tolist():
-                store.add(known.map_keys[at], known.maps[at], self._distance, np.zeros(store.count, np.float32))
-        return store

@@ -20,6 +20,7 @@ class NextGate(Predictor):
     token."""
 
     asks: ClassVar[bool] = True
+    executes: ClassVar[bool] = True
 
     def __init__(self, width: int = 0, floor: float = 0.0, distance: int = 1) -> None:
         self._width, self._floor, self._distance = width, floor, distance

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from core.policy.predict.aside import Aside
-from core.policy.predict.base import Guess, PathNet, Predictor, View
+from core.policy.predict.aside import AtOnce, Beside, Task
+from core.policy.predict.base import Guess, Predictor, View
+from core.policy.predict.path_reader import PathReader, answered, asked
 from core.policy.predict.ranking import FLOOR, WIDTH, best
 from core.registry import Param, register
 
@@ -35,18 +35,20 @@ class RoutingPath(Predictor):
 
     def __init__(self, distance: int = 4, width: int = 0, floor: float = 0.0) -> None:
         self._distance, self._width, self._floor = distance, width, floor
-        self._aside: Aside[tuple[int, Singles]] = Aside("routing path")
-        self._net: PathNet | None = None
+        self.beside: Beside | None = None
         self._request: int | None = None
         self._number = 0                            # of the pass
         self._tokens = 0                            # in it
         self._told: tuple[int, Singles] | None = None
 
+    def task(self, view: View) -> Task:
+        return Task("path", *view.path())
+
     def begin(self, view: View) -> Sequence[Guess]:
-        self._net = self._net or view.path()
+        self.beside = self.beside or AtOnce(PathReader(self.task(view)))
         self._number, self._tokens = self._number + 1, len(view.tokens)
         fresh, self._request = view.request != self._request, view.request
-        self._aside.do(partial(self._work, self._net, self._number, fresh, tuple(view.tokens)))
+        self.beside.give(asked(self._number, fresh, view.tokens))
         return self._name(view)
 
     def predict(self, view: View) -> Sequence[Guess]:
@@ -55,20 +57,16 @@ class RoutingPath(Predictor):
         return self._name(view)
 
     def close(self) -> None:
-        self._aside.close()
+        if self.beside is not None:
+            self.beside.close()
 
     def _name(self, view: View) -> list[Guess]:
-        for told in self._aside.wait() if self.patient else self._aside.take():
-            self._told = told
+        if self.beside is not None:
+            for answer in self.beside.wait() if self.patient else self.beside.take():
+                number, told = answered(answer)
+                self._told = number, told.reshape(view.layers, view.experts)
         if self._told is None or self._told[0] != self._number:
             return []
         most = min((self._width or view.top_k) * self._tokens, view.experts)
         ahead = range(view.layer + 1, min(view.layer + 1 + self._distance, view.layers))
         return [guess for layer in ahead for guess in best(layer, self._told[1][layer], most, self._floor)]
-
-    @staticmethod
-    def _work(net: PathNet, number: int, fresh: bool, tokens: Sequence[int]) -> tuple[int, Singles]:
-        """On the thread of its own."""
-        if fresh:
-            net.restart()
-        return number, net.follow(tokens)

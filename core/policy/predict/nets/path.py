@@ -18,9 +18,9 @@ from torch.nn import functional
 
 from core.policy.predict.nets.t5 import Bias, Block, KeysValues, RMSNorm, start_weights
 from core.policy.predict.nets.training import Progress, batches, descend, packed, seeded, unpacked
+from core.policy.predict.path_reader import WINDOW
 
 NAME = "path"
-WINDOW = 256     # tokens that the encoder and the decoder look back on
 EPOCHS, MOST, STEPS = 10, 30, 750   # of training: epochs at least and at most, and steps to reach with them
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-BUCKETS, FARTHEST = 32, 128   # of relative distances, as in T5
+from core.policy.predict.path_reader import BUCKETS, FARTHEST
 
 
 class KeysValues(NamedTuple):

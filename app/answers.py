@@ -1,0 +1,54 @@
+"""The table of answers in an export: what each was like, how lossy it was, and what that cost in quality."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from typing import Any
+
+import pandas as pd
+
+DEFINITIONS: dict[str, str] = {
+    "load": "The loading of a model the row belongs to; see manifest.json.",
+    "chat": "The chat it is in.", "answer": "Its number, as in tokens.csv.",
+    "state": "How it ended: done, stopped, error or interrupted.",
+    "prompt_tokens": "Tokens of the prompt.", "new_tokens": "Tokens of the answer.",
+    "ttft_ms": "From its turn to its first token, in milliseconds.",
+    "tpot_ms": "Mean over the tokens after the first, in milliseconds.",
+    "hit_rate": "Of its decoded tokens: hits / requests.",
+    "exact": "No lossy option changed the result.",
+    "changed": "(token, layer, expert) assignments that were not the router's.",
+    "assignments": "All assignments of its prompt and its tokens.",
+    "rate": "changed / assignments.",
+    "scored": "Tokens whose next-token distribution was compared with the exact model's; empty: it was not scored.",
+    "kl": "Mean over those of KL(exact || lossy), in nats. Distributions are softmax of the model's own logits.",
+    "kl_most": "The largest of them.",
+    "agreement": "Share of those whose likeliest token is the exact model's.",
+    "perplexity": "Of the exact model on the answer's tokens.",
+    "saved_ms": "Estimate of the waiting for copies that was saved, in milliseconds a decoded token: missing experts "
+                "for which nothing was fetched, times what a miss has cost in the session.",
+    "note": "Why it was not scored."}
+_STATS = ("prompt_tokens", "new_tokens", "ttft_ms", "tpot_ms", "hit_rate", "exact", "changed", "assignments")
+_QUALITY = ("scored", "kl", "kl_most", "agreement", "perplexity", "saved_ms", "note")
+
+_WHOLE = ("load", "chat", "answer", "prompt_tokens", "new_tokens", "changed", "assignments", "scored")
+_DTYPES = {**dict.fromkeys(_WHOLE, "Int64"), "exact": "boolean", "state": "object", "note": "object"}
+
+
+def answers(db: sqlite3.Connection, load: int, chat: int | None) -> pd.DataFrame:
+    """One row for each ended answer of a load in a chat, or in all chats: also those that another has replaced."""
+    where, values = ("AND m.chat = ?", (load, chat)) if chat is not None else ("", (load,))
+    found = db.execute(f"SELECT m.* FROM messages m WHERE m.id IN (SELECT answer FROM steps WHERE load = ?) {where} "
+                       "ORDER BY m.id", values)
+    rows = [_row(load, row) for row in found]
+    return pd.DataFrame(rows, columns=list(DEFINITIONS)).astype(
+        {name: _DTYPES.get(name, "float64") for name in DEFINITIONS})
+
+
+def _row(load: int, row: sqlite3.Row) -> dict[str, Any]:
+    stats: dict[str, Any] = json.loads(row["stats"] or "{}")
+    quality: dict[str, Any] = json.loads(row["quality"] or "{}")
+    changed, assignments = stats.get("changed"), stats.get("assignments")
+    return {"load": load, "chat": row["chat"], "answer": row["id"], "state": row["state"],
+            **{name: stats.get(name) for name in _STATS}, "rate": changed / assignments if assignments else None,
+            **{name: quality.get(name) for name in _QUALITY}}

@@ -1,0 +1,177 @@
+"""`eval`: what lossy modes cost in quality, and what they buy in speed, on questions, a text, or any harness task."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from app.cli import chat, options
+from app.cli.bar import Bar, clock
+from app.cli.interrupt import stoppable
+from core.errors import MoestroError, SettingError
+
+HELP = "Measure what lossy settings cost in quality and buy in speed: exact match, perplexity, agreement, link bytes."
+RESIDENCIES, QUESTIONS, TOKENS = ".75,.5,.375", 24, 192
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_argument_group("what to measure")
+    what.add_argument("--modes", default="all", metavar="LIST", help="configurations, separated by commas; --list "
+                      "prints them (default: all)")
+    what.add_argument("--residency", default=RESIDENCIES, metavar="LIST", help="shares of the experts in slots "
+                      f"(default: {RESIDENCIES})")
+    what.add_argument("--questions", type=number, default=QUESTIONS, metavar="N", help="questions a mode answers, half "
+                      f"of them in phrasings that were never trained (default: {QUESTIONS}; 0 = none)")
+    what.add_argument("--facts", type=Path, metavar="FILE", help="a .jsonl with question, answer and split (trained or "
+                      "unseen) a line (default: the demo model's own; other models have none)")
+    what.add_argument("--tokens", type=number, default=TOKENS, metavar="N", help="tokens of text for perplexity and "
+                      f"agreement (default: {TOKENS}; 0 = none)")
+    what.add_argument("--text", type=Path, metavar="PATH", help="a text file or folder (default: held-out "
+                      "documentation for the demo model, else the bundled prompts)")
+    what.add_argument("--predictors", metavar="LIST", help="prefetchers whose predictions the execute modes compute "
+                      "(default: gate, default_vectors, estimator, hybrid)")
+    what.add_argument("--tasks", default="", metavar="LIST", help="tasks of lm-evaluation-harness to run instead; it "
+                      "has to be installed")
+    what.add_argument("--task-dir", type=Path, metavar="DIR", help="a folder with tasks of your own (.yaml)")
+    what.add_argument("--limit", type=number, metavar="N", help="examples of each task (default: all)")
+    parser.add_argument("--list", action="store_true", help="print the modes and leave")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table there as well")
+    parser.add_argument("--json", action="store_true", help="end with the result as one line of JSON")
+    options.add_settings(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from core.evaluate.modes import PREDICTORS, chosen, modes_of, residencies
+
+    names = [word for word in (args.predictors or "").replace(" ", "").split(",") if word] or list(PREDICTORS)
+    known = modes_of(names)
+    if args.list:
+        print(listing(known))
+        return 0
+    modes, shares = chosen(args.modes, known), residencies(args.residency)
+    if args.csv and not args.csv.parent.is_dir():
+        raise MoestroError(f"There is no folder {args.csv.parent} to write into. Make it first, or name another file.")
+    spec = options.spec(args)
+    asked, texts = given(args)
+    began_s = time.perf_counter()
+    engine: Any = chat.load(spec)
+    try:
+        bar, cancel = Bar(), threading.Event()
+        try:
+            with stoppable(cancel):
+                result = tasks(args, engine, modes, shares, bar, cancel) if args.tasks else measured(
+                    args, engine, modes, shares, asked, texts, bar, cancel)
+        except MoestroError:
+            raise
+        except Exception as error:
+            from core.memory.store import Cancelled
+            if not isinstance(error, Cancelled):
+                raise
+            bar.end()
+            print("Stopped. Nothing was written.", file=sys.stderr)
+            return 130
+        finally:
+            bar.end()
+    finally:
+        engine.unload()
+    result["seconds"] = round(time.perf_counter() - began_s, 1)
+    print(table(result))
+    if args.json:
+        print(json.dumps(result, allow_nan=False))
+    return 0
+
+
+def given(args: argparse.Namespace) -> tuple[Any, Any]:
+    """Questions and texts of the user's own, before a model is loaded; None = those that come with Moestro."""
+    if args.questions + args.tokens == 0 and not args.tasks:
+        raise SettingError("Ask for at least one question or one token of text.")
+    asked = texts = None
+    if args.facts is not None:
+        from core.evaluate.questions import from_file
+        asked = from_file(args.facts)
+    if args.text is not None:
+        from core.evaluate.passages import read
+        texts = read(args.text)
+    return asked, texts
+
+
+def measured(args: argparse.Namespace, engine: Any, modes: Sequence[Any], shares: Sequence[float], asked: Any,
+             texts: Any, bar: Bar, cancel: threading.Event) -> dict[str, Any]:
+    """Every mode at every residency, as plain data; writes the CSV."""
+    from core.evaluate.calibrated import calibrated
+    from core.evaluate.rows import to_csv, with_savings
+    from core.evaluate.run import evaluate, gather
+    from core.evaluate.summary import about, result
+
+    material = gather(engine, args.questions, args.tokens, asked, texts)
+    if args.questions and not material.questions:
+        print(f"There are no questions for {engine.model_name}: exact match is not measured. --facts names a file.",
+              file=sys.stderr)
+    calibrated(engine, modes, lambda text, share: bar.show(f"calibrating: {text}", share), cancel)
+    rows = with_savings(evaluate(engine, modes, shares, material, progress=bar.show, cancel=cancel))
+    said = about(engine, material, str(args.text or ""), str(args.facts or ""))
+    if args.csv:
+        args.csv.write_text(to_csv(rows, said), encoding="utf-8")
+        print(f"Written to {args.csv}", file=sys.stderr)
+    return result(said, rows)
+
+
+def tasks(args: argparse.Namespace, engine: Any, modes: Sequence[Any], shares: Sequence[float], bar: Bar,
+          cancel: threading.Event) -> dict[str, Any]:
+    """Every mode at every residency on tasks of the harness."""
+    from core.evaluate.calibrated import calibrated
+    from core.evaluate.harness import adapter
+    from core.evaluate.scorer import Scorer
+    from core.evaluate.tasks import evaluate_tasks
+
+    adapter(Scorer(engine))          # is it installed?
+    calibrated(engine, modes, lambda text, share: bar.show(f"calibrating: {text}", share), cancel)
+    names = [word for word in args.tasks.replace(" ", "").split(",") if word]
+    found = evaluate_tasks(engine, modes, shares, names, args.task_dir, args.limit or None, bar.show, cancel)
+    return {"model": engine.model_name, "model_hash": engine.model_hash, "tasks": found}
+
+
+def listing(modes: Sequence[Any]) -> str:
+    """Every mode with what it does."""
+    width = max(len(mode.name) for mode in modes)
+    return "\n".join(f"{mode.name:<{width}}  {mode.help}" for mode in modes)
+
+
+def table(found: dict[str, Any]) -> str:
+    """The result for a reader."""
+    if "tasks" in found:
+        lines = [f"{one['mode']:28s} {one['residency']:6.1%}  {one['problem']}" + "; ".join(
+            f"{task}: " + ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+            for task, figures in one["figures"].items()) for one in found["tasks"]]
+        return "\n".join([f"{found['model']}, tasks of lm-evaluation-harness:", *lines])
+    heads = ("mode", "match", "unseen", "perpl.", "agree", "changed", "MB/token", "tok/s")
+    lines = [f"{found['model']}: {found['questions']['seen']} + {found['questions']['unseen']} questions, "
+             f"{found['text']['tokens']} tokens of {found['text']['source']}; link: {found['link']}; "
+             f"{clock(found['seconds'])}"]
+    for share in dict.fromkeys(one["residency"] for one in found["rows"]):
+        rows = [one for one in found["rows"] if one["residency"] == share]
+        lines += [f"Residency {share:.4g}:", f"  {heads[0]:30s}" + "".join(f"{head:>10s}" for head in heads[1:])]
+        lines += [_line(one, one["mode"] in found["pareto"].get(f"{share:g}", ())) for one in rows]
+    return "\n".join([*lines, "* none at this residency is better in both exact match (else agreement) and speed."])
+
+
+def _line(one: dict[str, Any], best: bool) -> str:
+    name = f"{'*' if best else ' '} {one['mode']:30s}"
+    if one["problem"]:
+        return f"{name}  {one['problem']}"
+    cells = [(one["exact_match"], "{:.1%}"), (one["unseen_match"], "{:.1%}"), (one["perplexity"], "{:.2f}"),
+             (one["agreement"], "{:.1%}"), (one["substituted_rate"], "{:.1%}"),
+             (one["link_bytes"] and one["link_bytes"] / 1e6, "{:.3f}"), (one["tok_s"], "{:.1f}")]
+    return name + "".join(f"{'-' if value is None else form.format(value):>10s}" for value, form in cells)
+
+
+def number(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number.")
+    return int(text)

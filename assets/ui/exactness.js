@@ -1,0 +1,31 @@
+// The badge EXACT or LOSSY, wherever it stands ([data-exactness]). The settings say which of them holds from now on; the
+// deck's frames say how much was changed.
+
+const WINDOW = 64; // passes that the rate is over, where no frame has said
+const now = { lossy: null, rate: null, window: WINDOW, before: false };
+
+/** News: `lossy` (null = no model is loaded), `rate` of assignments changed over `window` passes, and whether the last
+ *  pass `before` was changed. */
+export function tell(news) {
+  Object.assign(now, news);
+  const { lossy, rate } = now, words = lossy === null ? "" : lossy ? `LOSSY${rate === null ? "" : ` ${percent(rate)}`}` : "EXACT";
+  for (const badge of document.querySelectorAll("[data-exactness]")) {
+    if (badge.textContent !== words) badge.textContent = words;
+    const title = words && explain();
+    if (badge.title !== title) badge.title = title;
+    badge.classList.toggle("warn", Boolean(lossy));
+  }
+}
+
+function explain() {
+  const { lossy, rate, window, before } = now;
+  if (!lossy) return `Nothing is substituted, dropped or predicted: every token is what the model itself says.${before ? " The last answer was not." : ""}`;
+  const share = rate === null ? "" : ` Of the experts that the router chose for the last ${window} passes, ${percent(rate)} were substituted, dropped or predicted.`;
+  return `A lossy option is on: answers may differ from those of the model itself.${share}`;
+}
+
+/** A share as a percentage; small ones keep their first two digits. */
+export function percent(share) {
+  const value = 100 * share, size = Math.abs(value);
+  return `${value === 0 || value === 100 ? value : size >= 1 ? value.toFixed(1) : +value.toPrecision(2)} %`;
+}

@@ -1,0 +1,118 @@
+"""bench overhead: what does each predictor cost a token of the loaded model, in all and not in its own time alone?
+
+Everything is resident and the link is the machine's own, so that nothing is fetched, nothing is won, and all that a
+predictor changes is what it costs: its time on the computing thread (`predict`, which the engine counts), what watching
+routers for it adds to a pass, and what its work beside the pass takes from the computing. Rounds run in pairs, with the
+predictor and without one, the first of a pair changing with every pair; what it adds is the median over the pairs of
+the difference between their medians.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from core.config import LoadSpec, Sampling, Settings
+from core.engine import Engine
+from core.errors import MoestroError
+from core.manifest import device_name, versions
+from core.profile.gather import calibrate
+from core.profile.texts import bundled
+from core.registry import variants
+
+QUESTION = "What does heapq.heappush do?"
+READ = 2000          # tokens that the profile is made of
+GOAL = 0.05          # of a token without a predictor: what may be added beyond the predictor's own time
+FIGURES = ("total_ms", "compute_ms", "stall_ms", "predict_ms")
+READY_S = 60.0
+
+
+def run(model: str = "demo", rounds: int = 7, tokens: int = 128, small: bool = False,
+        say: Callable[[str], None] = print) -> dict[str, object]:
+    """Measure; returns the result as plain data. `tokens` = decoded tokens a round."""
+    engine = Engine.load(LoadSpec.checked(model, Settings({"budget": "all", "link": "own"})))
+    engine.prompt.ends = set()                          # every round decodes the same number of tokens
+    try:
+        say("calibrating")
+        engine.use_profile(calibrate(engine, bundled(model), limit=600 if small else READ))
+        rounds, tokens = (1, 8) if small else (rounds, tokens)
+        found = {}
+        for name in subjects():
+            say(name)
+            found[name] = _pairs(engine, name, rounds, tokens)
+        engine.change({"predictor": "none"})
+        shape = engine.shape
+        return {"model": model, "goal": GOAL, "rounds": rounds, "tokens": tokens, "predictors": found,
+                "layers": shape.layers, "experts": shape.experts, "top_k": shape.top_k,
+                "decode_threads": engine.manifest()["decode_threads"], "device": device_name(engine.device),
+                "versions": versions()}
+    finally:
+        engine.unload()
+
+
+def subjects() -> list[str]:
+    """Every predictor that looks at anything."""
+    return [v.name for v in variants("predictor") if getattr(v.make, "looks", True)]
+
+
+def _pairs(engine: Engine, name: str, rounds: int, tokens: int) -> dict[str, Any]:
+    """Pair 0 warms everything up and is forgotten."""
+    with_it: list[dict[str, float]] = []
+    without: list[dict[str, float]] = []
+    for pair in range(rounds + 1):
+        for chosen in (name, "none") if pair % 2 else ("none", name):
+            engine.change({"predictor": chosen})
+            _ready(engine)
+            figures = _round(engine, tokens)
+            if pair:
+                (without if chosen == "none" else with_it).append(figures)
+    return judged(with_it, without)
+
+
+def judged(with_it: Sequence[dict[str, float]], without: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """Medians of the rounds with the predictor, and what it adds to a token: `beyond` its own time in milliseconds,
+    and as a share of a token without it."""
+    of = {name: statistics.median(one[name] for one in with_it) for name in FIGURES}
+    none_ms = statistics.median(one["total_ms"] for one in without)
+    added_ms = statistics.median(a["total_ms"] - b["total_ms"] for a, b in zip(with_it, without, strict=True))
+    share = statistics.median((a["total_ms"] - a["predict_ms"]) / b["total_ms"] - 1.0
+                              for a, b in zip(with_it, without, strict=True))
+    return {**of, "none_ms": none_ms, "added_ms": added_ms, "beyond": share,
+            "kept": share <= GOAL, "blocks": of["stall_ms"] > 0.0}
+
+
+def _round(engine: Engine, tokens: int) -> dict[str, float]:
+    """Medians over the decoded tokens of one answer."""
+    pieces = engine.generate([{"role": "user", "content": QUESTION}], Sampling(max_new_tokens=tokens + 1))
+    steps = [piece.step for piece in pieces if piece.kind == "token" and piece.step is not None
+             and piece.step.phase == "decode"]
+    return {name: statistics.median(getattr(step, name) for step in steps) for name in FIGURES}
+
+
+def _ready(engine: Engine) -> None:
+    """Wait until what works beside the pass has started."""
+    until_s = time.perf_counter() + READY_S
+    beside = engine.foresight.predictor.beside
+    while beside is not None and not beside.ready:
+        if time.perf_counter() > until_s:
+            raise MoestroError("The predictor's process did not start. What went wrong stands above, or in the log.")
+        time.sleep(0.01)
+
+
+def table(result: dict[str, object]) -> str:
+    """The result for a reader."""
+    found: Any = result["predictors"]
+    lines = [f"{result['model']}: {result['layers']} layers of {result['experts']} experts, {result['top_k']} active, "
+             f"all resident; ms a token, medians of {result['rounds']} rounds of {result['tokens']} tokens beside as "
+             "many without a predictor:",
+             f"  {'predictor':18s}  total  compute  stall  predict   none  added  beyond predict"]
+    for name, one in sorted(found.items(), key=lambda pair: -pair[1]["added_ms"]):
+        lines.append(f"  {name:18s} {one['total_ms']:6.2f} {one['compute_ms']:8.2f} {one['stall_ms']:6.2f} "
+                     f"{one['predict_ms']:8.2f} {one['none_ms']:6.2f} {one['added_ms']:6.2f} {one['beyond']:10.1%}"
+                     f"{'' if one['kept'] else '  above the goal'}{'  blocks' if one['blocks'] else ''}")
+    worst = max((one["beyond"] for one in found.values()), default=0.0)
+    blocking = sum(one["blocks"] for one in found.values())
+    return "\n".join([*lines, f"  goal: at most {result['goal']:.0%} of a token beyond the predictor's own time (worst "
+                      f"{worst:.1%}); {'none blocks' if not blocking else f'{blocking} block'} the compute path"])

@@ -1,0 +1,45 @@
+"""What modes need to know of a model, gathered where it is not there yet, from texts that are not asked about."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from core.config import Settings
+from core.engine import Engine
+from core.errors import SettingError
+from core.evaluate.modes import Mode, needs
+from core.evaluate.run import Progress
+from core.profile import PARTS, Profile
+from core.profile.gather import calibrate
+from core.profile.texts import bundled
+
+READ = 20_000             # tokens of the bundled prompts, at most
+FILLS = frozenset({"counts"})   # a fresh cache begins with the experts used most
+
+
+def missing(engine: Engine, modes: Sequence[Mode], base: Settings) -> set[str]:
+    """Parts of a profile that these modes need and the engine's does not have."""
+    wanted = set(FILLS)
+    for mode in modes:
+        try:
+            wanted |= set(needs(mode.over(base)))
+        except SettingError:
+            pass   # it cannot run, and will say why
+    return {part for part in wanted & PARTS.keys() if engine.profile is None or not engine.profile.has(part)}
+
+
+def calibrated(engine: Engine, modes: Sequence[Mode], progress: Progress = lambda text, share: None,
+               cancel: threading.Event | None = None, limit: int = READ) -> Profile | None:
+    """Give the engine a profile that has what the modes need: its own, if that does, else one made now from the bundled
+    prompts and completed by its own. Nothing is written to disk. None: there was nothing to gather.
+
+    `core.evaluate.questions.demo_questions` asks about none of those prompts. Raises BusyError, Cancelled.
+    """
+    wanted = missing(engine, modes, engine.settings)
+    if not wanted:
+        return engine.profile
+    fresh = calibrate(engine, bundled(engine.model_name), parts=wanted, source="the bundled prompts", limit=limit,
+                      progress=progress, cancel=cancel)
+    engine.use_profile(fresh if engine.profile is None else fresh.over(engine.profile))
+    return engine.profile

@@ -1,0 +1,119 @@
+"""Configurations to be compared, as named values of our settings. Nothing but the menus knows them by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from core.config import KINDS, Settings
+from core.errors import SettingError
+from core.lossy import LOSSY, substitutes
+from core.registry import Value, variant
+
+UNLIMITED = 64                                                    # replacements per token: as many as there are
+PREDICTORS = ("gate", "default_vectors", "estimator", "hybrid")   # whose predictions are executed
+BASE: Mapping[str, Value] = {p.name: p.default for p in LOSSY} | {"quality_rate": 0.0}   # exact, and not metered
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """`settings` over the user's own with everything lossy off."""
+
+    name: str
+    title: str
+    help: str
+    settings: Mapping[str, Value]
+
+    def over(self, settings: Settings) -> Settings:
+        """All settings of this mode. Raises SettingError for one there is not."""
+        return settings.with_({**BASE, **self.settings})
+
+
+def _buddies() -> Iterable[Mode]:
+    """BuddyMoE section 5: as many as are missing, and at most rho of a token's in a layer; each with the token gate."""
+    peaked = "; tokens with peaked gate weights are left alone (TAE, lowest 15 %)"
+    for rho in (UNLIMITED, 1, 2, 3, 4):
+        name, title = ("buddy_unlimited", "Buddies") if rho == UNLIMITED else (f"buddy_rho{rho}", f"Buddies, rho {rho}")
+        most = "" if rho == UNLIMITED else f", for at most {rho} of a token's experts in a layer"
+        said = f"A missing expert's buddy is computed in its place{most}"
+        settings: dict[str, Value] = {"miss": "substitute", "substitute": "buddy", "rho": rho}
+        yield Mode(name, title, f"{said}.", settings)
+        yield Mode(f"{name}_tae", f"{title}, TAE", f"{said}{peaked}.", {**settings, "gate": "percentile"})
+
+
+def _executed(predictors: Sequence[str]) -> Iterable[Mode]:
+    """Speculating Experts section 4: predicted experts with their predicted weights, or with the true router's."""
+    for name in predictors:
+        title = variant("predictor", name).title
+        for weights, mark, whose in (("predicted", "", "the predicted weights"), ("true", "_true", "the true weights")):
+            yield Mode(f"execute_{name}{mark}", f"Execute: {title}{', true weights' if mark else ''}",
+                       f"The experts that the prefetcher named are computed, right or wrong, with {whose}.",
+                       {"predictor": name, "execute": "always", "execute_weights": weights})
+
+
+def _substituted(kind: str) -> dict[str, Value]:
+    return {"miss": "substitute", "substitute": kind, "rho": UNLIMITED}
+
+
+_DROPPED: dict[str, Value] = {"miss": "drop", "rho": UNLIMITED}
+PLAIN: tuple[Mode, ...] = (
+    Mode("exact", "Exact", "Every missing expert is waited for.", {}),
+    Mode("random", "Random resident", "A random resident expert in the place of a missing one.",
+         _substituted("random")),
+    Mode("drop", "Drop", "Missing experts are left out.", _DROPPED),
+    Mode("drop_renormalised", "Drop, renormalised", "Missing experts are left out, their weight goes to the token's "
+         "others.", {**_DROPPED, "drop_renormalise": True}),
+    Mode("drop_rho1", "Drop, rho 1", "At most one missing expert of a token's in a layer is left out.",
+         {**_DROPPED, "rho": 1}),
+    Mode("drop_rho1_tae", "Drop, rho 1, TAE", "The same; tokens with peaked gate weights are left alone (TAE, lowest "
+         "15 %).", {**_DROPPED, "rho": 1, "gate": "percentile"}),
+    Mode("router_ranked", "Router's next best", "The resident expert with the highest router score that the token does "
+         "not have yet.", _substituted("router_ranked")),
+    Mode("similar", "Most alike", "The resident expert whose outputs are most like the missing one's.",
+         _substituted("similar")),
+    Mode("cache_prior", "Lean towards the cache", "Routers prefer what is resident.", _substituted("cache_prior")),
+    *_buddies(),
+    Mode("verify", "Verify: default vectors", "Predictions are executed only where they carry nine tenths of the true "
+         "router's weight.", {"predictor": "default_vectors", "execute": "verify"}),
+)
+
+
+def modes_of(predictors: Sequence[str] = PREDICTORS) -> tuple[Mode, ...]:
+    """All modes, with those that execute what these prefetchers predict. Raises SettingError for one there is not."""
+    return *PLAIN, *_executed(predictors)
+
+
+def chosen(text: str, known: Sequence[Mode] | None = None) -> list[Mode]:
+    """The modes that a list names, "all" for all of them, in our order. Raises SettingError that lists them."""
+    by_name = {mode.name: mode for mode in (modes_of() if known is None else known)}
+    names = [word for word in text.replace(" ", "").split(",") if word]
+    if names == ["all"]:
+        return list(by_name.values())
+    if unknown := [name for name in names if name not in by_name]:
+        raise SettingError(f"There is no mode {' or '.join(map(repr, unknown))}. Choose all, or some of: "
+                           f"{', '.join(by_name)}.")
+    if not names:
+        raise SettingError(f"Name at least one mode: all, or some of {', '.join(by_name)}.")
+    return [mode for name, mode in by_name.items() if name in names]
+
+
+def needs(settings: Mapping[str, Value]) -> tuple[str, ...]:
+    """Parts of a profile that settings cannot do without."""
+    kinds = [kind for kind in KINDS if kind != "substitute" or substitutes(settings)]
+    found = [part for kind in kinds for part in variant(kind, str(settings[kind])).needs]
+    return tuple(dict.fromkeys([*found, *(["tae"] if settings["gate"] == "percentile" else [])]))
+
+
+def residencies(text: str) -> list[float]:
+    """Shares of the routed experts, each in (0, 1], the largest first. Raises SettingError."""
+    found: list[float] = []
+    for word in text.replace(" ", "").split(","):
+        try:
+            share = float(word.removesuffix("%")) / (100 if word.endswith("%") else 1)
+        except ValueError:
+            share = 0.0
+        if not 0 < share <= 1:
+            raise SettingError(f"residency {word!r} is not a share of the experts. Write shares above 0 and up to 1, "
+                               "like .75,.5 or 75%,50%.")
+        found.append(share)
+    return sorted(set(found), reverse=True)

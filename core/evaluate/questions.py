@@ -1,0 +1,102 @@
+"""Questions with one right answer: the demo model's facts, as they were trained and in phrasings it never saw."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from core.config import Sampling
+from core.engine import Engine
+from core.errors import SettingError
+from core.memory.store import Cancelled
+from core.profile.texts import ASSETS, bundled
+from core.types import StepRecord
+
+T = TypeVar("T")
+SPLITS = {"trained": True, "unseen": False}   # of a questions file: was it trained in this very phrasing?
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """`seen`: the model was trained on this very phrasing."""
+
+    text: str
+    answer: str
+    seen: bool
+
+
+def demo_questions() -> list[Question]:
+    """The demo model's facts, but for those whose answers calibrating on the bundled prompts reads."""
+    known = {chat[-1]["content"] for chat in bundled("demo") if not isinstance(chat, str)}
+    return [one for one in from_file(ASSETS / "demo" / "questions.jsonl") if one.answer not in known]
+
+
+def from_file(path: Path) -> list[Question]:
+    """Of a .jsonl every line: {"question": ..., "answer": ..., "split": "trained" or "unseen"}; without a split it
+    counts as trained, with another it is left out. Raises SettingError."""
+    try:
+        lines = path.read_text("utf-8-sig").splitlines()
+        rows: list[dict[str, Any]] = [json.loads(line) for line in lines if line.strip()]
+        found = [Question(str(row["question"]), str(row["answer"]), SPLITS[row.get("split", "trained")])
+                 for row in rows if row.get("split", "trained") in SPLITS]
+    except OSError as error:
+        raise SettingError(f"{path} cannot be read: {error.strerror}. Name a .jsonl file with questions.") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SettingError(f'{path} is not understood ({error}). Each line must be {{"question": "...", "answer": '
+                           '"...", "split": "trained" or "unseen"}.') from error
+    if not found:
+        raise SettingError(f"{path} has no question. Name a .jsonl file with questions and answers.")
+    return found
+
+
+def sample(questions: Collection[Question], number: int) -> list[Question]:
+    """So many of them, half of each kind as far as there are, evenly from among all; the same ones every time."""
+    seen = [one for one in questions if one.seen]
+    unseen = [one for one in questions if not one.seen]
+    half = min(len(unseen), number // 2)
+    return spread(seen, number - half) + spread(unseen, half)
+
+
+def spread(things: Sequence[T], number: int) -> list[T]:
+    """So many of them at even distances, all if there are no more."""
+    if number >= len(things):
+        return list(things)
+    return [things[int((at + 0.5) * len(things) / number)] for at in range(number)]
+
+
+def ask(engine: Engine, question: Question, cancel: threading.Event, heard: Callable[[StepRecord], None]) -> bool:
+    """Is the model's greedy answer the right one, token by token, with its end? It stops at the first wrong token,
+    which decides. `heard` is told of every forward pass. Raises ContextError, BusyError, Cancelled."""
+    right: list[int] = engine.prompt.tokenizer(question.answer, add_special_tokens=False).input_ids
+    enough, said, good = threading.Event(), 0, True
+    stop = _Either(cancel, enough)
+    for piece in engine.generate([{"role": "user", "content": question.text}],
+                                 Sampling(max_new_tokens=len(right) + 1), stop):
+        if piece.step is not None:
+            heard(piece.step)
+        if piece.kind == "token":
+            if said >= len(right) or piece.token != right[said]:
+                good = False
+                enough.set()
+            said += 1
+        elif piece.kind == "end":
+            assert piece.stats is not None
+            good = good and said == len(right) and piece.stats.reason == "stop"
+    if cancel.is_set():
+        raise Cancelled
+    return good
+
+
+class _Either(threading.Event):
+    """Set as soon as one of two is."""
+
+    def __init__(self, *events: threading.Event) -> None:
+        super().__init__()
+        self._events = events
+
+    def is_set(self) -> bool:
+        return any(event.is_set() for event in self._events)

@@ -1,0 +1,128 @@
+"""Evaluation: one loaded model under modes x residencies, on the same questions and the same text.
+
+Every run of questions and every run of the text begins with the cache as after a load, and predictors that know
+nothing; so a figure does not depend on what was run before it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from core.config import Settings
+from core.engine import Engine
+from core.errors import BusyError, MoestroError, SettingError
+from core.evaluate.modes import BASE, Mode
+from core.evaluate.passages import held_out, listen, reference, windows
+from core.evaluate.questions import Question, ask, demo_questions, sample
+from core.evaluate.rows import Row, row
+from core.evaluate.tally import Tally
+from core.profile.texts import Text
+
+Progress = Callable[[str, float], None]
+QUESTIONS, TOKENS = 24, 192   # unless asked for otherwise
+ANSWER = 20                   # tokens of one, roughly, for how far it is
+BECAUSE = "The model is being evaluated."
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """What modes are measured on: the same for all of them."""
+
+    questions: Sequence[Question]
+    pieces: Sequence[Sequence[int]]    # of a text, as token ids; all but the first of each are predicted
+
+    @property
+    def tokens(self) -> int:
+        """To be predicted."""
+        return sum(len(piece) - 1 for piece in self.pieces)
+
+
+def gather(engine: Engine, questions: int = QUESTIONS, tokens: int = TOKENS, asked: Sequence[Question] | None = None,
+           texts: Sequence[Text] | None = None) -> Material:
+    """So many questions and tokens of text for a loaded model. Without `asked` the demo model gets its own questions,
+    any other none; without `texts` it is the text that comes with Moestro. Raises SettingError."""
+    if questions < 0 or tokens < 0 or not questions + tokens:
+        raise SettingError("Ask for at least one question or one token of text.")
+    if asked is None:
+        asked = demo_questions() if engine.model_name == "demo" else []
+    texts = held_out(engine.model_name) if texts is None else texts
+    return Material(sample(asked, questions), windows(engine, texts, tokens) if tokens else [])
+
+
+def evaluate(engine: Engine, modes: Sequence[Mode], residencies: Sequence[float], material: Material, *,
+             progress: Progress = lambda text, share: None, cancel: threading.Event | None = None,
+             on_row: Callable[[Row], None] = lambda row: None, done: Collection[tuple[str, float]] = (),
+             over: Mapping[str, object] | None = None) -> list[Row]:
+    """Rows in the order of residencies and modes. `on_row` gets each as soon as it is known; (mode, residency) pairs in
+    `done` are left out. What a mode does not set is as the engine has it, or as `over` says.
+
+    The engine must have the profile that modes need: one that cannot run has a row that says why. Nobody else may use
+    the engine meanwhile; it has its settings back afterwards, whatever happens. Raises BusyError, Cancelled,
+    SettingError for residencies outside (0, 1].
+    """
+    if bad := [share for share in residencies if not 0 < share <= 1]:
+        raise SettingError(f"A residency of {bad[0]:g} is not possible: it is a share of the experts above 0 and up "
+                           "to 1.")
+    cancel = cancel or threading.Event()
+    todo = [(share, mode) for share in residencies for mode in modes if (mode.name, share) not in done]
+    rows: list[Row] = []
+    if not todo:
+        return rows
+    with restored(engine, over) as base:
+        progress("The exact model reads the text", 0.0)
+        engine.change({**base, **BASE, "predictor": "none"})
+        exact = reference(engine, material.pieces, cancel)
+        for at, (share, mode) in enumerate(todo):
+            def told(done: float, name: str = f"{mode.title} at {share:.4g} of the experts", at: int = at) -> None:
+                progress(name, (at + done) / len(todo))
+
+            rows.append(_measure(engine, base, mode, share, material, exact, told, cancel))
+            on_row(rows[-1])
+    progress("Evaluated", 1.0)
+    return rows
+
+
+@contextmanager
+def restored(engine: Engine, over: Mapping[str, object] | None = None) -> Iterator[Settings]:
+    """Inside, modes may change settings as they like; they get those in force, with `over` over them, to begin with."""
+    before = engine.settings
+    try:
+        yield before.with_({**(over or {}), "telemetry": True})
+    finally:
+        engine.change(dict(before))
+
+
+def _measure(engine: Engine, base: Settings, mode: Mode, share: float, material: Material,
+             exact: Sequence[torch.Tensor], told: Callable[[float], None], cancel: threading.Event) -> Row:
+    """One row. What is wrong with the mode, or with so few slots, is said in it."""
+    tally, verdicts = Tally(), list[tuple[bool, bool]]()
+    whole = len(material.questions) * ANSWER + material.tokens
+    try:
+        settings = mode.over(base.with_({"budget": f"{share * 100:g}%"}))
+        start_mode(engine, settings)
+        for question in material.questions:
+            told(len(verdicts) * ANSWER / whole)
+            verdicts.append((question.seen, ask(engine, question, cancel, tally)))
+        if verdicts and material.pieces:
+            start_mode(engine, settings)
+        heard = listen(engine, material.pieces, exact, cancel, tally,
+                       lambda tokens: told((len(verdicts) * ANSWER + tokens) / whole))
+    except BusyError:
+        raise
+    except MoestroError as error:
+        return Row(mode.name, mode.title, share, problem=str(error), settings=dict(mode.settings))
+    return row(mode.name, mode.title, share, engine.residency.slots, mode.settings, verdicts, heard, tally)
+
+
+def start_mode(engine: Engine, settings: Settings) -> None:
+    """These settings, on a cache as after a load and with a predictor that knows nothing yet. Raises MoestroError when
+    they cannot be."""
+    engine.change({**settings, **BASE, "predictor": "none"})
+    with engine.workbench(BECAUSE) as bench:
+        bench.start_over()
+    engine.change(dict(settings))

@@ -1,0 +1,53 @@
+"""What decoding cost under one configuration: sums over forward passes, and means a token of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from core.choices import Action
+from core.types import StepRecord
+
+
+@dataclass(slots=True)
+class Tally:
+    """Call with every forward pass; only those that decode a token count. Times in ms."""
+
+    tokens: int = 0
+    total_ms: float = 0.0
+    compute_ms: float = 0.0
+    stall_ms: float = 0.0
+    idle_ms: float = 0.0
+    copy_ms: float = 0.0
+    link_bytes: int = 0        # demand and prefetches
+    prefetch_bytes: int = 0
+    requests: int = 0
+    hits: int = 0
+    assignments: int = 0       # (token, layer, expert) of the routers' choice
+    changed: int = 0           # ... that are not theirs: the sum of
+    substituted: int = 0
+    dropped: int = 0
+    predicted: int = 0
+    emulated: bool = False
+
+    def __call__(self, step: StepRecord) -> None:
+        if step.phase != "decode":
+            return
+        self.tokens += step.tokens
+        for name in ("total_ms", "compute_ms", "stall_ms", "idle_ms", "copy_ms", "requests", "hits", "assignments",
+                     "changed", "prefetch_bytes"):
+            setattr(self, name, getattr(self, name) + getattr(step, name))
+        self.link_bytes += step.demand_bytes + step.prefetch_bytes
+        self.emulated |= step.emulated
+        if step.lossy is not None:
+            self.substituted += step.lossy.count(Action.SUBSTITUTE)
+            self.dropped += step.lossy.count(Action.DROP)
+            self.predicted += step.lossy.count(Action.PREDICTED)
+
+    def mean(self, name: str) -> float | None:
+        """A sum, per decoded token; None when none was decoded."""
+        return float(getattr(self, name)) / self.tokens if self.tokens else None
+
+    def rate(self, name: str, of: str) -> float | None:
+        """One sum's share of another; None of nothing."""
+        whole = getattr(self, of)
+        return getattr(self, name) / whole if whole else None

@@ -1,0 +1,107 @@
+"""A router's own rule for the gate weights of any experts, found out from what it answers. No model is known by name.
+
+Three scores cover the routers that transformers' experts interface serves: the softmax over all experts, the sigmoid of
+each, and either of them normalised over the selected experts (of the softmax that is the softmax over the selected).
+Each comes times a constant. Routers that select with a correction bias or by groups of experts weigh without them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+
+from core.errors import ModelError
+from core.hf.discover import ExpertsSite, RouterOutput, read_router
+
+Score = Literal["softmax", "sigmoid"]
+LEAST = 2            # tokens: with one, every rule without normalising fits as a constant
+ROUNDING = 8.0       # units in the last place that a router's own way of computing its weights may differ by
+DIGITS = 4           # of a constant at most, if it is as near to one of so few as can be measured
+TOKENS = 32          # a router is asked for to find its rule ...
+LOUDNESS = 2.0       # ... the states of which reach up to this much of a norm's output
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`score` of the logits, divided by its sum over a token's experts if `normalised`, times `scale`; as `dtype`."""
+
+    score: Score
+    normalised: bool
+    scale: float
+    dtype: torch.dtype
+
+    def scores(self, logits: torch.Tensor) -> torch.Tensor:
+        """[T, E] fp32 of every expert, from the router's logits [T, E]: neither normalised nor scaled."""
+        return logits.float().softmax(-1) if self.score == "softmax" else logits.float().sigmoid()
+
+    def weigh(self, logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """[T, k] what the router would weigh the experts `ids` [T, k] with, had it selected them, by its logits."""
+        return self._weights(logits, ids).to(self.dtype)
+
+    def _weights(self, logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        if self.score == "softmax" and self.normalised:                       # also where all of them are unlikely
+            weights = logits.float().gather(-1, ids).softmax(-1)
+        else:
+            weights = self.scores(logits).gather(-1, ids)
+            if self.normalised:
+                weights = weights / weights.sum(-1, keepdim=True)
+        return weights if self.scale == 1.0 else weights * self.scale
+
+
+def rule_of(output: RouterOutput) -> Rule | None:
+    """The rule that reproduces the weights of this call to rounding, the nearest if there are several; None where none
+    does. With one expert per token a constant weight is 1 times any normalised score.
+
+    Raises ValueError for fewer tokens than show which rule it is.
+    """
+    if len(output.ids) < LEAST:
+        raise ValueError(f"a rule shows in {LEAST} tokens or more")
+    found = [fit for score in get_args(Score) for normalised in (True, False)
+             if (fit := _fit(score, normalised, output)) is not None]
+    return min(found, key=lambda fit: fit[0])[1] if found else None
+
+
+def rules_of(model: Any, sites: Sequence[ExpertsSite]) -> tuple[Rule | None, ...]:
+    """The rule of every layer, each router asked on drawn states: runs no pass, fires no hooks, any thread may ask."""
+    embedding = model.get_input_embeddings().weight
+    drawn = torch.randn(TOKENS, embedding.shape[-1], generator=torch.Generator().manual_seed(0))
+    loudness = torch.linspace(LOUDNESS / TOKENS, LOUDNESS, TOKENS)[:, None]   # so that some are undecided, some sure
+    states = (drawn * loudness).to(embedding.device, embedding.dtype)
+    return tuple(_ask(site, states) for site in sites)
+
+
+@torch.no_grad()
+def _ask(site: ExpertsSite, states: torch.Tensor) -> Rule | None:
+    """Arguments after the first are what the site's block owns by their names (the bias of minimax_m2)."""
+    _, *more = inspect.signature(type(site.router).forward).parameters.values()
+    own = {p.name: getattr(site.parent, p.name) for p in more[1:] if hasattr(site.parent, p.name)}
+    try:
+        return rule_of(read_router(site, site.router.forward(states, **own)))
+    except (ModelError, RuntimeError, TypeError):    # a router that is called in a way of its own: no rule is known
+        return None
+
+
+def _fit(score: Score, normalised: bool, output: RouterOutput) -> tuple[float, Rule] | None:
+    """(mean relative error, the rule with its measured scale), or None if it does not reproduce the weights."""
+    plain = Rule(score, normalised, 1.0, output.weights.dtype)
+    ids, true = output.ids.long(), output.weights.double()
+    told = plain._weights(output.logits, ids).double()
+    single = torch.finfo(torch.float32).eps
+    unit = max(torch.finfo(output.weights.dtype).eps, single)
+    scale = _short(float(true.sum() / told.sum()), single + unit / math.sqrt(true.numel()))
+    off = (true - told * scale).abs() - torch.finfo(output.weights.dtype).tiny   # what a number can no longer show
+    error = (off.clamp_min(0.0) / true.abs()).nan_to_num(0.0)
+    if not bool(error.max() <= ROUNDING * unit):
+        return None
+    return float(error.mean()), Rule(score, normalised, scale, output.weights.dtype)
+
+
+def _short(number: float, within: float) -> float:
+    """The number of fewest digits that is as near, relatively; itself, if none of up to DIGITS is."""
+    rounded = (float(f"{number:.{digits}g}") for digits in range(1, DIGITS + 1))
+    return next((short for short in rounded if abs(short - number) <= within * number), number)

@@ -1,0 +1,115 @@
+"""The search in expert maps, as a worker beside the pass: what of the passes reaches it, and what it tells of them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from core.policy.predict.aside import Task
+from core.policy.predict.base import Floats, Guess, union
+from core.policy.predict.maps import MapStore, Match, Walk, best_match, select
+
+OPEN, FOLLOW = 0, 1
+HEAD = struct.Struct("<4i")     # of a message: OPEN, pass, tokens, 0, then the embedding [H] float32, or nothing;
+                                # or FOLLOW, pass, layer, 0, then the router's distribution [E] float32
+FOUND = struct.Struct("<4i")    # of each part of an answer: pass, layer, n, 0, then n of "told"
+TOLD = np.dtype([("share", "<f8"), ("score", "<f8"), ("expert", "<i8")])
+
+
+class Found(NamedTuple):
+    """What a search found for one layer of a pass: softmax probability in the map, and guess, of each expert."""
+
+    number: int
+    layer: int
+    told: list[tuple[float, Guess]]
+
+
+def opened(number: int, tokens: int) -> bytes:
+    """How the message begins that says: a pass begins, with this embedding."""
+    return HEAD.pack(OPEN, number, tokens, 0)
+
+
+def followed(number: int, layer: int) -> bytes:
+    """How the message begins that says: the router of `layer` said this."""
+    return HEAD.pack(FOLLOW, number, layer, 0)
+
+
+def read(answer: bytes) -> Iterator[Found]:
+    """What an answer tells."""
+    at = 0
+    while at < len(answer):
+        number, layer, count, _ = FOUND.unpack_from(answer, at)
+        told = np.frombuffer(answer, TOLD, count, at + FOUND.size).tolist()
+        at += FOUND.size + count * TOLD.itemsize
+        yield Found(number, layer, [(share, Guess(layer, expert, score)) for share, score, expert in told])
+
+
+class MapSearch:
+    """core.policy.predict.aside.Worker. `task.told`: layers, experts, top_k, distance, capacity, semantic, dynamic,
+    learn; `task.arrays`: maps [N, L, E] and map_keys [N, H] to begin with, or nothing."""
+
+    def __init__(self, task: Task) -> None:
+        told = task.told
+        self._layers, self._experts, self._top_k = told["layers"], told["experts"], told["top_k"]
+        self._distance, self._capacity = told["distance"], told["capacity"]
+        self._semantic, self._dynamic, self._learn = told["semantic"], told["dynamic"], told["learn"]
+        self._known = task.arrays
+        self.store: MapStore | None = None
+        self._number = self._tokens = 0
+        self._key: Floats | None = None
+        self._walk: Walk | None = None
+
+    def work(self, message: bytes) -> bytes:
+        kind, number, at, _ = HEAD.unpack_from(message)
+        values = np.frombuffer(message, "<f4", offset=HEAD.size)
+        if kind == OPEN:
+            self._number, self._tokens, self._walk = number, at, None
+            self._key = values if len(values) else None
+            return self._begin() if len(values) else b""
+        return self._step(at, values) if number == self._number else b""
+
+    def _begin(self) -> bytes:
+        assert self._key is not None
+        store = self.store = self.store or self._fill(len(self._key))
+        match = best_match(store.by_embedding(self._key)) if self._semantic else None
+        ahead = range(min(self._distance, self._layers))
+        return b"".join(self._found(match, layer) for layer in ahead) if match is not None else b""
+
+    def _step(self, layer: int, distribution: Floats) -> bytes:
+        store = self.store
+        if store is None:
+            return b""                              # no embedding is known yet, so its size is not
+        walk = self._walk = self._walk or store.walk()
+        if layer != len(walk.seen):
+            return b""                              # a layer before it was not heard of
+        scores = walk.step(distribution)
+        if layer + 1 == self._layers:
+            if self._learn and self._key is not None:
+                store.add(self._key, np.stack(walk.seen), self._distance, scores)
+            return b""
+        ahead = layer + self._distance
+        match = best_match(scores) if ahead < self._layers else None
+        return self._found(match, ahead) if match is not None else b""
+
+    def _found(self, match: Match, layer: int) -> bytes:
+        assert self.store is not None
+        told = self.store.maps[layer, match.place]
+        chosen = select(told, match.score if self._dynamic else None, min(self._top_k * self._tokens, self._experts))
+        p = told[chosen].astype(np.float64)
+        rows = np.empty(len(chosen), TOLD)
+        with np.errstate(divide="ignore"):
+            rows["score"] = union(self._tokens * np.log1p(-np.minimum(p, 1.0)), self._top_k)
+        rows["share"], rows["expert"] = p, chosen
+        return FOUND.pack(self._number, layer, len(rows), 0) + rows.tobytes()
+
+    def _fill(self, hidden: int) -> MapStore:
+        """A store with the profile's maps, evenly chosen if they are too many."""
+        store = MapStore(self._capacity, self._layers, self._experts, hidden)
+        if self._known:
+            keys, maps = self._known["map_keys"], self._known["maps"]
+            for at in np.linspace(0, len(maps) - 1, min(len(maps), self._capacity)).round().astype(int).tolist():
+                store.add(keys[at], maps[at], self._distance, np.zeros(store.count, np.float32))
+        return store

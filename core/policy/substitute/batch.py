@@ -1,0 +1,162 @@
+"""The choice of what is computed in place of missing experts, for a whole batch on its device: the same as `plain`.
+
+The only loop is over the k positions, since each choice depends on those before it. It waits for the device once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log
+
+import torch
+from torch import Tensor
+
+from core.choices import Action, Why
+from core.policy.substitute.base import EVEN, Ask, Candidates, Chosen, Gates, source_of
+
+
+@dataclass(slots=True)
+class Board:
+    """What is decided so far about T tokens; changed in place. `free` [T, k]: missing, and nothing is decided yet."""
+
+    ids: Tensor         # int64 [T, k]
+    action: Tensor      # uint8 [T, k]
+    why: Tensor         # uint8 [T, k]
+    free: Tensor        # bool [T, k]
+    changed: Tensor     # int64 [T]
+    delta: float
+    tae: Tensor         # fp32 [T]
+    positions: list[int]    # those at which something is missing
+
+    def chosen(self, weights: Tensor | None = None) -> Chosen:
+        return Chosen(self.ids, self.action, self.why, self.delta, self.tae, weights)
+
+
+def select(ask: Ask, gates: Gates, scores: Candidates | Tensor | None) -> Chosen:
+    """What is computed for each token. `scores`: whoever has candidates, looked at column by column; or scores
+    [T, k, E] that are there already; None = there are none, so nothing is substituted.
+
+    On the device: about 12 bytes for each token and candidate, R of which a substitute has for an expert (E at most).
+    Raises SettingError when the masks are not of the model's size.
+    """
+    source = source_of(ask, scores)
+    board = open_board(ask, gates)
+    if not board.positions:
+        return board.chosen()
+    used = torch.zeros(len(ask.ids), len(ask.ready), dtype=torch.bool, device=ask.ids.device)
+    used.scatter_(1, ask.ids, True)
+    for position in board.positions:
+        free = _within(board, position, gates)
+        for option in gates.order:
+            if option == "drop":
+                free = _drop(ask, board, position, gates, free)
+            else:
+                free = _substitute(ask, board, position, gates, source, used, free)
+    return board.chosen()
+
+
+def open_board(ask: Ask, gates: Gates) -> Board:
+    """Everything that does not depend on a candidate: what is missing, and which gates close."""
+    lost = ask.missing.take(ask.ids)
+    asked = torch.zeros_like(ask.missing)
+    asked[ask.ids.flatten()] = True
+    missing, every, *columns = torch.cat([(asked & ask.missing).sum()[None], asked.sum()[None], lost.sum(0)]).tolist()
+    delta = missing / max(1, every)
+    tae = entropy(ask.weights, gates.temperature)
+    action = torch.where(lost, int(Action.WAIT), int(Action.EXACT)).to(torch.uint8)
+    reason = torch.zeros(len(ask.ids), dtype=torch.uint8, device=ask.ids.device)
+    if delta >= gates.beta:
+        reason.fill_(int(Why.BETA))
+    if gates.margin <= 1.0:
+        reason[margin(ask.weights) >= gates.margin - EVEN] = int(Why.MARGIN)
+    reason[tae <= gates.tau + EVEN] = int(Why.TAE)
+    why = torch.where(lost, reason[:, None], 0).to(torch.uint8)
+    free = lost & (reason == 0)[:, None]
+    if gates.protected is not None:
+        shielded = free & gates.protected.take(ask.ids)
+        why[shielded] = int(Why.PROTECTED)
+        free &= ~shielded
+    return Board(ask.ids.clone(), action, why, free, torch.zeros_like(ask.ids[:, 0]), delta, tae.float(),
+                 [at for at, count in enumerate(columns) if count])
+
+
+def drop_rest(ask: Ask, board: Board, gates: Gates) -> None:
+    """Leave out what is still free, as far as the gates allow."""
+    for position in board.positions:
+        _drop(ask, board, position, gates, _within(board, position, gates))
+
+
+def _within(board: Board, position: int, gates: Gates) -> Tensor:
+    """[T] what may still be decided at a position without exceeding rho."""
+    free = board.free[:, position]
+    full = free & (board.changed >= gates.rho)
+    board.why[:, position] = board.why[:, position].masked_fill(full, int(Why.RHO))
+    return free & ~full
+
+
+def _substitute(ask: Ask, board: Board, position: int, gates: Gates, source: Candidates | None, used: Tensor,
+                free: Tensor) -> Tensor:
+    """Take the best candidate where there is one; [T] what is left. Notes in `used` [T, E] what a token has."""
+    if source is None:
+        return _settle(board, position, free, torch.zeros_like(free), Action.SUBSTITUTE, Why.NO_CANDIDATE)
+    experts, scores = source.column(ask, position)
+    if experts is None:
+        ready, taken = ask.ready, used
+    else:
+        ready, taken = ask.ready.take(experts), used.gather(1, experts)
+    if gates.unique:
+        scores = scores.masked_fill(taken | ~ready, -torch.inf)
+    else:
+        wide = scores.double()                                # as the plain one multiplies
+        scores = torch.where(taken & (wide > -torch.inf), wide * gates.discount, wide).masked_fill(~ready, -torch.inf)
+    best, at = scores.max(1)                                  # the first of equals
+    found = free & (best > -torch.inf)
+    to = at if experts is None else experts.gather(1, at[:, None])[:, 0]
+    to = torch.where(found, to, ask.ids[:, position])
+    board.ids[:, position] = torch.where(free, to, board.ids[:, position])
+    used.scatter_(1, to[:, None], True)
+    return _settle(board, position, free, found, Action.SUBSTITUTE, Why.NO_CANDIDATE)
+
+
+def _drop(ask: Ask, board: Board, position: int, gates: Gates, free: Tensor) -> Tensor:
+    """Leave out what carries little enough; [T] what is left."""
+    wide = ask.weights.double()
+    found = free & (wide[:, position] <= (gates.drop_share + EVEN) * wide.sum(1))
+    board.ids[:, position] = board.ids[:, position].masked_fill(found, -1)
+    return _settle(board, position, free, found, Action.DROP, Why.SHARE)
+
+
+def _settle(board: Board, position: int, free: Tensor, found: Tensor, action: Action, otherwise: Why) -> Tensor:
+    """Note what was `found` for those that were `free`, and why the others go on waiting; [T] those."""
+    left = free & ~found
+    board.action[:, position] = board.action[:, position].masked_fill(found, int(action))
+    why = board.why[:, position].masked_fill(left, int(otherwise))
+    board.why[:, position] = why.masked_fill(found, int(Why.ALLOWED))
+    board.changed += found
+    return left
+
+
+def entropy(weights: Tensor, temperature: float = 1.0) -> Tensor:
+    """TAE fp64 [T] of gate weights [T, k]; see `plain.entropy`."""
+    wide = weights.double()
+    if temperature != 1.0:
+        wide = wide ** (1.0 / temperature)
+    if wide.shape[1] < 2:
+        return torch.zeros_like(wide[:, 0])
+    shares = renormalised(wide)
+    return (-torch.xlogy(shares, shares).sum(1) / log(wide.shape[1])).clamp(0.0, 1.0)
+
+
+def margin(weights: Tensor) -> Tensor:
+    """m fp64 [T] of gate weights [T, k]; see `plain.margin`."""
+    shares = renormalised(weights.double())
+    if shares.shape[1] < 2:
+        return shares[:, 0]
+    first, second = shares.topk(2).values.unbind(1)
+    return first - second
+
+
+def renormalised(wide: Tensor) -> Tensor:
+    """Weights [T, k] that add up to 1 for each token; those that are all 0 stay."""
+    whole = wide.sum(1, keepdim=True)
+    return wide / torch.where(whole > 0, whole, 1.0)

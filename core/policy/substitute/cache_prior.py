@@ -1,0 +1,91 @@
+"""Routing that leans towards what is resident: the choice is made anew, and so are the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, ClassVar
+
+from core.choices import Action, Why
+from core.policy.substitute.base import Ask, Chosen, Facts, Gates, Substitute
+from core.registry import Param, register
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+NONE = -float("inf")
+
+
+@register("substitute", "cache_prior", title="Lean towards the cache", help="Resident experts get a bonus before the "
+          "router's top-k, and the weights are the router's own for what it then chooses.",
+          source="control; cache-prior routing (METHODS section 1)",
+          params=(Param("lean", "float", 0.3, "The bonus, as a share of the distance between the token's largest and "
+                        "smallest router logit (lambda).", title="Bonus (lambda)", low=0.0, high=1.0, step=0.01),))
+class CachePrior(Substitute):
+    """top-k of logit + lambda * (max - min of the token's logits) * [resident].
+
+    Selected experts that are resident or on their way keep their places, since nothing that they beat gains more than
+    they do; of missing ones and resident ones that were not selected the best fill the rest, a missing one before an
+    equal. A token that would change more than rho of its experts, or that a gate closes, stays as it is. What then
+    still is missing may be dropped, if the gates' order says so.
+    """
+
+    reroutes: ClassVar[bool] = True
+    logits: bool = True
+
+    def __init__(self, lean: float = 0.3) -> None:
+        self._lean = lean
+
+    def prepare(self, profile: Facts | None, layers: int, experts: int, device: torch.device) -> None:
+        self.experts = experts
+
+    def listed(self, ask: Ask, token: int, position: int, expert: int) -> Iterable[tuple[int, float]]:
+        return ()
+
+    def column(self, ask: Ask, position: int) -> tuple[Tensor | None, Tensor]:
+        return None, ask.weights.new_full((len(ask.ids), len(ask.ready)), NONE)
+
+    def reroute(self, ask: Ask, gates: Gates) -> Chosen:
+        """New ids, in the places of those that left, and new weights where `ask.weigh` is given."""
+        import torch
+
+        from core.policy.substitute import batch
+
+        ask.check(self.experts)
+        board = batch.open_board(ask, gates)
+        if not board.positions:
+            return board.chosen()
+        weights = None
+        if "substitute" in gates.order:
+            stays, comes = self._ranked(ask, board.free)
+            moved = stays.logical_not()                                   # [T, k] left by the new top-k
+            fits = moved.sum(1) <= gates.rho
+            left = board.free & torch.where(fits[:, None], stays, False)
+            board.why[board.free & ~fits[:, None]] = int(Why.RHO)
+            board.why[left] = int(Why.NO_CANDIDATE)
+            moved &= fits[:, None]
+            at = (moved.cumsum(1) - 1).clamp_min(0)                       # the n-th that leaves: the n-th best comes
+            board.ids = torch.where(moved, comes.gather(1, at), ask.ids)
+            board.action[moved], board.why[moved] = int(Action.SUBSTITUTE), int(Why.ALLOWED)
+            board.changed, board.free = moved.sum(1), left
+            if ask.weigh is not None:
+                new = ask.weigh(board.ids).to(ask.weights.dtype)
+                weights = torch.where(moved.any(1, keepdim=True), new, ask.weights)
+        if "drop" in gates.order:
+            batch.drop_rest(ask, board, gates)
+        return board.chosen(weights)
+
+    def _ranked(self, ask: Ask, free: Tensor) -> tuple[Tensor, Tensor]:
+        """(which selected experts [T, k] stay, ids [T, k] of the others that come, best first)."""
+        import torch
+
+        assert ask.logits is not None
+        fit, k = ask.logits.double(), ask.ids.shape[1]
+        bonus = self._lean * (fit.amax(1, keepdim=True) - fit.amin(1, keepdim=True))
+        had = fit.gather(1, ask.ids).masked_fill(~free, float("inf"))
+        others = (fit + bonus).masked_fill(~ask.ready, NONE).scatter(1, ask.ids, NONE)
+        best = torch.cat([had, others], 1).sort(dim=1, descending=True, stable=True).indices[:, :k]
+        stays = torch.zeros(len(best), k + fit.shape[1], dtype=torch.bool, device=best.device)
+        stays.scatter_(1, best, True)
+        newcomers = (best < k).int().argsort(dim=1, stable=True)                       # those that come to the front
+        return stays[:, :k], (best.gather(1, newcomers) - k).clamp_min(0)

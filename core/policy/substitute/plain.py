@@ -1,0 +1,139 @@
+"""The choice of what is computed in place of missing experts: Algorithm 1 in plain Python, token by token.
+
+It is what one decoded token goes through, and the oracle of `batch`. `pick` is the quick one: lists in, lists out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from math import inf, log, nan
+from typing import TYPE_CHECKING, NamedTuple
+
+from core.choices import Action, Why
+from core.policy.substitute.base import EVEN, Ask, Candidates, Chosen, Gates, source_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Listed = Callable[[int, int], Iterable[tuple[int, float]]]
+"""(position, expert) -> its candidates with their scores: `Candidates.listed` of one token."""
+EXACT, WAIT, SUBSTITUTE, DROP = (int(a) for a in (Action.EXACT, Action.WAIT, Action.SUBSTITUTE, Action.DROP))
+ALLOWED, TAE, MARGIN, BETA, RHO, PROTECTED, NO_CANDIDATE, SHARE = (int(why) for why in Why)
+
+
+class Picked(NamedTuple):
+    """One token's part of `Chosen`."""
+
+    ids: list[int]
+    action: list[int]
+    why: list[int]
+    tae: float
+
+
+def pick(ids: Sequence[int], weights: Sequence[float], missing: Sequence[bool], ready: Sequence[bool], gates: Gates,
+         listed: Listed, delta: float = nan) -> Picked:
+    """One token: its experts [k] and weights [k], flags [E], and who lists the candidates for a position (asked only
+    where it comes that far). `delta` as in `Chosen`; without, this token is all there is.
+    """
+    found, action, why = list(ids), [EXACT] * len(ids), [ALLOWED] * len(ids)
+    tae = entropy(weights, gates.temperature)
+    lost = [at for at, expert in enumerate(ids) if missing[expert]]
+    if not lost:
+        return Picked(found, action, why, tae)
+    share = len({ids[at] for at in lost}) / len(set(ids)) if delta != delta else delta
+    closed = _closed(weights, tae, share, gates)
+    used, changed = set(ids), 0
+    for at in lost:
+        reason = closed or (PROTECTED if ids[at] in gates.shielded else RHO if changed >= gates.rho else ALLOWED)
+        done = WAIT
+        for option in () if reason else gates.order:
+            if option == "drop":
+                if weights[at] <= (gates.drop_share + EVEN) * sum(weights):
+                    found[at], done = -1, DROP
+                    break
+                reason = SHARE
+            else:
+                best = _best(listed(at, ids[at]), ready, used, gates)
+                if best >= 0:
+                    found[at], done = best, SUBSTITUTE
+                    used.add(best)
+                    break
+                reason = NO_CANDIDATE
+        action[at], why[at] = done, ALLOWED if done != WAIT else reason
+        changed += done != WAIT
+    return Picked(found, action, why, tae)
+
+
+def _closed(weights: Sequence[float], tae: float, delta: float, gates: Gates) -> int:
+    """Why nothing is done for this token at all; ALLOWED = it may be."""
+    if tae <= gates.tau + EVEN:
+        return TAE
+    if gates.margin <= 1.0 and margin(weights) >= gates.margin - EVEN:
+        return MARGIN
+    return BETA if delta >= gates.beta else ALLOWED
+
+
+def _best(listed: Iterable[tuple[int, float]], ready: Sequence[bool], used: set[int], gates: Gates) -> int:
+    """The candidate with the best score, the first of equals; -1 when there is none."""
+    best, top = -1, -inf
+    for expert, score in listed:
+        if ready[expert]:
+            if expert in used:
+                if gates.unique:
+                    continue
+                score *= gates.discount
+            if score > top:
+                best, top = expert, score
+    return best
+
+
+def entropy(weights: Sequence[float], temperature: float = 1.0) -> float:
+    """TAE of one token = -sum g log g / log k, in [0, 1], of its gate weights [k] renormalised (BuddyMoE section 3.1,
+    equation 1). A temperature T makes them g^(1/T), renormalised: the softmax of logits / T over the same experts."""
+    if temperature != 1.0:
+        weights = [weight ** (1.0 / temperature) for weight in weights]
+    whole = sum(weights)
+    if whole <= 0.0 or len(weights) < 2:
+        return 0.0
+    logs = 0.0
+    for weight in weights:
+        if weight > 0.0:
+            logs += weight * log(weight / whole)
+    return min(1.0, max(0.0, -logs / whole / log(len(weights))))
+
+
+def margin(weights: Sequence[float]) -> float:
+    """m = the largest renormalised gate weight less the second largest, in [0, 1]; 1 when there is only one."""
+    whole = sum(weights)
+    if whole <= 0.0:
+        return 0.0
+    best = sorted(weights)
+    return (best[-1] - (best[-2] if len(best) > 1 else 0.0)) / whole
+
+
+def select(ask: Ask, gates: Gates, scores: Candidates | Tensor | None) -> Chosen:
+    """What is computed for each token, over Python lists. `scores`: whoever lists candidates, or scores [T, k, E] that
+    are there already; None = there are none, so nothing is substituted. One that reroutes goes to `batch` instead.
+
+    Raises SettingError when the masks are not of the model's size.
+    """
+    import torch
+
+    source = source_of(ask, scores)
+    missing, ready = ask.missing.tolist(), ask.ready.tolist()
+    ids, weights = ask.ids.tolist(), ask.weights.tolist()
+    asked = {expert for row in ids for expert in row}
+    delta = sum(missing[expert] for expert in asked) / max(1, len(asked))
+    picked = [pick(row, weights[token], missing, ready, gates, _listed(source, ask, token), delta)
+              for token, row in enumerate(ids)]
+    device, shape = ask.ids.device, ask.ids.shape
+    return Chosen(torch.tensor([one.ids for one in picked], device=device).view(shape),
+                  torch.tensor([one.action for one in picked], dtype=torch.uint8, device=device).view(shape),
+                  torch.tensor([one.why for one in picked], dtype=torch.uint8, device=device).view(shape), delta,
+                  torch.tensor([one.tae for one in picked], dtype=torch.float32, device=device))
+
+
+def _listed(source: Candidates | None, ask: Ask, token: int) -> Listed:
+    if source is None:
+        return lambda position, expert: ()
+    return lambda position, expert: source.listed(ask, token, position, expert)

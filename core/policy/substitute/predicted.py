@@ -1,0 +1,38 @@
+"""The resident expert that the predictor thought likeliest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from core.policy.substitute.base import Ask, Facts, Substitute
+from core.registry import register
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+@register("substitute", "predicted", title="Prefetcher's choice", help="The resident expert that the prefetcher named "
+          "with the highest probability for this layer. Needs a prefetcher that names experts.",
+          source="METHODS section 6 (run the prediction), expert by expert")
+class Predicted(Substitute):
+    """Score = the probability that was named; an expert that was not named is no candidate."""
+
+    named: bool = True
+
+    def prepare(self, profile: Facts | None, layers: int, experts: int, device: torch.device) -> None:
+        self.experts = experts
+
+    def listed(self, ask: Ask, token: int, position: int, expert: int) -> Iterable[tuple[int, float]]:
+        if ask.named is None:
+            return ()
+        told: list[float] = ask.named.tolist()
+        return [(j, score) for j, score in enumerate(told) if score > 0 and j != expert]
+
+    def column(self, ask: Ask, position: int) -> tuple[Tensor | None, Tensor]:
+        tokens, experts = len(ask.ids), len(ask.ready)
+        if ask.named is None:
+            return None, ask.weights.new_full((tokens, experts), -float("inf"))
+        told = ask.named.masked_fill(ask.named <= 0, -float("inf")).expand(tokens, experts)
+        return None, told.scatter(1, ask.ids[:, position : position + 1], -float("inf"))

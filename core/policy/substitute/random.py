@@ -1,0 +1,61 @@
+"""A random resident expert: what a substitute must beat to know anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from core.policy.substitute.base import Ask, Facts, Substitute
+from core.registry import Param, register
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+WORD = 0xFFFFFFFF
+ODD = 0x2C1B3C6D, 0x297A2D39, 0x1B56C4E9     # below 2^31, so that a product with a word fits into 63 bits
+STEPS = 1 << 24                              # of a draw, each a number that fp32 has
+
+
+@register("substitute", "random", title="Random", help="A random resident expert. What a substitute must beat.",
+          source="control; BuddyMoE section 5.1 (random replacement)",
+          params=(Param("seed", "int", 0, "Which random sequence.", title="Seed", low=0, high=2**31 - 1, step=1),))
+class Random(Substitute):
+    """Score: uniform in [0, 1), a hash of the seed, the layer, the selected expert with its weight, and the candidate.
+    The same question has the same answer, in any batch; weights differ from token to token, and so do the draws."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._seed = seed
+
+    def prepare(self, profile: Facts | None, layers: int, experts: int, device: torch.device) -> None:
+        import torch
+
+        self.experts = experts
+        self._each = _mixed(np.arange(experts, dtype=np.int64) * 2 + 1, ODD[0])
+        self._column = torch.from_numpy(self._each).to(device)
+
+    def listed(self, ask: Ask, token: int, position: int, expert: int) -> Iterable[tuple[int, float]]:
+        weight = int(float(ask.weights[token, position]) * STEPS)
+        word = _mixed(_mixed(self._salt(ask.layer) ^ weight & WORD, ODD[1]) ^ expert, ODD[2])
+        draws: list[float] = (_mixed(self._each ^ word, ODD[1]) % STEPS / STEPS).tolist()
+        draws[expert] = -np.inf
+        return enumerate(draws)
+
+    def column(self, ask: Ask, position: int) -> tuple[Tensor | None, Tensor]:
+        of = ask.ids[:, position : position + 1]
+        weight = (ask.weights[:, position : position + 1].double() * STEPS).long()
+        words = _mixed(_mixed((weight & WORD) ^ self._salt(ask.layer), ODD[1]) ^ of, ODD[2])
+        draws = _mixed(self._column ^ words, ODD[1]) % STEPS
+        return None, (draws.double() / STEPS).float().scatter(1, of, -float("inf"))
+
+    def _salt(self, layer: int) -> int:
+        return int(_mixed(self._seed * 2 + 1 & WORD, ODD[0])) ^ int(_mixed(layer + 1, ODD[1]))
+
+
+def _mixed(words: Any, odd: int) -> Any:
+    """Words below 2^32 replaced by others whose low bits depend on all of theirs: ints, arrays and tensors alike."""
+    words = words * odd & WORD
+    words = (words ^ words >> 15) * ODD[0] & WORD
+    return words ^ words >> 13

@@ -1,0 +1,37 @@
+"""The resident expert that the token's own router ranks highest among those that it did not select."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from core.policy.substitute.base import Ask, Facts, Substitute
+from core.registry import register
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+@register("substitute", "router_ranked", title="Router's next best", help="The resident expert with the highest router "
+          "score that the token does not have yet. Needs no profile.",
+          source="control; what expert-skipping caches do")
+class RouterRanked(Substitute):
+    """Score = logit less the token's smallest logit, so that none is negative."""
+
+    logits: bool = True
+
+    def prepare(self, profile: Facts | None, layers: int, experts: int, device: torch.device) -> None:
+        self.experts = experts
+
+    def listed(self, ask: Ask, token: int, position: int, expert: int) -> Iterable[tuple[int, float]]:
+        assert ask.logits is not None
+        fit: list[float] = ask.logits[token].tolist()
+        low = min(fit)
+        return [(j, value - low) for j, value in enumerate(fit) if j != expert]
+
+    def column(self, ask: Ask, position: int) -> tuple[Tensor | None, Tensor]:
+        assert ask.logits is not None
+        fit = ask.logits.double()
+        scores = fit - fit.amin(1, keepdim=True)
+        return None, scores.scatter(1, ask.ids[:, position : position + 1], -float("inf"))

@@ -1,0 +1,30 @@
+"""The expert whose outputs point the same way most often."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from core.errors import ProfileError
+from core.policy.substitute.base import Facts
+from core.policy.substitute.table import Table
+from core.registry import register
+
+if TYPE_CHECKING:
+    import torch
+
+
+@register("substitute", "similar", title="Most alike", help="The resident expert whose outputs were most alike the "
+          "missing one's, on inputs that both were given.",
+          source="control; BuddyMoE figure 4 (functional similarity)")
+class Similar(Table):
+    """Score = (1 + c) / 2, c = mean cosine of both experts' outputs on the same inputs of their layer."""
+
+    needs: ClassVar[tuple[str, ...]] = ("likeness",)
+
+    def prepare(self, profile: Facts | None, layers: int, experts: int, device: torch.device) -> None:
+        if profile is None or profile.likeness is None:
+            raise ProfileError("Substituting the most alike expert needs a profile that says how alike experts are. "
+                               "Run python launch.py profile, or open the Calibrate tab.")
+        self.hold((1.0 + np.asarray(profile.likeness, np.float32)) / 2.0, device)

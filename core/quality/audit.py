@@ -1,0 +1,76 @@
+"""The exact model reads an answer again, a few tokens at a time, and says what it would have thought at each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from core.quality.figures import divergence, log_probability
+from core.runtime.workbench import Workbench
+
+CHUNK = 64                # tokens of one pass
+LOGITS_BYTES = 8 << 20    # of the logits of one pass, at most a quarter of the workspace
+
+
+@dataclass(slots=True)
+class Spoken:
+    """An answer to be scored. `rows`: number of a token of the answer (from 0) -> the logits [V] it was drawn from."""
+
+    number: int
+    prompt: Sequence[int]
+    said: Sequence[int]
+    rows: Mapping[int, torch.Tensor]
+    saved_ms: float | None = None
+    changed: int = 0
+    assignments: int = 0
+    left: int = 3             # times that it may be begun
+    broken_off: bool = False  # the last time
+
+
+@dataclass(slots=True)
+class Scores:
+    """`kl` and `agrees`, one for each token compared; `log_p` of the exact model, one for each token said."""
+
+    kl: list[float] = field(default_factory=list)
+    agrees: list[bool] = field(default_factory=list)
+    log_p: list[float] = field(default_factory=list)
+
+
+@torch.inference_mode()
+def score(bench: Workbench, answer: Spoken) -> Scores:
+    """Read prompt and answer through the bench, whose model is exact. What `bench.run` raises goes through.
+
+    The logits of at most LOGITS_BYTES are alive at once, and a few of their rows in fp32.
+    """
+    scores, first = Scores(), len(answer.prompt) - 1
+    ids = [*answer.prompt, *answer.said]
+    last = first + max(len(answer.said) - 1, *answer.rows)
+    for at, logits in _read(bench, ids, first, last, _rows(bench, answer)):
+        for i, row in enumerate(logits):
+            token = at + i - first
+            if token < len(answer.said):
+                scores.log_p.append(log_probability(row, answer.said[token]))
+            if (kept := answer.rows.get(token)) is not None:
+                kl, agrees = divergence(row, kept.to(row.device))
+                scores.kl.append(kl)
+                scores.agrees.append(agrees)
+    return scores
+
+
+def _rows(bench: Workbench, answer: Spoken) -> int:
+    row = next(iter(answer.rows.values()))
+    return max(1, min(LOGITS_BYTES, bench.workspace // 4) // (row.numel() * row.itemsize))
+
+
+def _read(bench: Workbench, ids: Sequence[int], first: int, last: int,
+          rows: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """(position, logits [n, V] from there on) for positions first..last. What comes before is read without logits."""
+    cache, chunk = bench.kv.fresh(), min(CHUNK, bench.chunk) if bench.carried else bench.chunk
+    rows = min(rows, chunk) if bench.carried else 1
+    for at in range(0, first, chunk):
+        bench.run(ids[at : min(at + chunk, first)], cache)
+    for at in range(first, last + 1, rows):
+        some = ids[at : min(at + rows, last + 1)]
+        yield at, bench.run(some, cache, "prefill" if len(some) > 1 else "decode", keep=len(some))

@@ -1,0 +1,35 @@
+"""The figures: divergence and agreement of two distributions of the next token, and perplexity of what was said.
+
+Distributions are softmax over the model's own logits: temperature and the other sampling settings, which change what is
+drawn and not what the model thinks, are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+FLOOR = -1e3   # nats: less likely than this counts as this likely, so that a divergence is a number
+
+
+def divergence(exact: torch.Tensor, lossy: torch.Tensor) -> tuple[float, bool]:
+    """KL(exact || lossy) in nats of two rows of logits [V], and whether they have the same likeliest token. fp32; equal
+    rows give exactly 0. At most four rows of fp32 are alive at once."""
+    agrees = int(exact.argmax()) == int(lossy.argmax())
+    p, q = exact.float().log_softmax(-1), lossy.float().log_softmax(-1).clamp_min_(FLOOR)
+    terms = q.neg_().add_(p).mul_(p.exp())
+    return max(0.0, float(terms.masked_fill_(p == -math.inf, 0.0).sum())), agrees     # what cannot be adds nothing
+
+
+def log_probability(logits: torch.Tensor, token: int) -> float:
+    """log p(token) in nats under logits [V], in fp32."""
+    return float(logits[token].float() - logits.float().logsumexp(-1))
+
+
+def perplexity(log_probabilities: Sequence[float]) -> float | None:
+    """exp of the mean of -log p over some tokens."""
+    if not log_probabilities:
+        return None
+    return math.exp(-sum(log_probabilities) / len(log_probabilities))

@@ -1,0 +1,128 @@
+"""The quality meter of one engine: what it keeps of answers, which ones wait to be scored, and what came of them."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from core.lossy import is_lossy
+from core.quality.audit import Scores, Spoken, score
+from core.quality.figures import perplexity
+from core.quality.sample import Landing, Sample
+from core.quality.saved import Waits
+from core.quality.told import Quality, together
+from core.registry import Value
+from core.runtime.workbench import LetGo, Workbench
+from core.types import StepRecord
+
+WAITING = 4      # answers that wait to be scored, at most
+ROLLING = 16     # answers that the rolling figures are over
+TOO_MANY = "not scored: newer answers took its place"
+TOO_OFTEN = "not scored: it was interrupted too often"
+
+
+class Meter:
+    """`keep` costs a token nothing when nothing is kept. Everything but `due` and `quality` is for whoever has the
+    model; `audit` raises what the model does, and then the answer is not tried again."""
+
+    def __init__(self, device: torch.device, copy_ms: Callable[[], float]) -> None:
+        self.waits = Waits(copy_ms)
+        self.quality: Quality | None = None      # over the last answers
+        self._landing = Landing() if device.type == "cuda" else None
+        self._sample = Sample(self._landing)
+        self._token = self._number = 0
+        self._waiting: deque[Spoken] = deque()
+        self._lost: deque[Quality] = deque()
+        self._last: deque[Quality] = deque(maxlen=ROLLING)
+
+    @property
+    def due(self) -> int:
+        """Answers of which `audit` still has something to say. May be asked from any thread."""
+        return len(self._waiting) + len(self._lost)
+
+    # ------------------------------------------------------------------ an answer
+
+    def begin(self) -> None:
+        """An answer begins. An audit that it interrupted has one time less."""
+        self._sample, self._token = Sample(self._landing), 0
+        for one in self._waiting:
+            one.left -= one.broken_off
+            one.broken_off = False
+        for one in [one for one in self._waiting if one.left <= 0]:
+            self._waiting.remove(one)
+            self._give_up(one, TOO_OFTEN)
+
+    def keep(self, logits: torch.Tensor, settings: Mapping[str, Value]) -> None:
+        """The answer's next token is about to be drawn from logits [1, V]."""
+        if is_lossy(settings):
+            self._sample.keep(self._token, logits[0], float(settings["quality_rate"]))
+        self._token += 1
+
+    def end(self, prompt: Sequence[int], said: Sequence[int], steps: Sequence[StepRecord]) -> int:
+        """The answer is over; the number under which its quality will be told, or 0 when it will not be: nothing was
+        changed in it, or nothing was kept."""
+        rows, self._sample = self._sample.finish(), Sample(self._landing)
+        changed = sum(step.changed for step in steps)
+        self.waits.note(steps)
+        if not (changed and rows):
+            return 0
+        self._number += 1
+        self._waiting.append(Spoken(self._number, list(prompt), list(said), rows, self.waits.saved_ms(steps), changed,
+                                    sum(step.assignments for step in steps)))
+        if len(self._waiting) > WAITING:
+            self._give_up(self._waiting.popleft(), TOO_MANY)
+        return self._number
+
+    def clear(self) -> None:
+        """Forget what waits, when the model is unloaded."""
+        self._waiting.clear()
+        self._lost.clear()
+
+    # ------------------------------------------------------------------ its audit
+
+    def audit(self, bench: Workbench, stop: Callable[[], bool]) -> Quality | None:
+        """Score the answer that has waited longest. None when nothing waits, or `stop()` became true meanwhile, which
+        is asked in every layer: then it waits on, and the cache may miss a few experts that it had."""
+        if self._lost:
+            return self._lost.popleft()
+        if not self._waiting or not _quiet(bench, stop):
+            return None
+        answer = self._waiting[0]
+        try:
+            with bench.borrowed_cache(stop), bench.interruptible(stop):
+                scores = score(bench, answer)
+        except LetGo:
+            answer.broken_off = True
+            return None
+        except BaseException:
+            self._waiting.popleft()
+            raise
+        self._waiting.popleft()
+        quality = _quality(answer, scores)
+        self._last.append(quality)
+        self.quality = together(self._last)
+        return quality
+
+    def _give_up(self, answer: Spoken, why: str) -> None:
+        self._lost.append(_quality(answer, Scores(), why))
+
+
+def _quiet(bench: Workbench, stop: Callable[[], bool]) -> bool:
+    """Wait until no copy is under way; False when `stop()` came first."""
+    while not bench.residency.quiet():
+        if stop():
+            return False
+        time.sleep(0.002)
+    return True
+
+
+def _quality(answer: Spoken, scores: Scores, note: str = "") -> Quality:
+    n = len(scores.kl)
+    return Quality(
+        answer=answer.number, tokens=len(answer.said), scored=n, kl=sum(scores.kl) / n if n else None,
+        kl_most=max(scores.kl) if n else None, agreement=sum(scores.agrees) / n if n else None,
+        perplexity=perplexity(scores.log_p), saved_ms=answer.saved_ms, changed=answer.changed,
+        assignments=answer.assignments, note=note)

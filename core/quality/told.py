@@ -1,0 +1,50 @@
+"""What the quality meter tells: of one answer, or of several together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """None = there is nothing to say it of."""
+
+    answer: int                 # AnswerStats.audit of the (last) answer
+    tokens: int                 # said
+    scored: int                 # distributions that were compared
+    kl: float | None            # mean over these of KL(exact || lossy), nats
+    kl_most: float | None       # the largest of them
+    agreement: float | None     # share of these whose likeliest token is the exact model's
+    perplexity: float | None    # of the exact model on all tokens said
+    saved_ms: float | None      # waiting for copies that was saved, a decoded token; an estimate: core.quality.saved
+    changed: int                # (token, layer, expert) assignments that were not the router's ...
+    assignments: int            # ... of so many
+    note: str = ""              # why there are no figures, as part of a line; "" = there are
+
+    @property
+    def rate(self) -> float:
+        """Share of assignments changed."""
+        return self.changed / self.assignments if self.assignments else 0.0
+
+
+def together(some: Sequence[Quality]) -> Quality | None:
+    """Several answers as one: means over all tokens scored, or said. None of none."""
+    if not some:
+        return None
+    told = [one for one in some if one.perplexity is not None and one.tokens]
+    nats = sum(one.tokens * math.log(one.perplexity or 1.0) for one in told)
+    worst = [one.kl_most for one in some if one.kl_most is not None]
+    return Quality(
+        answer=some[-1].answer, tokens=sum(one.tokens for one in some), scored=sum(one.scored for one in some),
+        kl=_mean([(one.kl, one.scored) for one in some]), kl_most=max(worst) if worst else None,
+        agreement=_mean([(one.agreement, one.scored) for one in some]),
+        perplexity=math.exp(nats / sum(one.tokens for one in told)) if told else None,
+        saved_ms=_mean([(one.saved_ms, one.tokens) for one in some]),
+        changed=sum(one.changed for one in some), assignments=sum(one.assignments for one in some))
+
+
+def _mean(values: Sequence[tuple[float | None, int]]) -> float | None:
+    weight = sum(n for value, n in values if value is not None)
+    return sum(value * n for value, n in values if value is not None) / weight if weight else None

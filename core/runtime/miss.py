@@ -1,0 +1,193 @@
+"""What is done about the experts of a layer that are missing: waited for, substituted, dropped, or not even asked for.
+
+Called by `core.runtime.moe_step` between the router and the cache, on the thread that computes, and only while
+something lossy is on. What was chosen for each missing expert, and why, is an event of the step record (METHODS 1, 5
+and 6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from core.choices import CHOICE, Action, Lossy
+from core.policy.substitute import Ask, Chosen, Gates, Substitute, batch, plain
+from core.profile import Profile
+from core.profile.routing import entropy
+from core.registry import Value, create
+from core.runtime.executing import Executing
+from core.runtime.foresight import Foresight
+from core.runtime.gates import ALWAYS, gates_of, thresholds
+from core.runtime.lease import Fate
+from core.runtime.residency import Residency
+from core.runtime.routed import NOTHING, Routed, distinct
+from core.types import ModelShape, Outcome
+
+FATES = {Action.SUBSTITUTE: Outcome.SUBSTITUTED, Action.DROP: Outcome.DROPPED, Action.PREDICTED: Outcome.PREDICTED}
+
+
+class MissPolicy:
+    """Of one model. `use` between two passes; `begin`, `route` a layer at a time, `take` in a pass."""
+
+    def __init__(self, shape: ModelShape, residency: Residency, foresight: Foresight, device: torch.device) -> None:
+        self.executing = Executing(foresight)
+        self.profile: Profile | None = None
+        self._shape, self._residency, self._foresight, self._device = shape, residency, foresight, device
+        self._substitute: Substitute | None = None
+        self._gates: list[Gates] = []               # of each layer; empty: every miss is waited for
+        self._budget = -1.0                         # bytes that a pass may copy on demand; < 0: no adaptive gate
+        self._temperature, self._renormalise = 1.0, False
+        self.begin()
+
+    def use(self, settings: Mapping[str, Value], profile: Profile | None) -> None:
+        """Take what is set. `core.lossy_needs` has checked that it can be."""
+        shape, way, self.profile = self._shape, str(settings["miss"]), profile
+        self._substitute, self._gates = None, []
+        if way != "wait":
+            self._gates = gates_of(settings, shape, profile, self._device)
+        if way.startswith("substitute"):
+            name = str(settings["substitute"])
+            own = {n.rpartition(".")[2]: v for n, v in settings.items() if n.startswith(f"substitute.{name}.")}
+            self._substitute = create("substitute", name, own)
+            self._substitute.prepare(profile, shape.layers, shape.experts, self._device)
+        adaptive = way != "wait" and settings["batch_gate"] == "adaptive"
+        self._budget = float(settings["beta_budget"]) * 1e6 if adaptive else -1.0
+        self._temperature = float(settings["gate_temperature"])
+        self._renormalise = bool(settings["drop_renormalise"])
+        self.executing.use(str(settings["execute"]), str(settings["execute_weights"]),
+                           float(settings["execute_share"]))
+        self._foresight.attend(states=self.executing.active or bool(self._substitute and self._substitute.logits),
+                               names=bool(self._substitute and self._substitute.named))
+
+    @property
+    def active(self) -> bool:
+        """Something lossy is on."""
+        return bool(self._gates) or self.executing.active
+
+    @property
+    def thresholds(self) -> list[float]:
+        """[L] entropy at or below which nothing is replaced; NaN where nothing asks."""
+        return thresholds(self._gates, self._shape.layers)
+
+    def look(self, layer: int) -> tuple[list[float], npt.NDArray[np.float32] | None] | None:
+        """What the deck shows of it beside its effects: `thresholds`, and which experts take whose place in a layer;
+        None while nothing lossy is on."""
+        matrix = self._substitute.matrix(layer) if self._substitute is not None else None
+        return (self.thresholds, None if matrix is None else matrix.float().cpu().numpy()) if self.active else None
+
+    def begin(self) -> None:
+        """A pass begins."""
+        layers = self._shape.layers
+        self._rows: list[np.ndarray[Any, Any]] = []
+        self._delta, self._beta = np.full(layers, np.nan, np.float32), np.full(layers, np.nan, np.float32)
+        self._weights: list[torch.Tensor] = []
+
+    def route(self, layer: int, ids: torch.Tensor, weights: torch.Tensor, asked: list[list[int]]) -> Routed:
+        """The routing to compute, in place of the router's ids [T, k] and weights [T, k]."""
+        self._weights.append(weights)
+        now = Routed(ids, weights, asked, distinct(asked), asked)
+        if self.executing.active:
+            now = self._execute(layer, now)
+        missing = self._residency.lacking(layer, now.wanted)
+        self._delta[layer] = len(missing) / max(1, len(now.wanted))
+        if self._gates and missing:
+            now = self._replace(layer, now, missing)
+        return now
+
+    def take(self, tokens: int) -> Lossy | None:
+        """The pass over so many tokens is over: what was done; None while nothing lossy is on."""
+        if not self.active:
+            return None
+        layers = self._shape.layers
+        tae = np.full((layers, tokens), np.nan, np.float16)
+        if len(self._weights) == layers:
+            gates = torch.stack(self._weights).float().cpu().numpy()             # [L, T, k]
+            sharp = gates ** (1.0 / self._temperature) if self._temperature != 1.0 else gates
+            tae = entropy(sharp.reshape(-1, sharp.shape[-1])).reshape(layers, tokens).astype(np.float16)
+        rows = np.concatenate(self._rows) if self._rows else np.empty(0, CHOICE)
+        return Lossy(rows, self._delta, self._beta, tae, self.executing.take_reweighed())
+
+    # ------------------------------------------------------------------ inside
+
+    def _execute(self, layer: int, now: Routed) -> Routed:
+        """The predicted routing instead, for the tokens that take it."""
+        ids, weights, changed = self.executing.route(layer, now.ids, now.weights)
+        if ids is now.ids:
+            return now
+        chosen: list[list[int]] = ids.tolist()
+        token, place = (at.numpy() for at in torch.where(changed.cpu()))
+        self._note(layer, token, np.array(now.asked)[token, place], np.array(chosen)[token, place],
+                   np.uint8(Action.PREDICTED), np.uint8(0))
+        wanted = distinct(chosen)
+        spared = set(now.wanted).difference(wanted)
+        return replace(now, ids=ids, weights=weights, chosen=chosen, wanted=wanted,
+                       fates=[Fate(expert, Outcome.PREDICTED) for expert in sorted(spared)], executed=True)
+
+    def _replace(self, layer: int, now: Routed, missing: list[int]) -> Routed:
+        """Substitute or drop what is missing, as far as the gates allow."""
+        lacks, ready = self._residency.standing(layer)
+        gates, source = self._gates[layer], self._substitute
+        if self._budget >= 0:
+            share = self._affordable(layer) / len(now.wanted)
+            self._beta[layer] = min(share, 1.0)
+            gates = replace(gates, beta=0.0 if self._delta[layer] <= share else ALWAYS)
+        elif gates.beta < ALWAYS:
+            self._beta[layer] = gates.beta
+        ask = Ask(layer, now.ids, now.weights, torch.tensor(lacks, device=self._device),
+                  torch.tensor(ready, device=self._device), *self._told(layer, source))
+        return self._taken(layer, now, (plain if len(now.chosen) == 1 else batch).select(ask, gates, source), missing)
+
+    def _told(self, layer: int, source: Substitute | None) -> tuple[Any, Any, Any]:
+        """What a substitute wants beside the routing: the router's logits, what was named, the rule of its weights."""
+        foresight, logits, named, weigh = self._foresight, None, None, None
+        if source is not None and source.logits:
+            logits, rule = foresight.output(layer).logits.float(), foresight.rules[layer]
+            weigh = partial(rule.weigh, logits) if rule is not None else None
+        if source is not None and source.named:
+            named = foresight.named(layer)
+        return logits, named, weigh
+
+    def _affordable(self, layer: int) -> int:
+        """Experts that may still be loaded in this layer: its even share of what is left of the budget."""
+        left = self._budget - self._residency.counts.demand_bytes
+        return max(0, int(left / (self._shape.layers - layer) / self._shape.expert_bytes))
+
+    def _taken(self, layer: int, now: Routed, found: Chosen, missing: list[int]) -> Routed:
+        action, why = found.action.cpu().numpy(), found.why.cpu().numpy()
+        token, place = np.nonzero(action)
+        done = action[token, place]
+        if not (done >= Action.SUBSTITUTE).any():
+            self._note(layer, token, np.array(now.chosen)[token, place], np.array(now.chosen)[token, place], done,
+                       why[token, place])
+            return now
+        chosen: list[list[int]] = found.ids.tolist()
+        asked = np.array(now.chosen)[token, place]
+        self._note(layer, token, asked, np.array(chosen)[token, place], done, why[token, place])
+        weights = now.weights if found.weights is None else found.weights
+        if (done == Action.DROP).any():
+            weights = without(weights, found.ids == NOTHING, renormalise=self._renormalise)
+        wanted, how = distinct(chosen), dict(zip(asked.tolist(), done.tolist(), strict=True))
+        fates = [Fate(e, FATES[Action(how[e])]) for e in missing if e not in wanted and how.get(e, 0) in FATES]
+        return replace(now, ids=found.ids, weights=weights, chosen=chosen, wanted=wanted, fates=[*now.fates, *fates])
+
+    def _note(self, layer: int, token: Any, expert: Any, to: Any, action: Any, why: Any) -> None:
+        rows = np.empty(len(token), CHOICE)
+        rows["layer"], rows["token"], rows["expert"], rows["to"] = layer, token, expert, to
+        rows["action"], rows["why"] = action, why
+        self._rows.append(rows)
+
+
+def without(weights: torch.Tensor, dropped: torch.Tensor, *, renormalise: bool) -> torch.Tensor:
+    """Gate weights [T, k] with those of dropped experts 0; `renormalise`: a token's others then add up to what all of
+    its did."""
+    kept = weights.masked_fill(dropped, 0.0)
+    if not renormalise:
+        return kept
+    before, after = weights.sum(-1, keepdim=True), kept.sum(-1, keepdim=True)
+    return kept * (before / after.clamp_min(torch.finfo(kept.dtype).tiny))

@@ -1,0 +1,32 @@
+"""What a predictor named of each layer, for whoever chooses among experts when that layer is reached."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from core.policy.predict import Guess
+
+
+class Named:
+    """The scores of the latest guesses about each layer, until they are taken."""
+
+    def __init__(self, experts: int) -> None:
+        self._experts = experts
+        self._scores: dict[int, dict[int, float]] = {}
+
+    def note(self, guesses: Sequence[Guess]) -> None:
+        """Guesses that were made together replace what was named of their layers."""
+        fresh: dict[int, dict[int, float]] = {}
+        for layer, expert, score in guesses:
+            fresh.setdefault(layer, {})[expert] = score
+        self._scores |= fresh
+
+    def take(self, layer: int, device: torch.device) -> torch.Tensor:
+        """[E] fp32 on the device: the score of each expert of `layer`, 0 = not named since the last time."""
+        scores = self._scores.pop(layer, {})
+        row = [0.0] * self._experts
+        for expert, score in scores.items():
+            row[expert] = score
+        return torch.tensor(row, dtype=torch.float32, device=device)

@@ -1,0 +1,238 @@
+"""Lossy answers are scored while nobody is answered; what came of it is kept, shown and exported."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from app.answers import DEFINITIONS
+from app.host import Host
+from app.pulse import stamp
+from app.store import Store
+from app.store.schema import MIGRATIONS, migrate
+from app.tabs.messages import statistics
+from app.words import lossy, percent, scored
+from core.config import Sampling
+from core.quality.told import Quality
+from core.types import Piece
+from tests.app.conftest import WAIT_S, QuickEngine, ended, open_host
+from tests.app.test_export import read
+
+FIGURES = Quality(answer=1, tokens=12, scored=3, kl=0.0213, kl_most=0.05, agreement=0.972, perplexity=3.456,
+                  saved_ms=1.23, changed=31, assignments=1000)
+
+
+class LossyEngine(QuickEngine):
+    """Every answer is lossy. Its quality is there when `gate` opens; `audited` is set when it is asked for."""
+
+    gate = threading.Event()
+    audited = threading.Event()
+    breaks = False
+
+    def generate(self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling,
+                 cancel: threading.Event | None = None) -> Iterator[Piece]:
+        for piece in super().generate(messages, sampling, cancel):
+            if piece.stats is not None:
+                number = len(self.waiting) + 1 + (self.quality.answer if self.quality is not None else 0)
+                self.waiting.append(replace(FIGURES, answer=number))
+                piece = replace(piece, stats=replace(piece.stats, exact=False, changed=31, assignments=1000,
+                                                     audit=number))
+            yield piece
+
+    def audit(self, stop: threading.Event | None = None) -> Quality | None:
+        self.audited.set()
+        if self.breaks:
+            self.waiting.pop(0)
+            raise ZeroDivisionError("a figure of nothing")
+        return super().audit(stop) if self.gate.wait(0.01) else None
+
+
+@pytest.fixture
+def engine() -> type[LossyEngine]:
+    """A class of this test's own, gate open."""
+    kind = type("Lossy", (LossyEngine,), {"gate": threading.Event(), "audited": threading.Event()})
+    kind.gate.set()
+    return kind
+
+
+@pytest.fixture
+def lossy_host(tmp_path: Path, engine: type[LossyEngine]) -> Iterator[Host]:
+    host = open_host(tmp_path, engine)
+    yield host
+    host.close()
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    """Until it is so."""
+    pause = threading.Event()
+    for _ in range(int(WAIT_S / 0.005)):
+        if what():
+            return
+        pause.wait(0.005)
+    raise AssertionError("it never happened")
+
+
+def quality_of(host: Host, chat: int | None) -> dict[str, object] | None:
+    assert chat is not None
+    return host.messages(chat)[-1].quality
+
+
+def test_an_answer_is_scored_kept_and_shown(lossy_host: Host, engine: type[LossyEngine]) -> None:
+    engine.gate.clear()
+    chat = ended(lossy_host.chat(None, "one")).chat_id
+    assert chat is not None
+    assert engine.audited.wait(WAIT_S)
+    assert quality_of(lossy_host, chat) is None
+    assert lossy_host.quality is None
+    before, told = stamp(lossy_host, chat), statistics(lossy_host.messages(chat)[-1])
+    assert told.endswith("· LOSSY 3.1 %")
+    engine.gate.set()
+    wait_for(lambda: quality_of(lossy_host, chat) is not None)
+    assert quality_of(lossy_host, chat) == asdict(FIGURES)
+    assert lossy_host.quality == FIGURES
+    assert stamp(lossy_host, chat) != before, "no page would show it"
+    assert statistics(lossy_host.messages(chat)[-1]) == \
+        f"{told} · KL 0.021 · agrees 97.2 % · perplexity 3.46 · saved ~1.2 ms/token"
+
+
+def test_exact_answers_say_so_and_start_nothing(host: Host) -> None:
+    chat = ended(host.chat(None, "one")).chat_id
+    assert chat is not None
+    assert "· EXACT" in statistics(host.messages(chat)[-1])
+    assert host.quality is None
+    assert not any(thread.name == "moestro-quality" for thread in threading.enumerate())
+
+
+def test_a_quality_finds_its_answer(lossy_host: Host, engine: type[LossyEngine]) -> None:
+    engine.gate.clear()
+    first = ended(lossy_host.chat(None, "one")).chat_id
+    second = ended(lossy_host.chat(None, "two")).chat_id
+    lossy_host.complete([{"role": "user", "content": "for no chat"}], Sampling(max_new_tokens=2)).join(WAIT_S)
+    third = ended(lossy_host.chat(None, "three")).chat_id
+    engine.gate.set()
+    wait_for(lambda: quality_of(lossy_host, third) is not None)
+    assert [q["answer"] for q in (quality_of(lossy_host, c) for c in (first, second, third)) if q] == [1, 2, 4]
+
+
+def test_nothing_is_scored_while_an_answer_is_written(tmp_path: Path, engine: type[LossyEngine]) -> None:
+    tokens = threading.Semaphore(0)
+
+    class Gated(engine):  # type: ignore[misc, valid-type]
+        def generate(self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling,
+                     cancel: threading.Event | None = None) -> Iterator[Piece]:
+            for piece in super().generate(messages, sampling, cancel):
+                assert tokens.acquire(timeout=WAIT_S)
+                yield piece
+
+    host = open_host(tmp_path, Gated)
+    engine.gate.clear()
+    first, second = host.chat(None, "one"), host.chat(None, "two")
+    for _ in range(14):                                          # all of the first answer
+        tokens.release()
+    ended(first)
+    assert not engine.audited.is_set()
+    assert quality_of(host, first.chat_id) is None
+    for _ in range(14):
+        tokens.release()
+    ended(second)
+    engine.gate.set()
+    wait_for(lambda: quality_of(host, second.chat_id) is not None)
+    assert quality_of(host, first.chat_id) is not None
+    host.close()
+
+
+def test_an_audit_that_fails_is_logged_and_the_next_one_is_made(lossy_host: Host, engine: type[LossyEngine],
+                                                                caplog: pytest.LogCaptureFixture) -> None:
+    engine.breaks = True
+    with caplog.at_level(logging.ERROR, "moestro.app"):
+        first = ended(lossy_host.chat(None, "one")).chat_id
+        wait_for(lambda: any(r.exc_info and "a figure of nothing" in str(r.exc_info[1]) for r in caplog.records))
+    engine.breaks = False
+    second = ended(lossy_host.chat(None, "two")).chat_id
+    wait_for(lambda: quality_of(lossy_host, second) is not None)
+    assert quality_of(lossy_host, first) is None
+
+
+def test_a_deleted_chat_and_an_unloaded_model_end_it(lossy_host: Host, engine: type[LossyEngine]) -> None:
+    engine.gate.clear()
+    chat = ended(lossy_host.chat(None, "one")).chat_id
+    assert chat is not None
+    lossy_host.delete(chat)
+    other = ended(lossy_host.chat(None, "two")).chat_id
+    engine.gate.set()
+    wait_for(lambda: quality_of(lossy_host, other) is not None)
+    engine.gate.clear()
+    last = ended(lossy_host.chat(None, "three")).chat_id
+    lossy_host.unload()
+    engine.gate.set()
+    assert quality_of(lossy_host, last) is None
+    assert lossy_host.quality is None
+
+
+def test_closing_does_not_wait_for_what_is_not_scored(tmp_path: Path, engine: type[LossyEngine]) -> None:
+    engine.gate.clear()
+    host = open_host(tmp_path, engine)
+    chat = ended(host.chat(None, "one")).chat_id
+    assert engine.audited.wait(WAIT_S)
+    host.close()
+    assert not any(thread.name == "moestro-quality" for thread in threading.enumerate())
+    store = Store(tmp_path)
+    assert chat is not None
+    assert store.chats.messages(chat)[-1].quality is None
+    store.close()
+
+
+def test_it_is_in_the_export(lossy_host: Host, engine: type[LossyEngine], tmp_path: Path) -> None:
+    from app import export
+
+    chat = ended(lossy_host.chat(None, "one")).chat_id
+    assert chat is not None
+    wait_for(lambda: quality_of(lossy_host, chat) is not None)
+    engine.gate.clear()
+    ended(lossy_host.regenerate(chat))
+    tables, manifest = read(export.write(lossy_host.store, tmp_path / "chat.zip", chat=chat))
+    table = tables["answers"]
+    assert list(table) == list(DEFINITIONS) == list(manifest["definitions"]["answers"])
+    assert table["chat"].tolist() == [chat, chat]
+    old, new = (row for _, row in table.iterrows())
+    assert (old["rate"], old["exact"], old["new_tokens"], old["state"]) == (0.031, False, 12, "done")
+    for name in ("scored", "kl", "kl_most", "agreement", "perplexity", "saved_ms"):
+        assert old[name] == getattr(FIGURES, name)
+    assert new[["scored", "kl", "agreement", "perplexity", "saved_ms"]].isna().all()
+    assert new["rate"] == 0.031
+    assert set(table["answer"]) == set(tables["tokens"]["answer"])
+    session, _ = read(export.write(lossy_host.store, tmp_path / "load.zip", load=lossy_host.load_id))
+    assert session["answers"].equals(table)
+
+
+def test_a_store_from_before_it_opens(tmp_path: Path) -> None:
+    before = next(i for i, one in enumerate(MIGRATIONS) if "messages ADD COLUMN quality" in one)
+    old = sqlite3.connect(tmp_path / "moestro.sqlite3", isolation_level=None)
+    migrate(old, MIGRATIONS[:before])
+    old.execute("INSERT INTO chats (title, model, created) VALUES ('old', 'demo', 1.0)")
+    old.execute("INSERT INTO messages (chat, role, text, state, created) VALUES (1, 'assistant', 'x', 'done', 1.0)")
+    old.close()
+    store = Store(tmp_path)
+    assert [m.quality for m in store.chats.messages(1)] == [None]
+    store.close()
+
+
+@pytest.mark.parametrize(("share", "text"), [(0.0, "0 %"), (0.00042, "0.042 %"), (0.031, "3.1 %"), (0.314, "31.4 %"),
+                                             (1.0, "100 %")])
+def test_percentages(share: float, text: str) -> None:
+    assert percent(share) == text
+
+
+def test_the_words_of_a_line() -> None:
+    assert lossy({"exact": True}) == "EXACT"
+    assert lossy({"exact": False}) == "LOSSY", "stored before the rate was"
+    assert lossy({"exact": False, "changed": 0, "assignments": 100}) == "LOSSY 0 %"
+    assert scored(None) == []
+    lost = replace(FIGURES, kl=None, agreement=None, perplexity=None, scored=0, note="not scored: too late")
+    assert scored(asdict(lost)) == ["not scored: too late", "saved ~1.2 ms/token"]

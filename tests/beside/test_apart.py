@@ -1,0 +1,127 @@
+"""A worker in a process of its own answers as it does here; it is modest, and leaves nothing behind however it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from core.beside.apart import MOST, Apart
+from core.beside.process import ROOT, python
+from core.beside.worker import NICE
+from core.policy.predict.aside import AtOnce, Task
+from core.policy.predict.map_search import followed, opened
+from core.policy.predict.path_reader import asked
+from core.policy.predict.workers import make_worker
+from tests.policy.views import HIDDEN, drawn_path
+
+LAYERS, EXPERTS, WAIT_S = 4, 6, 30
+
+
+def maps(**told: int) -> tuple[Task, list[bytes]]:
+    """A search, and two passes for it."""
+    random = np.random.default_rng(0)
+    task = Task("maps", {"layers": LAYERS, "experts": EXPERTS, "top_k": 2, "distance": 2, "capacity": 8, "semantic": 1,
+                         "dynamic": 1, "learn": 1, **told},
+                {"maps": random.dirichlet(np.ones(EXPERTS), (5, LAYERS)).astype(np.float16),
+                 "map_keys": random.standard_normal((5, HIDDEN)).astype(np.float16)})
+    heard = []
+    for number in range(2):
+        heard.append(opened(number, 1) + random.standard_normal(HIDDEN).astype("<f4").tobytes())
+        heard += [followed(number, layer) + random.dirichlet(np.ones(EXPERTS)).astype("<f4").tobytes()
+                  for layer in range(LAYERS)]
+    return task, heard
+
+
+def path() -> tuple[Task, list[bytes]]:
+    """A network, and a request for it."""
+    return Task("path", *drawn_path(LAYERS, EXPERTS)), [asked(0, True, [3, 4, 60]), asked(1, False, [5])]
+
+
+@pytest.fixture(scope="module")
+def searching() -> Iterator[Apart]:
+    apart = Apart(maps()[0])
+    yield apart
+    apart.close()
+
+
+def process_of(apart: Apart) -> psutil.Process:
+    """Its process, while it runs."""
+    apart._thread.join(WAIT_S)
+    assert apart.pid is not None
+    return psutil.Process(apart.pid)
+
+
+@pytest.mark.parametrize("case", [maps, path])
+def test_the_answers_are_those_that_it_gives_here(case: Any) -> None:
+    task, heard = case()
+    apart, here = Apart(task), AtOnce(make_worker(task))
+    try:
+        for message in heard:                             # some of it before the process has started
+            apart.give(message)
+            here.give(message)
+        assert (apart.wait(), apart.behind, apart.ready) == (here.wait(), 0, True)
+        for message in heard:
+            apart.give(message)
+            here.give(message)
+            assert apart.wait() == here.wait()
+    finally:
+        apart.close()
+
+
+def test_it_is_modest_and_needs_no_torch(searching: Apart) -> None:
+    searching.give(maps()[1][0])
+    assert searching.wait()
+    if sys.platform != "win32":
+        assert process_of(searching).nice() == NICE
+    code = "import sys, core.beside.worker; sys.exit(len({'torch', 'transformers'} & {*sys.modules}))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_what_would_fill_the_pipe_is_dropped() -> None:
+    apart = Apart(maps()[0], python("tests.beside.deaf"))
+    for _ in range(MOST + 10):
+        apart.give(b"anything")
+    assert apart.behind == MOST
+    assert apart.take() == []
+    process = process_of(apart)
+    apart.close()
+    assert not process.is_running()
+
+
+def test_closing_ends_it_at_once_and_twice_is_once(caplog: pytest.LogCaptureFixture) -> None:
+    apart = Apart(maps()[0])
+    process = process_of(apart)
+    apart.close()
+    apart.close()
+    assert not process.is_running()
+    apart.give(b"more")
+    assert apart.wait() == [] and not caplog.records
+    Apart(maps()[0]).close()                              # before it has started, too
+
+
+def test_it_ends_with_whoever_started_it() -> None:
+    apart = Apart(maps()[0])
+    process = process_of(apart)
+    assert apart._popen is not None and apart._popen.stdin is not None
+    apart._popen.stdin.close()                            # as when the application is killed
+    assert process.wait(WAIT_S) == 0
+    apart.close()
+
+
+@pytest.mark.parametrize("command", [python("tests.beside.nothing"), ("no/such/python",)])
+def test_one_that_does_not_start_is_said_once(command: tuple[str, ...], caplog: pytest.LogCaptureFixture) -> None:
+    apart = Apart(maps()[0], command)
+    apart._thread.join(WAIT_S)
+    if apart._popen is not None:
+        apart._popen.wait(WAIT_S)
+    for _ in range(3):
+        apart.give(b"anything")
+    assert (apart.wait(), apart.behind, apart.ready) == ([], 0, True)
+    assert ["is gone" in record.getMessage() for record in caplog.records] == [True]
+    apart.close()

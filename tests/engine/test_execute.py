@@ -1,0 +1,385 @@
+"""Predictions executed: a layer computes what was predicted for it, as a plain model with hooks on its routers does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from core.allowed import check_weighable
+from core.config import LoadSpec, Settings
+from core.engine import Engine
+from core.errors import SettingError
+from core.hf import RouterOutput, find_experts
+from core.hf.weighing import Rule
+from core.plan import model_path
+from core.policy.predict import Guess
+from core.registry import variants
+from core.runtime import foresight
+from core.runtime.executing import Executing, Predicted, aligned, aligned_row
+from tests.checkpoints import make_checkpoint
+from tests.engine.profiles import drawn_profile
+from tests.equality.passes import PROMPT, plain_transformers
+from tests.tiny_tokenizer import save_tokenizer
+
+STEPS = 3
+ABLE = ["gate", "default_vectors", "estimator", "hybrid"]
+OFF = {"execute": "off", "predictor": "none"}
+
+
+class Case(NamedTuple):
+    engine: Engine
+    plain: Any            # transformers' own model of the same weights
+    logits: torch.Tensor  # what it says
+
+
+@pytest.fixture(scope="module", params=["qwen3_moe", "deepseek_v3", "demo"])
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
+    """Of different kinds: plain; routers with a bias, groups and a scale, that weigh by sigmoids; the demo model."""
+    name = request.param
+    path = model_path("demo") if name == "demo" else save_tokenizer(
+        make_checkpoint(name, tmp_path_factory.mktemp(name), num_hidden_layers=4))
+    spec = "demo" if name == "demo" else str(path)
+    settings = Settings({"budget": "50%", "link": "own", "quality_rate": 0})
+    engine = Engine.load(LoadSpec.checked(spec, settings, dtype="float32", context=256))
+    engine.use_profile(drawn_profile(engine))
+    plain = plain_transformers(path, torch.float32)
+    yield Case(engine, plain, passes(plain, DynamicCache(config=plain.config)))
+    engine.unload()
+
+
+@pytest.fixture
+def engine(case: Case) -> Iterator[Engine]:
+    """Given back as it was."""
+    before = dict(case.engine.settings)
+    yield case.engine
+    case.engine.change(before)
+
+
+def passes(model: Any, cache: Any, before: Callable[[int], None] = lambda step: None) -> torch.Tensor:
+    """Logits of the prompt in two chunks and of a few fixed tokens after it, so that all runs see the same ones."""
+    tokens = [PROMPT[:15], PROMPT[15:], *([t] for t in PROMPT[3 : 3 + STEPS])]
+    logits = []
+    with torch.inference_mode():
+        for step, ids in enumerate(tokens):
+            before(step)
+            logits.append(model(input_ids=torch.tensor([ids]), past_key_values=cache, use_cache=True).logits[0].clone())
+    return torch.cat(logits)
+
+
+def executed(engine: Engine, **settings: object) -> torch.Tensor:
+    engine.change({"predictor": "gate", "execute": "always", **settings})
+    logits = passes(engine.model, engine.fresh_cache())
+    engine.residency.check_integrity()
+    return logits
+
+
+def routers_of(plain: Any) -> list[Any]:
+    return [site.router for site in find_experts(plain)]
+
+
+def hooked(plain: Any, routers: Sequence[Any], answer: Callable[[int, Any, torch.Tensor], Any]) -> torch.Tensor:
+    """Every router but the first returns `answer(layer, its own answer, the input of the router before it)`."""
+    given: dict[int, torch.Tensor] = {}
+
+    def hook(layer: int, args: tuple[Any, ...], output: Any) -> Any:
+        given[layer] = args[0]
+        return answer(layer, output, given[layer - 1]) if layer else output
+
+    handles = [router.register_forward_hook(lambda module, args, output, layer=layer: hook(layer, args, output))
+               for layer, router in enumerate(routers)]
+    try:
+        return passes(plain, DynamicCache(config=plain.config))
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def near(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return bool(torch.allclose(one, other, rtol=1e-4, atol=1e-4))
+
+
+def test_routers_asked_early_are_executed(case: Case, engine: Engine) -> None:
+    """Prompt and single tokens; the prediction one layer before counts, however many layers ahead are asked."""
+    routers = routers_of(case.plain)
+    wanted = hooked(case.plain, routers, lambda layer, own, before: routers[layer].forward(before))
+    assert not near(wanted, case.logits)
+    for distance in (1, 3):
+        assert near(executed(engine, **{"predictor.gate.distance": distance}), wanted)
+    engine.recorder.brake.paused = True               # prefetching is, what is computed is not
+    assert near(passes(engine.model, engine.fresh_cache()), wanted)
+    engine.recorder.brake.paused = False
+    engine.change({"execute": "off"})
+    assert torch.equal(passes(engine.model, engine.fresh_cache()), case.logits)
+
+
+def test_true_weights_for_predicted_experts(case: Case, engine: Engine) -> None:
+    """The weights by hand: of the true router's scores of the predicted experts, as this model normalises them."""
+    routers = routers_of(case.plain)
+    sigmoid, scale = (case.plain.config.model_type == "deepseek_v3"), getattr(routers[0], "routed_scaling_factor", 1.0)
+
+    def answer(layer: int, own: Any, before: torch.Tensor) -> Any:
+        ids = routers[layer].forward(before)[2]
+        scores = (own[0].float().sigmoid() if sigmoid else own[0].float().softmax(-1)).gather(-1, ids)
+        if getattr(routers[layer], "norm_topk_prob", True):
+            scores = scores / scores.sum(-1, keepdim=True)
+        return own[0], scores * scale, ids
+
+    wanted = hooked(case.plain, routers, answer)
+    assert near(executed(engine, execute_weights="true"), wanted)
+    verified = executed(engine, execute="verify", execute_share=0)
+    assert torch.equal(verified, executed(engine, execute_weights="true"))
+    assert not near(wanted, case.logits)
+
+
+def test_the_estimators_distribution_is_executed(case: Case, engine: Engine) -> None:
+    routers = routers_of(case.plain)
+    sigmoid, scale = (case.plain.config.model_type == "deepseek_v3"), getattr(routers[0], "routed_scaling_factor", 1.0)
+
+    def answer(layer: int, own: Any, before: torch.Tensor) -> Any:
+        told = engine.foresight.estimator.probabilities(before.reshape(-1, before.shape[-1]), layer)
+        scores, ids = told.topk(engine.shape.top_k)
+        scores = scores / (1 + scores) if sigmoid else scores        # the sigmoid of log p
+        if getattr(routers[layer], "norm_topk_prob", True):
+            scores = scores / scores.sum(-1, keepdim=True)
+        return own[0], scores * scale, ids
+
+    got = executed(engine, predictor="estimator")
+    assert near(got, hooked(case.plain, routers, answer))
+    assert not near(got, case.logits)
+
+
+def test_default_vectors_follow_what_is_executed(case: Case, engine: Engine) -> None:
+    """q = Norm(r + D): D is made of the experts and weights that the layer computes, which are not its router's."""
+    blocks = [block for block in case.plain.model.layers if hasattr(block.mlp, "experts")]
+    profile, routers = engine.profile, routers_of(case.plain)
+    assert profile is not None and profile.defaults is not None
+    vectors = torch.from_numpy(profile.defaults).float()
+    residual: dict[int, torch.Tensor] = {}
+    computed: dict[int, Any] = {}
+
+    def answer(layer: int, own: Any, before: torch.Tensor) -> Any:
+        _, weights, ids = computed[layer - 1]
+        told = (weights[..., None] * vectors[layer - 1][ids]).sum(1)
+        state = blocks[layer].post_attention_layernorm.forward(residual[layer - 1].reshape(told.shape) + told)
+        computed[layer] = routers[layer].forward(state)
+        return computed[layer]
+
+    def first(module: Any, args: tuple[Any, ...], output: Any) -> None:
+        computed[0] = output
+
+    handles = [block.post_attention_layernorm.register_forward_pre_hook(
+        lambda module, args, layer=layer: residual.update({layer: args[0]})) for layer, block in enumerate(blocks)]
+    handles.append(routers[0].register_forward_hook(first))
+    wanted = hooked(case.plain, routers, answer)
+    for handle in handles:
+        handle.remove()
+    assert near(executed(engine, predictor="default_vectors"), wanted)
+    assert not near(wanted, case.logits)
+
+
+@pytest.mark.parametrize("predictor", ABLE)
+def test_verified_wholly_nothing_changes(case: Case, engine: Engine, predictor: str) -> None:
+    logits = executed(engine, predictor=predictor, execute="verify", execute_share=1)
+    assert torch.equal(logits, case.logits)
+
+
+@pytest.mark.parametrize("weights", ["predicted", "true"])
+def test_with_true_predictions_nothing_changes(case: Case, engine: Engine, weights: str,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    """The routers' own answers are recorded, and given in the place of their early ones."""
+    true: dict[tuple[int, int], RouterOutput] = {}
+    step_now = [0]
+    engine.change({"predictor": "gate", "execute": "off"})
+    engine.foresight.attend(states=True, names=False)
+    look = engine.foresight.look
+
+    def record(layer: int, *args: Any) -> Sequence[Guess]:
+        true[step_now[0], layer] = RouterOutput(*(t.clone() for t in engine.foresight.output(layer)))
+        return look(layer, *args)
+
+    def at(step: int) -> None:
+        step_now[0] = step
+
+    with monkeypatch.context() as recording:
+        recording.setattr(engine.foresight, "look", record)
+        assert torch.equal(passes(engine.model, engine.fresh_cache(), at), case.logits)
+    monkeypatch.setattr(foresight, "answer", lambda site, *rest: true[step_now[0], site.index])
+    engine.change({"execute": "always", "execute_weights": weights})
+    assert torch.equal(passes(engine.model, engine.fresh_cache(), at), case.logits)
+
+
+@pytest.mark.parametrize("predictor", ABLE)
+@pytest.mark.parametrize("mode", ["always", "verify"])
+def test_what_is_executed_is_fetched_before_all_else(engine: Engine, predictor: str, mode: str,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the predictor itself may name but one expert, and none so unlikely."""
+    issue, keep = engine.residency.prefetch, engine.foresight.keep
+    told: dict[int, Predicted] = {}
+    seen: list[int] = []
+
+    def kept(one: Predicted) -> None:
+        told[one.layer] = one
+        keep(one)
+
+    def prefetch(guesses: Sequence[Guess], at: int) -> None:
+        if at + 1 < engine.shape.layers:
+            ids = set(told[at + 1].ids.flatten().tolist())
+            first = engine.residency.ahead.schedule.sort(guesses, at)[: len(ids)]
+            assert {guess.expert for guess in first} == ids and {guess.layer for guess in first} == {at + 1}
+            assert all(guess.score == 1.0 for guess in first) or mode == "verify"
+            assert told[at + 1].ids.shape[1] == engine.shape.top_k
+            seen.append(at)
+        issue(guesses, at)
+
+    monkeypatch.setattr(engine.foresight, "keep", kept)
+    monkeypatch.setattr(type(engine.residency), "prefetch", lambda self, *args: prefetch(*args))
+    executed(engine, predictor=predictor, execute=mode, execute_share=0.5,
+             **{f"predictor.{predictor}.width": 1, f"predictor.{predictor}.floor": 1.0})
+    assert len(seen) == (engine.shape.layers - 1) * (2 + STEPS)
+
+
+@pytest.mark.parametrize("name", [v.name for v in variants("predictor") if v.name not in ABLE])
+def test_predictors_that_tell_no_routing_are_refused(engine: Engine, name: str) -> None:
+    for first, then in (({"predictor": name}, {"execute": "always"}), ({"predictor": "gate", "execute": "verify"},
+                                                                       {"predictor": name})):
+        engine.change({**OFF, **first})
+        with pytest.raises(SettingError, match="Default vectors, Estimator, Estimator where needed, Next-layer gate"):
+            engine.change(then)
+
+
+@pytest.mark.parametrize("change", [
+    {"execute": "verify"}, {"execute": "always", "execute_weights": "true"},
+    {"execute": "always", "predictor": "hybrid"}, {"execute": "always", "predictor": "estimator"},
+    {"miss": "substitute", "substitute": "cache_prior"}])
+def test_without_a_rule_what_needs_one_is_refused(change: dict[str, str]) -> None:
+    settings = Settings({"predictor": "gate", **change})
+    rule = Rule("softmax", True, 1.0, torch.float32)
+    check_weighable(settings, lambda: (rule, rule))
+    with pytest.raises(SettingError, match="How this model's router weighs its experts is not known"):
+        check_weighable(settings, lambda: (rule, None))
+
+
+def test_what_needs_no_rule_asks_for_none() -> None:
+    for change in ({}, {"execute": "always", "predictor": "gate"}, {"miss": "substitute"}, {"execute_weights": "true"}):
+        check_weighable(Settings(change), lambda: pytest.fail("asked"))
+
+
+def test_an_engine_refuses_what_its_router_cannot_do(tmp_path: Path) -> None:
+    """phimoe weighs by the order of its selection. Predicted weights need no rule."""
+    path = save_tokenizer(make_checkpoint("phimoe", tmp_path))
+    needy = Settings({"budget": "50%", "predictor": "gate", "execute": "verify"})
+    with pytest.raises(SettingError, match="weighs its experts is not known"):
+        Engine.load(LoadSpec.checked(str(path), needy, context=256))
+    engine = Engine.load(LoadSpec.checked(str(path), needy.with_({"execute": "always"}), context=256))
+    plain = plain_transformers(path, torch.float32)
+    routers = routers_of(plain)
+    wanted = hooked(plain, routers, lambda layer, own, before: routers[layer].forward(before))
+    assert near(passes(engine.model, engine.fresh_cache()), wanted)
+    with pytest.raises(SettingError, match="weighs its experts is not known"):
+        engine.change({"execute_weights": "true"})
+    engine.unload()
+
+
+def test_experts_of_both_stay_in_their_places() -> None:
+    told = torch.tensor([[2, 5, 7], [1, 2, 3], [4, 5, 6]])
+    ids = torch.tensor([[1, 2, 3], [3, 1, 2], [1, 2, 3]])
+    place, changed = aligned(told, ids)
+    assert told.gather(1, place).tolist() == [[5, 2, 7], [3, 1, 2], [4, 5, 6]]
+    assert changed.tolist() == [[True, False, True], [False] * 3, [True] * 3]
+    for row in range(3):
+        assert aligned_row(told[row].tolist(), ids[row].tolist()) == (place[row].tolist(), changed[row].tolist())
+
+
+def plain_route(mode: str, weights: str, share: float, told: tuple[list[int], list[float]],
+                true: tuple[list[int], list[float]], scores: list[float]) -> dict[int, float]:
+    """expert -> weight of one token, in plain Python; weights are normalised scores."""
+    if mode == "always" and weights == "predicted":
+        return dict(zip(*told, strict=True))
+    agree = set(told[0]) == set(true[0])
+    enough = share < 1 and sum(scores[e] for e in told[0]) >= share * sum(scores[e] for e in true[0]) - 1e-7
+    if agree or (mode == "verify" and not enough):
+        return dict(zip(*true, strict=True))
+    total = sum(scores[e] for e in told[0])
+    return {e: scores[e] / total for e in told[0]}
+
+
+@pytest.mark.parametrize(("mode", "weights", "share"), [
+    ("always", "predicted", 1.0), ("always", "true", 1.0), ("verify", "true", 0.0), ("verify", "true", 0.7),
+    ("verify", "true", 1.0)])
+def test_routes_equal_a_plain_implementation(mode: str, weights: str, share: float) -> None:
+    generator, tokens, experts, k = torch.Generator().manual_seed(3), 200, 6, 3
+    logits, early = (torch.randn(2, tokens, experts, generator=generator) * 2).unbind()
+    rule = Rule("softmax", True, 1.0, torch.float32)
+    ids, told = logits.topk(k).indices, early.topk(k).indices
+    true_weights, told_weights = rule.weigh(logits, ids), rule.weigh(early, told)
+    part = slice(None)           # of the tokens: all, then each alone
+
+    def predicted(layer: int) -> Predicted | None:
+        row = told[part][0].tolist() if part.stop else None
+        return Predicted(layer, told[part], told_weights[part], [], row) if layer else None
+
+    stub: Any = SimpleNamespace(remember=lambda on, certain: None, rule=lambda layer: rule, take_predicted=predicted,
+                                output=lambda layer: RouterOutput(logits[part], true_weights[part], ids[part]))
+    executing = Executing(stub)
+    executing.use(mode, weights, share)
+    assert executing.route(0, ids, true_weights).ids is ids
+    got = executing.route(1, ids, true_weights)
+    scores = logits.softmax(-1).tolist()
+    changed, reweighed = 0, 0
+    for t in range(tokens):
+        true = ids[t].tolist(), true_weights[t].tolist()
+        want = plain_route(mode, weights, share, (told[t].tolist(), told_weights[t].tolist()), true, scores[t])
+        assert dict(zip(got.ids[t].tolist(), got.weights[t].tolist(), strict=True)) == pytest.approx(want, abs=1e-6)
+        assert got.changed[t].tolist() == [expert not in want for expert in true[0]]
+        assert got.changed[t].any() or weights == "predicted" or torch.equal(got.weights[t], true_weights[t])
+        changed += sum(expert not in want for expert in true[0])
+        reweighed += sum(expert in want and want[expert] != weight for expert, weight in zip(*true, strict=True))
+    assert int(got.changed.sum()) == changed and (changed > 0) == (share < 1 or mode == "always")
+    assert executing.take_reweighed() == (reweighed if weights == "predicted" else 0)
+    assert executing.take_reweighed() == 0
+    for t in range(20):
+        part = slice(t, t + 1)
+        alone = executing.route(1, ids[part], true_weights[part])
+        assert torch.equal(alone.ids, got.ids[part]) and torch.equal(alone.changed, got.changed[part])
+        assert torch.equal(alone.weights, got.weights[part])
+
+
+def test_how_much_predicted_experts_must_carry_by_hand() -> None:
+    """Softmax 4/8, 2/8, 1/8, 1/8. The router chose 0 and 1: 6/8. Predicted 0 and 2 carry 5/6 of that; 2 and 3: 1/3."""
+    logits = torch.tensor([[4.0, 2.0, 1.0, 1.0]] * 2).log()
+    ids, told = torch.tensor([[0, 1]] * 2), torch.tensor([[2, 0], [3, 2]])
+    rule = Rule("softmax", False, 2.0, torch.float32)
+    weights = rule.weigh(logits, ids)
+    stub: Any = SimpleNamespace(remember=lambda on, certain: None, rule=lambda layer: rule,
+                                take_predicted=lambda layer: Predicted(layer, told, weights, []),
+                                output=lambda layer: RouterOutput(logits, weights, ids))
+    executing = Executing(stub)
+    for share, want in ((0.8, [[0, 2], [0, 1]]), (0.84, [[0, 1], [0, 1]]), (0.3, [[0, 2], [3, 2]])):
+        executing.use("verify", "true", share)
+        got = executing.route(1, ids, weights)
+        assert got.ids.tolist() == want
+        assert got.weights == pytest.approx(torch.tensor([1.0, 0.5, 0.25, 0.25])[got.ids])
+
+
+def test_others_are_told_what_routers_answer_and_what_was_named(case: Case, engine: Engine) -> None:
+    """Whatever the predictor, and only for as long as they attend."""
+    engine.change(OFF)
+    foresight, hooks = engine.foresight, engine._sites[0].router._forward_hooks
+    before = len(hooks)
+    for name, named in (("none", 0.0), ("all_next", 1.0)):
+        engine.change({"predictor": name})
+        foresight.attend(states=True, names=True)
+        assert torch.equal(passes(engine.model, engine.fresh_cache()), case.logits)
+        last = engine.shape.layers - 1
+        assert foresight.output(last).logits.shape == (1, engine.shape.experts)
+        scores = foresight.named(0)
+        assert scores.shape == (engine.shape.experts,) and bool((scores > 0).all()) == bool(named)
+        assert not foresight.named(0).any()           # once
+    foresight.attend(states=False, names=False)
+    assert len(hooks) == before

@@ -1,0 +1,251 @@
+"""What lossy options do to a running model: exactly what their events say, nothing where gates forbid it, and no more
+once they are off. The oracle is transformers' own model, its experts exchanged as the events tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from core.choices import Action, Lossy, Why
+from core.config import LoadSpec, Sampling, Settings
+from core.engine import Engine
+from core.errors import SettingError
+from core.hf import find_experts
+from core.runtime.telemetry import WINDOW
+from core.types import Outcome, StepRecord
+from tests.engine.profiles import drawn_profile
+from tests.equality.passes import PROMPT, plain_transformers
+
+ANSWER = [5, 77, 130, 9, 201, 44, 18, 240]
+RESIDENT = {"budget": "50%"}
+FORBIDDING: tuple[dict[str, object], ...] = (
+    {"rho": 0}, {"gate": "tau", "gate_tau": 1.0}, {"gate_margin": 0.0}, {"batch_gate": "fixed", "beta": 0.0},
+    {"batch_gate": "adaptive", "beta_budget": 65536.0}, {"protect": "top:8"}, {"gate": "percentile",
+                                                                               "gate_percentile": 100.0})
+WAYS: tuple[dict[str, object], ...] = (
+    {"miss": "substitute", "substitute": "buddy", "rho": 64}, {"miss": "substitute", "substitute": "similar", "rho": 1},
+    {"miss": "substitute", "substitute": "random"}, {"miss": "substitute", "substitute": "router_ranked"},
+    {"miss": "drop", "rho": 1}, {"miss": "drop", "rho": 64}, {"miss": "substitute_drop", "rho": 64},
+    {"miss": "drop", "drop_share": 0.4}, {"miss": "substitute", "substitute": "predicted", "predictor": "gate"})
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path) -> Iterator[Engine]:
+    engine = Engine.load(LoadSpec.checked(str(model), Settings(RESIDENT), context=256))
+    random, shape = np.random.default_rng(3), engine.shape
+    square = (shape.layers, shape.experts, shape.experts)
+    pairs = random.integers(1, 40, square).astype(np.float32)
+    profile = replace(drawn_profile(engine), pairs=pairs + pairs.transpose(0, 2, 1),
+                      likeness=random.random(square).astype(np.float16),
+                      norms=random.random(square[:2]).astype(np.float32),
+                      tae=np.sort(random.random((shape.layers, 101)).astype(np.float32), 1).clip(0.1, 0.9))
+    profile.tae[:, 100] = 1.0
+    engine.use_profile(profile)
+    yield engine
+    engine.unload()
+
+
+@pytest.fixture(autouse=True)
+def fresh(engine: Engine) -> None:
+    """Every test begins with the settings and the residents that a load gives."""
+    engine.change({**Settings(), **RESIDENT})
+    engine.residency.reshape(make_policy=engine.residency.make_policy)
+    engine.recorder.forget()
+
+
+@torch.inference_mode()
+def run(engine: Engine, **settings: object) -> tuple[list[torch.Tensor], list[Lossy | None]]:
+    """Logits and events of reading PROMPT and then ANSWER token by token."""
+    engine.change(settings)
+    cache, logits, events = engine.fresh_cache(), [], []
+    for ids in (PROMPT, *([token] for token in ANSWER)):
+        engine.recorder.begin()
+        engine._step.begin(ids)
+        out = engine.model(input_ids=torch.tensor([ids]), past_key_values=cache, use_cache=True)
+        logits.append(out.logits[0].clone())
+        events.append(engine.miss.take(len(ids)))
+    engine.residency.check_integrity()
+    return logits, events
+
+
+@pytest.fixture(scope="module")
+def reference(model: Path) -> Any:
+    return plain_transformers(model, torch.float32)
+
+
+@torch.inference_mode()
+def told(reference: Any, events: list[Lossy]) -> list[torch.Tensor]:
+    """The same passes through transformers, with the experts exchanged that the events name."""
+    sites, now = find_experts(reference), events[:1]
+
+    def exchange(site: Any, original: Any, hidden: torch.Tensor, ids: torch.Tensor,
+                 weights: torch.Tensor) -> torch.Tensor:
+        ids, weights = ids.clone(), weights.clone()
+        rows = now[0].choices
+        for row in rows[(rows["layer"] == site.index) & (rows["action"] >= Action.SUBSTITUTE)]:
+            at = int((ids[row["token"]] == row["expert"]).nonzero()[0])
+            if row["to"] < 0:
+                weights[row["token"], at] = 0.0
+            else:
+                ids[row["token"], at] = int(row["to"])
+        result: torch.Tensor = original(hidden, ids, weights)
+        return result
+
+    from transformers import DynamicCache
+
+    cache, logits = DynamicCache(config=reference.config), []
+    for site in sites:
+        site.module.forward = lambda *args, site=site, original=site.module.forward: exchange(site, original, *args)
+    try:
+        for event, ids in zip(events, (PROMPT, *([token] for token in ANSWER)), strict=True):
+            now[0] = event
+            out = reference(input_ids=torch.tensor([ids]), past_key_values=cache, use_cache=True)
+            logits.append(out.logits[0].clone())
+    finally:
+        for site in sites:
+            del site.module.forward
+    return logits
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(map(str, way.values())))
+def test_what_is_computed_is_what_the_events_say(engine: Engine, reference: Any, way: dict[str, object]) -> None:
+    logits, events = run(engine, **way)
+    assert sum(one.changed for one in events if one) > 0
+    drops = any(one.count(Action.DROP) for one in events if one)   # not computed here, computed and weighed 0 there, so
+    for mine, theirs in zip(logits, told(reference, [one for one in events if one]), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4 * drops, atol=1e-4 * drops)     # products differ in size
+
+
+@pytest.mark.parametrize("way", ["substitute", "drop", "substitute_drop"])
+@pytest.mark.parametrize("gates", FORBIDDING, ids=lambda gates: "-".join(map(str, gates)))
+def test_what_gates_forbid_leaves_every_bit_as_it_was(engine: Engine, reference: Any, gates: dict[str, object],
+                                                      way: str) -> None:
+    logits, events = run(engine, miss=way, **gates)
+    waited = [row for one in events if one for row in one.choices]
+    assert waited and all(row["action"] == Action.WAIT and row["why"] != Why.ALLOWED for row in waited)
+    nothing = [replace(one, choices=one.choices[:0]) for one in events if one]
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(logits, told(reference, nothing), strict=True))
+
+
+def test_a_token_has_no_expert_twice_and_no_more_than_rho_changes(engine: Engine) -> None:
+    _, events = run(engine, miss="substitute", substitute="buddy", rho=1)
+    for one in events:
+        assert one is not None
+        done = one.choices[one.choices["action"] == Action.SUBSTITUTE]
+        pairs = list(zip(done["layer"].tolist(), done["token"].tolist(), strict=True))
+        assert len(pairs) == len(set(pairs))
+
+
+def test_dropped_weight_goes_to_the_others_when_asked_for(engine: Engine) -> None:
+    plain, _ = run(engine, miss="drop", rho=1)
+    engine.residency.reshape(make_policy=engine.residency.make_policy)
+    renormalised, events = run(engine, drop_renormalise=True)
+    assert events[0] is not None and events[0].changed
+    assert not torch.equal(plain[0], renormalised[0])
+
+
+def answer(engine: Engine, turn: dict[int, dict[str, object]]) -> tuple[list[int], list[StepRecord], Any]:
+    """An answer of 16 tokens; `turn` = what is set once so many tokens are there."""
+    tokens, steps, stats = [], [], None
+    for piece in engine.generate("What is it?", Sampling(max_new_tokens=16)):
+        tokens += [piece.token] if piece.token is not None else []
+        steps += [piece.step] if piece.step is not None else []
+        stats = piece.stats or stats
+        if piece.kind == "token" and len(tokens) in turn:
+            engine.change(turn[len(tokens)])
+    return tokens, steps, stats
+
+
+def test_turning_everything_off_in_mid_answer_is_exact_from_the_next_token_on(engine: Engine, reference: Any) -> None:
+    seen: list[torch.Tensor] = []
+    hook = engine.model.lm_head.register_forward_hook(lambda module, args, out: seen.append(out[0, -1].clone()))
+    try:
+        engine.change({"miss": "substitute", "rho": 64})
+        tokens, steps, stats = answer(engine, {6: {"miss": "wait"}})
+    finally:
+        hook.remove()
+    assert stats.changed and not stats.exact and stats.assignments > stats.changed
+    phases = [step.phase for step in steps]
+    again = phases.index("prefill", phases.index("decode"))
+    assert not any(step.exact for step in steps[:again]) and all(step.exact for step in steps[again:])
+    prompt = engine.prompt.tokens("What is it?")
+    assert steps[again].tokens == len(prompt) + 5                       # all but the token that comes next
+    with torch.inference_mode():
+        from transformers import DynamicCache
+
+        cache, read = DynamicCache(config=reference.config), [*prompt, *tokens[:5]]
+        reference(input_ids=torch.tensor([read]), past_key_values=cache, use_cache=True)
+        for at in range(5, 15):
+            out = reference(input_ids=torch.tensor([[tokens[at]]]), past_key_values=cache, use_cache=True)
+            assert torch.equal(seen[again + 1 + at - 5], out.logits[0, -1])
+
+
+def test_a_pass_counts_what_was_done_about_each_request(engine: Engine) -> None:
+    engine.change({"miss": "substitute_drop", "rho": 1})
+    _, steps, _ = answer(engine, {})
+    kinds = np.concatenate([step.outcome for step in steps])
+    assert {Outcome.HIT, Outcome.SUBSTITUTED} <= set(kinds.tolist())
+    for step in steps:
+        assert step.lossy is not None
+        asked = {(layer, int(e)) for layer, ids in enumerate(step.ids) for e in np.unique(ids)}
+        assert sorted(asked) == sorted(zip(step.layer.tolist(), step.expert.tolist(), strict=True))
+        assert step.changed <= step.assignments == step.ids.size
+        missing = np.bincount(step.layer[step.outcome >= Outcome.MISS], minlength=engine.shape.layers)
+        assert np.allclose(step.lossy.delta, missing / np.bincount(step.layer))
+        assert ((step.lossy.tae >= 0) & (step.lossy.tae <= 1)).all()
+
+
+def test_an_adaptive_layer_gate_loads_what_the_budget_pays_for(engine: Engine) -> None:
+    size = engine.shape.expert_bytes / 1e6
+    for budget in (0.0, 3 * size, 1000 * size):
+        engine.residency.reshape(make_policy=engine.residency.make_policy)
+        engine.change({"miss": "substitute_drop", "rho": 64, "batch_gate": "adaptive", "beta_budget": budget})
+        _, steps, _ = answer(engine, {})
+        decode = [step for step in steps if step.phase == "decode"]
+        assert all(step.demand_bytes <= budget * 1e6 for step in decode)
+        changed = sum(step.changed for step in decode)
+        assert (changed > 0) == (budget < 1000 * size)
+
+
+def test_frames_show_what_is_done(engine: Engine) -> None:
+    engine.change({"miss": "substitute", "rho": 64, "gate": "tau", "gate_tau": 0.25})
+    _, steps, _ = answer(engine, {})
+    look = engine.frame(layer=1).lossy
+    assert look is not None and 0 < look.rate < 1
+    now = [step for step in list(engine.telemetry._steps)[-WINDOW:] if step.lossy is not None]
+    assert steps[-1] in now
+    assert look.rate == pytest.approx(sum(s.changed for s in now) / sum(s.assignments for s in now))
+    assert look.per_layer.sum(1).mean() == pytest.approx(look.rate, rel=1e-3) and look.tae.sum() > 0
+    assert (look.threshold == 0.25).all()
+    assert look.buddies is not None and look.buddies.shape == (engine.shape.experts, engine.shape.experts)
+    engine.change({"miss": "wait"})
+    assert engine.frame().lossy is None
+
+
+@pytest.mark.parametrize(("settings", "why"), [
+    ({"execute": "always"}, "Choose one of these"), ({"protect": "9:1", "miss": "drop"}, "names layer 9"),
+    ({"miss": "anything"}, "no choice"), ({"rho": 65}, "between 0 and 64"), ({"protect": "x"}, "not understood"),
+    ({"substitute.buddy.alpha": "1.5"}, "1")])
+def test_what_cannot_be_is_refused_and_changes_nothing(engine: Engine, settings: dict[str, object], why: str) -> None:
+    before = engine.settings
+    with pytest.raises(SettingError, match=why):
+        engine.change(settings)
+    assert engine.settings is before
+
+
+@pytest.mark.parametrize("settings", [{"miss": "substitute"}, {"miss": "drop", "gate": "percentile"},
+                                      {"miss": "drop", "protect": "top:1"}])
+def test_without_a_profile_the_way_to_one_is_told(engine: Engine, settings: dict[str, object]) -> None:
+    profile = engine.profile
+    engine.use_profile(None)
+    try:
+        with pytest.raises(SettingError, match=r"launch\.py profile"):
+            engine.change(settings)
+    finally:
+        engine.use_profile(profile)

@@ -1,0 +1,157 @@
+"""Evaluating a tiny model: its figures are transformers' own, every mode begins alike, and nothing is left changed."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from core.config import Sampling, Settings
+from core.engine import Engine
+from core.errors import SettingError
+from core.evaluate.follow import follow
+from core.evaluate.modes import Mode, chosen
+from core.evaluate.passages import windows
+from core.evaluate.questions import Question, ask
+from core.evaluate.rows import Row, to_json
+from core.evaluate.run import Material, evaluate, gather, start_mode
+from core.memory.store import Cancelled
+
+TEXT = "A text that nobody has trained on, long enough for a few windows of this small context. " * 2
+NEVER = threading.Event()
+
+
+def decoded(plain: Any, ids: list[int]) -> torch.Tensor:
+    """transformers' log-probabilities [n - 1, V], token by token."""
+    cache, rows = None, []
+    with torch.inference_mode():
+        for token in ids[:-1]:
+            out = plain(input_ids=torch.tensor([[token]]), past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            rows.append(out.logits[0, -1].log_softmax(-1))
+    return torch.stack(rows)
+
+
+def test_following_a_text_gives_transformers_logits(engine: Engine, plain: Any) -> None:
+    ids, steps = engine.prompt.tokens(TEXT)[:40], list[Any]()
+    found = dict(follow(engine, ids, 1, NEVER, steps.append))
+    assert list(found) == list(range(1, 40)) and [step.tokens for step in steps] == [1] * 39
+    exact = decoded(plain, ids)
+    for at, logits in found.items():
+        torch.testing.assert_close(logits.log_softmax(-1), exact[at - 1], rtol=0, atol=2e-5)
+
+
+def test_a_token_that_ends_answers_does_not_end_a_text(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = engine.prompt.tokens(TEXT)[:12]
+    before = {at: logits.clone() for at, logits in follow(engine, ids, 3, NEVER, lambda step: None)}
+    monkeypatch.setattr(engine.prompt, "ends", {ids[5], ids[11]})
+    after = dict(follow(engine, ids, 3, NEVER, lambda step: None))
+    assert list(after) == list(range(3, 12))
+    for at in after:
+        torch.testing.assert_close(before[at], after[at], rtol=0, atol=2e-5)
+
+
+def test_perplexity_is_transformers_own(engine: Engine, plain: Any) -> None:
+    material = gather(engine, 0, 100, texts=[TEXT])
+    assert material.tokens == 100 and [len(piece) for piece in material.pieces] == [64, 38]
+    [row] = evaluate(engine, chosen("exact"), [0.5], material)
+    nll = [-float(decoded(plain, list(piece))[at, token]) for piece in material.pieces
+           for at, token in enumerate(piece[1:])]
+    assert row.perplexity == pytest.approx(math.exp(sum(nll) / 100), rel=1e-5)
+    assert (row.agreement, row.kl, row.substituted_rate, row.positions, row.questions) == (1.0, 0.0, 0.0, 100, 0)
+    assert row.exact_match is None and row.slots == 12 and row.decoded == 98 and row.problem == ""
+    assert row.link_bytes and row.link_bytes_total == row.link_bytes * row.decoded and row.tok_s and row.tpot_ms
+    assert row.tpot_ms == pytest.approx((row.compute_ms or 0) + (row.stall_ms or 0) + (row.idle_ms or 0))
+
+
+def test_verdicts_are_those_of_whole_answers(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = [piece.token for piece in engine.generate([{"role": "user", "content": "Hi"}], Sampling(max_new_tokens=5))
+            if piece.kind == "token"]
+    monkeypatch.setattr(engine.prompt, "ends", {said[3]})
+    text, steps = engine.prompt.tokenizer.decode(said[:3]), list[Any]()
+    assert engine.prompt.tokenizer(text, add_special_tokens=False).input_ids == said[:3]
+    assert ask(engine, Question("Hi", text, True), NEVER, steps.append)
+    assert [step.phase for step in steps] == ["prefill", "decode", "decode", "decode"]
+    steps.clear()
+    wrong = text[:1] + chr(ord(text[1]) ^ 1) + text[2:]
+    assert not ask(engine, Question("Hi", wrong, True), NEVER, steps.append)
+    assert len(steps) == 2                                              # the second token decided
+    assert not ask(engine, Question("Hi", text[:2], True), NEVER, steps.append)         # it goes on where it should end
+    assert not ask(engine, Question("Hi", text + "more", True), NEVER, steps.append)    # it ends too early
+
+
+def test_every_mode_begins_with_the_same_cache(engine: Engine) -> None:
+    settings = Settings({**engine.settings, "eviction": "lfu"})
+    start_mode(engine, settings)
+    first = list(engine.residency.places())
+    list(engine.generate(TEXT[:40], Sampling(max_new_tokens=9)))
+    used = list(engine.residency.places())
+    start_mode(engine, settings)
+    assert list(engine.residency.places()) == first and [place > 0 for place in used] != [place > 0 for place in first]
+    assert set(engine.residency.last_used) == {-1}
+    engine.residency.check_integrity()
+    engine.change({"eviction": "lru"})
+
+
+def test_modes_beside_each_other(engine: Engine) -> None:
+    before, told, rows = engine.settings, list[tuple[str, float]](), list[Row]()
+    material = gather(engine, 3, 24, [Question("Hi", "no", True), Question("Hi?", "no", False),
+                                      Question("Who?", "no", True)], [TEXT])
+    modes = [*chosen("exact,drop"), Mode("broken", "Broken", "", {"misss": "drop"}), *chosen("drop_rho1_tae")]
+    found = evaluate(engine, modes, [0.75, 0.5], material, progress=lambda text, share: told.append((text, share)),
+                     on_row=rows.append, done={("drop", 0.75)})
+    assert found == rows and [row.key for row in rows] == [
+        ("exact", 0.75), ("broken", 0.75), ("drop_rho1_tae", 0.75), ("exact", 0.5), ("drop", 0.5), ("broken", 0.5),
+        ("drop_rho1_tae", 0.5)]
+    assert "no setting called 'misss'" in rows[1].problem and rows[1].tok_s is None
+    assert "needs a profile of this model that has tae" in rows[2].problem
+    drop = rows[4]
+    assert drop.link_bytes == 0 and 0 < (drop.substituted_rate or 0) == drop.dropped and (drop.kl or 0) > 0
+    assert drop.exact_match == drop.unseen_match == 0.0 and drop.questions == 3 and drop.hit_rate is not None
+    assert drop.hit_rate + (drop.dropped or 0) == pytest.approx(1.0)     # what was not resident was dropped
+    assert rows[0].perplexity == rows[3].perplexity and (rows[3].link_bytes or 0) > (rows[0].link_bytes or 0)
+    shares = [share for _, share in told]
+    assert shares == sorted(shares) and shares[-1] == 1.0 and engine.settings == before
+    json.dumps([to_json(row) for row in rows], allow_nan=False)
+    assert evaluate(engine, modes, [0.5], material, done={(mode.name, 0.5) for mode in modes}) == []
+
+
+@pytest.mark.parametrize("when", ["The exact model", "Drop"])
+def test_cancelling_leaves_nothing_changed(engine: Engine, when: str) -> None:
+    before, cancel = engine.settings, threading.Event()
+    places = engine.generate("Hi", Sampling(max_new_tokens=2))
+    list(places)
+
+    def stop(text: str, share: float) -> None:
+        if text.startswith(when):
+            cancel.set()
+
+    with pytest.raises(Cancelled):
+        evaluate(engine, chosen("exact,drop"), [0.25 + 0.5], gather(engine, 0, 20, texts=[TEXT]), progress=stop,
+                 cancel=cancel)
+    assert engine.settings == before and not engine.busy
+    engine.residency.check_integrity()
+
+
+def test_what_is_wrong_is_said(engine: Engine) -> None:
+    material = Material([], windows(engine, [TEXT], 8))
+    for share in (0.0, 1.5, -0.5):
+        with pytest.raises(SettingError, match="not possible: it is a share of the experts"):
+            evaluate(engine, chosen("exact"), [share], material)
+    with pytest.raises(SettingError, match="at least one question or one token"):
+        gather(engine, 0, 0)
+    with pytest.raises(SettingError, match="at least two tokens"):
+        gather(engine, 0, 8, texts=["x"])
+    [row] = evaluate(engine, chosen("exact"), [0.01], material)
+    assert row.problem and row.slots == 0
+
+
+def test_windows_are_spread_over_the_texts(engine: Engine) -> None:
+    ids = engine.prompt.tokens(TEXT)
+    pieces = windows(engine, [TEXT, "y", TEXT], 70)
+    assert [len(piece) - 1 for piece in pieces] == [63, 7] and pieces[0] == ids[63:127]
+    assert [len(piece) for piece in windows(engine, [TEXT[:9]], 100)] == [9]

@@ -1,0 +1,67 @@
+"""A tiny chat model that is computed lossily, and transformers' own one beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from core.config import LoadSpec, Sampling, Settings
+from core.engine import Engine
+from core.quality.meter import Meter
+from core.types import AnswerStats, StepRecord
+from tests.checkpoints import random_model
+from tests.tiny_tokenizer import save_tokenizer
+
+DROPPING = {"budget": "50%", "miss": "drop", "quality_rate": 1.0}
+PROMPT = "a prompt of some length, so that it is read in several passes: " * 2
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two of sixteen experts a token, whose outputs are large: leaving one out shows."""
+    model, folder = random_model("qwen3_moe", num_experts=16, num_experts_per_tok=2), tmp_path_factory.mktemp("quality")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "experts" in name:
+                parameter.mul_(4)
+    model.save_pretrained(folder)
+    return save_tokenizer(folder)
+
+
+@pytest.fixture(scope="session")
+def reference(model: Path) -> Any:
+    """The same weights, computed by transformers alone."""
+    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+
+
+def load(model: Path, **settings: object) -> Engine:
+    return Engine.load(LoadSpec.checked(str(model), Settings(DROPPING | settings), context=256, threads=1))
+
+
+@pytest.fixture(scope="session")
+def loaded(model: Path) -> Iterator[Engine]:
+    engine = load(model)
+    yield engine
+    engine.unload()
+
+
+@pytest.fixture
+def engine(loaded: Engine) -> Engine:
+    """The same one for every test, with the first settings and a meter that has kept nothing."""
+    loaded.change(dict(Settings(DROPPING)))
+    loaded.meter = Meter(loaded.device, lambda: 1.0)
+    return loaded
+
+
+def say(engine: Engine, tokens: int = 24, prompt: str = PROMPT) -> tuple[list[int], AnswerStats, list[StepRecord]]:
+    """The tokens of an answer, its statistics and its passes."""
+    pieces = list(engine.generate(prompt, Sampling(max_new_tokens=tokens)))
+    stats = pieces[-1].stats
+    assert stats is not None
+    said = [p.token for p in pieces if p.token is not None]
+    return said, stats, [p.step for p in pieces if p.step is not None]

@@ -22,7 +22,7 @@ RECENT = 1024     # tokens remembered, to warm fresh shadows with
 BATCH = 64        # passes sent at once: a stop does not wait for more
 SHARE = 0.1       # of the process's time may go into the bound: the more it costs, the more seldom it is worked out
 # Settings that do not decide what hits. The budget's slots come with each pass.
-ASIDE = ("budget", "link", "link_gbps", "link_latency_us", "telemetry", "regret")
+ASIDE = ("budget", "link", "link_gbps", "link_latency_us", "telemetry", "regret", "quality_rate")
 
 
 @dataclass(frozen=True, slots=True)

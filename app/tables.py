@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from app import answers
+from app import answers, choices
 from app.store import Load
 from app.store.steps import DEMAND, FROM_DISK, SCALARS, TRANSFER
 from core.types import ModelShape, Outcome
@@ -33,7 +33,10 @@ _OUTCOMES = {
     "prefetch_hits": "Hits on experts that a prefetch brought and that had not been used since.",
     "late": "Requests whose expert was still being copied: compute waited for the rest of the copy.",
     "misses": "Requests whose expert was neither resident nor on its way: fetched on demand from host memory.",
-    "disk_misses": "The same, but host memory did not have it either: read from disk."}
+    "disk_misses": "The same, but host memory did not have it either: read from disk.",
+    "substituted": "Requests whose expert was missing and for which nothing was fetched: others took its place.",
+    "dropped": "The same, and nothing took its place.",
+    "predicted": "Requests for which nothing was fetched because a predicted routing was computed without them."}
 _RATE = {"hit_rate": "hits / requests; empty when there was no request."}
 _MS = "milliseconds"
 DEFINITIONS: dict[str, dict[str, str]] = {
@@ -64,7 +67,9 @@ DEFINITIONS: dict[str, dict[str, str]] = {
         "disk_bytes": "Bytes read from disk for the copies that ended in the pass, padding included.",
         "slots": "Experts that the device had room for.",
         "device_bytes": "Device memory in use after the pass.", "budget_bytes": "Device memory that was allowed.",
-        "emulated": "The link was paced to an emulated bandwidth.", "exact": "No lossy option changed the result."},
+        "emulated": "The link was paced to an emulated bandwidth.", "exact": "No lossy option changed the result.",
+        "assignments": "Experts that the router gave to the tokens of the pass, over all layers.",
+        "changed": "Of those, how many another expert or nothing took the place of."},
     "layers": {**_KEYS, **_LAYER, **_OUTCOMES, **_RATE},
     "experts": {**_KEYS, **_LAYER, "expert": "Expert, counted from 0 within its layer.",
                 "activations": "Tokens that the router sent to it.", **_OUTCOMES},
@@ -77,6 +82,7 @@ DEFINITIONS: dict[str, dict[str, str]] = {
                   "copy_ms": f"Time the link was busy with them, in {_MS}.",
                   "gbps": "Payload per second of wall time, in GB/s (10^9 bytes)."},
     "answers": answers.DEFINITIONS,
+    "choices": choices.DEFINITIONS,
     "settings": {"load": _KEYS["load"], "chat": "The chat whose forward pass took the change first; empty if deleted.",
                  "index": "The forward pass that it acted on first.", "time": "When, in UTC.",
                  "name": "The setting.", "old": "Its value before.", "new": "Its value from then on."},
@@ -127,22 +133,25 @@ def collect(db: sqlite3.Connection, loads: Sequence[Load], chat: int | None) -> 
         while rows := cursor.fetchmany(BATCH):
             parts["tokens"].append(_tokens(rows, sums.add(rows)))
             moved.append(_joined(rows, "transfers", TRANSFER))
+            parts["choices"].append(choices.counted(load.id, rows))
         parts["layers"].append(_layers(load.id, sums))
         parts["experts"].append(_experts(load.id, sums))
         parts["coactivation"].append(_coactivation(load.id, sums))
         if moved:
             parts["transfers"].append(_seconds(load.id, np.concatenate(moved)))
         parts["answers"].append(answers.answers(db, load.id, chat))
+        parts["choices"] = [choices.summed(parts["choices"])]
         parts["settings"].append(_settings(db, load.id))
     return {name: pd.concat([p for p in parts[name] if len(p)] or [pd.DataFrame(columns=list(columns))])[list(columns)]
             for name, columns in DEFINITIONS.items()}
 
 
 def _tokens(rows: Sequence[sqlite3.Row], outcomes: Counts) -> pd.DataFrame:
-    names = ("step", "load", "chat", "answer", *SCALARS)
+    names = ("step", "load", "chat", "answer", "changed", *SCALARS)
     table = pd.DataFrame([[row[name] for name in names] for row in rows], columns=list(names)).rename(columns=_RENAMED)
     table[["chat", "answer"]] = table[["chat", "answer"]].astype("Int64")
     table[["emulated", "exact"]] = table[["emulated", "exact"]].astype(bool)
+    table["assignments"] = [row["layers"] * row["tokens"] * row["top_k"] for row in rows]
     return _with_outcomes(table, outcomes)
 
 
@@ -152,7 +161,8 @@ def _with_outcomes(table: pd.DataFrame, outcomes: Counts) -> pd.DataFrame:
     hits = outcomes[:, Outcome.HIT] + outcomes[:, Outcome.PREFETCH_HIT]
     return table.assign(requests=requests, hits=hits, prefetch_hits=outcomes[:, Outcome.PREFETCH_HIT],
                         late=outcomes[:, Outcome.LATE], misses=outcomes[:, Outcome.MISS],
-                        disk_misses=outcomes[:, Outcome.MISS_DISK],
+                        disk_misses=outcomes[:, Outcome.MISS_DISK], substituted=outcomes[:, Outcome.SUBSTITUTED],
+                        dropped=outcomes[:, Outcome.DROPPED], predicted=outcomes[:, Outcome.PREDICTED],
                         hit_rate=np.divide(hits, requests, out=np.full(len(hits), np.nan), where=requests > 0))
 
 

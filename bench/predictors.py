@@ -43,8 +43,8 @@ def run(model: str = "demo", tokens: int = 256, small: bool = False,
         found = {}
         for name, (predictor, params) in subjects().items():
             say(name)
-            patient = _listen(engine, predictor, params, held_out, tokens, answer, patient=True)
-            quick = _listen(engine, predictor, params, held_out, tokens, answer, patient=False)
+            patient = listen(engine, predictor, params, held_out, tokens, answer, patient=True)
+            quick = listen(engine, predictor, params, held_out, tokens, answer, patient=False)
             by_layer = patient.recall(engine.shape.layers, engine.shape.top_k)
             found[name] = {
                 "recall_at_k": statistics.fmean(by_layer), "recall_by_layer": by_layer,
@@ -83,8 +83,8 @@ def cost(sizes: Sizes, tokens: int, say: Callable[[str], None]) -> dict[str, dic
     return measure(sizes, subjects(), tokens, say)
 
 
-def _listen(engine: Engine, predictor: str, params: Mapping[str, Value], texts: list[Text], tokens: int, answer: int,
-            patient: bool) -> Overheard:
+def listen(engine: Engine, predictor: str, params: Mapping[str, Value], texts: list[Text], tokens: int, answer: int,
+           patient: bool) -> Overheard:
     """Ask the held-out questions until enough tokens were decoded."""
     engine.change({"predictor": "none"})
     engine.change({"predictor": predictor, **{f"predictor.{predictor}.{name}": v for name, v in params.items()}})

@@ -82,7 +82,7 @@ class Engine(Lending):
         self.telemetry, self.recorder = Telemetry(self.shape), Recorder(self.shape, self.residency, self.transfers)
         self.keep = self.recorder.keeping = Keeping(self.model, self._sites)
         self._kv = KVCache(self.model, self.context)
-        self.meter = Meter(self.device, lambda: 1e3 * (self.transfers.copy_s(self.sizes.blob)
+        self.meter = Meter(self.device, self.residency, lambda: 1e3 * (self.transfers.copy_s(self.sizes.blob)
                                                        or self.sizes.blob / (self.link_gbps * 1e9)))
         self.ledger = Ledger(self.sizes, self.arena, self._kv, self.device, settings.budget)
         self.foresight = Foresight(self.model, self._sites, self.shape)

@@ -85,7 +85,10 @@ class Lending:
         meanwhile: that caller waits for one layer at most, and the answer is scored another time. The cache is left as
         it was. Any thread may call this.
         """
-        if not self.meter.due or not self._turn.visit():
+        if not self._turn.visit():
+            return None
+        if not self.meter.due:
+            self._give()
             return None
         with self._lent() as bench:
             return self.meter.audit(bench, lambda: self._turn.asked or (stop is not None and stop.is_set()))

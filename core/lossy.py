@@ -56,8 +56,9 @@ LOSSY: tuple[Param, ...] = (
           "router chooses, so that nothing has to be fetched twice. verify = only where they carry enough of the "
           "router's own weight. Works with prefetchers that ask routers.", title="Execute predictions",
           choices=("off", "verify", "always")),
-    Param("execute_weights", "choice", "predicted", "Gate weights of executed predictions: those that were predicted "
-          "with them, or those that the layer's own router gives to the predicted experts.",
+    Param("execute_weights", "choice", "predicted", "Gate weights of predictions that are always executed: those that "
+          "were predicted with them, or the true ones, those that the layer's own router gives to them. "
+          "Verified ones have the true ones.",
           title="Weights of predictions", choices=("predicted", "true")),
     Param("execute_share", "float", 0.9, "Least share of the weight of the router's own choice that the predicted "
           "experts must carry. 1 = only where both agree, which is exact.", title="Verified share", low=0.0, high=1.0,

@@ -69,8 +69,8 @@ PRESETS: tuple[Preset, ...] = (
            "layer; here the model's own routers are asked early.", "Song et al. 2024",
            {"eviction": "lru", "predictor": "stride"}),
     Preset("buddymoe", "BuddyMoE", "The experts used most stay, the next layer's are fetched while this one is "
-           "computed, and in the place of one that is missing all the same a buddy is computed that is often active with it: for "
-           "at most three experts of a token, and for none whose routing is peaked. Changes answers.",
+           "computed, and in the place of one that is missing all the same a buddy is computed that is often active "
+           "with it: for at most three experts of a token, and for none whose routing is peaked. Changes answers.",
            "BuddyMoE sections 3 and 4, and table 2",
            {"eviction": "lfu", "predictor": "gate", "miss": "substitute", "substitute": "buddy", "rho": 3,
             "gate": "percentile"}),

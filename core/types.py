@@ -261,6 +261,7 @@ class Frame:
     total_ms: npt.NDArray[np.float32]       # [N] and the split of it:
     compute_ms: npt.NDArray[np.float32]
     stall_ms: npt.NDArray[np.float32]
+    predict_ms: npt.NDArray[np.float32]     # [N] the predictor's own time on the computing thread: a part of compute_ms
     requests: npt.NDArray[np.int32]         # [N]
     hits: npt.NDArray[np.int32]
     demand_bytes: npt.NDArray[np.float32]

@@ -1,14 +1,17 @@
-"""What all tests share: one thread, quiet transformers, tiny checkpoints built once a session."""
+"""What all tests share: one thread, quiet transformers, quick collections, tiny checkpoints built once a session."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
 
+from core import steady
 from tests.checkpoints import make_checkpoint
 
 Checkpoint = Callable[[str], Path]
@@ -22,6 +25,21 @@ def _quiet() -> Iterator[None]:
     transformers.logging.disable_progress_bar()
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _engines_collect_what_tests_made() -> Iterator[None]:
+    """An engine collects garbage as it is loaded and unloaded; freezing is left to the fixture below."""
+    real, steady.gc = steady.gc, SimpleNamespace(collect=gc.collect, freeze=int, unfreeze=int)  # type: ignore[assignment]
+    yield
+    steady.gc = real
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_is_imported_stays() -> None:
+    """Half a million objects of imported libraries, that no collection need look at: most of a tiny engine's load."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

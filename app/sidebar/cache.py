@@ -12,7 +12,6 @@ from gradio.components import Component
 from app.controls import LIVE, html
 from app.host import Host
 from app.sidebar.knobs import Knobs, OnlyWith
-from app.sidebar.text import notice
 from core.config import GENERAL, Budget, params
 from core.lossy import LOSSY
 from core.presets import PRESETS, Preset, matching, preset
@@ -56,7 +55,7 @@ class CacheSection:
         settings = self.host.settings
         percent, like = self._percent(), matching(settings)
         return [
-            "",
+            self.knobs.told(),
             like.name if like is not None else CUSTOM,
             about(like),
             gr.skip() if percent is None else percent,
@@ -114,7 +113,7 @@ class CacheSection:
     def _choose_preset(self, name: str) -> list[Any]:
         """All of its values or none; "custom" is where the settings stand anyway."""
         problem = self.host.change_many(preset(name).values) if name != CUSTOM else ""
-        return [notice(problem), *self.values()[1:]]
+        return [self.knobs.tell(problem), *self.values()[1:]]
 
     def _slide(self, percent: float) -> list[Any]:
         typed, problem, _ = self._budget(f"{percent:g}%")
@@ -128,9 +127,9 @@ class CacheSection:
 
     def _budget(self, text: str) -> list[Any]:
         if problem := self.host.change("budget", text):
-            return [str(self.host.settings["budget"]), notice(problem), gr.skip()]
+            return [str(self.host.settings["budget"]), self.knobs.tell(problem), gr.skip()]
         percent = self._percent()
-        return [str(self.host.settings["budget"]), "", gr.skip() if percent is None else percent]
+        return [str(self.host.settings["budget"]), self.knobs.tell(""), gr.skip() if percent is None else percent]
 
     def _percent(self) -> float | None:
         """Where the slider stands; None (leave it) when the budget is in bytes."""

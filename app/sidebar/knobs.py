@@ -32,6 +32,7 @@ class Knobs:
 
     def __init__(self, host: Host, shown: Iterable[Param], advanced: Collection[str], only_with: OnlyWith) -> None:
         self.host, self._advanced, self._only_with = host, advanced, only_with
+        self._refused: object = None                         # the state in which something was refused last
         self.controls: dict[str, Component] = {}
         self.notes: dict[str, gr.HTML] = {}
         self.groups: dict[tuple[str, str], gr.Column] = {}   # (kind, variant) -> the variant's own controls
@@ -67,9 +68,21 @@ class Knobs:
         def turned_to(value: Value | None) -> list[Any]:
             problem = self.host.change(name, value)
             shown = self.host.settings[name] if problem else gr.skip()
-            return [shown, notice(problem), *(look() for look in looks)]
+            return [shown, self.tell(problem), *(look() for look in looks)]
 
         return turned_to
+
+    def tell(self, problem: str) -> str:
+        """The notice that something was refused, or with "" none."""
+        self._refused = self._state() if problem else None
+        return notice(problem)
+
+    def told(self) -> Any:
+        """The notice in a redraw: it stays as long as nothing has changed since."""
+        return gr.skip() if self._refused == self._state() else ""
+
+    def _state(self) -> object:
+        return id(self.host.settings), id(self.host.profile)
 
     def acts(self, name: str) -> bool:
         """Does this setting do anything, given the others?"""

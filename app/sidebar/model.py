@@ -184,7 +184,7 @@ class ModelSection:
             return '<div class="status empty"><i></i>No model loaded. Choose one, then press Load.</div>'
         return (
             f'<div class="status ready"><i></i><b title="{escape(spec.model)}">{escape(name_of(spec.model))}</b> '
-            f"{exactness()} {escape(self.host.format)}, context {self.host.context}</div>"
+            f"{escape(self.host.format)}, context {self.host.context} {exactness()}</div>"
         )
 
     def _offered(self) -> LoadSpec:

@@ -10,7 +10,6 @@ from gradio.components import Component
 from app.controls import LIVE, html
 from app.host import Host
 from app.sidebar.knobs import Knobs, OnlyWith
-from app.sidebar.text import notice
 from core.lossy import LOSSY, WAYS
 
 EXACT = {"miss": "wait", "execute": "off"}   # whatever else is set, nothing changes an answer then
@@ -60,8 +59,8 @@ class SubstitutionSection:
 
     def values(self) -> list[Any]:
         """Every control as the engine has it."""
-        return ["", *self.knobs.values()]
+        return [self.knobs.told(), *self.knobs.values()]
 
     def _exact(self) -> list[Any]:
         problem = self.host.change_many(EXACT)
-        return [notice(problem), *self.knobs.values()]
+        return [self.knobs.tell(problem), *self.knobs.values()]

@@ -62,6 +62,10 @@ MIGRATIONS: tuple[str, ...] = (
     ALTER TABLE steps ADD COLUMN net_ms REAL NOT NULL DEFAULT 0;
     """,
     "ALTER TABLE messages ADD COLUMN quality TEXT",  # of a lossy answer that was scored against the exact model
+    """
+    ALTER TABLE steps ADD COLUMN changed INTEGER NOT NULL DEFAULT 0;     -- assignments that were not the router's ...
+    ALTER TABLE steps ADD COLUMN choices BLOB NOT NULL DEFAULT x'';      -- ... and every event, as core.choices.CHOICE
+    """,
 )
 
 

@@ -26,7 +26,7 @@ TRANSFER = np.dtype([("layer", "<i2"), ("expert", "<i2"), ("bytes", "<i8"), ("ki
                      ("submitted_s", "<f8"), ("started_s", "<f8"), ("ended_s", "<f8")])
 DEMAND, FROM_DISK = 1, 2  # bits of a transfer's kind
 _COLUMNS = ("load", "chat", "answer", "step", *SCALARS, "layers", "top_k", "ids", "layer", "expert", "outcome",
-            "transfers")
+            "transfers", "changed", "choices")
 _CHANGED = "INSERT INTO changes (load, chat, step, time, name, old, new) VALUES (?, ?, ?, ?, ?, ?, ?)"
 _INSERT = f"INSERT INTO steps ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
 
@@ -94,7 +94,8 @@ class Steps:
         with self._db.tx() as db:
             db.execute(_INSERT, (load, chat, answer, step.index, *(getattr(step, name) for name in SCALARS), layers,
                                  top_k, _bytes(step.ids, "<i2"), _bytes(step.layer, "<i2"), _bytes(step.expert, "<i2"),
-                                 _bytes(step.outcome, "u1"), _transfers(step.transfers)))
+                                 _bytes(step.outcome, "u1"), _transfers(step.transfers), step.changed,
+                                 step.lossy.choices.tobytes() if step.lossy is not None else b""))
             if step.changes:
                 now = time.time()
                 db.executemany(_CHANGED, [(load, chat, step.index, now, name, str(old.get(name, "")), str(new))

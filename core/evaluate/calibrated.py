@@ -30,16 +30,17 @@ def missing(engine: Engine, modes: Sequence[Mode], base: Settings) -> set[str]:
 
 
 def calibrated(engine: Engine, modes: Sequence[Mode], progress: Progress = lambda text, share: None,
-               cancel: threading.Event | None = None, limit: int = READ) -> Profile | None:
+               cancel: threading.Event | None = None, limit: int = 0) -> Profile | None:
     """Give the engine a profile that has what the modes need: its own, if that does, else one made now from the bundled
-    prompts and completed by its own. Nothing is written to disk. None: there was nothing to gather.
+    chats (`limit` tokens of them; 0 = READ) and completed by its own. Nothing is written to disk. None: there was nothing to gather.
 
-    `core.evaluate.questions.demo_questions` asks about none of those prompts. Raises BusyError, Cancelled.
+    `core.evaluate.questions.demo_questions` asks about none of those chats. Raises BusyError, Cancelled.
     """
     wanted = missing(engine, modes, engine.settings)
     if not wanted:
         return engine.profile
-    fresh = calibrate(engine, bundled(engine.model_name), parts=wanted, source="the bundled prompts", limit=limit,
-                      progress=progress, cancel=cancel)
+    texts = [text for text in bundled(engine.model_name) if not isinstance(text, str)]   # those are read for perplexity
+    fresh = calibrate(engine, texts, parts=wanted, source="the bundled prompts",
+                      limit=limit or READ, progress=progress, cancel=cancel)
     engine.use_profile(fresh if engine.profile is None else fresh.over(engine.profile))
     return engine.profile

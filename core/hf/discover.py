@@ -46,8 +46,9 @@ def read_router(site: ExpertsSite, output: tuple[torch.Tensor, ...]) -> RouterOu
     """Tell a router's outputs apart: ids are the integers, logits are as wide as there are experts, and stand at the
     other end from the ids where weights are that wide too (k = E). Raises ModelError for any other output."""
     tensors = output if isinstance(output, tuple) else ()
-    ids = [i for i, t in enumerate(tensors) if not t.is_floating_point()]
-    wide = [i for i, t in enumerate(tensors) if t.is_floating_point() and t.shape[-1] == site.num_experts]
+    floats = [t.is_floating_point() for t in tensors]
+    ids = [i for i, float_ in enumerate(floats) if not float_]
+    wide = [i for i, float_ in enumerate(floats) if float_ and tensors[i].shape[-1] == site.num_experts]
     if len(tensors) < 3 or not ids or not wide:
         raise ModelError(f"The router {type(site.router).__name__} does not return logits, weights and expert ids")
     logits = max(wide, key=lambda i: abs(i - ids[0]))

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 import torch
 
 from core.quality.figures import divergence, log_probability
+from core.quality.saved import Shadow
 from core.runtime.workbench import Workbench
+from core.types import StepRecord
 
 CHUNK = 64                # tokens of one pass
 LOGITS_BYTES = 8 << 20    # of the logits of one pass, at most a quarter of the workspace
@@ -22,9 +24,8 @@ class Spoken:
     prompt: Sequence[int]
     said: Sequence[int]
     rows: Mapping[int, torch.Tensor]
-    saved_ms: float | None = None
-    changed: int = 0
-    assignments: int = 0
+    steps: Sequence[StepRecord] = ()      # its passes
+    shadow: Shadow | None = None          # as the cache was then; to be copied before it is used
     left: int = 3             # times that it may be begun
     broken_off: bool = False  # the last time
 

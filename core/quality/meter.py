@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 
 import torch
 
@@ -12,7 +13,7 @@ from core.lossy import is_lossy
 from core.quality.audit import Scores, Spoken, score
 from core.quality.figures import perplexity
 from core.quality.sample import Landing, Sample
-from core.quality.saved import Waits
+from core.quality.saved import Cache, Shadow, Waits, spared
 from core.quality.told import Quality, together
 from core.registry import Value
 from core.runtime.workbench import LetGo, Workbench
@@ -28,8 +29,8 @@ class Meter:
     """`keep` costs a token nothing when nothing is kept. Everything but `due` and `quality` is for whoever has the
     model; `audit` raises what the model does, and then the answer is not tried again."""
 
-    def __init__(self, device: torch.device, copy_ms: Callable[[], float]) -> None:
-        self.waits = Waits(copy_ms)
+    def __init__(self, device: torch.device, cache: Cache, copy_ms: Callable[[], float]) -> None:
+        self.waits, self._cache = Waits(copy_ms), cache
         self.quality: Quality | None = None      # over the last answers
         self._landing = Landing() if device.type == "cuda" else None
         self._sample = Sample(self._landing)
@@ -65,13 +66,11 @@ class Meter:
         """The answer is over; the number under which its quality will be told, or 0 when it will not be: nothing was
         changed in it, or nothing was kept."""
         rows, self._sample = self._sample.finish(), Sample(self._landing)
-        changed = sum(step.changed for step in steps)
         self.waits.note(steps)
-        if not (changed and rows):
+        if not rows or not any(step.changed for step in steps):
             return 0
         self._number += 1
-        self._waiting.append(Spoken(self._number, list(prompt), list(said), rows, self.waits.saved_ms(steps), changed,
-                                    sum(step.assignments for step in steps)))
+        self._waiting.append(Spoken(self._number, list(prompt), list(said), rows, list(steps), Shadow(self._cache)))
         if len(self._waiting) > WAITING:
             self._give_up(self._waiting.popleft(), TOO_MANY)
         return self._number
@@ -92,6 +91,7 @@ class Meter:
             return None
         answer = self._waiting[0]
         try:
+            saved_ms = self._saved_ms(answer, stop)
             with bench.borrowed_cache(stop), bench.interruptible(stop):
                 scores = score(bench, answer)
         except LetGo:
@@ -101,13 +101,21 @@ class Meter:
             self._waiting.popleft()
             raise
         self._waiting.popleft()
-        quality = _quality(answer, scores)
+        quality = _quality(answer, scores, saved_ms)
         self._last.append(quality)
         self.quality = together(self._last)
         return quality
 
     def _give_up(self, answer: Spoken, why: str) -> None:
-        self._lost.append(_quality(answer, Scores(), why))
+        self._lost.append(_quality(answer, Scores(), None, why))
+
+    def _saved_ms(self, answer: Spoken, stop: Callable[[], bool]) -> float | None:
+        def go_on() -> None:
+            if stop():
+                raise LetGo
+
+        requests = spared(answer.steps, deepcopy(answer.shadow), go_on) if answer.shadow is not None else None
+        return None if requests is None else requests * self.waits.wait_ms()
 
 
 def _quiet(bench: Workbench, stop: Callable[[], bool]) -> bool:
@@ -119,10 +127,10 @@ def _quiet(bench: Workbench, stop: Callable[[], bool]) -> bool:
     return True
 
 
-def _quality(answer: Spoken, scores: Scores, note: str = "") -> Quality:
+def _quality(answer: Spoken, scores: Scores, saved_ms: float | None, note: str = "") -> Quality:
     n = len(scores.kl)
     return Quality(
         answer=answer.number, tokens=len(answer.said), scored=n, kl=sum(scores.kl) / n if n else None,
         kl_most=max(scores.kl) if n else None, agreement=sum(scores.agrees) / n if n else None,
-        perplexity=perplexity(scores.log_p), saved_ms=answer.saved_ms, changed=answer.changed,
-        assignments=answer.assignments, note=note)
+        perplexity=perplexity(scores.log_p), saved_ms=saved_ms, note=note,
+        changed=sum(step.changed for step in answer.steps), assignments=sum(step.assignments for step in answer.steps))

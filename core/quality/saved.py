@@ -1,22 +1,42 @@
-"""How much waiting was saved by not fetching what was missing: an estimate, and marked as one wherever it is shown.
+"""How much waiting for copies a lossy answer saved: an estimate, and marked as one wherever it is shown.
 
-saved a decoded token = spared / tokens x wait, over the decoded tokens of an answer.
-  spared = distinct (layer, expert) requests of a token that were missing and for which nothing was fetched.
-  wait   = what a request for something missing has cost in this session: the time that computing stood still, over the
-           last decoded tokens that had to wait, divided by the requests they waited for. What of a copy is hidden
-           behind computing is thereby left out. Before anything was waited for: how long the link takes for a copy.
-It says nothing of what the prompt saved, of the copies that are spared later because other experts stay, and of the
-time that choosing a substitute takes, which is part of the token's own.
+saved a decoded token = (exact - lossy) / tokens x wait, over the decoded tokens of an answer.
+  exact = requests that the same cache would have missed if everything missing had been fetched: the engine's policy and
+          pools on the routers' own choices, read from the beginning of the prompt. What a prefetch brought is no miss.
+          A missing expert that is asked for token after token is thereby counted once, not every time.
+  lossy = requests that were missed and fetched.
+  wait  = what such a request has cost in this session: the time that computing stood still, over the last decoded
+          tokens that had to wait, divided by the requests they waited for. What of a copy is hidden behind computing is
+          thereby left out. Before anything was waited for: how long the link takes for a copy.
+It says nothing of what the prompt saved, nor of the time that choosing a substitute takes, which is part of the token's
+own; and it takes the routing as it was, which in an exact answer might have gone another way.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
+from core.policy.eviction import GONE, Eviction, Roster, victim
+from core.runtime.pool import Pool
 from core.types import Outcome, StepRecord
 
 WINDOW = 256   # decoded tokens that waited for something
+
+
+class Cache(Protocol):
+    """What this asks of the residency."""
+
+    layers: int
+    experts: int
+
+    @property
+    def make_policy(self) -> Callable[[Roster], Eviction]: ...
+    def pool(self, layer: int) -> Pool: ...
 
 
 class Waits:
@@ -38,14 +58,71 @@ class Waits:
         requests = sum(n for _, n in self._last)
         return sum(ms for ms, _ in self._last) / requests if requests else self._copy_ms()
 
-    def saved_ms(self, steps: Sequence[StepRecord]) -> float | None:
-        """Of one answer, a decoded token; None when none was decoded or nothing was recorded."""
-        decode = [step for step in steps if step.phase == "decode" and step.requests]
-        if not decode:
-            return None
-        return sum(spared(step) for step in decode) / len(decode) * self.wait_ms()
+
+class Shadow:
+    """An empty cache like the engine's, in which everything missing is fetched; it holds numbers alone."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._experts = cache.experts
+        self._policy = cache.make_policy(Roster(cache.layers, cache.experts))
+        pools = [cache.pool(layer) for layer in range(cache.layers)]
+        self._pools = [(pool.part, pool.capacity) for pool in pools]     # of each layer
+        self._held = dict.fromkeys((pool.part.start for pool in pools), 0)
+        self._now = self._tick = 0
+
+    def read(self, step: StepRecord) -> npt.NDArray[np.bool_]:
+        """The next forward pass: which of its requests [R] are missed."""
+        self._now += 1
+        missed: npt.NDArray[np.bool_] = np.zeros(step.requests, np.bool_)
+        eids = step.layer.astype(np.int64) * self._experts + step.expert
+        for layer in dict.fromkeys(step.layer.tolist()):
+            at = np.flatnonzero(step.layer == layer)
+            missed[at] = self._request(layer, eids[at].tolist())
+        return missed
+
+    def _request(self, layer: int, wanted: list[int]) -> list[bool]:
+        policy, (part, capacity) = self._policy, self._pools[layer]
+        missing = [bool(policy.score[eid] == GONE) for eid in wanted]
+        for eid, is_missing in zip(wanted, missing, strict=True):
+            if not is_missing:
+                self._use(eid)
+        for eid, is_missing in zip(wanted, missing, strict=True):
+            if is_missing:
+                self._held[part.start] += 1
+                if self._held[part.start] > capacity:
+                    self._evict(layer, part, wanted)
+                policy.admitted(eid, self._tick, self._now)
+                self._use(eid)
+        if not policy.keeps:
+            for eid in wanted:
+                policy.left(eid)
+            self._held[part.start] = 0
+        return missing
+
+    def _use(self, eid: int) -> None:
+        self._tick += 1
+        self._policy.used(eid, self._tick, self._now)
+
+    def _evict(self, layer: int, part: slice, wanted: list[int]) -> None:
+        """One that this layer does not want, if there is one."""
+        gone = victim(self._policy, part, self._now, layer, wanted)
+        if gone is None:
+            gone = victim(self._policy, part, self._now, layer)
+        assert gone is not None
+        self._policy.left(gone)
+        self._held[part.start] -= 1
 
 
-def spared(step: StepRecord) -> int:
-    """Requests of a pass that were missing and for which nothing was fetched."""
-    return int((step.outcome >= Outcome.SUBSTITUTED).sum())
+def spared(steps: Sequence[StepRecord], shadow: Shadow, go_on: Callable[[], None] = lambda: None) -> float | None:
+    """exact - lossy of a decoded token, on average; None when none was decoded or nothing was recorded. `go_on` is
+    called before every pass, and may raise."""
+    more, tokens = 0, 0
+    for step in steps:
+        go_on()
+        missed = shadow.read(step)
+        if step.phase == "decode" and step.requests:
+            brought = (step.outcome == Outcome.PREFETCH_HIT) | (step.outcome == Outcome.LATE)
+            fetched = (step.outcome == Outcome.MISS) | (step.outcome == Outcome.MISS_DISK)
+            more += int((missed & ~brought).sum()) - int(fetched.sum())
+            tokens += 1
+    return more / tokens if tokens else None

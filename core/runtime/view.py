@@ -60,7 +60,8 @@ class View:
         return told
 
     def distribution(self) -> Later:
-        return _later(self.seen.probs.mean(0))
+        probs = self.seen.probs
+        return _later(probs[0] if len(probs) == 1 else probs.mean(0))
 
     def embedding(self) -> Later:
         return _later(self._foresight.embed(self.tokens).float().mean(0))
@@ -115,16 +116,16 @@ def _asked(logits: npt.NDArray[np.float64], ids: npt.NDArray[np.int64], top_k: i
     just above all others, as in `preferences`, in numpy because a handful of numbers are quicker there."""
     p = np.exp(logits - logits.max(1, keepdims=True))
     p /= p.sum(1, keepdims=True)
-    others = p.copy()
-    np.put_along_axis(others, ids, 0.0, 1)
+    row, others = np.arange(len(p))[:, None], p.copy()
+    others[row, ids] = 0.0
     least = np.nextafter(others.max(1, keepdims=True).astype(np.float32), np.float32(2.0))   # shows in what follows
-    np.put_along_axis(p, ids, np.maximum(np.take_along_axis(p, ids, 1), least), 1)
+    p[row, ids] = np.maximum(p[row, ids], least)
     with np.errstate(divide="ignore"):
         return union(np.log1p(-np.minimum(p, 1.0)), top_k)
 
 
 def _later(values: torch.Tensor) -> Later:
-    """Copy to the host without waiting; whoever calls the result waits. `values` is nobody else's."""
+    """Copy to the host without waiting; whoever calls the result waits. `values` is changed by nobody."""
     if values.device.type != "cuda":
         array: npt.NDArray[np.float32] = values.float().numpy()
         return Later(lambda: array)

@@ -17,6 +17,7 @@ import pytest
 from app import export
 from app.host import Host
 from app.tables import DEFINITIONS
+from core.choices import CHOICE, Action, Why
 from core.types import Outcome, StepRecord
 from tests.app.conftest import WAIT_S, open_host
 from tests.app.test_store import a_step
@@ -115,6 +116,24 @@ def test_every_table_of_a_chat_against_brute_force(two_chats: tuple[Host, int, i
     [change] = tables["settings"].to_dict("records")
     assert {n: change[n] for n in ("load", "chat", "index", "name", "old", "new")} == {
         "load": host.load_id, "chat": chat, "index": 13, "name": "budget", "old": "50%", "new": "75%"}
+
+
+def test_lossy_choices_are_counted_with_their_reasons(host: Host, tmp_path: Path) -> None:
+    assert host.change("miss", "drop") == ""
+    chat = ask(host, None, "What is left out?")
+    tables, _ = read(export.write(host.store, tmp_path / "e.zip", chat=chat))
+    with host.store.db.reader() as db:
+        stored = db.execute("SELECT phase, changed, choices FROM steps WHERE chat = ?", (chat,)).fetchall()
+    assert stored
+    for _, changed, choices in stored:
+        assert changed == int((np.frombuffer(choices, CHOICE)["action"] >= Action.SUBSTITUTE).sum())
+    events = [(row["phase"], event) for row in stored for event in np.frombuffer(row["choices"], CHOICE)]
+    counted = Counter((phase, int(e["layer"]), Action(e["action"]).name.lower(), Why(e["why"]).name.lower())
+                      for phase, e in events)
+    assert {(r.phase, r.layer, r.action, r.why): r.count_ for r in rows(tables["choices"].rename(
+        columns={"count": "count_"}))} == counted
+    assert tables["tokens"].changed.sum() == sum(row["changed"] for row in stored) > 0
+    assert tables["tokens"].dropped.sum() > 0 == tables["tokens"].substituted.sum()
 
 
 def test_a_load_holds_all_its_chats_and_a_chat_all_its_loads(two_chats: tuple[Host, int, int], tmp_path: Path) -> None:

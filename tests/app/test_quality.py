@@ -10,8 +10,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from fastapi.testclient import TestClient
 
 from app.answers import DEFINITIONS
+from app.api import build_app
+from app.frames import decode
 from app.host import Host
 from app.pulse import stamp
 from app.store import Store
@@ -99,6 +102,14 @@ def test_an_answer_is_scored_kept_and_shown(lossy_host: Host, engine: type[Lossy
     assert stamp(lossy_host, chat) != before, "no page would show it"
     assert statistics(lossy_host.messages(chat)[-1]) == \
         f"{told} · KL 0.021 · agrees 97.2 % · perplexity 3.46 · saved ~1.2 ms/token"
+
+
+def test_the_deck_is_told(lossy_host: Host) -> None:
+    with TestClient(build_app(lossy_host), base_url="http://127.0.0.1:7860") as client:
+        assert decode(client.get("/live/frame").content)[0]["quality"] is None
+        chat = ended(lossy_host.chat(None, "one")).chat_id
+        wait_for(lambda: quality_of(lossy_host, chat) is not None)
+        assert decode(client.get("/live/frame").content)[0]["quality"] == asdict(FIGURES)
 
 
 def test_exact_answers_say_so_and_start_nothing(host: Host) -> None:

@@ -73,3 +73,18 @@ def test_what_prefetching_is_worth_is_said_once_something_was_prefetched(dashboa
     assert said[0][0] and not said[1][0]
     assert said[1][1] == "Prefetched: 5 in time, 1 late, 2 in vain (1 evicted unused) · wins at most 0.50 ms a token"
     assert "costs 1.25 ms" in said[2][1] and "evicted" not in said[2][1]
+
+
+def test_the_prefetchers_own_time_is_a_band_of_its_own_within_compute(dashboard: Dashboard) -> None:
+    said = dashboard.page.evaluate(
+        """async () => {
+        const { TokenTime } = await import("/ui/deck/js/series.js");
+        const line = new TokenTime(document.createElement("canvas"), () => ({}));
+        line.frame = { total_ms: new Float32Array([9, 9]), compute_ms: new Float32Array([6, 6]), hits: [1, 1],
+          predict_ms: new Float32Array([1.5, 0]), stall_ms: new Float32Array([2, 2]), requests: [2, 2] };
+        return [line.parts(line.frame).map(([v, name]) => [name, ...v]), line.lines(0)[0], line.lines(1)[0]]; }"""
+    )
+    assert said[0] == [["compute", 4.5, 6], ["predict", 1.5, 0], ["stall", 2, 2], ["idle", 1, 1]]
+    assert said[1] == "9.0 ms = compute 6.0 (1.50 of it the prefetcher's) + stall 2.0 + idle 1.0"
+    assert said[2] == "9.0 ms = compute 6.0 + stall 2.0 + idle 1.0"
+    assert dashboard.page.locator(".deck .legend .sw.predict").count() == 1

@@ -177,7 +177,7 @@ def test_leaning_towards_the_cache_is_a_top_k_with_a_bonus(seed: int, experts: i
     question.weights, question.ids = question.logits.softmax(-1).topk(2)
     rules = gates(seed + 1, experts)
     rules = Gates(tau=rules.tau, margin=rules.margin, beta=rules.beta, rho=rules.rho, protected=rules.protected)
-    found = make("cache_prior", experts=experts, lean=share).reroute(question, rules)
+    found = plain.select(question, rules, make("cache_prior", experts=experts, lean=share))
     expected = lean(question, rules, share)
     assert [sorted(row) for row in found.ids.tolist()] == [sorted(row) for row in expected.ids.tolist()]
     moved = found.action == int(Action.SUBSTITUTE)
@@ -195,10 +195,10 @@ def test_leaning_takes_the_routers_weights_for_what_it_chose() -> None:
     question = ask([[0, 1], [0, 1]], [[0.7, 0.3], [0.7, 0.3]], missing=[1], experts=4,
                    logits=[[4.0, 3.0, 2.0, 0.0], [4.0, 3.5, 2.0, 0.0]])
     question.weigh = lambda ids: ids.float() / 10
-    found = make("cache_prior", experts=4, lean=0.3).reroute(question, OPEN)
+    found = batch.select(question, OPEN, make("cache_prior", experts=4, lean=0.3))
     assert found.ids.tolist() == [[0, 2], [0, 1]] and found.weights is not None
     assert found.weights.tolist() == [pytest.approx([0.0, 0.2]), pytest.approx([0.7, 0.3])]
-    dropped = make("cache_prior", experts=4, lean=0.3).reroute(question, Gates(order=("substitute", "drop")))
+    dropped = batch.select(question, Gates(order=("substitute", "drop")), make("cache_prior", experts=4, lean=0.3))
     assert dropped.ids.tolist() == [[0, 2], [0, -1]]
 
 
@@ -231,7 +231,7 @@ def answer(name: str, seed: int, params: dict[str, Any]) -> list[list[int]]:
     question, known, _ = drawn(seed, 6, 10, 4)
     made = make(name, known, 10, **params)
     rules = Gates(rho=8, unique=made.unique, discount=made.discount)
-    return (made.reroute(question, rules) if made.reroutes else batch.select(question, rules, made)).ids.tolist()
+    return batch.select(question, rules, made).ids.tolist()
 
 
 def test_tables_on_the_cpu_cost_no_device_memory() -> None:

@@ -13,9 +13,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from app import cli
+from app.cli.profile import carried
 from core import importing
-from core.config import LoadSpec, Settings
-from core.engine import Engine
 from core.errors import ProfileError
 from core.memory.pack import check, verify
 from core.policy.substitute.buddies import cut, rank
@@ -69,7 +68,7 @@ def test_a_flipped_bit_is_found(at: float, tmp_path: Path) -> None:
         buddies.load(tmp_path / "b", model_hash="ab" * 32)
 
 
-@pytest.mark.parametrize(("change", "said"), [({"version": 2}, "later version"), ({"experts": 9}, "whole is"),
+@pytest.mark.parametrize(("change", "said"), [({"version": 2}, "later version"), ({"experts": 9}, "peers is"),
                                               ({"layers": None}, "damaged")])
 def test_a_head_that_does_not_fit_is_refused(change: dict[str, object], said: str, tmp_path: Path) -> None:
     arrays: Any = {name: np.ascontiguousarray(value) for name, value in rank(profile().pairs)._asdict().items()}
@@ -117,25 +116,27 @@ def test_what_cannot_be_written_leaves_the_old_ones(tmp_path: Path, monkeypatch:
         buddies.save(profile(), tmp_path / "nowhere" / "b")
 
 
+def test_only_a_pack_with_pairs_takes_any(tmp_path: Path) -> None:
+    assert carried(str(tmp_path), profile()) == []
+    (tmp_path / "moestro.json").touch()
+    assert carried(str(tmp_path), profile(pairs=None)) == [] and not (tmp_path / buddies.NAME).exists()
+    (tmp_path / f"{buddies.NAME}.new").mkdir()                   # nothing can be written there
+    said, = carried(str(tmp_path), profile())
+    assert said.startswith("The buddy lists cannot be written") and not (tmp_path / buddies.NAME).exists()
+
+
 def test_calibrating_a_pack_puts_them_into_it(chat_model: Callable[[str], Path], tmp_path: Path,
                                               monkeypatch: pytest.MonkeyPatch,
                                               capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("MOESTRO_HOME", str(tmp_path / "home"))
     (tmp_path / "text.txt").write_text("Some words to be read by a very small model.", encoding="utf-8")
     pack = importing.import_model(str(chat_model("qwen3_moe")), tmp_path / "pack")
-    words = ["profile", "--model", str(pack), "--text", str(tmp_path / "text.txt"), "--context", "128"]
-    assert cli.main([*words, "--parts", "counts"]) == 0
-    assert not (pack / buddies.NAME).exists() and "travel" not in capsys.readouterr().out
-    assert cli.main([*words, "--parts", "pairs"]) == 0
+    assert cli.main(["profile", "--model", str(pack), "--text", str(tmp_path / "text.txt"), "--context", "128",
+                     "--parts", "pairs"]) == 0
     assert f"travel with the pack, in {pack / buddies.NAME}" in capsys.readouterr().out
-    check(pack)
+    model_hash = check(pack).model_hash
     assert verify(pack).problems == ()
-    engine = Engine.load(LoadSpec.checked(str(pack), Settings({"budget": "50%"}), dtype="float32", context=128))
-    try:
-        found = buddies.find(None, pack, engine.model_hash)
-    finally:
-        engine.unload()
-    kept = load(profile_path(tmp_path / "home", engine.model_hash))
+    found, kept = buddies.find(None, pack, model_hash), load(profile_path(tmp_path / "home", model_hash))
     assert found is not None
     np.testing.assert_array_equal(found.pairs, kept.pairs)
     assert cli.main(["doctor", "--pack", str(pack)]) == 0

@@ -109,6 +109,25 @@ def test_the_exact_model_agrees_with_itself(engine: Engine) -> None:
     assert all(scores.agrees)
 
 
+def test_only_what_was_lossy_is_compared_when_it_is_turned_off_in_the_middle(engine: Engine, reference: Any) -> None:
+    said: list[int] = []
+    for piece in engine.generate(PROMPT, Sampling(max_new_tokens=20)):
+        if piece.token is not None:
+            said.append(piece.token)
+        if len(said) == 8:
+            engine.change({"miss": "wait"})
+    assert piece.stats is not None
+    assert piece.stats.audit
+    lossy = kept_of(engine)
+    assert sorted(lossy) == list(range(8))
+    quality = engine.audit()
+    assert quality is not None
+    kl, _, perplexity = by_hand(reference, engine.prompt.tokens(PROMPT), said, lossy)
+    assert quality.kl == pytest.approx(kl, abs=1e-4)
+    assert quality.perplexity == pytest.approx(perplexity, rel=1e-4)
+    assert (quality.scored, quality.tokens) == (8, 20)
+
+
 @pytest.mark.parametrize("changes", [{"miss": "wait"}, {"quality_rate": 0.0}, {"rho": 0}])
 def test_nothing_waits_where_nothing_is_lossy_or_asked_for(engine: Engine, changes: dict[str, object]) -> None:
     engine.change(changes)
@@ -119,7 +138,7 @@ def test_nothing_waits_where_nothing_is_lossy_or_asked_for(engine: Engine, chang
     assert stats.exact == (changes != {"quality_rate": 0.0})
 
 
-# ---------------------------------------------------------------------------------------------- a new answer comes first
+# --------------------------------------------------------------------------------------------- a new answer comes first
 
 
 @contextmanager
@@ -309,14 +328,14 @@ def test_the_chat_goes_on_as_if_there_had_been_no_audit(model: Path, changes: di
 
 def test_a_broken_off_audit_leaves_a_whole_cache(engine: Engine) -> None:
     """Those that had to leave are gone, and with them nothing else."""
-    say(engine)
+    _, _, steps = say(engine)
     before = state_of(engine)
     calls = 0
 
     def stop() -> bool:
         nonlocal calls
         calls += 1
-        return calls > 2
+        return calls > len(steps) + 2                            # asked once a pass, then in every layer
 
     assert engine._turn.visit()
     with engine._lent() as bench:

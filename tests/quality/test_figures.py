@@ -1,17 +1,14 @@
-"""The figures by hand: divergence, perplexity, several answers as one, and what was saved."""
+"""The figures by hand: divergence, perplexity, and several answers as one."""
 
 from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
 from core.quality.figures import divergence, log_probability, perplexity
-from core.quality.saved import Waits, spared
 from core.quality.told import Quality, together
-from core.types import Outcome, StepRecord
 
 
 def logits(*probabilities: float) -> torch.Tensor:
@@ -72,25 +69,3 @@ def test_several_answers_are_weighed_by_their_tokens() -> None:
     nothing = together([lost])
     assert nothing is not None
     assert (nothing.kl, nothing.perplexity, nothing.saved_ms) == (None, None, None)
-
-
-def step(phase: str, stall_ms: float, *outcomes: Outcome) -> StepRecord:
-    n = len(outcomes)
-    none = np.zeros(n, np.int16)
-    return StepRecord(0, phase, 1, 0.0, 10.0, 10.0 - stall_ms, stall_ms, 0.0, 0.0, np.zeros((1, 1, 2), np.int16), none,  # type: ignore[arg-type]
-                      none, np.array(outcomes, np.uint8))
-
-
-def test_saved_is_what_was_spared_times_what_a_miss_has_cost() -> None:
-    hit, late, miss, disk = Outcome.HIT, Outcome.LATE, Outcome.MISS, Outcome.MISS_DISK
-    waits = Waits(lambda: 7.0)
-    lossy = [step("prefill", 9.0, Outcome.DROPPED, miss), step("decode", 0.0, hit, Outcome.SUBSTITUTED),
-             step("decode", 0.0, Outcome.PREDICTED, Outcome.DROPPED)]
-    assert [spared(one) for one in lossy] == [1, 1, 2]
-    assert waits.saved_ms(lossy) == pytest.approx(3 / 2 * 7.0), "nothing was waited for yet: the link's own time"
-    waits.note(lossy)
-    waits.note([step("decode", 6.0, miss, disk, hit), step("decode", 2.0, late, miss)])
-    assert waits.wait_ms() == pytest.approx(8.0 / 4), "prompts and what did not wait do not count"
-    assert waits.saved_ms(lossy) == pytest.approx(3 / 2 * 2.0)
-    assert waits.saved_ms(lossy[:1]) is None
-    assert waits.saved_ms([step("decode", 0.0)]) is None, "nothing was recorded"

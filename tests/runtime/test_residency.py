@@ -11,7 +11,7 @@ from core.memory.link import Pace
 from core.policy.predict import Guess
 from core.registry import create, variants
 from core.runtime.residency import Residency
-from core.types import Outcome
+from core.types import Outcome, Place
 from tests.runtime.machine import EXPERTS, LAYERS, build, hold
 
 K = 2
@@ -45,6 +45,37 @@ class Cache(RuleBasedStateMachine):
     def prefetch(self, guesses: list[tuple[int, int]], score: float, at: int) -> None:
         named = [Guess(layer, expert, score / (1 + i)) for i, (layer, expert) in enumerate(guesses)]
         self.residency.prefetch(named, at)
+
+    @rule(passes=st.lists(st.tuples(st.integers(0, LAYERS - 1), distinct), max_size=8),
+          patience=st.one_of(st.none(), st.integers(0, LAYERS * EXPERTS)), least=st.integers(1, EXPERTS))
+    def lend(self, passes: list[tuple[int, list[int]]], patience: int | None, least: int) -> None:
+        """Passes that are nobody's leave everything as it was; when taking back is broken off, some are gone."""
+        cache, asked = self.residency, 0
+
+        def stop() -> bool:
+            nonlocal asked
+            asked += 1
+            return patience is not None and asked > patience
+
+        while not cache.quiet():
+            pass
+        before, policy, counts = cache.places(), cache.policy, cache.counts
+        scores, fresh, book = policy.score.copy(), set(cache.ahead.fresh), (cache._tick, cache.now, cache._layer)
+        aside = cache.set_aside(least)
+        cache.check_integrity()
+        for layer, wanted in passes:
+            cache.now += 1
+            cache.release(hold(cache, layer, wanted))
+        cache.take_back(aside, stop)
+        assert (cache._tick, cache.now, cache._layer) == book
+        assert cache.policy is policy
+        assert cache.counts is counts
+        stayed = [eid for eid, place in enumerate(before) if place == Place.RESIDENT and cache.is_resident(eid)]
+        assert (policy.score[stayed] == scores[stayed]).all()
+        if patience is None:
+            assert cache.places() == before
+            assert set(cache.ahead.fresh) == fresh
+        assert not any(cache.is_resident(eid) for eid, place in enumerate(before) if place != Place.RESIDENT)
 
     @rule(on=st.booleans())
     def deadline(self, on: bool) -> None:

@@ -34,3 +34,10 @@ def test_prefetching_over_the_window() -> None:
     for index in range(WINDOW):
         telemetry.add(step(4 + index, "decode"))
     assert (frame(telemetry).net_ms, frame(telemetry).prefetched) == (0.0, (0, 0, 0, 0))
+
+
+def test_the_predictors_own_time_of_each_pass() -> None:
+    telemetry = Telemetry(SHAPE)
+    for index, spent_ms in enumerate((0.25, 0.0, 0.5)):
+        telemetry.add(step(index, "decode", predict_ms=spent_ms))
+    assert frame(telemetry).predict_ms.tolist() == [0.25, 0.0, 0.5]

@@ -32,10 +32,10 @@ export class Pairs extends Grid {
   say(frame, able, buddies) {
     this.find("views").hidden = !able;
     for (const button of this.find("views").children) button.setAttribute("aria-pressed", button.dataset.view === (buddies ? "buddies" : "together"));
-    this.text("pairs-title", able ? "Experts" : "Co-activation");
+    this.find("pairs-title").hidden = able;
     this.text("ramp-min", buddies ? "never" : "0");
     this.text("ramp-max", buddies ? share(frame.lossy.buddies_max) : `${frame.coactivation_max}`);
-    this.text("ramp-unit", buddies ? "how good in its place (q)" : "tokens, log scale");
+    this.text("ramp-unit", buddies ? "q" : "tokens, log scale");
   }
 
   text(key, value) { const node = this.find(key); if (node.textContent !== value) node.textContent = value; }

@@ -100,14 +100,16 @@ export class TokenTime extends Timeline {
   parts(frame) {
     if (this.seen !== frame) {
       this.idle = frame.total_ms.map((t, i) => Math.max(0, t - frame.compute_ms[i] - frame.stall_ms[i]));
+      this.model = frame.compute_ms.map((t, i) => Math.max(0, t - frame.predict_ms[i])); // compute without the prefetcher
       this.seen = frame;
     }
-    return [[frame.compute_ms, "compute"], [frame.stall_ms, "stall"], [this.idle, "idle"]];
+    return [[this.model, "compute"], [frame.predict_ms, "predict"], [frame.stall_ms, "stall"], [this.idle, "idle"]];
   }
 
   lines(i) {
     const f = this.frame;
-    return [`${f.total_ms[i].toFixed(1)} ms = compute ${f.compute_ms[i].toFixed(1)} + stall ${f.stall_ms[i].toFixed(1)} + idle ${this.idle[i].toFixed(1)}`,
+    const own = f.predict_ms[i] > 0 ? ` (${f.predict_ms[i].toFixed(2)} of it the prefetcher's)` : "";
+    return [`${f.total_ms[i].toFixed(1)} ms = compute ${f.compute_ms[i].toFixed(1)}${own} + stall ${f.stall_ms[i].toFixed(1)} + idle ${this.idle[i].toFixed(1)}`,
       `${f.hits[i]} of ${f.requests[i]} requests hit`];
   }
 }

@@ -33,5 +33,5 @@ class Recent(Predictor):
             return ()
         uses = np.bincount(seen.ravel(), minlength=view.experts)
         last: Ints = np.zeros(view.experts, np.int64)
-        np.maximum.at(last, seen, np.arange(1, len(seen) + 1)[:, None])
+        last[seen] = np.arange(1, len(seen) + 1)[:, None]      # of several values for one expert the last one stays
         return best(ahead, uses / len(seen), limit(view, ahead, self._width), self._floor, by_use(uses, last))

@@ -103,18 +103,25 @@ class Chosen(NamedTuple):
 
 
 class Candidates(Protocol):
-    """What is chosen from. Both methods say the same, for one expert and for a whole column of them.
+    """What is chosen from. `listed` and `column` say the same, for one expert and for a whole column of them.
 
-    The best score wins; among equal scores the one that stands first. A candidate that is not ready is passed over.
+    The best score wins; among equal scores the one that stands first. A candidate that is not ready is passed over, and
+    so is the missing expert itself, if it is named.
     """
+
+    reroutes: ClassVar[bool] = False     # True: the whole choice is its own: `reroute`
 
     @property
     def experts(self) -> int:
         """E of the layers it knows."""
 
+    def reroute(self, ask: Ask, gates: Gates) -> Chosen:
+        """The whole choice, for one that `reroutes`."""
+        raise TypeError(f"{type(self).__name__} has candidates, but no choice of its own.")
+
     def listed(self, ask: Ask, token: int, position: int, expert: int) -> Iterable[tuple[int, float]]:
-        """(expert, score) of every candidate for `expert`, which is ids[token, position]. Scores are at least 0, or
-        -inf for none."""
+        """(expert, score) of every candidate for `expert`, which is ids[token, position]. Scores that may be
+        discounted are at least 0; -inf = none."""
 
     def column(self, ask: Ask, position: int) -> tuple[Tensor | None, Tensor]:
         """Candidates for ids[:, position]: (experts int64 [T, R], scores [T, R]), -inf = none. No experts: all of them
@@ -125,7 +132,6 @@ class Substitute(Candidates, Protocol):
     """A registered variant of kind "substitute". Built from its parameters, then prepared for a model."""
 
     needs: ClassVar[tuple[str, ...]] = ()   # parts of the profile (core.profile.PARTS) that it cannot do without
-    reroutes: ClassVar[bool] = False        # True: the whole choice is its own: `reroute`
     logits: bool = False                    # True: it has to be given the router's logits
     named: bool = False                     # True: it has to be given what the predictor named
     unique: bool = True                     # what it wants of the gates
@@ -150,17 +156,13 @@ class Substitute(Candidates, Protocol):
             columns.append(found)
         return torch.stack(columns, 1)
 
-    def reroute(self, ask: Ask, gates: Gates) -> Chosen:
-        """The whole choice, for one that `reroutes`."""
-        raise NotImplementedError
-
     def matrix(self, layer: int) -> Tensor | None:
         """[E, E] how good j is in the place of i, 0 = never, where that is the same for all tokens."""
         return None
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class Given(Candidates):
     """Candidates by scores that are there: [T, k, E]."""
 
     values: Tensor

@@ -34,12 +34,15 @@ class Board:
 
 def select(ask: Ask, gates: Gates, scores: Candidates | Tensor | None) -> Chosen:
     """What is computed for each token. `scores`: whoever has candidates, looked at column by column; or scores
-    [T, k, E] that are there already; None = there are none, so nothing is substituted.
+    [T, k, E] that are there already; None = there are none, so nothing is substituted. One that reroutes makes the
+    whole choice.
 
     On the device: about 12 bytes for each token and candidate, R of which a substitute has for an expert (E at most).
     Raises SettingError when the masks are not of the model's size.
     """
     source = source_of(ask, scores)
+    if source is not None and source.reroutes:
+        return source.reroute(ask, gates)
     board = open_board(ask, gates)
     if not board.positions:
         return board.chosen()

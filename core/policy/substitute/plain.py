@@ -113,13 +113,15 @@ def margin(weights: Sequence[float]) -> float:
 
 def select(ask: Ask, gates: Gates, scores: Candidates | Tensor | None) -> Chosen:
     """What is computed for each token, over Python lists. `scores`: whoever lists candidates, or scores [T, k, E] that
-    are there already; None = there are none, so nothing is substituted. One that reroutes goes to `batch` instead.
+    are there already; None = there are none, so nothing is substituted. One that reroutes makes the whole choice.
 
     Raises SettingError when the masks are not of the model's size.
     """
     import torch
 
     source = source_of(ask, scores)
+    if source is not None and source.reroutes:
+        return source.reroute(ask, gates)
     missing, ready = ask.missing.tolist(), ask.ready.tolist()
     ids, weights = ask.ids.tolist(), ask.weights.tolist()
     asked = {expert for row in ids for expert in row}

@@ -28,11 +28,10 @@ class Predicted(Substitute):
         if ask.named is None:
             return ()
         told: list[float] = ask.named.tolist()
-        return [(j, score) for j, score in enumerate(told) if score > 0 and j != expert]
+        return [(j, score) for j, score in enumerate(told) if score > 0]
 
     def column(self, ask: Ask, position: int) -> tuple[Tensor | None, Tensor]:
         tokens, experts = len(ask.ids), len(ask.ready)
         if ask.named is None:
             return None, ask.weights.new_full((tokens, experts), -float("inf"))
-        told = ask.named.masked_fill(ask.named <= 0, -float("inf")).expand(tokens, experts)
-        return None, told.scatter(1, ask.ids[:, position : position + 1], -float("inf"))
+        return None, ask.named.masked_fill(ask.named <= 0, -float("inf")).expand(tokens, experts)

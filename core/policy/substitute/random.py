@@ -39,19 +39,22 @@ class Random(Substitute):
     def listed(self, ask: Ask, token: int, position: int, expert: int) -> Iterable[tuple[int, float]]:
         weight = int(float(ask.weights[token, position]) * STEPS)
         word = _mixed(_mixed(self._salt(ask.layer) ^ weight & WORD, ODD[1]) ^ expert, ODD[2])
-        draws: list[float] = (_mixed(self._each ^ word, ODD[1]) % STEPS / STEPS).tolist()
-        draws[expert] = -np.inf
+        draws: list[float] = (_draws(self._each ^ word) / STEPS).tolist()
         return enumerate(draws)
 
     def column(self, ask: Ask, position: int) -> tuple[Tensor | None, Tensor]:
         of = ask.ids[:, position : position + 1]
         weight = (ask.weights[:, position : position + 1].double() * STEPS).long()
         words = _mixed(_mixed((weight & WORD) ^ self._salt(ask.layer), ODD[1]) ^ of, ODD[2])
-        draws = _mixed(self._column ^ words, ODD[1]) % STEPS
-        return None, (draws.double() / STEPS).float().scatter(1, of, -float("inf"))
+        return None, _draws(self._column ^ words).float() / STEPS
 
     def _salt(self, layer: int) -> int:
         return int(_mixed(self._seed * 2 + 1 & WORD, ODD[0])) ^ int(_mixed(layer + 1, ODD[1]))
+
+
+def _draws(words: Any) -> Any:
+    """Words below 2^32 that are random already, as numbers below STEPS."""
+    return (words * ODD[1] & WORD) >> 8
 
 
 def _mixed(words: Any, odd: int) -> Any:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
           "score that the token does not have yet. Needs no profile.",
           source="control; what expert-skipping caches do")
 class RouterRanked(Substitute):
-    """Score = logit less the token's smallest logit, so that none is negative."""
+    """Score = the router's logit. It is always unique: a discount says nothing of a negative score."""
 
     logits: bool = True
 
@@ -27,11 +27,8 @@ class RouterRanked(Substitute):
     def listed(self, ask: Ask, token: int, position: int, expert: int) -> Iterable[tuple[int, float]]:
         assert ask.logits is not None
         fit: list[float] = ask.logits[token].tolist()
-        low = min(fit)
-        return [(j, value - low) for j, value in enumerate(fit) if j != expert]
+        return enumerate(fit)
 
     def column(self, ask: Ask, position: int) -> tuple[Tensor | None, Tensor]:
         assert ask.logits is not None
-        fit = ask.logits.double()
-        scores = fit - fit.amin(1, keepdim=True)
-        return None, scores.scatter(1, ask.ids[:, position : position + 1], -float("inf"))
+        return None, ask.logits

@@ -1,0 +1,185 @@
+"""The part of `bench lossy` that is like figures 3 and 4 and table 1 of Speculating Experts.
+
+How near the quasi-hidden state comes to the next layer's true one, and how often each way of predicting is right, layer
+by layer; and what a token takes on demand, with prefetching, and with executing what was predicted, at several context
+lengths over the same link, beside what can be gained at most.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from bench.claims import verdict
+from bench.predictors import listen
+from core.engine import Engine
+from core.errors import SettingError
+from core.evaluate.follow import follow
+from core.evaluate.modes import PREDICTORS, modes_of
+from core.evaluate.passages import held_out
+from core.evaluate.questions import Question
+from core.evaluate.run import restored, start_mode
+from core.presets import preset
+from core.profile.texts import Text, tokenize
+from core.registry import Value
+from core.runtime.workbench import LayerRun
+from core.types import StepRecord
+
+MODES = tuple(mode for mode in modes_of() if mode.name.startswith("execute_"))   # what the profile must be good for
+CONTEXTS = (64, 256, 768)
+PARTS = ("total_ms", "compute_ms", "stall_ms", "idle_ms", "copy_ms")   # of a token; copying overlaps the others
+NEVER = threading.Event()
+DECODED, HEARD, READ = 48, 256, 512    # tokens: timed a context, predicted for recall, and read for cosines
+RESIDENCY = "50%"                      # slots; but nothing is kept in them beyond its use
+SYSTEMS: dict[str, dict[str, Value]] = {
+    "on demand": preset("on_demand").values,
+    "prefetch, gate": {**preset("speculating").values, "predictor": "gate"},
+    "prefetch, default vectors": preset("speculating").values,
+    "execute, gate": {**preset("speculating_execute").values, "predictor": "gate"},
+    "execute, default vectors": preset("speculating_execute").values,
+}
+# Claim -> (figure, the better, the worse).
+CLAIMS: dict[str, tuple[str, str, str]] = {
+    "Speculating Experts figure 3: quasi-hidden states nearer than the states before": ("cosine", "quasi", "before"),
+    "Speculating Experts figure 4: default vectors above the next gate": ("recall", "default_vectors", "gate"),
+    "Speculating Experts figure 4: the hybrid above default vectors": ("recall", "hybrid", "default_vectors"),
+    "Speculating Experts figure 5: prefetching faster than on demand": (
+        "tpot_ms", "prefetch, default vectors", "on demand"),
+    "Speculating Experts figure 5: executing faster than prefetching": (
+        "tpot_ms", "execute, default vectors", "prefetch, default vectors"),
+}
+
+
+def measure(engine: Engine, questions: Sequence[Question], rounds: int, small: bool,
+            say: Callable[[str], None]) -> dict[str, Any]:
+    """All of it on a loaded engine with a profile that knows none of the questions; the engine has its settings back
+    afterwards."""
+    contexts, decoded, heard, read = ((4, 8), 3, 4, 12) if small else (CONTEXTS, DECODED, HEARD, READ)
+    ids = [token for text in held_out(engine.model_name)
+           for token in tokenize(engine.prompt.tokenizer, text).ids.tolist()]
+    say("cosines")
+    found: dict[str, Any] = {"cosine": cosines(engine, ids[: min(read, engine.context - 1)])}
+    with restored(engine):
+        say("recall")
+        found["recall"] = recalls(engine, [[{"role": "user", "content": one.text}] for one in questions], heard)
+        found["tpot"] = {context: _timed(engine, ids, context, decoded, rounds, say) for context in map(str, contexts)}
+    return {**found, "top_k": engine.shape.top_k, "emulated": bool(engine.transfers.pace),
+            "claimed": "gain is bounded by sum over layers of min(compute, copy) on demand"}
+
+
+def cosines(engine: Engine, ids: Sequence[int]) -> dict[str, list[float | None]]:
+    """"before" [L - 1]: mean cosine of h_l and h_{l+1}; "quasi" [L - 1]: of q_{l+1} and h_{l+1}, q = Norm(r_l + D_l).
+    None where the layers are not built so, or there are no default vectors."""
+    layers = engine.shape.layers
+    before: list[list[float]] = [[] for _ in range(layers)]
+    quasi: list[list[float]] = [[] for _ in range(layers)]
+    kept: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+
+    def seen(run: LayerRun) -> None:
+        layer, states = run.seen.layer, run.seen.hidden.float()
+        if layer and kept:
+            last, guess = kept.pop()
+            before[layer] += torch.cosine_similarity(last, states, dim=-1).tolist()
+            if guess is not None:
+                quasi[layer] += torch.cosine_similarity(guess.float(), states, dim=-1).tolist()
+        if layer + 1 < layers:
+            has = engine.profile is not None and engine.profile.has("defaults")
+            guess = engine.foresight.default(layer, layer + 1, run.ids.tolist(), run.weights, run.seen) if has else None
+            kept[:] = [(states.clone(), guess)]
+
+    with engine.workbench("The model is being measured.") as bench, bench.unpaced(), bench.watched(
+            seen, lambda output: None):
+        cache = bench.kv.fresh()
+        for at in range(0, len(ids), bench.chunk):
+            bench.run(ids[at : at + bench.chunk], cache)
+    return {name: [statistics.fmean(rows) if rows else None for rows in found[1:]]
+            for name, found in (("before", before), ("quasi", quasi))}
+
+
+def recalls(engine: Engine, asked: Sequence[Text], tokens: int) -> dict[str, list[float]]:
+    """Predictor -> [L - 1] recall@k of the layers after the first, on so many decoded tokens of answers."""
+    found = {}
+    for name in PREDICTORS:
+        try:
+            heard = listen(engine, name, {}, list(asked), tokens, DECODED, patient=True)
+        except SettingError:
+            continue                                    # its profile has not what it needs
+        found[name] = heard.recall(engine.shape.layers, engine.shape.top_k)[1:]
+    return found
+
+
+def _timed(engine: Engine, ids: Sequence[int], context: str, decoded: int, rounds: int,
+           say: Callable[[str], None]) -> dict[str, Any]:
+    """System -> its split of a token's time behind so many tokens of context: medians of `rounds`, which take each
+    system once. And the bound."""
+    length = min(int(context), engine.context - decoded, len(ids) - decoded)
+    say(f"times behind {length} tokens")
+    split: dict[str, list[dict[str, float]]] = {name: [] for name in SYSTEMS}
+    bounds = []
+    for _ in range(rounds):
+        for name, settings in SYSTEMS.items():
+            steps: list[StepRecord] = []
+            start_mode(engine, engine.settings.with_({**settings, "budget": RESIDENCY, "quality_rate": 0.0}))
+            for _seen in follow(engine, ids[: length + decoded], length, NEVER, steps.append):
+                pass
+            steps = [step for step in steps if step.phase == "decode"]
+            split[name].append({part: statistics.fmean(getattr(step, part) for step in steps) for part in PARTS})
+            if name == "on demand":
+                bounds.append(bound_ms(steps, engine.shape.layers))
+    found = {name: {part: statistics.median(one[part] for one in rows) for part in PARTS}
+             for name, rows in split.items()}
+    demand = found["on demand"]["total_ms"]
+    return {"tokens_before": length, "bound_ms": statistics.median(bounds), "systems": {
+        name: {**{("tpot_ms" if part == "total_ms" else part): value for part, value in row.items()},
+               "gained_ms": demand - row["total_ms"]} for name, row in found.items()}}
+
+
+def bound_ms(steps: Sequence[StepRecord], layers: int) -> float:
+    """Milliseconds a token that overlapping can gain at most: sum over layers of min(T_compute, T_copy), where a layer
+    computes its share of the pass, and copies for as long as its copies took on demand."""
+    copying = [0.0] * layers
+    for step in steps:
+        for copy in step.transfers:
+            copying[copy.layer] += (copy.ended_s - copy.started_s) * 1e3
+    computing = statistics.fmean(step.compute_ms for step in steps) / layers
+    return sum(min(computing, one / len(steps)) for one in copying)
+
+
+def orderings(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Which claims hold: in the mean over layers, or at every context length."""
+    said = []
+    for claim, (figure, better, worse) in CLAIMS.items():
+        if figure == "tpot_ms":
+            values = {context: [row["systems"][name][figure] for name in (better, worse)]
+                      for context, row in found["tpot"].items()}
+        else:
+            values = {"mean over layers": [_mean(found[figure].get(name, ())) for name in (better, worse)]}
+        said.append({"claim": claim, "figure": figure, "modes": [better, worse], "values": values,
+                     "holds": verdict(list(values.values()), lower=figure == "tpot_ms")})
+    return said
+
+
+def table(found: Mapping[str, Any]) -> list[str]:
+    """The result for a reader."""
+    lines = ["Cosine with the next layer's state, by layer (figure 3):"]
+    lines += [f"  {title:20s}" + " ".join("  -  " if c is None else f"{c:5.3f}" for c in found["cosine"][name])
+              for name, title in (("before", "state before"), ("quasi", "quasi-hidden state"))]
+    lines.append(f"Recall@{found['top_k']}, by layer from the second on (figure 4):")
+    lines += [f"  {name:20s}" + " ".join(f"{rate:5.1%}" for rate in rates) for name, rates in found["recall"].items()]
+    for row in found["tpot"].values():
+        lines += [f"ms per token behind {row['tokens_before']} tokens, at most {row['bound_ms']:.2f} ms to be gained"
+                  f"{' (link emulated)' if found['emulated'] else ''}:",
+                  f"  {'':28s}   TPOT compute   stall    idle    copy  gained"]
+        lines += [f"  {name:28s}{one['tpot_ms']:7.2f} {one['compute_ms']:7.2f} {one['stall_ms']:7.2f} "
+                  f"{one['idle_ms']:7.2f} {one['copy_ms']:7.2f} {one['gained_ms']:7.2f}"
+                  for name, one in row["systems"].items()]
+    return lines
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None

@@ -81,6 +81,11 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, address
         found = host.analyst.lab
         return sheet("moestro-predictors.csv", None if found is None else lab.to_csv(found))
 
+    @app.get("/export/quality.csv")
+    def evaluated() -> Response:
+        answer = host.evaluator.answer
+        return sheet("moestro-quality.csv", None if answer is None else answer.csv(), "evaluated")
+
     @app.get("/export/{chat}.zip")
     def chat(chat: int) -> Response:
         return send(f"moestro-chat-{chat}", chat=chat)
@@ -96,9 +101,9 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, address
                             background=BackgroundTask(path.unlink, missing_ok=True))
 
     app.include_router(traces.router(host.store))
-    def sheet(name: str, text: str | None) -> Response:
+    def sheet(name: str, text: str | None, done: str = "simulated") -> Response:
         if text is None:
-            return PlainTextResponse("Nothing has been simulated yet. Do so in the tab Analysis.", 404)
+            return PlainTextResponse(f"Nothing has been {done} yet. Do so in the tab Analysis.", 404)
         return Response(text, media_type="text/csv", headers={
             "content-disposition": f'attachment; filename="{name}"', "cache-control": "no-store"})
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Protocol, cast
 
 from app.face import EngineFace
-from app.live import Live
+from app.job import Job
 from app.store import Store, StoredTrace
 from app.store.traces import stored_traces
 from app.words import count
@@ -51,28 +50,13 @@ class Reading:
     limit: int = 0
 
 
-class Calibration(Live):
+class Calibration(Job):
     """A calibration in progress, or how the last one ended. `said` is what to tell beside its end, "" = nothing."""
 
     def __init__(self, model: str) -> None:
-        super().__init__()
+        super().__init__("Collecting what to read")
         self.model = model
-        self.state: Literal["running", "done", "error", "cancelled"] = "running"
-        self.text = "Collecting what to read"
         self.said = ""
-        self.share = 0.0
-        self.left_s: float | None = None
-        self._began_s = time.monotonic()
-
-    @property
-    def finished(self) -> bool:
-        return self.state != "running"
-
-    def progress(self, text: str, share: float) -> None:
-        """Take note of how far it is, and work out how long it will still take."""
-        took, share = time.monotonic() - self._began_s, min(1.0, max(0.0, share))
-        left = took / share * (1 - share) if share > 0.03 and took > 2 else None
-        self.update(text=text, share=share, left_s=left)
 
 
 class Calibrator:

@@ -12,41 +12,39 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from app.analysis.analyst import Analyst
-from app.calibrator import Calibrate, Calibration, Calibrator, Reading
+from app.analysis.quality import Evaluate
+from app.calibrator import Calibrate
 from app.face import EngineFace, Estimate, Prompt
 from app.importer import Importer, ImportModel
-from app.keeper import Keeper
 from app.library import Library, delete
 from app.live import Answer
 from app.quality import Auditor
 from app.regret import Regret
 from app.store import Message, Store
+from app.workshop import Workshop
 from app.writer import Job, Writer
 from core.config import Sampling
-from core.errors import BusyError, ModelError, MoestroError, SettingError
-from core.profile import Profile
+from core.errors import BusyError, MoestroError, SettingError
 from core.quality.told import Quality
 
 log = logging.getLogger("moestro.app")
 REMEMBERED = 100  # how many ended answers can still be asked how they ended
 EMPTY = "The message is empty. Write something first."
-NO_MODEL = "No model is loaded. Load one first, then ask again."
 
 
-class Host(Keeper):
-    """One engine (see `Keeper` for loading and settings), one queue of answers, one store.
+class Host(Workshop):
+    """One engine (see `Keeper` for loading and settings, `Workshop` for long jobs), one queue of answers, one store.
 
-    `engine`, `estimate`, `importing` and `calibrating` default to core's own. Raises BusyError or StoreError when the
-    store cannot be opened.
+    `engine`, `estimate`, `importing`, `calibrating` and `evaluating` default to core's own. Raises BusyError or
+    StoreError when the store cannot be opened.
     """
 
     def __init__(self, store: Store | None = None, engine: type[EngineFace] | None = None,
                  estimate: Estimate | None = None, importing: ImportModel | None = None,
-                 calibrating: Calibrate | None = None) -> None:
-        super().__init__(store or Store(), engine, estimate)
+                 calibrating: Calibrate | None = None, evaluating: Evaluate | None = None) -> None:
+        super().__init__(store or Store(), engine, estimate, calibrating, evaluating)
         self.sampling = self._remembered_sampling()
         self._answers: dict[int, Answer] = {}
-        self._closed = False
         self.regret = Regret(bool(self.settings["regret"]))
         self._writer = Writer(self.store, lambda job, step: self.regret.add(
             job.load, job.engine.shape, job.effective, step, getattr(job.engine, "profile", None)), self._audit)
@@ -54,13 +52,11 @@ class Host(Keeper):
         self.library = Library(self.store.db, self.store.folder)
         self.importer = Importer(self.library.packs, self.store.db, importing, self.library.refresh)
         self.analyst = Analyst(self.store)
-        self.calibrator = Calibrator(self.store, calibrating)
-        self._find_profile = self.calibrator.find
 
     @property
     def busy(self) -> bool:
         """An answer is being written or waits, or a model is being loaded."""
-        return self._writer.busy or self._is_loading or self.calibrator.busy
+        return self._writer.busy or self._is_loading or self.working
 
     @property
     def waiting(self) -> int:
@@ -166,18 +162,6 @@ class Host(Keeper):
             self._writer.put(Job(answer, prompt, self.sampling, engine, load, self._effective))
             return answer
 
-    def _ready(self) -> tuple[EngineFace, int]:
-        if self._closed:
-            raise BusyError("Moestro is closing.")
-        if self.loading is not None and not self.loading.finished:
-            raise BusyError(f"{self.loading.model} is still being loaded. Ask again when it is ready.")
-        if self._engine is None or self.load_id is None:
-            raise ModelError(NO_MODEL)
-        if (job := self.calibrator.job) is not None and not job.finished:
-            raise BusyError(f"The model is being calibrated ({job.share:.0%}). Wait for it, or cancel it in the tab "
-                            "Calibrate, then ask again.")
-        return self._engine, self.load_id
-
     @staticmethod
     def _prompt(messages: list[Message]) -> list[dict[str, str]]:
         return [{"role": m.role, "content": m.text} for m in messages]
@@ -200,33 +184,6 @@ class Host(Keeper):
         stats = job.answer.stats
         if stats is not None and stats.audit:
             self._auditor.expect(job.engine, stats.audit, job.answer.message_id)
-
-    # -- calibration -------------------------------------------------------------------------------------------------
-
-    @property
-    def profile(self) -> Profile | None:
-        """What calibration found out about the loaded model, if it was calibrated."""
-        engine = self._engine
-        return engine.profile if engine is not None else None
-
-    @property
-    def model_hash(self) -> str:
-        """Of the loaded model, as profiles and traces have it; "" while none is loaded."""
-        engine = self._engine
-        return engine.model_hash if engine is not None else ""
-
-    def calibrate(self, reading: Reading) -> Calibration:
-        """Begin to calibrate the loaded model; nobody is answered meanwhile. Raises MoestroError."""
-        with self._lock:
-            self._require_idle("calibrate it")
-            engine, _ = self._ready()
-            return self.calibrator.start(engine, self.model or "", reading)
-
-    def delete_profile(self) -> None:
-        """Remove the loaded model's profile. Raises MoestroError while something needs it."""
-        with self._lock:
-            self._require_idle("delete its profile")
-            self.calibrator.delete(self._ready()[0])
 
     # -- models on this machine ----------------------------------------------------------------------------------------
 
@@ -275,7 +232,7 @@ class Host(Keeper):
             self.cancel_load()
         self.importer.close()
         self.analyst.close()
-        self.calibrator.close()
+        self._close_jobs()
         if not self._writer.close():
             log.error("an answer did not stop within its time; the store is closed without its end")
         self.regret.close()
@@ -284,12 +241,9 @@ class Host(Keeper):
         self.store.close()
 
     def _refuse_if_writing(self, what: str) -> None:
-        if self._closed:
-            raise BusyError("Moestro is closing.")
+        super()._refuse_if_writing(what)
         if self._writer.busy:
             raise BusyError(f"An answer is being written. Stop it or let it end, then {what}.")
-        if self.calibrator.busy:
-            raise BusyError(f"The model is being calibrated. Wait for it or cancel it (tab Calibrate), then {what}.")
 
     def _remembered_sampling(self) -> Sampling:
         sampling = Sampling()

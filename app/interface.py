@@ -14,6 +14,7 @@ from app.tabs.analysis import AnalysisTab
 from app.tabs.calibrate import CalibrateTab
 from app.tabs.chat_live import ChatLive, Shown
 from app.tabs.library import LibraryTab
+from app.tabs.quality import QualityTab
 from app.tabs.sessions import Sessions
 from app.theme import ROOT
 
@@ -56,8 +57,11 @@ def create_ui(host: Host) -> gr.Blocks:
                 library = LibraryTab(host, model, tabs)
             with gr.Tab("Calibrate", id="calibrate", elem_id="tab-calibrate"):
                 CalibrateTab(host)
-            with gr.Tab("Analysis", id="analysis") as analysed:
-                analysis = AnalysisTab(host)
+            with gr.Tab("Analysis", id="analysis") as analysed, gr.Tabs(elem_id="analyses"):
+                with gr.Tab("Caches and prefetchers", id="routing"):
+                    analysis = AnalysisTab(host)
+                with gr.Tab("Quality", id="quality"):
+                    QualityTab(host)
             with gr.Tab("Sessions", id="sessions") as past:
                 sessions = Sessions(host, chat, tabs)
 

@@ -9,9 +9,8 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from app.analysis.analyst import Job
-from app.calibrator import Calibration
 from app.host import Host
+from app.job import Job
 from app.live import Answer
 from app.words import name_of
 from core.errors import MoestroError
@@ -86,10 +85,11 @@ def jobs_state(host: Host) -> dict[str, Any]:
     return {
         "analysis": {"stamp": host.analyst.stamp, **job_state(analysis)},
         "calibration": {"stamp": f"{host.load_id} {ended} {id(profile)}", **job_state(calibration)},
+        "evaluation": {"stamp": f"{host.load_id} {host.evaluator.stamp}", **job_state(host.evaluator.job)},
     }
 
 
-def job_state(job: Job | Calibration | None) -> dict[str, Any]:
+def job_state(job: Job | None) -> dict[str, Any]:
     """What a progress bar shows."""
     if job is None:
         return {"state": "none", "text": "", "share": 0.0, "left": None}

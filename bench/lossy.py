@@ -77,6 +77,7 @@ def run(keep: Path, model: str = "demo", questions: int = QUESTIONS, tokens: int
         say(f"{len(kept.rows)} of {len(modes) * len(RESIDENCIES)} rows are there; more are kept in {kept.folder}")
         profile = known(engine, modes, kept, small, say)
         rows = list(kept.rows)
+        engine.change(kept.link(engine))
 
         def add(row: Row) -> None:
             kept.add(row)
@@ -97,27 +98,39 @@ def run(keep: Path, model: str = "demo", questions: int = QUESTIONS, tokens: int
 
 
 class Kept:
-    """Rows as they come, and the profile, in a folder of `folder` for what is `measured`."""
+    """Rows as they come, with the link and the profile that they rest on, in a folder of `folder`; rows of something
+    else than what is `measured` are forgotten. The file's first line says what they are of."""
 
     def __init__(self, folder: Path, measured: Mapping[str, object]) -> None:
         self.folder = folder / "lossy"
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._measured = json.dumps(measured, sort_keys=True)
+        self._head: dict[str, Any] = {"measured": dict(measured)}
         self._rows, self._profile = self.folder / "rows.jsonl", self.folder / "profile.safetensors"
         self.rows: list[Row] = []
-        lines = self._rows.read_text("utf-8").splitlines() if self._rows.exists() else []
-        if lines[:1] == [self._measured]:
-            self.rows = [Row.read(json.loads(line)) for line in lines[1:] if line.endswith("}")]   # but a torn one
-        self._rows.write_text("".join(f"{line}\n" for line in [self._measured, *map(self._line, self.rows)]), "utf-8")
+        head, *lines = self._rows.read_text("utf-8").splitlines() if self._rows.exists() else ["{}"]
+        if (old := json.loads(head)).get("measured") == measured:
+            self._head = old
+            self.rows = [Row.read(json.loads(line)) for line in lines if line.endswith("}")]   # but a torn one
+        self._write()
 
-    @staticmethod
-    def _line(row: Row) -> str:
-        return json.dumps(asdict(row))
+    def _write(self) -> None:
+        found = [self._head, *map(asdict, self.rows)]
+        self._rows.write_text("".join(json.dumps(one) + "\n" for one in found), "utf-8")
+
+    def link(self, engine: Engine) -> dict[str, object]:
+        """Settings of the link that all rows are measured over. What "auto" emulates is timed anew with every load: it
+        is what it was when the first row was measured."""
+        if not self.rows:
+            pace = engine.transfers.pace
+            self._head["link"] = {"link": "own"} if not pace else {
+                "link": "emulated", "link_gbps": pace.gbps, "link_latency_us": pace.latency_us}
+            self._write()
+        return dict(self._head["link"])
 
     def add(self, row: Row) -> None:
         """It is on disk when this returns."""
         with self._rows.open("a", encoding="utf-8") as file:
-            file.write(self._line(row) + "\n")
+            file.write(json.dumps(asdict(row)) + "\n")
 
     def profile(self, model_hash: str) -> Profile | None:
         """The one that the kept rows rest on."""

@@ -10,13 +10,12 @@ the difference between their medians.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from bench.overheard import until_ready
 from core.config import LoadSpec, Sampling, Settings
 from core.engine import Engine
-from core.errors import MoestroError
 from core.manifest import device_name, versions
 from core.profile.gather import calibrate
 from core.profile.texts import bundled
@@ -26,7 +25,6 @@ QUESTION = "What does heapq.heappush do?"
 READ = 2000          # tokens that the profile is made of
 GOAL = 0.05          # of a token without a predictor: what may be added beyond the predictor's own time
 FIGURES = ("total_ms", "compute_ms", "stall_ms", "predict_ms")
-READY_S = 60.0
 
 
 def run(model: str = "demo", rounds: int = 7, tokens: int = 128, small: bool = False,
@@ -64,7 +62,7 @@ def _pairs(engine: Engine, name: str, rounds: int, tokens: int) -> dict[str, Any
     for pair in range(rounds + 1):
         for chosen in (name, "none") if pair % 2 else ("none", name):
             engine.change({"predictor": chosen})
-            _ready(engine)
+            until_ready(engine.foresight.predictor)
             figures = _round(engine, tokens)
             if pair:
                 (without if chosen == "none" else with_it).append(figures)
@@ -89,16 +87,6 @@ def _round(engine: Engine, tokens: int) -> dict[str, float]:
     steps = [piece.step for piece in pieces if piece.kind == "token" and piece.step is not None
              and piece.step.phase == "decode"]
     return {name: statistics.median(getattr(step, name) for step in steps) for name in FIGURES}
-
-
-def _ready(engine: Engine) -> None:
-    """Wait until what works beside the pass has started."""
-    until_s = time.perf_counter() + READY_S
-    beside = engine.foresight.predictor.beside
-    while beside is not None and not beside.ready:
-        if time.perf_counter() > until_s:
-            raise MoestroError("The predictor's process did not start. What went wrong stands above, or in the log.")
-        time.sleep(0.01)
 
 
 def table(result: dict[str, object]) -> str:

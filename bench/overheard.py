@@ -7,7 +7,19 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
+from core.errors import MoestroError
 from core.policy.predict import Guess, Predictor, View
+
+READY_S = 60.0
+
+
+def until_ready(predictor: Predictor) -> None:
+    """Wait until what works beside the pass has started. Raises MoestroError when it does not."""
+    until_s = time.perf_counter() + READY_S
+    while predictor.beside is not None and not predictor.beside.ready:
+        if time.perf_counter() > until_s:
+            raise MoestroError("The predictor's process did not start. What went wrong stands above, or in the log.")
+        time.sleep(0.01)
 
 
 class Overheard(Predictor):

@@ -1,8 +1,9 @@
 """bench predictors: how often is each predictor right, layer by layer, and what does it cost the computing thread?
 
-Recall is measured on a model whose profile comes from texts that are not asked about; predictors that work on a thread
-beside are waited for, so that their recall is the method's. Their cost is measured without waiting. What a predictor
-costs in a large model is measured on one of 48 layers of 128 experts with drawn weights: only the time counts there.
+Recall is measured on a model whose profile comes from texts that are not asked about; predictors that have work done
+beside the pass are waited for, so that their recall is the method's. Their cost is measured without waiting. What a
+predictor costs in a large model is measured on one of 48 layers of 128 experts with drawn weights: only the time counts
+there.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bench.overheard import Overheard
+from bench.overheard import Overheard, until_ready
 from bench.skeleton import LARGE, TINY, Sizes, measure
 from core.config import LoadSpec, Sampling, Settings
 from core.engine import Engine
@@ -88,6 +89,7 @@ def listen(engine: Engine, predictor: str, params: Mapping[str, Value], texts: l
     """Ask the held-out questions until enough tokens were decoded."""
     engine.change({"predictor": "none"})
     engine.change({"predictor": predictor, **{f"predictor.{predictor}.{name}": v for name, v in params.items()}})
+    until_ready(engine.foresight.predictor)
     heard = engine.foresight.predictor = Overheard(engine.foresight.predictor, patient)
     left = tokens
     while left > 0:

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, DynamicCache
 
-from bench.overheard import Overheard
+from bench.overheard import Overheard, until_ready
 from core.hf import ExpertsSite, find_experts, install, load_skeleton, meta_skeleton
 from core.policy.predict.nets import estimator, path
 from core.policy.predict.nets.estimator import Estimator
@@ -58,6 +58,7 @@ def measure(sizes: Sizes, subjects: Mapping[str, tuple[str, Mapping[str, Value]]
         for title, (name, params) in subjects.items():
             say(f"{title}, {sizes.layers} layers of {sizes.experts} experts")
             foresight.use(name, params, profile)
+            until_ready(foresight.predictor)
             heard = foresight.predictor = Overheard(foresight.predictor, patient=False)
             _decode(model, sites, foresight, tokens, sizes.vocabulary)
             found[title] = heard.ms_per_token()

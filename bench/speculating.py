@@ -114,8 +114,8 @@ def recalls(engine: Engine, asked: Sequence[Text], tokens: int) -> dict[str, lis
 
 def _timed(engine: Engine, ids: Sequence[int], context: str, decoded: int, rounds: int,
            say: Callable[[str], None]) -> dict[str, Any]:
-    """System -> its split of a token's time behind so many tokens of context: medians of `rounds`, which take each
-    system once. And the bound."""
+    """System -> its split of a token's time behind so many tokens of context, in the round of the median time of
+    `rounds`, which take each system once. And the bound."""
     length = min(int(context), engine.context - decoded, len(ids) - decoded)
     say(f"times behind {length} tokens")
     split: dict[str, list[dict[str, float]]] = {name: [] for name in SYSTEMS}
@@ -130,8 +130,7 @@ def _timed(engine: Engine, ids: Sequence[int], context: str, decoded: int, round
             split[name].append({part: statistics.fmean(getattr(step, part) for step in steps) for part in PARTS})
             if name == "on demand":
                 bounds.append(bound_ms(steps, engine.shape.layers))
-    found = {name: {part: statistics.median(one[part] for one in rows) for part in PARTS}
-             for name, rows in split.items()}
+    found = {name: sorted(rows, key=lambda row: row["total_ms"])[len(rows) // 2] for name, rows in split.items()}
     demand = found["on demand"]["total_ms"]
     return {"tokens_before": length, "bound_ms": statistics.median(bounds), "systems": {
         name: {**{("tpot_ms" if part == "total_ms" else part): value for part, value in row.items()},

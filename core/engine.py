@@ -6,6 +6,7 @@ thread meanwhile. The path of one token through one MoE layer is `core.runtime.m
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ import torch
 
 from core.answer import Answer, Ids, Prompt
 from core.config import LoadSpec, Sampling, Settings
-from core.errors import BudgetError
+from core.errors import BudgetError, ProfileError
 from core.fit import copies_gbps
 from core.hf import install
 from core.hf.weighing import rules_of
@@ -28,6 +29,7 @@ from core.memory.arena import Arena
 from core.memory.transfer import TransferEngine
 from core.plan import Plan, plan
 from core.profile import Profile, check_model
+from core.profile.buddies import find
 from core.quality.meter import Meter
 from core.registry import create
 from core.room import free_bytes
@@ -45,6 +47,7 @@ from core.steady import settle, unsettle
 from core.turning import Knobs, Turned, begin, check_early
 from core.types import Frame, Memory, Phase, Piece, StepRecord
 
+log = logging.getLogger("moestro.engine")
 Profiles = Callable[[str], Profile | None]
 """Finds the profile of the model with this hash, if there is one."""
 
@@ -64,7 +67,7 @@ class Engine(Lending):
         self.transfers = TransferEngine(self.device, self._store.fetch, workers=plan.tier.readers)
         try:
             self._knobs = Knobs(plan.spec.settings, plan.sizes,
-                                profile(self.model_hash) if profile is not None else None,
+                                self._with_pack(profile(self.model_hash) if profile is not None else None),
                                 lambda: rules_of(self.model, self._sites))
             self._build(plan, plan.spec.settings)
         except BaseException:
@@ -189,8 +192,17 @@ class Engine(Lending):
         SettingError when what is chosen needs more than it has; then the old one stays."""
         if profile is not None:
             check_model(profile, self.model_hash, self.model_name)
-        self._knobs.ask_profile(profile)
+        self._knobs.ask_profile(self._with_pack(profile))
         self._apply_if_idle()
+
+    def _with_pack(self, profile: Profile | None) -> Profile | None:
+        """And the buddy lists that the pack brings along; lists that cannot be used are told in the log."""
+        try:
+            pack = self._plan.files.path if self._plan.pack is not None else None
+            return find(profile, pack, self.model_hash, self.model_name)
+        except ProfileError as error:
+            log.warning("%s", error)
+            return profile
 
     def _check(self, new: Settings) -> None:
         room = free_bytes(self.device)[0] + self.ledger.used()

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from app.analysis import sources, workers
 from app.analysis.compare import compare, test
@@ -17,7 +16,7 @@ from app.analysis.question import Question
 from app.analysis.sources import Routing, Source
 from app.analysis.whatif import Table
 from app.analysis.workers import Task
-from app.live import Live
+from app.job import Job
 from app.store import Store
 from app.words import count
 from core.errors import BusyError, MoestroError, SettingError
@@ -30,26 +29,12 @@ UNEXPECTED = "It broke off because of an error inside Moestro. Its details are i
 KEPT = {"whatif": "whatif", "lab": "predictor_lab"}   # under which the store remembers the last answers
 
 
-class Job(Live):
+class Analysis(Job):
     """An analysis in progress, or how the last one ended."""
 
     def __init__(self, kind: str) -> None:
-        super().__init__()
+        super().__init__("Reading the routing")
         self.kind = kind
-        self.state: Literal["running", "done", "error", "cancelled"] = "running"
-        self.text = "Reading the routing"
-        self.share = 0.0
-        self.left_s: float | None = None
-        self._began_s = time.monotonic()
-
-    @property
-    def finished(self) -> bool:
-        return self.state != "running"
-
-    def progress(self, text: str, share: float) -> None:
-        """Take note of how far it is, and work out how long it will still take."""
-        took = time.monotonic() - self._began_s
-        self.update(text=text, share=share, left_s=took / share * (1 - share) if share > 0.05 and took > 1 else None)
 
 
 class Analyst:
@@ -58,7 +43,7 @@ class Analyst:
     def __init__(self, store: Store, processes: int = 0) -> None:
         """`processes` = how many simulate at once, 0 = one per CPU core."""
         self.store, self.processes = store, processes
-        self.job: Job | None = None
+        self.job: Analysis | None = None
         self.table: Table | None = self._remembered(KEPT["whatif"], Table.read)
         self.lab: Lab | None = self._remembered(KEPT["lab"], Lab.read)
         self._folder = store.folder / "analysis"
@@ -76,7 +61,7 @@ class Analyst:
         job, made = self.job, [answer.about.created if answer else "" for answer in (self.table, self.lab)]
         return f"{id(job)} {job.state if job else ''} {made}"
 
-    def start(self, question: Question) -> Job:
+    def start(self, question: Question) -> Analysis:
         """Begin. Raises BusyError, SettingError or TraceError for what can be seen at once; what goes wrong later is
         found in the job."""
         for name in question.policies:
@@ -90,7 +75,7 @@ class Analyst:
         with self._lock:
             if self.busy:
                 raise BusyError("An analysis is running. Wait for it or cancel it, then start another.")
-            self.job = job = Job(question.kind)
+            self.job = job = Analysis(question.kind)
             self._thread = threading.Thread(target=self._run, args=(job, question), name="moestro-analysis",
                                             daemon=True)
             self._thread.start()
@@ -107,7 +92,7 @@ class Analyst:
         if self._thread is not None:
             self._thread.join(timeout)
 
-    def _run(self, job: Job, question: Question) -> None:
+    def _run(self, job: Analysis, question: Question) -> None:
         fields: dict[str, Any] = {"state": "done", "text": "Done", "share": 1.0}
         try:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -136,7 +121,7 @@ class Analyst:
             shutil.rmtree(self._folder, ignore_errors=True)
         job.update(left_s=None, **fields)
 
-    def _work(self, job: Job, tasks: Sequence[Task], tokens: int) -> list[Any]:
+    def _work(self, job: Analysis, tasks: Sequence[Task], tokens: int) -> list[Any]:
         """All results in order."""
         found: dict[int, Any] = {}
         text = f"Simulating {count(tokens)} tokens"
@@ -150,7 +135,7 @@ class Analyst:
         work(tasks, job.cancelled, done, self.processes)
         return [found[at] for at in range(len(tasks))]
 
-    def _routing(self, job: Job, question: Question) -> Routing:
+    def _routing(self, job: Analysis, question: Question) -> Routing:
         source, target = question.source, self._folder / "routing.trace"
         if source.kind != "file":
             return sources.from_store(self.store, source, target, question.limit)

@@ -27,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", default="quick", choices=BENCHES, help="which one (default: quick)")
     asked = parser.add_argument_group("what to measure", "Each bench has some of these, and defaults of its own.",
                                       argument_default=argparse.SUPPRESS)
-    asked.add_argument("--model", metavar="NAME", help='quick, regret, predictors, methods, lossy: "demo", or '
-                       "a folder with a model (default: demo)")
+    asked.add_argument("--model", metavar="NAME", help='quick, regret, predictors, methods, overhead, lossy: '
+                       '"demo", or a folder with a model (default: demo)')
     asked.add_argument("--budget", metavar="TEXT", type=options.checked(params()["budget"]),
                        help="quick, regret: memory budget of the configurations that cache (default: 50%%)")
     asked.add_argument("--rounds", type=count, metavar="N", help="rounds to take medians of")

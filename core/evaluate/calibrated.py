@@ -32,9 +32,10 @@ def missing(engine: Engine, modes: Sequence[Mode], base: Settings) -> set[str]:
 def calibrated(engine: Engine, modes: Sequence[Mode], progress: Progress = lambda text, share: None,
                cancel: threading.Event | None = None, limit: int = 0) -> Profile | None:
     """Give the engine a profile that has what the modes need: its own, if that does, else one made now from the bundled
-    chats (`limit` tokens of them; 0 = READ) and completed by its own. Nothing is written to disk. None: there was nothing to gather.
+    chats and completed by its own. Nothing is written to disk. None: there was nothing to gather.
 
-    `core.evaluate.questions.demo_questions` asks about none of those chats. Raises BusyError, Cancelled.
+    At most `limit` tokens are read, 0 = READ; `core.evaluate.questions.demo_questions` asks about none of them. Raises
+    BusyError, Cancelled.
     """
     wanted = missing(engine, modes, engine.settings)
     if not wanted:

@@ -7,11 +7,13 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from core.evaluate.passages import Heard
 from core.evaluate.tally import Tally
 from core.registry import Value
+
+if TYPE_CHECKING:   # who shows rows needs no torch
+    from core.evaluate.passages import Heard
 
 # Figure -> (unit, what it is). Everything that shows a row takes its words from here.
 FIGURES: dict[str, tuple[str, str]] = {

@@ -13,7 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app.analysis import sources, workers
-from app.analysis.analyst import Analyst, Job
+from app.analysis.analyst import Analysis, Analyst
 from app.analysis.question import Question
 from app.analysis.sources import Source
 from app.api import build_app
@@ -28,7 +28,7 @@ from tests.fakes import SHAPE, fake_profile
 LAYERS, EXPERTS, K = 3, 12, 2
 
 
-def over(job: Job) -> Job:
+def over(job: Analysis) -> Analysis:
     assert job.join(3 * WAIT_S), f"still {job.state}"
     return job
 

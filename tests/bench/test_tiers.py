@@ -55,6 +55,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
 
     for module in (stage, tiers):
         monkeypatch.setattr(module, "measure", measure)
+    monkeypatch.setattr(tiers, "BUDGETS", ("100%", "50%"))
     monkeypatch.setattr(stage.Stage, "threads", [1])
     monkeypatch.setattr(stage, "disk_gbps", lambda pack: {"1 thread": 1.0})
     monkeypatch.setattr(stage, "find_llama", lambda asked: ("", "there is none"))
@@ -64,7 +65,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
 def test_everything_is_measured_and_told(tmp_path: Path, in_process: list[Job]) -> None:
     said: list[str] = []
     found = json.loads(json.dumps(tiers.run(rounds=1, tokens=4, keep=tmp_path, small=True, say=said.append)))
-    more = ["moestro", "fit"] * 3                                   # at the budgets below 100 %
+    more = ["moestro", "fit"] * (len(tiers.BUDGETS) - 1)            # at the budgets below 100 %
     assert [job["kind"] for job in in_process] == [
         "import", "import", "moestro", "transformers", "fit", *more, "moestro", "moestro", "fit", *more]
     assert [job["dense"] for job in in_process if job.get("budget") == "100%" and job["kind"] == "moestro"] == [

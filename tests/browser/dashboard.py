@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.request
+from collections.abc import Callable
 from typing import Any
 
 from app import frames
@@ -90,6 +91,24 @@ class Dashboard:
         """Pick from a dropdown."""
         self.page.click(f"#{element_id} input")
         self.page.get_by_role("option", name=title, exact=True).click()
+
+    def type_in(self, element_id: str, text: str) -> None:
+        """Write into a field and leave it."""
+        box = self.page.locator(f"#{element_id}").locator("input:not([type=range]), textarea").first
+        box.fill(text)
+        box.press("Tab")
+
+    def expect_mark(self, turn: Callable[[], None], name: str) -> None:
+        """Turning this control while an answer is written puts one more mark on the deck, and the engine names the
+        setting."""
+        if self.page.evaluate(f"{ANSWERING} === '0'"):
+            self.ask("Go on").streaming()
+        before, shown = len(self.marks()), self.deck("marks")
+        turn()
+        self.wait_deck("marks", shown)
+        marks = self.marks()
+        assert len(marks) > before
+        assert any(mark.startswith(name) for mark in marks[before:]), (name, marks[before:])
 
     def advanced(self) -> None:
         self.page.locator("#mode").get_by_text("Advanced", exact=True).click()

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from core.config import GENERAL, KINDS, params
+from app.sidebar.cache import SHOWN
+from core.config import KINDS, params
 from core.registry import variants
 from tests.browser.conftest import Open
 from tests.browser.dashboard import Dashboard
@@ -44,34 +45,35 @@ def test_a_long_load_shows_progress_and_can_be_cancelled(dashboard: Dashboard) -
 def test_every_live_control_moves_its_setting_while_tokens_stream(dashboard: Dashboard) -> None:
     dashboard.advanced()
     dashboard.ask("Turn everything").streaming()
+    shown = ["budget", *(param.name for param in SHOWN)]
     for percent in (70, 40):
-        _expect_mark(dashboard, lambda p=percent: dashboard.slide("set-budget", p), "budget")
+        dashboard.expect_mark(lambda p=percent: dashboard.slide("set-budget", p), "budget")
     assert dashboard.value("#set-budget-text textarea, #set-budget-text input") == "40%"
-    for kind in KINDS:
+    for kind in (name for name in shown if name in KINDS):
         for choice in reversed(variants(kind)):
             if choice.name == dashboard_value(dashboard, kind):
                 continue
             if choice.needs:
                 _refused(dashboard, kind, choice.title)
                 continue
-            _expect_mark(dashboard, lambda c=choice, k=kind: dashboard.choose(f"set-{k}", c.title), kind)
+            dashboard.expect_mark(lambda c=choice, k=kind: dashboard.choose(f"set-{k}", c.title), kind)
             for param in choice.params:
                 dashboard.page.wait_for_selector(f"#set-{kind}-{choice.name}-{param.name}", state="visible")
     for name, other in (("scope", "global"), ("scope", "layer"), ("link", "emulated")):
-        _expect_mark(dashboard, lambda n=name, o=other: dashboard.choose(f"set-{n}", o), name)
+        dashboard.expect_mark(lambda n=name, o=other: dashboard.choose(f"set-{n}", o), name)
     for name, value in (("link_gbps", 2.5), ("link_latency_us", 50)):
-        _expect_mark(dashboard, lambda n=name, v=value: dashboard.slide(f"set-{n}", v), name)
-    for name in (p.name for p in GENERAL if p.type == "bool" and p.name != "telemetry"):
+        dashboard.expect_mark(lambda n=name, v=value: dashboard.slide(f"set-{n}", v), name)
+    for name in (p.name for p in SHOWN if p.type == "bool" and p.name != "telemetry"):
         for _ in range(2):  # and back
-            _expect_mark(dashboard, lambda n=name: dashboard.page.click(f"#set-{n} input"), name)
-    _expect_mark(dashboard, lambda: dashboard.slide("set-regret_tokens", 128), "regret_tokens")
-    _expect_mark(dashboard, lambda: _type(dashboard, "set-pins", "0:3 1:2"), "pins")
-    _expect_mark(dashboard, lambda: dashboard.choose("set-link", "auto"), "link")
+            dashboard.expect_mark(lambda n=name: dashboard.page.click(f"#set-{n} input"), name)
+    dashboard.expect_mark(lambda: dashboard.slide("set-regret_tokens", 128), "regret_tokens")
+    dashboard.expect_mark(lambda: dashboard.type_in("set-pins", "0:3 1:2"), "pins")
+    dashboard.expect_mark(lambda: dashboard.choose("set-link", "auto"), "link")
     dashboard.page.wait_for_selector("#set-link_gbps", state="hidden")
     moved = {mark.split()[0] for mark in dashboard.marks()}
     known = params()
     refused = {k for k in KINDS if all(v.needs or v.name == known[k].default for v in variants(k))}
-    assert {name for name in known if "." not in name} - moved == {"telemetry", *refused}
+    assert set(shown) - moved == {"telemetry", *refused}
 
 
 def _refused(dashboard: Dashboard, kind: str, title: str) -> None:
@@ -84,27 +86,9 @@ def _refused(dashboard: Dashboard, kind: str, title: str) -> None:
     )
 
 
-def _type(dashboard: Dashboard, element_id: str, text: str) -> None:
-    box = dashboard.page.locator(f"#{element_id}").locator("input:not([type=range]), textarea").first
-    box.fill(text)
-    box.press("Tab")
-
-
 def dashboard_value(dashboard: Dashboard, kind: str) -> str:
     title = dashboard.value(f"#set-{kind} input")
     return next(v.name for v in variants(kind) if v.title == title)
-
-
-def _expect_mark(dashboard: Dashboard, turn: object, name: str) -> None:
-    """Turning the control puts one more mark on the deck, and the engine names the setting."""
-    if dashboard.page.evaluate("document.body.dataset.answering === '0'"):
-        dashboard.ask("Go on").streaming()
-    before, shown = len(dashboard.marks()), dashboard.deck("marks")
-    turn()  # type: ignore[operator]
-    dashboard.wait_deck("marks", shown)
-    marks = dashboard.marks()
-    assert len(marks) > before
-    assert any(mark.startswith(name) for mark in marks[before:])
 
 
 def test_a_variants_own_knobs_show_only_while_it_is_chosen(dashboard: Dashboard) -> None:
@@ -267,7 +251,7 @@ def test_a_preset_applies_all_its_values_and_moving_a_knob_makes_it_custom(dashb
 def test_pins_show_in_the_residency_map_and_bad_ones_are_explained_and_put_back(dashboard: Dashboard) -> None:
     dashboard.advanced()
     before = dashboard.deck("marks")
-    _type(dashboard, "set-pins", "0:1")
+    dashboard.type_in("set-pins", "0:1")
     dashboard.wait_deck("marks", before)
     dashboard.page.focus(".deck canvas[data-c=residency]")
     for _ in range(2):
@@ -275,10 +259,10 @@ def test_pins_show_in_the_residency_map_and_bad_ones_are_explained_and_put_back(
     told = dashboard.page.evaluate("document.querySelector('[data-k=say]').textContent")
     assert told.startswith("Layer 0, expert 1") and told.endswith(", pinned")
     dashboard.page.keyboard.press("Escape")
-    _type(dashboard, "set-pins", "everything")
+    dashboard.type_in("set-pins", "everything")
     dashboard.wait_text("#cache-alert", "Write layer:expert pairs")
     dashboard.page.wait_for_function(
         "document.querySelector('#set-pins textarea, #set-pins input').value === '0:1'"
     )
-    _type(dashboard, "set-pins", "")
+    dashboard.type_in("set-pins", "")
     dashboard.page.wait_for_function("!document.querySelector('#cache-alert .notice')")

@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +15,15 @@ import torch
 
 from core.config import LoadSpec, Sampling, Settings
 from core.engine import Engine
-from core.errors import BudgetError, ModelError
+from core.errors import BudgetError, ModelError, SettingError
 from core.fit import HOST_MARGIN, estimate
 from core.importing import import_model
 from core.memory.pack.manifest import NAME, layer_file
 from core.memory.store import Cancelled
+from core.profile import buddies
 from core.types import Outcome, Place
 from tests.checkpoints import make_checkpoint
+from tests.engine.profiles import drawn_profile
 from tests.tiny_tokenizer import save_tokenizer
 
 CHAT = [{"role": "user", "content": "the cat sat on the mat and the dog"}]
@@ -221,3 +224,28 @@ def test_turning_knobs_while_it_reads_from_disk(engine: Engine, expected: torch.
         engine.change(turn)
         assert torch.equal(logits(engine), expected)
         engine.residency.check_integrity()
+
+
+def test_buddy_lists_travel_with_the_pack(packs: dict[str, Path], model: Path, tmp_path: Path,
+                                          caplog: pytest.LogCaptureFixture) -> None:
+    """With a pack that has them buddies can be substituted on a machine that never calibrated the model; those of
+    another model are told of and not used."""
+    pack = tmp_path / "pack"
+    shutil.copytree(packs["whole"], pack)
+    engine = load(pack)
+    whole = np.arange(engine.shape.layers * 256, dtype=np.float32).reshape(-1, 16, 16) % 7 + 1
+    profile = replace(drawn_profile(engine), pairs=whole + whole.transpose(0, 2, 1))
+    engine.unload()
+    buddies.save(profile, pack / buddies.NAME)
+    engine = load(pack)
+    assert engine.profile is not None and engine.profile.parts() == ("pairs",)
+    engine.change({"miss": "substitute", "substitute": "buddy", "rho": 64})
+    stats = list(engine.generate(CHAT, Sampling(max_new_tokens=6)))[-1].stats
+    assert stats is not None and stats.changed > 0
+    engine.unload()
+    buddies.save(replace(profile, model_hash="0" * 64, model="another"), pack / buddies.NAME)
+    engine = load(pack)
+    assert engine.profile is None and "another" in caplog.text
+    with pytest.raises(SettingError, match="needs a profile"):
+        engine.change({"miss": "substitute"})
+    engine.unload()

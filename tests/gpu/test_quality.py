@@ -12,8 +12,7 @@ from core.config import LoadSpec, Settings
 from core.engine import Engine
 from core.quality.sample import Landing, Sample
 from tests.checkpoints import make_checkpoint
-from tests.quality.conftest import DROPPING, PROMPT, say
-from tests.quality.test_audit import by_hand, kept_of
+from tests.quality.conftest import DROPPING, PROMPT, by_hand, kept_of, say
 from tests.tiny_tokenizer import save_tokenizer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -36,7 +35,7 @@ def test_figures_are_those_of_transformers(tmp_path: Path) -> None:
     path = save_tokenizer(make_checkpoint("qwen3_moe", tmp_path / "m"))
     engine = Engine.load(LoadSpec.checked(str(path), Settings(DROPPING), dtype="float32", device="cuda", context=256))
     try:
-        said, stats, _ = say(engine)
+        said, _, _ = say(engine)
         lossy, before = kept_of(engine), engine.residency.places()
         quality = engine.audit()
         assert quality is not None

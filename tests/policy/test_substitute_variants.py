@@ -121,6 +121,8 @@ def test_the_most_alike_the_next_best_and_the_one_that_was_named() -> None:
     question = ask([[0]], [[1.0]], missing=[0], experts=5, logits=[[3.0, 0.0, -1.0, 2.0, 1.0]],
                    named=[0.9, 0.0, 0.1, 0.2, 0.4])
     assert taken(make("similar", Known(likeness=likeness), 5), question) == [[2]]
+    matrix = make("similar", Known(likeness=likeness), 5).matrix(1)
+    assert matrix is not None and matrix[0].tolist() == pytest.approx([0.0, 0.25, 0.6, 0.55, 0.6], abs=1e-3)
     assert taken(make("router_ranked", experts=5), question) == [[3]]
     assert taken(make("predicted", experts=5), question) == [[4]]
     question.named = torch.zeros(5)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from transformers import AutoModelForCausalLM
 
 from core.config import LoadSpec, Sampling, Settings
@@ -65,3 +67,20 @@ def say(engine: Engine, tokens: int = 24, prompt: str = PROMPT) -> tuple[list[in
     assert stats is not None
     said = [p.token for p in pieces if p.token is not None]
     return said, stats, [p.step for p in pieces if p.step is not None]
+
+
+def kept_of(engine: Engine) -> dict[int, torch.Tensor]:
+    """The logits that wait to be compared, of the last answer."""
+    return {token: row.clone() for token, row in engine.meter._waiting[-1].rows.items()}
+
+
+@torch.inference_mode()
+def by_hand(reference: Any, prompt: Sequence[int], said: Sequence[int],
+            lossy: dict[int, torch.Tensor]) -> tuple[float, float, float]:
+    """KL, agreement and perplexity by transformers' model in one pass, and torch's own losses in fp64."""
+    logits = reference(input_ids=torch.tensor([[*prompt, *said]])).logits[0].double()[len(prompt) - 1 :]
+    exact = torch.stack([logits[token] for token in lossy])
+    other = torch.stack([*lossy.values()]).double()
+    kl = F.kl_div(other.log_softmax(-1), exact.log_softmax(-1), reduction="batchmean", log_target=True)
+    agreement = (exact.argmax(-1) == other.argmax(-1)).double().mean()
+    return float(kl), float(agreement), math.exp(F.cross_entropy(logits[: len(said)], torch.tensor(said)))

@@ -84,8 +84,8 @@ def test_a_quantized_checkpoint_imported_has_the_logits_of_its_dequantised_weigh
         assert difference(got, wanted) < (0.04 if manifest.format.startswith("int8") else 0.5)
 
 
-@pytest.mark.parametrize("kind", GGUF)
-@pytest.mark.parametrize("arch", ["qwen3_moe", "mixtral"])
+@pytest.mark.parametrize(("arch", "kind"), [*(("qwen3_moe", kind) for kind in GGUF),
+                                            *(("mixtral", kind) for kind in ("BF16", "MXFP4", "Q4_K"))])
 def test_a_gguf_imported_has_the_logits_of_its_dequantised_weights(arch: str, kind: str, tmp_path: Path) -> None:
     _, path = make_gguf(arch, tmp_path, experts_in(kind), **WIDE)
     pack, (format, exact, most) = import_model(str(path), tmp_path / "pack"), GGUF[kind]

@@ -71,13 +71,13 @@ def open_board(ask: Ask, gates: Gates) -> Board:
     if delta >= gates.beta:
         reason.fill_(int(Why.BETA))
     if gates.margin <= 1.0:
-        reason[margin(ask.weights) >= gates.margin - EVEN] = int(Why.MARGIN)
-    reason[tae <= gates.tau + EVEN] = int(Why.TAE)
+        reason.masked_fill_(margin(ask.weights) >= gates.margin - EVEN, int(Why.MARGIN))
+    reason.masked_fill_(tae <= gates.tau + EVEN, int(Why.TAE))
     why = torch.where(lost, reason[:, None], 0).to(torch.uint8)
     free = lost & (reason == 0)[:, None]
     if gates.protected is not None:
         shielded = free & gates.protected.take(ask.ids)
-        why[shielded] = int(Why.PROTECTED)
+        why.masked_fill_(shielded, int(Why.PROTECTED))
         free &= ~shielded
     return Board(ask.ids.clone(), action, why, free, torch.zeros_like(ask.ids[:, 0]), delta, tae.float(),
                  [at for at, count in enumerate(columns) if count])

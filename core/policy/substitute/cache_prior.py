@@ -61,12 +61,12 @@ class CachePrior(Substitute):
             moved = stays.logical_not()                                   # [T, k] left by the new top-k
             fits = moved.sum(1) <= gates.rho
             left = board.free & torch.where(fits[:, None], stays, False)
-            board.why[board.free & ~fits[:, None]] = int(Why.RHO)
-            board.why[left] = int(Why.NO_CANDIDATE)
+            board.why.masked_fill_(board.free & ~fits[:, None], int(Why.RHO)).masked_fill_(left, int(Why.NO_CANDIDATE))
             moved &= fits[:, None]
             at = (moved.cumsum(1) - 1).clamp_min(0)                       # the n-th that leaves: the n-th best comes
             board.ids = torch.where(moved, comes.gather(1, at), ask.ids)
-            board.action[moved], board.why[moved] = int(Action.SUBSTITUTE), int(Why.ALLOWED)
+            board.action.masked_fill_(moved, int(Action.SUBSTITUTE))
+            board.why.masked_fill_(moved, int(Why.ALLOWED))
             board.changed, board.free = moved.sum(1), left
             if ask.weigh is not None:
                 new = ask.weigh(board.ids).to(ask.weights.dtype)

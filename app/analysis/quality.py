@@ -1,0 +1,83 @@
+"""What a page asks of an evaluation, and its answer as it is kept. The measuring is `core.evaluate`'s."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from core.evaluate.modes import chosen, residencies
+from core.evaluate.rows import Row, to_csv, to_json, with_savings
+
+MODES = ("exact", "random", "drop_rho1", "router_ranked", "buddy_rho1", "buddy_rho3", "buddy_rho3_tae")   # at first
+RESIDENCIES = ".75, .5, .375"
+QUESTIONS, TOKENS = 24, 128
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A form's values."""
+
+    modes: tuple[str, ...] = MODES
+    residencies: str = RESIDENCIES
+    questions: int = QUESTIONS
+    tokens: int = TOKENS
+
+    def check(self) -> None:
+        """Raises SettingError for what can be seen at once."""
+        chosen(",".join(self.modes))
+        residencies(self.residencies)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`about` says what was measured on, as `core.evaluate.summary.about` has it; `whole`: it was not cut short."""
+
+    about: Mapping[str, Any]
+    rows: tuple[Row, ...]
+    whole: bool = False
+
+    def dump(self) -> dict[str, Any]:
+        """As JSON keeps it."""
+        return {"about": dict(self.about), "rows": [to_json(row) for row in self.rows], "whole": self.whole}
+
+    @classmethod
+    def read(cls, kept: Mapping[str, Any]) -> Answer:
+        """From `dump`. Raises TypeError or KeyError for what another version wrote."""
+        return cls(kept["about"], tuple(Row.read(row) for row in kept["rows"]), kept["whole"])
+
+    def csv(self) -> str:
+        """The table for a file, with what it was measured on."""
+        return to_csv(self.rows, self.about)
+
+
+class Evaluate(Protocol):
+    """What `measure` looks like. `found` is told of every answer so far. Raises MoestroError, and something when it is
+    cancelled."""
+
+    def __call__(self, engine: Any, asked: Asked, found: Callable[[Answer], None],
+                 progress: Callable[[str, float], None], cancel: threading.Event) -> None: ...
+
+
+def measure(engine: Any, asked: Asked, found: Callable[[Answer], None], progress: Callable[[str, float], None],
+            cancel: threading.Event) -> None:
+    """Evaluate the loaded model, with the profile that it has."""
+    from core.evaluate.run import evaluate, gather
+    from core.evaluate.summary import about
+
+    material = gather(engine, asked.questions, asked.tokens)
+    said, rows = about(engine, material), list[Row]()
+
+    def add(row: Row) -> None:
+        rows.append(row)
+        found(Answer(said, tuple(with_savings(rows))))
+
+    evaluate(engine, chosen(",".join(asked.modes)), residencies(asked.residencies), material, progress=progress,
+             cancel=cancel, on_row=add)
+    found(Answer(said, tuple(with_savings(rows)), whole=True))
+
+
+def accuracy_of(rows: Sequence[Row]) -> str:
+    """The figure that stands for accuracy: exact match where questions were asked, else agreement."""
+    return "exact_match" if any(row.exact_match is not None for row in rows) else "agreement"

@@ -1,0 +1,108 @@
+"""Evaluates the loaded model under lossy modes, in a thread that no browser tab owns, and keeps the last answer."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+from app.analysis.quality import Answer, Asked, Evaluate, measure
+from app.face import EngineFace
+from app.job import Job
+from app.store import Store
+from core.config import Settings
+from core.errors import BusyError, MoestroError
+
+log = logging.getLogger("moestro.app")
+UNEXPECTED = "The evaluation broke off because of an error inside Moestro. Its details are in the log."
+KEPT = "quality"   # under which the store remembers the last answer
+
+
+class Evaluation(Job):
+    """An evaluation in progress, or how the last one ended."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__("Reading what is asked")
+        self.model = model
+
+
+class Evaluator:
+    """The one evaluation and its thread. Methods return at once and may be called from any thread."""
+
+    def __init__(self, store: Store, work: Evaluate = measure) -> None:
+        self.store, self._work = store, work
+        self.job: Evaluation | None = None
+        self.answer: Answer | None = self._remembered()
+        self.settings: Settings | None = None   # the user's own, while an evaluation turns the engine's
+        self._thread: threading.Thread | None = None
+
+    @property
+    def busy(self) -> bool:
+        """An evaluation is running: the engine is its own."""
+        return self.job is not None and not self.job.finished
+
+    @property
+    def stamp(self) -> str:
+        """Changes with what the page shows."""
+        job, answer = self.job, self.answer
+        return f"{id(job)} {job.state if job else ''} {id(answer)} {len(answer.rows) if answer else 0}"
+
+    def start(self, engine: EngineFace, model: str, asked: Asked) -> Evaluation:
+        """Begin. The caller sees to it that nobody else uses the engine while `busy`. Raises BusyError or SettingError;
+        what goes wrong later is found in the returned job."""
+        if self.busy:
+            raise BusyError("The model is being evaluated already.")
+        asked.check()
+        self.settings = engine.settings
+        self.job = job = Evaluation(model)
+        self._thread = threading.Thread(target=self._run, args=(job, engine, asked), name="moestro-evaluate",
+                                        daemon=True)
+        self._thread.start()
+        return job
+
+    def cancel(self) -> None:
+        """Ask the running evaluation to stop; the rows that it has are shown."""
+        if self.job is not None:
+            self.job.cancelled.set()
+
+    def close(self, timeout: float = 60.0) -> None:
+        """Stop what is running, and wait for it."""
+        self.cancel()
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def _run(self, job: Evaluation, engine: EngineFace, asked: Asked) -> None:
+        fields: dict[str, Any] = {"state": "done", "text": "Evaluated", "share": 1.0}
+
+        def found(answer: Answer) -> None:
+            self.answer = answer
+
+        try:
+            self._work(engine, asked, found, job.progress, job.cancelled)
+        except Exception as error:
+            if job.cancelled.is_set():
+                fields = {"state": "cancelled", "text": "Cancelled"}
+            elif isinstance(error, MoestroError):
+                log.info("%s was not evaluated: %s", job.model, error)
+                fields = {"state": "error", "text": "Not evaluated", "error": str(error)}
+            else:
+                log.exception("unexpected error while evaluating %s", job.model)
+                fields = {"state": "error", "text": "Not evaluated", "error": UNEXPECTED}
+        self.settings = None
+        self._remember()
+        job.update(left_s=None, **fields)
+
+    def _remember(self) -> None:
+        try:
+            if self.answer is not None:
+                self.store.db.put(KEPT, self.answer.dump())
+        except MoestroError as error:
+            log.warning("the evaluation could not be kept for the next start: %s", error)
+
+    def _remembered(self) -> Answer | None:
+        kept = self.store.db.get(KEPT)
+        try:
+            return Answer.read(kept) if kept else None
+        except (TypeError, KeyError) as error:
+            log.warning("forgot an evaluation of an earlier version: %s", error)
+            return None

@@ -1,0 +1,142 @@
+"""Section Quality: accuracy against speed with its front, the figures that matter, the table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from app.analysis.quality import Answer, accuracy_of
+from app.tabs.analysis_views import card, percent, rate, volume
+from app.tabs.figures import PALETTE, accent, figure, quiet
+from app.words import count, name_of
+from core.evaluate.rows import FIGURES, Row, pareto
+
+EMPTY = (
+    "<div class='empty-note'><b>Nothing evaluated yet</b><span>The loaded model answers the same questions and reads "
+    "the same text once in every mode: what lossy settings cost in quality, and what they buy in speed, is then "
+    "measured, not estimated.</span></div>"
+)
+HEADS = (("exact_match", "Exact match"), ("unseen_match", "Unseen"), ("perplexity", "Perplexity"),
+         ("agreement", "Agreement"), ("kl", "KL"), ("substituted_rate", "Changed"), ("link_bytes", "Link / token"),
+         ("saved", "Saved"), ("tok_s", "Speed"))
+RATES = ("exact_match", "unseen_match", "agreement", "substituted_rate", "saved")
+NAMES = {"exact_match": "Exact match", "agreement": "Agreement with the exact model"}
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "star", "cross")
+PLACES = ("top center", "bottom center", "middle right", "middle left")   # of names at neighbouring points
+
+
+def best(answer: Answer) -> list[Row]:
+    """Of all rows, those that none beats in accuracy and speed; the fastest first."""
+    return sorted(pareto(answer.rows, accuracy_of(answer.rows)), key=lambda row: -(row.tok_s or 0.0))
+
+
+def plot(answer: Answer, dark: bool) -> Any:
+    """Accuracy over speed, a symbol for each residency; the front is a line. None when no mode could be run."""
+    import plotly.graph_objects as go
+
+    figure_of = accuracy_of(answer.rows)
+    known = [row for row in answer.rows if row.tok_s is not None and getattr(row, figure_of) is not None]
+    if not known:
+        return None
+    front, traces = best(answer), list[Any]()
+    traces.append(go.Scatter(x=[row.tok_s for row in front], y=[100 * getattr(row, figure_of) for row in front],
+                             mode="lines", line=dict(color=accent(dark), width=1.5, dash="dot"), hoverinfo="skip",
+                             name="none is better in both"))
+    for at, share in enumerate(dict.fromkeys(row.residency for row in known)):
+        rows = [row for row in known if row.residency == share]
+        traces.append(go.Scatter(
+            x=[row.tok_s for row in rows], y=[100 * getattr(row, figure_of) for row in rows],
+            mode="markers+text", name=f"{percent(share)} resident", cliponaxis=False,
+            text=[row.title if row in front else "" for row in rows], textfont=dict(size=10),
+            textposition=[PLACES[i % len(PLACES)] for i in range(len(rows))], customdata=[row.title for row in rows],
+            marker=dict(size=10, symbol=SYMBOLS[at % len(SYMBOLS)], color=PALETTE[at % len(PALETTE)],
+                        line=dict(width=[2 if row in front else 0 for row in rows], color=accent(dark))),
+            hovertemplate=f"%{{customdata}} at {percent(share)}: %{{y:.1f}} %, %{{x:.1f}} tokens/s<extra></extra>"))
+    link = "link emulated" if any(row.emulated for row in known) else "measured"
+    made = figure(traces, dark, f"Accuracy against speed ({link})", "tokens per second", f"{NAMES[figure_of]} (%)",
+                  height=420, showlegend=True, legend=dict(orientation="h", y=-0.14, yanchor="top", x=0,
+                                                           font=dict(size=11, color=quiet(dark))))
+    made.update_yaxes(range=[-4, 106])
+    return made
+
+
+def summary(answer: Answer) -> str:
+    """What the figures are of, and those that matter."""
+    about, rows = answer.about, answer.rows
+    asked = about["questions"]
+    facts = [escape(name_of(about["model"])),
+             f"{asked['seen']} questions as trained and {asked['unseen']} in new phrasings" if asked["seen"]
+             else "no questions: they come with the demo model alone",
+             f"{count(about['text']['tokens'])} tokens of {escape(about['text']['source'])}",
+             f"link: {escape(about['link'])}"]
+    tag = "emulated link" if about["emulated"] else "measured"
+    notes = [] if answer.whole else ["Not all modes were run yet."]
+    if about["profile"] is None:
+        notes.append("No profile: a fresh cache begins with the first experts, not with those used most, and some modes "
+                     "cannot run. Calibrate the model in the tab Calibrate.")
+    more = "".join(f"<p class='minor'>{note}</p>" for note in notes)
+    return (f"<div class='whatif-head'><p><span class='tag'>{tag}</span> {' · '.join(facts)}.</p>{more}"
+            f"<div class='figures'>{''.join(_cards(rows, best(answer)))}</div></div>")
+
+
+def _cards(rows: Sequence[Row], front: Sequence[Row]) -> list[str]:
+    """At the smallest residency: exact mode, and the fastest modes that are as good, or nearly."""
+    ran = [row for row in rows if not row.problem]
+    if not ran:
+        return []
+    share, figure_of = min(row.residency for row in ran), accuracy_of(rows)
+    here = [row for row in ran if row.residency == share]
+    found = []
+    exact = next((row for row in here if row.mode == "exact"), None)
+    if exact is not None:
+        found.append(card("Exact", rate(getattr(exact, figure_of)), speed(exact.tok_s), f"at {percent(share)}"))
+    for most, said in ((0.0, "fastest that is as good"), (0.05, "fastest within 5 points")):
+        least = (getattr(exact, figure_of) or 0.0) - most if exact is not None else 0.0
+        good = [row for row in here if (getattr(row, figure_of) or 0.0) >= least]
+        if exact is not None and good:
+            row = max(good, key=lambda one: one.tok_s or 0.0)
+            found.append(card(f"{row.title}, {said}", rate(getattr(row, figure_of)), speed(row.tok_s),
+                              f"at {percent(share)}"))
+    found.append(card("On the front", str(len(front)), f"of {len(ran)} rows", "none better in both"))
+    return found
+
+
+def speed(tok_s: float | None) -> str:
+    """Tokens a second."""
+    return "–" if tok_s is None else f"{tok_s:.1f} tok/s"
+
+
+def listing(answer: Answer) -> str:
+    """Every row that could be run, and below them the others, with why not."""
+    front = {row.key for row in best(answer)}
+    heads = "".join(f"<th scope='col' class='{key}' aria-sort='none'><button type='button' title='{escape(why, True)}'>"
+                    f"{name}</button></th>" for key, name, why in [
+                        ("policy", "Mode", "A list of settings"), ("budget", "Resident", "Share of the experts"),
+                        *((key, name, FIGURES[key][1]) for key, name in HEADS)])
+    body = "".join(_line(row, row.key in front) for row in answer.rows if not row.problem)
+    reasons = dict.fromkeys((row.title, row.problem) for row in answer.rows if row.problem)
+    out = "".join(f"<dt>{escape(title)}</dt><dd>{escape(problem)}</dd>" for title, problem in reasons)
+    more = f"<h3>Could not be run</h3><dl class='reasons'>{out}</dl>" if out else ""
+    return (f"<div class='rows-box'><table class='rows'><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+            f"</div><p class='minor'>Marked: no other row is better in both accuracy and speed.</p>{more}")
+
+
+def _line(row: Row, marked: bool) -> str:
+    cells = [f"<td class='policy' data-v='{escape(row.title, True)}'>{escape(row.title)}</td>",
+             f"<td class='budget' data-v='{row.residency:.9g}'>{percent(row.residency)}</td>"]
+    for key, _ in HEADS:
+        value, error = getattr(row, key), getattr(row, f"{key}_se", None)
+        text = told(key, value)
+        text += f" ± {100 * error:.1f}" if key in RATES and error else ""
+        cells.append(f"<td class='{key}' data-v='{'' if value is None else f'{value:.9g}'}'>{escape(text)}</td>")
+    return f"<tr class='{'chosen' if marked else ''}'>{''.join(cells)}</tr>"
+
+
+def told(key: str, value: float | None) -> str:
+    """A figure of a row, as it is shown."""
+    if value is None:
+        return "–"
+    if key in RATES:
+        return rate(value)
+    return {"link_bytes": volume, "tok_s": speed}.get(key, lambda number: f"{number:.3g}")(value)

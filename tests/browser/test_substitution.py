@@ -1,0 +1,182 @@
+"""Substitution: every control acts in mid-answer, the badge tells what is changed, its panels come and go, one way back.
+"""
+
+from __future__ import annotations
+
+from core.lossy import LOSSY
+from core.registry import variants
+from tests.browser.dashboard import Dashboard
+
+FITS = "document.documentElement.scrollWidth <= innerWidth"
+BADGES = "[...document.querySelectorAll('[data-exactness]')].map((e) => e.textContent)"
+DARK = "(dark) => document.body.classList.toggle('dark', dark)"
+TINTS = """(names) => names.map((name) => { const c = document.querySelector(`canvas[data-c=${name}]`);
+    return new Set(new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer)).size; })"""
+
+
+def open_section(dashboard: Dashboard) -> None:
+    dashboard.advanced()
+    dashboard.page.get_by_role("button", name="Substitution").click()
+    dashboard.page.wait_for_selector("#set-miss", state="visible")
+
+
+def shows(dashboard: Dashboard, name: str, value: str) -> None:
+    dashboard.page.wait_for_function(
+        "([id, value]) => document.querySelector(`#set-${id} input`).value === value", arg=[name, value]
+    )
+
+
+def refused(dashboard: Dashboard, name: str, value: str, why: str) -> None:
+    """It says why, and goes back."""
+    before = dashboard.value(f"#set-{name} input")
+    dashboard.choose(f"set-{name}", value)
+    dashboard.wait_text("#substitution-alert", why)
+    shows(dashboard, name, before)
+
+
+def exact_again(dashboard: Dashboard) -> None:
+    dashboard.page.click("#exact-again")
+    dashboard.page.wait_for_selector("#exact-again", state="hidden")
+    shows(dashboard, "miss", "wait")
+
+
+def test_every_control_moves_its_setting_while_tokens_stream(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    open_section(dashboard)
+    assert not page.is_visible("#may-change") and not page.is_visible("#set-rho")
+    dashboard.ask("Change everything").streaming()
+    moved = set()
+
+    def choose(name: str, value: str) -> None:
+        moved.add(name)
+        dashboard.expect_mark(lambda: dashboard.choose(f"set-{name}", value), name)
+
+    def slide(name: str, value: float) -> None:
+        moved.add(name)
+        dashboard.expect_mark(lambda: dashboard.slide(f"set-{name}", value), name)
+
+    refused(dashboard, "miss", "substitute", "'Buddies' needs a profile of this model")
+    choose("substitute", "Router's next best")
+    choose("miss", "substitute_drop")
+    page.wait_for_selector("#may-change", state="visible")
+    refused(dashboard, "substitute", "Most alike", "'Most alike' needs a profile of this model")
+    for one in (v for v in variants("substitute") if not v.needs):
+        if one.name != "router_ranked":
+            choose("substitute", one.title)
+        for param in one.params:
+            page.wait_for_selector(f"#set-substitute-{one.name}-{param.name}", state="visible")
+    slide("rho", 2)
+    refused(dashboard, "gate", "percentile", "needs a profile of this model that has tae")
+    choose("gate", "tau")
+    for name, value in (("gate_tau", 0.3), ("gate_temperature", 1.1), ("gate_margin", 0.9)):
+        slide(name, value)
+    choose("batch_gate", "fixed")
+    slide("beta", 0.8)
+    choose("batch_gate", "adaptive")
+    page.wait_for_selector("#set-beta", state="hidden")
+    for name, text in (("beta_budget", "8"), ("protect", "0:3")):
+        moved.add(name)
+        dashboard.expect_mark(lambda n=name, t=text: dashboard.type_in(f"set-{n}", t), name)
+    dashboard.type_in("set-protect", "9:1")
+    dashboard.wait_text("#substitution-alert", "this model has layers 0 to 3")
+    page.wait_for_function("document.querySelector('#set-protect').querySelector('input, textarea').value === '0:3'")
+    slide("drop_share", 0.5)
+    moved.add("drop_renormalise")
+    dashboard.expect_mark(lambda: page.click("#set-drop_renormalise input"), "drop_renormalise")
+    refused(dashboard, "execute", "verify", "names no gate weights with its experts")
+    dashboard.choose("set-predictor", "Next-layer gate")
+    shows(dashboard, "predictor", "Next-layer gate")
+    choose("execute", "verify")
+    slide("execute_share", 0.7)
+    choose("execute_weights", "true")
+    slide("quality_rate", 0.5)
+    assert {param.name for param in LOSSY} - moved == {"gate_percentile"}, "that one needs a profile"
+    exact_again(dashboard)
+    page.wait_for_selector("#set-rho", state="hidden")
+    dashboard.choose("set-predictor", "None")
+    shows(dashboard, "predictor", "None")
+
+
+def test_the_badge_and_the_panels_tell_what_is_changed_until_it_is_exact_again(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    open_section(dashboard)
+    page.wait_for_function(f"{BADGES}.length === 3 && {BADGES}.every((text) => text === 'EXACT')")
+    assert not page.is_visible("canvas[data-c=changed]") and "lossy" in dashboard.frame()
+    assert dashboard.frame()["lossy"] is None
+    dashboard.choose("set-miss", "drop")
+    dashboard.ask("Drop").streaming()
+    page.wait_for_function(f"{BADGES}.every((text) => /^LOSSY [1-9]/.test(text))")
+    assert "dropped" in str(page.get_attribute("[data-k=exact]", "title"))
+    for name in ("changed", "entropy", "missing"):
+        page.wait_for_selector(f"canvas[data-c={name}]", state="visible")
+    dashboard.wait_text("[data-k=quality-none]", "Not checked yet")
+    dashboard.wait_text("[data-k=regret-note]", "as if every miss were fetched")
+    for width, height in ((390, 844), (1920, 1080), (1366, 768)):
+        page.set_viewport_size({"width": width, "height": height})
+        for dark in (False, True):
+            page.evaluate(DARK, dark)
+            before = dashboard.deck("frames")
+            dashboard.wait_deck("frames", before)
+            assert page.evaluate(FITS), width
+            assert min(page.evaluate(TINTS, ["changed", "entropy", "missing"])) > 3, (width, dark)
+    for name, told in (("changed", "dropped"), ("entropy", "token"), ("missing", "missing")):
+        page.focus(f"canvas[data-c={name}]")
+        page.keyboard.press("ArrowRight" if name != "entropy" else "ArrowLeft")
+        page.keyboard.press("ArrowRight")
+        assert told in page.evaluate("document.querySelector('[data-k=say]').textContent"), name
+        page.keyboard.press("Escape")
+    if page.evaluate("document.body.dataset.answering === '0'"):
+        dashboard.ask("And on").streaming()
+    exact_again(dashboard)
+    page.wait_for_function(f"{BADGES}.every((text) => text === 'EXACT')")
+    page.wait_for_selector("canvas[data-c=changed]", state="hidden")
+    page.wait_for_function("!document.querySelector('[data-k=regret-note]').textContent.includes('fetched')")
+    dashboard.stop()
+    dashboard.choose("set-miss", "drop")
+    dashboard.wait_text("[data-k=quality]", "96.0 %")
+    dashboard.wait_text("[data-k=quality-text]", "tokens checked")
+    exact_again(dashboard)
+
+
+def test_what_needs_a_profile_leads_to_one_and_its_preset_turns_the_section(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    open_section(dashboard)
+    refused(dashboard, "miss", "substitute", "'Buddies' needs a profile of this model")
+    page.click("#substitution-alert [data-open]")
+    page.wait_for_selector("#calibration-go", state="visible")
+    page.click("#calibration-go")
+    dashboard.wait_text("#calibration-head", "Profile of Demo model")
+    page.get_by_role("tab", name="Chat + Live").click()
+    dashboard.choose("set-preset", "BuddyMoE")
+    shows(dashboard, "miss", "substitute")
+    shows(dashboard, "gate", "percentile")
+    page.wait_for_selector("#may-change", state="visible")
+    dashboard.ask("Buddies").streaming()
+    dashboard.expect_mark(lambda: dashboard.slide("set-gate_percentile", 30), "gate_percentile")
+    shows(dashboard, "preset", "Custom")
+    dashboard.expect_mark(lambda: dashboard.slide("set-gate_percentile", 15), "gate_percentile")
+    shows(dashboard, "preset", "BuddyMoE")
+    dashboard.expect_mark(lambda: dashboard.type_in("set-substitute-buddy-alpha", "0.8"), "substitute.buddy.alpha")
+    page.wait_for_selector("#set-substitute-buddy-discount", state="hidden")
+    dashboard.expect_mark(lambda: page.click("#set-substitute-buddy-unique input"), "substitute.buddy.unique")
+    page.wait_for_selector("#set-substitute-buddy-discount", state="visible")
+    page.click("[data-view=buddies]")
+    canvas = page.locator("canvas[data-c=pairs]")
+    canvas.focus()
+    for key in ["ArrowRight"] * 3 + ["ArrowDown"] * 5:
+        page.keyboard.press(key)
+    assert page.evaluate("document.querySelector('[data-k=say]').textContent") == "Expert 5 → 2: q .31"
+    page.keyboard.press("Escape")
+    page.click("[data-view=together]")
+    dashboard.wait_text("[data-k=ramp-unit]", "log scale")
+    exact_again(dashboard)
+    page.wait_for_selector("[data-view=buddies]", state="hidden")
+    dashboard.choose("set-predictor", "None")
+    dashboard.choose("set-eviction", "LRU")
+    shows(dashboard, "eviction", "LRU")
+    dashboard.rest()
+    page.get_by_role("tab", name="Calibrate").click()
+    page.click("#profile-delete")
+    page.click("#profile-delete-yes")
+    dashboard.wait_text("#calibration-empty", "Not calibrated yet")
+    page.get_by_role("tab", name="Chat + Live").click()

@@ -34,7 +34,7 @@ LOSSY: tuple[Param, ...] = (
     Param("gate_percentile", "float", 15.0, "How many of each layer's tokens, the most peaked ones, are left alone.",
           title="Peaked tokens left alone", low=0.0, high=100.0, step=1.0, unit="%"),
     Param("gate_temperature", "float", 1.0, "Softens (above 1) or sharpens the gate weights before their entropy is "
-          "taken.", title="Temperature of the entropy", low=0.8, high=1.2, step=0.01),
+          "held against the threshold.", title="Temperature of the entropy", low=0.8, high=1.2, step=0.01),
     Param("gate_margin", "float", 1.0, "Leave tokens alone whose first expert has at least this much more gate weight "
           f"than the second, of 1 in all. 1 = off. {GATES}", title="Margin (gamma)", low=0.0, high=1.0, step=0.01),
     Param("batch_gate", "choice", "none", "Wait for all experts of a layer instead, when replacing them would touch "

@@ -40,8 +40,8 @@ class QualityTab:
         self._wire()
 
     def _build_form(self) -> None:
-        html("<p class='minor'>The model answers questions and reads a text in every mode, at every residency, from the "
-             "same fresh cache. Chats have to wait meanwhile; your settings come back afterwards.</p>")
+        html("<p class='minor'>The model answers questions and reads a text in every mode, at every residency, from "
+             "the same fresh cache. Chats have to wait meanwhile; your settings come back afterwards.</p>")
         known = modes_of()
         self.modes = gr.Dropdown([(mode.title, mode.name) for mode in known], value=list(MODES), multiselect=True,
                                  label="Modes", elem_id="evaluation-modes", info="Lists of settings; what they do not "

@@ -73,8 +73,8 @@ def summary(answer: Answer) -> str:
     tag = "emulated link" if about["emulated"] else "measured"
     notes = [] if answer.whole else ["Not all modes were run yet."]
     if about["profile"] is None:
-        notes.append("No profile: a fresh cache begins with the first experts, not with those used most, and some modes "
-                     "cannot run. Calibrate the model in the tab Calibrate.")
+        notes.append("No profile: a fresh cache begins with the first experts, not with those used most, and some "
+                     "modes cannot run. Calibrate the model in the tab Calibrate.")
     more = "".join(f"<p class='minor'>{note}</p>" for note in notes)
     return (f"<div class='whatif-head'><p><span class='tag'>{tag}</span> {' · '.join(facts)}.</p>{more}"
             f"<div class='figures'>{''.join(_cards(rows, best(answer)))}</div></div>")
@@ -139,4 +139,4 @@ def told(key: str, value: float | None) -> str:
         return "–"
     if key in RATES:
         return rate(value)
-    return {"link_bytes": volume, "tok_s": speed}.get(key, lambda number: f"{number:.3g}")(value)
+    return volume(value) if key == "link_bytes" else speed(value) if key == "tok_s" else f"{value:.3g}"

@@ -23,7 +23,7 @@ READY, DONE, ASLEEP = range(3)   # it works; how many messages it has worked on;
 SIZE = SIGNS + 2 * (COUNTS + RING)
 MOST = 1024           # messages that may wait: each may have a byte in the pipe, which must never be full
 MANY = 8              # messages behind from which on it is looked whether the process still runs
-LOOK_S = 1e-4         # how often somebody who waits looks
+LOOK_S = 2.5e-4       # how often it, or somebody who waits for it, looks for what has come
 
 
 def parts(memory: memoryview) -> tuple[memoryview, Ring, Ring]:

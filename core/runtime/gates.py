@@ -22,7 +22,7 @@ def gates_of(settings: Mapping[str, Value], shape: ModelShape, profile: Profile 
     """One a layer. The settings' `miss` is not "wait"; what they need of the profile is there."""
     way, margin = str(settings["miss"]), float(settings["gate_margin"])
     buddy = settings["substitute"] == "buddy"
-    return [Gates(tau=tau, temperature=float(settings["gate_temperature"]),
+    return [Gates(tau=tau, temperature=temperature(settings),
                   margin=margin if margin < 1 else ALWAYS,
                   beta=float(settings["beta"]) if settings["batch_gate"] == "fixed" else ALWAYS,
                   rho=int(settings["rho"]),
@@ -31,6 +31,11 @@ def gates_of(settings: Mapping[str, Value], shape: ModelShape, profile: Profile 
                   protected=protected, order=tuple(way.split("_")), drop_share=float(settings["drop_share"]))
             for tau, protected in zip(_taus(settings, shape, profile), _protected(settings, shape, profile, device),
                                       strict=True)]
+
+
+def temperature(settings: Mapping[str, Value]) -> float:
+    """Of the entropy. A profile's percentiles are those of the gate weights as they are."""
+    return float(settings["gate_temperature"]) if settings["gate"] != "percentile" else 1.0
 
 
 def thresholds(gates: Sequence[Gates], layers: int) -> list[float]:

@@ -17,18 +17,19 @@ import numpy.typing as npt
 import torch
 
 from core.choices import CHOICE, Action, Lossy
-from core.policy.substitute import Ask, Chosen, Gates, Substitute, batch, plain
+from core.policy.substitute import Ask, Gates, Substitute, batch, plain
 from core.profile import Profile
 from core.profile.routing import entropy
 from core.registry import Value, create
 from core.runtime.executing import Executing
 from core.runtime.foresight import Foresight
-from core.runtime.gates import ALWAYS, gates_of, thresholds
+from core.runtime.gates import ALWAYS, gates_of, temperature, thresholds
 from core.runtime.lease import Fate
 from core.runtime.residency import Residency
 from core.runtime.routed import NOTHING, Routed, distinct
 from core.types import ModelShape, Outcome
 
+Bytes = npt.NDArray[np.integer[Any]]
 FATES = {Action.SUBSTITUTE: Outcome.SUBSTITUTED, Action.DROP: Outcome.DROPPED, Action.PREDICTED: Outcome.PREDICTED}
 
 
@@ -58,7 +59,7 @@ class MissPolicy:
             self._substitute.prepare(profile, shape.layers, shape.experts, self._device)
         adaptive = way != "wait" and settings["batch_gate"] == "adaptive"
         self._budget = float(settings["beta_budget"]) * 1e6 if adaptive else -1.0
-        self._temperature = float(settings["gate_temperature"])
+        self._temperature = temperature(settings)
         self._renormalise = bool(settings["drop_renormalise"])
         self.executing.use(str(settings["execute"]), str(settings["execute_weights"]),
                            float(settings["execute_share"]))
@@ -141,7 +142,13 @@ class MissPolicy:
             self._beta[layer] = gates.beta
         ask = Ask(layer, now.ids, now.weights, torch.tensor(lacks, device=self._device),
                   torch.tensor(ready, device=self._device), *self._told(layer, source))
-        return self._taken(layer, now, (plain if len(now.chosen) == 1 else batch).select(ask, gates, source), missing)
+        if len(now.chosen) > 1 or (source is not None and source.reroutes):
+            found = batch.select(ask, gates, source)
+            ids, action, why = found.ids.tolist(), found.action.cpu().numpy(), found.why.cpu().numpy()
+            return self._taken(layer, now, missing, ids, action, why, found.weights)
+        listed = partial(source.listed, ask, 0) if source is not None else nobody
+        one = plain.pick(now.chosen[0], now.weights[0].tolist(), lacks, ready, gates, listed, float(self._delta[layer]))
+        return self._taken(layer, now, missing, [one.ids], np.array([one.action]), np.array([one.why]), None)
 
     def _told(self, layer: int, source: Substitute | None) -> tuple[Any, Any, Any]:
         """What a substitute wants beside the routing: the router's logits, what was named, the rule of its weights."""
@@ -158,29 +165,32 @@ class MissPolicy:
         left = self._budget - self._residency.counts.demand_bytes
         return max(0, int(left / (self._shape.layers - layer) / self._shape.expert_bytes))
 
-    def _taken(self, layer: int, now: Routed, found: Chosen, missing: list[int]) -> Routed:
-        action, why = found.action.cpu().numpy(), found.why.cpu().numpy()
+    def _taken(self, layer: int, now: Routed, missing: list[int], ids: list[list[int]], action: Bytes, why: Bytes,
+               weights: torch.Tensor | None) -> Routed:
+        """Note what was decided, [T, k] each, and the routing that follows from it; `weights`, if they are new."""
         token, place = np.nonzero(action)
-        done = action[token, place]
+        done, asked = action[token, place], np.array(now.chosen)[token, place]
+        self._note(layer, token, asked, np.array(ids)[token, place], done, why[token, place])
         if not (done >= Action.SUBSTITUTE).any():
-            self._note(layer, token, np.array(now.chosen)[token, place], np.array(now.chosen)[token, place], done,
-                       why[token, place])
             return now
-        chosen: list[list[int]] = found.ids.tolist()
-        asked = np.array(now.chosen)[token, place]
-        self._note(layer, token, asked, np.array(chosen)[token, place], done, why[token, place])
-        weights = now.weights if found.weights is None else found.weights
+        weights = now.weights if weights is None else weights
+        changed = torch.tensor(ids, device=self._device)
         if (done == Action.DROP).any():
-            weights = without(weights, found.ids == NOTHING, renormalise=self._renormalise)
-        wanted, how = distinct(chosen), dict(zip(asked.tolist(), done.tolist(), strict=True))
+            weights = without(weights, changed == NOTHING, renormalise=self._renormalise)
+        wanted, how = distinct(ids), dict(zip(asked.tolist(), done.tolist(), strict=True))
         fates = [Fate(e, FATES[Action(how[e])]) for e in missing if e not in wanted and how.get(e, 0) in FATES]
-        return replace(now, ids=found.ids, weights=weights, chosen=chosen, wanted=wanted, fates=[*now.fates, *fates])
+        return replace(now, ids=changed, weights=weights, chosen=ids, wanted=wanted, fates=[*now.fates, *fates])
 
     def _note(self, layer: int, token: Any, expert: Any, to: Any, action: Any, why: Any) -> None:
         rows = np.empty(len(token), CHOICE)
         rows["layer"], rows["token"], rows["expert"], rows["to"] = layer, token, expert, to
         rows["action"], rows["why"] = action, why
         self._rows.append(rows)
+
+
+def nobody(position: int, expert: int) -> tuple[tuple[int, float], ...]:
+    """Candidates where nothing may be substituted."""
+    return ()
 
 
 def without(weights: torch.Tensor, dropped: torch.Tensor, *, renormalise: bool) -> torch.Tensor:

@@ -11,8 +11,10 @@ from pathlib import Path
 
 from app.host import Host
 from core import plan
+from core.answer import Ids
 from core.config import Sampling
 from core.engine import Engine
+from core.runtime.sampler import Draw
 from core.types import Piece
 
 PACE_S = 0.02
@@ -23,11 +25,12 @@ class PacedEngine(Engine):
 
     def generate(
         self,
-        messages: Sequence[Mapping[str, str]] | str,
+        messages: Sequence[Mapping[str, str]] | str | Ids,
         sampling: Sampling | None = None,
         cancel: threading.Event | None = None,
+        draw: Draw | None = None,
     ) -> Iterator[Piece]:
-        with closing(super().generate(messages, sampling, cancel)) as pieces:  # type: ignore[type-var]
+        with closing(super().generate(messages, sampling, cancel, draw)) as pieces:  # type: ignore[type-var]
             for piece in pieces:
                 if piece.kind == "token":
                     time.sleep(PACE_S)

@@ -1,5 +1,4 @@
-"""Substitution: every control acts in mid-answer, the badge tells what is changed, its panels come and go, one way back.
-"""
+"""Substitution: controls act in mid-answer, the badge tells what is changed, panels come and go, one click ends it."""
 
 from __future__ import annotations
 
@@ -66,7 +65,7 @@ def test_every_control_moves_its_setting_while_tokens_stream(dashboard: Dashboar
         for param in one.params:
             page.wait_for_selector(f"#set-substitute-{one.name}-{param.name}", state="visible")
     slide("rho", 2)
-    refused(dashboard, "gate", "percentile", "needs a profile of this model that has tae")
+    refused(dashboard, "gate", "percentile", "'percentile' needs a profile of this model")
     choose("gate", "tau")
     for name, value in (("gate_tau", 0.3), ("gate_temperature", 1.1), ("gate_margin", 0.9)):
         slide(name, value)

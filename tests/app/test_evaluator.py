@@ -1,0 +1,156 @@
+"""Evaluating from the dashboard: the engine is its own meanwhile, settings come back, and what was found is shown."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from app.analysis.quality import Answer, Asked
+from app.api import build_app
+from app.evaluator import KEPT, Evaluation
+from app.host import Host
+from app.pulse import host_state, jobs_state
+from app.store import Store
+from app.tabs import quality_views
+from core.errors import BusyError, MoestroError, SettingError
+from core.evaluate.modes import chosen, residencies
+from core.evaluate.rows import Row
+from tests.app.conftest import WAIT_S, QuickEngine
+from tests.fakes import fake_calibrate, fake_estimate
+
+ABOUT = {"model": "demo", "questions": {"seen": 2, "unseen": 1, "source": "facts"}, "text": {
+    "tokens": 9, "source": "a <text>"}, "link": "emulated, 0.2 GB/s", "emulated": True, "profile": None}
+FIGURES: dict[str, Any] = {"exact_match": 1.0, "exact_match_se": 0.1, "tok_s": 50.0, "perplexity": 9.5, "kl": 0.0,
+                           "agreement": 1.0, "link_bytes": 2e5, "substituted_rate": 0.0, "emulated": True}
+SMALL = Asked(("exact", "drop"), ".5,.25", 3, 9)
+started = threading.Event()
+
+
+def fake_evaluate(engine: Any, asked: Asked, found: Callable[[Answer], None], progress: Callable[[str, float], None],
+                  cancel: threading.Event) -> None:
+    """What `app.analysis.quality.measure` does. With the mode "verify" it stands still until it is cancelled; "random"
+    is refused."""
+    before, rows = engine.settings, list[Row]()
+    try:
+        for share in residencies(asked.residencies):
+            for mode in chosen(",".join(asked.modes)):
+                engine.change({"budget": f"{100 * share:g}%"})
+                progress(mode.title, len(rows) / 4)
+                if mode.name == "random":
+                    raise SettingError("No luck.")
+                if mode.name == "verify":
+                    started.set()
+                    cancel.wait(WAIT_S)
+                    raise MoestroError("Cancelled.")
+                rows.append(Row(mode.name, mode.title, share, **FIGURES))
+                found(Answer(ABOUT, tuple(rows)))
+    finally:
+        engine.change(dict(before))
+    found(Answer(ABOUT, tuple(rows), whole=True))
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    started.clear()
+    host = Host(Store(tmp_path), QuickEngine, fake_estimate, calibrating=fake_calibrate, evaluating=fake_evaluate)
+    assert host.load(host.plan("demo")).join(WAIT_S)
+    yield host
+    host.close()
+
+
+def over(job: Evaluation) -> Evaluation:
+    assert job.join(WAIT_S), f"still {job.state}"
+    return job
+
+
+def test_rows_are_found_kept_and_exported(host: Host, tmp_path: Path) -> None:
+    client, stamp = TestClient(build_app(host), base_url="http://localhost"), jobs_state(host)["evaluation"]["stamp"]
+    assert client.get("/export/quality.csv").status_code == 404
+    settings = host.settings
+    job = over(host.evaluate(SMALL))
+    assert (job.state, job.error, job.share) == ("done", "", 1.0) and host.settings == settings
+    answer = host.evaluator.answer
+    assert answer is not None and answer.whole and [row.key for row in answer.rows] == [
+        ("exact", 0.5), ("drop", 0.5), ("exact", 0.25), ("drop", 0.25)]
+    state = jobs_state(host)["evaluation"]
+    assert state["stamp"] != stamp and state["state"] == "done" and not host.busy
+    text = client.get("/export/quality.csv").text
+    assert "# link: emulated" in text and text.splitlines()[-1].startswith("drop,Drop,0.25,")
+    host.close()
+    again = Host(Store(tmp_path), QuickEngine, fake_estimate, evaluating=fake_evaluate)
+    assert again.evaluator.answer == answer
+    again.store.db.put(KEPT, {"rows": []})
+    again.close()
+    later = Host(Store(tmp_path), QuickEngine, fake_estimate)
+    assert later.evaluator.answer is None
+    later.close()
+
+
+def test_the_engine_is_its_own_meanwhile_and_cancelling_gives_it_back(host: Host) -> None:
+    settings, stamp = host.settings, host_state(host)["settings"]
+    job = host.evaluate(replace(SMALL, modes=("exact", "verify")))
+    assert started.wait(WAIT_S) and host.busy
+    assert host.settings == settings and host_state(host)["settings"] == stamp, "pages show the user's own"
+    with pytest.raises(BusyError, match=r"being evaluated \(25%\)\. .*tab Analysis"):
+        host.chat(None, "Hi")
+    for what in (host.unload, lambda: host.load(host.plan("demo")), host.delete_profile, lambda: host.evaluate(SMALL)):
+        with pytest.raises(BusyError, match="being evaluated"):
+            what()
+    assert "turns the settings itself" in host.change("budget", "75%")
+    host.evaluator.cancel()
+    assert over(job).state == "cancelled" and host.settings == settings and not host.busy
+    answer = host.evaluator.answer
+    assert answer is not None and not answer.whole and len(answer.rows) == 1
+    assert host.change("budget", "75%") == "" and host.settings["budget"] == "75%"
+    assert host.chat(None, "Hi").join(WAIT_S)
+
+
+def test_what_is_wrong_is_said(host: Host) -> None:
+    for asked, why in ((replace(SMALL, modes=()), "at least one mode"), (replace(SMALL, modes=("magic",)), "no mode"),
+                       (replace(SMALL, residencies="2"), "not a share of the experts")):
+        with pytest.raises(SettingError, match=why):
+            host.evaluate(asked)
+    job = over(host.evaluate(replace(SMALL, modes=("random",))))
+    assert (job.state, job.error) == ("error", "No luck.") and not host.busy
+    host.unload()
+    with pytest.raises(MoestroError, match="No model is loaded"):
+        host.evaluate(SMALL)
+
+
+def rows() -> tuple[Row, ...]:
+    exact = Row("exact", "Exact", 0.5, **FIGURES)
+    return (exact, replace(exact, mode="drop", title="Drop", exact_match=0.5, exact_match_se=0.3, tok_s=80.0),
+            replace(exact, mode="slow", title="Slow & lossy", exact_match=0.9, tok_s=20.0),
+            Row("buddy_rho1", "Buddies, rho 1", 0.5, problem="It needs a <profile>."))
+
+
+@pytest.mark.parametrize("dark", [True, False])
+def test_the_front_stands_out(dark: bool) -> None:
+    answer = Answer(ABOUT, rows(), whole=True)
+    assert [row.mode for row in quality_views.best(answer)] == ["drop", "exact"]
+    drawn = quality_views.plot(answer, dark)
+    line, points = drawn.data
+    assert (list(line.x), list(line.y)) == ([80.0, 50.0], [50.0, 100.0])
+    assert list(points.text) == ["Exact", "Drop", ""] and "emulated" in drawn.layout.title.text
+    table = quality_views.listing(answer)
+    assert table.count("<tr class='chosen'>") == 2 and "Slow &amp; lossy" in table and "50.0 % ± 30.0" in table
+    assert "<dt>Buddies, rho 1</dt><dd>It needs a &lt;profile&gt;.</dd>" in table
+    said = quality_views.summary(answer)
+    assert "a &lt;text&gt;" in said and "No profile" in said and "Not all modes" not in said
+    assert "emulated link" in said and "at 50 %" in said
+
+
+def test_without_questions_agreement_stands_for_accuracy() -> None:
+    plain = tuple(replace(row, exact_match=None, agreement=0.5 + 0.1 * at) for at, row in enumerate(rows()[:2]))
+    answer = Answer({**ABOUT, "questions": {"seen": 0, "unseen": 0, "source": "none"}}, plain)
+    assert quality_views.plot(answer, True).layout.yaxis.title.text == "Agreement with the exact model (%)"
+    said = quality_views.summary(answer)
+    assert "no questions" in said and "Not all modes" in said
+    assert quality_views.plot(Answer(ABOUT, rows()[3:]), True) is None
+    assert "Could not be run" in quality_views.listing(Answer(ABOUT, rows()[3:]))

@@ -17,40 +17,43 @@ EMPTY = (
     "the same text once in every mode: what lossy settings cost in quality, and what they buy in speed, is then "
     "measured, not estimated.</span></div>"
 )
-HEADS = (("exact_match", "Exact match"), ("unseen_match", "Unseen"), ("perplexity", "Perplexity"),
-         ("agreement", "Agreement"), ("kl", "KL"), ("substituted_rate", "Changed"), ("link_bytes", "Link / token"),
-         ("saved", "Saved"), ("tok_s", "Speed"))
+HEADS = (("exact_match", "Exact match"), ("tok_s", "Speed"), ("perplexity", "Perplexity"), ("agreement", "Agreement"),
+         ("substituted_rate", "Changed"), ("link_bytes", "Link / token"), ("saved", "Saved"),
+         ("unseen_match", "Unseen"), ("kl", "KL"))
 RATES = ("exact_match", "unseen_match", "agreement", "substituted_rate", "saved")
 NAMES = {"exact_match": "Exact match", "agreement": "Agreement with the exact model"}
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "star", "cross")
 PLACES = ("top center", "bottom center", "middle right", "middle left")   # of names at neighbouring points
 
 
-def best(answer: Answer) -> list[Row]:
-    """Of all rows, those that none beats in accuracy and speed; the fastest first."""
-    return sorted(pareto(answer.rows, accuracy_of(answer.rows)), key=lambda row: -(row.tok_s or 0.0))
+def fronts(answer: Answer) -> dict[float, list[Row]]:
+    """Residency -> of its rows those that none beats in accuracy and speed; the fastest first."""
+    rows, accuracy = answer.rows, accuracy_of(answer.rows)
+    shares = dict.fromkeys(row.residency for row in rows)
+    return {share: sorted(pareto([row for row in rows if row.residency == share], accuracy),
+                          key=lambda row: -(row.tok_s or 0.0)) for share in shares}
 
 
 def plot(answer: Answer, dark: bool) -> Any:
-    """Accuracy over speed, a symbol for each residency; the front is a line. None when no mode could be run."""
+    """Accuracy over speed, a colour for each residency, whose front is a line. None when no mode could be run."""
     import plotly.graph_objects as go
 
     figure_of = accuracy_of(answer.rows)
     known = [row for row in answer.rows if row.tok_s is not None and getattr(row, figure_of) is not None]
     if not known:
         return None
-    front, traces = best(answer), list[Any]()
-    traces.append(go.Scatter(x=[row.tok_s for row in front], y=[100 * getattr(row, figure_of) for row in front],
-                             mode="lines", line=dict(color=accent(dark), width=1.5, dash="dot"), hoverinfo="skip",
-                             name="none is better in both"))
-    for at, share in enumerate(dict.fromkeys(row.residency for row in known)):
-        rows = [row for row in known if row.residency == share]
+    traces: list[Any] = []
+    for at, (share, front) in enumerate(fronts(answer).items()):
+        rows, colour = [row for row in known if row.residency == share], PALETTE[at % len(PALETTE)]
+        traces.append(go.Scatter(x=[row.tok_s for row in front], y=[100 * getattr(row, figure_of) for row in front],
+                                 mode="lines", line=dict(color=colour, width=1.5, dash="dot"), hoverinfo="skip",
+                                 showlegend=False, name="front"))
         traces.append(go.Scatter(
             x=[row.tok_s for row in rows], y=[100 * getattr(row, figure_of) for row in rows],
             mode="markers+text", name=f"{percent(share)} resident", cliponaxis=False,
             text=[row.title if row in front else "" for row in rows], textfont=dict(size=10),
             textposition=[PLACES[i % len(PLACES)] for i in range(len(rows))], customdata=[row.title for row in rows],
-            marker=dict(size=10, symbol=SYMBOLS[at % len(SYMBOLS)], color=PALETTE[at % len(PALETTE)],
+            marker=dict(size=10, symbol=SYMBOLS[at % len(SYMBOLS)], color=colour,
                         line=dict(width=[2 if row in front else 0 for row in rows], color=accent(dark))),
             hovertemplate=f"%{{customdata}} at {percent(share)}: %{{y:.1f}} %, %{{x:.1f}} tokens/s<extra></extra>"))
     link = "link emulated" if any(row.emulated for row in known) else "measured"
@@ -77,28 +80,24 @@ def summary(answer: Answer) -> str:
                      "modes cannot run. Calibrate the model in the tab Calibrate.")
     more = "".join(f"<p class='minor'>{note}</p>" for note in notes)
     return (f"<div class='whatif-head'><p><span class='tag'>{tag}</span> {' · '.join(facts)}.</p>{more}"
-            f"<div class='figures'>{''.join(_cards(rows, best(answer)))}</div></div>")
+            f"<div class='figures'>{''.join(_cards(rows))}</div></div>")
 
 
-def _cards(rows: Sequence[Row], front: Sequence[Row]) -> list[str]:
+def _cards(rows: Sequence[Row]) -> list[str]:
     """At the smallest residency: exact mode, and the fastest modes that are as good, or nearly."""
     ran = [row for row in rows if not row.problem]
     if not ran:
         return []
     share, figure_of = min(row.residency for row in ran), accuracy_of(rows)
     here = [row for row in ran if row.residency == share]
-    found = []
     exact = next((row for row in here if row.mode == "exact"), None)
-    if exact is not None:
-        found.append(card("Exact", rate(getattr(exact, figure_of)), speed(exact.tok_s), f"at {percent(share)}"))
-    for most, said in ((0.0, "fastest that is as good"), (0.05, "fastest within 5 points")):
-        least = (getattr(exact, figure_of) or 0.0) - most if exact is not None else 0.0
-        good = [row for row in here if (getattr(row, figure_of) or 0.0) >= least]
-        if exact is not None and good:
-            row = max(good, key=lambda one: one.tok_s or 0.0)
-            found.append(card(f"{row.title}, {said}", rate(getattr(row, figure_of)), speed(row.tok_s),
-                              f"at {percent(share)}"))
-    found.append(card("On the front", str(len(front)), f"of {len(ran)} rows", "none better in both"))
+    if exact is None:
+        return []
+    found = [card(f"Exact at {percent(share)}", speed(exact.tok_s), rate(getattr(exact, figure_of)))]
+    for most, said in ((0.0, "Fastest as good"), (0.05, "Within 5 points"), (1.0, "Fastest of all")):
+        least = (getattr(exact, figure_of) or 0.0) - most
+        row = max((row for row in here if (getattr(row, figure_of) or 0.0) >= least), key=lambda one: one.tok_s or 0.0)
+        found.append(card(said, speed(row.tok_s), row.title, rate(getattr(row, figure_of))))
     return found
 
 
@@ -109,7 +108,7 @@ def speed(tok_s: float | None) -> str:
 
 def listing(answer: Answer) -> str:
     """Every row that could be run, and below them the others, with why not."""
-    front = {row.key for row in best(answer)}
+    front = {row.key for rows in fronts(answer).values() for row in rows}
     heads = "".join(f"<th scope='col' class='{key}' aria-sort='none'><button type='button' title='{escape(why, True)}'>"
                     f"{name}</button></th>" for key, name, why in [
                         ("policy", "Mode", "A list of settings"), ("budget", "Resident", "Share of the experts"),
@@ -119,7 +118,8 @@ def listing(answer: Answer) -> str:
     out = "".join(f"<dt>{escape(title)}</dt><dd>{escape(problem)}</dd>" for title, problem in reasons)
     more = f"<h3>Could not be run</h3><dl class='reasons'>{out}</dl>" if out else ""
     return (f"<div class='rows-box'><table class='rows'><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
-            f"</div><p class='minor'>Marked: no other row is better in both accuracy and speed.</p>{more}")
+            "</div><p class='minor'>Marked: none at the same residency is better in both accuracy and speed.</p>"
+            f"{more}")
 
 
 def _line(row: Row, marked: bool) -> str:

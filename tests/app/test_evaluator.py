@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -19,40 +17,12 @@ from app.pulse import host_state, jobs_state
 from app.store import Store
 from app.tabs import quality_views
 from core.errors import BusyError, MoestroError, SettingError
-from core.evaluate.modes import chosen, residencies
 from core.evaluate.rows import Row
 from tests.app.conftest import WAIT_S, QuickEngine
+from tests.fake_evaluation import ABOUT, FIGURES, fake_evaluate, started
 from tests.fakes import fake_calibrate, fake_estimate
 
-ABOUT = {"model": "demo", "questions": {"seen": 2, "unseen": 1, "source": "facts"}, "text": {
-    "tokens": 9, "source": "a <text>"}, "link": "emulated, 0.2 GB/s", "emulated": True, "profile": None}
-FIGURES: dict[str, Any] = {"exact_match": 1.0, "exact_match_se": 0.1, "tok_s": 50.0, "perplexity": 9.5, "kl": 0.0,
-                           "agreement": 1.0, "link_bytes": 2e5, "substituted_rate": 0.0, "emulated": True}
 SMALL = Asked(("exact", "drop"), ".5,.25", 3, 9)
-started = threading.Event()
-
-
-def fake_evaluate(engine: Any, asked: Asked, found: Callable[[Answer], None], progress: Callable[[str, float], None],
-                  cancel: threading.Event) -> None:
-    """What `app.analysis.quality.measure` does. With the mode "verify" it stands still until it is cancelled; "random"
-    is refused."""
-    before, rows = engine.settings, list[Row]()
-    try:
-        for share in residencies(asked.residencies):
-            for mode in chosen(",".join(asked.modes)):
-                engine.change({"budget": f"{100 * share:g}%"})
-                progress(mode.title, len(rows) / 4)
-                if mode.name == "random":
-                    raise SettingError("No luck.")
-                if mode.name == "verify":
-                    started.set()
-                    cancel.wait(WAIT_S)
-                    raise MoestroError("Cancelled.")
-                rows.append(Row(mode.name, mode.title, share, **FIGURES))
-                found(Answer(ABOUT, tuple(rows)))
-    finally:
-        engine.change(dict(before))
-    found(Answer(ABOUT, tuple(rows), whole=True))
 
 
 @pytest.fixture
@@ -133,7 +103,8 @@ def rows() -> tuple[Row, ...]:
 @pytest.mark.parametrize("dark", [True, False])
 def test_the_front_stands_out(dark: bool) -> None:
     answer = Answer(ABOUT, rows(), whole=True)
-    assert [row.mode for row in quality_views.best(answer)] == ["drop", "exact"]
+    assert {share: [row.mode for row in rows] for share, rows in quality_views.fronts(answer).items()} == {
+        0.5: ["drop", "exact"]}
     drawn = quality_views.plot(answer, dark)
     line, points = drawn.data
     assert (list(line.x), list(line.y)) == ([80.0, 50.0], [50.0, 100.0])
@@ -143,7 +114,7 @@ def test_the_front_stands_out(dark: bool) -> None:
     assert "<dt>Buddies, rho 1</dt><dd>It needs a &lt;profile&gt;.</dd>" in table
     said = quality_views.summary(answer)
     assert "a &lt;text&gt;" in said and "No profile" in said and "Not all modes" not in said
-    assert "emulated link" in said and "at 50 %" in said
+    assert "emulated link" in said and "Exact at 50 %" in said and "<b>80.0 tok/s</b>" in said
 
 
 def test_without_questions_agreement_stands_for_accuracy() -> None:

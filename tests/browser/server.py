@@ -16,6 +16,7 @@ from app.serve import Asked, serve
 from core.config import LoadSpec
 from core.errors import MoestroError
 from core.types import Fit
+from tests.fake_evaluation import fake_evaluate
 from tests.fakes import FakeEngine, fake_calibrate, fake_estimate, fake_import, is_pack
 
 LONG = 100  # tenths of a second
@@ -53,7 +54,8 @@ def estimate(spec: LoadSpec) -> Fit:
 def host() -> Host:
     """The host that was asked for in the environment."""
     if os.environ.get("MOESTRO_TEST_ENGINE") != "real":
-        return Host(engine=SlowEngine, estimate=estimate, importing=fake_import, calibrating=fake_calibrate)
+        return Host(engine=SlowEngine, estimate=estimate, importing=fake_import, calibrating=fake_calibrate,
+                    evaluating=fake_evaluate)
     from tests.browser.real import real_host
 
     return real_host()

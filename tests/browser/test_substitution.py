@@ -39,6 +39,14 @@ def exact_again(dashboard: Dashboard) -> None:
     shows(dashboard, "miss", "wait")
 
 
+def defaults(dashboard: Dashboard) -> None:
+    """Everything lossy as it comes, by way of a preset; the next test expects no prefetcher."""
+    dashboard.choose("set-preset", "Mixtral-offloading")
+    shows(dashboard, "substitute", "Buddies")
+    dashboard.choose("set-predictor", "None")
+    shows(dashboard, "preset", "Custom")
+
+
 def test_every_control_moves_its_setting_while_tokens_stream(dashboard: Dashboard) -> None:
     page = dashboard.page
     open_section(dashboard)
@@ -92,8 +100,7 @@ def test_every_control_moves_its_setting_while_tokens_stream(dashboard: Dashboar
     assert {param.name for param in LOSSY} - moved == {"gate_percentile"}, "that one needs a profile"
     exact_again(dashboard)
     page.wait_for_selector("#set-rho", state="hidden")
-    dashboard.choose("set-predictor", "None")
-    shows(dashboard, "predictor", "None")
+    defaults(dashboard)
 
 
 def test_the_badge_and_the_panels_tell_what_is_changed_until_it_is_exact_again(dashboard: Dashboard) -> None:
@@ -170,9 +177,7 @@ def test_what_needs_a_profile_leads_to_one_and_its_preset_turns_the_section(dash
     dashboard.wait_text("[data-k=ramp-unit]", "log scale")
     exact_again(dashboard)
     page.wait_for_selector("[data-view=buddies]", state="hidden")
-    dashboard.choose("set-predictor", "None")
-    dashboard.choose("set-eviction", "LRU")
-    shows(dashboard, "eviction", "LRU")
+    defaults(dashboard)
     dashboard.rest()
     page.get_by_role("tab", name="Calibrate").click()
     page.click("#profile-delete")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from core.config import Sampling, Settings
+from core.config import Sampling
 from core.engine import Engine
 from core.errors import SettingError
 from core.evaluate.follow import follow
@@ -104,17 +104,19 @@ def test_verdicts_are_those_of_whole_answers(engine: Engine, monkeypatch: pytest
     assert not ask(engine, Question(hi, f"{text} 9 9", True), NEVER, steps.append)      # it ends too early
 
 
-def test_every_mode_begins_with_the_same_cache(engine: Engine) -> None:
-    settings = Settings({**engine.settings, "eviction": "lfu"})
-    start_mode(engine, settings)
+@pytest.mark.parametrize("changes", [{"eviction": "lfu"}, {"scope": "global", "pins": "0:7, 2:1"},
+                                     {"eviction": "none"}, {"predictor": "gate"}])
+def test_every_mode_begins_with_the_same_cache(changes: dict[str, object], engine: Engine) -> None:
+    before = engine.settings
+    start_mode(engine, before.with_(changes))
     first = list(engine.residency.places())
     list(engine.generate(TEXT[:40], Sampling(max_new_tokens=9)))
     used = list(engine.residency.places())
-    start_mode(engine, settings)
-    assert list(engine.residency.places()) == first and [place > 0 for place in used] != [place > 0 for place in first]
-    assert set(engine.residency.last_used) == {-1}
+    start_mode(engine, before.with_(changes))
+    assert list(engine.residency.places()) == first and set(engine.residency.last_used) == {-1}
+    assert changes.get("eviction") == "none" or [place > 0 for place in used] != [place > 0 for place in first]
     engine.residency.check_integrity()
-    engine.change({"eviction": "lru"})
+    engine.change(dict(before))
 
 
 def test_modes_beside_each_other(engine: Engine) -> None:

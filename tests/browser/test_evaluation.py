@@ -1,0 +1,63 @@
+"""Quality: rows come as they are measured, the chat says why it waits, what is found can be kept, and it all fits."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from tests.browser.conftest import Open
+from tests.browser.dashboard import Dashboard
+
+FITS = "document.documentElement.scrollWidth <= innerWidth"
+
+
+def quality(dashboard: Dashboard) -> Dashboard:
+    dashboard.page.get_by_role("tab", name="Analysis").click()
+    dashboard.page.get_by_role("tab", name="Quality").click()
+    dashboard.page.wait_for_selector("#evaluation-go:visible, #evaluation-cancel:visible")
+    return dashboard
+
+
+def only(dashboard: Dashboard, *titles: str) -> None:
+    """Choose these modes alone."""
+    page = dashboard.page
+    page.locator("#evaluation-modes .remove-all").click()
+    for title in titles:
+        page.locator("#evaluation-modes input").fill(title)
+        page.get_by_role("option", name=title, exact=True).click()
+    page.keyboard.press("Escape")
+
+
+def test_modes_beside_each_other_and_a_cancel(open_page: Open) -> None:
+    dashboard = quality(open_page())
+    page = dashboard.page
+    dashboard.wait_text("#evaluation-empty", "Nothing evaluated yet")
+    page.locator("#evaluation-residencies").get_by_role("textbox").fill("2")
+    page.click("#evaluation-go")
+    dashboard.wait_text("#evaluation-alert", "not a share of the experts")
+    page.locator("#evaluation-residencies").get_by_role("textbox").fill(".5")
+    only(dashboard, "Exact", "Verify: default vectors")
+    page.click("#evaluation-go")
+    page.wait_for_selector("#evaluation-cancel", state="visible")
+    page.wait_for_selector("#evaluation-table tbody tr")                 # measured before it stands still
+    dashboard.wait_text("#evaluation-head", "Not all modes")
+    other = quality(open_page())
+    other.page.wait_for_selector("#evaluation-cancel", state="visible")
+    other.page.get_by_role("tab", name="Chat + Live").click()
+    other.page.fill("#message textarea", "Hello")
+    other.page.press("#message textarea", "Enter")
+    other.page.wait_for_selector("text=The model is being evaluated")
+    page.click("#evaluation-cancel")
+    dashboard.wait_text("#evaluation-alert", "Cancelled")
+    only(dashboard, "Exact", "Drop")
+    page.click("#evaluation-go")
+    page.wait_for_function("document.querySelectorAll('#evaluation-table tbody tr').length === 2")
+    page.wait_for_selector("#evaluation-plot .plot-container .main-svg")
+    with page.expect_download() as download:
+        page.click("#evaluation-csv")
+    lines = Path(download.value.path()).read_text(encoding="utf-8").splitlines()
+    rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
+    assert [row["mode"] for row in rows] == ["exact", "drop"]
+    small = quality(open_page(width=390, height=844, scheme="light"))
+    small.page.wait_for_selector("#evaluation-table tbody tr")
+    assert small.page.evaluate(FITS)

@@ -1,4 +1,4 @@
-"""The part of `bench lossy` that is like figures 3 and 4 and table 1 of Speculating Experts.
+"""The part of `bench lossy` that is like figures 3, 4, 7 and 8 of Speculating Experts.
 
 How near the quasi-hidden state comes to the next layer's true one, and how often each way of predicting is right, layer
 by layer; and what a token takes on demand, with prefetching, and with executing what was predicted, at several context
@@ -47,9 +47,9 @@ CLAIMS: dict[str, tuple[str, str, str]] = {
     "Speculating Experts figure 3: quasi-hidden states nearer than the states before": ("cosine", "quasi", "before"),
     "Speculating Experts figure 4: default vectors above the next gate": ("recall", "default_vectors", "gate"),
     "Speculating Experts figure 4: the hybrid above default vectors": ("recall", "hybrid", "default_vectors"),
-    "Speculating Experts figure 5: prefetching faster than on demand": (
+    "Speculating Experts figure 8: prefetching faster than on demand": (
         "tpot_ms", "prefetch, default vectors", "on demand"),
-    "Speculating Experts figure 5: executing faster than prefetching": (
+    "Expected: executing faster than prefetching, since nothing is fetched twice": (
         "tpot_ms", "execute, default vectors", "prefetch, default vectors"),
 }
 

@@ -150,6 +150,8 @@ def table(found: dict[str, Any]) -> str:
             f"{task}: " + ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
             for task, figures in one["figures"].items()) for one in found["tasks"]]
         return "\n".join([f"{found['model']}, tasks of lm-evaluation-harness:", *lines])
+    from core.evaluate.others import MUCH
+
     heads = ("mode", "match", "unseen", "perpl.", "agree", "changed", "MB/token", "tok/s")
     lines = [f"{found['model']}: {found['questions']['seen']} + {found['questions']['unseen']} questions, "
              f"{found['text']['tokens']} tokens of {found['text']['source']}; link: {found['link']}; "
@@ -158,7 +160,11 @@ def table(found: dict[str, Any]) -> str:
         rows = [one for one in found["rows"] if one["residency"] == share]
         lines += [f"Residency {share:.4g}:", f"  {heads[0]:30s}" + "".join(f"{head:>10s}" for head in heads[1:])]
         lines += [_line(one, one["mode"] in found["pareto"].get(f"{share:g}", ())) for one in rows]
-    return "\n".join([*lines, "* none at this residency is better in both exact match (else agreement) and speed."])
+    lines.append("* none at this residency is better in both exact match (else agreement) and speed.")
+    busiest = max((one["others_cores"] or 0.0 for one in found["rows"]), default=0.0)
+    if busiest > MUCH:
+        lines.append(f"Other programs used up to {busiest:.1f} CPU cores meanwhile: compare speeds with care.")
+    return "\n".join(lines)
 
 
 def _line(one: dict[str, Any], best: bool) -> str:

@@ -10,6 +10,7 @@ from app.analysis.quality import Answer, accuracy_of
 from app.tabs.analysis_views import card, percent, rate, volume
 from app.tabs.figures import PALETTE, accent, figure, quiet
 from app.words import count, name_of
+from core.evaluate.others import MUCH
 from core.evaluate.rows import FIGURES, Row, pareto
 
 EMPTY = (
@@ -78,6 +79,9 @@ def summary(answer: Answer) -> str:
     if about["profile"] is None:
         notes.append("No profile: a fresh cache begins with the first experts, not with those used most, and some "
                      "modes cannot run. Calibrate the model in the tab Calibrate.")
+    busiest = max((row.others_cores or 0.0 for row in rows), default=0.0)
+    if busiest > MUCH:
+        notes.append(f"Other programs used up to {busiest:.1f} CPU cores meanwhile: compare speeds with care.")
     more = "".join(f"<p class='minor'>{note}</p>" for note in notes)
     return (f"<div class='whatif-head'><p><span class='tag'>{tag}</span> {' · '.join(facts)}.</p>{more}"
             f"<div class='figures'>{''.join(_cards(rows))}</div></div>")

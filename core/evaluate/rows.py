@@ -39,6 +39,7 @@ FIGURES: dict[str, tuple[str, str]] = {
     "stall_ms": ("ms per token", "computing waited for a copy"),
     "idle_ms": ("ms per token", "neither"),
     "copy_ms": ("ms per token", "the link was busy; overlaps computing and stalls"),
+    "others_cores": ("CPU cores", "that other programs used meanwhile: compare speeds only where it is small"),
 }
 
 
@@ -74,6 +75,7 @@ class Row:
     stall_ms: float | None = None
     idle_ms: float | None = None
     copy_ms: float | None = None
+    others_cores: float | None = None
     questions: int = 0                   # asked, of both kinds
     positions: int = 0                   # of the text
     decoded: int = 0                     # tokens that the times and bytes are means of
@@ -92,7 +94,7 @@ class Row:
 
 
 def row(mode: str, title: str, residency: float, slots: int, settings: Mapping[str, Value], verdicts: Sequence[
-        tuple[bool, bool]], heard: Heard, tally: Tally) -> Row:
+        tuple[bool, bool]], heard: Heard, tally: Tally, others_cores: float | None = None) -> Row:
     """From what was measured; `verdicts` are (trained phrasing?, answered right?)."""
     seen = [right for trained, right in verdicts if trained]
     unseen = [right for trained, right in verdicts if not trained]
@@ -109,6 +111,7 @@ def row(mode: str, title: str, residency: float, slots: int, settings: Mapping[s
         link_bytes=tally.mean("link_bytes"), prefetch_bytes=tally.mean("prefetch_bytes"),
         tok_s=1e3 / tpot_ms if tpot_ms else None, tpot_ms=tpot_ms, compute_ms=tally.mean("compute_ms"),
         stall_ms=tally.mean("stall_ms"), idle_ms=tally.mean("idle_ms"), copy_ms=tally.mean("copy_ms"),
+        others_cores=others_cores,
         questions=len(verdicts), positions=heard.tokens, decoded=tally.tokens, link_bytes_total=tally.link_bytes,
         emulated=tally.emulated, settings=dict(settings))
 

@@ -17,6 +17,7 @@ from core.config import Settings
 from core.engine import Engine
 from core.errors import BusyError, MoestroError, SettingError
 from core.evaluate.modes import BASE, Mode
+from core.evaluate.others import Others
 from core.evaluate.passages import held_out, listen, reference, windows
 from core.evaluate.questions import Question, ask, demo_questions, sample
 from core.evaluate.rows import Row, row
@@ -51,7 +52,11 @@ def gather(engine: Engine, questions: int = QUESTIONS, tokens: int = TOKENS, ask
     if asked is None:
         asked = demo_questions() if engine.model_name == "demo" else []
     texts = held_out(engine.model_name) if texts is None else texts
-    return Material(sample(asked, questions), windows(engine, texts, tokens) if tokens else [])
+    found = Material(sample(asked, questions), windows(engine, texts, tokens) if tokens else [])
+    if not found.questions and not found.pieces:
+        raise SettingError(f"There are no questions for {engine.model_name}. Name a file of them, or ask for tokens of "
+                           "text.")
+    return found
 
 
 def evaluate(engine: Engine, modes: Sequence[Mode], residencies: Sequence[float], material: Material, *,
@@ -100,7 +105,7 @@ def restored(engine: Engine, over: Mapping[str, object] | None = None) -> Iterat
 def _measure(engine: Engine, base: Settings, mode: Mode, share: float, material: Material,
              exact: Sequence[torch.Tensor], told: Callable[[float], None], cancel: threading.Event) -> Row:
     """One row. What is wrong with the mode, or with so few slots, is said in it."""
-    tally, verdicts = Tally(), list[tuple[bool, bool]]()
+    tally, verdicts, others = Tally(), list[tuple[bool, bool]](), Others()
     whole = len(material.questions) * ANSWER + material.tokens
     try:
         settings = mode.over(base.with_({"budget": f"{share * 100:g}%"}))
@@ -116,7 +121,8 @@ def _measure(engine: Engine, base: Settings, mode: Mode, share: float, material:
         raise
     except MoestroError as error:
         return Row(mode.name, mode.title, share, problem=str(error), settings=dict(mode.settings))
-    return row(mode.name, mode.title, share, engine.residency.slots, mode.settings, verdicts, heard, tally)
+    return row(mode.name, mode.title, share, engine.residency.slots, mode.settings, verdicts, heard, tally,
+               others.cores())
 
 
 def start_mode(engine: Engine, settings: Settings) -> None:

@@ -7,6 +7,8 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any
 
+from playwright.sync_api import TimeoutError
+
 from app import frames
 
 ANSWERING = "document.body.dataset.answering"
@@ -123,6 +125,18 @@ class Dashboard:
         self.page.wait_for_function(
             "([s, t]) => document.querySelector(s)?.innerText.includes(t)", arg=[selector, text]
         )
+
+    def insist(self, button: str, selector: str, text: str) -> None:
+        """Click until the text is there, as a user does whose click a busy page has lost."""
+        for patience_ms in (20_000, 20_000, 40_000):
+            self.page.click(button)
+            try:
+                self.page.wait_for_function("([s, t]) => document.querySelector(s)?.innerText.includes(t)",
+                                            arg=[selector, text], timeout=patience_ms)
+            except TimeoutError:
+                continue
+            return
+        raise AssertionError(f"{button} never led to {text!r} in {selector}")
 
     # -- what the engine says, without the browser ---------------------------------------------------------------------
 

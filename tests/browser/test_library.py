@@ -130,11 +130,9 @@ def test_an_import_is_shown_cancelled_gone_on_with_and_opened(library: Dashboard
 
 def test_what_cannot_be_imported_is_told(library: Dashboard) -> None:
     page = library.page
-    page.click("#import-start")
-    library.wait_text("#import-alert", "Say what to import")
+    library.insist("#import-start", "#import-alert", "Say what to import")
     page.locator("#import-source").get_by_role("textbox").fill("models/broken-model")
-    page.click("#import-start")
-    library.wait_text("#import-alert", "no config.json")
+    library.insist("#import-start", "#import-alert", "no config.json")
     assert page.is_visible("#import-start")
 
 

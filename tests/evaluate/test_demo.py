@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from app import cli
 from core.config import LoadSpec, Settings
 from core.engine import Engine
-from core.evaluate import calibrated
+from core.evaluate import calibrated, run
 from core.evaluate.modes import chosen
 from core.evaluate.rows import FIGURES
 from core.evaluate.run import evaluate, gather
@@ -90,6 +91,26 @@ def test_the_command_prints_one_object(model: Path, facts: Path, tmp_path: Path,
     assert found["questions"] == {"seen": 2, "unseen": 1, "source": str(facts)} and found["text"]["tokens"] == 20
     assert found["profile"]["tokens"] == 40 and "Residency 0.75:" in said.out and "Evaluated" in said.err
     assert len([line for line in (tmp_path / "rows.csv").read_text("utf-8").splitlines() if line[0] != "#"]) == 5
+
+
+def test_ctrl_c_ends_it_and_writes_nothing(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                           capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(calibrated, "READ", 20)
+    monkeypatch.setenv("MOESTRO_HOME", str(tmp_path / "home"))
+    real = run.evaluate
+
+    def interrupted(*args: Any, progress: Any, **kwargs: Any) -> Any:
+        def pressed(text: str, share: float) -> None:
+            progress(text, share)
+            signal.raise_signal(signal.SIGINT)
+
+        return real(*args, progress=pressed, **kwargs)
+
+    monkeypatch.setattr(run, "evaluate", interrupted)
+    assert command(model, "--modes", "exact", "--residency", ".5", "--tokens", 8, "--csv", tmp_path / "rows.csv") == 130
+    said = capsys.readouterr()
+    assert "Stopped. Nothing was written." in said.err and said.out == "" and not (tmp_path / "rows.csv").exists()
+    assert "There are no questions" in said.err
 
 
 def test_the_list_of_modes_needs_no_model(capsys: pytest.CaptureFixture[str]) -> None:

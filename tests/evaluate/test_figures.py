@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from core.config import Settings
 from core.errors import SettingError
 from core.evaluate.modes import BASE, PREDICTORS, chosen, modes_of, needs, residencies
+from core.evaluate.others import Others
 from core.evaluate.passages import Heard, read
 from core.evaluate.questions import Question, demo_questions, from_file, sample, spread
 from core.evaluate.rows import FIGURES, Row, front, pareto, perplexity_of, rate, to_csv, to_json, with_savings
@@ -52,6 +54,19 @@ def test_savings_are_against_exact_mode_at_the_same_residency() -> None:
     rows = [Row("exact", "Exact", 0.5, link_bytes=200.0), Row("drop", "Drop", 0.5, link_bytes=50.0),
             Row("drop", "Drop", 0.25, link_bytes=50.0), Row("random", "Random", 0.5, problem="No.")]
     assert [one.saved for one in with_savings(rows)] == [0.0, 0.75, None, None]
+
+
+def test_what_other_programs_take_is_what_this_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, own = [10.0], SimpleNamespace(user=3.0, system=1.0)
+    system = SimpleNamespace(user=100.0, system=5.0, idle=900.0)
+    process = SimpleNamespace(cpu_times=lambda: SimpleNamespace(**vars(own)))
+    monkeypatch.setattr("core.evaluate.others.time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr("core.evaluate.others.psutil", SimpleNamespace(
+        Process=lambda: process, cpu_times=lambda: SimpleNamespace(**vars(system))))
+    since = Others()
+    assert since.cores() is None
+    clock[0], system.user, system.system, own.user = 14.0, 104.0, 7.0, 5.0   # 4 s: 6 s of cores, 2 of them ours
+    assert since.cores() == 1.0
 
 
 def test_rows_as_data() -> None:

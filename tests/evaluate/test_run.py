@@ -138,6 +138,7 @@ def test_modes_beside_each_other(engine: Engine) -> None:
     assert rows[0].perplexity == rows[3].perplexity and (rows[3].link_bytes or 0) > (rows[0].link_bytes or 0)
     shares = [share for _, share in told]
     assert shares == sorted(shares) and shares[-1] == 1.0 and engine.settings == before
+    assert all(row.others_cores is not None and row.others_cores >= 0 for row in rows if not row.problem)
     json.dumps([to_json(row) for row in rows], allow_nan=False)
     assert evaluate(engine, modes, [0.5], material, done={(mode.name, 0.5) for mode in modes}) == []
 
@@ -166,6 +167,8 @@ def test_what_is_wrong_is_said(engine: Engine) -> None:
             evaluate(engine, chosen("exact"), [share], material)
     with pytest.raises(SettingError, match="at least one question or one token"):
         gather(engine, 0, 0)
+    with pytest.raises(SettingError, match="There are no questions for"):
+        gather(engine, 8, 0)
     with pytest.raises(SettingError, match="at least two tokens"):
         gather(engine, 0, 8, texts=["x"])
     [row] = evaluate(engine, chosen("exact"), [0.01], material)

@@ -1,0 +1,28 @@
+"""How busy other programs keep the machine meanwhile: what they take is missing from the speeds that are measured."""
+
+from __future__ import annotations
+
+import time
+
+import psutil
+
+MUCH = 0.3   # cores: more is worth a word beside the figures
+
+
+class Others:
+    """From now on."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._began = self._now()
+
+    def cores(self) -> float | None:
+        """CPU cores that other programs used since then, on average; None when no time has passed."""
+        wall_s, busy_s, own_s = (now - then for now, then in zip(self._now(), self._began, strict=True))
+        return max(0.0, busy_s - own_s) / wall_s if wall_s > 0 else None
+
+    def _now(self) -> tuple[float, float, float]:
+        """Seconds: of the clock, of all cores that were not idle, of this process."""
+        system, own = psutil.cpu_times(), self._process.cpu_times()
+        names = ("user", "nice", "system", "irq", "softirq", "interrupt", "dpc")   # some exist on Windows alone
+        return time.perf_counter(), sum(getattr(system, name, 0.0) for name in names), own.user + own.system

@@ -12,6 +12,7 @@ from typing import Any, Protocol, cast
 
 from app.face import EngineFace
 from app.job import Job
+from app.profiles import carried
 from app.store import Store, StoredTrace
 from app.store.traces import stored_traces
 from app.words import count
@@ -138,7 +139,7 @@ class Calibrator:
             save(whole, path)
             self.problem = ""
             missing = [part for part in reading.parts if not fresh.has(part)]
-            fields["said"] = _missing(missing)
+            fields["said"] = " ".join(filter(None, [_missing(missing), *carried(job.model, whole)]))
             try:
                 engine.use_profile(whole)
             except MoestroError as error:   # it is kept all the same, and taken with the next load

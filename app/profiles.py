@@ -1,4 +1,4 @@
-"""Where a loaded model's profile is found."""
+"""Where a loaded model's profile is found, and what of it goes into its pack."""
 
 from __future__ import annotations
 
@@ -20,3 +20,19 @@ def stored(model_hash: str) -> Profile | None:
     except ProfileError as error:
         print(f"{error} Until then the model is used without it.", file=sys.stderr)
         return None
+
+
+def carried(model: str, profile: Profile) -> list[str]:
+    """Put the buddy lists into the model's pack, if it is one, so that they travel with it; says so, or why not."""
+    from core.memory.pack import pack_at
+    from core.plan import model_path
+    from core.profile import buddies
+
+    pack = model_path(model)
+    if not profile.has("pairs") or not pack_at(pack):
+        return []
+    try:
+        buddies.save(profile, pack / buddies.NAME)
+    except ProfileError as error:
+        return [str(error)]
+    return [f"The buddy lists travel with the pack, in {pack / buddies.NAME}"]

@@ -13,6 +13,7 @@ from typing import Any
 from app.cli import chat, options
 from app.cli.bar import Bar, clock
 from app.cli.interrupt import stoppable
+from app.profiles import carried
 from app.store.home import data_dir
 from app.words import size
 from core.errors import ProfileError, SettingError
@@ -123,22 +124,6 @@ def report(profile: Profile, parts: set[str], file: Path, seconds: float) -> lis
     if missing := [TITLES[part] for part in PARTS if part in parts and part not in found]:
         lines.append(f"  Not gathered, since only a text that the model reads can tell: {', '.join(missing)}")
     return [*lines, f"Saved in {file}, {size(file.stat().st_size)}"]
-
-
-def carried(model: str, profile: Profile) -> list[str]:
-    """Put the buddy lists into the model's pack, if it is one, so that they travel with it; says so, or why not."""
-    from core.memory.pack import pack_at
-    from core.plan import model_path
-    from core.profile import buddies
-
-    pack = model_path(model)
-    if not profile.has("pairs") or not pack_at(pack):
-        return []
-    try:
-        buddies.save(profile, pack / buddies.NAME)
-    except ProfileError as error:
-        return [str(error)]
-    return [f"The buddy lists travel with the pack, in {pack / buddies.NAME}"]
 
 
 def summary(profile: Profile, file: Path, seconds: float) -> dict[str, object]:

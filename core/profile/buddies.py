@@ -7,19 +7,18 @@ in order, with their counts, up to 64 and a coverage of 1: every list that can b
 
 from __future__ import annotations
 
-import json
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from core.errors import ProfileError
 from core.policy.substitute.buddies import MOST, Ranked, rank, spread
-from core.profile.profile import SUM, Profile, checksum
+from core.profile.file import DAMAGED, read, write
+from core.profile.profile import Profile
 
 NAME = "buddies.safetensors"
 KEY = "moestro.buddies"     # of the JSON text in the file's head
@@ -31,8 +30,6 @@ _PLAIN = ("model", "model_hash", "layers", "experts", "top_k", "hidden", "tokens
 def save(profile: Profile, path: Path) -> None:
     """Write the lists of a profile that has part pairs; at every moment the file is the old one or the new one. Raises
     ProfileError, keeping the old."""
-    from safetensors.numpy import save_file
-
     if profile.pairs is None:
         raise ProfileError(f"The profile of {profile.model} does not say which experts are chosen together. Calibrate "
                            "the model again, with the part pairs.")
@@ -40,18 +37,9 @@ def save(profile: Profile, path: Path) -> None:
     if profile.pairs_weighted is not None:
         arrays |= _named(rank(profile.pairs_weighted), "_weighted")
     head = {name: getattr(profile, name) for name in _PLAIN}
-    text = json.dumps(head | {"version": VERSION, "alpha": 1.0, "k_max": MOST})
-    fresh = path.with_name(f"{path.name}.new")
     try:
-        save_file(arrays, fresh, {KEY: text, SUM: checksum(text, arrays)})
-        with fresh.open("r+b") as file:
-            os.fsync(file.fileno())
-        os.replace(fresh, path)
+        write(path, KEY, {**head, "alpha": 1.0, "k_max": MOST}, arrays, VERSION)
     except (OSError, SafetensorError) as error:
-        try:
-            fresh.unlink(missing_ok=True)
-        except OSError:
-            pass    # nothing may be written there
         raise ProfileError(f"The buddy lists cannot be written to {path}: {error}. Check that the folder may be "
                            "written to; the profile itself is kept elsewhere.") from error
 
@@ -62,17 +50,9 @@ def load(path: Path, *, model_hash: str | None = None, model: str = "") -> Profi
     if not path.is_file():
         raise ProfileError(f"There are no buddy lists {path}. Calibrate the model first.")
     try:
-        with safe_open(path, framework="numpy") as file:
-            about = file.metadata() or {}
-            head = json.loads(about[KEY])
-            if int(head["version"]) > VERSION:
-                raise ProfileError(f"{path} was written by a later version of Moestro. Update Moestro, or calibrate "
-                                   "again.")
-            arrays = {name: file.get_tensor(name) for name in sorted(file.keys())}
-        if checksum(about[KEY], arrays) != about[SUM]:
-            raise ValueError("its checksum does not match")
+        head, arrays = read(path, KEY, VERSION)
         found = _profile(head, arrays)
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except DAMAGED as error:
         raise ProfileError(f"The buddy lists {path} are damaged ({error}). Delete the file, or calibrate the model "
                            "again.") from error
     if model_hash is not None and found.model_hash != model_hash:

@@ -5,9 +5,6 @@ On disk it is one safetensors file: the arrays, and in its head one JSON text wi
 
 from __future__ import annotations
 
-import json
-import os
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -15,16 +12,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from core.errors import ProfileError
+from core.profile.file import DAMAGED, read, write
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 VERSION = 1
-KEY = "moestro.profile"   # of the JSON text in the file's head ...
-SUM = "moestro.checksum"  # ... and of the checksum
+KEY = "moestro.profile"   # of the JSON text in the file's head
 NET = "net."              # before the names of trained weights in the file
 
 Ints = npt.NDArray[np.integer]
@@ -133,20 +130,10 @@ def profile_path(data_dir: Path, model_hash: str) -> Path:
 
 def save(profile: Profile, path: Path) -> None:
     """Write a profile; at every moment the file is the old one or the new one. Raises ProfileError, keeping the old."""
-    from safetensors.numpy import save_file
-
-    arrays = _arrays(profile)
     head = {f.name: getattr(profile, f.name) for f in fields(profile) if f.name in _PLAIN}
-    text = json.dumps(head | {"version": VERSION})
-    fresh = path.with_name(f"{path.name}.new")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(arrays, fresh, {KEY: text, SUM: checksum(text, arrays)})
-        with fresh.open("r+b") as file:
-            os.fsync(file.fileno())
-        os.replace(fresh, path)
+        write(path, KEY, head, _arrays(profile), VERSION)
     except (OSError, SafetensorError) as error:
-        fresh.unlink(missing_ok=True)
         raise ProfileError(f"The profile cannot be written to {path}: {error}. Make room, or check that the folder may "
                            "be written to.") from error
 
@@ -157,17 +144,9 @@ def load(path: Path, *, model_hash: str | None = None, model: str = "") -> Profi
     if not path.is_file():
         raise ProfileError(f"There is no profile {path}. Calibrate the model first.")
     try:
-        with safe_open(path, framework="numpy") as file:
-            about = file.metadata() or {}
-            head = json.loads(about[KEY])
-            if int(head["version"]) > VERSION:
-                raise ProfileError(f"{path} was written by a later version of Moestro. Update Moestro, or calibrate "
-                                   "again.")
-            arrays = {name: file.get_tensor(name) for name in sorted(file.keys())}
-        if checksum(about[KEY], arrays) != about[SUM]:
-            raise ValueError("its checksum does not match")
+        head, arrays = read(path, KEY, VERSION)
         profile = _profile(head, arrays)
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except DAMAGED as error:
         raise ProfileError(f"The profile {path} is damaged ({error}). Calibrate the model again.") from error
     if model_hash is not None:
         check_model(profile, model_hash, model)
@@ -211,13 +190,3 @@ def _nets(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Tensor]:
     import torch  # here: reading counts needs no torch
 
     return {name.removeprefix(NET): torch.from_numpy(arrays[name].copy()) for name in names}
-
-
-def checksum(text: str, arrays: Mapping[str, npt.NDArray[Any]]) -> str:
-    """Of the JSON text, and of the arrays with their names in order."""
-    value = zlib.crc32(text.encode())
-    for name in sorted(arrays):
-        value = zlib.crc32(name.encode(), value)
-        if arrays[name].size:
-            value = zlib.crc32(arrays[name].data.cast("B"), value)
-    return f"{value:08x}"

@@ -19,7 +19,7 @@ from core.errors import ProfileError
 from core.memory.pack import check, verify
 from core.policy.substitute.buddies import cut, rank
 from core.profile import Profile, buddies, load, profile_path
-from core.profile.profile import SUM, checksum
+from core.profile.file import SUM, checksum
 
 
 def profile(experts: int = 8, **parts: Any) -> Profile:

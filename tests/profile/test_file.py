@@ -18,7 +18,8 @@ from safetensors.numpy import save_file
 
 from core.errors import ProfileError
 from core.profile import PARTS, FirstTable, Profile, check_model, load, profile_path, save
-from core.profile.profile import KEY, SUM, checksum
+from core.profile.file import SUM, checksum
+from core.profile.profile import KEY
 from core.profile.words import TITLES, describe
 
 L, E, K, H, N = 3, 8, 2, 16, 5

@@ -1,0 +1,62 @@
+"""Arrays and what is said of them, in one safetensors file: a JSON text in its head, and a checksum of both."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+
+from core.errors import ProfileError
+
+SUM = "moestro.checksum"   # in the file's head, beside the JSON text
+Arrays = dict[str, npt.NDArray[Any]]
+DAMAGED = (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, IndexError)
+"""What reading a damaged file may raise, and what making sense of it."""
+
+
+def write(path: Path, key: str, said: Mapping[str, Any], arrays: Arrays, version: int) -> None:
+    """At every moment the file is the old one or the new one. Raises OSError or SafetensorError, keeping the old."""
+    from safetensors.numpy import save_file
+
+    text = json.dumps({**said, "version": version})
+    fresh = path.with_name(f"{path.name}.new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(arrays, fresh, {key: text, SUM: checksum(text, arrays)})
+        with fresh.open("r+b") as file:
+            os.fsync(file.fileno())
+        os.replace(fresh, path)
+    except (OSError, SafetensorError):
+        with contextlib.suppress(OSError):     # nothing may be written there
+            fresh.unlink(missing_ok=True)
+        raise
+
+
+def read(path: Path, key: str, version: int) -> tuple[dict[str, Any], Arrays]:
+    """What is said, and the arrays. Raises ProfileError for a file of a later version, and one of DAMAGED."""
+    with safe_open(path, framework="numpy") as file:
+        about = file.metadata() or {}
+        said: dict[str, Any] = json.loads(about[key])
+        if int(said["version"]) > version:
+            raise ProfileError(f"{path} was written by a later version of Moestro. Update Moestro, or calibrate again.")
+        arrays = {name: file.get_tensor(name) for name in sorted(file.keys())}
+    if checksum(about[key], arrays) != about[SUM]:
+        raise ValueError("its checksum does not match")
+    return said, arrays
+
+
+def checksum(text: str, arrays: Mapping[str, npt.NDArray[Any]]) -> str:
+    """Of the JSON text, and of the arrays with their names in order."""
+    value = zlib.crc32(text.encode())
+    for name in sorted(arrays):
+        value = zlib.crc32(name.encode(), value)
+        if arrays[name].size:
+            value = zlib.crc32(arrays[name].data.cast("B"), value)
+    return f"{value:08x}"

@@ -41,4 +41,4 @@ def summed(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
     if not told:
         return pd.DataFrame(columns=list(DEFINITIONS))
     keys = [name for name in DEFINITIONS if name != "count"]
-    return pd.concat(told).groupby(keys, as_index=False)["count"].sum()
+    return pd.concat(told).groupby(keys)["count"].sum().reset_index()

@@ -78,8 +78,12 @@ class Knobs:
         return notice(problem)
 
     def told(self) -> Any:
-        """The notice in a redraw: it stays as long as nothing has changed since."""
-        return gr.skip() if self._refused == self._state() else ""
+        """The notice in a redraw: it goes when something has changed since. A redraw that is older than the notice but
+        comes later leaves it alone."""
+        if self._refused in (None, self._state()):
+            return gr.skip()
+        self._refused = None
+        return ""
 
     def _state(self) -> object:
         return id(self.host.settings), id(self.host.profile)

@@ -101,12 +101,12 @@ class ModelSection:
         spec = self.host.plan(path)
         self.host.load(spec)
         self._remember(path)
-        return [self._status(), "", *self.form_values(spec)]
+        return [self._status(), "", self.refit(spec.model, *self._chosen(spec)), *self.form_values(spec)]
 
     @property
     def opened(self) -> list[Component]:
         """What `open` changes."""
-        return [*self.outputs, *self.form]
+        return [*self.outputs, self.fit, *self.form]
 
     def _wire(self) -> None:
         gr.on(

@@ -74,9 +74,9 @@ class Dashboard:
         return [str(text) for text in self.page.locator("#chat [data-testid=bot]").all_inner_texts()]
 
     def rest(self) -> None:
-        """Stop what this page's chat is still writing."""
-        if self.page.evaluate(f"{ANSWERING} === '1'"):
-            self.stop()
+        """Stop what this page's chat is still writing; it may end by itself meanwhile."""
+        self.page.evaluate(f"{ANSWERING} === '1' && document.querySelector('#stop').click()")
+        self.page.wait_for_function(f"{ANSWERING} !== '1'")
 
     # -- sidebar -----------------------------------------------------------------------------------------------------
 

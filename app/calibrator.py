@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from app.face import EngineFace
-from app.job import Job
+from app.job import Job, Thread, outcome
 from app.profiles import carried
 from app.store import Store, StoredTrace
 from app.store.traces import stored_traces
@@ -67,7 +67,7 @@ class Calibrator:
         self.store, self._work = store, work
         self.job: Calibration | None = None
         self.problem = ""                     # why the loaded model's profile is not used, "" = it is, or there is none
-        self._thread: threading.Thread | None = None
+        self._thread = Thread()
 
     @property
     def busy(self) -> bool:
@@ -103,9 +103,7 @@ class Calibrator:
             if kind in reading.kinds and not given.strip():
                 raise SettingError(f"{what} to read, or untick “{CHOICES[kind]}”.")
         self.job = job = Calibration(model)
-        self._thread = threading.Thread(target=self._run, args=(job, engine, reading), name="moestro-calibrate",
-                                        daemon=True)
-        self._thread.start()
+        self._thread.run("calibrate", self._run, job, engine, reading)
         return job
 
     def cancel(self) -> None:
@@ -122,38 +120,30 @@ class Calibrator:
     def close(self, timeout: float = 60.0) -> None:
         """Stop what is running, and wait for it."""
         self.cancel()
-        if self._thread is not None:
-            self._thread.join(timeout)
+        self._thread.join(timeout)
 
     def _run(self, job: Calibration, engine: EngineFace, reading: Reading) -> None:
-        fields: dict[str, Any] = {"state": "done", "text": "Calibrated", "share": 1.0}
+        job.end(**outcome(job, lambda: self._calibrate(job, engine, reading), "Calibrated", "Not calibrated", job.model,
+                          UNEXPECTED))
+
+    def _calibrate(self, job: Calibration, engine: EngineFace, reading: Reading) -> dict[str, Any]:
+        texts, traces, source = self._collect(engine, job.model, reading)
+        fresh = self._worker()(engine, texts, parts=set(reading.parts), traces=traces, source=source,
+                               limit=reading.limit, progress=job.progress, cancel=job.cancelled)
+        if job.cancelled.is_set():
+            raise MoestroError("Cancelled.")
+        path = profile_path(self.store.folder, engine.model_hash)
+        old = self.find(engine.model_hash)
+        whole = fresh if old is None else fresh.over(old)
+        save(whole, path)
+        self.problem = ""
+        missing = [part for part in reading.parts if not fresh.has(part)]
+        said = " ".join(filter(None, [_missing(missing), *carried(job.model, whole)]))
         try:
-            texts, traces, source = self._collect(engine, job.model, reading)
-            fresh = self._worker()(engine, texts, parts=set(reading.parts), traces=traces, source=source,
-                                   limit=reading.limit, progress=job.progress, cancel=job.cancelled)
-            if job.cancelled.is_set():
-                raise MoestroError("Cancelled.")
-            path = profile_path(self.store.folder, engine.model_hash)
-            old = self.find(engine.model_hash)
-            whole = fresh if old is None else fresh.over(old)
-            save(whole, path)
-            self.problem = ""
-            missing = [part for part in reading.parts if not fresh.has(part)]
-            fields["said"] = " ".join(filter(None, [_missing(missing), *carried(job.model, whole)]))
-            try:
-                engine.use_profile(whole)
-            except MoestroError as error:   # it is kept all the same, and taken with the next load
-                fields["said"] = str(error)
-        except Exception as error:
-            if job.cancelled.is_set():
-                fields = {"state": "cancelled", "text": "Cancelled"}
-            elif isinstance(error, MoestroError):
-                log.info("%s was not calibrated: %s", job.model, error)
-                fields = {"state": "error", "text": "Not calibrated", "error": str(error)}
-            else:
-                log.exception("unexpected error while calibrating %s", job.model)
-                fields = {"state": "error", "text": "Not calibrated", "error": UNEXPECTED}
-        job.update(left_s=None, **fields)
+            engine.use_profile(whole)
+        except MoestroError as error:   # it is kept all the same, and taken with the next load
+            said = str(error)
+        return {"said": said}
 
     def _collect(self, engine: EngineFace, model: str, reading: Reading) -> tuple[list[Text], list[Trace], str]:
         """Texts, traces, and what they are in the user's words. Raises MoestroError when there is nothing."""

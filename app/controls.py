@@ -50,6 +50,12 @@ def html(value: str = "", elem_id: str | None = None, advanced: bool = False) ->
     return gr.HTML(value, elem_id=elem_id, elem_classes=shown_in, apply_default_css=False, js_on_load=None)
 
 
+def progress(what: str, elem_id: str) -> gr.HTML:
+    """A bar of a long work, which the page moves by itself; `what` it is, for those who do not see it."""
+    return html(f'<div class="progress"><div class="track" role="progressbar" aria-label="{what}" aria-valuemin="0" '
+                'aria-valuemax="100" aria-valuenow="0"><i></i></div><span>Starting…</span></div>', elem_id)
+
+
 def label(param: Param) -> str:
     """The title with its unit."""
     return f"{param.title or param.name} ({param.unit})" if param.unit else param.title or param.name

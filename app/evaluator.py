@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import threading
 from typing import Any
 
 from app.analysis.quality import Answer, Asked, Evaluate, measure
 from app.face import EngineFace
-from app.job import Job
+from app.job import Job, Thread, outcome
 from app.store import Store
 from core.config import Settings
 from core.errors import BusyError, MoestroError
@@ -34,7 +33,7 @@ class Evaluator:
         self.job: Evaluation | None = None
         self.answer: Answer | None = self._remembered()
         self.settings: Settings | None = None   # the user's own, while an evaluation turns the engine's
-        self._thread: threading.Thread | None = None
+        self._thread = Thread()
 
     @property
     def busy(self) -> bool:
@@ -55,9 +54,7 @@ class Evaluator:
         asked.check()
         self.settings = engine.settings
         self.job = job = Evaluation(model)
-        self._thread = threading.Thread(target=self._run, args=(job, engine, asked), name="moestro-evaluate",
-                                        daemon=True)
-        self._thread.start()
+        self._thread.run("evaluate", self._run, job, engine, asked)
         return job
 
     def cancel(self) -> None:
@@ -68,29 +65,20 @@ class Evaluator:
     def close(self, timeout: float = 60.0) -> None:
         """Stop what is running, and wait for it."""
         self.cancel()
-        if self._thread is not None:
-            self._thread.join(timeout)
+        self._thread.join(timeout)
 
     def _run(self, job: Evaluation, engine: EngineFace, asked: Asked) -> None:
-        fields: dict[str, Any] = {"state": "done", "text": "Evaluated", "share": 1.0}
-
         def found(answer: Answer) -> None:
             self.answer = answer
 
-        try:
+        def work() -> dict[str, Any]:
             self._work(engine, asked, found, job.progress, job.cancelled)
-        except Exception as error:
-            if job.cancelled.is_set():
-                fields = {"state": "cancelled", "text": "Cancelled"}
-            elif isinstance(error, MoestroError):
-                log.info("%s was not evaluated: %s", job.model, error)
-                fields = {"state": "error", "text": "Not evaluated", "error": str(error)}
-            else:
-                log.exception("unexpected error while evaluating %s", job.model)
-                fields = {"state": "error", "text": "Not evaluated", "error": UNEXPECTED}
+            return {}
+
+        fields = outcome(job, work, "Evaluated", "Not evaluated", job.model, UNEXPECTED)
         self.settings = None
         self._remember()
-        job.update(left_s=None, **fields)
+        job.end(**fields)
 
     def _remember(self) -> None:
         try:

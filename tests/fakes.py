@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from core.allowed import check_allowed
 from core.config import LoadSpec, Sampling, Settings
-from core.errors import ModelError, ProfileError
+from core.errors import ModelError
 from core.lossy import is_lossy
 from core.pins import Pins
 from core.placement import check_needs
@@ -250,41 +249,6 @@ def fake_import(source: str, out: Path | Callable[[str, str], Path], *, format: 
     fake_pack(partial, source=name, format="int4-g64" if format == "auto" else format)
     partial.replace(out)
     return out
-
-
-def fake_profile(model: str = "demo", model_hash: str = "fake", parts: Collection[str] = ("counts", "pairs", "tae"),
-                 source: str = "the bundled prompts", tokens: int = 1000) -> Profile:
-    """A profile of the fake model with some of the parts that hold arrays."""
-    rng, s = np.random.default_rng(0), SHAPE
-    pairs = rng.poisson(2.0, (s.layers, s.experts, s.experts)).astype(np.float32)
-    for one in pairs:
-        np.fill_diagonal(one, 0)
-    recall = np.linspace(0.5, 0.8, s.layers, dtype=np.float32)
-    recall[0] = np.nan
-    arrays = {"counts": {"counts": rng.integers(0, 500, (s.layers, s.experts))},
-              "pairs": {"pairs": pairs, "pairs_weighted": pairs / 3},
-              "gate_recall": {"gate_recall": recall, "similarity": recall[1:]},
-              "tae": {"tae": np.sort(rng.random((s.layers, 101)).astype(np.float32), 1)},
-              "times": {"times": {"att": 0.2, "moe": 0.5, "head": 0.1, "load": 1.1}}}
-    chosen: dict[str, Any] = {}
-    for part in parts:
-        chosen |= arrays.get(part, {})
-    return Profile(model, model_hash, s.layers, s.experts, s.top_k, s.hidden, tokens, source,
-                   "2026-01-01T12:00:00+00:00", **chosen)
-
-
-def fake_calibrate(engine: FakeEngine, texts: Sequence[Any], *, parts: Collection[str], traces: Sequence[Any],
-                   source: str, limit: int, progress: Callable[[str, float], None],
-                   cancel: threading.Event) -> Profile:
-    """What `core.profile.gather.calibrate` does, in twenty steps. A text "broken" is refused; with "slow" among the
-    texts it stands still in the middle until somebody cancels it."""
-    if "broken" in texts:
-        raise ProfileError("The text cannot be read.")
-    for step in range(20):
-        progress("Reading 1,000 tokens", step / 20)
-        if cancel.wait(None if "slow" in texts and step == 10 else 0.0):
-            raise ModelError("Cancelled.")
-    return fake_profile(engine.model_name, engine.model_hash, parts, source)
 
 
 def fake_pack(folder: Path, source: str = "Qwen3-Tiny", format: str = "int4-g64") -> Path:

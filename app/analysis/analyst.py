@@ -16,7 +16,7 @@ from app.analysis.question import Question
 from app.analysis.sources import Routing, Source
 from app.analysis.whatif import Table
 from app.analysis.workers import Task
-from app.job import Job
+from app.job import Job, Thread, outcome
 from app.store import Store
 from app.words import count
 from core.errors import BusyError, MoestroError, SettingError
@@ -48,7 +48,7 @@ class Analyst:
         self.lab: Lab | None = self._remembered(KEPT["lab"], Lab.read)
         self._folder = store.folder / "analysis"
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._thread = Thread()
 
     @property
     def busy(self) -> bool:
@@ -76,9 +76,7 @@ class Analyst:
             if self.busy:
                 raise BusyError("An analysis is running. Wait for it or cancel it, then start another.")
             self.job = job = Analysis(question.kind)
-            self._thread = threading.Thread(target=self._run, args=(job, question), name="moestro-analysis",
-                                            daemon=True)
-            self._thread.start()
+            self._thread.run("analysis", self._run, job, question)
             return job
 
     def cancel(self) -> None:
@@ -89,37 +87,30 @@ class Analyst:
     def close(self, timeout: float = 30.0) -> None:
         """Stop what is running, and wait for it."""
         self.cancel()
-        if self._thread is not None:
-            self._thread.join(timeout)
+        self._thread.join(timeout)
 
     def _run(self, job: Analysis, question: Question) -> None:
-        fields: dict[str, Any] = {"state": "done", "text": "Done", "share": 1.0}
         try:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder.mkdir(parents=True)
-            routing = self._routing(job, question)
-
-            def work(tasks: Sequence[Task]) -> list[Any]:
-                return self._work(job, tasks, routing.tokens)
-
-            if question.kind == "whatif":
-                self.table = compare(question, routing, work)
-                self.store.db.put(KEPT["whatif"], self.table.dump())
-            else:
-                self.lab = test(question, routing, work)
-                self.store.db.put(KEPT["lab"], self.lab.dump())
-        except Exception as error:
-            if job.cancelled.is_set():
-                fields = {"state": "cancelled", "text": "Cancelled"}
-            elif isinstance(error, MoestroError):
-                log.info("the analysis was not made: %s", error)
-                fields = {"state": "error", "text": "Not done", "error": str(error)}
-            else:
-                log.exception("unexpected error in an analysis")
-                fields = {"state": "error", "text": "Not done", "error": UNEXPECTED}
+            fields = outcome(job, lambda: self._answer(job, question), "Done", "Not done", "an analysis", UNEXPECTED)
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
-        job.update(left_s=None, **fields)
+        job.end(**fields)
+
+    def _answer(self, job: Analysis, question: Question) -> dict[str, Any]:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(parents=True)
+        routing = self._routing(job, question)
+
+        def work(tasks: Sequence[Task]) -> list[Any]:
+            return self._work(job, tasks, routing.tokens)
+
+        if question.kind == "whatif":
+            self.table = compare(question, routing, work)
+            self.store.db.put(KEPT["whatif"], self.table.dump())
+        else:
+            self.lab = test(question, routing, work)
+            self.store.db.put(KEPT["lab"], self.lab.dump())
+        return {}
 
     def _work(self, job: Analysis, tasks: Sequence[Task], tokens: int) -> list[Any]:
         """All results in order."""

@@ -9,7 +9,7 @@ import gradio as gr
 from gradio.components import Component
 
 from app.candidates import MANIFEST, is_pack
-from app.controls import LIVE, ONCE, control, html
+from app.controls import LIVE, ONCE, control, html, progress
 from app.host import Host
 from app.sidebar.text import exactness, fit_card, fit_error, notice
 from app.words import name_of
@@ -21,10 +21,6 @@ ADVANCED = {"dtype", "dense", "device", "host", "threads"}
 ONLY_PACKS = {"host"}  # choices that do nothing for other models
 MOST_CONTEXT = 8192  # top of the slider until a model's own limit is known
 RECENT = 8
-PROGRESS = (
-    '<div class="progress"><div class="track" role="progressbar" aria-label="Loading the model" aria-valuemin="0" '
-    'aria-valuemax="100" aria-valuenow="0"><i></i></div><span>Starting…</span></div>'
-)
 IMPORTING = '<p class="importing" data-import="line" hidden></p>'
 # The verdict's own button: its budget goes to Python as the event's data.
 SUGGEST_JS = """element.addEventListener("click", (e) => {
@@ -64,7 +60,7 @@ class ModelSection:
                 js_on_load=SUGGEST_JS,
             )
             self.alert = html(elem_id="model-alert")
-            html(PROGRESS, elem_id="load-progress")
+            progress("Loading the model", elem_id="load-progress")
             with gr.Row(elem_classes="buttons"):
                 self.load = gr.Button("Load", variant="primary", size="sm", elem_id="load", min_width=80)
                 self.cancel = gr.Button("Cancel loading", size="sm", elem_id="cancel-load", min_width=80)

@@ -9,7 +9,7 @@ import gradio as gr
 from app.analysis import sources, whatif
 from app.analysis.question import TIMES, Question, numbers
 from app.analysis.sources import FILE, Source
-from app.controls import LIVE, ONCE, html, whole
+from app.controls import LIVE, ONCE, html, progress, whole
 from app.host import Host
 from app.sidebar.text import notice
 from app.tabs.analysis_answers import LabAnswer, WhatIfAnswer
@@ -18,10 +18,6 @@ from core.registry import variants
 
 KINDS = [".trace", ".npz", ".csv", ".json", ".jsonl"]
 TOKENS = 2000   # looked at unless the user says otherwise: prefetchers are simulated copy by copy
-PROGRESS = (
-    '<div class="progress"><div class="track" role="progressbar" aria-label="Simulating" aria-valuemin="0" '
-    'aria-valuemax="100" aria-valuenow="0"><i></i></div><span>Starting…</span></div>'
-)
 
 # What a page shows: the "stamp" of the server's answers and whether the page is "dark".
 Shown = dict[str, Any]
@@ -86,7 +82,7 @@ class AnalysisTab:
                 self.miss = number("A miss (ms)", "whatif-miss", "What it costs beside its copy.")
             self.size = number("Size of one expert (MB)", "whatif-size", "For the bytes over the link.")
         self.alert = html(elem_id="analysis-alert")
-        html(PROGRESS, elem_id="analysis-progress")
+        progress("Simulating", elem_id="analysis-progress")
         with gr.Row(elem_classes="buttons"):
             self.compare = gr.Button("Compare", variant="primary", size="sm", elem_id="whatif-go", min_width=80)
             self.test = gr.Button("Test prefetchers", size="sm", elem_id="lab-go", min_width=80)

@@ -7,7 +7,7 @@ from typing import Any
 import gradio as gr
 
 from app.calibrator import Reading
-from app.controls import LIVE, ONCE, html, whole
+from app.controls import LIVE, ONCE, html, progress, whole
 from app.host import Host
 from app.sidebar.text import notice
 from app.tabs import calibrate_figures as figures
@@ -15,10 +15,6 @@ from app.tabs.calibrate_views import EMPTY, NO_MODEL, kind_choices, part_choices
 from core.errors import MoestroError
 from core.profile import PARTS, profile_path
 
-PROGRESS = (
-    '<div class="progress"><div class="track" role="progressbar" aria-label="Calibrating" aria-valuemin="0" '
-    'aria-valuemax="100" aria-valuenow="0"><i></i></div><span>Starting…</span></div>'
-)
 TOKENS = 20_000   # read at most, unless the user says otherwise
 
 Shown = dict[str, Any]
@@ -55,7 +51,7 @@ class CalibrateTab:
                                       info="What is not ticked stays as it was measured before.")
         self.rough = html(elem_id="calibration-rough")
         self.alert = html(elem_id="calibration-alert")
-        html(PROGRESS, elem_id="calibration-progress")
+        progress("Calibrating", elem_id="calibration-progress")
         with gr.Row(elem_classes="buttons"):
             self.start = gr.Button("Calibrate", variant="primary", size="sm", elem_id="calibration-go", min_width=80)
             self.cancel = gr.Button("Cancel", size="sm", elem_id="calibration-cancel", min_width=80)

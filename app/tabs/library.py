@@ -6,7 +6,7 @@ from typing import Any
 
 import gradio as gr
 
-from app.controls import LIVE, ONCE, html
+from app.controls import LIVE, ONCE, html, progress
 from app.host import Host
 from app.importer import AUTO, CHOICES
 from app.sidebar import ModelSection
@@ -16,10 +16,6 @@ from app.words import name_of, size
 from core.errors import MoestroError
 from core.formats import FORMATS
 
-PROGRESS = (
-    '<div class="progress"><div class="track" role="progressbar" aria-label="Importing the model" aria-valuemin="0" '
-    'aria-valuemax="100" aria-valuenow="0"><i></i></div><span>Starting…</span></div>'
-)
 # What the list shows: its "html", the path that is "chosen", the column it is sorted by.
 List = dict[str, str]
 
@@ -78,7 +74,7 @@ class LibraryTab:
             self.download = gr.Checkbox(label="Allow download", elem_id="import-download",
                                         info="Only then is the hub asked; everything else stays on this machine.")
             self.failed = html(elem_id="import-alert")
-            html(PROGRESS, elem_id="import-progress")
+            progress("Importing the model", elem_id="import-progress")
             with gr.Row(elem_classes="buttons"):
                 self.start = gr.Button("Import", variant="primary", size="sm", elem_id="import-start", min_width=80)
                 self.cancel = gr.Button("Cancel", size="sm", elem_id="import-cancel", min_width=80)

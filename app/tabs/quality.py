@@ -7,18 +7,13 @@ from typing import Any
 import gradio as gr
 
 from app.analysis.quality import MODES, QUESTIONS, RESIDENCIES, TOKENS, Asked
-from app.controls import LIVE, ONCE, html, whole
+from app.controls import LIVE, ONCE, html, progress, whole
 from app.host import Host
 from app.sidebar.text import notice
 from app.tabs import quality_views as views
 from app.tabs.analysis_answers import SORTED
 from core.errors import MoestroError
 from core.evaluate.modes import modes_of
-
-PROGRESS = (
-    '<div class="progress"><div class="track" role="progressbar" aria-label="Evaluating" aria-valuemin="0" '
-    'aria-valuemax="100" aria-valuenow="0"><i></i></div><span>Starting…</span></div>'
-)
 
 Shown = dict[str, Any]
 
@@ -55,7 +50,7 @@ class QualityTab:
             self.tokens = gr.Number(TOKENS, label="Text (tokens)", precision=0, elem_id="evaluation-tokens",
                                     info="For perplexity.", min_width=110)
         self.alert = html(elem_id="evaluation-alert")
-        html(PROGRESS, elem_id="evaluation-progress")
+        progress("Evaluating", elem_id="evaluation-progress")
         with gr.Row(elem_classes="buttons"):
             self.start = gr.Button("Evaluate", variant="primary", size="sm", elem_id="evaluation-go", min_width=80)
             self.cancel = gr.Button("Cancel", size="sm", elem_id="evaluation-cancel", min_width=80)

@@ -23,7 +23,8 @@ from app.store import Store
 from core.errors import BusyError, SettingError, TraceError
 from core.trace import Chunk, FileTrace, TraceWriter
 from tests.app.conftest import WAIT_S, ended, open_host
-from tests.fakes import SHAPE, fake_profile
+from tests.fake_profiles import fake_profile
+from tests.fakes import SHAPE
 
 LAYERS, EXPERTS, K = 3, 12, 2
 

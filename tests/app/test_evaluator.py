@@ -20,7 +20,8 @@ from core.errors import BusyError, MoestroError, SettingError
 from core.evaluate.rows import Row
 from tests.app.conftest import WAIT_S, QuickEngine
 from tests.fake_evaluation import ABOUT, FIGURES, fake_evaluate, started
-from tests.fakes import fake_calibrate, fake_estimate
+from tests.fake_profiles import fake_calibrate
+from tests.fakes import fake_estimate
 
 SMALL = Asked(("exact", "drop"), ".5,.25", 3, 9)
 

@@ -12,7 +12,8 @@ from app.analysis.lab import Lab, Run, to_csv
 from app.tabs import analysis_figures, analysis_views, calibrate_figures, calibrate_views, lab_views
 from core.profile import PARTS
 from tests.app.test_whatif import ABOUT, row, table
-from tests.fakes import SHAPE, fake_profile
+from tests.fake_profiles import fake_profile
+from tests.fakes import SHAPE
 
 LAB = Lab(ABOUT, 4, (
     Run("none", hit_rate=0.5, tpot_ms=14.0, saved_ms=0.0, prefetch_bytes=0.0, wasted_bytes=0.0),

@@ -16,7 +16,7 @@ from app.sidebar import SubstitutionSection
 from app.sidebar.text import notice
 from core.presets import preset
 from tests.app.conftest import ended, open_host
-from tests.fakes import fake_profile
+from tests.fake_profiles import fake_profile
 
 
 @pytest.fixture

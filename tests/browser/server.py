@@ -17,7 +17,8 @@ from core.config import LoadSpec
 from core.errors import MoestroError
 from core.types import Fit
 from tests.fake_evaluation import fake_evaluate
-from tests.fakes import FakeEngine, fake_calibrate, fake_estimate, fake_import, is_pack
+from tests.fake_profiles import fake_calibrate
+from tests.fakes import FakeEngine, fake_estimate, fake_import, is_pack
 
 LONG = 100  # tenths of a second
 

@@ -34,8 +34,8 @@ VENV = ROOT / ".venv"
 UNFINISHED = VENV / ".unfinished"  # there while an installation runs: an interrupted one is taken up again
 WINDOWS = os.name == "nt"
 COMMANDS = ("ui", "chat", "import", "models", "profile", "simulate", "eval", "bench", "doctor", "settings", "test")
-UNUSED = {"ui": (), "test": (), **dict.fromkeys(("import", "models"), ("gradio", "plotly", "pandas"))}
-SPARE = ("gradio", "plotly", "pandas", "gguf")                             # ... and all the others
+UNUSED = {"ui": (), "test": (), **dict.fromkeys(("import", "models"), ("gradio", "plotly", "pandas", "llvmlite"))}
+SPARE = ("gradio", "plotly", "pandas", "gguf", "llvmlite")                 # ... and all the others
 UV = "uv>=0.7,<1"
 
 

@@ -100,6 +100,7 @@ class Engine(Lending):
         self.residency.fill()
         self._step.stack_if_worth_it(self.shape.hidden, plan.dtype)
         self._threads, pass_ms = choose_threads(self.device, plan.spec.threads,
+                                                plan.codec.direct or plan.spec.dense != "checkpoint",
                                                 lambda: time_pass(self.model, self._kv.fresh(), self.recorder))
         self._turned = Turned(self.sizes, self.residency, self.transfers, self.telemetry, self.recorder, self.ledger,
                               self.foresight, self.miss,
@@ -232,7 +233,7 @@ class Engine(Lending):
     def manifest(self) -> dict[str, object]:
         """What the figures of this load were measured on, and with what."""
         return describe(self._plan, self.model_hash, self._knobs.applied, self.transfers.pace, self.link_gbps,
-                        self._threads.decode)
+                        self._threads.token.most)
 
     def _answer(self, ids: list[int], sampling: Sampling, cancel: threading.Event, submitted_s: float,
                 draw: Draw | None) -> Iterator[Piece]:
@@ -276,7 +277,7 @@ class Engine(Lending):
         """One forward pass over some tokens; samples the next one when a sampler is given."""
         started_s = time.perf_counter()
         self._knobs.apply(self._turned)
-        self._threads.use(phase)
+        self._threads.use(phase, len(ids))
         self.residency.now += 1
         self.residency.phase = phase
         self.recorder.begin()

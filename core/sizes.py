@@ -12,7 +12,7 @@ from typing import Any
 from core.config import Budget
 from core.hf import Outline
 from core.memory.codec import Codec
-from core.memory.codec.grouped import unpacked_bytes
+from core.memory.codec.grouped import Grouped
 from core.memory.codec.kernels import scratch_bytes
 from core.memory.pages import page_up
 from core.types import ModelShape
@@ -110,11 +110,9 @@ def sizes_of(outline: Outline, config: Any, codec: Codec, context: int, paged: b
 def _unpacked(codec: Codec) -> int:
     """Bytes of weights that a prompt is computed from when slots hold codes: a whole matrix at a time, or on a GPU as
     many as its kernels take at once."""
-    if codec.format.is_plain:
-        return 0
     if codec.device.type == "cuda":
         return scratch_bytes(codec)
-    return unpacked_bytes(codec)
+    return codec.unpacked_bytes if isinstance(codec, Grouped) else 0
 
 
 def _scores_bytes(config: Any, context: int) -> int:

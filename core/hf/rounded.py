@@ -17,7 +17,7 @@ from torch import nn
 from core.errors import ModelError
 from core.hf.discover import ExpertsSite
 from core.memory.codec import Codec, PartSpec, format_of, make_codec
-from core.memory.codec.grouped import unpacked_bytes
+from core.memory.codec.grouped import Grouped
 from core.memory.codec.kernels import SlotKernels, available, make_kernels, portable, say_unavailable
 
 WEIGHT, BIAS = "weight", "weight_bias"
@@ -47,18 +47,19 @@ def linears(model: nn.Module, sites: Sequence[ExpertsSite]) -> tuple[Linear, ...
                  if type(m) is nn.Linear and m not in kept and owners[id(m.weight)] == 1)
 
 
-def codec_for(layer: Linear, format: str, dtype: torch.dtype, device: torch.device) -> Codec | None:
+def codec_for(layer: Linear, format: str, dtype: torch.dtype, device: torch.device) -> Grouped | None:
     """The codec of a layer's shape; None where the device would have to make the weights anew for every token."""
     return _codec(layer.out, layer.columns, layer.has_bias, format, dtype, device)
 
 
 @lru_cache(maxsize=256)
 def _codec(out: int, columns: int, has_bias: bool, format: str, dtype: torch.dtype,
-           device: torch.device) -> Codec | None:
+           device: torch.device) -> Grouped | None:
     if columns % (format_of(format).group or 1):
         return None
     specs = {WEIGHT: PartSpec((out, columns), dtype)} | ({BIAS: PartSpec((out,), dtype)} if has_bias else {})
     codec = make_codec(format, specs=specs, dtype=dtype, device=device)
+    assert isinstance(codec, Grouped)
     return codec if codec.direct or (device.type == "cuda" and available(device)) else None
 
 
@@ -71,7 +72,7 @@ def rounded_bytes(layers: Sequence[Linear], format: str, dtype: torch.dtype, dev
                          "CPU with AVX2 or AVX512, or Triton on a GPU, and layers that the format's groups divide. "
                          "Choose dense weights as in the checkpoint.")
     return (sum(layer.bytes - codec.slot_bytes for layer, codec in chosen),
-            max((unpacked_bytes(codec) for layer, codec in chosen if not layer.is_head), default=0))
+            max((codec.unpacked_bytes for layer, codec in chosen if not layer.is_head), default=0))
 
 
 class Rounded(nn.Module):
@@ -90,14 +91,14 @@ class Rounded(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in] -> [..., out]."""
-        rows = x.reshape(-1, self.in_features)
-        if self._kernels is not None and len(rows) <= FEW:
-            y = self._kernels.multiply(WEIGHT, [self._raw] * len(rows), rows)
+        if self._kernels is not None and x.numel() <= FEW * self.in_features:
+            rows = x.reshape(-1, self.in_features)
+            y = self._kernels.multiply(WEIGHT, [self._raw] * len(rows), rows).view(*x.shape[:-1], self.out_features)
         else:
-            y = self._codec.linear(self._parts, WEIGHT, rows)
+            y = self._codec.linear(self._parts, WEIGHT, x)
             if self._bias is not None:
                 y.add_(self._bias)
-        return y.view(*x.shape[:-1], self.out_features)
+        return y
 
     @property
     def weight(self) -> torch.Tensor:

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from core.memory.arena import Slot
-from core.memory.codec import Codec
+from core.memory.codec import Codec, SlotParts
+from core.memory.codec.direct import Direct
 from core.memory.codec.kernels import SlotKernels
 from core.memory.codec.plain import Plain
 from core.runtime.grouped import GroupedMath, together
@@ -23,7 +24,8 @@ class ExpertMath:
     """The feed-forward of one MoE layer's experts: up (gate and up together), activation, down.
 
     Source: transformers.integrations.moe.grouped_mm_experts_forward, whose results it reproduces. `stack` computes
-    several experts of one token in one product over copies of their weights; see core.runtime.stacking.
+    several experts of one token at once: out of their slots where the codec can, else in one product over copies of
+    their weights; see core.runtime.stacking.
     """
 
     def __init__(self, experts: Any, codec: Codec, kernels: SlotKernels | None = None) -> None:
@@ -34,7 +36,7 @@ class ExpertMath:
         self.has_bias = bool(experts.has_bias)
         self._gate = experts._apply_gate if experts.has_gate else experts.act_fn
         self._norm = experts.post_expert_norm if getattr(experts, "has_post_expert_norm", False) else None
-        self.stack = False
+        self.stack = isinstance(codec, Direct)
         self.tap: Callable[[torch.Tensor], None] | None = None    # told of all pairs' outputs, before their weights
         self.grouped = GroupedMath(kernels, self.up_name, self.has_bias, self._gate) if kernels is not None else None
 
@@ -80,16 +82,19 @@ class ExpertMath:
             out[at] = self.down(slot, self.activate(self.up(slot, x[at])))
 
     @property
-    def can_stack(self) -> bool:
-        """Weights as they are and no biases."""
+    def can_copy(self) -> bool:
+        """Whether the weights can be copied together: as they are and without biases."""
         return isinstance(self.codec, Plain) and not self.has_bias
 
     def stacked(self, slots: Sequence[Slot], x: torch.Tensor) -> torch.Tensor:
-        """One product for all. Only where `can_stack`."""
-        assert isinstance(self.codec, Plain)
+        """All at once. Only where `can_copy`, or out of slots."""
+        assert isinstance(self.codec, Plain | Direct)
         parts = [slot.parts for slot in slots]
-        acts = self.activate(self.codec.stacked(parts, self.up_name, x.expand(len(parts), -1)))
-        return self.codec.stacked(parts, "down_proj", acts)
+        acts = self.activate(self._biased(self.codec.stacked(parts, self.up_name, x), parts, self.up_name))
+        return self._biased(self.codec.stacked(parts, "down_proj", acts), parts, "down_proj")
+
+    def _biased(self, y: torch.Tensor, parts: Sequence[SlotParts], part: str) -> torch.Tensor:
+        return y.add_(torch.stack([one.plain[part + "_bias"] for one in parts])) if self.has_bias else y
 
     def combine(self, out: torch.Tensor, weights: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Outputs of all pairs [T * k, H] and router weights [T, k] -> [T, H], summed in top-k order."""

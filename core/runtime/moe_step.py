@@ -53,6 +53,8 @@ class MoEStep:
                 for math in self._math:
                     math.grouped = None
             return
+        if self._math[0].stack:
+            return
         stack = worth_stacking(self._math[0], slots, hidden, dtype)
         for math in self._math:
             math.stack = stack

@@ -27,7 +27,7 @@ LARGEST_BYTES = 16 << 20  # of copies a layer; far beyond where copying pays
 def worth_stacking(math: ExpertMath, slots: Sequence[Slot], hidden: int, dtype: torch.dtype) -> bool:
     """Whether `math` should stack the experts of a token; `slots` = as many filled ones as a token uses."""
     size = sum(slot.raw.numel() for slot in slots)
-    if not math.can_stack or len(slots) < 2 or slots[0].raw.device.type != "cpu" or size > LARGEST_BYTES:
+    if not math.can_copy or len(slots) < 2 or slots[0].raw.device.type != "cpu" or size > LARGEST_BYTES:
         return False
     generator = torch.Generator().manual_seed(0)
     inputs = -(-ELEMENTS[dtype.itemsize] // (hidden * len(slots)))

@@ -8,47 +8,67 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from core.memory.codec.native.threads import share
 from core.runtime.recorder import Recorder
 from core.types import Phase
 
 PASSES = 9
 LONGEST_S = 0.5   # of timing one number of threads; a slow model is timed over fewer passes
+SHORT = 64        # tokens of a prompt: with more, torch's products take longer than those out of codes
 WORTH_IT = 0.97   # more threads must be this much faster: what they cost the rest of the machine is not in the time
 
 
+class Split(NamedTuple):
+    """CPU threads for torch's products and for those out of codes. Both kinds spin while they wait for work, so that in
+    a token, where one follows the other within microseconds, only one of them can have more than one."""
+
+    plain: int
+    coded: int = 1
+
+    @property
+    def most(self) -> int:
+        return max(self)
+
+
 class Threads:
-    """CPU threads of torch: all of them to read a prompt, `decode` of them for one token (0 = all there, too)."""
+    """CPU threads: `token` for one token, all of them to read a prompt. A short one is mostly products out of codes."""
 
-    def __init__(self, decode: int = 0) -> None:
-        self._all = torch.get_num_threads()
-        self.decode = decode or self._all
+    def __init__(self, token: Split | None = None) -> None:
+        most = torch.get_num_threads()
+        self.token = token or Split(most)
+        self._prompt, self._short = Split(most), Split(1, most) if self.token.coded > 1 else Split(most)
 
-    def use(self, phase: Phase) -> None:
-        """For the calling thread, from now on."""
-        wanted = self.decode if phase == "decode" else self._all
-        if torch.get_num_threads() != wanted:
-            torch.set_num_threads(wanted)
+    def use(self, phase: Phase, tokens: int = SHORT + 1) -> None:
+        """For the calling thread, from now on: for a pass over so many tokens."""
+        wanted = self.token if phase == "decode" else self._short if tokens <= SHORT else self._prompt
+        if torch.get_num_threads() != wanted.plain:
+            torch.set_num_threads(wanted.plain)
+        share(wanted.coded)
 
 
-def choose_threads(device: torch.device, asked: int, time_pass_ms: Callable[[], float]) -> tuple[Threads, float]:
+def choose_threads(device: torch.device, asked: int, coded: bool,
+                   time_pass_ms: Callable[[], float]) -> tuple[Threads, float]:
     """Threads for a model, and the milliseconds of a decode pass with them (0 on a GPU, where nothing is timed).
 
-    `asked` = 0 takes the fastest of 1, 2, 4 ... all.
+    `asked` = 0 takes the fastest of 1, 2, 4 ... all; `coded` = something is multiplied out of codes.
     """
     if device.type != "cpu":
         return Threads(), 0.0
     most = torch.get_num_threads()
-    best, best_ms = most, float("inf")
-    for threads in [asked] if asked else sorted({min(2**i, most) for i in range(most.bit_length() + 1)}):
-        torch.set_num_threads(threads)
+    best, best_ms = Split(most), float("inf")
+    counts = [asked] if asked else sorted({min(2**i, most) for i in range(most.bit_length() + 1)})
+    for split in [way for n in counts for way in ([Split(n), Split(1, n)] if coded and n > 1 else [Split(n)])]:
+        torch.set_num_threads(split.plain)
+        share(split.coded)
         pass_ms = time_pass_ms()
-        if pass_ms < WORTH_IT * best_ms:
-            best, best_ms = threads, pass_ms
+        if pass_ms < (WORTH_IT if split.most > best.most or best_ms == float("inf") else 1.0) * best_ms:
+            best, best_ms = split, pass_ms
     torch.set_num_threads(most)
+    share(1)
     return Threads(best), best_ms
 
 

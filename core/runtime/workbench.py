@@ -74,7 +74,7 @@ class Workbench:
     def run(self, ids: Sequence[int], cache: Any, phase: Phase = "prefill", keep: int = 1) -> torch.Tensor:
         """One pass over some tokens [T] that follow what `cache` holds, at most `chunk` of them; logits [keep, V] of
         the last ones."""
-        self.threads.use(phase)
+        self.threads.use(phase, len(ids))
         self.residency.now += 1
         self.residency.phase = phase
         self.recorder.forget()

@@ -75,18 +75,6 @@ def test_they_are_not_used_where_they_cannot_run(monkeypatch: pytest.MonkeyPatch
     assert not available(torch.device("meta"))
 
 
-def test_slots_in_a_form_of_their_own_are_left_to_their_codec(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU's packed int4 is no matrix that the kernels could read."""
-    pytest.importorskip("triton", reason="the package triton is not installed")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    codec = make_codec("int4-g32", specs={"down_proj": PartSpec((64, 64), torch.bfloat16)}, dtype=torch.bfloat16,
-                       device=CPU)
-    if codec.verbatim:
-        pytest.skip("this CPU has no packed int4 product")
-    from core.memory.codec.kernels.products import matrix
-    assert matrix(codec, "down_proj") is None  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("count", [1, LANES, LANES + 1, LANES_MOST, 64])
 def test_launches_cover_every_slot_once_in_two_sizes(count: int) -> None:
     slots = [torch.empty(64, dtype=torch.uint8) for _ in range(count)]

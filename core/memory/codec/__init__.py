@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import torch
 
-from core.memory.codec import digits, int8
 from core.memory.codec.base import ALIGN, Codec, Field, Layout, PartSpec, SlotParts
 from core.memory.codec.coded import Coded
+from core.memory.codec.direct import Direct, supported
 from core.memory.codec.formats import FORMATS, Format, Numbers, format_of, numbers_of
 from core.memory.codec.grouped import Grouped
 from core.memory.codec.plain import Plain
@@ -25,11 +25,8 @@ def make_codec(format: str, *, specs: Mapping[str, PartSpec], dtype: torch.dtype
     ModelError when the format does not fit the model's shapes.
     """
     chosen = format_of(format)
-    kind: type[Plain] | type[Grouped] = Grouped
+    made = chosen, specs, dtype, device, is_transposed, numbers_of(chosen, dtype, stored)
     if chosen.is_plain:
-        kind = Plain
-    elif digits.supported(chosen, specs, dtype, device, is_transposed):
-        kind = digits.Digits
-    elif chosen.bits == 8 and not chosen.group and int8.supported(specs, dtype, device, is_transposed):
-        kind = int8.Int8Rows
-    return kind(chosen, specs, dtype, device, is_transposed, numbers_of(chosen, dtype, stored))
+        return Plain(*made)
+    portable = Grouped(*made)
+    return Direct(*made) if supported(portable) else portable

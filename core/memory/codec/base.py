@@ -79,12 +79,14 @@ class Layout:
 
 
 class SlotParts:
-    """Typed views into one slot: `weights[part]` is what the format keeps of a matrix, `plain[part]` a bias [out]."""
+    """Typed views into one slot: `weights[part]` is what the format keeps of a matrix, `plain[part]` a bias [out], `at`
+    the address of its bytes."""
 
-    __slots__ = ("plain", "weights")
+    __slots__ = ("at", "plain", "weights")
 
-    def __init__(self, weights: Mapping[str, tuple[torch.Tensor, ...]], plain: Mapping[str, torch.Tensor]) -> None:
-        self.weights, self.plain = weights, plain
+    def __init__(self, weights: Mapping[str, tuple[torch.Tensor, ...]], plain: Mapping[str, torch.Tensor],
+                 at: int = 0) -> None:
+        self.weights, self.plain, self.at = weights, plain, at
 
 
 class Codec(Protocol):
@@ -126,7 +128,7 @@ class Codec(Protocol):
         """Typed views into a slot's bytes (uint8 [slot_bytes], aligned): no copy; may be made before it is filled."""
 
     def linear(self, parts: SlotParts, part: str, x: torch.Tensor) -> torch.Tensor:
-        """x [n, in] times the part's matrix -> [n, out], without bias. `x` has the codec's dtype."""
+        """x [..., in] times the part's matrix -> [..., out], without bias. `x` has the codec's dtype."""
 
     def dequantize(self, parts: SlotParts, part: str) -> torch.Tensor:
         """The part's matrix in the model's own layout and the codec's dtype: the reference for `linear`."""

@@ -1,6 +1,6 @@
 """Weights as codes: the portable form of every rounded format, and the oracle of every faster one.
 
-Slots hold the blob's bytes; products dequantise first, in fp32.
+Slots hold the blob's bytes, biases in the compute dtype; products dequantise first, in fp32.
 """
 
 from __future__ import annotations
@@ -10,19 +10,13 @@ from collections.abc import Mapping
 import torch
 
 from core.errors import ModelError
-from core.memory.codec.base import Base, Codec, Entries, PartSpec, SlotParts
+from core.memory.codec.base import Base, Entries, PartSpec, SlotParts
 from core.memory.codec.bits import PLANES, pack, unpack
 from core.memory.codec.coded import Coded, dequantize
 from core.memory.codec.formats import FORMATS, Format, Numbers
 from core.memory.codec.quantize import CHUNK, Rounded, quantize
 
 STEP = 256  # rows dequantised at a time on a CPU: what stays in its cache
-
-
-def unpacked_bytes(codec: Codec) -> int:
-    """Most bytes taken while a matrix is made from its codes, on a CPU."""
-    return max(out * columns * codec.dtype.itemsize + 4 * STEP * columns * 4
-               for out, columns in map(codec.out_in, codec.weights))
 
 
 class Grouped(Base):
@@ -34,11 +28,7 @@ class Grouped(Base):
         fields = {n: (numbers.weight, self.specs[n].shape) for n in self.biases}
         for part in self.weights:
             fields |= self._fields(part)
-        self.lay_out(fields, self.slot_entries(fields))
-
-    def slot_entries(self, blob: Entries) -> Entries:
-        """What a slot keeps, given the blob's entries: here the same, with biases in the compute dtype."""
-        return blob | {n: (self.dtype, self.specs[n].shape) for n in self.biases}
+        self.lay_out(fields, fields | {n: (self.dtype, self.specs[n].shape) for n in self.biases})
 
     def _fields(self, part: str) -> Entries:
         (out, columns), group = self.out_in(part), self.format.group
@@ -81,14 +71,20 @@ class Grouped(Base):
     def views(self, slot: torch.Tensor) -> SlotParts:
         tensors = self.slot_layout.views(slot)
         weights = {n: tuple(t for f, t in tensors.items() if f.startswith(n + ".")) for n in self.weights}
-        return SlotParts(weights, {n: tensors[n] for n in self.biases})
+        return SlotParts(weights, {n: tensors[n] for n in self.biases}, slot.data_ptr())
 
     def linear(self, parts: SlotParts, part: str, x: torch.Tensor) -> torch.Tensor:
         return self.unpacked(parts, part, x)
 
     def unpacked(self, parts: SlotParts, part: str, x: torch.Tensor) -> torch.Tensor:
         """`linear` by dequantising first."""
-        return torch.mm(x, self.weight(parts.weights[part]).t())
+        return torch.matmul(x, self.weight(parts.weights[part]).t())
+
+    @property
+    def unpacked_bytes(self) -> int:
+        """Most bytes taken while a matrix is made from its codes, on a CPU."""
+        return max(out * columns * self.dtype.itemsize + 4 * STEP * columns * 4
+                   for out, columns in map(self.out_in, self.weights))
 
     def dequantize(self, parts: SlotParts, part: str) -> torch.Tensor:
         weight = self.weight(parts.weights[part])

@@ -2,8 +2,8 @@
 
 Prints, for one gated expert: bytes of its blob and slot, error of its output against fp32, milliseconds to encode and
 to place, and the time of its matrix products for 1..128 rows, relative to torch.mm on unquantised weights of the same
-dtype. Slots are cycled through 32 MB or more, as in a running engine. Single-threaded; PACKED_ROWS come from it, by
-comparison with the lines marked *, which dequantise for every product.
+dtype. Slots are cycled through 32 MB or more, as in a running engine. Single-threaded; native.products.FEW comes from
+it: of the lines marked >, which multiply by codes whatever the rows, and those marked *, which dequantise first.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import torch.nn.functional as F
 
 from core.formats import LOADABLE
 from core.memory.codec import Codec, PartSpec, SlotParts, make_codec
-from core.memory.codec.digits import Digits
-from core.memory.codec.int8 import Int8Rows
+from core.memory.codec.direct import Direct
 
 Linear = Callable[[SlotParts, str, torch.Tensor], torch.Tensor]
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
@@ -108,9 +107,10 @@ def main(hidden: int = 2048, inner: int = 768, dtype: str = "bfloat16") -> None:
         place = milliseconds(functools.partial(codec.place, blob, slot))
         print(f"{name:<15}{codec.blob_bytes / 1e6:>8.2f}{codec.slot_bytes / 1e6:>8.2f}{ffn_error(codec, parts):>8.4f}"
               f"{encode:>8.1f}{place:>6.2f} |       {_relative(times, base)}")
-        if isinstance(codec, Digits | Int8Rows):
-            times = [products(codec.unpacked, slots, x) for x in inputs]
-            print(f"{name + ' *':<53}|       {_relative(times, base)}")
+        if isinstance(codec, Direct):
+            for mark, linear in ((">", codec.coded), ("*", codec.unpacked)):
+                times = [products(linear, slots, x) for x in inputs]
+                print(f"{f'{name} {mark}':<53}|       {_relative(times, base)}")
     print("torch.mm, ms                                         |       " + " ".join(f"{b:>5.2f}" for b in base))
 
 

@@ -39,8 +39,12 @@ class Plain(Base):
         return torch.mm(x, parts.weights[part][0])
 
     def stacked(self, many: Sequence[SlotParts], part: str, x: torch.Tensor) -> torch.Tensor:
-        """Row i of x [n, in] times the part's matrix of many[i] -> [n, out], as one product over copies."""
+        """A state times the part's matrix of each of `many`: x [many, in], or [1, in] for all -> [many, out].
+
+        One product over copies.
+        """
         matrices = torch.stack([parts.weights[part][1] for parts in many])
+        x = x.expand(len(many), -1)
         return torch.bmm(x.unsqueeze(1), matrices if self.is_transposed else matrices.transpose(1, 2)).squeeze(1)
 
     def dequantize(self, parts: SlotParts, part: str) -> torch.Tensor:

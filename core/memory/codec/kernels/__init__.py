@@ -17,7 +17,7 @@ import os
 
 import torch
 
-from core.memory.codec.base import Codec
+from core.memory.codec.base import Base, Codec
 from core.memory.codec.kernels.products import LANES_MOST, SlotKernels, portable, scratch_bytes
 
 __all__ = ["LANES_MOST", "SlotKernels", "available", "make_kernels", "portable", "say_unavailable", "scratch_bytes"]
@@ -51,9 +51,9 @@ def available(device: torch.device) -> bool:
 def make_kernels(codec: Codec) -> SlotKernels | None:
     """Kernels for a codec's slots; None, said once in the log for a GPU, where they cannot run."""
     reason = why_not(codec.device)
-    if not reason:
+    if not reason and isinstance(codec, Base):
         try:
-            return SlotKernels.of(codec)
+            return SlotKernels(codec)
         except Exception as error:  # a broken installation of triton, however it shows
             reason = f"triton cannot be loaded ({error})"
     if codec.device.type == "cuda":

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from core.memory.codec import FORMATS, PartSpec, make_codec
+from core.memory.codec.base import Base
 from core.memory.codec.kernels.products import LANES, Launch, SlotKernels
 
 TARGETS = (80, 89, 90)
@@ -26,9 +27,9 @@ def variants(formats: Sequence[str], shape: tuple[int, int], dtype: torch.dtype)
         for transposed in (False, True) if FORMATS[name].is_plain else (False,):
             specs = {"down_proj": PartSpec(shape[::-1] if transposed else shape, dtype),
                      "down_proj_bias": PartSpec(shape[:1], dtype)}
-            kernels = SlotKernels.of(make_codec(name, specs=specs, dtype=dtype, device=torch.device("meta"),
-                                                is_transposed=transposed))
-            assert kernels is not None
+            codec = make_codec(name, specs=specs, dtype=dtype, device=torch.device("meta"), is_transposed=transposed)
+            assert isinstance(codec, Base)
+            kernels = SlotKernels(codec)
             yield f"{name} product{' transposed' if transposed else ''}", kernels.product("down_proj", LANES)
             if not kernels.is_plain:
                 yield f"{name} widening", kernels.widening("down_proj", LANES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +10,7 @@ import torch
 from core.memory.codec.base import Base, Codec
 from core.memory.codec.grouped import Grouped
 from core.memory.codec.kernels import blocks
+from core.memory.codec.matrix import Matrix, Part, matrix
 from core.memory.codec.plain import Plain
 from core.memory.codec.tables import table
 
@@ -19,45 +19,17 @@ SCRATCH_BYTES = 64 << 20            # of dequantised weights at a time, or one m
 INPUTS = {2: 8, 3: 8, 4: 8, 8: 4}   # of a word of codes, by bits; of 8 bits 1 where rows are not whole words
 
 
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """One matrix of an expert as slots hold it: [outputs, inputs], or plain numbers [inputs, outputs]."""
-
-    outputs: int
-    inputs: int
-    transposed: bool
-    bits: int                           # 0 = plain numbers
-    group: int                          # 0 = a scale a row
-    per_word: int                       # codes that are read as one word; 0 = plain numbers
-    table: torch.Tensor | None          # what codes stand for, fp32 [16]
-    at: tuple[int, int, int, int]       # bytes from the slot's start: codes or numbers, third bits, scales, zeros
-    bias_at: int | None
-    scale: torch.dtype | None
-    zero: torch.dtype | None
-
-    @property
-    def word_bytes(self) -> int:
-        """Of 3-bit codes, those of the low two."""
-        return (2 if self.bits == 3 else self.bits) * self.per_word // 8
+def per_word(one: Matrix) -> int:
+    """Codes that are read as one word; 0 = plain numbers."""
+    if not one.bits:
+        return 0
+    return INPUTS[one.bits] if one.inputs % INPUTS[one.bits] == 0 else 1
 
 
-def matrix(codec: Base, part: str) -> Matrix | None:
-    """A part of a codec's slots; None where slots are laid out in another way than blobs."""
-    fields, form = codec.slot_layout.fields, codec.format
-    bias = fields.get(f"{part}_bias")
-    bias_at = bias.offset if bias is not None else None
-    outputs, inputs = codec.out_in(part)
-    if form.is_plain:
-        return Matrix(outputs, inputs, codec.is_transposed, 0, 0, 0, None, (fields[part].offset, 0, 0, 0), bias_at,
-                      None, None)
-    found = [fields.get(f"{part}.{name}") for name in ("q", "q1", "scale", "zero")]
-    codes, high, scale, zero = (field.offset if field is not None else 0 for field in found)
-    if found[0] is None or found[2] is None:
-        return None
-    per_word = INPUTS[form.bits] if inputs % INPUTS[form.bits] == 0 else 1
-    return Matrix(outputs, inputs, False, form.bits, form.group, per_word,
-                  table(form.table, codec.device) if form.table else None, (codes, high, scale, zero), bias_at,
-                  found[2].dtype, found[3].dtype if found[3] is not None else None)
+def fields(one: Matrix) -> tuple[int, int, int, int]:
+    """Bytes from a slot's start to codes, third bits, scales and zeros; 0 where there are none."""
+    high, scale, zero = (0 if part is None else part.at for part in (one.high, one.scale, one.zero))
+    return one.codes.at, high, scale, zero
 
 
 def portable(codec: Codec) -> Codec:
@@ -98,25 +70,20 @@ class SlotKernels:
     Fast for what decoding needs; for many states of one expert `widened` weights and torch's products are better.
     """
 
-    def __init__(self, codec: Base, matrices: dict[str, Matrix]) -> None:
+    def __init__(self, codec: Base) -> None:
+        """Raises ImportError."""
         import triton.language as tl
 
         from core.memory.codec.kernels import gemv, widen
 
-        self._gemv, self._widen, self._matrices, self.dtype = gemv, widen.widen, matrices, codec.dtype
+        self._gemv, self._widen, self.dtype = gemv, widen.widen, codec.dtype
         self.is_plain = codec.format.is_plain
-        self._number: dict[torch.dtype | None, Any] = {
-            None: None, torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16,
+        self._matrices = {part: matrix(codec, part) for part in codec.weights}
+        self._table = table(codec.format.table, codec.device) if codec.format.table else None
+        self._number: dict[torch.dtype, Any] = {
+            torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16,
             torch.uint8: tl.uint8}
         self._word = {1: tl.uint8, 2: tl.uint16, 4: tl.uint32}
-
-    @classmethod
-    def of(cls, codec: Codec) -> SlotKernels | None:
-        """Kernels for a codec; None for one that keeps its slots in a form of its own. Raises ImportError."""
-        if not isinstance(codec, Base):
-            return None
-        matrices = {part: one for part in codec.weights if (one := matrix(codec, part)) is not None}
-        return cls(codec, matrices) if len(matrices) == len(codec.weights) else None
 
     def outputs(self, part: str) -> int:
         """Rows of a matrix [out, in]."""
@@ -128,13 +95,13 @@ class SlotKernels:
         `slots` are the bytes of slots on x's device; x has the codec's dtype. Sums are fp32, rounded once.
         """
         one, x = self._matrices[part], x.contiguous()
+        bias_at = one.bias.at if one.bias is not None else 0
         out = x.new_empty(len(slots), one.outputs)
         stride = 0 if x.shape[0] == 1 else one.inputs
         for first, count, bases in launches(slots):
             kernel, (across, _), constants = self.product(part, len(bases))
-            fields = (one.table, bases, *one.at) if one.bits else (bases, one.at[0])
-            kernel[across, count](x[first:] if stride else x, out[first:], *fields, one.bias_at or 0, stride,
-                                  **constants)
+            given = (self._table, bases, *fields(one)) if one.bits else (bases, one.codes.at)
+            kernel[across, count](x[first:] if stride else x, out[first:], *given, bias_at, stride, **constants)
         return out
 
     def widened(self, part: str, slots: Sequence[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
@@ -149,14 +116,14 @@ class SlotKernels:
         for start in range(0, len(slots), step):
             for first, count, bases in launches(slots[start : start + step]):
                 kernel, (across, down), constants = self.widening(part, len(bases))
-                kernel[across, count, down](scratch[first:], one.table, bases, *one.at, **constants)
+                kernel[across, count, down](scratch[first:], self._table, bases, *fields(one), **constants)
             yield start, scratch[: len(slots) - start]
 
     def product(self, part: str, lanes: int) -> Launch:
         """What multiplies by a part of up to `lanes` slots."""
-        one, bias = self._matrices[part], self._matrices[part].bias_at is not None
+        one, bias = self._matrices[part], self._matrices[part].bias is not None
         if one.bits:
-            block = blocks.coded(one.bits, one.inputs // one.per_word)
+            block = blocks.coded(one.bits, one.inputs // per_word(one))
             return Launch(self._gemv.coded_rows, (-(-one.outputs // block.outputs), 1),
                           {"BIAS": bias, **self._coded(one, lanes, block)})
         block = (blocks.columns if one.transposed else blocks.plain)(self.dtype.itemsize, one.inputs)
@@ -168,7 +135,7 @@ class SlotKernels:
     def widening(self, part: str, lanes: int) -> Launch:
         """What dequantises a part of up to `lanes` slots."""
         one = self._matrices[part]
-        words = one.inputs // one.per_word
+        words = one.inputs // per_word(one)
         block = blocks.widen(words)
         return Launch(self._widen, (-(-one.outputs // block.outputs), -(-words // block.across)),
                       self._coded(one, lanes, block))
@@ -176,6 +143,10 @@ class SlotKernels:
     def _coded(self, one: Matrix, lanes: int, block: blocks.Block) -> dict[str, Any]:
         """What the kernels for codes are compiled for."""
         return {"LANES": lanes, "N": one.outputs, "K": one.inputs, "G": one.group, "BITS": one.bits,
-                "TABLE": one.table is not None, "SCALE": self._number[one.scale], "ZERO": self._number[one.zero],
-                "WORD": self._word[one.word_bytes], "V": one.per_word, "BN": block.outputs, "BU": block.across,
+                "TABLE": self._table is not None, "SCALE": self._type(one.scale), "ZERO": self._type(one.zero),
+                "WORD": self._word[(2 if one.bits == 3 else one.bits) * per_word(one) // 8], "V": per_word(one),
+                "BN": block.outputs, "BU": block.across,
                 "num_warps": block.warps, "enable_fp_fusion": True}
+
+    def _type(self, part: Part | None) -> Any:
+        return None if part is None else self._number[part.dtype]

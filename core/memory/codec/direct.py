@@ -1,0 +1,47 @@
+"""Weights as codes on a CPU, multiplied by as they are, in bf16 or fp16: core.memory.codec.native."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from core.memory.codec.base import PartSpec, SlotParts
+from core.memory.codec.formats import Format, Numbers
+from core.memory.codec.grouped import Grouped
+from core.memory.codec.matrix import matrix
+from core.memory.codec.native.products import FEW, Products, serves
+
+
+class Direct(Grouped):
+    """A slot keeps what the portable form keeps; `weight` stays its reference."""
+
+    direct = True
+
+    def __init__(self, format: Format, specs: Mapping[str, PartSpec], dtype: torch.dtype, device: torch.device,
+                 is_transposed: bool, numbers: Numbers) -> None:
+        super().__init__(format, specs, dtype, device, is_transposed, numbers)
+        self._products = {part: Products(matrix(self, part), dtype) for part in self.weights}
+
+    def linear(self, parts: SlotParts, part: str, x: torch.Tensor) -> torch.Tensor:
+        return (self.unpacked if x.numel() > FEW * x.shape[-1] else self.coded)(parts, part, x)
+
+    def coded(self, parts: SlotParts, part: str, x: torch.Tensor) -> torch.Tensor:
+        """`linear` out of the codes."""
+        return self._products[part].many(parts.at, x)
+
+    def stacked(self, many: Sequence[SlotParts], part: str, x: torch.Tensor) -> torch.Tensor:
+        """A state times the part's matrix of each of `many`: x [many, in], or [1, in] for all -> [many, out]."""
+        return self._products[part].few([parts.at for parts in many], x)
+
+    def unpacked(self, parts: SlotParts, part: str, x: torch.Tensor) -> torch.Tensor:
+        return self._products[part].wide(parts.at, x)
+
+    @property
+    def unpacked_bytes(self) -> int:
+        return max(out * columns for out, columns in map(self.out_in, self.weights)) * self.dtype.itemsize
+
+
+def supported(codec: Grouped) -> bool:
+    """Whether this machine has kernels for all matrices of a codec."""
+    return codec.device.type == "cpu" and all(serves(matrix(codec, part), codec.dtype) for part in codec.weights)

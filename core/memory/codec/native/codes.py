@@ -1,0 +1,92 @@
+"""Codes as whole numbers: what a format's bits stand for before scales, and how a vector of them is read."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from core.memory.codec.matrix import Matrix
+from core.memory.codec.native.ir import Code, splat, vector
+from core.memory.codec.native.states import Piece, Plane
+from core.memory.codec.tables import TABLES
+
+TABLE_TOP = 8191    # what nf4's 1.0 becomes: eight of it times the largest state still fit into 32 bits
+SHUFFLE = {64: "llvm.x86.avx512.pshuf.b.512", 32: "llvm.x86.avx2.pshuf.b", 16: "llvm.x86.ssse3.pshuf.b.128"}
+
+
+class Meaning(NamedTuple):
+    """What codes stand for, before scales: `entries[code]`, or the codes of all planes added up, times `factor`."""
+
+    planes: tuple[Plane, ...]
+    entries: tuple[int, ...]
+    factor: float
+
+
+def meaning(matrix: Matrix) -> Meaning:
+    """Of a matrix's codes. Tables of halves or whole numbers are exact; nf4's are rounded to 2^-14 of the largest."""
+    at = matrix.codes.at
+    if matrix.table:
+        per_one = {"nf4": TABLE_TOP, "mxfp4": 2, "iq4_nl": 1}[matrix.table]
+        return Meaning((Plane(4, 0, 1, at),), tuple(round(v * per_one) for v in TABLES[matrix.table]), 1 / per_one)
+    if matrix.high is not None:
+        return Meaning((Plane(2, 4, 1, at), Plane(1, 0, 4, matrix.high.at)), (), 1.0)
+    offset = 0 if matrix.bits == 8 else 1 << matrix.bits - 1
+    return Meaning((Plane(matrix.bits, offset, 1, at),), (), 1.0)
+
+
+def read(code: Code, entries: tuple[int, ...], plane: Plane, piece: Piece, place: str) -> list[str]:
+    """The vector of codes at `place` as <words x i16>s: the first of every word, the second ... Signed where they have
+    8 bits or are looked up, else from 0 on."""
+    count = piece.words
+    stored = piece.bytes // 2
+    words = code.load(f"<{stored} x i16>", place)
+    if stored < count:
+        words = code.pick(f"<{stored} x i16>", words, [min(i, stored) for i in range(count)], "zeroinitializer")
+    if entries:
+        return _looked_up(code, entries, count, words)
+    if plane.bits == 8:
+        return [_signed(code, words, count, odd) for odd in (False, True)]
+    found = []
+    for s in range(plane.per_word):
+        value = _shift(code, "lshr", words, count, s * plane.bits)
+        last = s == plane.per_word - 1
+        found.append(value if last else _and(code, value, count, (1 << plane.bits) - 1))
+    return found
+
+
+def _looked_up(code: Code, entries: tuple[int, ...], count: int, words: str) -> list[str]:
+    """4-bit codes, two a byte, by a table of 8 bits or of 16."""
+    kind, size = f"<{count} x i16>", count * 2
+    bytes_ = f"<{size} x i8>"
+    planes = 1 if max(map(abs, entries)) < 128 else 2
+    halves = []
+    for shift in (0, 4):
+        index = _and(code, _shift(code, "lshr", words, count, shift), count, 0x0F0F)
+        index = code.let(f"bitcast {kind} {index} to {bytes_}")
+        found = []
+        for byte in range(planes):
+            table = vector("i8", [entry >> 8 * byte & 255 for entry in entries] * (size // 16))
+            one = code.call(bytes_, SHUFFLE[size], (bytes_, table), (bytes_, index))
+            found.append(code.let(f"bitcast {bytes_} {one} to {kind}"))
+        halves.append(found)
+    if planes == 1:
+        return [_signed(code, found[0], count, odd) for odd in (False, True) for found in halves]
+    made = []
+    for odd in (False, True):
+        for low, high in halves:
+            low = _shift(code, "lshr", low, count, 8) if odd else _and(code, low, count, 0xFF)
+            high = _and(code, high, count, -0x100) if odd else _shift(code, "shl", high, count, 8)
+            made.append(code.let(f"or {kind} {low}, {high}"))
+    return made
+
+
+def _signed(code: Code, words: str, count: int, odd: bool) -> str:
+    """The even or the odd bytes of words as signed numbers."""
+    return _shift(code, "ashr", words if odd else _shift(code, "shl", words, count, 8), count, 8)
+
+
+def _shift(code: Code, way: str, value: str, count: int, by: int) -> str:
+    return code.let(f"{way} <{count} x i16> {value}, {splat('i16', count, by)}") if by else value
+
+
+def _and(code: Code, value: str, count: int, mask: int) -> str:
+    return code.let(f"and <{count} x i16> {value}, {splat('i16', count, mask)}")

@@ -1,0 +1,78 @@
+"""Native code for this CPU, by LLVM: what it can do, and functions compiled for it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from core.memory.codec.native.ir import Code
+
+log = logging.getLogger("moestro.kernels")
+
+Function = Callable[..., None]
+NEEDS = {64: ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma", "f16c"), 32: ("avx2", "fma", "f16c")}
+CPUS = {64: "x86-64-v4", 32: "x86-64-v3"}   # by the bytes of a vector: instructions that such CPUs have
+
+
+@functools.cache
+def widths() -> tuple[int, ...]:
+    """Bytes of the vectors that kernels can be compiled for here, the widest first; () = none, said once in the log."""
+    reason = ""
+    if importlib.util.find_spec("llvmlite") is None:
+        reason = "the package llvmlite is not installed"
+    else:
+        try:
+            llvm = _llvm()
+            llvm.check_jit_execution()
+            features = llvm.get_host_cpu_features()
+            found = tuple(width for width, needed in NEEDS.items() if all(features.get(name) for name in needed))
+            if found:
+                return found
+            reason = "this CPU has no AVX2"
+        except Exception as error:  # a broken installation, or a system that lets nobody make code
+            reason = f"llvmlite cannot compile here ({type(error).__name__}: {error})"
+    log.warning("Experts in quantized formats are computed on the CPU by dequantising them each time, which is slow, "
+                "because %s.", reason)
+    return ()
+
+
+@functools.cache
+def _llvm() -> Any:
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm
+
+
+def compiled(*codes: Code, width: int) -> dict[str, Function]:
+    """The functions by name, compiled for vectors of `width` bytes. They take integers and addresses, run without
+    Python's lock, and stay for as long as the process does."""
+    llvm = _llvm()
+    declared = sorted(set().union(*(code.declared for code in codes)))
+    attributes = f'attributes #0 = {{ nounwind "min-legal-vector-width"="{width * 8}" }}'
+    module = llvm.parse_assembly("\n".join([*(code.text() for code in codes), *declared, attributes, ""]))
+    module.verify()
+    machine = llvm.Target.from_default_triple().create_target_machine(cpu=CPUS[width], opt=3, jit=True)
+    engine = llvm.create_mcjit_compiler(module, machine)
+    engine.finalize_object()
+    _engines.append(engine)
+    made: dict[str, Function] = {}
+    for code in codes:
+        address = engine.get_function_address(code.name)
+        made[code.name] = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * code.arguments)(address)
+    return made
+
+
+_engines: list[Any] = []    # what owns the machine code
+
+
+def address(function: Function) -> int:
+    """Where a compiled function lies, to be called from another one."""
+    found = ctypes.cast(function, ctypes.c_void_p).value  # type: ignore[arg-type]
+    assert found is not None
+    return found

@@ -1,0 +1,125 @@
+"""LLVM instructions as text: just enough of an assembler to write loops over vectors readably."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+
+class Loop:
+    """A counted loop being written: `index` (i64) and `values`, which it carries from turn to turn."""
+
+    def __init__(self, index: str, values: list[str]) -> None:
+        self.index, self.values = index, values
+        self.next: Sequence[str] = ()   # what the values are in the next turn; to be set inside the loop
+
+
+class Code:
+    """The instructions of one function, in the order written."""
+
+    def __init__(self, signature: str) -> None:
+        """`signature` as in "void @name(ptr %a, i64 %b)"; nothing is returned."""
+        self.name, self.arguments = signature.split("@")[1].split("(")[0], signature.count("%")
+        self._lines = [f"define {signature} #0 {{", "entry:"]
+        self._block, self._count = "entry", 0
+        self.declared: set[str] = set()     # what it calls
+
+    def let(self, instruction: str) -> str:
+        """Append an instruction; returns the name of its value."""
+        self._count += 1
+        self._lines.append(f"  %v{self._count} = {instruction}")
+        return f"%v{self._count}"
+
+    def do(self, instruction: str) -> None:
+        """Append an instruction without a value."""
+        self._lines.append(f"  {instruction}")
+
+    def call(self, kind: str, function: str, *arguments: tuple[str, str], flags: str = "") -> str:
+        """Append a call with (type, value)s; returns the name of what it returns, a `kind`."""
+        given = ", ".join(f"{of} {value}" for of, value in arguments)
+        self.declared.add(f"declare {kind} @{function}({', '.join(of for of, _ in arguments)})")
+        return self.let(f"call {flags} {kind} @{function}({given})")
+
+    def run(self, function: str, *arguments: tuple[str, str]) -> None:
+        """Append a call of one of LLVM's own that returns nothing."""
+        given = ", ".join(f"{of} {value}" for of, value in arguments)
+        self.declared.add(f"declare void @{function}({', '.join(of for of, _ in arguments)})")
+        self.do(f"call void @{function}({given})")
+
+    def add(self, one: str | int, other: str | int) -> str:
+        """The sum of two i64."""
+        return str(one) if other == 0 else self.let(f"add i64 {one}, {other}")
+
+    def times(self, one: str | int, other: str | int) -> str:
+        """The product of two i64."""
+        return str(one) if other == 1 else self.let(f"mul i64 {one}, {other}")
+
+    def at(self, pointer: str, index: str | int, size: int = 1) -> str:
+        """The address `size` * index bytes on."""
+        return pointer if index == 0 else self.let(f"getelementptr i8, ptr {pointer}, i64 {self.times(index, size)}")
+
+    def load(self, kind: str, pointer: str, align: int = 1) -> str:
+        return self.let(f"load {kind}, ptr {pointer}, align {align}")
+
+    def store(self, kind: str, value: str, pointer: str, align: int = 1) -> None:
+        self.do(f"store {kind} {value}, ptr {pointer}, align {align}")
+
+    def pick(self, kind: str, value: str, places: Sequence[int], other: str = "poison") -> str:
+        """A vector of the elements at `places` of `value`; places from its length on are those of `other`."""
+        mask = ", ".join(f"i32 {place}" for place in places)
+        return self.let(f"shufflevector {kind} {value}, {kind} {other}, <{len(places)} x i32> <{mask}>")
+
+    def broadcast(self, kind: str, value: str, count: int) -> str:
+        """A vector of one value."""
+        one = self.let(f"insertelement <{count} x {kind}> poison, {kind} {value}, i32 0")
+        return self.pick(f"<{count} x {kind}>", one, [0] * count)
+
+    @contextmanager
+    def loop(self, start: str | int, end: str | int, step: int = 1,
+             carried: Sequence[tuple[str, str]] = ()) -> Iterator[Loop]:
+        """for index in range(start, end, step), carrying (type, first value)s, the last ones afterwards."""
+        self._count += 1
+        name, before = f"loop{self._count}", self._block
+        self.do(f"br label %{name}")
+        self.begin(name)
+        index = self.let(f"phi i64 [ {start}, %{before} ], [ %{name}.i, %{name}.last ]")
+        values = [self.let(f"phi {kind} [ {first}, %{before} ], [ %{name}.c{i}, %{name}.last ]")
+                  for i, (kind, first) in enumerate(carried)]
+        more = self.let(f"icmp slt i64 {index}, {end}")
+        self.do(f"br i1 {more}, label %{name}.body, label %{name}.end")
+        self.begin(f"{name}.body")
+        made = Loop(index, values)
+        yield made
+        self.do(f"br label %{name}.last")
+        self.begin(f"{name}.last")
+        for i, ((kind, _), value) in enumerate(zip(carried, made.next, strict=True)):
+            self.do(f"%{name}.c{i} = bitcast {kind} {value} to {kind}")
+        self.do(f"%{name}.i = add i64 {index}, {step}")
+        self.do(f"br label %{name}")
+        self.begin(f"{name}.end")
+
+    def begin(self, block: str) -> None:
+        """What follows belongs to a block of this name."""
+        self._block = block
+        self._lines.append(f"{block}:")
+
+    def text(self) -> str:
+        """The function."""
+        return "\n".join([*self._lines, "  ret void", "}", ""])
+
+
+def vector(kind: str, values: Sequence[int | str]) -> str:
+    """A constant vector."""
+    return f"<{', '.join(f'{kind} {value}' for value in values)}>"
+
+
+def splat(kind: str, count: int, value: str | int) -> str:
+    """A constant vector of one number."""
+    return vector(kind, [value] * count)
+
+
+def fp32(value: float) -> str:
+    """A number, rounded to fp32, as LLVM writes it exactly."""
+    rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    return f"0x{struct.unpack('<Q', struct.pack('<d', rounded))[0]:016X}"

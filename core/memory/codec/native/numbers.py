@@ -1,0 +1,51 @@
+"""Numbers of every type that slots and states have, as fp32 and back. Conversions are instructions, never calls."""
+
+from __future__ import annotations
+
+import torch
+
+from core.memory.codec.matrix import Part
+from core.memory.codec.native.ir import Code, splat
+
+KINDS = {torch.float32: "float", torch.float16: "half", torch.bfloat16: "i16", torch.uint8: "i8"}
+
+
+def load(code: Code, pointer: str, first: str | int, count: int, dtype: torch.dtype) -> str:
+    """`count` numbers from index `first` on as <count x float>; a uint8 is an exponent: 2 ** (e - 127), 255 = NaN."""
+    kind, size, ints = KINDS[dtype], dtype.itemsize, f"<{count} x i32>"
+    raw = code.load(f"<{count} x {kind}>", code.at(pointer, first, size), size)
+    if dtype == torch.float32:
+        return raw
+    if dtype == torch.float16:
+        return code.let(f"fpext <{count} x half> {raw} to <{count} x float>")
+    wide = code.let(f"zext <{count} x {kind}> {raw} to {ints}")
+    shifted = code.let(f"shl {ints} {wide}, {splat('i32', count, 16 if kind == 'i16' else 23)}")
+    if kind == "i8":                                                         # a subnormal, and not a number
+        ends = [code.let(f"icmp eq {ints} {wide}, {splat('i32', count, end)}") for end in (0, 255)]
+        odd = code.let(f"or <{count} x i1> {ends[0]}, {ends[1]}")
+        more = code.let(f"select <{count} x i1> {odd}, {ints} {splat('i32', count, 1 << 22)}, {ints} zeroinitializer")
+        shifted = code.let(f"or {ints} {shifted}, {more}")
+    return code.let(f"bitcast {ints} {shifted} to <{count} x float>")
+
+
+def one(code: Code, slot: str, part: Part, row: str) -> str:
+    """One number of a part of a slot as a float."""
+    return code.let(f"extractelement <1 x float> {load(code, code.at(slot, part.at), row, 1, part.dtype)}, i32 0")
+
+
+def rounded(code: Code, value: str, count: int, dtype: torch.dtype) -> tuple[str, str]:
+    """<count x float> in another type, to the nearest, ties to even: (LLVM's type, value)."""
+    if dtype == torch.float32:
+        return f"<{count} x float>", value
+    if dtype == torch.float16:
+        return f"<{count} x half>", code.let(f"fptrunc <{count} x float> {value} to <{count} x half>")
+    ints = f"<{count} x i32>"
+    bits = code.let(f"bitcast <{count} x float> {value} to {ints}")
+    above = code.let(f"lshr {ints} {bits}, {splat('i32', count, 16)}")
+    odd = code.let(f"and {ints} {above}, {splat('i32', count, 1)}")
+    half = code.let(f"add {ints} {odd}, {splat('i32', count, 0x7FFF)}")
+    up = code.let(f"add {ints} {bits}, {half}")
+    number = code.let(f"fcmp ord <{count} x float> {value}, zeroinitializer")
+    up = code.let(f"select <{count} x i1> {number}, {ints} {up}, {ints} {splat('i32', count, 0x7FC00000)}")
+    short = code.let(f"lshr {ints} {up}, {splat('i32', count, 16)}")
+    return f"<{count} x i16>", code.let(f"trunc {ints} {short} to <{count} x i16>")

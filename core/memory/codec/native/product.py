@@ -1,0 +1,137 @@
+"""Rows of codes times states, as LLVM instructions: a codec's own bytes, read once and multiplied as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from core.memory.codec.matrix import Matrix
+from core.memory.codec.native import codes, numbers
+from core.memory.codec.native.ir import Code, fp32, splat
+from core.memory.codec.native.states import Piece, Plane, Room
+
+AHEAD = 4096    # bytes that are asked for before they are needed; one row after another, which the CPU cannot foresee
+PRODUCT = {32: "llvm.x86.avx512.pmaddw.d.512", 16: "llvm.x86.avx2.pmadd.wd", 8: "llvm.x86.sse2.pmadd.wd"}
+
+Totals = dict[tuple[int, int], str]     # by row and state: fp32 a lane
+
+
+class Product:
+    """Writes the function name(states, slot, out, from, to): some prepared states, one after another, times rows
+    from..to - 1, a multiple of `rows`, of the matrix in a slot; into out [states, outputs]."""
+
+    def __init__(self, name: str, matrix: Matrix, room: Room, dtype: torch.dtype, rows: int, states: int) -> None:
+        self.code = Code(f"void @{name}(ptr noalias %states, ptr noalias %slot, ptr noalias %out, i64 %from, i64 %to)")
+        self._matrix, self._room, self._dtype, self._states = matrix, room, dtype, states
+        self._meaning, self._lanes = codes.meaning(matrix), room.width // 4
+        self._pairs = [(r, t) for r in range(rows) for t in range(states)]
+        with self.code.loop("%from", "%to", rows) as block:
+            self._rows = [self.code.add(block.index, r) for r in range(rows)]
+            totals = dict.fromkeys(self._pairs, "zeroinitializer")
+            for p, piece in room.places:
+                self._run(p, piece, totals)
+            if matrix.zero is not None:
+                self._zeros(totals)
+            for (r, t), total in totals.items():
+                self._write(self._rows[r], t, total)
+
+    def _run(self, p: int, piece: Piece, totals: Totals) -> None:
+        """Add a run of one plane's codes times the states."""
+        kind, whole = f"<{piece.lanes} x float>", piece.lanes == self._lanes
+        first = [(kind, total if whole else "zeroinitializer") for total in totals.values()]
+        with self.code.loop(0, piece.turns, 1, first) as each:
+            found = dict(zip(self._pairs, each.values, strict=True))
+            self._vector(p, piece, each.index, found)
+            each.next = list(found.values())
+        for pair, value in zip(self._pairs, each.values, strict=True):
+            totals[pair] = value if whole else self._wider(totals[pair], value, piece.lanes)
+
+    def _vector(self, p: int, piece: Piece, index: str, totals: Totals) -> None:
+        code, plane, lanes = self.code, self._room.planes[p], piece.lanes
+        words, floats, ints = f"<{piece.words} x i16>", f"<{lanes} x float>", f"<{lanes} x i32>"
+        seen = [self._seen(p, piece, index, t) for t in range(self._states)]
+        stride = self._matrix.inputs * plane.bits // 8
+        begin = code.at("%slot", plane.at + piece.start * plane.bits // 8)
+        rows = [code.at(begin, row, stride) for row in self._rows]
+        ahead = code.at(rows[0], index, piece.bytes * len(rows))
+        for r, row in enumerate(rows):
+            code.run("llvm.prefetch.p0", ("ptr", code.at(ahead, AHEAD + r * piece.bytes)), ("i32", "0"), ("i32", "3"),
+                     ("i32", "1"))
+            found = codes.read(code, self._meaning.entries, plane, piece, code.at(row, index, piece.bytes))
+            scale = self._scales(self._rows[r], piece, index, plane) if self._matrix.group else ""
+            for t, (stored, step, total) in enumerate(seen):
+                for one, number in zip(found, stored, strict=True):
+                    product = code.call(ints, PRODUCT[piece.words], (words, one), (words, number))
+                    total = code.let(f"add {ints} {total}, {product}")
+                value = code.let(f"sitofp {ints} {total} to {floats}")
+                by = code.let(f"fmul {floats} {step}, {scale}") if scale else step
+                totals[r, t] = code.call(floats, f"llvm.fma.v{lanes}f32", (floats, value), (floats, by),
+                                         (floats, totals[r, t]))
+
+    def _seen(self, p: int, piece: Piece, index: str, state: int) -> tuple[Sequence[str], str, str]:
+        """A state's numbers for a vector of codes, what their sums count and what they begin with."""
+        code, plane, place = self.code, self._room.planes[p], self._room.places[p, piece]
+        own = code.at("%states", state * self._room.bytes)
+        begin = code.at(code.at(own, place.numbers), index, piece.words * plane.per_word * 2)
+        stored = [code.load(f"<{piece.words} x i16>", code.at(begin, s * piece.words * 2), 2)
+                  for s in range(plane.per_word)]
+        step = code.load(f"<{piece.lanes} x float>", code.at(code.at(own, place.steps), index, piece.lanes * 4), 4)
+        if not plane.offset:
+            return stored, step, "zeroinitializer"
+        offset = code.at(code.at(own, place.offsets), index, piece.lanes * 4)
+        return stored, step, code.load(f"<{piece.lanes} x i32>", offset, 4)
+
+    def _scales(self, row: str, piece: Piece, index: str, plane: Plane) -> str:
+        """The scale of each lane of a vector, times what its plane's codes count."""
+        code, group = self.code, self._matrix.group
+        first = code.add(code.times(index, piece.codes), piece.start)
+        at = code.add(code.times(row, self._matrix.inputs // group), code.let(f"udiv i64 {first}, {group}"))
+        count = max(1, piece.codes // group)
+        assert self._matrix.scale is not None
+        values = numbers.load(code, code.at("%slot", self._matrix.scale.at), at, count, self._matrix.scale.dtype)
+        if plane.weight != 1:
+            values = code.let(f"fmul <{count} x float> {values}, {splat('float', count, fp32(plane.weight))}")
+        real = piece.bytes // 4                                              # lanes that codes were read for
+        return code.pick(f"<{count} x float>", values, [min(i, real - 1) * count // real for i in range(piece.lanes)])
+
+    def _zeros(self, totals: Totals) -> None:
+        """Add each group's zero times the sum of its states."""
+        code, matrix, start, width = self.code, self._matrix, 0, self._lanes
+        assert matrix.zero is not None
+        groups = matrix.inputs // matrix.group
+        while start < groups:
+            while start + width > groups:
+                width //= 2
+            kind = f"<{width} x float>"
+            sums = [code.load(kind, code.at("%states", t * self._room.bytes + self._room.sums + start * 4), 4)
+                    for t in range(self._states)]
+            for r, row in enumerate(self._rows):
+                at = code.add(code.times(row, groups), start)
+                zeros = numbers.load(code, code.at("%slot", matrix.zero.at), at, width, matrix.zero.dtype)
+                for t, total in enumerate(sums):
+                    product = code.let(f"fmul {kind} {zeros}, {total}")
+                    totals[r, t] = self._wider(totals[r, t], product, width)
+            start += width
+
+    def _wider(self, total: str, value: str, count: int) -> str:
+        """total + value, which may have fewer lanes."""
+        if count < self._lanes:
+            value = self.code.pick(f"<{count} x float>", value, [min(i, count) for i in range(self._lanes)],
+                                   "zeroinitializer")
+        return self.code.let(f"fadd <{self._lanes} x float> {total}, {value}")
+
+    def _write(self, row: str, state: int, total: str) -> None:
+        """One sum over all lanes, scaled, into `out`."""
+        code, matrix = self.code, self._matrix
+        y = code.call("float", f"llvm.vector.reduce.fadd.v{self._lanes}f32", ("float", "0.0"),
+                      (f"<{self._lanes} x float>", total), flags="reassoc")
+        if self._meaning.factor != 1.0:
+            y = code.let(f"fmul float {y}, {fp32(self._meaning.factor)}")
+        if not matrix.group:
+            assert matrix.scale is not None
+            y = code.let(f"fmul float {y}, {numbers.one(code, '%slot', matrix.scale, row)}")
+        kind, value = numbers.rounded(code, code.let(f"insertelement <1 x float> poison, float {y}, i32 0"), 1,
+                                      self._dtype)
+        code.store(kind, value, code.at("%out", code.add(row, state * matrix.outputs), self._dtype.itemsize),
+                   self._dtype.itemsize)

@@ -1,0 +1,108 @@
+"""What calls the kernels: one matrix's products, out of any slot that holds it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+
+from core.memory.codec.matrix import Matrix
+from core.memory.codec.native import codes
+from core.memory.codec.native.compile import address, compiled, widths
+from core.memory.codec.native.product import Product
+from core.memory.codec.native.states import BLOCK, Room, prepare
+from core.memory.codec.native.threads import claim
+from core.memory.codec.native.widen import widen
+
+ROWS = 2        # of a matrix, and ...
+STATES = 4      # ... states that are multiplied at once
+FEW = 24        # states: with more, plain weights are made first
+# measured: python -m core.memory.codec.measure
+
+
+def serves(matrix: Matrix, dtype: torch.dtype) -> bool:
+    """Whether there are kernels for a matrix of codes on this machine."""
+    fits = matrix.bits > 0 and matrix.inputs % BLOCK == 0 and matrix.outputs % ROWS == 0
+    return fits and dtype in (torch.bfloat16, torch.float16) and bool(widths())
+
+
+class Products:
+    """Products of one matrix. Thread-safe; results do not depend on the number of threads."""
+
+    def __init__(self, matrix: Matrix, dtype: torch.dtype, width: int = 0) -> None:
+        """`width` = bytes of a vector; 0 = the widest that this CPU has."""
+        self.matrix, self._dtype = matrix, dtype
+        self._kernels = _kernels(matrix, dtype, width or widths()[0])
+        self._row_bytes = matrix.inputs * matrix.bits // 8
+        self._in_bytes, self._out_bytes = matrix.inputs * dtype.itemsize, matrix.outputs * dtype.itemsize
+
+    def few(self, slots: Sequence[int], x: torch.Tensor) -> torch.Tensor:
+        """A state times the matrix of each slot: x [slots, in], or [1, in] for all -> [slots, out].
+
+        `slots` are addresses. Sums are rounded once, to the number type.
+        """
+        outputs, kernels, given = self.matrix.outputs, self._kernels, x.shape[0]
+        out = x.new_empty(len(slots), outputs)
+        x = x.contiguous()
+        team = claim()
+        try:
+            states = team.memory(kernels, kernels.room.bytes * given)
+            team.run(slots, outputs, self._row_bytes, kernels.one, states, kernels.room.bytes if given > 1 else 0,
+                     out.data_ptr(), self._out_bytes, kernels.prepare, x.data_ptr(), self._in_bytes, given,
+                     kernels.room.bytes)
+        finally:
+            team.release()
+        return out
+
+    def many(self, slot: int, x: torch.Tensor) -> torch.Tensor:
+        """States times the matrix of one slot: x [..., in] -> [..., out]."""
+        outputs, kernels, room = self.matrix.outputs, self._kernels, self._kernels.room.bytes
+        out = x.new_empty(*x.shape[:-1], outputs)
+        x = x.contiguous()
+        count, into = x.numel() // self.matrix.inputs, out.data_ptr()
+        whole, rest = divmod(count, STATES)
+        team = claim()
+        try:
+            states = team.memory(kernels, room * count)
+            if whole:
+                team.run([slot] * whole, outputs, self._row_bytes, kernels.some, states, STATES * room, into,
+                         STATES * self._out_bytes, kernels.prepare, x.data_ptr(), self._in_bytes, whole * STATES, room)
+            if rest:
+                done = whole * STATES
+                team.run([slot] * rest, outputs, self._row_bytes, kernels.one, states + done * room, room,
+                         into + done * self._out_bytes, self._out_bytes, kernels.prepare,
+                         x.data_ptr() + done * self._in_bytes, self._in_bytes, rest, room)
+        finally:
+            team.release()
+        return out
+
+    def wide(self, slot: int, x: torch.Tensor) -> torch.Tensor:
+        """As `many`, by way of the matrix in plain numbers: x [..., in] -> [..., out]."""
+        return torch.matmul(x, self.widened(slot).t())
+
+    def widened(self, slot: int) -> torch.Tensor:
+        """The matrix in plain numbers [out, in]."""
+        out = torch.empty(self.matrix.outputs, self.matrix.inputs, dtype=self._dtype)
+        team = claim()
+        try:
+            team.run([slot], self.matrix.outputs, self._row_bytes, self._kernels.widen, 0, 0, out.data_ptr(), 0)
+        finally:
+            team.release()
+        return out
+
+
+class Kernels:
+    """One matrix's functions."""
+
+    def __init__(self, matrix: Matrix, dtype: torch.dtype, width: int) -> None:
+        planes = codes.meaning(matrix).planes
+        self.room = Room(matrix.inputs, matrix.group if matrix.zero is not None else 0, planes, width)
+        made = compiled(prepare("prepare", self.room, dtype), widen("widen", matrix, dtype),
+                        Product("one", matrix, self.room, dtype, ROWS, 1).code,
+                        Product("some", matrix, self.room, dtype, ROWS, STATES).code, width=width)
+        self.prepare, self.widen, self.one, self.some = (
+            address(made[name]) for name in ("prepare", "widen", "one", "some"))
+
+
+_kernels = functools.lru_cache(maxsize=None)(Kernels)

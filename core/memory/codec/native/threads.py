@@ -1,0 +1,219 @@
+"""Several threads that share the rows of one product, each taking a few at a time.
+
+A product takes microseconds, less than waking a thread does. So helpers spin for a while after each product, in native
+code and without Python's lock, and sleep when none follows. Whoever calls never waits for a helper that sleeps: what it
+does not take, the caller computes itself. Which thread computes a row changes nothing in it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+import threading
+from collections.abc import Hashable, Sequence
+
+from core.memory.codec.native.compile import Function, compiled
+from core.memory.codec.native.ir import Code
+
+LINE = 64                                       # bytes: what different threads write lies in different cache lines
+NEXT, DONE, OPEN, INSIDE, FIELDS = (LINE * i for i in range(5))
+NAMES = ("units", "parts", "rows", "outputs", "kernel", "states", "stride", "slots", "out", "out_stride", "shared",
+         "prepare", "x", "x_stride", "given", "room")
+FORM = struct.Struct(f"{len(NAMES)}q")
+PATIENCE = 1_000_000                            # ticks of the CPU's clock: some .4 ms, more than between two products
+WORTH_IT = 128 << 10                            # bytes of weights: below, other threads come too late
+PART = 32 << 10                                 # bytes of weights that a thread takes at a time
+MOST = 4096                                     # products a call
+
+
+def _field(code: Code, name: str, kind: str = "i64") -> str:
+    return code.load(kind, code.at("%job", FIELDS + NAMES.index(name) * 8), 8)
+
+
+def _atomic(code: Code, operation: str, place: int, value: int) -> str:
+    return code.let(f"atomicrmw {operation} ptr {code.at('%job', place)}, i64 {value} seq_cst, align 8")
+
+
+def _look(code: Code, place: int) -> str:
+    return code.let(f"load atomic i64, ptr {code.at('%job', place)} seq_cst, align 8")
+
+
+def _until(code: Code, name: str, place: int, value: str) -> None:
+    """Spin until a counter has a value."""
+    code.do(f"br label %{name}")
+    code.begin(name)
+    code.run("llvm.x86.sse2.pause")
+    code.do(f"br i1 {code.let(f'icmp eq i64 {_look(code, place)}, {value}')}, label %{name}.over, label %{name}")
+    code.begin(f"{name}.over")
+
+
+def _drain() -> Code:
+    """@drain(job): compute units until none is left. A unit is a part of the rows of one product."""
+    code = Code("void @drain(ptr %job)")
+    units, parts, rows, outputs = (_field(code, name) for name in ("units", "parts", "rows", "outputs"))
+    kernel, states, slots, out = (_field(code, name, "ptr") for name in ("kernel", "states", "slots", "out"))
+    stride, out_stride = _field(code, "stride"), _field(code, "out_stride")
+    code.do("br label %take")
+    code.begin("take")
+    unit = _atomic(code, "add", NEXT, 1)
+    code.do(f"br i1 {code.let(f'icmp slt i64 {unit}, {units}')}, label %compute, label %over")
+    code.begin("compute")
+    one, part = code.let(f"udiv i64 {unit}, {parts}"), code.let(f"urem i64 {unit}, {parts}")
+    first = code.times(part, rows)
+    last = code.call("i64", "llvm.smin.i64", ("i64", code.add(first, rows)), ("i64", outputs))
+    slot = code.load("ptr", code.at(slots, one, 8), 8)
+    code.do(f"call void {kernel}(ptr {code.at(states, code.times(one, stride))}, ptr {slot}, "
+            f"ptr {code.at(out, code.times(one, out_stride))}, i64 {first}, i64 {last})")
+    _atomic(code, "add", DONE, 1)
+    code.do("br label %take")
+    code.begin("over")
+    return code
+
+
+def _run() -> Code:
+    """@run(job): prepare what is given, then compute all of it, with whoever helps."""
+    code = Code("void @run(ptr %job)")
+    prepare, x, states = (_field(code, name, "ptr") for name in ("prepare", "x", "states"))
+    x_stride, room = _field(code, "x_stride"), _field(code, "room")
+    with code.loop(0, _field(code, "given")) as each:
+        code.do(f"call void {prepare}(ptr {code.at(x, code.times(each.index, x_stride))}, "
+                f"ptr {code.at(states, code.times(each.index, room))})")
+    for place in (NEXT, DONE):
+        code.do(f"store atomic i64 0, ptr {code.at('%job', place)} seq_cst, align 8")
+    code.do(f"store atomic i64 {_field(code, 'shared')}, ptr {code.at('%job', OPEN)} seq_cst, align 8")
+    code.do("call void @drain(ptr %job)")
+    _until(code, "computed", DONE, _field(code, "units"))
+    code.do(f"store atomic i64 0, ptr {code.at('%job', OPEN)} seq_cst, align 8")
+    _until(code, "left", INSIDE, "0")                                        # nobody reads the fields any more
+    return code
+
+
+def _help() -> Code:
+    """@help(job, patience): take part in what is computed, until nothing was for so many ticks."""
+    code = Code("void @help(ptr %job, i64 %patience)")
+    code.do("br label %fresh")
+    code.begin("fresh")
+    began = code.call("i64", "llvm.readcyclecounter")
+    code.do("br label %watch")
+    code.begin("watch")
+    code.run("llvm.x86.sse2.pause")
+    code.do(f"br i1 {code.let(f'icmp ne i64 {_look(code, OPEN)}, 0')}, label %enter, label %wait")
+    code.begin("enter")                                                      # the caller waits for those inside, so
+    _atomic(code, "add", INSIDE, 1)                                          # look again once it can see this one
+    code.do(f"br i1 {code.let(f'icmp ne i64 {_look(code, OPEN)}, 0')}, label %join, label %leave")
+    code.begin("join")
+    code.do("call void @drain(ptr %job)")
+    code.do("br label %leave")
+    code.begin("leave")
+    _atomic(code, "sub", INSIDE, 1)
+    code.do("br label %fresh")
+    code.begin("wait")
+    passed = code.let(f"sub i64 {code.call('i64', 'llvm.readcyclecounter')}, {began}")
+    code.do(f"br i1 {code.let(f'icmp slt i64 {passed}, %patience')}, label %watch, label %over")
+    code.begin("over")
+    return code
+
+
+class Team:
+    """A caller's helpers and memory. Whoever has claimed it computes one product after another, and releases it."""
+
+    def __init__(self, alone: bool) -> None:
+        functions = _functions()
+        self._run, self._help = functions["run"], functions["help"]
+        self._alone, self._lock = alone, threading.Lock()
+        self._job = (ctypes.c_char * (FIELDS + LINE * 3))()
+        self._job_at = -(-ctypes.addressof(self._job) // LINE) * LINE
+        self._fields_at = self._job_at - ctypes.addressof(self._job) + FIELDS
+        self._pack = FORM.pack_into
+        self._slots = (ctypes.c_int64 * MOST)()
+        self._slots_at = ctypes.addressof(self._slots)
+        self._memory: dict[Hashable, tuple[int, int, object]] = {}   # address, bytes, what owns them
+        self._helpers: list[threading.Event] = []
+
+    def memory(self, owner: Hashable, size: int) -> int:
+        """The address of so many bytes for one owner: zeros where nothing was written for it before. Its until the
+        release."""
+        kept = self._memory.get(owner)
+        if kept is None or kept[1] < size:
+            whole = (ctypes.c_char * (size + LINE))()
+            kept = self._memory[owner] = -(-ctypes.addressof(whole) // LINE) * LINE, size, whole
+        return kept[0]
+
+    def run(self, slots: Sequence[int], outputs: int, row_bytes: int, kernel: int, states: int, stride: int, out: int,
+            out_stride: int, prepare: int = 0, x: int = 0, x_stride: int = 0, given: int = 0, room: int = 0) -> None:
+        """kernel(states + i * stride, slots[i], out + i * out_stride, from, to) for every i and all rows of so many
+        bytes of codes; before it prepare(x + i * x_stride, states + i * room) for the `given` states. Strides are
+        bytes, what has no other meaning is an address. At most MOST slots.
+        """
+        count, threads = len(slots), _used
+        self._slots[:count] = slots  # type: ignore[call-overload]  # any sequence will do
+        if threads > 1 and not self._alone and count * outputs * row_bytes >= WORTH_IT:
+            rows = min(max(2, PART // row_bytes & -2), outputs)
+            parts = -(-outputs // rows)
+            self._wake(threads - 1)
+        else:
+            rows, parts, threads = outputs, 1, 0
+        self._pack(self._job, self._fields_at, count * parts, parts, rows, outputs, kernel, states, stride,
+                   self._slots_at, out, out_stride, threads, prepare, x, x_stride, given, room)
+        self._run(self._job_at)
+
+    def _wake(self, helpers: int) -> None:
+        while len(self._helpers) < helpers:
+            called = threading.Event()
+            self._helpers.append(called)
+            threading.Thread(target=self._work, args=(called,), name="moestro-rows", daemon=True).start()
+        for called in self._helpers[:helpers]:
+            if not called.is_set():
+                called.set()
+
+    def _work(self, called: threading.Event) -> None:
+        while True:
+            called.wait()
+            self._help(self._job_at, PATIENCE)
+            called.clear()
+
+    def release(self) -> None:
+        self._lock.release()
+
+
+_used = 1
+
+
+def share(threads: int) -> None:
+    """How many threads share each product from now on, whoever calls."""
+    global _used
+    _used = threads
+
+
+def shared_by() -> int:
+    """How many threads that are."""
+    return _used
+
+
+class _Own(threading.local):
+    team: Team | None = None
+
+
+_own = _Own()
+
+
+def claim() -> Team:
+    """The team that has helpers, or, while another thread has it, the calling thread's own, which has none."""
+    team = _team()
+    if team._lock.acquire(blocking=False):
+        return team
+    if _own.team is None:
+        _own.team = Team(alone=True)
+    _own.team._lock.acquire()
+    return _own.team
+
+
+@functools.cache
+def _team() -> Team:
+    return Team(alone=False)
+
+
+@functools.cache
+def _functions() -> dict[str, Function]:
+    return compiled(_drain(), _run(), _help(), width=32)

@@ -1,8 +1,9 @@
 """Put our experts computation into a transformers model, and take it out again without a trace.
 
 Every experts module gets a `forward` of its own that shadows its class's: the same call as transformers' experts
-interface would make, without the way there. The name registered with that interface
-is what a model without experts is loaded under. State lives on the modules and in `Installed`; this module has none.
+interface would make, without the way there. The name registered with that interface is what a model without experts is
+loaded under. Norms get one, too, where it is quicker (core.hf.quick_norms). State lives on the modules and in
+`Installed`; this module has none.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from core.errors import ModelError
 from core.hf.discover import ExpertsSite, RouterOutput, read_router
+from core.hf.quick_norms import quicken, restore
 
 NAME = "moestro"      # of our experts implementation in transformers' registry
 BOUND = "forward"     # attribute of an experts module that shadows its class's method while we compute it
@@ -53,6 +55,7 @@ class Installed:
             if router_observer is not None:
                 hook = _observe(site.index, router_observer)
                 self._handles.append(site.router.register_forward_hook(hook, with_kwargs=True))
+        self._quick = quicken(model)
 
     def uninstall(self) -> None:
         """Remove the hooks and give the model its former experts implementation back."""
@@ -62,6 +65,7 @@ class Installed:
             handle.remove()
         for site in self._sites:
             delattr(site.module, BOUND)
+        restore(self._quick)
         self._model.set_experts_implementation(self._before)
         self._before = None
 

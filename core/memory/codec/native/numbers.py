@@ -12,8 +12,13 @@ KINDS = {torch.float32: "float", torch.float16: "half", torch.bfloat16: "i16", t
 
 def load(code: Code, pointer: str, first: str | int, count: int, dtype: torch.dtype) -> str:
     """`count` numbers from index `first` on as <count x float>; a uint8 is an exponent: 2 ** (e - 127), 255 = NaN."""
-    kind, size, ints = KINDS[dtype], dtype.itemsize, f"<{count} x i32>"
-    raw = code.load(f"<{count} x {kind}>", code.at(pointer, first, size), size)
+    kind, size = KINDS[dtype], dtype.itemsize
+    return floats(code, code.load(f"<{count} x {kind}>", code.at(pointer, first, size), size), count, dtype)
+
+
+def floats(code: Code, raw: str, count: int, dtype: torch.dtype) -> str:
+    """Numbers as loaded, as <count x float>."""
+    kind, ints = KINDS[dtype], f"<{count} x i32>"
     if dtype == torch.float32:
         return raw
     if dtype == torch.float16:
@@ -49,3 +54,8 @@ def rounded(code: Code, value: str, count: int, dtype: torch.dtype) -> tuple[str
     up = code.let(f"select <{count} x i1> {number}, {ints} {up}, {ints} {splat('i32', count, 0x7FC00000)}")
     short = code.let(f"lshr {ints} {up}, {splat('i32', count, 16)}")
     return f"<{count} x i16>", code.let(f"trunc {ints} {short} to <{count} x i16>")
+
+
+def again(code: Code, value: str, count: int, dtype: torch.dtype) -> str:
+    """<count x float> as it is after a rounding to another type."""
+    return floats(code, rounded(code, value, count, dtype)[1], count, dtype)

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from core.memory.codec.native import numbers
-from core.memory.codec.native.compile import Function, compiled, widths
-from core.memory.codec.native.ir import Code, fp32
+from core.native import numbers
+from core.native.compile import Function, compiled, widths
+from core.native.ir import Code, fp32
 
 MOST = 1 << 15      # numbers of a state, or of all heads: with more, torch's calls take no longer
 ELEMENTS = 1 << 16  # numbers compared in a trial

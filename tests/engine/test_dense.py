@@ -13,7 +13,7 @@ from core.config import LoadSpec, Settings
 from core.engine import Engine
 from core.errors import ModelError
 from core.hf.rounded import Rounded
-from core.memory.codec.native.compile import widths
+from core.native.compile import widths
 from tests.checkpoints import make_checkpoint
 from tests.equality.passes import plain_transformers, run
 from tests.tiny_tokenizer import save_tokenizer

@@ -10,7 +10,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm
 
 from core.hf import quick_norms
 from core.hf.quick_norms import MOST, quicken, restore
-from core.memory.codec.native.compile import widths
+from core.native.compile import widths
 
 pytestmark = pytest.mark.skipif(not widths(), reason="this CPU has no AVX2")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

@@ -1,13 +1,10 @@
 """Products straight out of slots on a CPU: kernels for one matrix of one format, compiled where they run.
 
-    ir.py        LLVM instructions as text
-    numbers.py   numbers of every type as fp32, and back
     states.py    states as whole numbers, in the order of the codes
     codes.py     codes as whole numbers, wherever they lie
     product.py   rows of codes times states
     widen.py     rows of codes as plain numbers, for prompts
     threads.py   several threads that share one product's rows
-    compile.py   what this CPU can do; compiled kernels
     products.py  what calls them
 
 They read a blob's own bytes: nothing is laid out anew, and weights exist in registers alone. A state's numbers become

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from core.memory.codec.matrix import Matrix
-from core.memory.codec.native.ir import Code, splat, vector
+from core.memory.codec.matrix import Matrix, Part
 from core.memory.codec.native.states import Piece, Plane
 from core.memory.codec.tables import TABLES
+from core.native import numbers
+from core.native.ir import Code, splat, vector
 
 TABLE_TOP = 8191    # what nf4's 1.0 becomes: eight of it times the largest state still fit into 32 bits
 SHUFFLE = {64: "llvm.x86.avx512.pshuf.b.512", 32: "llvm.x86.avx2.pshuf.b", 16: "llvm.x86.ssse3.pshuf.b.128"}
@@ -31,6 +32,12 @@ def meaning(matrix: Matrix) -> Meaning:
         return Meaning((Plane(2, 4, 1, at), Plane(1, 0, 4, matrix.high.at)), (), 1.0)
     offset = 0 if matrix.bits == 8 else 1 << matrix.bits - 1
     return Meaning((Plane(matrix.bits, offset, 1, at),), (), 1.0)
+
+
+def one(code: Code, slot: str, part: Part, row: str) -> str:
+    """One number of a part of a slot as a float."""
+    value = numbers.load(code, code.at(slot, part.at), row, 1, part.dtype)
+    return code.let(f"extractelement <1 x float> {value}, i32 0")
 
 
 def read(code: Code, entries: tuple[int, ...], plane: Plane, piece: Piece, place: str) -> list[str]:

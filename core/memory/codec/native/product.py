@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from core.memory.codec.matrix import Matrix
-from core.memory.codec.native import codes, numbers
-from core.memory.codec.native.ir import Code, fp32, splat
+from core.memory.codec.native import codes
 from core.memory.codec.native.states import Piece, Plane, Room
+from core.native import numbers
+from core.native.ir import Code, fp32, splat
 
 AHEAD = 4096    # bytes that are asked for before they are needed; one row after another, which the CPU cannot foresee
 PRODUCT = {32: "llvm.x86.avx512.pmaddw.d.512", 16: "llvm.x86.avx2.pmadd.wd", 8: "llvm.x86.sse2.pmadd.wd"}
@@ -130,7 +131,7 @@ class Product:
             y = code.let(f"fmul float {y}, {fp32(self._meaning.factor)}")
         if not matrix.group:
             assert matrix.scale is not None
-            y = code.let(f"fmul float {y}, {numbers.one(code, '%slot', matrix.scale, row)}")
+            y = code.let(f"fmul float {y}, {codes.one(code, '%slot', matrix.scale, row)}")
         kind, value = numbers.rounded(code, code.let(f"insertelement <1 x float> poison, float {y}, i32 0"), 1,
                                       self._dtype)
         code.store(kind, value, code.at("%out", code.add(row, state * matrix.outputs), self._dtype.itemsize),

@@ -9,11 +9,11 @@ import torch
 
 from core.memory.codec.matrix import Matrix
 from core.memory.codec.native import codes
-from core.memory.codec.native.compile import address, compiled, widths
 from core.memory.codec.native.product import Product
 from core.memory.codec.native.states import BLOCK, Room, prepare
 from core.memory.codec.native.threads import claim
 from core.memory.codec.native.widen import widen
+from core.native.compile import address, compiled, widths
 
 ROWS = 2        # of a matrix, and ...
 STATES = 4      # ... states that are multiplied at once
@@ -42,6 +42,7 @@ class Products:
 
         `slots` are addresses. Sums are rounded once, to the number type.
         """
+        assert x.dtype == self._dtype and x.shape[-1] == self.matrix.inputs
         outputs, kernels, given = self.matrix.outputs, self._kernels, x.shape[0]
         out = x.new_empty(len(slots), outputs)
         x = x.contiguous()
@@ -57,6 +58,7 @@ class Products:
 
     def many(self, slot: int, x: torch.Tensor) -> torch.Tensor:
         """States times the matrix of one slot: x [..., in] -> [..., out]."""
+        assert x.dtype == self._dtype and x.shape[-1] == self.matrix.inputs
         outputs, kernels, room = self.matrix.outputs, self._kernels, self._kernels.room.bytes
         out = x.new_empty(*x.shape[:-1], outputs)
         x = x.contiguous()
@@ -98,9 +100,10 @@ class Kernels:
     def __init__(self, matrix: Matrix, dtype: torch.dtype, width: int) -> None:
         planes = codes.meaning(matrix).planes
         self.room = Room(matrix.inputs, matrix.group if matrix.zero is not None else 0, planes, width)
+        few = max(plane.per_word for plane in planes) <= 4                   # vectors at once: else registers run out
         made = compiled(prepare("prepare", self.room, dtype), widen("widen", matrix, dtype),
                         Product("one", matrix, self.room, dtype, ROWS, 1).code,
-                        Product("some", matrix, self.room, dtype, ROWS, STATES).code, width=width)
+                        Product("some", matrix, self.room, dtype, ROWS if few else 1, STATES).code, width=width)
         self.prepare, self.widen, self.one, self.some = (
             address(made[name]) for name in ("prepare", "widen", "one", "some"))
 

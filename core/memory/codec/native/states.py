@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import torch
 
-from core.memory.codec.native import numbers
-from core.memory.codec.native.ir import Code, splat
+from core.native import numbers
+from core.native.ir import Code, splat
 
 BLOCK = 32      # numbers that share a power of two
 TOP = 14        # its exponent below that of the largest number
@@ -131,9 +131,9 @@ def _whole(code: Code, x: str) -> tuple[str, str]:
     inverse = code.let(f"shl i32 {inverse}, 23")
     inverse = code.broadcast("float", code.let(f"bitcast i32 {inverse} to float"), BLOCK)
     scaled = code.let(f"fmul {floats} {x}, {inverse}")
-    near = code.call(floats, f"llvm.rint.v{BLOCK}f32", (floats, scaled))
-    whole = code.call(INTS, f"llvm.fptosi.sat.v{BLOCK}i32.v{BLOCK}f32", (floats, near))
-    return code.call(INTS, f"llvm.smin.v{BLOCK}i32", (INTS, whole), (INTS, splat("i32", BLOCK, 32767))), step
+    scaled = code.let(f"select i1 {finite}, {floats} {scaled}, {floats} zeroinitializer")
+    near = code.call(floats, f"llvm.rint.v{BLOCK}f32", (floats, scaled))     # below 2 ** 15: 11 bits at most were given
+    return code.let(f"fptosi {floats} {near} to {INTS}"), step
 
 
 def _scatter(code: Code, whole: str, step: str, plane: Plane, piece: Piece, into: Sequence[str]) -> None:

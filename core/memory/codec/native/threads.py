@@ -13,11 +13,11 @@ import struct
 import threading
 from collections.abc import Hashable, Sequence
 
-from core.memory.codec.native.compile import Function, compiled
-from core.memory.codec.native.ir import Code
+from core.native.compile import Function, compiled
+from core.native.ir import Code
 
 LINE = 64                                       # bytes: what different threads write lies in different cache lines
-NEXT, DONE, OPEN, INSIDE, FIELDS = (LINE * i for i in range(5))
+NEXT, OPEN, INSIDE, FIELDS = (LINE * i for i in range(4))
 NAMES = ("units", "parts", "rows", "outputs", "kernel", "states", "stride", "slots", "out", "out_stride", "shared",
          "prepare", "x", "x_stride", "given", "room")
 FORM = struct.Struct(f"{len(NAMES)}q")
@@ -39,15 +39,6 @@ def _look(code: Code, place: int) -> str:
     return code.let(f"load atomic i64, ptr {code.at('%job', place)} seq_cst, align 8")
 
 
-def _until(code: Code, name: str, place: int, value: str) -> None:
-    """Spin until a counter has a value."""
-    code.do(f"br label %{name}")
-    code.begin(name)
-    code.run("llvm.x86.sse2.pause")
-    code.do(f"br i1 {code.let(f'icmp eq i64 {_look(code, place)}, {value}')}, label %{name}.over, label %{name}")
-    code.begin(f"{name}.over")
-
-
 def _drain() -> Code:
     """@drain(job): compute units until none is left. A unit is a part of the rows of one product."""
     code = Code("void @drain(ptr %job)")
@@ -65,7 +56,6 @@ def _drain() -> Code:
     slot = code.load("ptr", code.at(slots, one, 8), 8)
     code.do(f"call void {kernel}(ptr {code.at(states, code.times(one, stride))}, ptr {slot}, "
             f"ptr {code.at(out, code.times(one, out_stride))}, i64 {first}, i64 {last})")
-    _atomic(code, "add", DONE, 1)
     code.do("br label %take")
     code.begin("over")
     return code
@@ -79,13 +69,15 @@ def _run() -> Code:
     with code.loop(0, _field(code, "given")) as each:
         code.do(f"call void {prepare}(ptr {code.at(x, code.times(each.index, x_stride))}, "
                 f"ptr {code.at(states, code.times(each.index, room))})")
-    for place in (NEXT, DONE):
-        code.do(f"store atomic i64 0, ptr {code.at('%job', place)} seq_cst, align 8")
+    code.do(f"store atomic i64 0, ptr {code.at('%job', NEXT)} seq_cst, align 8")
     code.do(f"store atomic i64 {_field(code, 'shared')}, ptr {code.at('%job', OPEN)} seq_cst, align 8")
     code.do("call void @drain(ptr %job)")
-    _until(code, "computed", DONE, _field(code, "units"))
     code.do(f"store atomic i64 0, ptr {code.at('%job', OPEN)} seq_cst, align 8")
-    _until(code, "left", INSIDE, "0")                                        # nobody reads the fields any more
+    code.do("br label %left")
+    code.begin("left")                                                       # who is inside computes, or reads fields
+    code.run("llvm.x86.sse2.pause")
+    code.do(f"br i1 {code.let(f'icmp eq i64 {_look(code, INSIDE)}, 0')}, label %over, label %left")
+    code.begin("over")
     return code
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from core.memory.codec.matrix import Matrix, Part
-from core.memory.codec.native import codes, numbers
-from core.memory.codec.native.ir import Code, fp32, splat
+from core.memory.codec.native import codes
 from core.memory.codec.native.states import BLOCK, Piece
+from core.native import numbers
+from core.native.ir import Code, fp32, splat
 
 
 def widen(name: str, matrix: Matrix, dtype: torch.dtype) -> Code:
@@ -44,7 +45,7 @@ def widen(name: str, matrix: Matrix, dtype: torch.dtype) -> Code:
 
 
 def _all(code: Code, at: str, part: Part) -> str:
-    return code.broadcast("float", numbers.one(code, "%slot", part, at), BLOCK)
+    return code.broadcast("float", codes.one(code, "%slot", part, at), BLOCK)
 
 
 def _ordered(code: Code, found: list[str], words: int) -> str:

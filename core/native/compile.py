@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from core.memory.codec.native.ir import Code
+from core.native.ir import Code
 
 log = logging.getLogger("moestro.kernels")
 

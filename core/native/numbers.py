@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from core.memory.codec.matrix import Part
-from core.memory.codec.native.ir import Code, splat
+from core.native.ir import Code, splat
 
 KINDS = {torch.float32: "float", torch.float16: "half", torch.bfloat16: "i16", torch.uint8: "i8"}
 
@@ -31,11 +30,6 @@ def floats(code: Code, raw: str, count: int, dtype: torch.dtype) -> str:
         more = code.let(f"select <{count} x i1> {odd}, {ints} {splat('i32', count, 1 << 22)}, {ints} zeroinitializer")
         shifted = code.let(f"or {ints} {shifted}, {more}")
     return code.let(f"bitcast {ints} {shifted} to <{count} x float>")
-
-
-def one(code: Code, slot: str, part: Part, row: str) -> str:
-    """One number of a part of a slot as a float."""
-    return code.let(f"extractelement <1 x float> {load(code, code.at(slot, part.at), row, 1, part.dtype)}, i32 0")
 
 
 def rounded(code: Code, value: str, count: int, dtype: torch.dtype) -> tuple[str, str]:

@@ -18,13 +18,20 @@ NEEDS = {"import": ["core.importing"], "moestro": ["core.engine", "bench.bounds"
 
 
 def prepare(job: Job) -> Callable[[], Job]:
-    """Import everything the job needs, the architecture's module included, so that idle memory has it all."""
+    """Import everything the job needs, the architecture's module and the compiler of native code included, so that idle
+    memory has it all."""
     import transformers
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     for name in (*NEEDS[job["kind"]], "transformers.models.qwen3_moe.modeling_qwen3_moe"):
         importlib.import_module(name)
+    if "core.engine" in NEEDS[job["kind"]]:
+        from core.memory.codec.native.threads import claim
+        from core.native.compile import widths
+
+        if widths():
+            claim().release()
     run = {"import": import_pack, "moestro": moestro, "fit": fit, "transformers": plain, "logits": logits}[job["kind"]]
     return lambda: run(job)
 

@@ -19,6 +19,7 @@ from core.memory.pack import PackReader
 from core.memory.pack.verify import check_dense
 from core.memory.store import HostStore, Store
 from core.plan import Plan
+from core.steady import give_back
 from core.tier import open_store
 
 Progress = Callable[[str, float], None]
@@ -47,6 +48,7 @@ def load(plan: Plan, progress: Progress, cancel: threading.Event | None) -> Load
         progress("Rounding dense weights", 1.0)
         round_linears(model, plan.outline.linears, plan.spec.dense, plan.dtype, plan.device)
         model.to(plan.device)
+    give_back()
     return found
 
 

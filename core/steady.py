@@ -23,19 +23,23 @@ def bound_caches() -> None:
         os.environ.setdefault(name, kept)
 
 
+def give_back() -> None:
+    """Memory that nothing refers to any more, to the system, before more is asked for."""
+    gc.collect()
+    trim()
+
+
 def settle() -> None:
     """What exists now lives as long as the engine: no collection need look at it. What loading freed is given back."""
-    gc.collect()
+    give_back()
     gc.freeze()
-    trim()
     atexit.register(gc.unfreeze)  # or libraries would report their own objects as leaked when Python ends
 
 
 def unsettle() -> None:
     """The model is gone: give its memory back now."""
     gc.unfreeze()
-    gc.collect()
-    trim()
+    give_back()
 
 
 def trim() -> None:

@@ -36,12 +36,15 @@ class Form(NamedTuple):
 
 def quicken(model: nn.Module) -> list[nn.Module]:
     """Give every norm of a model that passes the trial a `forward` of its own; returns those modules."""
-    found = []
+    found: list[nn.Module] = []
+    tried: dict[tuple[type[nn.Module], Form], bool] = {}
     for module in model.modules():
         form = _form(module)
         if form is not None and widths():
-            quick = _Quick(module, form)
-            if quick.agrees():
+            quick, kind = _Quick(module, form), (type(module), form)
+            if kind not in tried:
+                tried[kind] = quick.agrees(ELEMENTS)
+            if tried[kind] and quick.agrees(form.width):
                 vars(module)[OWN] = quick
                 found.append(module)
     return found
@@ -85,16 +88,14 @@ class _Quick:
         return out
 
     @torch.inference_mode()
-    def agrees(self) -> bool:
-        """Whether it is what the module computes: of one state, as a model's width has, and of many heads."""
-        random = torch.Generator().manual_seed(0)
-        width = self._form.width
-        for rows, times in ((1, ELEMENTS // width // 2), (MOST // width // 2, 2)):
+    def agrees(self, elements: int) -> bool:
+        """Whether it gives the module's bits for so many numbers: of single states, and then of many heads at once."""
+        random, width = torch.Generator().manual_seed(0), self._form.width
+        heads = max(min(elements, MOST) // width // 2, 1)
+        for rows, times in ((1, elements // width // 2), (heads, 2)):
             for _ in range(max(times, 1)):
-                x = torch.randn(1, 1, max(rows, 1), width, generator=random) * 4 ** torch.randn((), generator=random)
+                x = torch.randn(1, rows, width, generator=random) * 4 ** torch.randn((), generator=random)
                 x = x.to(self._form.dtype)
-                if rows == 1:
-                    x = x[0]
                 try:
                     if not torch.equal(self(x), self._own(x)):
                         return False

@@ -141,8 +141,7 @@ def _workspace(outline: Outline, config: Any, shape: ModelShape, context: int, t
     mixed = 4 * itemsize + 2 * 4                                     # of six rows, the two in norms and rotations
     residual = mixed * tokens * hidden
     attention = mixed * tokens * heads * head + (4 * heads * head + 2 * tokens) * context * itemsize
-    rows = 4 if outline.sites[0].has_post_expert_norm else 3         # in three orders, and normed
-    pairs = rows * itemsize + max(itemsize, outline.weights_itemsize)   # and weighted
+    pairs = 4 * itemsize + max(itemsize, outline.weights_itemsize)   # rows in three orders, normed, and weighted
     experts = pairs * tokens * k * hidden + 3 * tokens * widest * 4 + 16 * tokens * shape.experts
     logits = 4 * outline.vocab * 4
     return residual + max(attention, experts, logits) + (1 << 20)

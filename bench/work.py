@@ -19,7 +19,8 @@ NEEDS = {"import": ["core.importing"], "moestro": ["core.engine", "bench.bounds"
 
 def prepare(job: Job) -> Callable[[], Job]:
     """Import everything the job needs, the architecture's module and the compiler of native code included, so that idle
-    memory has it all."""
+    memory has it all. What compiling takes counts as the model's in an estimate, and as idle under a limit: llama.cpp
+    is compiled beforehand."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -30,7 +31,7 @@ def prepare(job: Job) -> Callable[[], Job]:
         from core.memory.codec.native.threads import claim
         from core.native.compile import widths
 
-        if widths():
+        if widths() and job["kind"] == "moestro":
             claim().release()
     run = {"import": import_pack, "moestro": moestro, "fit": fit, "transformers": plain, "logits": logits}[job["kind"]]
     return lambda: run(job)

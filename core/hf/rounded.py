@@ -68,8 +68,9 @@ def rounded_bytes(layers: Sequence[Linear], format: str, dtype: torch.dtype, dev
     layer can be rounded here."""
     chosen = [(layer, codec) for layer in layers if (codec := codec_for(layer, format, dtype, device)) is not None]
     if not chosen:
-        raise ModelError(f"None of this model's dense layers can be kept as {format} here: that needs bfloat16 on a "
-                         "CPU with AVX2 or AVX512, or Triton on a GPU, and layers that the format's groups divide. "
+        raise ModelError(f"None of this model's dense layers can be kept as {format} here: that needs bfloat16 or "
+                         "float16 on a CPU with AVX2 and llvmlite, or Triton on a GPU, and layers that the format's "
+                         "groups divide. "
                          "Choose dense weights as in the checkpoint.")
     return (sum(layer.bytes - codec.slot_bytes for layer, codec in chosen),
             max((codec.unpacked_bytes for layer, codec in chosen if not layer.is_head), default=0))

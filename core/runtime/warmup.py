@@ -65,7 +65,7 @@ def choose_threads(device: torch.device, asked: int, coded: bool,
         torch.set_num_threads(split.plain)
         share(split.coded)
         pass_ms = time_pass_ms()
-        if pass_ms < (WORTH_IT if split.most > best.most or best_ms == float("inf") else 1.0) * best_ms:
+        if pass_ms < (WORTH_IT if split.most > best.most else 1.0) * best_ms:
             best, best_ms = split, pass_ms
     torch.set_num_threads(most)
     share(1)

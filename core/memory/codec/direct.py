@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Sequence
 
 import torch
 
-from core.memory.codec.base import PartSpec, SlotParts
-from core.memory.codec.formats import Format, Numbers
+from core.memory.codec.base import SlotParts
 from core.memory.codec.grouped import Grouped
 from core.memory.codec.matrix import matrix
 from core.memory.codec.native.products import FEW, Products, serves
@@ -18,10 +18,10 @@ class Direct(Grouped):
 
     direct = True
 
-    def __init__(self, format: Format, specs: Mapping[str, PartSpec], dtype: torch.dtype, device: torch.device,
-                 is_transposed: bool, numbers: Numbers) -> None:
-        super().__init__(format, specs, dtype, device, is_transposed, numbers)
-        self._products = {part: Products(matrix(self, part), dtype) for part in self.weights}
+    @functools.cached_property
+    def _products(self) -> dict[str, Products]:
+        """Compiled when something is multiplied: imports and estimates need codecs, too."""
+        return {part: Products(matrix(self, part), self.dtype) for part in self.weights}
 
     def linear(self, parts: SlotParts, part: str, x: torch.Tensor) -> torch.Tensor:
         return (self.unpacked if x.numel() > FEW * x.shape[-1] else self.coded)(parts, part, x)

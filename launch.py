@@ -10,7 +10,7 @@
     python launch.py bench      measure speed side by side with plain transformers
     python launch.py doctor     show what hardware, versions and speeds Moestro sees
     python launch.py settings   print the reference of every setting
-    python launch.py test       set up what is missing and run the tests
+    python launch.py test       set up what is missing and run the tests; with --all the long ones as well
 
 Add --help to a command to list its options.
 """

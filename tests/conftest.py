@@ -13,6 +13,9 @@ import transformers
 
 from core import steady
 from tests.checkpoints import make_checkpoint
+from tests.selection import pytest_addoption, pytest_collection_modifyitems
+
+__all__ = ["pytest_addoption", "pytest_collection_modifyitems"]
 
 Checkpoint = Callable[[str], Path]
 

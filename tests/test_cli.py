@@ -168,8 +168,16 @@ def test_one_failed_check_fails_the_run_and_pytest_comes_last(monkeypatch: pytes
         return int(name == "mypy")
 
     monkeypatch.setattr(test, "call", call)
-    assert test.run(argparse.Namespace(pytest=[])) == 1
+    assert test.run(cli.parse(["test"])) == 1
     assert ran == ["ruff", "import-linter", "mypy", "pytest"]
+
+
+def test_long_tests_are_asked_for_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[tuple[str, ...]] = []
+    monkeypatch.setattr(test, "call", lambda name, command: commands.append(command) or 0)
+    assert test.run(cli.parse(["test", "-m", "gpu"])) == test.run(cli.parse(["test", "--all", "-m", "gpu"])) == 0
+    assert commands[3][-2:] == commands[7][-2:] == ("-m", "gpu")
+    assert "--all" not in commands[3] and "--all" in commands[7]
 
 
 def test_workers_leave_room_for_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

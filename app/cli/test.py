@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-HELP = "Run the linters, the type checker and the tests. Anything more on the line goes to pytest."
+HELP = "Run the linters, the type checker and the tests. What is not listed below goes to pytest."
 ROOT = Path(__file__).resolve().parents[2]
 CHECKS = (
     ("ruff", ("-m", "ruff", "check", ".")),
@@ -20,7 +20,8 @@ WORKERS = 4
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What pytest understands is passed on as it is."""
-    parser.usage = "launch.py test [anything pytest understands]"
+    parser.usage = "launch.py test [--all] [anything pytest understands]"
+    parser.add_argument("--all", action="store_true", help="also run the tests that take minutes (marked `long`)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -28,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     failed = [name for name, command in CHECKS if call(name, command) != 0]
     if failed:
         print(f"\nFailed before the tests: {', '.join(failed)} (see above).", flush=True)
-    tests = call("pytest", ("-m", "pytest", *workers(args.pytest), *args.pytest))
+    tests = call("pytest", ("-m", "pytest", *workers(args.pytest), *(("--all",) if args.all else ()), *args.pytest))
     return 1 if failed or tests else 0
 
 

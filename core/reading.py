@@ -1,0 +1,171 @@
+"""Reads small files that somebody else wrote: never a device or a pipe, never more than a limit, never half understood.
+
+Every failure is a MoestroError in the user's words. Standard library only.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from core.errors import ModelError, MoestroError
+
+CONFIG_BYTES = 16 << 20   # most that a config, a manifest or a list of settings may have
+INDEX_BYTES = 256 << 20   # ... and an index of tensors, a header, or a tokenizer
+DEPTH = 64                # most lists and objects inside each other in a JSON file
+KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"),
+         (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"))
+FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+Refusal = type[MoestroError]
+
+
+class BadJson(ValueError):
+    """What is wrong with a text that should be JSON, as the end of a sentence about the file that it is from."""
+
+
+def open_regular(path: Path | str, error: Refusal = ModelError) -> io.BufferedReader:
+    """Open a regular file, or a link to one, for reading bytes; does not wait for a pipe's writer.
+
+    Raises `error` when there is no such file, when it is something else, or when the system refuses.
+    """
+    try:
+        _require_regular(os.stat(path), path, error)  # opening a device may already do something
+        fd = os.open(path, FLAGS)
+        try:
+            _require_regular(os.fstat(fd), path, error)
+            return open(fd, "rb")
+        except BaseException:
+            os.close(fd)
+            raise
+    except (OSError, ValueError) as problem:  # ValueError: a NUL in the name
+        raise error(f"{shown(path)} cannot be read: {reason(problem)}. Check that it is there, the disk, and your "
+                    "permissions for it.") from None
+
+
+def read_bytes(path: Path | str, limit_bytes: int, error: Refusal = ModelError) -> bytes:
+    """A regular file's bytes. Raises `error`, also when there are more than `limit_bytes`."""
+    with open_regular(path, error) as file:
+        size = os.fstat(file.fileno()).st_size
+        try:
+            data = file.read(size + 1) if size <= limit_bytes else b""
+            if len(data) > size:  # it grows, or is one of the system's own, which say that they are empty
+                data += file.read(limit_bytes + 1 - len(data))
+        except OSError as problem:
+            raise error(f"{shown(path)} cannot be read: {reason(problem)}. Check the disk.") from None
+    if size > limit_bytes or len(data) > limit_bytes:
+        raise error(f"{shown(path)} is {max(size, len(data)):,} bytes large, and such a file has {limit_bytes:,} at "
+                    "most. It is damaged, or not what its name says.")
+    return data
+
+
+def read_text(path: Path | str, limit_bytes: int, error: Refusal = ModelError) -> str:
+    """A regular file's UTF-8 text. Raises `error` as `read_bytes` does, and when it is not UTF-8."""
+    data = read_bytes(path, limit_bytes, error)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as problem:
+        raise error(f"{shown(path)} is damaged: byte {problem.start:,} is not UTF-8 text.") from None
+
+
+def read_json(path: Path | str, limit_bytes: int = CONFIG_BYTES, max_depth: int = DEPTH, error: Refusal = ModelError,
+              nonfinite: bool = False) -> Any:
+    """A regular file's JSON. Raises `error` as `read_text` and `parse_json` do."""
+    text = read_text(path, limit_bytes, error)
+    try:
+        return parse_json(text, max_depth, nonfinite)
+    except BadJson as problem:
+        raise error(f"{shown(path)} is damaged: {problem}.") from None
+
+
+def parse_json(text: str | bytes, max_depth: int = DEPTH, nonfinite: bool = False) -> Any:
+    """JSON as its standard has it, with each key once in an object and at most `max_depth` levels.
+
+    Raises BadJson for every other text. NaN and Infinity, which Python and some configs of
+    transformers write, are numbers only if `nonfinite`.
+    """
+    try:
+        text = text.decode("utf-8") if isinstance(text, bytes) else text
+        found = json.loads(text, object_pairs_hook=_object, parse_constant=float if nonfinite else _refuse_constant,
+                           parse_float=float if nonfinite else _finite)
+    except BadJson:
+        raise
+    except RecursionError:
+        raise BadJson(f"its JSON is nested deeper than {max_depth} levels") from None
+    except UnicodeDecodeError as problem:
+        raise BadJson(f"byte {problem.start:,} is not UTF-8 text") from None
+    except json.JSONDecodeError as problem:
+        raise BadJson(f"line {problem.lineno} is not JSON ({problem.msg})") from None
+    except ValueError:  # Python's own limit
+        raise BadJson("one of its numbers has thousands of digits") from None
+    _require_shallow(found, max_depth, "\\ud" in text or "\\uD" in text or not _whole(text))
+    return found
+
+
+def shown(path: Path | str) -> str:
+    """A path as text that every screen and every file can take, also where its bytes are not UTF-8."""
+    return os.fspath(path).encode("utf-8", "replace").decode("utf-8")
+
+
+def reason(problem: Exception) -> str:
+    """What the system said, without its number and without the path."""
+    return (problem.strerror if isinstance(problem, OSError) else None) or str(problem) or type(problem).__name__
+
+
+def _whole(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _require_regular(found: os.stat_result, path: Path | str, error: Refusal) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        kind = next((words for test, words in KINDS if test(found.st_mode)), "something else")
+        raise error(f"{shown(path)} is not a file but {kind}, and is not read. Put the real file in its place.")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise BadJson(f"it has {name[:80]!r} twice in one object")
+            seen.add(name)
+    return found
+
+
+def _refuse_constant(word: str) -> float:
+    raise BadJson(f"it has {word} where a number belongs")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise BadJson(f"the number {digits[:40]} is too large")
+    return number
+
+
+def _require_shallow(found: Any, max_depth: int, halves: bool) -> None:
+    """Level by level, without recursion. `halves`: look for characters that are half of a pair, too."""
+    level, depth = [found], 0
+    while level:
+        if halves and not all(_whole(each) for each in level if isinstance(each, str)):
+            raise BadJson("its text has half of a surrogate pair, which is no character")
+        inside: list[Any] = []
+        for each in level:
+            if isinstance(each, dict):
+                inside += [*each, *each.values()] if halves else each.values()
+            elif isinstance(each, list):
+                inside += each
+        depth += any(isinstance(each, (dict, list)) for each in level)
+        if depth > max_depth:
+            raise BadJson(f"its JSON is nested deeper than {max_depth} levels")
+        level = inside

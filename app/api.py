@@ -11,17 +11,17 @@ from dataclasses import asdict
 from urllib.parse import urlsplit
 
 import psutil
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
+from fastapi import FastAPI, Response
+from fastapi.responses import FileResponse, PlainTextResponse
 from starlette.background import BackgroundTask
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app import completions, export, frames, traces
+from app import completions, errors, export, frames, traces
 from app.analysis import lab, whatif
 from app.host import Host
 from core import __version__
-from core.errors import BusyError, ModelError, MoestroError
+from core.errors import MoestroError
 
 log = logging.getLogger("moestro.app")
 EVERYWHERE = ("0.0.0.0", "::", "")
@@ -35,12 +35,12 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, address
     app = FastAPI(title="Moestro", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(SameOrigin)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=trusted(address), www_redirect=False)
-    app.add_exception_handler(MoestroError, told)
+    errors.add_handlers(app)
     exports = host.store.folder / "exports"
     shutil.rmtree(exports, ignore_errors=True)  # of a server that was killed while sending one
 
     @app.get("/healthz")
-    def health() -> dict[str, object]:
+    async def health() -> dict[str, object]:  # on the loop: it answers though every thread is taken
         loading, job = host.loading, host.importer.job
         return {"status": "ok", "model": host.model, "busy": host.busy, "waiting": host.waiting, "version": __version__,
                 "loading": loading.share if loading is not None and not loading.finished else None,
@@ -111,12 +111,6 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, address
     if ui is not None:
         ui(app)
     return app
-
-
-def told(request: Request, error: Exception) -> JSONResponse:
-    """A MoestroError as JSON, in the words meant for the user."""
-    status = 409 if isinstance(error, (BusyError, ModelError)) else 400
-    return JSONResponse({"error": {"message": str(error), "type": type(error).__name__}}, status)
 
 
 def trusted(address: str) -> list[str]:

@@ -7,18 +7,23 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Literal
 
-from anyio import to_thread
+import anyio
+from anyio import CancelScope, to_thread
 from fastapi import APIRouter, Response
-from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import BaseModel
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+from starlette.types import Receive, Scope, Send
 
+from app.errors import API, TOO_LONG, form, problem
+from app.following import client_gone, news_of
 from app.host import Host
 from app.live import Answer
 from core.config import Sampling
 
-BEAT_S = 0.25  # how long a wait for news lasts before a gone client is noticed
+MOST_MESSAGES = 4096
+HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
 
 
 class Said(BaseModel):
@@ -33,7 +38,7 @@ class Request(BaseModel):
 
     model_config = {"extra": "forbid"}
 
-    messages: list[Said]
+    messages: list[Said] = Field(max_length=MOST_MESSAGES)
     model: str | None = None
     stream: bool = False
     max_tokens: int | None = None
@@ -51,11 +56,11 @@ class Request(BaseModel):
 
 
 def router(host: Host) -> APIRouter:
-    """Both routes over a host. Answers take their turn with those of the dashboard."""
-    routes = APIRouter(prefix="/v1")
+    """The routes over a host. Answers take their turn with those of the dashboard."""
+    routes = APIRouter(prefix=API)
 
     @routes.get("/models")
-    def models() -> dict[str, object]:
+    async def models() -> dict[str, object]:
         model = host.model
         listed = [] if model is None else [{"id": model, "object": "model", "created": 0, "owned_by": "local"}]
         return {"object": "list", "data": listed}
@@ -64,41 +69,81 @@ def router(host: Host) -> APIRouter:
     async def complete(request: Request) -> Response:
         prompt = [{"role": one.role, "content": one.content} for one in request.messages]
         answer = await to_thread.run_sync(lambda: host.complete(prompt, request.sampling(host.sampling)))
-        head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": host.model}
-        if request.stream:
-            return StreamingResponse(_events(host, answer, head), media_type="text/event-stream",
-                                     headers={"cache-control": "no-store"})
-        async for _ in _pieces(host, answer):
-            pass
-        if answer.error:
-            status = 400 if answer.undone else 500
-            return JSONResponse({"error": {"message": answer.error, "type": "server_error"}}, status)
-        return JSONResponse({**head, "object": "chat.completion", "usage": _usage(answer), "choices": [
-            {"index": 0, "message": {"role": "assistant", "content": answer.text}, "finish_reason": _reason(answer)}]})
+        return Completion(host, answer, stream=request.stream)
+
+    @routes.api_route("/{rest:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
+    async def unknown(rest: str) -> Response:
+        return problem(404, f"There is no {API}/{rest[:80]} that is asked in this way. There are GET {API}/models and "
+                            f"POST {API}/chat/completions.")
 
     return routes
 
 
-async def _events(host: Host, answer: Answer, head: dict[str, Any]) -> AsyncIterator[str]:
-    def event(delta: dict[str, str], reason: str | None = None) -> str:
-        choice = {"index": 0, "delta": delta, "finish_reason": reason}
-        return f"data: {json.dumps({**head, 'object': 'chat.completion.chunk', 'choices': [choice]})}\n\n"
+class Completion(Response):
+    """Sends an answer as it is written, or whole. While it waits it holds no thread; when its client has gone, queued
+    or not, streaming or not, the answer is stopped."""
 
-    yield event({"role": "assistant", "content": ""})
-    async for text in _pieces(host, answer):
-        yield event({"content": text})
-    if answer.error:
-        yield f"data: {json.dumps({'error': {'message': answer.error, 'type': 'server_error'}})}\n\n"
-    else:
-        yield event({}, _reason(answer))
-    yield "data: [DONE]\n\n"
+    def __init__(self, host: Host, answer: Answer, stream: bool) -> None:
+        super().__init__()
+        self._host, self._answer, self._stream = host, answer, stream
+        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": host.model}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_cancel_when_gone, receive, tasks.cancel_scope)
+                if self._stream:
+                    await self._send_events(send)
+                else:
+                    await (await self._whole())(scope, receive, send)
+                tasks.cancel_scope.cancel()
+        finally:
+            if not self._answer.finished:
+                self._host.stop_answer(self._answer)
+
+    async def _whole(self) -> Response:
+        answer = self._answer
+        async for _ in pieces(answer):
+            pass
+        if answer.error:
+            return problem(_status(answer), answer.error, code=TOO_LONG if answer.refused else None)
+        message = {"role": "assistant", "content": answer.text}
+        return JSONResponse({**self._head, "object": "chat.completion", "usage": _usage(answer), "choices": [
+            {"index": 0, "message": message, "finish_reason": _reason(answer)}]})
+
+    async def _send_events(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        async for event in self._events():
+            await send({"type": "http.response.body", "body": f"data: {event}\n\n".encode(), "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _events(self) -> AsyncIterator[str]:
+        def event(delta: dict[str, str], reason: str | None = None) -> str:
+            choice = {"index": 0, "delta": delta, "finish_reason": reason}
+            return json.dumps({**self._head, "object": "chat.completion.chunk", "choices": [choice]})
+
+        answer = self._answer
+        yield event({"role": "assistant", "content": ""})
+        async for text in pieces(answer):
+            yield event({"content": text})
+        if answer.error:
+            yield json.dumps({"error": form(_status(answer), answer.error, code=TOO_LONG if answer.refused else None)})
+        else:
+            yield event({}, _reason(answer))
+        yield "[DONE]"
 
 
-async def _pieces(host: Host, answer: Answer) -> AsyncIterator[str]:
-    """Text as it comes; the answer is stopped when nobody reads on."""
-    version, shown = -1, 0
-    try:
+async def _cancel_when_gone(receive: Receive, scope: CancelScope) -> None:
+    await client_gone(receive)
+    scope.cancel()
+
+
+async def pieces(answer: Answer) -> AsyncIterator[str]:
+    """Text as it comes, until the answer ends."""
+    shown = 0
+    with news_of(answer) as news:
         while True:
+            news.clear()
             finished = answer.finished  # read before the text: what is written until then is in it
             text = answer.text
             if len(text) > shown:
@@ -106,10 +151,11 @@ async def _pieces(host: Host, answer: Answer) -> AsyncIterator[str]:
                 shown = len(text)
             if finished:
                 return
-            version = await to_thread.run_sync(answer.wait, version, BEAT_S)
-    finally:
-        if not answer.finished:
-            host.stop_answer(answer)
+            await news.wait()
+
+
+def _status(answer: Answer) -> int:
+    return 400 if answer.refused else 500
 
 
 def _reason(answer: Answer) -> str:

@@ -85,11 +85,15 @@ class Host(Workshop):
         return self._begin(chat_id, self._clean(text), messages[index].id)
 
     def complete(self, prompt: Prompt, sampling: Sampling) -> Answer:
-        """Answer a prompt that belongs to no chat (the HTTP API's). It takes its turn like any other."""
+        """Answer a prompt that belongs to no chat (the HTTP API's). It takes its turn like any other.
+
+        Raises MoestroError, and a QueueFullError of it when as many wait as may.
+        """
         if not prompt or not any(one["content"].strip() for one in prompt):
             raise MoestroError(EMPTY)
         with self._lock:
             engine, load = self._ready()
+            self._writer.require_place()
             answer = Answer(None, None)
             self._writer.put(Job(answer, prompt, sampling, engine, load, self._effective))
             return answer
@@ -152,6 +156,7 @@ class Host(Workshop):
             engine, load = self._ready()
             if self.answer(chat_id) is not None:
                 raise BusyError("This chat is already being answered. Stop that answer or let it end, then ask again.")
+            self._writer.require_place()
             chat_id, message = self.store.chats.begin(chat_id, text, self.model or "", replaces_from)
             ended = [chat for chat, answer in self._answers.items() if answer.finished]
             for old in ended[:-REMEMBERED]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Literal
 
 from core.types import AnswerStats
@@ -22,6 +23,7 @@ class Live(ABC):
         self.error = ""  # in the user's words; "" while all is well
         self.cancelled = threading.Event()
         self._news = threading.Condition()
+        self._watchers: list[Callable[[], None]] = []
 
     @property
     @abstractmethod
@@ -37,6 +39,18 @@ class Live(ABC):
                 setattr(self, name, value)
             self.version += 1
             self._news.notify_all()
+            for wake in self._watchers:
+                wake()
+
+    def watch(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called at every update, on the thread that updates, which it must not hold up."""
+        with self._news:
+            self._watchers.append(wake)
+
+    def unwatch(self, wake: Callable[[], None]) -> None:
+        """End `watch`."""
+        with self._news:
+            self._watchers.remove(wake)
 
     def wait(self, version: int, timeout: float | None = None) -> int:
         """Block until there is news since `version`, or it is finished, or `timeout` s passed; returns the version."""
@@ -67,6 +81,7 @@ class Answer(Live):
         self.n_tokens = 0
         self.stats: AnswerStats | None = None
         self.undone = False
+        self.refused = False    # it failed for what was asked, not for what went wrong here
         self.asked_s = time.perf_counter()
         self.ttft_ms = 0.0      # from its turn to its first token; 0 = none yet
         self.queued_ms = 0.0    # waited behind other answers before its prefill began

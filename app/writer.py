@@ -13,8 +13,9 @@ from typing import Any
 from app.face import EngineFace, Prompt
 from app.live import Answer
 from app.store import Store
+from app.turns import Turns
 from core.config import Sampling
-from core.errors import MoestroError
+from core.errors import ContextError, MoestroError
 from core.types import Piece, StepRecord
 
 log = logging.getLogger("moestro.app")
@@ -45,6 +46,7 @@ class Writer:
         self._store, self._heard, self._ended = store, heard, ended
         self._jobs: deque[Job] = deque()
         self._now: Job | None = None
+        self._turns = Turns()
         self._news = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="moestro-answers", daemon=True)
@@ -55,6 +57,11 @@ class Writer:
         with self._news:
             self._jobs.append(job)
             self._news.notify_all()
+
+    def require_place(self) -> None:
+        """Raises QueueFullError when no further answer may wait."""
+        with self._news:
+            self._turns.require_place(len(self._jobs))
 
     def stop(self, answer: Answer) -> None:
         """End an answer: a queued one at once, one being written at the next token."""
@@ -96,8 +103,10 @@ class Writer:
                 if not self._jobs:
                     return
                 self._now = job = self._jobs.popleft()
+                self._turns.begin()
             error = _write(self._store, job, self._heard)
             with self._news:
+                self._turns.end()
                 self._now = None  # before the answer is seen to have ended: whoever waited for it finds the engine free
             _end(self._store, job, error)
             self._ended(job)
@@ -121,6 +130,7 @@ def _write(store: Store, job: Job, heard: Heard) -> str:
                 pieces.close()
     except MoestroError as error:
         log.info("answer failed: %s", error)
+        answer.update(refused=isinstance(error, ContextError))
         return str(error)
     except Exception:
         log.exception("unexpected error while writing an answer")

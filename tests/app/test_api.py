@@ -19,8 +19,9 @@ from app import export, frames
 from app.api import build_app, trusted
 from app.host import Host
 from core import __version__
+from core.errors import ContextError
 from core.types import Frame
-from tests.app.conftest import WAIT_S, GatedEngine, open_host
+from tests.app.conftest import WAIT_S
 
 HOME = "http://127.0.0.1:7860"
 
@@ -224,13 +225,48 @@ def test_a_streamed_completion(client: TestClient) -> None:
     assert [c["finish_reason"] for c in chunks if c["finish_reason"]] == ["length"]
 
 
-@pytest.mark.parametrize(("change", "status", "told"), [
-    ({"messages": []}, 400, "empty"), ({"temperature": 99}, 400, "temperature must lie between"),
-    ({"logprobs": True}, 422, "logprobs"), ({"messages": [{"role": "user"}]}, 422, "content")])
-def test_bad_requests_are_told(client: TestClient, change: dict[str, Any], status: int, told: str) -> None:
+@pytest.mark.parametrize(("change", "told", "param"), [
+    ({"messages": []}, "empty", None), ({"temperature": 99}, "temperature must lie between", None),
+    ({"logprobs": True}, "logprobs: Extra inputs are not permitted", "logprobs"),
+    ({"messages": [{"role": "user"}]}, "messages.0.content: Field required", "messages.0.content"),
+    ({"messages": [{"role": "user", "content": ""}] * 4097}, "at most 4096", "messages"),
+    ({"x" * 5000: 1}, "Extra inputs", "x" * 200)])
+def test_bad_requests_are_told(client: TestClient, change: dict[str, Any], told: str, param: str | None) -> None:
     answer = client.post("/v1/chat/completions", json={**ASK, **change})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert told in error["message"]
+    assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", param, None)
+
+
+@pytest.mark.parametrize(("method", "path", "body", "status"), [
+    ("POST", "/chat/completions", b"{", 400), ("POST", "/chat/completions", b"[" * 100_000, 400),
+    ("POST", "/chat/completions", b"\xff", 400), ("POST", "/chat/completions", b"", 400),
+    ("GET", "/chat/completions", b"", 404), ("DELETE", "/models", b"", 404), ("GET", "/nothing", b"", 404)])
+def test_every_error_of_the_api_has_its_form(client: TestClient, method: str, path: str, body: bytes,
+                                             status: int) -> None:
+    answer = client.request(method, f"/v1{path}", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == status
-    assert told in answer.text
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("failure", "status", "kind", "code"), [
+    (ContextError("Too long."), 400, "invalid_request_error", "context_length_exceeded"),
+    (RuntimeError("inside"), 500, "server_error", None)])
+def test_an_answer_that_fails_is_told_as_whose_fault_it_is(
+        client: TestClient, monkeypatch: pytest.MonkeyPatch, failure: Exception, status: int, kind: str,
+        code: str | None, stream: bool) -> None:
+    def fail(*_: Any) -> Any:
+        raise failure
+
+    monkeypatch.setattr("tests.app.conftest.QuickEngine.generate", fail)
+    answer = client.post("/v1/chat/completions", json={**ASK, "stream": stream})
+    told = json.loads(answer.text.split("data: ")[2]) if stream else answer.json()
+    assert answer.status_code == (200 if stream else status)
+    assert (told["error"]["type"], told["error"]["code"]) == (kind, code)
+    assert "inside" not in answer.text.replace("inside Moestro", "")
 
 
 def test_without_a_model_a_completion_is_refused(client: TestClient, host: Host) -> None:
@@ -238,31 +274,6 @@ def test_without_a_model_a_completion_is_refused(client: TestClient, host: Host)
     answer = client.post("/v1/chat/completions", json=ASK)
     assert (answer.status_code, "No model is loaded" in answer.text) == (409, True)
     assert client.get("/v1/models").json()["data"] == []
-
-
-def test_a_reader_that_leaves_stops_its_answer(tmp_path: Path, gated: type[GatedEngine]) -> None:
-    import asyncio
-
-    from app.completions import _pieces
-
-    host = open_host(tmp_path, gated)
-    answer = host.complete([{"role": "user", "content": "hello"}], host.sampling)
-
-    async def read_one() -> str:
-        pieces = _pieces(host, answer)
-        gated.gate.release(1)
-        try:
-            async for text in pieces:
-                return text
-        finally:
-            await pieces.aclose()  # type: ignore[attr-defined]
-        return ""
-
-    assert asyncio.run(read_one()) == "the "
-    assert answer.join(WAIT_S)
-    assert answer.cancelled.is_set()
-    assert not host.busy
-    host.close()
 
 
 def test_frames_may_be_asked_for_while_the_model_comes_and_goes(tmp_path: Path, client: TestClient, host: Host) -> None:

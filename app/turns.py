@@ -1,0 +1,63 @@
+"""How long answers take, by those that ended last, and what that means for one that has to wait."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+
+from core.errors import BusyError
+
+MOST_WAITING = 200   # answers that may wait for their turn, of the dashboard and the API together
+REMEMBERED = 20      # ended answers that the expected wait rests on
+UNKNOWN_S = 30       # when to ask again while no answer has ended yet
+
+
+class QueueFullError(BusyError):
+    """As many answers wait as may. `retry_s`: in how many seconds a place is expected to be free."""
+
+    def __init__(self, message: str, retry_s: int) -> None:
+        super().__init__(message)
+        self.retry_s = retry_s
+
+
+class Turns:
+    """The times that answers take from their turn to their end. Not thread-safe: its owner's lock guards it."""
+
+    def __init__(self) -> None:
+        self._took_s: deque[float] = deque(maxlen=REMEMBERED)
+        self._began_s: float | None = None
+
+    def begin(self) -> None:
+        """An answer's turn has come."""
+        self._began_s = time.monotonic()
+
+    def end(self) -> None:
+        """It has ended, however it did."""
+        if self._began_s is not None:
+            self._took_s.append(time.monotonic() - self._began_s)
+        self._began_s = None
+
+    def require_place(self, waiting: int) -> None:
+        """Raises QueueFullError, with the expected wait, when no further answer may wait."""
+        if waiting < MOST_WAITING:
+            return
+        full = f"{waiting} answers wait for their turn already, and no more may."
+        if not self._took_s:
+            raise QueueFullError(f"{full} How long they take is not known yet: none has ended so far. Ask again later.",
+                                 UNKNOWN_S)
+        mean_s = sum(self._took_s) / len(self._took_s)
+        spent_s = time.monotonic() - self._began_s if self._began_s is not None else 0.0
+        left_s = max(0.0, mean_s - spent_s)
+        raise QueueFullError(
+            f"{full} Going by the last {len(self._took_s)} answers, a place is free in about {span(left_s)}, and its "
+            f"turn comes about {span(mean_s * waiting)} after that. Ask again then.", max(1, math.ceil(left_s)))
+
+
+def span(seconds: float) -> str:
+    """A time to wait, in words."""
+    whole = max(1, math.ceil(seconds))
+    if whole < 120:
+        return f"{whole} s"
+    minutes = round(whole / 60)
+    return f"{minutes} min" if minutes < 120 else f"{round(minutes / 60)} h"

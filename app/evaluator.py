@@ -91,6 +91,6 @@ class Evaluator:
         kept = self.store.db.get(KEPT)
         try:
             return Answer.read(kept) if kept else None
-        except (TypeError, KeyError) as error:
+        except (TypeError, KeyError, ValueError, AttributeError, IndexError) as error:
             log.warning("forgot an evaluation of an earlier version: %s", error)
             return None

@@ -48,6 +48,7 @@ class Host(Workshop):
         self.regret = Regret(bool(self.settings["regret"]))
         self._writer = Writer(self.store, lambda job, step: self.regret.add(
             job.load, job.engine.shape, job.effective, step, getattr(job.engine, "profile", None)), self._audit)
+        self._unsaved = self._writer.unsaved
         self._auditor = Auditor(self.store, lambda: self._writer.busy)
         self.library = Library(self.store.db, self.store.folder)
         self.importer = Importer(self.library.packs, self.store.db, importing, self.library.refresh)
@@ -71,7 +72,7 @@ class Host(Workshop):
 
     def regenerate(self, chat_id: int) -> Answer:
         """Write the last answer of a chat anew. The old one comes back if nothing comes of it."""
-        messages = self.store.chats.messages(chat_id)
+        messages = self.messages(chat_id)
         if not messages:
             raise MoestroError("There is no answer to write anew: this chat is empty.")
         last = messages[-1]
@@ -79,7 +80,7 @@ class Host(Workshop):
 
     def edit(self, chat_id: int, index: int, text: str) -> Answer:
         """Replace message `index` (one of the user's, counted from 0) and everything after it, and answer that."""
-        messages = self.store.chats.messages(chat_id)
+        messages = self.messages(chat_id)
         if not 0 <= index < len(messages) or messages[index].role != "user":
             raise MoestroError("Only your own messages can be edited. Pick one of them.")
         return self._begin(chat_id, self._clean(text), messages[index].id)
@@ -121,7 +122,7 @@ class Host(Workshop):
     def messages(self, chat_id: int) -> list[Message]:
         """The messages of a chat as shown; the last one has state "writing" while it is being written."""
         answer = self.answer(chat_id)
-        return self.store.chats.messages(chat_id, answer.text if answer is not None else None)
+        return self._unsaved.shown(self.store.chats.messages(chat_id, answer.text if answer is not None else None))
 
     def delete(self, chat_id: int) -> None:
         """Delete a chat and its statistics."""
@@ -129,6 +130,7 @@ class Host(Workshop):
             if self.answer(chat_id) is not None:
                 raise BusyError("This chat is being answered. Stop the answer, then delete the chat.")
             self.store.chats.delete(chat_id)
+            self._unsaved.forget(chat_id)
             self._answers.pop(chat_id, None)
 
     def delete_recording(self, chat_id: int) -> None:
@@ -145,7 +147,7 @@ class Host(Workshop):
 
     def count_tokens(self, chat_id: int | None, text: str = "") -> int | None:
         """Tokens of a chat with `text` added, for the context gauge; None while no model is loaded."""
-        prompt = self._prompt(self.store.chats.messages(chat_id)) if chat_id is not None else []
+        prompt = self._prompt(self.messages(chat_id)) if chat_id is not None else []
         if text.strip():
             prompt.append({"role": "user", "content": text})
         with self._view:
@@ -157,6 +159,7 @@ class Host(Workshop):
             if self.answer(chat_id) is not None:
                 raise BusyError("This chat is already being answered. Stop that answer or let it end, then ask again.")
             self._writer.require_place()
+            self._unsaved.save(chat_id)  # before what is newer
             chat_id, message = self.store.chats.begin(chat_id, text, self.model or "", replaces_from)
             ended = [chat for chat, answer in self._answers.items() if answer.finished]
             for old in ended[:-REMEMBERED]:
@@ -225,7 +228,7 @@ class Host(Workshop):
                 self.sampling = Sampling.checked(**{**asdict(self.sampling), **values})
             except SettingError as error:
                 return str(error)
-            self._remember("sampling", asdict(self.sampling))
+            self.remember("sampling", asdict(self.sampling))
             return ""
 
     def close(self) -> None:

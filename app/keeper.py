@@ -37,6 +37,7 @@ class Keeper:
         self._format = ""                    # the loaded experts' own: a pack's, or the one that was chosen
         self._effective: dict[str, Any] = {}  # settings in force at the last recorded pass
         self._moved: dict[str, object] = {}   # settings changed while a model is being loaded
+        self._owed: dict[str, object] = {}    # to be remembered, and not saved yet
         self._lock, self._view = threading.RLock(), threading.RLock()
         self._thread: threading.Thread | None = None
         self._find_profile: Profiles | None = None  # for the host: what is known of a model that is being loaded
@@ -223,8 +224,8 @@ class Keeper:
             moved, self._moved = self._moved, {}
             if problem := self.change_many(moved):
                 log.warning("a setting moved during the load was not taken: %s", problem)
-        self._remember("spec", spec.describe())
-        self._remember("settings", dict(self.settings))
+        self.remember("spec", spec.describe())
+        self.remember("settings", dict(self.settings))
         return ""
 
     def _drop(self) -> None:
@@ -241,7 +242,13 @@ class Keeper:
                                    "memory may stay in use until Moestro is started again.") from error
             finally:
                 if load is not None:
-                    self.store.steps.end_load(load)
+                    self._note_end(load)
+
+    def _note_end(self, load: int) -> None:
+        try:
+            self.store.steps.end_load(load)
+        except MoestroError as error:  # the memory is free, which is what was asked for; the store finds out at a start
+            log.warning("could not note the end of a load: %s", error)
 
     def _type(self) -> type[EngineFace]:
         if self._engine_type is None:
@@ -279,14 +286,20 @@ class Keeper:
             self._settings = new
             if self._is_loading:
                 self._moved |= changes
-        self._remember("settings", dict(new))
+        self.remember("settings", dict(new))
         return ""
 
-    def _remember(self, key: str, value: object) -> None:
-        try:
-            self.store.db.put(key, value)
-        except MoestroError as error:  # acting on it matters more than remembering it
-            log.warning("could not remember %s for the next start: %s", key, error)
+    def remember(self, key: str, value: object) -> None:
+        """For the next start; what could not be saved is tried again with whatever is remembered next."""
+        with self._lock:
+            self._owed[key] = value
+            try:
+                with self.store.db.tx():
+                    for name, each in self._owed.items():
+                        self.store.db.put(name, each)
+                self._owed = {}
+            except MoestroError as error:  # acting on it matters more than remembering it
+                log.warning("could not remember %s for the next start: %s", ", ".join(self._owed), error)
 
     @staticmethod
     def _known_settings(kept: Mapping[str, Value]) -> Settings:

@@ -104,7 +104,8 @@ def stamp(host: Host, chat: int | None) -> str:
         told = [m for m in host.messages(chat) if m.state != "writing"]
     except MoestroError:
         return "gone"
-    return f"{len(told)}:{sum(m.quality is not None for m in told)}:{told[-1].id}" if told else "0"
+    changes = sum((m.quality is not None) + 2 * bool(m.unsaved) for m in told)
+    return f"{len(told)}:{changes}:{told[-1].id}" if told else "0"
 
 
 def answer_state(answer: Answer | None, known: int | None, since: int) -> dict[str, Any] | None:
@@ -121,4 +122,5 @@ def answer_state(answer: Answer | None, known: int | None, since: int) -> dict[s
         "total": answer.prefill_total,
         "tokens": answer.n_tokens,
         "ttft_ms": round(answer.ttft_ms),
+        "unsaved": answer.unsaved,
     }

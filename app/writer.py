@@ -14,11 +14,13 @@ from app.face import EngineFace, Prompt
 from app.live import Answer
 from app.store import Store
 from app.turns import Turns
+from app.unsaved import Unsaved
 from core.config import Sampling
 from core.errors import ContextError, MoestroError
 from core.types import Piece, StepRecord
 
 log = logging.getLogger("moestro.app")
+AGAIN_S = 5.0  # between two attempts to save what there was no room for
 UNEXPECTED = "The answer broke off because of an error inside Moestro. Its details are in the log; you can ask again."
 
 
@@ -44,6 +46,7 @@ class Writer:
 
     def __init__(self, store: Store, heard: Heard = lambda job, step: None, ended: Ended = lambda job: None) -> None:
         self._store, self._heard, self._ended = store, heard, ended
+        self.unsaved = Unsaved(store)
         self._jobs: deque[Job] = deque()
         self._now: Job | None = None
         self._turns = Turns()
@@ -71,7 +74,7 @@ class Writer:
                 self._jobs.remove(job)
         answer.cancelled.set()
         for job in waiting:
-            _end(self._store, job, "")
+            self._end(job, "")
 
     @property
     def busy(self) -> bool:
@@ -94,86 +97,115 @@ class Writer:
         for job in jobs:
             self.stop(job.answer)
         self._thread.join(timeout)
+        self.unsaved.save()
+        if self.unsaved:
+            log.error("answers that there was no room for on the disk end with this process")
         return not self._thread.is_alive()
 
     def _run(self) -> None:
         while True:
             with self._news:
-                self._news.wait_for(lambda: self._jobs or self._closing)
-                if not self._jobs:
+                while not self._jobs and not self._closing:
+                    if not self._news.wait(AGAIN_S if self.unsaved else None):
+                        break
+                if self._jobs:
+                    self._now = job = self._jobs.popleft()
+                    self._turns.begin()
+                elif self._closing:
                     return
-                self._now = job = self._jobs.popleft()
-                self._turns.begin()
-            error = _write(self._store, job, self._heard)
+                else:
+                    job = None
+            if job is None:
+                self._retry()
+                continue
+            error = self._write(job)
             with self._news:
                 self._turns.end()
                 self._now = None  # before the answer is seen to have ended: whoever waited for it finds the engine free
-            _end(self._store, job, error)
+            self._end(job, error)
             self._ended(job)
             try:
                 self._store.db.settle()
             except MoestroError:
                 log.exception("could not checkpoint the store")
 
-
-def _write(store: Store, job: Job, heard: Heard) -> str:
-    """Generate, commit and publish, token by token; returns what went wrong in the user's words, or ""."""
-    answer = job.answer
-    answer.update(state="prefill", queued_ms=(time.perf_counter() - answer.asked_s) * 1000)
-    try:
-        pieces = job.engine.generate(job.prompt, job.sampling, answer.cancelled)
+    def _retry(self) -> None:
+        """Save what there was no room for, if there is some now."""
         try:
-            for piece in pieces:
-                _take(store, job, piece, heard)
-        finally:
-            if isinstance(pieces, Generator):  # lets go of the engine now, not when collected
-                pieces.close()
-    except MoestroError as error:
-        log.info("answer failed: %s", error)
-        answer.update(refused=isinstance(error, ContextError))
-        return str(error)
-    except Exception:
-        log.exception("unexpected error while writing an answer")
-        return UNEXPECTED
-    return ""
+            self.unsaved.save()
+        except Exception:
+            log.exception("could not save an answer")
 
+    def _write(self, job: Job) -> str:
+        """Generate, commit and publish, token by token; returns what went wrong in the user's words, or ""."""
+        answer = job.answer
+        answer.update(state="prefill", queued_ms=(time.perf_counter() - answer.asked_s) * 1000)
+        try:
+            pieces = job.engine.generate(job.prompt, job.sampling, answer.cancelled)
+            try:
+                for piece in pieces:
+                    self._take(job, piece)
+            finally:
+                if isinstance(pieces, Generator):  # lets go of the engine now, not when collected
+                    pieces.close()
+        except MoestroError as error:
+            log.info("answer failed: %s", error)
+            answer.update(refused=isinstance(error, ContextError))
+            return str(error)
+        except Exception:
+            log.exception("unexpected error while writing an answer")
+            return UNEXPECTED
+        return ""
 
-def _take(store: Store, job: Job, piece: Piece, heard: Heard) -> None:
-    """Commit one piece, then show it: what was seen is never lost."""
-    answer, step = job.answer, piece.step
-    if step is not None and not step.changes and not job.engine.settings["telemetry"]:
-        step = None
-    if step is not None or piece.text:
-        store.token(job.load, answer.chat_id, answer.message_id, answer.n_tokens, piece.text, step, job.effective)
-    if step is not None:
-        job.effective.update(step.changes)
-    if piece.kind == "prefill":
-        answer.update(prefill_done=piece.done, prefill_total=piece.total)
-    elif piece.kind == "token":
-        if not answer.n_tokens:
-            answer.update(ttft_ms=(time.perf_counter() - answer.asked_s) * 1000 - answer.queued_ms)
-        answer.update(state="streaming", text=answer.text + piece.text, n_tokens=answer.n_tokens + 1)
-    else:
-        answer.update(stats=piece.stats)
-    if step is not None:
-        heard(job, step)
+    def _take(self, job: Job, piece: Piece) -> None:
+        """Commit one piece, then show it: what was seen is in the store, or waits for room in it."""
+        answer, step = job.answer, piece.step
+        if step is not None and not step.changes and not job.engine.settings["telemetry"]:
+            step = None
+        if step is not None or piece.text:
+            self._save(job, piece.text, step)
+        if step is not None:
+            job.effective.update(step.changes)
+        if piece.kind == "prefill":
+            answer.update(prefill_done=piece.done, prefill_total=piece.total)
+        elif piece.kind == "token":
+            if not answer.n_tokens:
+                answer.update(ttft_ms=(time.perf_counter() - answer.asked_s) * 1000 - answer.queued_ms)
+            answer.update(state="streaming", text=answer.text + piece.text, n_tokens=answer.n_tokens + 1)
+        else:
+            answer.update(stats=piece.stats)
+        if step is not None:
+            self._heard(job, step)
 
+    def _save(self, job: Job, text: str, step: StepRecord | None) -> None:
+        """One pass into the store, or its text into memory when the store cannot take it."""
+        answer = job.answer
+        if self.unsaved.has(answer):
+            self.unsaved.save()
+        try:
+            kept = self._store.token(job.load, answer.chat_id, answer.message_id, answer.n_tokens, text, step,
+                                     job.effective)
+            answer.unrecorded += not kept
+        except MoestroError as error:
+            answer.unrecorded += step is not None
+            if text and answer.message_id is not None:
+                self.unsaved.add(answer, answer.n_tokens, text, str(error))
 
-def _end(store: Store, job: Job, error: str) -> None:
-    """Give the answer its last state, in the store and on screen. Without a token, a failure leaves no trace."""
-    answer = job.answer
-    stopped = answer.cancelled.is_set()
-    undone = answer.n_tokens == 0 and bool(error or stopped)
-    try:
-        if answer.message_id is not None and undone:
-            store.chats.undo(answer.message_id)
-        elif answer.message_id is not None:
-            stats = {**asdict(answer.stats), "queued_ms": answer.queued_ms} if answer.stats else None
-            store.chats.finish(answer.message_id, "error" if error else "stopped" if stopped else "done", stats, error)
-    except MoestroError as failure:
-        log.exception("could not finish an answer in the store")
-        error, undone = error or str(failure), False
-    except Exception:
-        log.exception("could not finish an answer in the store")
-        error, undone = error or UNEXPECTED, False
-    answer.update(state="error" if error else "done", error=error, undone=undone)
+    def _end(self, job: Job, error: str) -> None:
+        """Give the answer its last state, in the store and on screen. Without a token, a failure leaves no trace."""
+        answer = job.answer
+        stopped = answer.cancelled.is_set()
+        undone = answer.n_tokens == 0 and bool(error or stopped)
+        state = "undone" if undone else "error" if error else "stopped" if stopped else "done"
+        stats = {**asdict(answer.stats), "queued_ms": answer.queued_ms} if answer.stats else None
+        if stats and answer.unrecorded:
+            stats["unrecorded"] = answer.unrecorded
+        try:
+            if answer.message_id is not None:
+                self.unsaved.end(answer, state, stats, error)
+        except Exception:
+            log.exception("could not finish an answer in the store")
+            error, undone = error or UNEXPECTED, False
+        if undone and answer.unsaved:
+            error, undone = error or answer.unsaved, False
+        answer.update(state="error" if error else "done", error=error, undone=undone)

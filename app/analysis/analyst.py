@@ -106,10 +106,10 @@ class Analyst:
 
         if question.kind == "whatif":
             self.table = compare(question, routing, work)
-            self.store.db.put(KEPT["whatif"], self.table.dump())
+            self._remember("whatif", self.table.dump())
         else:
             self.lab = test(question, routing, work)
-            self.store.db.put(KEPT["lab"], self.lab.dump())
+            self._remember("lab", self.lab.dump())
         return {}
 
     def _work(self, job: Analysis, tasks: Sequence[Task], tokens: int) -> list[Any]:
@@ -142,10 +142,16 @@ class Analyst:
                 pass  # nothing was recorded in it: nothing to take over
         return sources.known(read[0], session)
 
+    def _remember(self, kind: str, dumped: Any) -> None:
+        try:
+            self.store.db.put(KEPT[kind], dumped)
+        except MoestroError as error:
+            log.warning("the analysis could not be kept for the next start: %s", error)
+
     def _remembered(self, key: str, read: Callable[[Any], Any]) -> Any:
         kept = self.store.db.get(key)
         try:
             return read(kept) if kept else None
-        except (TypeError, KeyError) as error:
+        except (TypeError, KeyError, ValueError, AttributeError, IndexError) as error:
             log.warning("forgot an analysis of an earlier version: %s", error)
             return None

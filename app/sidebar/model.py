@@ -205,7 +205,7 @@ class ModelSection:
     def _remember(self, model: str) -> None:
         recent = [m for m in self.host.store.db.get("recent") or [] if m not in (model, "demo")]
         if model != "demo":
-            self.host.store.db.put("recent", [model, *recent][:RECENT])
+            self.host.remember("recent", [model, *recent][:RECENT])
 
     def _context(self, value: int) -> gr.Slider:
         param = next(p for p in LOADING if p.name == "context")

@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from app.store.chats import Chat, Chats, Message
 from app.store.database import Database
 from app.store.home import data_dir
-from app.store.schema import StoreError
+from app.store.schema import FullError, StoreError
 from app.store.steps import Load, Steps
 from app.store.traces import StoredTrace, stored_traces
 from core.types import StepRecord
 
-__all__ = ["Chat", "Load", "Message", "Store", "StoreError", "StoredTrace", "data_dir"]
+__all__ = ["Chat", "FullError", "Load", "Message", "Store", "StoreError", "StoredTrace", "data_dir"]
+log = logging.getLogger("moestro.store")
+RESERVE = 32 << 20  # bytes left on the disk that are for words alone
+ASK_EVERY = 32      # passes between two looks at how much is left
+
+
+def free_bytes(folder: Path) -> int:
+    """Room on the disk of a folder; where the system does not tell there is enough."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return RESERVE
 
 
 class Store:
     """The open store. Raises StoreError, or BusyError while another process has it open."""
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, free: Callable[[Path], int] = free_bytes) -> None:
         self.folder = folder or data_dir()
+        self._free, self._passes, self._recording = free, 0, True
         self.db = Database(self.folder)
         try:
             self.chats = Chats(self.db)
@@ -30,13 +45,39 @@ class Store:
             raise
 
     def token(self, load: int, chat: int | None, answer: int | None, seq: int, text: str, step: StepRecord | None,
-              old: dict[str, Any]) -> None:
-        """Commit one forward pass: the text it added and its record, both or neither."""
-        with self.db.tx():
-            if text and answer is not None:
-                self.chats.append(answer, seq, text)
-            if step is not None:
+              old: dict[str, Any]) -> bool:
+        """Commit one forward pass: the text it added and its record, both or neither; returns whether `step` is kept.
+
+        It is dropped, so that words find room, where the disk has none for both, and while less than RESERVE is left.
+        Raises FullError when there is no room for the text either.
+        """
+        if step is None or not self._has_room():
+            self._words(answer, seq, text)
+            return step is None
+        try:
+            with self.db.tx():
+                self._words(answer, seq, text)
                 self.steps.add(load, chat, answer, step, old)
+            return True
+        except FullError as error:
+            if self._recording:
+                log.warning("a pass is not recorded: %s", error)
+            self._recording = False
+        self._words(answer, seq, text)
+        return False
+
+    def _words(self, answer: int | None, seq: int, text: str) -> None:
+        if text and answer is not None:
+            self.chats.append(answer, seq, text)
+
+    def _has_room(self) -> bool:
+        """Is there more room than the reserve? Asked of the system now and then."""
+        if self._passes % ASK_EVERY == 0:
+            had, self._recording = self._recording, self._free(self.folder) >= RESERVE
+            if had and not self._recording:
+                log.warning("the disk of %s is nearly full: passes are not recorded until it has room", self.folder)
+        self._passes += 1
+        return self._recording
 
     def traces(self, chat: int | None, load: int | None = None) -> list[StoredTrace]:
         """The routing recorded in a chat, one trace a model in the order of use; or without a chat, under a load."""

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from app.store.schema import StoreError, migrate
+from app.store.schema import FullError, StoreError, migrate
 from core.errors import BusyError
 
 CHECKPOINT_PAGES = 16384  # 64 MB of log: tokens do not wait for the disk, `settle` checkpoints between answers
+
+NO_ROOM = 1 << 20          # bytes: with less a disk counts as full
 
 
 class Database:
@@ -37,7 +40,7 @@ class Database:
                 self._guard.close()
                 raise
         except (OSError, sqlite3.Error) as error:
-            raise _plain(error, f"open {self.path}") from error
+            raise _plain(error, f"open {self.path}", folder) from error
 
     @contextmanager
     def tx(self) -> Iterator[sqlite3.Connection]:
@@ -55,9 +58,10 @@ class Database:
                     self._db.execute("COMMIT")
             except BaseException as error:
                 if self._depth == 0 and not self._closed and self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
+                    with suppress(sqlite3.Error):  # SQLite has often done so itself; what is told is the first error
+                        self._db.execute("ROLLBACK")
                 if isinstance(error, sqlite3.Error):
-                    raise _plain(error, "save") from error
+                    raise _plain(error, "save", self.path.parent) from error
                 raise
 
     def rows(self, sql: str, *values: object) -> list[sqlite3.Row]:
@@ -66,7 +70,7 @@ class Database:
             try:
                 return list(self._db.execute(sql, values))
             except sqlite3.Error as error:
-                raise _plain(error, "read the chats") from error
+                raise _plain(error, "read the chats", self.path.parent) from error
 
     @contextmanager
     def reader(self) -> Iterator[sqlite3.Connection]:
@@ -126,10 +130,20 @@ def _claim(folder: Path) -> sqlite3.Connection:
     return guard
 
 
-def _plain(error: Exception, doing: str) -> StoreError:
-    text = str(error)
-    if "full" in text or "No space" in text:
-        return StoreError(f"The disk is full: Moestro could not {doing}. Free some space, then try again.")
+def _no_room(folder: Path) -> bool:
+    """SQLite says "disk I/O error" of some writes for which there is no room."""
+    try:
+        return shutil.disk_usage(folder).free < NO_ROOM
+    except OSError:
+        return False
+
+
+def _plain(error: Exception, doing: str, folder: Path) -> StoreError:
+    text, code = str(error), getattr(error, "sqlite_errorcode", 0) & 0xFF  # without what is particular to one call
+    if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR) or "No space" in text:
+        if code == sqlite3.SQLITE_IOERR and not _no_room(folder):
+            return StoreError(f"Moestro could not {doing}: the disk failed ({text}). Check the disk, then try again.")
+        return FullError(f"The disk is full: Moestro could not {doing}. Free some space, then try again.")
     if "readonly" in text or "Permission" in text:
         return StoreError(f"Moestro may not write to its data folder, so it could not {doing}. Check its permissions.")
     return StoreError(f"Moestro could not {doing}: {text}.")

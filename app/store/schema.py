@@ -16,6 +16,10 @@ class StoreError(MoestroError):
     """The chats and statistics on disk cannot be read or written."""
 
 
+class FullError(StoreError):
+    """There is no room on the disk for what was to be saved."""
+
+
 MIGRATIONS: tuple[str, ...] = (
     """
     CREATE TABLE memory (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;

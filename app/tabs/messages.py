@@ -33,6 +33,9 @@ def answer(message: Message) -> str:
 
 def statistics(message: Message) -> str:
     """One line: what this answer cost. Prefill's hit rate is never mixed into decode's."""
+    if message.unsaved:
+        return (f"Not saved: {message.unsaved} This answer stays here and is saved as soon as that is possible, unless "
+                "Moestro ends before.").replace("*", "")
     if message.error:
         return f"Ended early: {message.error}".replace("*", "")
     if (stats := message.stats) is None:
@@ -49,6 +52,8 @@ def statistics(message: Message) -> str:
     if stats.get("queued_ms", 0) >= 1000:
         parts.append(f"queued {duration(stats['queued_ms'])}")
     parts += [REASONS.get(stats["reason"], str(stats["reason"])), lossy(stats), *scored(message.quality)]
+    if stats.get("unrecorded"):
+        parts.append(f"{stats['unrecorded']} passes not recorded, because the disk was full")
     if stats["emulated"]:
         parts.append("emulated link")
     return " · ".join(parts)

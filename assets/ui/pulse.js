@@ -89,7 +89,7 @@ class Pulse {
     this.line(answer);
   }
 
-  line({ state, done, total, tokens, ttft_ms: ttft }) {
+  line({ state, done, total, tokens, ttft_ms: ttft, unsaved }) {
     const now = performance.now(), bar = this.part("prefill");
     this.speed = [...this.speed.filter(([at]) => now - at < SPEED_MS), [now, tokens]];
     const [[from, before]] = this.speed, rate = now - from > 500 ? (1000 * (tokens - before)) / (now - from) : 0;
@@ -100,6 +100,7 @@ class Pulse {
       prefill: `Reading the prompt · ${done} of ${total} tokens`,
       streaming: `${rate ? `${rate.toFixed(1)} tok/s · ` : ""}${tokens} token${tokens === 1 ? "" : "s"} · TTFT ${ttft} ms`,
     }[state] ?? "";
+    if (unsaved) this.part("line").textContent += ` · Not saved yet: ${unsaved}`;
     if (total) this.gauge(total + tokens);
   }
 

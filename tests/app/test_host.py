@@ -146,26 +146,25 @@ def test_an_unexpected_error_mid_answer_is_told_plainly_and_logged(tmp_path: Pat
     host.close()
 
 
-def test_a_full_disk_mid_answer_is_told_and_the_host_goes_on(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_fails_mid_answer_costs_no_word(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     original, calls = host.store.token, 0
 
-    def token(*args: Any) -> None:
+    def token(*args: Any) -> bool:
         nonlocal calls
         calls += 1
         if calls == 5:
-            raise StoreError("The disk is full: Moestro could not save. Free some space, then try again.")
-        original(*args)
+            raise StoreError("Moestro could not save: the disk failed.")
+        return original(*args)
 
     monkeypatch.setattr(host.store, "token", token)
     answer = ended(host.chat(None, "hello"))
-    assert answer.state == "error"
-    assert "disk is full" in answer.error
-    assert texts(host, answer.chat_id)[1] == ("assistant", answer.text, "error")
-    assert answer.n_tokens == 3
+    assert (answer.state, answer.error, answer.unsaved, answer.n_tokens) == ("done", "", "", 12)
+    assert texts(host, answer.chat_id)[1] == ("assistant", answer.text, "done")
+    assert len(answer.text.split()) == 12
     assert ended(host.chat(answer.chat_id, "again")).error == ""
 
 
-def test_an_answer_that_cannot_be_saved_lets_go_of_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_breaks_off_lets_go_of_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Any] = []  # a reference, so that only an explicit close can end the generator
 
     class Kept(QuickEngine):
@@ -174,13 +173,13 @@ def test_an_answer_that_cannot_be_saved_lets_go_of_the_engine(tmp_path: Path, mo
             kept.append(super().generate(messages, sampling, cancel))
             return iter(kept[-1])
 
-    def token(*args: Any) -> None:
-        raise StoreError("The disk is full.")
+    def broken(*args: Any) -> None:
+        raise MoestroError("It does not go on.")
 
     host = open_host(tmp_path, Kept)
-    monkeypatch.setattr(host.store, "token", token)
+    monkeypatch.setattr(host.regret, "add", broken)
     answer = ended(host.chat(None, "hello"))
-    assert (answer.error, answer.undone) == ("The disk is full.", True)
+    assert (answer.error, answer.undone) == ("It does not go on.", True)
     assert kept[0].gi_frame is None, "the generator is still open and with it the engine's leases"
     host.close()
 

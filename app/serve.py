@@ -52,7 +52,13 @@ def serve(
     try:
         server = uvicorn.Server(
             uvicorn.Config(
-                build(keeper, host), host=host, port=port, log_level="warning", timeout_graceful_shutdown=CLOSING_S
+                build(keeper, host),
+                host=host,
+                port=port,
+                log_level="warning",
+                timeout_graceful_shutdown=CLOSING_S,
+                proxy_headers=False,  # nobody stands between; what a request claims about that is not believed
+                server_header=False,
             )
         )
         url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
@@ -94,12 +100,15 @@ def _mount(app: FastAPI, keeper: Host) -> None:
 
     from app import pulse, theme
     from app.interface import create_ui
+    from app.security import gradio_guard
 
     app.include_router(pulse.router(keeper))
     theme.serve_assets(app)
+    page = create_ui(keeper)
+    gradio_guard.mark_launched(page)
     gr.mount_gradio_app(
         app,
-        create_ui(keeper),
+        page,
         path="/",
         theme=theme.theme(),
         head=theme.HEAD,
@@ -112,6 +121,7 @@ def _mount(app: FastAPI, keeper: Host) -> None:
         mcp_server=False,
         pwa=False,
     )
+    gradio_guard.guard(app)
 
 
 def _load_at_start(keeper: Host, asked: Asked) -> None:

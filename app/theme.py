@@ -8,7 +8,7 @@ from pathlib import Path
 import gradio as gr
 from fastapi import FastAPI
 from fastapi.staticfiles import StaticFiles
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import Scope
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,9 +19,12 @@ HEAD = """<meta name="viewport" content="width=device-width, initial-scale=1">
 
 
 class Fresh(StaticFiles):
-    """Static files that the browser asks about again each time, so that an update of Moestro shows at once."""
+    """Scripts and style sheets, and nothing else of the folder. The browser asks about them again each time, so that an
+    update of Moestro shows at once."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
+        if not path.endswith((".js", ".css")):
+            return PlainTextResponse("There is no such page.", 404)
         answer = await super().get_response(path, scope)
         answer.headers["cache-control"] = "no-cache"
         return answer

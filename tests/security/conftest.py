@@ -1,0 +1,43 @@
+"""The whole web application with Gradio's page over the fake engine, built once: that takes seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from app.host import Host
+from app.serve import build
+from tests.app.conftest import open_host
+
+HOME = "http://127.0.0.1:7860"
+
+
+@pytest.fixture(scope="session")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    host = open_host(tmp_path_factory.mktemp("home"))
+    yield host
+    host.close()
+
+
+@pytest.fixture(scope="session")
+def uploads(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Gradio's folder of uploads."""
+    folder = tmp_path_factory.mktemp("uploads")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRADIO_TEMP_DIR", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def page(host: Host, uploads: Path) -> FastAPI:
+    return build(host)
+
+
+@pytest.fixture(scope="session")
+def client(page: FastAPI) -> Iterator[TestClient]:
+    with TestClient(page, base_url=HOME, raise_server_exceptions=False) as client:
+        yield client

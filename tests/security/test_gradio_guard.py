@@ -1,0 +1,137 @@
+"""What Gradio would do for whoever asks: hand out files, fetch addresses, believe headers. None of it here."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from app.security import gradio_guard
+from tests.security.conftest import HOME
+
+SECRET = "the private key of somebody"
+WAYS = ("run/predict", "api/predict", "call/{name}", "call/v2/{name}", "run/{name}", "queue/join")
+
+
+def named(path: object) -> dict[str, Any]:
+    """As a browser would name an uploaded file."""
+    return {"path": str(path), "url": None, "orig_name": "x.trace", "meta": {"_type": "gradio.FileData"}}
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    (tmp_path / "id.trace").write_text(SECRET)
+    return tmp_path / "id.trace"
+
+
+def copied(*folders: Path) -> list[Path]:
+    """Files below that hold the secret."""
+    return [path for folder in folders for path in folder.rglob("*") if path.is_file() and SECRET in path.read_text()]
+
+
+def test_no_event_copies_a_file_that_was_not_uploaded(client: TestClient, uploads: Path, secret: Path) -> None:
+    file = named(secret)
+    shapes = [file, [file], {"value": {"deep": [file]}}]
+    events = client.get("/config").json()["dependencies"]
+    assert len(events) > 100
+    for number, event in enumerate(events):
+        value = shapes[number % len(shapes)]
+        body = {"data": [value for _ in event["inputs"]], "event_data": value, "fn_index": event["id"],
+                "session_hash": "me"}
+        for way in WAYS:
+            reply = client.post(f"/gradio_api/{way.format(name=event['api_name'])}", json=body)
+            assert reply.status_code in (400, 404), (event["api_name"], way, reply.text)
+    assert copied(uploads) == []
+
+
+def test_gradio_itself_refuses_too(client: TestClient, page: FastAPI, uploads: Path, secret: Path,
+                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check that mounting leaves out, without the guard before it."""
+    monkeypatch.setattr(gradio_guard, "uploaded", lambda path: True)
+    events = [event for event in client.get("/config").json()["dependencies"] if event["inputs"]]
+    for event in events:
+        body = {"data": [named(secret) for _ in event["inputs"]], "fn_index": event["id"], "session_hash": "me"}
+        assert client.post("/gradio_api/run/predict", json=body).status_code == 500, event["api_name"]
+    assert copied(uploads) == []
+    assert client.get(f"/gradio_api/file={secret}").status_code == 403
+
+
+def test_an_uploaded_file_is_used(client: TestClient, uploads: Path) -> None:
+    paths = client.post("/gradio_api/upload", files={"files": ("my.trace", b"routing")}).json()
+    assert client.get(f"/gradio_api/file={paths[0]}").content == b"routing"
+    events = client.get("/config").json()["dependencies"]
+    taken = next(event for event in events if any("upload" in target for target in event["targets"]))
+    reply = client.post("/gradio_api/run/predict", json={"data": [], "fn_index": taken["id"], "session_hash": "me"})
+    assert reply.status_code == 200, reply.text
+
+
+def routes(app: Any) -> Iterator[str]:
+    """Paths of all routes, those of included routers among them."""
+    for route in app.routes:
+        if inner := getattr(route, "original_router", None):
+            yield from routes(inner)
+        elif path := getattr(route, "path", ""):
+            yield path
+
+
+@pytest.mark.parametrize("path", ["https://example.org/x.trace", "file:///etc/hostname", "/etc/hostname", "\0",
+                                  "a" * 9999, "{uploads}/../id.trace", "{secret}", "{uploads}/link"])
+def test_addresses_links_and_paths_out_of_the_folder_are_refused(client: TestClient, uploads: Path, secret: Path,
+                                                                 path: str) -> None:
+    link = uploads / "link"
+    link.unlink(missing_ok=True)
+    if os.name == "posix":  # elsewhere it takes a right that users rarely have
+        link.symlink_to(secret)
+    path = path.format(uploads=uploads, secret=secret)
+    body = {"data": [named(path)], "fn_index": 136, "session_hash": "me"}
+    assert client.post("/gradio_api/run/predict", json=body).status_code == 400
+    if "\0" not in path:
+        assert client.get(f"/gradio_api/file={path}").status_code == 404
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000])
+def test_what_is_no_event_is_refused(client: TestClient, body: bytes) -> None:
+    reply = client.post("/gradio_api/run/predict", content=body, headers={"content-type": "application/json"})
+    assert reply.status_code == 400
+
+
+def test_routes_that_the_dashboard_does_not_use_do_not_answer(client: TestClient, page: FastAPI) -> None:
+    mounted: Any = page.routes[-1]
+    known = set(routes(mounted.app))
+    assert {"/gradio_api/proxy={url_path:path}", "/gradio_api/component_server", "/monitoring"} <= known
+    open_ = {path for path in known if client.get(path).status_code != 404}
+    assert open_ == {"/", "/config", "/config/", "/theme.css", "/favicon.ico", "/robots.txt",
+                     "/gradio_api/upload", "/gradio_api/upload_progress"}
+
+
+@pytest.mark.parametrize("path", ["/ui/deck/__init__.py", "/ui/deck/__pycache__/", "/ui/../serve.py", "/app/serve.py",
+                                  "/ui/deck/deck.html", "/assets/../../serve.py", "/static/..%2f..%2froutes.py"])
+def test_no_source_is_served(client: TestClient, path: str) -> None:
+    assert client.get(path).status_code in (403, 404)
+
+
+def test_where_a_proxy_claims_to_be_is_not_believed(client: TestClient) -> None:
+    plain = client.get("/config").json()["root"]
+    told = {"x-forwarded-host": "evil.example", "x-forwarded-proto": "https", "forwarded": "host=evil.example",
+            "x-forwarded-for": "10.0.0.1", "x-forwarded-prefix": "/evil"}
+    assert plain == HOME
+    for path in ("/", "/config"):
+        assert "evil" not in client.get(path, headers=told).text
+        assert json.dumps(HOME)[1:-1] in client.get(path, headers=told).text
+
+
+def test_a_gradio_that_does_not_check_is_not_used() -> None:
+    with pytest.raises(RuntimeError, match="Gradio"):
+        gradio_guard.mark_launched(object())
+    with gr.Blocks() as blocks:
+        gr.Textbox()
+    gradio_guard.mark_launched(blocks)
+    assert blocks.has_launched is True
+    assert not gradio_guard.uploaded("/etc/hostname")

@@ -15,6 +15,7 @@ from core.hf import CheckpointReader, meta_skeleton
 from core.sources import open_source
 from core.sources.gguf import open_gguf
 from tests.gguf_files import ARCHITECTURES, all_f32, make_gguf, write_gguf
+from tests.gguf_raw import Raw, Row
 
 
 def logits(directory: Path) -> torch.Tensor:
@@ -150,7 +151,10 @@ def test_models_that_are_not_known_are_refused_by_name(tmp_path: Path) -> None:
 def test_layers_that_only_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
     checkpoint, file = make_gguf("glm4_moe", tmp_path, num_hidden_layers=4,
                                  tokenizer={"glm4moe.nextn_predict_layers": 1})
-    with open_gguf(file) as source:
+    whole = Raw.of(file)
+    whole.rows.append(Row(b"blk.3.nextn.enorm.weight", (64,), 0, len(whole.data)))
+    whole.data += bytes(256)
+    with open_gguf(whole.write(file)) as source:
         assert source.config["num_hidden_layers"] == 3
         assert not any("layers.3." in name for name in source.tensors.tensors)
         assert "model.layers.2.mlp.gate.weight" in source.tensors.tensors

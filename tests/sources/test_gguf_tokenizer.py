@@ -47,7 +47,8 @@ def trained(pre: str) -> tuple[Tokenizer, dict[str, Any]]:
 
 def shell(arch: str, folder: Path, metadata: dict[str, Any]) -> Path:
     """A directory with the config and tokenizer of a GGUF model with such metadata."""
-    _, file = make_gguf(arch, folder, tokenizer=metadata, eos_token_id=None, bos_token_id=None, pad_token_id=None)
+    _, file = make_gguf(arch, folder, tokenizer=metadata, vocab_size=512, eos_token_id=None, bos_token_id=None,
+                        pad_token_id=None)
     written = folder / "shell"
     written.mkdir()
     with open_gguf(file) as source:

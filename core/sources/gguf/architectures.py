@@ -275,6 +275,7 @@ def architecture_of(facts: Facts) -> Architecture:
     if found is None:
         raise ModelError(f"Moestro cannot read GGUF files of the architecture {facts.architecture!r}, only of: "
                          f"{', '.join(ARCHITECTURES)}. Import the model's safetensors version instead.")
+    facts.check_layers()
     if not facts.moe_layers:
         raise ModelError(f"This GGUF model ({facts.architecture}) has no experts: it is not a Mixture-of-Experts "
                          "model. Choose another model.")

@@ -5,14 +5,16 @@ Widths are read off the tensors, which cannot be wrong; what tensors do not show
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from core.errors import ModelError
+from core.hf.bounds import MOST
 from core.sources.gguf.facts import Facts
+from core.sources.gguf.header import damaged
 
 SOFTMAX, SIGMOID = 1, 2  # ggml's numbers for how a router scores
-TOKENS = {"bos_token_id": "tokenizer.ggml.bos_token_id", "eos_token_id": "tokenizer.ggml.eos_token_id",
-          "pad_token_id": "tokenizer.ggml.padding_token_id"}
+TOKENS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
 
 
 def common(facts: Facts, model_type: str, kind: str) -> dict[str, Any]:
@@ -31,12 +33,30 @@ def common(facts: Facts, model_type: str, kind: str) -> dict[str, Any]:
         "rms_norm_eps": facts.need("attention.layer_norm_rms_epsilon"), "rope_parameters": rope(facts),
         "num_experts_per_tok": facts.need("expert_used_count"), "hidden_act": "silu",
         "tie_word_embeddings": "output.weight" not in facts.entries}
-    return config | {name: facts.metadata.get(key) for name, key in TOKENS.items()}
+    return config | {name: special_token(facts.metadata, key) for name, key in TOKENS.items()}
+
+
+def special_token(metadata: Mapping[str, Any], key: str) -> int | None:
+    """The id of a token such as "bos"; None where there is none, or an id that the vocabulary does not have, as some
+    converters write to say so. Raises ModelError when it is no number."""
+    name = f"tokenizer.ggml.{key}_token_id"
+    found, tokens = metadata.get(name), metadata.get("tokenizer.ggml.tokens")
+    if found is None:
+        return None
+    if type(found) is not int:
+        raise ModelError(f"This GGUF file's {name} is {found!r:.40}, which is no token. Download it again.")
+    return found if 0 <= found < (len(tokens) if isinstance(tokens, list) else MOST.vocabulary) else None
 
 
 def head_dim(facts: Facts) -> int:
     """Width of an attention head, off the query projection."""
-    return facts.shape("blk.0.attn_q.weight")[0] // int(facts.need("attention.head_count"))
+    rows, heads = facts.shape("blk.0.attn_q.weight")[0], int(facts.need("attention.head_count"))
+    if rows % heads:
+        raise damaged(facts.file, f"its {rows} rows of queries are no multiple of {heads} heads")
+    said = facts.get("attention.key_length")
+    if said not in (None, rows // heads):
+        raise damaged(facts.file, f"its attention.key_length is {said}, but its heads have {rows // heads}")
+    return rows // heads
 
 
 def experts(facts: Facts) -> int:

@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from core.errors import ModelError
-from core.sources.gguf.header import Entry, Header
+from core.sources.gguf.header import Entry, Header, damaged
+from core.sources.gguf.keys import check
 from core.sources.gguf.layout import routed
 
 BEYOND = ("attention.temperature_scale", "attention.max_alibi_bias", "attention.clamp_kqv", "attn_logit_softcapping",
           "final_logit_softcapping", "router_logit_softcapping", "swiglu_clamp_exp", "expert_group_scale",
           "experts_per_group", "pooling_type")
 """Settings that none of the supported architectures has in transformers."""
+DIMENSIONS = {"_exps.weight": 3, "_exps.bias": 2, "_norm.weight": 1}
+"""By how a tensor's name ends."""
+BLOCK = re.compile(r"blk\.(?P<layer>\d{1,9})\.")
 
 
 class Facts:
     """Metadata and tensor shapes of one model. `get` and `need` look under the architecture's own prefix."""
 
-    def __init__(self, header: Header) -> None:
+    def __init__(self, header: Header, file: Path) -> None:
+        """Raises ModelError that names `file` when a key has a value of the wrong kind or out of its bounds."""
         self.metadata: Mapping[str, Any] = header.metadata
         self.entries: Mapping[str, Entry] = header.tensors
+        self.file = file
         name = self.metadata.get("general.architecture")
         if not isinstance(name, str):
-            raise ModelError("This GGUF file names no architecture. Download it again.")
+            raise ModelError(f"The GGUF file {file} names no architecture. Download it again.")
         self.architecture = name
+        check(self.metadata, name, file)
 
     def get(self, key: str, default: Any = None) -> Any:
         """A value, floats as they were typed in before they became 32 bits; a list with one value a layer that are all
@@ -50,6 +59,8 @@ class Facts:
     def by_layer(self, key: str, default: Any = None) -> list[Any]:
         """A value for each layer."""
         value = self.metadata.get(f"{self.architecture}.{key}", default)
+        if isinstance(value, list) and len(value) < self.layers:
+            raise damaged(self.file, f"its {key} has {len(value)} values for {self.layers} layers")
         return value[: self.layers] if isinstance(value, list) else [value] * self.layers
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -86,13 +97,42 @@ class Facts:
         return any(stored.endswith(f".{name}") for stored in self.entries)
 
     def check(self) -> None:
-        """Raises ModelError for settings that cannot be carried over."""
+        """Raises ModelError for settings that cannot be carried over, and where settings and tensors contradict."""
+        self._check_sizes()
         for key in BEYOND:
             if self.get(key):
                 raise ModelError(f"This GGUF model uses {key}, which its architecture does not have in transformers. "
                                  "Import the model's safetensors version instead.")
         if self.get("attention.causal", True) is False:
             raise ModelError("This GGUF model is not a text-generating one. Choose another model.")
+
+
+    def check_layers(self) -> None:
+        """Raises ModelError unless every layer of the file is used, or is one that predicts further tokens."""
+        blocks = int(self.need("block_count"))
+        if self.layers < 1:
+            raise damaged(self.file, f"of its {blocks} layers, {blocks - self.layers} predict further tokens")
+        numbers = {int(at["layer"]) for name in self.entries if (at := BLOCK.match(name))}
+        ahead = {int(at["layer"]) for name in self.entries if (at := BLOCK.match(name)) and "nextn" in name}
+        lost = sorted(n for n in numbers if n >= blocks or (n >= self.layers and n not in ahead))
+        if lost:
+            raise damaged(self.file, f"it says that it has {self.layers} layers, but holds weights of layer {lost[0]}")
+
+    def _check_sizes(self) -> None:
+        """What metadata says twice, tensors agree with."""
+        router = self.shape(f"blk.{self.moe_layers[0]}.ffn_gate_inp.weight")
+        vocabulary, *width = self.shape("token_embd.weight")
+        tokens = self.metadata.get("tokenizer.ggml.tokens")
+        for key, held in (("expert_count", router[0]), ("embedding_length", width[0] if width else 1),
+                          ("vocab_size", vocabulary), ("expert_feed_forward_length", self.expert_size())):
+            if (said := self.get(key)) and said != held:
+                raise damaged(self.file, f"its {self.architecture}.{key} is {said:,}, but its tensors have {held:,}")
+        for name, entry in self.entries.items():
+            wanted = next((n for end, n in DIMENSIONS.items() if name.endswith(end)), len(entry.shape))
+            if len(entry.shape) != wanted:
+                raise damaged(self.file, f"{name!r} has {len(entry.shape)} dimensions instead of {wanted}")
+        if isinstance(tokens, list) and len(tokens) > vocabulary:
+            raise damaged(self.file, f"it has {len(tokens):,} tokens, but embeddings of only {vocabulary:,}")
 
 
 def shortest(value: float) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from core.errors import ModelError
-from core.sources.gguf.header import Entry, Header, read_header
+from core.sources.gguf.header import Entry, Header, damaged, read_header
 
 PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
@@ -56,17 +56,27 @@ def read_headers(files: tuple[Path, ...]) -> Header:
     for number, file in enumerate(files):
         header = read_header(file, number)
         first = first or header
+        if double := next((name for name in header.tensors if name in tensors), None):
+            raise ModelError(f"{file} has the tensor {double!r}, which another part of the model has too: they are not "
+                             "parts of the same model. Download them again.")
         tensors |= header.tensors
     assert first is not None
-    said = first.metadata.get("split.count", 1)
+    said = _stated(first, "split.count", 1, files[0])
     if said > 1 and said != len(files):
         raise ModelError(f"{files[0]} is one of {said} parts, but its name does not say which. Give the parts their "
                          "names back: model-00001-of-00003.gguf and so on.")
-    wanted = first.metadata.get("split.tensors.count", len(tensors))
+    wanted = _stated(first, "split.tensors.count", len(tensors), files[0])
     if wanted != len(tensors):
         raise ModelError(f"{files[0]} and its other parts hold {len(tensors)} tensors instead of {wanted}: they are "
                          "not parts of the same model. Download them again.")
     return Header(first.metadata, tensors)
+
+
+def _stated(header: Header, key: str, default: int, file: Path) -> int:
+    value = header.metadata.get(key, default)
+    if type(value) is not int or value < 0:
+        raise damaged(file, f"its {key} is {value!r:.40}")
+    return value
 
 
 class OpenFiles:

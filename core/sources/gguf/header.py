@@ -1,6 +1,9 @@
 """The GGUF container: metadata, and where each tensor lies. Read with plain positioned reads, no memory map.
 
-Layout: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3, little-endian).
+Layout: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3, little-endian). As in llama.cpp's
+own reader (ggml/src/gguf.cpp), each key and each tensor stands there once, tensors lie one after another in the order
+of their table, and the alignment is a power of two. Nothing may follow the last tensor: a table that lost a row would
+otherwise put every weight somewhere else.
 """
 
 from __future__ import annotations
@@ -12,12 +15,19 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from core.errors import ModelError
+from core.reading import open_regular, shown
 
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
 VERSIONS = (2, 3)
 ALIGNMENT = 32
 MOST_DIMENSIONS = 4
+KEY_BYTES = 8 + 4 + 1           # a key and its value take this much at least ...
+TENSOR_BYTES = 8 + 4 + 8 + 4 + 8  # ... and a row of the table of tensors this much
+MOST_NAME = 1 << 12             # bytes of a key or of a tensor's name
+MOST_VALUES = 1 << 23           # of an array: vocabularies have under 2 ** 20 tokens
+HEADER_LIMIT = 512 << 20        # bytes before the weights
+MOST_ALIGNMENT = 1 << 24
 
 
 class Entry(NamedTuple):
@@ -57,14 +67,24 @@ def read_header(path: Path, file: int = 0) -> Header:
     """Read one file's header; `file` is its number within a split model. Raises ModelError when the file is not GGUF,
     is cut short, or holds number types that the installed gguf package does not know."""
     try:
-        with path.open("rb") as handle:
+        with open_regular(path) as handle:
             return _Parser(handle, path, file).header()
-    except (OSError, struct.error, UnicodeDecodeError, ValueError, OverflowError) as error:
-        raise _damaged(path, str(error)) from None
+    except (OSError, struct.error, ValueError, OverflowError) as error:
+        raise damaged(path, str(error)) from None
 
 
-def _damaged(path: Path, why: str) -> ModelError:
-    return ModelError(f"{path} is damaged: {why}. Download it again.")
+def damaged(path: Path | str, why: str) -> ModelError:
+    """The error for a GGUF file that contradicts itself; `why` goes on after "is damaged: "."""
+    return ModelError(f"{shown(path)} is damaged: {why}. Download it again.")
+
+
+def padded(count: int, alignment: int) -> int:
+    """The next multiple of the alignment."""
+    return -(-count // alignment) * alignment
+
+
+Row = tuple[str, tuple[int, ...], int, int]
+"""A row of the table of tensors: name, shape, number type, bytes from where the weights begin."""
 
 
 class _Parser:
@@ -84,26 +104,47 @@ class _Parser:
         if version not in VERSIONS:
             raise ModelError(f"{self._path} is GGUF version {version}; Moestro reads versions 2 and 3. Download a "
                              "newer conversion of the model.")
-        tensors, entries = self._number("Q"), self._number("Q")
+        tensors, entries = self._count("tensors", TENSOR_BYTES), self._count("settings", KEY_BYTES)
         metadata: dict[str, Any] = {}
         for _ in range(entries):
-            key = self._string()
+            key = self._name()
+            if key in metadata:
+                raise ValueError(f"it says {key!r} twice")
             metadata[key] = self._value(self._number("I"))
         table = [self._tensor() for _ in range(tensors)]
         alignment = metadata.get("general.alignment", ALIGNMENT)
-        if not isinstance(alignment, int) or alignment <= 0:
-            raise ValueError(f"its alignment is {alignment!r}")
-        start = -(-self._at // alignment) * alignment
-        return Header(metadata, dict(self._entry(*row, start) for row in table))
+        if type(alignment) is not int or not 0 < alignment <= MOST_ALIGNMENT or alignment & (alignment - 1):
+            raise ValueError(f"its alignment is {alignment!r:.40}, which is not a power of two")
+        return Header(metadata, self._placed(table, alignment))
 
-    def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
-        name, dimensions = self._string(), self._number("I")
+    def _placed(self, table: list[Row], alignment: int) -> dict[str, Entry]:
+        """Tensors by name, each where the one before it ends. Raises ValueError for any other order, for overlaps and
+        gaps, and when the file is shorter or longer than that."""
+        start = padded(self._at, alignment)
+        found: dict[str, Entry] = {}
+        at, end = 0, self._at
+        for name, shape, kind, offset in table:
+            entry = self._entry(name, shape, kind, start + offset)
+            if name in found:
+                raise ValueError(f"it has the tensor {name!r} twice")
+            if offset != at:
+                raise ValueError(f"{name!r} should begin at byte {at:,} of its weights, but its header says {offset:,}")
+            found[name], end = entry, entry.offset + entry.bytes
+            at = padded(offset + entry.bytes, alignment)
+        if self._size > start + at:
+            raise ValueError(f"it has {self._size:,} bytes, but its last tensor ends at {end:,}")
+        return found
+
+    def _tensor(self) -> Row:
+        name, dimensions = self._name(), self._number("I")
         if not 1 <= dimensions <= MOST_DIMENSIONS:
             raise ValueError(f"tensor {name!r} has {dimensions} dimensions")
         shape = struct.unpack(f"<{dimensions}Q", self._take(8 * dimensions))
+        if not all(shape):
+            raise ValueError(f"tensor {name!r} has a dimension of 0")
         return name, tuple(reversed(shape)), self._number("I"), self._number("Q")
 
-    def _entry(self, name: str, shape: tuple[int, ...], kind: int, offset: int, start: int) -> tuple[str, Entry]:
+    def _entry(self, name: str, shape: tuple[int, ...], kind: int, offset: int) -> Entry:
         known = number_types().get(kind)
         if known is None:
             raise ModelError(f"{self._path} stores {name!r} in number type {kind}, which the installed package `gguf` "
@@ -111,16 +152,31 @@ class _Parser:
         type_name, weights, size = known
         if shape[-1] % weights:
             raise ValueError(f"rows of {name!r} are {shape[-1]} long, not a multiple of {weights} ({type_name})")
-        entry = Entry(self._file, type_name, shape, start + offset, math.prod(shape) // weights * size)
+        entry = Entry(self._file, type_name, shape, offset, math.prod(shape) // weights * size)
         if entry.offset + entry.bytes > self._size:
             raise ValueError(f"it has {self._size:,} bytes, but {name!r} ends at {entry.offset + entry.bytes:,}")
-        return name, entry
+        return entry
 
     def _take(self, count: int) -> bytes:
         self._at += count
         if self._at > self._size:
             raise ValueError("its header is cut short")
+        if self._at > HEADER_LIMIT:
+            raise ValueError(f"its header has more than {HEADER_LIMIT:,} bytes")
         return self._handle.read(count)
+
+    def _count(self, of: str, each: int) -> int:
+        """How many tensors or settings there are; no more than the file has room for."""
+        count: int = self._number("Q")
+        if count * each > min(self._size, HEADER_LIMIT):
+            raise ValueError(f"it says that it has {count:,} {of}, for which it is too small")
+        return count
+
+    def _name(self) -> str:
+        length = int.from_bytes(self._take(8), "little")
+        if MOST_NAME < length <= self._size - self._at:
+            raise ValueError(f"its header has a name of {length:,} bytes")
+        return self._take(length).decode("utf-8")
 
     def _number(self, code: str) -> Any:
         return struct.unpack("<" + code, self._take(struct.calcsize("<" + code)))[0]
@@ -136,6 +192,8 @@ class _Parser:
         if kind != ARRAY:
             raise ValueError(f"its metadata has a value of type {kind}")
         inner, count = self._number("I"), self._number("Q")
+        if count > MOST_VALUES:
+            raise ValueError(f"its metadata has an array of {count:,} values")
         if inner in SCALARS:
             code = SCALARS[inner]
             return list(struct.unpack(f"<{count}{code}", self._take(count * struct.calcsize("<" + code))))

@@ -22,7 +22,7 @@ DENSE = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.
 QK_NORM = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 SHARED = {"ffn_gate_shexp": "mlp.shared_experts.gate_proj", "ffn_up_shexp": "mlp.shared_experts.up_proj",
           "ffn_down_shexp": "mlp.shared_experts.down_proj"}
-STORED = re.compile(r"blk\.(?P<layer>\d+)\.(?P<name>.+)\.(?P<kind>weight|bias)")
+STORED = re.compile(r"blk\.(?P<layer>\d{1,9})\.(?P<name>.+)\.(?P<kind>weight|bias)")
 
 
 def same(pieces: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 
+from core.hf.bounds import wrong
 from core.hf.files import EDGE, ModelFiles
 from core.sources.base import Source
 from core.sources.gguf.architectures import architecture_of
+from core.sources.gguf.config import special_token
 from core.sources.gguf.facts import Facts
 from core.sources.gguf.files import OpenFiles, find_files, read_headers
-from core.sources.gguf.header import Header
+from core.sources.gguf.header import Header, damaged
 from core.sources.gguf.held import Held, held
 from core.sources.gguf.layout import recipes
 from core.sources.gguf.tensors import PLAIN, GgufTensors, check_types
@@ -37,7 +39,7 @@ class GgufSource(Source):
         config = self.config | {"dtype": dtype}
         _write_json(directory / "config.json", config)
         _write_json(directory / "generation_config.json", generation_config(self.header.metadata))
-        write_tokenizer(self.header.metadata, directory)
+        write_tokenizer(self.header.metadata, directory, self.parts[0])
         return ModelFiles(directory, config, ())
 
     def hash(self) -> str:
@@ -63,12 +65,18 @@ def open_gguf(path: Path) -> GgufSource:
     path = Path(path)
     files = find_files(path)
     header = read_headers(files)
-    facts = Facts(header)
-    architecture = architecture_of(facts)
-    config, names = architecture.config(facts), architecture.names(facts)
-    made = recipes(header.tensors, names, facts.layers)
-    check_types(header.tensors[piece.name] for recipe in made.values() for piece in recipe.pieces)
-    kept = held(header.tensors, facts.moe_layers)
+    facts = Facts(header, files[0])
+    try:
+        architecture = architecture_of(facts)
+        config, names = architecture.config(facts), architecture.names(facts)
+        made = recipes(header.tensors, names, facts.layers)
+        check_types(header.tensors[piece.name] for recipe in made.values() for piece in recipe.pieces)
+        kept = held(header.tensors, facts.moe_layers)
+    except (ArithmeticError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        # keys are what they must be; tensors of other shapes than their names promise fail anywhere in the descriptions
+        raise damaged(files[0], f"its tensors do not fit together ({error})") from error
+    if why := wrong(config):
+        raise damaged(files[0], why)
     dense = _dense_dtype(header)
     return GgufSource(
         path=path, kind="gguf", label=label(header, kept), config=config,
@@ -86,10 +94,10 @@ def label(header: Header, kept: Held) -> str:
 
 def generation_config(metadata: dict[str, Any]) -> dict[str, Any]:
     """What ends an answer and begins a text, as token ids."""
-    ends = list(dict.fromkeys(metadata[key] for kind in ENDS if (key := f"tokenizer.ggml.{kind}_token_id") in metadata))
+    ends = list(dict.fromkeys(at for kind in ENDS if (at := special_token(metadata, kind)) is not None))
     config: dict[str, Any] = {"eos_token_id": ends if len(ends) > 1 else ends[0]} if ends else {}
     for name, key in (("bos_token_id", "bos"), ("pad_token_id", "padding")):
-        if (found := metadata.get(f"tokenizer.ggml.{key}_token_id")) is not None:
+        if (found := special_token(metadata, key)) is not None:
             config[name] = found
     return config
 

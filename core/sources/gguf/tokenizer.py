@@ -14,40 +14,78 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 from core.errors import ModelError
+from core.sources.gguf.config import special_token
+from core.sources.gguf.header import damaged
 from core.sources.gguf.pretokenize import SPLITS, WHOLE
 
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # kinds of tokens
 SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 SPACE = "▁"
+LISTS: Mapping[str, tuple[tuple[type, ...], bool]] = {
+    "tokens": ((str,), True), "merges": ((str,), False), "token_type": ((int,), True), "scores": ((float, int), True)}
+"""Kinds of a list's values, and whether there is one for each token."""
+FLAGS = ("add_space_prefix", "add_bos_token", "add_eos_token")
+MOST_TOKEN = 1 << 12  # characters
 
 Metadata = Mapping[str, Any]
 
 
-def write_tokenizer(metadata: Metadata, directory: Path) -> None:
+def write_tokenizer(metadata: Metadata, directory: Path, file: Path) -> None:
     """Write tokenizer.json, tokenizer_config.json and the chat template. A file without a vocabulary leaves none.
 
-    Raises ModelError for kinds of vocabularies and ways to cut text that are not known here.
+    Raises ModelError, which names `file`, for kinds of vocabularies and ways to cut text that are not known here, and
+    for a vocabulary whose lists do not fit together.
     """
     if metadata.get("tokenizer.ggml.model", "none") in ("none", "no_vocab"):
         return
-    backend = build(metadata)
+    _check(metadata, file)
+    try:
+        tokenizer = _tokenizer(metadata)
+        tokenizer.save_pretrained(directory)
+    except (ModelError, OSError):
+        raise
+    except Exception as error:  # of the tokenizers library, which raises Exception itself
+        raise damaged(file, f"its vocabulary cannot be used ({str(error)[:200]})") from error
+
+
+def _tokenizer(metadata: Metadata) -> PreTrainedTokenizerFast:
     tokens = metadata["tokenizer.ggml.tokens"]
-    special = {name: tokens[at] for name, key in SPECIAL.items()
-               if (at := metadata.get(f"tokenizer.ggml.{key}_token_id")) is not None and at < len(tokens)}
+    special = {name: tokens[at] for name, key in SPECIAL.items() if (at := special_token(metadata, key)) is not None}
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, clean_up_tokenization_spaces=False,
+        tokenizer_object=build(metadata), clean_up_tokenization_spaces=False,
         model_max_length=metadata.get(f"{metadata['general.architecture']}.context_length"), **special)
     template = metadata.get("tokenizer.chat_template")
     if template is not None:
         tokenizer.chat_template = template
-    tokenizer.save_pretrained(directory)
+    return tokenizer
+
+
+def _check(metadata: Metadata, file: Path) -> None:
+    """Raises ModelError unless every list is of the right kind and as long as the list of tokens."""
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or not tokens:
+        raise ModelError("This GGUF file has no vocabulary. Download it again.")
+    for name, (kind, is_per_token) in LISTS.items():
+        found = metadata.get(f"tokenizer.ggml.{name}")
+        if found is None:
+            continue
+        if not isinstance(found, list) or not all(type(value) in kind for value in found):
+            raise damaged(file, f"its tokenizer.ggml.{name} is not a list of {kind[0].__name__}")
+        if is_per_token and len(found) != len(tokens):
+            raise damaged(file, f"it has {len(tokens):,} tokens, but {len(found):,} {name}")
+    if any(score != score for score in metadata.get("tokenizer.ggml.scores") or ()):
+        raise damaged(file, "one of its tokens has a score that is not a number (NaN)")
+    if (longest := max(map(len, tokens))) > MOST_TOKEN:
+        raise damaged(file, f"one of its tokens has {longest:,} characters")
+    for name, wanted in (("tokenizer.ggml.model", str), ("tokenizer.ggml.pre", str), ("tokenizer.chat_template", str),
+                         *((f"tokenizer.ggml.{flag}", bool) for flag in FLAGS)):
+        if not isinstance(metadata.get(name, wanted()), wanted):
+            raise damaged(file, f"its {name} is {metadata[name]!r:.40}")
 
 
 def build(metadata: Metadata) -> Tokenizer:
     """The tokenizer itself, with added tokens, and bos and eos where they are put by themselves."""
     kind = metadata["tokenizer.ggml.model"]
-    if not isinstance(metadata.get("tokenizer.ggml.tokens"), list):
-        raise ModelError("This GGUF file has no vocabulary. Download it again.")
     if kind == "gpt2":
         tokenizer, bos = _byte_level(metadata)
     elif kind == "llama":
@@ -87,7 +125,7 @@ def _pair(merge: str) -> tuple[str, str]:
 def _sentencepiece(metadata: Metadata) -> Tokenizer:
     """SentencePiece's BPE: the pair that makes the best-scored token is merged first. Bytes where no token fits."""
     tokens, scores = metadata["tokenizer.ggml.tokens"], metadata.get("tokenizer.ggml.scores")
-    if not isinstance(scores, list) or len(scores) != len(tokens):
+    if scores is None:
         raise ModelError("This GGUF file's vocabulary has no scores. Download it again.")
     vocabulary = _vocabulary(metadata)
     kinds = _kinds(metadata)
@@ -98,7 +136,7 @@ def _sentencepiece(metadata: Metadata) -> Tokenizer:
             halves = ((token[:at], token[at:]) for at in range(1, len(token)))
             ranked += [(-score, len(a), len(b), a, b) for a, b in halves if a in usable and b in usable]
     ranked.sort(key=lambda entry: entry[:3])
-    unknown = metadata.get("tokenizer.ggml.unknown_token_id")
+    unknown = special_token(metadata, "unknown")
     tokenizer = Tokenizer(models.BPE(
         vocab=vocabulary, merges=[(a, b) for *_, a, b in ranked], byte_fallback=True, fuse_unk=True,
         unk_token=None if unknown is None else tokens[unknown]))
@@ -132,8 +170,8 @@ def _enclose(tokenizer: Tokenizer, metadata: Metadata, bos_by_default: bool) -> 
     template: list[str] = ["$A"]
     named: list[tuple[str, int]] = []
     for kind, default, at in (("bos", bos_by_default, 0), ("eos", False, 2)):
-        token = metadata.get(f"tokenizer.ggml.{kind}_token_id")
-        if token is not None and token < len(tokens) and metadata.get(f"tokenizer.ggml.add_{kind}_token", default):
+        token = special_token(metadata, kind)
+        if token is not None and metadata.get(f"tokenizer.ggml.add_{kind}_token", default):
             template.insert(at, tokens[token])
             named.append((tokens[token], token))
     if named:

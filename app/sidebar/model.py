@@ -179,7 +179,8 @@ class ModelSection:
         if spec is None:
             return '<div class="status empty"><i></i>No model loaded. Choose one, then press Load.</div>'
         return (
-            f'<div class="status ready"><i></i><b title="{escape(spec.model)}">{escape(name_of(spec.model))}</b> '
+            f'<div class="status ready" data-load="{self.host.load_id}"><i></i>'
+            f'<b title="{escape(spec.model)}">{escape(name_of(spec.model))}</b> '
             f"{escape(self.host.format)}, context {self.host.context} {exactness()}</div>"
         )
 

@@ -39,6 +39,16 @@ class Dashboard:
         self.wait_text("#model-status", "context")
         return self.settled()
 
+    def load(self) -> Dashboard:
+        """Press Load where a model is loaded, and see the new one in its place."""
+        shown = "#model-status [data-load]"
+        before = self.page.get_attribute(shown, "data-load")
+        self.page.click("#load")
+        self.page.wait_for_function(
+            "([s, was]) => (document.querySelector(s)?.dataset.load ?? was) !== was", arg=[shown, before]
+        )
+        return self.settled()
+
     # -- chat --------------------------------------------------------------------------------------------------------
 
     def ask(self, text: str) -> Dashboard:
@@ -102,15 +112,13 @@ class Dashboard:
 
     def expect_mark(self, turn: Callable[[], None], name: str) -> None:
         """Turning this control while an answer is written puts one more mark on the deck, and the engine names the
-        setting."""
-        if self.page.evaluate(f"{ANSWERING} === '0'"):
-            self.ask("Go on").streaming()
-        before, shown = len(self.marks()), self.deck("marks")
+        setting. What was turned just before may come first."""
+        shown = before = len(self.marks())
         turn()
-        self.wait_deck("marks", shown)
-        marks = self.marks()
-        assert len(marks) > before
-        assert any(mark.startswith(name) for mark in marks[before:]), (name, marks[before:])
+        while not any(mark.startswith(name) for mark in self.marks()[before:]):
+            self.wait_deck("marks", shown)
+            shown = self.deck("marks")
+        self.wait_deck("marks", before)
 
     def advanced(self) -> None:
         self.page.locator("#mode").get_by_text("Advanced", exact=True).click()

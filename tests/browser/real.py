@@ -1,27 +1,30 @@
-"""The real engine for the dashboard's tests, made watchable: not faster than a reader, and seldom at an end."""
+"""The real engine for the dashboard's tests, made watchable: no faster than a reader, at an end only when told."""
 
 from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+
+import torch
 
 from app.host import Host
 from core import plan
 from core.answer import Ids
 from core.config import Sampling
 from core.engine import Engine
-from core.runtime.sampler import Draw
+from core.runtime.sampler import Draw, Sampler
 from core.types import Piece
+from tests.browser.lengths import ENDLESS, with_length
 
-PACE_S = 0.02
+PACE_S, LATER_S = 0.02, 1.0
+QUICK = 200   # tokens at the first pace; then the context, which is an end that cannot be put off, is left for later
 
 
 class PacedEngine(Engine):
-    """Waits a little after each token."""
+    """Waits a little after each token, and never draws an end of the answer."""
 
     def generate(
         self,
@@ -30,17 +33,32 @@ class PacedEngine(Engine):
         cancel: threading.Event | None = None,
         draw: Draw | None = None,
     ) -> Iterator[Piece]:
-        with closing(super().generate(messages, sampling, cancel, draw)) as pieces:  # type: ignore[type-var]
+        sampling, cancel, n = sampling or Sampling(), cancel or threading.Event(), 0
+        if not isinstance(messages, Ids):
+            sampling = with_length(messages, sampling)
+        pieces = super().generate(messages, sampling, cancel, draw or self._endless(sampling))
+        with closing(pieces):  # type: ignore[type-var]
             for piece in pieces:
                 if piece.kind == "token":
-                    time.sleep(PACE_S)
+                    n += 1
+                    cancel.wait(PACE_S if n < QUICK else LATER_S)
                 yield piece
+
+    def _endless(self, sampling: Sampling) -> Draw:
+        sampler, ends = Sampler(sampling, self.device), sorted(self.prompt.ends)
+
+        def draw(ids: Sequence[int], logits: torch.Tensor) -> int:
+            logits = logits.clone()
+            logits[:, ends] = -torch.inf
+            return sampler(ids, logits)
+
+        return draw
 
 
 def real_host() -> Host:
-    """A host whose demo model is the bundled one, or that of MOESTRO_TEST_MODEL; hot sampling seldom ends an answer."""
+    """A host whose demo model is the bundled one, or that of MOESTRO_TEST_MODEL."""
     if folder := os.environ.get("MOESTRO_TEST_MODEL"):
         plan.DEMO = Path(folder)
     host = Host(engine=PacedEngine)  # type: ignore[arg-type]
-    host.set_sampling(temperature=2.0)
+    host.set_sampling(temperature=2.0, max_new_tokens=ENDLESS)
     return host

@@ -8,14 +8,15 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from app.face import Profiles
 from app.host import Host
 from app.serve import Asked, serve
-from core.config import LoadSpec
+from core.config import LoadSpec, Sampling
 from core.errors import MoestroError
-from core.types import Fit
+from core.types import Fit, Piece
+from tests.browser.lengths import ENDLESS, with_length
 from tests.fake_evaluation import fake_evaluate
 from tests.fake_profiles import fake_calibrate
 from tests.fakes import FakeEngine, fake_estimate, fake_import, is_pack
@@ -24,7 +25,7 @@ LONG = 100  # tenths of a second
 
 
 class SlowEngine(FakeEngine):
-    """Takes its time to load in int4-g64, so that progress can be seen and cancelled."""
+    """Takes its time to load in int4-g64, so that progress can be seen and cancelled. Answers as long as asked."""
 
     @classmethod
     def load(
@@ -42,6 +43,14 @@ class SlowEngine(FakeEngine):
         assert isinstance(engine, cls)
         return engine
 
+    def generate(
+        self,
+        messages: Sequence[Mapping[str, str]] | str,
+        sampling: Sampling,
+        cancel: threading.Event | None = None,
+    ) -> Iterator[Piece]:
+        return super().generate(messages, with_length(messages, sampling), cancel)
+
 
 def estimate(spec: LoadSpec) -> Fit:
     """The fake model is "demo", and every pack; anything else is looked at as the real engine would."""
@@ -55,8 +64,10 @@ def estimate(spec: LoadSpec) -> Fit:
 def host() -> Host:
     """The host that was asked for in the environment."""
     if os.environ.get("MOESTRO_TEST_ENGINE") != "real":
-        return Host(engine=SlowEngine, estimate=estimate, importing=fake_import, calibrating=fake_calibrate,
+        made = Host(engine=SlowEngine, estimate=estimate, importing=fake_import, calibrating=fake_calibrate,
                     evaluating=fake_evaluate)
+        made.set_sampling(max_new_tokens=ENDLESS)
+        return made
     from tests.browser.real import real_host
 
     return real_host()

@@ -35,8 +35,8 @@ def analysis(dashboard: Dashboard) -> Dashboard:
 def test_every_policy_on_a_chat_s_own_tokens(open_page: Open, real: Server, tmp_path: Path) -> None:
     dashboard = open_page(url=real.url)
     page = dashboard.page
-    for name in ("print", "os.path.join", "sorted", "the json module"):   # answers may be short, but not all of them
-        dashboard.ask(f"What does {name} do?").answered()
+    for name in ("print", "os.path.join", "sorted", "the json module"):
+        dashboard.ask(f"What does {name} do, in 60 words?").answered()
     analysis(dashboard)
     dashboard.wait_text("#whatif-empty", "Nothing compared yet")
     page.click("#whatif-go")

@@ -48,7 +48,7 @@ def test_a_calibration_ends_with_a_summary_and_opens_what_needs_it(open_page: Op
         dashboard.choose("set-predictor", "Default vectors")
         page.wait_for_function("document.querySelector('#set-predictor input').value === 'Default vectors'")
         page.get_by_role("tab", name="Chat + Live").click()
-        dashboard.ask("What does print do?").answered()
+        dashboard.ask("What does print do, in 40 words?").answered()
         page.get_by_role("tab", name="Calibrate").click()
         page.click("#profile-delete")
         page.wait_for_selector("#profile-confirm")

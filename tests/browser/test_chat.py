@@ -17,8 +17,10 @@ def test_an_answer_streams_and_ends_with_its_statistics(dashboard: Dashboard) ->
     dashboard.ask("What does the cache keep?").streaming()
     assert "tokens" in dashboard.text("[data-t=line]")
     dashboard.wait_deck("frames", frames + 1)
-    dashboard.answered()
+    dashboard.stop()
+    dashboard.ask("And in 20 words?").answered()
     answer = dashboard.answers()[-1]
+    assert "20 tokens" in answer and "stopped" not in answer
     for said in ("tok/s", "TTFT", "hit rate", "stall", "EXACT", "tokens"):
         assert said in answer
     dashboard.wait_text("#context", "tokens")

@@ -43,7 +43,7 @@ def test_it_compares_while_chatting_and_one_click_applies_the_best(dashboard: Da
     page.wait_for_function(
         "([t]) => document.querySelector('[data-k=regret-text]').textContent.startsWith(t)", arg=[advised]
     )
-    dashboard.answered()
+    dashboard.stop()
     assert any(text.startswith("eviction none") for text in dashboard.marks())
     dashboard.choose("set-eviction", "LRU")
     dashboard.choose("set-predictor", "None")
@@ -59,10 +59,10 @@ def test_the_switch_removes_it_and_brings_it_back(dashboard: Dashboard) -> None:
     page.wait_for_selector("[data-k=regret]", state="hidden")
     page.wait_for_selector("#set-regret_tokens", state="hidden")
     dashboard.ask("Without").streaming(20)
-    dashboard.answered()
+    dashboard.stop()
     assert dashboard.frame()["regret"] is None
     page.locator("#set-regret input").check()
     page.wait_for_selector("[data-k=regret]", state="visible")
     dashboard.ask("With").streaming(20)
     _state(dashboard, "ready")
-    dashboard.answered()
+    dashboard.stop()

@@ -140,10 +140,8 @@ def test_the_card_tells_the_speed_to_expect_and_the_suggested_budget_is_one_clic
 def test_a_warning_can_be_overridden_and_a_hard_problem_cannot(dashboard: Dashboard) -> None:
     dashboard.slide("set-budget", 95)
     dashboard.wait_text("#fit", "You can load it all the same")
-    dashboard.page.click("#load")
-    dashboard.page.wait_for_function("document.body.dataset.host === 'ready'")
-    dashboard.settled().wait_text("#model-status", "Demo model")
-    assert not dashboard.page.query_selector("#model-alert .notice")
+    dashboard.load().wait_text("#model-status", "Demo model")
+    dashboard.page.wait_for_function("!document.querySelector('#model-alert .notice')")
     dashboard.slide("set-budget", 20)
     dashboard.wait_text("#fit", "Does not fit")
     dashboard.page.click("#load")

@@ -131,8 +131,6 @@ def test_the_badge_and_the_panels_tell_what_is_changed_until_it_is_exact_again(d
         page.keyboard.press("ArrowRight")
         assert told in page.evaluate("document.querySelector('[data-k=say]').textContent"), name
         page.keyboard.press("Escape")
-    if page.evaluate("document.body.dataset.answering === '0'"):
-        dashboard.ask("And on").streaming()
     exact_again(dashboard)
     page.wait_for_function(f"{BADGES}.every((text) => text === 'EXACT')")
     page.wait_for_selector("canvas[data-c=changed]", state="hidden")

@@ -1,0 +1,21 @@
+"""How long answers are in the dashboard's tests: "... in 30 words" has an end; any other goes on until it is stopped.
+
+An answer that ends by itself cannot be stopped, reloaded or watched: on a busy machine it is over before the page has
+seen it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from core.config import SAMPLING, Sampling
+
+ENDLESS = int(next(param.high for param in SAMPLING if param.name == "max_new_tokens") or 0)
+
+
+def with_length(prompt: Sequence[Mapping[str, str]] | str, sampling: Sampling) -> Sampling:
+    """The sampling of an answer to `prompt`, as long as its last message asks."""
+    asked = re.search(r" in (\d+) words", prompt if isinstance(prompt, str) else prompt[-1]["content"])
+    return replace(sampling, max_new_tokens=int(asked[1])) if asked else sampling

@@ -71,6 +71,9 @@ def contents(store: Store, chat: int | None, load: int | None) -> dict[str, str]
             tables = collect(db, loads, chat)
         except sqlite3.Error as error:
             raise StoreError(f"The statistics on disk could not be read: {error}.") from error
+        except (ValueError, TypeError) as error:
+            raise StoreError(f"What was recorded there is damaged ({error}). Delete the recording of the chat in the "
+                             "tab Sessions; its words are kept.") from error
     of = f"chat {chat}" if chat is not None else f"everything since load {load}"
     return {**{f"{name}.csv": table.to_csv(index=False, lineterminator="\n", float_format="%.10g")
                for name, table in tables.items()},

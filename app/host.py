@@ -258,6 +258,6 @@ class Host(Workshop):
         for name, value in (self.store.db.get("sampling") or {}).items():
             try:
                 sampling = Sampling.checked(**{**asdict(sampling), name: value})
-            except SettingError as error:
+            except (SettingError, TypeError, ValueError) as error:
                 log.warning("forgot a sampling setting of an earlier version: %s", error)
         return sampling

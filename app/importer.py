@@ -145,7 +145,8 @@ class Importer:
 
     def _broken_off(self) -> ImportJob | None:
         """The import that an earlier start left unfinished."""
-        if not (kept := self._db.get("import")) or not kept[1]:
+        kept = self._db.get("import", list)
+        if not kept or len(kept) != 4 or not isinstance(kept[1], str) or not kept[1]:
             return None
         source, out, format, download = kept
         job = ImportJob(str(source), Path(out), str(format), bool(download))

@@ -116,7 +116,7 @@ class Keeper:
                 value = str(kept[param.name]) if param.type == "choice" else kept[param.name]
                 try:
                     choices[param.name] = param.check(value)
-                except SettingError as error:
+                except (SettingError, TypeError, ValueError) as error:
                     log.warning("forgot a loading choice of an earlier version: %s", error)
         return self.plan(str(model), **choices)
 
@@ -307,7 +307,7 @@ class Keeper:
         for name, value in kept.items():
             try:
                 settings = settings.with_({name: value})
-            except SettingError as error:
+            except (SettingError, TypeError, ValueError) as error:
                 log.warning("forgot a setting of an earlier version: %s", error)
         return settings
 

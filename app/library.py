@@ -35,7 +35,7 @@ class Library:
     @property
     def folders(self) -> list[str]:
         """Folders of the user's that are searched."""
-        return [str(folder) for folder in self._db.get("folders") or []]
+        return [str(folder) for folder in self._db.get("folders", list) or []]
 
     def set_folders(self, folders: Iterable[str]) -> None:
         """Remember which folders are searched. Raises StoreError."""

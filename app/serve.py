@@ -15,6 +15,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from app.host import Host
+from app.store import Store
+from app.store.check import Check
 from core.config import LoadSpec
 from core.errors import MoestroError
 from core.registry import Value
@@ -42,13 +44,14 @@ def serve(
     browser: bool = True,
     keeper: Host | None = None,
     ready: Callable[[uvicorn.Server], None] | None = None,
+    check: Check | None = None,
 ) -> None:
     """Serve until interrupted. Loads the model asked for at once; what was not asked for is as it was last time.
 
     `port` must be free. `keeper` is the host to serve (a fresh one by default); it is closed at the end. `ready` is
     called with the server once it answers. Raises StoreError or BusyError when the user's data cannot be opened.
     """
-    keeper = keeper or Host()
+    keeper = keeper or Host(Store(check=check))
     try:
         server = uvicorn.Server(
             uvicorn.Config(

@@ -126,6 +126,7 @@ class Writer:
             self._ended(job)
             try:
                 self._store.db.settle()
+                self._store.backups.answered()
             except MoestroError:
                 log.exception("could not checkpoint the store")
 

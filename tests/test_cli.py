@@ -149,7 +149,7 @@ def test_ctrl_c_ends_cleanly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 def test_ctrl_c_is_how_the_dashboard_ends(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     served: list[object] = []
 
-    def serve(asked: Asked, host: str, port: int, browser: bool) -> None:
+    def serve(asked: Asked, host: str, port: int, browser: bool, check: object) -> None:
         served.append((asked, host, browser))
         raise KeyboardInterrupt
 

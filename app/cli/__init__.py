@@ -8,13 +8,14 @@ import traceback
 from collections.abc import Sequence
 from datetime import datetime
 
-from app.cli import bench, chat, doctor, eval, import_, models, profile, settings, simulate, test, ui
+from app.cli import bench, chat, data, doctor, eval, import_, models, profile, settings, simulate, test, ui
 from app.store.home import data_dir
 from core.errors import MoestroError
 
 # Each has HELP, add_arguments(parser) and run(args) -> exit code.
 COMMANDS = {"ui": ui, "chat": chat, "import": import_, "models": models, "profile": profile,
-            "simulate": simulate, "eval": eval, "bench": bench, "doctor": doctor, "settings": settings, "test": test}
+            "simulate": simulate, "eval": eval, "bench": bench, "doctor": doctor, "data": data,
+            "settings": settings, "test": test}
 
 
 def build_parser() -> argparse.ArgumentParser:

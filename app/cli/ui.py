@@ -7,6 +7,7 @@ import os
 import socket
 
 from app.cli import options
+from app.store.home import data_dir
 from core.errors import MoestroError
 
 HELP = "Open the dashboard (this is what no command does)."
@@ -25,10 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     options.spec(args)  # what is wrong with the options is said before anything starts
     port = choose_port(args.address, args.port)
+    from app.store.check import NAME, Check
+
+    check = Check(data_dir() / NAME)  # while everything else is imported
     from app.serve import Asked, serve
 
     try:
-        serve(Asked(*options.given(args)), host=args.address, port=port, browser=not args.no_browser)
+        serve(Asked(*options.given(args)), host=args.address, port=port, browser=not args.no_browser,
+              check=check)
     except KeyboardInterrupt:
         pass  # how a dashboard ends
     return 0

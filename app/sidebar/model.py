@@ -200,11 +200,11 @@ class ModelSection:
     def _models(self, spec: LoadSpec) -> list[tuple[str, str]]:
         """The demo, what was loaded lately, and the packs at their usual place."""
         packs = sorted(str(found.parent) for found in self.host.library.packs.glob(f"*/{MANIFEST}"))
-        known = dict.fromkeys(["demo", spec.model, *(self.host.store.db.get("recent") or []), *packs])
+        known = dict.fromkeys(["demo", spec.model, *map(str, self.host.store.db.get("recent", list) or []), *packs])
         return [(name_of(model), model) for model in known]
 
     def _remember(self, model: str) -> None:
-        recent = [m for m in self.host.store.db.get("recent") or [] if m not in (model, "demo")]
+        recent = [m for m in map(str, self.host.store.db.get("recent", list) or []) if m not in (model, "demo")]
         if model != "demo":
             self.host.remember("recent", [model, *recent][:RECENT])
 

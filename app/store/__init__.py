@@ -8,15 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from app.store.backup import Backups
 from app.store.chats import Chat, Chats, Message
+from app.store.check import Check
 from app.store.database import Database
 from app.store.home import data_dir
-from app.store.schema import FullError, StoreError
+from app.store.schema import DamagedError, FullError, StoreError
 from app.store.steps import Load, Steps
 from app.store.traces import StoredTrace, stored_traces
 from core.types import StepRecord
 
-__all__ = ["Chat", "FullError", "Load", "Message", "Store", "StoreError", "StoredTrace", "data_dir"]
+__all__ = ["Chat", "DamagedError", "FullError", "Load", "Message", "Store", "StoreError", "StoredTrace", "data_dir"]
 log = logging.getLogger("moestro.store")
 RESERVE = 32 << 20  # bytes left on the disk that are for words alone
 ASK_EVERY = 32      # passes between two looks at how much is left
@@ -31,15 +33,18 @@ def free_bytes(folder: Path) -> int:
 
 
 class Store:
-    """The open store. Raises StoreError, or BusyError while another process has it open."""
+    """The open store. Raises StoreError, or BusyError while another process has it open. `check`: one of its database
+    that was begun earlier."""
 
-    def __init__(self, folder: Path | None = None, free: Callable[[Path], int] = free_bytes) -> None:
+    def __init__(self, folder: Path | None = None, free: Callable[[Path], int] = free_bytes,
+                 check: Check | None = None) -> None:
         self.folder = folder or data_dir()
         self._free, self._passes, self._recording = free, 0, True
-        self.db = Database(self.folder)
+        self.db = Database(self.folder, check)
         try:
             self.chats = Chats(self.db)
             self.steps = Steps(self.db)
+            self.backups = Backups(self.db)
         except BaseException:
             self.db.close()
             raise
@@ -89,4 +94,5 @@ class Store:
 
     def close(self) -> None:
         """Flush and let go of the files."""
+        self.backups.close()
         self.db.close()

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from app.store.schema import FullError, StoreError, migrate
+from app.store.check import NAME, Check, damaged, is_damage, require_ours
+from app.store.private import private_folder, tighten, touch_private
+from app.store.schema import DamagedError, FullError, StoreError, migrate, wrong_tables
 from core.errors import BusyError
+from core.reading import BadJson, parse_json
 
 CHECKPOINT_PAGES = 16384  # 64 MB of log: tokens do not wait for the disk, `settle` checkpoints between answers
 
+Kept = TypeVar("Kept", bound="dict[str, Any] | list[Any]")
+log = logging.getLogger("moestro.store")
 NO_ROOM = 1 << 20          # bytes: with less a disk counts as full
 
 
@@ -23,24 +29,28 @@ class Database:
     """Opens (or creates) `moestro.sqlite3` in a folder. One process at a time: a second one is told so.
 
     WAL with synchronous=NORMAL: a commit survives the death of the process; the death of the machine may cost the
-    last commits but never damages the file. Raises StoreError when the folder or the file cannot be used.
+    last commits but never damages the file. Raises StoreError when the folder or the file cannot be used, and
+    DamagedError, with nothing changed, when SQLite finds the file damaged: `check` was begun earlier, or is begun here.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "moestro.sqlite3"
+    def __init__(self, folder: Path, check: Check | None = None) -> None:
+        self.path = folder / NAME
         self._lock = threading.RLock()
         self._depth = 0
         self._closed = False
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._guard = _claim(folder)
+            private_folder(folder)
+            self._guard = claim(folder)
             try:
+                tighten(folder)
+                self._check = check if check is not None and check.path == self.path else Check(self.path)
+                self._check.wait()
                 self._db = _connect(self.path)
             except BaseException:
                 self._guard.close()
                 raise
         except (OSError, sqlite3.Error) as error:
-            raise _plain(error, f"open {self.path}", folder) from error
+            raise _plain(error, f"open {self.path}", self.path) from error
 
     @contextmanager
     def tx(self) -> Iterator[sqlite3.Connection]:
@@ -48,6 +58,7 @@ class Database:
         with self._lock:
             try:
                 if self._depth == 0:
+                    self._check.require_whole()
                     self._db.execute("BEGIN IMMEDIATE")
                 self._depth += 1
                 try:
@@ -61,7 +72,7 @@ class Database:
                     with suppress(sqlite3.Error):  # SQLite has often done so itself; what is told is the first error
                         self._db.execute("ROLLBACK")
                 if isinstance(error, sqlite3.Error):
-                    raise _plain(error, "save", self.path.parent) from error
+                    raise _plain(error, "save", self.path) from error
                 raise
 
     def rows(self, sql: str, *values: object) -> list[sqlite3.Row]:
@@ -70,20 +81,33 @@ class Database:
             try:
                 return list(self._db.execute(sql, values))
             except sqlite3.Error as error:
-                raise _plain(error, "read the chats", self.path.parent) from error
+                raise _plain(error, "read the chats", self.path) from error
 
     @contextmanager
     def reader(self) -> Iterator[sqlite3.Connection]:
         """A connection of its own for a long read: sees one consistent state, blocks nobody."""
-        with closing(sqlite3.connect(self.path.resolve().as_uri() + "?mode=ro", uri=True, isolation_level=None)) as db:
-            db.row_factory = sqlite3.Row
-            db.execute("BEGIN")
-            yield db
+        try:
+            with closing(sqlite3.connect(self.path.resolve().as_uri() + "?mode=ro", uri=True,
+                                         isolation_level=None)) as db:
+                db.row_factory = sqlite3.Row
+                db.execute("BEGIN")
+                db.execute("SELECT 1 FROM sqlite_schema").fetchone()  # the state that is seen is that of now
+                yield db
+        except sqlite3.Error as error:
+            raise _plain(error, "read what was recorded", self.path) from error
 
-    def get(self, key: str) -> Any:
-        """What was last `put` under this key, or None."""
+    def get(self, key: str, kind: type[Kept] = dict) -> Kept | None:  # type: ignore[assignment]
+        """What was last `put` under this key, or None, also where something else than `kind` stands there."""
         found = self.rows("SELECT value FROM memory WHERE key = ?", key)
-        return json.loads(found[0]["value"]) if found else None
+        try:
+            kept = parse_json(found[0]["value"], nonfinite=True) if found else None
+        except (BadJson, TypeError) as error:
+            log.warning("forgot %r, which is damaged: %s", key, error)
+            return None
+        if kept is not None and not isinstance(kept, kind):
+            log.warning("forgot %r: it is a %s where a %s should stand", key, type(kept).__name__, kind.__name__)
+            return None
+        return kept
 
     def put(self, key: str, value: object) -> None:
         """Remember a JSON value across starts."""
@@ -98,26 +122,32 @@ class Database:
         """Flush and let go of the file. A second call does nothing."""
         with self._lock:
             self._closed = True
+            self._check.stop()
             self._db.close()
             self._guard.close()
 
 
 def _connect(path: Path) -> sqlite3.Connection:
+    touch_private(path)  # SQLite gives its log and its index the same permissions
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
     try:
         db.row_factory = sqlite3.Row
+        require_ours(db, path)
         for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON",
                        f"wal_autocheckpoint={CHECKPOINT_PAGES}", "journal_size_limit=67108864"):
             db.execute(f"PRAGMA {pragma}")
         migrate(db)
+        if wrong := wrong_tables(db):
+            raise DamagedError(damaged(path, wrong))
     except BaseException:
         db.close()
         raise
     return db
 
 
-def _claim(folder: Path) -> sqlite3.Connection:
+def claim(folder: Path) -> sqlite3.Connection:
     """Hold the folder for this process: SQLite's own file lock works on every system and dies with its owner."""
+    touch_private(folder / "in-use.sqlite3")
     guard = sqlite3.connect(folder / "in-use.sqlite3", isolation_level=None, check_same_thread=False, timeout=0.2)
     try:
         guard.execute("BEGIN EXCLUSIVE")
@@ -138,12 +168,14 @@ def _no_room(folder: Path) -> bool:
         return False
 
 
-def _plain(error: Exception, doing: str, folder: Path) -> StoreError:
+def _plain(error: Exception, doing: str, path: Path) -> StoreError:
     text, code = str(error), getattr(error, "sqlite_errorcode", 0) & 0xFF  # without what is particular to one call
     if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR) or "No space" in text:
-        if code == sqlite3.SQLITE_IOERR and not _no_room(folder):
+        if code == sqlite3.SQLITE_IOERR and not _no_room(path.parent):
             return StoreError(f"Moestro could not {doing}: the disk failed ({text}). Check the disk, then try again.")
         return FullError(f"The disk is full: Moestro could not {doing}. Free some space, then try again.")
+    if is_damage(error):
+        return DamagedError(damaged(path, text))
     if "readonly" in text or "Permission" in text:
         return StoreError(f"Moestro may not write to its data folder, so it could not {doing}. Check its permissions.")
     return StoreError(f"Moestro could not {doing}: {text}.")

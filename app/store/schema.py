@@ -8,6 +8,7 @@ the answer is; it is folded into `messages.text` when the answer ends (or, after
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 
 from core.errors import MoestroError
 
@@ -18,6 +19,10 @@ class StoreError(MoestroError):
 
 class FullError(StoreError):
     """There is no room on the disk for what was to be saved."""
+
+
+class DamagedError(StoreError):
+    """The database is not whole, or not what this version would have made."""
 
 
 MIGRATIONS: tuple[str, ...] = (
@@ -73,12 +78,27 @@ MIGRATIONS: tuple[str, ...] = (
 )
 
 
+def wrong_tables(db: sqlite3.Connection, migrations: tuple[str, ...] = MIGRATIONS) -> str:
+    """What a database lacks of the tables that it should have, or ""."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as fresh:
+        migrate(fresh, migrations)
+        tables = fresh.execute("SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
+        for (table,) in tables.fetchall():
+            wanted, there = ({(row[1], row[2]) for row in each.execute(f"PRAGMA table_info({table})")}
+                             for each in (fresh, db))
+            if lacking := sorted(name for name, _ in wanted - there):
+                return f"its table {table} has no {lacking[0]}" if there else f"it has no table {table}"
+    return ""
+
+
 def migrate(db: sqlite3.Connection, migrations: tuple[str, ...] = MIGRATIONS) -> None:
     """Bring the database to the newest version, each step whole or not at all. Raises StoreError if it is newer."""
     version = int(db.execute("PRAGMA user_version").fetchone()[0])
     if version > len(migrations):
-        raise StoreError("The chats on disk were written by a newer Moestro. Update Moestro, or set MOESTRO_HOME to "
-                         "another folder to start afresh.")
+        raise StoreError(f"The chats on disk were written by a newer Moestro (version {version} of its tables, this "
+                         f"one knows {len(migrations)}). Update Moestro, or set MOESTRO_HOME to another folder.")
+    if version < 0:
+        raise DamagedError(f"The chats on disk are damaged: they are said to be of version {version}.")
     for number, script in enumerate(migrations[version:], version + 1):
         try:
             db.executescript(f"BEGIN IMMEDIATE; {script}; PRAGMA user_version = {number}; COMMIT;")

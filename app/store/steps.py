@@ -6,6 +6,7 @@ The arrays of a `StepRecord` are stored as little-endian blobs in the shapes and
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from app.store.database import Database
+from app.store.schema import StoreError
 from core.types import ModelShape, StepRecord, Transfer
 
 SCALARS = ("phase", "tokens", "started_s", "total_ms", "compute_ms", "stall_ms", "idle_ms", "copy_ms",
@@ -24,6 +26,7 @@ SCALARS = ("phase", "tokens", "started_s", "total_ms", "compute_ms", "stall_ms",
            "prefetch_evicted", "late_bytes", "evicted_bytes", "predict_ms", "net_ms")
 TRANSFER = np.dtype([("layer", "<i2"), ("expert", "<i2"), ("bytes", "<i8"), ("kind", "u1"), ("decode", "u1"),
                      ("submitted_s", "<f8"), ("started_s", "<f8"), ("ended_s", "<f8")])
+log = logging.getLogger("moestro.store")
 DEMAND, FROM_DISK = 1, 2  # bits of a transfer's kind
 _COLUMNS = ("load", "chat", "answer", "step", *SCALARS, "layers", "top_k", "ids", "layer", "expert", "outcome",
             "transfers", "changed", "choices")
@@ -73,8 +76,13 @@ class Steps:
         found = []
         for row in self._db.rows("SELECT * FROM loads ORDER BY id"):
             if wanted is None or row["id"] in wanted:
-                told = {c: json.loads(row[c]) for c in ("spec", "settings", "shape", "manifest")}
-                told["shape"] = ModelShape(**told["shape"])
+                try:
+                    told = {c: json.loads(row[c]) for c in ("spec", "settings", "shape", "manifest")}
+                    told["shape"] = ModelShape(**told["shape"])
+                except (ValueError, TypeError) as error:
+                    log.warning("what was recorded under load %s is left out, its description is damaged: %s",
+                                row["id"], error)
+                    continue
                 found.append(Load(row["id"], row["model"], row["created"], row["ended"], **told))
         return found
 
@@ -112,7 +120,16 @@ class Steps:
         key, value = ("load", load) if chat is None else ("chat", chat)
         with self._db.reader() as db:
             for row in db.execute(f"SELECT * FROM steps WHERE {key} = ? ORDER BY id", (value,)):
-                yield _record(row)
+                try:
+                    yield _record(row)
+                except (ValueError, TypeError) as error:
+                    raise StoreError(damaged_pass(row["id"], error)) from error
+
+
+def damaged_pass(number: int, error: Exception) -> str:
+    """What to say of a recorded pass that cannot be read."""
+    return (f"What was recorded of pass {number} is damaged ({error}). Delete the recording of its chat in the tab "
+            "Sessions; its words are kept.")
 
 
 def _bytes(array: Any, dtype: str) -> bytes:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from app.store.database import Database
-from app.store.steps import Load
+from app.store.schema import StoreError
+from app.store.steps import Load, damaged_pass
 from core.trace import Chunk
 from core.trace.chunk import CHUNK, id_type
 
@@ -40,7 +41,7 @@ class StoredTrace:
 
     def chunks(self) -> Iterator[Chunk]:
         """From the first token to the last, in pieces of bounded size; one state of the store, whoever writes."""
-        sql, values = _passes("answer, tokens, phase, ids", self.loads, self.chat)
+        sql, values = _passes("id, answer, tokens, phase, ids", self.loads, self.chat)
         answers: dict[int | None, int] = {}
         with self.db.reader() as db:
             cursor = db.execute(f"{sql} ORDER BY id", values)
@@ -56,7 +57,12 @@ class StoredTrace:
                 yield self._chunk(rows, answers)
 
     def _chunk(self, rows: list[sqlite3.Row], answers: dict[int | None, int]) -> Chunk:
-        ids = [np.frombuffer(row["ids"], "<i2").reshape(self.layers, row["tokens"], self.top_k) for row in rows]
+        ids = []
+        for row in rows:
+            try:
+                ids.append(np.frombuffer(row["ids"], "<i2").reshape(self.layers, row["tokens"], self.top_k))
+            except (ValueError, TypeError) as error:
+                raise StoreError(damaged_pass(row["id"], error)) from error
         return Chunk(np.concatenate(ids, 1).transpose(1, 0, 2).astype(id_type(self.experts)),
                      np.array([row["tokens"] for row in rows], np.int32),
                      np.array([row["phase"] == "decode" for row in rows]),

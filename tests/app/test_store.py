@@ -197,7 +197,7 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
 
 def test_a_damaged_file_is_told_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "moestro.sqlite3").write_bytes(b"this is no database" * 100)
-    with pytest.raises(StoreError, match="could not open"):
+    with pytest.raises(StoreError, match="damaged"):
         Store(tmp_path)
     assert (tmp_path / "moestro.sqlite3").read_bytes() == b"this is no database" * 100
 

@@ -1,0 +1,326 @@
+"""A database that is not what it should be: told before anything is written, kept, and what can be done about it."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from app.cli import main
+from app.store import DamagedError, Store, StoreError
+from app.store import check as checking
+from app.store.backup import EVERY_ANSWERS, EVERY_S, Backups, move_aside, restore
+from app.store.check import NAME, Check, backups, find_damage
+from core.errors import BusyError
+from tests.app.test_store import a_step, load_of
+
+
+def filled(folder: Path, words: str = "one ") -> Path:
+    """A database with a chat and some recorded passes."""
+    store = Store(folder)
+    load = load_of(store)
+    chat, answer = store.chats.begin(None, "hello", "demo")
+    for seq in range(40):
+        store.token(load, chat, answer, seq, words, a_step(seq), {})
+    store.chats.finish(answer, "done")
+    store.close()
+    return folder / NAME
+
+
+def spoil(path: Path, page: int = 3) -> bytes:
+    """Overwrite a page with what no page holds; returns the file as it then is."""
+    with path.open("r+b") as file:
+        file.seek((page - 1) * 4096)
+        file.write(b"\xa5" * 4096)
+    return path.read_bytes()
+
+
+def said(folder: Path) -> str:
+    store = Store(folder)
+    try:
+        return "".join(m.text for chat in store.chats.all() for m in store.chats.messages(chat.id))
+    finally:
+        store.close()
+
+
+@pytest.mark.parametrize("how", ["a page", "the header", "the end", "no database"])
+def test_damage_is_told_before_anything_is_written(tmp_path: Path, how: str) -> None:
+    path = filled(tmp_path)
+    if how == "a page":
+        spoil(path)
+    elif how == "the header":
+        path.write_bytes(b"SQLite format 4\0" + path.read_bytes()[16:])
+    elif how == "the end":
+        path.write_bytes(path.read_bytes()[:5 * 4096])
+    else:
+        path.write_bytes(b"this is no database" * 1000)
+    before = path.read_bytes()
+    with pytest.raises(DamagedError, match=r"damaged.*data --move-aside") as caught:
+        Store(tmp_path)
+    assert str(path) in str(caught.value)
+    assert path.read_bytes() == before
+    move_aside(tmp_path)     # nothing holds the folder any more
+
+
+@pytest.mark.parametrize(("sql", "told"), [
+    ("DROP TABLE pieces", "no table pieces"), ("ALTER TABLE messages DROP COLUMN error", "messages has no error"),
+    ("ALTER TABLE steps RENAME COLUMN ids TO id5", "steps has no ids"), ("PRAGMA user_version = -7", "version -7"),
+    ("PRAGMA user_version = 99", "newer Moestro.*version 99")])
+def test_a_whole_database_with_other_tables_is_refused(tmp_path: Path, sql: str, told: str) -> None:
+    path = filled(tmp_path)
+    with closing(sqlite3.connect(path)) as db:
+        db.execute(sql)
+        db.commit()
+    with pytest.raises(StoreError, match=told):
+        Store(tmp_path)
+
+
+def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / NAME)) as db:
+        db.execute("CREATE TABLE bookmarks (url TEXT)")
+        db.commit()
+    with pytest.raises(StoreError, match=r"another program's database.*bookmarks"):
+        Store(tmp_path)
+    with closing(sqlite3.connect(tmp_path / NAME)) as db:
+        assert [row[0] for row in db.execute("SELECT name FROM sqlite_schema")] == ["bookmarks"]
+
+
+def test_a_check_that_takes_too_long_goes_on_beside_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it then finds ends all writing; until then the store is used."""
+    path, go, find = filled(tmp_path), threading.Event(), find_damage
+
+    def slow(path: Path, stop: threading.Event | None = None) -> str:
+        assert go.wait(20)
+        return find(path, stop) or "row 3 missing from index"
+
+    monkeypatch.setattr(checking, "find_damage", slow)
+    monkeypatch.setattr(checking.Check.wait, "__defaults__", (0.01,))
+    store = Store(tmp_path)
+    store.db.put("a", {"b": 1})
+    go.set()
+    store.db._check._thread.join()
+    with pytest.raises(DamagedError, match="row 3 missing"):
+        store.db.put("a", {"b": 2})
+    assert store.db.get("a") == {"b": 1}
+    store.close()
+    assert path.exists()
+
+
+def test_a_check_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    path = filled(tmp_path)
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE big (a INTEGER PRIMARY KEY, b)")
+        db.execute("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 300000) "
+                   "INSERT INTO big SELECT i, i FROM n")
+        db.commit()
+    check = Check(path)
+    check.stop()
+    assert check.damage == ""
+
+
+def test_the_last_two_copies_are_kept_and_are_whole(tmp_path: Path) -> None:
+    filled(tmp_path)
+    store = Store(tmp_path)
+    first, second, third = (store.backups.make() for _ in range(3))
+    assert sorted(backups(tmp_path)) == sorted([second, third])
+    assert not first.exists()
+    assert find_damage(third) == ""
+    assert [p.name for p in (tmp_path / "backups").iterdir() if p not in (second, third)] == []
+    store.close()
+
+
+def test_a_copy_is_one_state_while_answers_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(tmp_path)
+    store = Store(tmp_path)
+    monkeypatch.setattr("app.store.backup.PAGES", 1)
+    go_on, calls = store.backups._go_on, 0
+
+    def between(*status: int) -> None:
+        nonlocal calls
+        calls += 1
+        assert calls < 500, "the copy follows what is written, and does not end"
+        store.db.put(f"key {calls}", {"a": "x" * 5000})
+        go_on(*status)
+
+    monkeypatch.setattr(store.backups, "_go_on", between)
+    copy = store.backups.make()
+    assert calls > 5, "nothing was written meanwhile"
+    with closing(sqlite3.connect(copy)) as db:
+        assert db.execute("SELECT count(*) FROM memory").fetchone() == (0,)
+    store.close()
+
+
+def test_copies_are_made_daily_and_after_many_answers(tmp_path: Path) -> None:
+    filled(tmp_path)
+    store = Store(tmp_path)
+    made: list[int] = []
+    copies = Backups(store.db)
+    copies.make = lambda: made.append(1)  # type: ignore[method-assign,assignment,return-value]
+    (row,) = store.db.rows("SELECT created FROM chats")
+    for _ in range(EVERY_ANSWERS - 1):
+        copies.answered(row["created"] + 60)
+    assert made == []
+    copies.answered(row["created"] + 60)
+    copies.wait()
+    assert made == [1]
+    copies.answered(row["created"] + EVERY_S + 60)  # the first of another day
+    copies.wait()
+    assert made == [1, 1]
+    store.close()
+
+
+def test_a_damaged_database_is_not_copied_over_the_good_copies(tmp_path: Path) -> None:
+    path = filled(tmp_path)
+    store = Store(tmp_path)
+    good = store.backups.make()
+    store.db.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+    spoil(path)
+    with pytest.raises(StoreError, match="damaged"):
+        store.backups.make()
+    assert backups(tmp_path) == [good]
+    store.close()
+
+
+def test_there_is_no_copy_without_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(tmp_path)
+    store = Store(tmp_path)
+    monkeypatch.setattr("app.store.backup.SPARE", 1 << 60)
+    with pytest.raises(StoreError, match="no room"):
+        store.backups.make()
+    assert backups(tmp_path) == []
+    store.close()
+
+
+def test_moved_aside_and_restored_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                        capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("MOESTRO_HOME", str(tmp_path))
+    path = filled(tmp_path, "first ")
+    assert main(["data", "--backup"]) == 0
+    damage = spoil(path)
+    assert main(["data", "--check"]) == 1
+    assert "data --restore` brings back the copy of" in capsys.readouterr().out
+    assert main(["data", "--restore"]) == 0
+    assert "first" in said(tmp_path)
+    (aside,) = tmp_path.glob("moestro-damaged-*.sqlite3")
+    assert aside.read_bytes() == damage
+
+    spoil(path)
+    assert main(["data", "--move-aside"]) == 0
+    assert not path.exists()
+    assert said(tmp_path) == ""
+    assert len(list(tmp_path.glob("moestro-damaged-*.sqlite3"))) == 2
+    assert main(["data"]) == 0
+
+
+def test_only_a_whole_copy_is_put_back(tmp_path: Path) -> None:
+    path = filled(tmp_path)
+    with pytest.raises(StoreError, match="no whole copy"):
+        restore(tmp_path)
+    store = Store(tmp_path)
+    older, newer = store.backups.make(), store.backups.make()
+    store.close()
+    spoil(newer)
+    assert restore(tmp_path)[0] == older
+    spoil(older)
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match="no whole copy"):
+        restore(tmp_path)
+    assert path.read_bytes() == before
+
+
+def test_nothing_is_moved_under_a_running_moestro(tmp_path: Path) -> None:
+    filled(tmp_path)
+    store = Store(tmp_path)
+    for rescue in (move_aside, restore):
+        with pytest.raises(BusyError, match="already running"):
+            rescue(tmp_path)
+    store.close()
+
+
+def test_a_start_on_a_damaged_database_says_what_to_do(tmp_path: Path) -> None:
+    spoil(filled(tmp_path))
+    start = "from app.cli import main; raise SystemExit(main(['ui', '--no-browser']))"
+    ended = subprocess.run([sys.executable, "-c", start], env={**os.environ, "MOESTRO_HOME": str(tmp_path)},
+                           capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 2
+    assert "data --move-aside" in ended.stderr
+    assert "Traceback" not in ended.stderr + ended.stdout
+
+
+@pytest.mark.parametrize("garbage", ["[1, 2", "[1]", '"x"', "null", '{"eviction": [1], "budget": {"a": 1}, "x": NaN}',
+                                     '{"temperature": "hot", "seed": 1e99}', "[" * 3000, "7"])
+def test_garbage_among_what_is_remembered_is_forgotten(tmp_path: Path, garbage: str) -> None:
+    from tests.app.conftest import open_host
+
+    Store(tmp_path).close()
+    with closing(sqlite3.connect(tmp_path / NAME)) as db:
+        for key in ("settings", "sampling", "spec", "folders", "recent", "import", "whatif", "lab", "evaluation"):
+            db.execute("INSERT OR REPLACE INTO memory VALUES (?, ?)", (key, garbage))
+        db.commit()
+    host = open_host(tmp_path)
+    host.last_spec()
+    host.library.entries()
+    assert host.change("eviction", "fifo") == ""
+    host.close()
+
+
+def test_a_damaged_recording_is_told_and_the_rest_is_read(tmp_path: Path) -> None:
+    from app.export import contents
+
+    path = filled(tmp_path)
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("UPDATE steps SET ids = x'0102030405' WHERE id = 5")
+        db.execute("INSERT INTO loads (model, created, spec, settings, shape, manifest) "
+                   "VALUES ('x', 1, '{', '', '', '')")
+        db.commit()
+    store = Store(tmp_path)
+    (chat,) = store.chats.all()
+    with pytest.raises(StoreError, match="pass 5 is damaged"):
+        list(store.steps.records(chat=chat.id))
+    (trace,) = store.traces(chat.id)
+    with pytest.raises(StoreError, match="pass 5 is damaged"):
+        list(trace.chunks())
+    assert len(store.steps.loads()) == 1
+    with pytest.raises(StoreError):
+        contents(store, chat.id, None)
+    store.steps.delete(chat.id)
+    assert "one" in store.chats.messages(chat.id)[1].text
+    store.close()
+
+
+def _modes(folder: Path) -> dict[str, int]:
+    return {str(p.relative_to(folder)): stat.S_IMODE(p.stat().st_mode) for p in [folder, *folder.rglob("*")]}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has access lists, not modes")
+def test_files_are_their_users_alone_also_old_ones(tmp_path: Path) -> None:
+    home = tmp_path / "data"
+    before = os.umask(0)
+    try:
+        filled(home)
+        (home / "exports").mkdir()
+        (home / "exports" / "old.zip").write_bytes(b"x")
+        (home / "packs" / "mine").mkdir(parents=True)
+        (home / "packs" / "mine" / "experts.bin").write_bytes(b"x")
+        (home / "mine.txt").write_text("not Moestro's")
+        for name in (".", NAME):
+            (home / name).chmod(0o777)
+        store = Store(home)
+        store.backups.make()
+        store.chats.begin(None, "hello", "demo")
+        modes = _modes(home)
+        store.close()
+    finally:
+        os.umask(before)
+    assert modes.pop("mine.txt") == 0o666
+    assert modes.pop("packs/mine") == 0o777
+    assert modes.pop("packs/mine/experts.bin") == 0o666
+    assert {f"{NAME}-wal", f"{NAME}-shm"} <= set(modes)
+    assert {name: oct(mode) for name, mode in modes.items() if mode & 0o077} == {}

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from app.store import Load, Store, StoreError
+from app.store.private import open_private, private_folder
 from app.tables import DEFINITIONS, Tables, collect
 from core import __version__
 from core.errors import MoestroError
@@ -33,14 +34,14 @@ class ExportError(MoestroError):
 
 
 def write(store: Store, path: Path, *, chat: int | None = None, load: int | None = None,
-          opener: Opener = lambda path: path.open("xb")) -> Path:
+          opener: Opener = lambda path: open_private(path)) -> Path:
     """Write the export of a chat or of a load to `path`; returns it. An old file there is replaced only by a whole one.
 
     Raises NothingThere, or ExportError when it cannot be written.
     """
     part = path.with_name(path.name + ".part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent)
         part.unlink(missing_ok=True)
         try:
             with opener(part) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -99,6 +100,9 @@ def build(keeper: Host, address: str = "127.0.0.1") -> FastAPI:
 
 
 def _mount(app: FastAPI, keeper: Host) -> None:
+    from app.uploads import UploadLimit, prepare
+
+    uploads = prepare(keeper.store.folder / "uploads")
     import gradio as gr
 
     from app import pulse, theme
@@ -124,6 +128,8 @@ def _mount(app: FastAPI, keeper: Host) -> None:
         mcp_server=False,
         pwa=False,
     )
+    mounted: Any = app.routes[-1]
+    mounted.app.add_middleware(UploadLimit, folder=uploads)
     gradio_guard.guard(app)
 
 

@@ -12,6 +12,7 @@ from starlette.background import BackgroundTask
 
 from app.export import FULL, ExportError, NothingThere
 from app.store import Store, StoredTrace, StoreError
+from app.store.private import private_folder
 from core.errors import MoestroError, TraceError
 from core.trace import TraceWriter
 
@@ -25,7 +26,7 @@ def write(trace: StoredTrace, path: Path) -> Path:
     """
     part = path.with_name(path.name + ".part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent)
         try:
             with TraceWriter(part, trace.layers, trace.experts, trace.top_k, model=trace.model,
                              model_hash=trace.model_hash) as writer:

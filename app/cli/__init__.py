@@ -10,6 +10,7 @@ from datetime import datetime
 
 from app.cli import bench, chat, data, doctor, eval, import_, models, profile, settings, simulate, test, ui
 from app.store.home import data_dir
+from app.store.private import open_private, private_folder
 from core.errors import MoestroError
 
 # Each has HELP, add_arguments(parser) and run(args) -> exit code.
@@ -71,9 +72,10 @@ def write_log(error: Exception) -> str:
     text = "".join(traceback.format_exception(error))
     log = data_dir() / "moestro.log"
     try:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("a", encoding="utf-8") as file:
-            file.write(f"--- {datetime.now().astimezone():%Y-%m-%d %H:%M:%S%z}  {' '.join(sys.argv)}\n{text}")
+        private_folder(log.parent)
+        with open_private(log, "ab") as file:
+            file.write(f"--- {datetime.now().astimezone():%Y-%m-%d %H:%M:%S%z}  {' '.join(sys.argv)}\n{text}"
+                       .encode("utf-8", "replace"))
     except OSError:
         return text
     return f"The details are in {log}"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from app.cli.bar import Bar, clock
 from app.store.home import data_dir
+from app.store.private import private_folder
 from core.errors import MoestroError
 from core.formats import FORMATS
 
@@ -36,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
     chosen: list[Path] = [args.out] if args.out else []
 
     def default(name: str, format: str) -> Path:
+        private_folder(data_dir())
         chosen[:] = [data_dir() / "packs" / f"{name}-{format}"]
         return chosen[0]
 

@@ -15,6 +15,7 @@ from app.cli.bar import Bar, clock
 from app.cli.interrupt import stoppable
 from app.profiles import carried
 from app.store.home import data_dir
+from app.store.private import private_folder
 from app.words import size
 from core.errors import ProfileError, SettingError
 from core.profile import PARTS, Profile, check_model, load, profile_path, save
@@ -62,7 +63,7 @@ def calibrated(args: argparse.Namespace, engine: Any, parts: set[str]) -> int:
     texts = [text for path in args.text for text in from_path(path)]
     if not texts and not traces:
         texts = bundled(engine.model_name)
-    file: Path = args.out or profile_path(data_dir(), engine.model_hash)
+    file: Path = args.out or profile_path(private_folder(data_dir()), engine.model_hash)
     old = earlier(file, engine.model_hash, engine.model_name)
     bar, cancel, began_s = Bar(), threading.Event(), time.perf_counter()
     try:

@@ -1,6 +1,6 @@
 """The user's files are the user's alone: folders 0700, files 0600, also those of earlier versions.
 
-On Windows the folder for a user's data is closed to others by its own access list, and nothing is done here.
+Note: on Windows the folder for a user's data is closed to others by its own access list, and nothing is done here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ PACKS = "packs"                                                            # onl
 
 def private_folder(folder: Path) -> Path:
     """Make a folder that only its user may enter; one that is there already is closed to others. Raises OSError."""
-    folder.mkdir(FOLDER, parents=True, exist_ok=True)
+    missing = [folder, *folder.parents]
+    for each in reversed(missing[:next((n for n, one in enumerate(missing) if one.exists()), 0)]):
+        each.mkdir(FOLDER, exist_ok=True)
+    folder.mkdir(FOLDER, exist_ok=True)  # raises when something else is there
     _close(folder, FOLDER)
     return folder
 

@@ -28,7 +28,9 @@ def write(path: Path, key: str, said: Mapping[str, Any], arrays: Arrays, version
     text = json.dumps({**said, "version": version})
     fresh = path.with_name(f"{path.name}.new")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fresh.unlink(missing_ok=True)
+        os.close(os.open(fresh, os.O_CREAT | os.O_WRONLY, 0o600))   # it says what the user's texts are like
         save_file(arrays, fresh, {key: text, SUM: checksum(text, arrays)})
         with fresh.open("r+b") as file:
             os.fsync(file.fileno())

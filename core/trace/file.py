@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
@@ -30,6 +31,11 @@ FRAME = struct.Struct("<4sIIQ")   # mark, tokens, passes, bytes
 MARK = b"pass"
 
 
+def _private(name: str, flags: int) -> int:
+    """Open a file that only its user may read: what was asked shows in what was routed."""
+    return os.open(name, flags, 0o600)
+
+
 class TraceWriter:
     """Collects passes and writes them `CHUNK` tokens at a time. Close it, or use it as a context manager."""
 
@@ -48,7 +54,7 @@ class TraceWriter:
         if predictor:
             head["predictor"] = {"name": predictor[0], "params": dict(predictor[1])}
         try:
-            self._file: BinaryIO = path.open("wb")
+            self._file: BinaryIO = open(path, "wb", opener=_private)  # noqa: SIM115
         except OSError as error:
             raise TraceError(f"The trace {path} cannot be written: {error.strerror}.") from error
         self._file.write(MAGIC + json.dumps(head).encode() + b"\n")

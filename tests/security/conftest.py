@@ -24,11 +24,13 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 
 
 @pytest.fixture(scope="session")
-def uploads(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Gradio's folder of uploads."""
-    folder = tmp_path_factory.mktemp("uploads")
+def uploads(host: Host) -> Iterator[Path]:
+    """Gradio's folder of uploads, with something in it that an earlier start left."""
+    folder = host.store.folder / "uploads"
+    folder.mkdir()
+    (folder / "left.trace").write_bytes(b"x")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GRADIO_TEMP_DIR", str(folder))
+        patch.setenv("GRADIO_TEMP_DIR", "")  # as it was, afterwards
         yield folder
 
 

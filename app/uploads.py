@@ -1,0 +1,50 @@
+"""Files that a page uploads: in the data folder, their user's alone, so many bytes together, gone at the next start."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.store.private import private_folder
+
+MOST_BYTES = 256 << 20  # of all uploads together
+ROUTE = "/gradio_api/upload"
+AGES_S = (3600, 24 * 3600)  # how often Gradio looks for uploads that are older than this, and deletes them
+
+
+def prepare(folder: Path) -> Path:
+    """Empty the folder of uploads and have Gradio use it. Call it before Gradio's page is built. Raises OSError."""
+    shutil.rmtree(folder, ignore_errors=True)
+    private_folder(folder)
+    os.environ["GRADIO_TEMP_DIR"] = str(folder.resolve())
+    return folder
+
+
+def bytes_in(folder: Path) -> int:
+    """Bytes of all files in a folder, links not followed."""
+    return sum(file.lstat().st_size for file in folder.rglob("*") if not file.is_dir())
+
+
+class UploadLimit:
+    """Refuses an upload that does not say its size, or for which there is no room in `folder`: 411 and 413."""
+
+    def __init__(self, app: ASGIApp, folder: Path, most_bytes: int = MOST_BYTES) -> None:
+        self.app, self._folder, self._most = app, folder, most_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] != ROUTE:
+            await self.app(scope, receive, send)
+            return
+        size = dict(scope["headers"]).get(b"content-length", b"")
+        if not size.isdigit():
+            await PlainTextResponse("An upload has to say how large it is.", 411)(scope, receive, send)
+        elif bytes_in(self._folder) + int(size) > self._most:
+            await PlainTextResponse(f"There is no room for this upload: all files together may have {self._most >> 20} "
+                                    "MB until Moestro is started again. Give the path of the file instead.",
+                                    413)(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)

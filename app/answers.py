@@ -8,6 +8,8 @@ from typing import Any
 
 import pandas as pd
 
+from core.config import SAMPLING
+
 DEFINITIONS: dict[str, str] = {
     "load": "The loading of a model the row belongs to; see manifest.json.",
     "chat": "The chat it is in.", "answer": "Its number, as in tokens.csv.",
@@ -27,11 +29,15 @@ DEFINITIONS: dict[str, str] = {
     "perplexity": "Of the exact model on the answer's tokens.",
     "saved_ms": "Estimate of the waiting for copies that was saved, in milliseconds a decoded token: missing experts "
                 "for which nothing was fetched, times what a miss has cost in the session.",
-    "note": "Why it was not scored."}
+    "note": "Why it was not scored.",
+    "seed": "With which its tokens were drawn; with it and the five beside it the answer can be repeated.",
+    **{p.name: f"How its tokens were drawn: {p.title.lower()}." for p in SAMPLING
+       if p.name not in ("seed", "max_new_tokens")}}
+_SAMPLING = tuple(p.name for p in SAMPLING if p.name != "max_new_tokens")
 _STATS = ("prompt_tokens", "new_tokens", "ttft_ms", "tpot_ms", "hit_rate", "exact", "changed", "assignments")
 _QUALITY = ("scored", "kl", "kl_most", "agreement", "perplexity", "saved_ms", "note")
 
-_WHOLE = ("load", "chat", "answer", "prompt_tokens", "new_tokens", "changed", "assignments", "scored")
+_WHOLE = ("load", "chat", "answer", "prompt_tokens", "new_tokens", "changed", "assignments", "scored", "seed", "top_k")
 _DTYPES = {**dict.fromkeys(_WHOLE, "Int64"), "exact": "boolean", "state": "object", "note": "object"}
 
 
@@ -51,4 +57,5 @@ def _row(load: int, row: sqlite3.Row) -> dict[str, Any]:
     changed, assignments = stats.get("changed"), stats.get("assignments")
     return {"load": load, "chat": row["chat"], "answer": row["id"], "state": row["state"],
             **{name: stats.get(name) for name in _STATS}, "rate": changed / assignments if assignments else None,
-            **{name: quality.get(name) for name in _QUALITY}}
+            **{name: quality.get(name) for name in _QUALITY},
+            **{name: stats.get("sampling", {}).get(name) for name in _SAMPLING}}

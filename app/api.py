@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app import completions, errors, export, frames, traces
 from app.analysis import lab, whatif
+from app.bodies import Bodies, RowId
 from app.host import Host
 from core import __version__
 from core.errors import MoestroError
@@ -33,6 +34,7 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, address
     Requests are answered for this machine's own names and `address` only, and none that another site's page makes.
     """
     app = FastAPI(title="Moestro", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(Bodies)
     app.add_middleware(SameOrigin)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=trusted(address), www_redirect=False)
     errors.add_handlers(app)
@@ -47,7 +49,7 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, address
                 "importing": job.share if job is not None and not job.finished else None}
 
     @app.get("/live/frame")
-    def frame(layer: int = 0, since: str = "") -> Response:
+    def frame(layer: RowId = 0, since: str = "") -> Response:
         busy = host.busy
         # Taken before the frame: at worst it is sent once more.
         version = f"{host.version}.{layer}.{int(busy)}.{host.regret.version}"
@@ -62,7 +64,7 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, address
         return Response(data, media_type="application/octet-stream", headers=headers)
 
     @app.get("/export/session.zip")
-    def session(load: int | None = None) -> Response:
+    def session(load: RowId | None = None) -> Response:
         load = load if load is not None else host.load_id
         if load is None:
             loads = host.store.steps.loads()
@@ -87,7 +89,7 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, address
         return sheet("moestro-quality.csv", None if answer is None else answer.csv(), "evaluated")
 
     @app.get("/export/{chat}.zip")
-    def chat(chat: int) -> Response:
+    def chat(chat: RowId) -> Response:
         return send(f"moestro-chat-{chat}", chat=chat)
 
     def send(name: str, chat: int | None = None, load: int | None = None) -> Response:

@@ -86,7 +86,8 @@ class Completion(Response):
     def __init__(self, host: Host, answer: Answer, stream: bool) -> None:
         super().__init__()
         self._host, self._answer, self._stream = host, answer, stream
-        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": host.model}
+        self._head: dict[str, object] = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()),
+                                         "model": host.model}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -108,8 +109,9 @@ class Completion(Response):
         if answer.error:
             return problem(_status(answer), answer.error, code=TOO_LONG if answer.refused else None)
         message = {"role": "assistant", "content": answer.text}
-        return JSONResponse({**self._head, "object": "chat.completion", "usage": _usage(answer), "choices": [
-            {"index": 0, "message": message, "finish_reason": _reason(answer)}]})
+        choice = {"index": 0, "message": message, "finish_reason": _reason(answer)}
+        return JSONResponse({**self._head, "object": "chat.completion", "seed": _seed(answer), "usage": _usage(answer),
+                             "choices": [choice]})
 
     async def _send_events(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
@@ -129,6 +131,7 @@ class Completion(Response):
         if answer.error:
             yield json.dumps({"error": form(_status(answer), answer.error, code=TOO_LONG if answer.refused else None)})
         else:
+            self._head["seed"] = _seed(answer)
             yield event({}, _reason(answer))
         yield "[DONE]"
 
@@ -160,6 +163,11 @@ def _status(answer: Answer) -> int:
 
 def _reason(answer: Answer) -> str:
     return "length" if answer.stats is not None and answer.stats.reason in ("length", "context") else "stop"
+
+
+def _seed(answer: Answer) -> int | None:
+    """The seed that repeats this answer; None for one that was stopped before it began."""
+    return answer.stats.seed if answer.stats is not None else None
 
 
 def _usage(answer: Answer) -> dict[str, int]:

@@ -92,9 +92,11 @@ class Host(Workshop):
         """
         if not prompt or not any(one["content"].strip() for one in prompt):
             raise MoestroError(EMPTY)
+        _require_whole("".join(one["content"] for one in prompt))
         with self._lock:
             engine, load = self._ready()
             self._writer.require_place()
+            engine.check_length(prompt)
             answer = Answer(None, None)
             self._writer.put(Job(answer, prompt, sampling, engine, load, self._effective))
             return answer
@@ -159,6 +161,7 @@ class Host(Workshop):
             if self.answer(chat_id) is not None:
                 raise BusyError("This chat is already being answered. Stop that answer or let it end, then ask again.")
             self._writer.require_place()
+            engine.check_length(text or "")
             self._unsaved.save(chat_id)  # before what is newer
             chat_id, message = self.store.chats.begin(chat_id, text, self.model or "", replaces_from)
             ended = [chat for chat, answer in self._answers.items() if answer.finished]
@@ -178,6 +181,7 @@ class Host(Workshop):
     def _clean(text: str) -> str:
         if not text.strip():
             raise MoestroError(EMPTY)
+        _require_whole(text)
         return text.strip()
 
     # -- quality -----------------------------------------------------------------------------------------------------
@@ -261,3 +265,12 @@ class Host(Workshop):
             except (SettingError, TypeError, ValueError) as error:
                 log.warning("forgot a sampling setting of an earlier version: %s", error)
         return sampling
+
+
+def _require_whole(text: str) -> None:
+    """Raises MoestroError for a text that no tokenizer takes and no file holds."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise MoestroError("The message holds half a character (a surrogate without its other half). Take it out, then "
+                           "send it again.") from None

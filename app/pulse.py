@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from app.bodies import RowId
 from app.host import Host
 from app.job import Job
 from app.live import Answer
@@ -22,7 +23,7 @@ def router(host: Host) -> APIRouter:
     routes = APIRouter()
 
     @routes.get("/live/state")
-    def state(chat: int | None = None, answer: int | None = None, since: int = 0) -> dict[str, Any]:
+    def state(chat: RowId | None = None, answer: RowId | None = None, since: RowId = 0) -> dict[str, Any]:
         """The host's and one chat's state; the running answer's text from character `since` on if it is `answer`."""
         running, told = host.answer(chat), stamp(host, chat)
         if running is not None and told.endswith(f":{running.message_id}"):

@@ -10,6 +10,7 @@ from fastapi import APIRouter
 from fastapi.responses import FileResponse, PlainTextResponse, Response
 from starlette.background import BackgroundTask
 
+from app.bodies import RowId
 from app.export import FULL, ExportError, NothingThere
 from app.store import Store, StoredTrace, StoreError
 from app.store.private import private_folder
@@ -61,12 +62,12 @@ def router(store: Store) -> APIRouter:
     routes, exports = APIRouter(), store.folder / "exports"
 
     @routes.get("/export/session.trace")
-    def session(load: int | None = None) -> Response:
+    def session(load: RowId | None = None) -> Response:
         loads = store.steps.loads() if load is None else []
         return send("moestro-session", None, loads[-1].id if loads else load)
 
     @routes.get("/export/{chat}.trace")
-    def one(chat: int, load: int | None = None) -> Response:
+    def one(chat: RowId, load: RowId | None = None) -> Response:
         return send(f"moestro-chat-{chat}", chat, load)
 
     def send(name: str, chat: int | None, load: int | None) -> Response:

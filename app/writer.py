@@ -198,7 +198,10 @@ class Writer:
         stopped = answer.cancelled.is_set()
         undone = answer.n_tokens == 0 and bool(error or stopped)
         state = "undone" if undone else "error" if error else "stopped" if stopped else "done"
-        stats = {**asdict(answer.stats), "queued_ms": answer.queued_ms} if answer.stats else None
+        stats = None
+        if answer.stats is not None:
+            sampling = {**asdict(job.sampling), "seed": answer.stats.seed}
+            stats = {**asdict(answer.stats), "queued_ms": answer.queued_ms, "sampling": sampling}
         if stats and answer.unrecorded:
             stats["unrecorded"] = answer.unrecorded
         try:

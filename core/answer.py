@@ -5,13 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerBase
 
 from core.errors import ContextError
+from core.length import TextLimit
 from core.types import AnswerStats, Memory, Outcome, Piece, StepRecord
+
+QUICK_CHARS = 50_000   # a text up to here is tokenised whatever the context: that is quick, and counts what it is told
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +33,46 @@ class Prompt:
         ends = [tokenizer.eos_token_id, generation_config.eos_token_id]
         self.ends = {i for end in ends for i in (end if isinstance(end, list) else [end]) if i is not None}
 
-    def tokens(self, messages: Sequence[Mapping[str, str]] | str | Ids) -> list[int]:
-        """Token ids of a chat (through the model's template) or of a plain text."""
+    @cached_property
+    def limit(self) -> TextLimit:
+        """How much text so many tokens can hold."""
+        return TextLimit.of(self.tokenizer)
+
+    def text(self, messages: Sequence[Mapping[str, str]] | str) -> str:
+        """The text that is tokenised: a chat's through the model's template, a plain text as it is."""
+        if isinstance(messages, str):
+            return messages
+        if self.tokenizer.chat_template is None:
+            return "\n\n".join(m["content"] for m in messages)
+        rendered: str = self.tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False,
+                                                           add_generation_prompt=True)
+        return rendered
+
+    def tokens(self, messages: Sequence[Mapping[str, str]] | str | Ids, context: int | None = None) -> list[int]:
+        """Token ids of a chat or of a plain text. Raises ContextError, before it tokenises, for a text that `context`
+        tokens could never hold."""
         if isinstance(messages, Ids):
             return list(messages.ids)
-        text = messages
-        if not isinstance(messages, str):
-            if self.tokenizer.chat_template is None:
-                text = "\n\n".join(m["content"] for m in messages)
-            else:
-                text = self.tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False,
-                                                          add_generation_prompt=True)
+        text = self.text(messages)
+        if context is not None:
+            self._check(text, context)
         ids: list[int] = self.tokenizer(text, add_special_tokens=isinstance(messages, str)).input_ids
         return ids
 
+    def check(self, messages: Sequence[Mapping[str, str]] | str, context: int) -> None:
+        """Raises ContextError when the characters alone say that it is too long. Costs next to nothing when they do
+        not."""
+        parts = [messages] if isinstance(messages, str) else [m["content"] for m in messages]
+        if sum(map(len, parts)) > QUICK_CHARS:
+            self._check(self.text(messages), context)
+
+    def _check(self, text: str, context: int) -> None:
+        if len(text) > QUICK_CHARS:
+            self.limit.check(text, context)
+
     def encode(self, messages: Sequence[Mapping[str, str]] | str | Ids, context: int) -> list[int]:
         """Token ids with room for at least one more. Raises ContextError for an empty or too long prompt."""
-        ids = self.tokens(messages)
+        ids = self.tokens(messages, context)
         if not ids:
             raise ContextError("The message is empty. Write something to answer.")
         if len(ids) >= context:
@@ -97,7 +124,7 @@ class Answer:
         """The pass that ended the answer without a token to show; None when every pass was sent with its token."""
         return self.steps[-1] if self._ended and self.steps[-1].phase == "decode" else None
 
-    def stats(self, *, cancelled: bool, memory: Memory, audit: int = 0) -> AnswerStats:
+    def stats(self, *, cancelled: bool, memory: Memory, seed: int, audit: int = 0) -> AnswerStats:
         """Everything the line under the answer needs. `audit` = the number under which its quality will be told."""
         decode = [s for s in self.steps if s.phase == "decode"]
         tpot_ms = sum(s.total_ms for s in decode) / len(decode) if decode else 0.0
@@ -118,7 +145,7 @@ class Answer:
             compute_ms=total("compute_ms"), stall_ms=total("stall_ms"),
             idle_ms=total("idle_ms"), budget_bytes=memory.budget, device_bytes_peak=memory.peak,
             exact=all(s.exact for s in self.steps), emulated=any(s.emulated for s in self.steps), reason=reason,
-            changed=total("changed"), assignments=total("assignments"), audit=audit,
+            changed=total("changed"), assignments=total("assignments"), seed=seed, audit=audit,
             net_ms=sum(s.net_ms for s in decode) / len(decode) if decode else 0.0)
 
 

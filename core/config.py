@@ -8,8 +8,9 @@ on the command line, in the CSV and in the log.
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from core.errors import SettingError
@@ -147,6 +148,7 @@ class Settings(Mapping[str, Value]):
         return Budget.parse(str(self._values["budget"]))
 
 
+ANY_SEED = -1
 SAMPLING: tuple[Param, ...] = (
     Param("temperature", "float", 0.0, "0 always takes the likeliest token; higher values vary more.",
           title="Temperature", low=0.0, high=2.0, step=0.05),
@@ -160,8 +162,8 @@ SAMPLING: tuple[Param, ...] = (
           title="Repetition penalty", low=1.0, high=2.0, step=0.01),
     Param("max_new_tokens", "int", 256, "The longest answer, in tokens.", title="Longest answer", low=1, high=32768,
           step=1, unit="tokens"),
-    Param("seed", "int", 0, "The same seed and settings give the same answer.", title="Seed", low=0, high=2**31 - 1,
-          step=1),
+    Param("seed", "int", ANY_SEED, "The same seed and settings give the same answer. -1 = a new one for every answer, "
+          "drawn at random and recorded with it.", title="Seed", low=ANY_SEED, high=2**63 - 1, step=1),
 )
 
 
@@ -175,7 +177,11 @@ class Sampling:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     max_new_tokens: int = 256
-    seed: int = 0
+    seed: int = ANY_SEED
+
+    def drawn(self) -> Sampling:
+        """With a seed to use and to record: its own, or a random one that fits into 31 bits."""
+        return self if self.seed != ANY_SEED else replace(self, seed=secrets.randbelow(2**31))
 
     @classmethod
     def checked(cls, **values: object) -> Sampling:

@@ -149,7 +149,7 @@ class Engine(Lending):
         Raises ContextError or BusyError at the first step.
         `cancel` stops before the next token; the last piece is always "end" with the statistics.
         """
-        sampling, cancel = sampling or Sampling(), cancel or threading.Event()
+        sampling, cancel = (sampling or Sampling()).drawn(), cancel or threading.Event()
         submitted_s = time.perf_counter()
         ids = self.prompt.encode(messages, self.context)
         self._take("The model is answering another chat. Wait for it, or stop it.")
@@ -165,6 +165,10 @@ class Engine(Lending):
     def count_tokens(self, messages: Sequence[Mapping[str, str]] | str) -> int:
         """Prompt tokens that a chat takes."""
         return len(self.prompt.tokens(messages))
+
+    def check_length(self, messages: Sequence[Mapping[str, str]] | str) -> None:
+        """Raises ContextError for what is far too long for the context, without tokenising it."""
+        self.prompt.check(messages, self.context)
 
     def fresh_cache(self) -> Any:
         """An empty KV cache for calling `engine.model` directly; it is the one that `generate` uses."""
@@ -255,7 +259,8 @@ class Engine(Lending):
             token, step = self._pass([token], cache, "decode", sampler, so_far)
             answer.count(step)
         yield Piece("end", step=answer.last_step, stats=answer.stats(
-            cancelled=cancel.is_set(), memory=self.memory(), audit=self.meter.end(ids, answer.tokens, answer.steps)))
+            cancelled=cancel.is_set(), memory=self.memory(), seed=sampling.seed,
+            audit=self.meter.end(ids, answer.tokens, answer.steps)))
 
     def _read(self, ids: list[int], cache: Any, answer: Answer, sampler: Draw | None,
               cancel: threading.Event) -> Generator[Piece, None, int | None]:

@@ -6,7 +6,6 @@ under a kind with the parameters it takes and the paper or system it comes from.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
@@ -15,6 +14,7 @@ from core.errors import SettingError
 
 Value = int | float | bool | str
 T = TypeVar("T")
+SHOWN = 80   # characters of a wrong value that an error repeats
 NEEDS_PROFILE = "Needs a profile of the model."
 
 
@@ -42,27 +42,53 @@ class Param:
                 return bool(value)
             if str(value).lower() in ("true", "false", "on", "off"):
                 return str(value).lower() in ("true", "on")
-            raise SettingError(f"{self.name} is on or off, not {value!r}.")
+            raise SettingError(f"{self.name} is on or off, not {shown(value)}.")
         if self.type == "choice":
             if str(value) in self.choices:
                 return str(value)
-            raise SettingError(f"{self.name} has no choice {value!r}. Choose one of: {', '.join(self.choices)}.")
+            raise SettingError(f"{self.name} has no choice {shown(value)}. Choose one of: {', '.join(self.choices)}.")
         if self.type == "text":
             return self.parse(str(value)) if self.parse else str(value)
         return self._number(value)
 
     def _number(self, value: object) -> int | float:
-        try:
-            number = float(value)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
-            raise SettingError(f"{self.name} must be a number, not {value!r}.") from None
-        if self.type == "int" and number != int(number):
-            raise SettingError(f"{self.name} must be a whole number, not {value!r}.")
+        number = _exactly(value)
+        if number is None:
+            raise SettingError(f"{self.name} must be a number, not {shown(value)}.")
+        if self.type == "int" and number != number // 1:   # also what is no number, or without end
+            raise SettingError(f"{self.name} must be a whole number, not {shown(value)}.")
         low, high = self.low, self.high
-        if math.isnan(number) or (low is not None and number < low) or (high is not None and number > high):
+        if number != number or (low is not None and number < low) or (high is not None and number > high):
             unit = f" {self.unit}" if self.unit else ""
-            raise SettingError(f"{self.name} must lie between {low:g} and {high:g}{unit}, not {number:g}.")
-        return int(number) if self.type == "int" else number
+            raise SettingError(f"{self.name} must lie between {_short(low)} and {_short(high)}{unit}, not "
+                               f"{_short(number)}.")
+        return int(number) if self.type == "int" else float(number)
+
+
+def _exactly(value: object) -> int | float | None:
+    """A number, whole if it says so: a float would lose the end of a long one. None when it is none."""
+    if isinstance(value, int):
+        return value
+    try:
+        return int(value) if isinstance(value, str) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        try:
+            return float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError, OverflowError):
+            return None
+
+
+def shown(value: object) -> str:
+    """A value as an error shows it: one that is long is cut."""
+    text = repr(value) if not isinstance(value, int) or abs(value) < 10**SHOWN else "a larger number"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def _short(number: float | None) -> str:
+    """A number as text: a whole one in full unless that is very long."""
+    if isinstance(number, int):
+        return str(number) if abs(number) < 10**SHOWN else "a larger number"
+    return f"{number:g}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,6 +171,7 @@ class AnswerStats:
     net_ms: float = 0.0             # of decode, a token: what prefetching saved less what it cost; core.runtime.toll
     changed: int = 0                # (token, layer, expert) assignments that were not the router's ...
     assignments: int = 0            # ... of so many
+    seed: int = 0                   # with which its tokens were drawn: with it the answer can be repeated
     audit: int = 0                  # the number under which its quality will be told (core.quality); 0 = it will not
 
 

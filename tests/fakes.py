@@ -11,7 +11,7 @@ import numpy as np
 
 from core.allowed import check_allowed
 from core.config import LoadSpec, Sampling, Settings
-from core.errors import ModelError
+from core.errors import ContextError, ModelError
 from core.lossy import is_lossy
 from core.pins import Pins
 from core.placement import check_needs
@@ -89,6 +89,11 @@ class FakeEngine:
     def count_tokens(self, messages: Sequence[Mapping[str, str]]) -> int:
         return sum(len(m["content"].split()) + 3 for m in messages)
 
+    def check_length(self, messages: Sequence[Mapping[str, str]] | str) -> None:
+        parts = [messages] if isinstance(messages, str) else [m["content"] for m in messages]
+        if sum(map(len, parts)) > 100 * self.context:
+            raise ContextError("The text has more characters than the context can hold. Shorten it.")
+
     def _step(self, phase: str, tokens: int) -> StepRecord:
         s, rng, now = SHAPE, self._rng, time.perf_counter() - self._born
         ids = rng.random((s.layers, tokens, s.experts)).argsort(-1)[..., :s.top_k]
@@ -122,6 +127,7 @@ class FakeEngine:
                  cancel: threading.Event | None = None) -> Iterator[Piece]:
         words = "the cache keeps what the router asks for and fetches what it lacks .".split()
         start, n, reason = time.perf_counter(), 0, "length"
+        sampling = sampling.drawn()
         prompt = self.count_tokens([{"content": messages}] if isinstance(messages, str) else messages)
         self.busy, self._tainted, first = True, False, len(self._steps)
         try:
@@ -142,7 +148,7 @@ class FakeEngine:
             disk_misses=sum(s.disk_misses for s in steps), disk_bytes=sum(s.disk_bytes for s in steps), compute_ms=12.0,
             stall_ms=6.0, idle_ms=2.0, budget_bytes=self.memory().budget, device_bytes_peak=self.memory().used,
             exact=all(s.exact for s in every), emulated=self.settings["link"] == "emulated", reason=reason,  # type: ignore[arg-type]
-            changed=sum(s.changed for s in every), assignments=sum(s.assignments for s in every),
+            changed=sum(s.changed for s in every), assignments=sum(s.assignments for s in every), seed=sampling.seed,
             audit=self._to_score(every)))
 
     def _to_score(self, steps: list[StepRecord]) -> int:

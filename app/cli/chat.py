@@ -185,9 +185,10 @@ class Chat:
         """Everything needed to repeat and compare an answer, as plain values."""
         loading = self.spec.describe()
         loading["format"] = str(self.engine.manifest().get("format", self.spec.format))  # a pack has its own
+        sampling = {**dataclasses.asdict(self.sampling), "seed": stats.seed}
         return {"model": self.spec.model, "text": text, **dataclasses.asdict(stats),
                 "quality": dataclasses.asdict(self.quality) if self.quality is not None else None, "loading": loading,
-                "settings": dict(self.engine.settings), "sampling": dataclasses.asdict(self.sampling)}
+                "settings": dict(self.engine.settings), "sampling": sampling}
 
     def converse(self) -> int:
         """Read messages and commands until the end of input, /quit, or Ctrl-C while nothing is being answered."""

@@ -18,6 +18,7 @@ from app.store.schema import DamagedError, FullError, StoreError, migrate, wrong
 from core.errors import BusyError
 from core.reading import BadJson, parse_json
 
+UNFIT = (sqlite3.Error, OverflowError, UnicodeEncodeError)  # the latter two: what SQLite has no room for in a value
 CHECKPOINT_PAGES = 16384  # 64 MB of log: tokens do not wait for the disk, `settle` checkpoints between answers
 
 Kept = TypeVar("Kept", bound="dict[str, Any] | list[Any]")
@@ -71,7 +72,7 @@ class Database:
                 if self._depth == 0 and not self._closed and self._db.in_transaction:
                     with suppress(sqlite3.Error):  # SQLite has often done so itself; what is told is the first error
                         self._db.execute("ROLLBACK")
-                if isinstance(error, sqlite3.Error):
+                if isinstance(error, UNFIT):
                     raise _plain(error, "save", self.path) from error
                 raise
 
@@ -80,7 +81,7 @@ class Database:
         with self._lock:
             try:
                 return list(self._db.execute(sql, values))
-            except sqlite3.Error as error:
+            except UNFIT as error:
                 raise _plain(error, "read the chats", self.path) from error
 
     @contextmanager
@@ -169,6 +170,11 @@ def _no_room(folder: Path) -> bool:
 
 
 def _plain(error: Exception, doing: str, path: Path) -> StoreError:
+    if isinstance(error, OverflowError):
+        return StoreError(f"Moestro could not {doing}: there is no number so large here.")
+    if isinstance(error, UnicodeEncodeError):
+        return StoreError(f"Moestro could not {doing}: the text holds half a character (a surrogate without its other "
+                          "half). Take it out.")
     text, code = str(error), getattr(error, "sqlite_errorcode", 0) & 0xFF  # without what is particular to one call
     if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR) or "No space" in text:
         if code == sqlite3.SQLITE_IOERR and not _no_room(path.parent):

@@ -52,6 +52,8 @@ def statistics(message: Message) -> str:
     if stats.get("queued_ms", 0) >= 1000:
         parts.append(f"queued {duration(stats['queued_ms'])}")
     parts += [REASONS.get(stats["reason"], str(stats["reason"])), lossy(stats), *scored(message.quality)]
+    if stats.get("sampling", {}).get("temperature"):
+        parts.append(f"seed {stats['sampling']['seed']}")
     if stats.get("unrecorded"):
         parts.append(f"{stats['unrecorded']} passes not recorded, because the disk was full")
     if stats["emulated"]:

@@ -54,9 +54,10 @@ def _asked(words: dict[str, Any]) -> tuple[list[str], int, Sampling]:
     until = words.get("until") or []
     known = {param.name for param in SAMPLING}
     draws = bool(words.get("do_sample", float(words.get("temperature", 0.0)) > 0))
-    sampling = Sampling.checked(**{name: value for name, value in words.items() if name in known}) if draws else None
+    given = {name: value for name, value in words.items() if name in known}
+    sampling = Sampling.checked(**{"seed": 0, **given}) if draws else Sampling()
     most = next((int(words[name]) for name in ("max_gen_toks", "max_new_tokens", "max_tokens") if name in words), MOST)
-    return [until] if isinstance(until, str) else list(until), most, sampling or Sampling()
+    return [until] if isinstance(until, str) else list(until), most, sampling
 
 
 def run_tasks(scorer: Scorer, tasks: Sequence[str], folder: Path | None = None,

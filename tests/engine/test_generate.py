@@ -167,3 +167,18 @@ def test_an_answer_that_breaks_off_within_a_layer_leaves_the_engine_usable(engin
     engine.change({"budget": "75%", "eviction": "lfu"})
     engine.residency.check_integrity()
     assert [p.token for p in talk(engine, max_new_tokens=6)] == said
+
+
+def test_without_a_seed_one_is_drawn_and_repeats_the_answer(engine: Engine) -> None:
+    drawn = Sampling(temperature=1.5, max_new_tokens=12)
+
+    def say(sampling: Sampling) -> tuple[list[int | None], int]:
+        pieces = list(engine.generate(CHAT, sampling))
+        assert pieces[-1].stats is not None
+        return [p.token for p in pieces if p.kind == "token"], pieces[-1].stats.seed
+
+    first, second = say(drawn), say(drawn)
+    assert first[1] != second[1]
+    assert first[0] != second[0]
+    assert say(replace(drawn, seed=first[1])) == first
+    assert say(replace(drawn, seed=2**63 - 1)) == say(replace(drawn, seed=2**63 - 1))

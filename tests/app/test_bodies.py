@@ -1,0 +1,165 @@
+"""What a request may send: sizes, depth, numbers and characters, at the door and in the store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+from fastapi.testclient import TestClient
+
+from app.api import build_app
+from app.bodies import MB, MOST_BYTES, MOST_DEPTH, MOST_UPLOADED, wrong_with
+from app.host import Host
+from app.store import StoreError
+from core.errors import MoestroError
+from tests.app.conftest import open_host
+from tests.app.served import ask, post, serving
+
+HOME = "http://127.0.0.1:7860"
+COMPLETE = "/v1/chat/completions"
+JSON = {"content-type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    host = open_host(tmp_path_factory.mktemp("home"))
+    yield host
+    host.close()
+
+
+@pytest.fixture(scope="module")
+def client(host: Host) -> Iterator[TestClient]:
+    def ui(app: FastAPI) -> None:
+        @app.post("/gradio_api/upload")
+        async def upload(request: Request) -> int:
+            return sum([len(part) async for part in request.stream()])
+
+    with TestClient(build_app(host, ui), base_url=HOME, raise_server_exceptions=False) as client:
+        yield client
+
+
+def chunks(size: int) -> Iterator[bytes]:
+    """Sent without a length."""
+    for start in range(0, size, MB):
+        yield b"x" * min(MB, size - start)
+
+
+@pytest.mark.parametrize("path", [COMPLETE, "/gradio_api/run/predict"])
+@pytest.mark.parametrize("content", [lambda size: b"x" * size, chunks], ids=["length", "chunked"])
+def test_a_body_beyond_the_limit_is_refused(client: TestClient, path: str, content: Any) -> None:
+    answer = client.post(path, content=content(MOST_BYTES + 1), headers=JSON)
+    assert answer.status_code == 413
+    assert answer.json()["error"] == {"message": "The request is larger than 16 MB, and no more is read. Send less.",
+                                      "type": "invalid_request_error", "param": None, "code": "too_large"}
+    assert client.post(path, content=content(MOST_BYTES), headers=JSON).status_code in (400, 404)
+
+
+@pytest.mark.parametrize("content", [lambda size: b"x" * size, chunks], ids=["length", "chunked"])
+def test_an_upload_may_be_larger_but_not_without_end(client: TestClient, content: Any) -> None:
+    assert client.post("/gradio_api/upload", content=content(MOST_BYTES + 1)).json() == MOST_BYTES + 1
+    assert client.post("/gradio_api/upload", content=content(MOST_UPLOADED + 1)).status_code == 413
+
+
+def test_a_sender_of_40_mb_hears_why_it_was_refused(host: Host) -> None:
+    """Over a real connection, where closing it too early would lose the answer."""
+    with serving(build_app(host)) as port:
+        answer = httpx.post(f"http://127.0.0.1:{port}{COMPLETE}", content=b"x" * 40 * MB, headers=JSON, timeout=20)
+        assert answer.status_code == 413
+        with post(port, b"") as client:   # a client that goes in the middle of its body
+            client.sendall(f"POST {COMPLETE} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 99\r\n\r\nx".encode())
+        assert httpx.get(f"http://127.0.0.1:{port}/healthz").status_code == 200
+
+
+def test_a_text_far_beyond_the_context_is_refused_before_it_is_read(client: TestClient, host: Host) -> None:
+    before = host.store.chats.all()
+    with pytest.raises(MoestroError, match="more characters than the context can hold"):
+        host.chat(None, "x" * 60_000)
+    assert host.store.chats.all() == before
+    error = client.post(COMPLETE, json=ask("x" * 60_000)).json()["error"]
+    assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", "messages",
+                                                              "context_length_exceeded")
+
+
+def nested(levels: int) -> bytes:
+    return b'{"data": ' + b"[" * (levels - 1) + b"]" * (levels - 1) + b"}"
+
+
+@pytest.mark.parametrize(("body", "wrong"), [
+    (rb'{"x": "\ud800"}', "half a character"), (rb'{"x": "\udc00\ud800"}', "half a character"),
+    (rb'{"\uDBFF": 1}', "half a character"), (b'{"x": "\xed\xa0\x80"}', "half a character"),
+    ('{"x": "\ud800"}'.encode("utf-16", "surrogatepass"), "half a character"),
+    (rb'{"x": "\ud83d\ude00 \\ud800"}', ""), ('{"x": "😀"}'.encode(), ""),
+    (b'{"x": 9223372036854775808}', "63 bits"), (b'{"x": -9223372036854775808}', "63 bits"),
+    (b'{"x": [' + b"9" * 5000 + b"]}", "63 bits"), (b'{"x": 9223372036854775807}', ""),
+    (b'{"x": "9223372036854775808 is too long for a number"}', ""), (b'{"x": 1e400}', ""),
+    (nested(MOST_DEPTH), ""), (nested(MOST_DEPTH + 1), "inside one another"), (b"[" * 100_000, "inside one another"),
+    (nested(100_000), "inside one another"), (b'{"x": [' + b"[]," * 5000 + b"[]]}", ""),
+    (b"no JSON \x00", ""), (b"", "")])
+def test_json_that_nothing_behind_could_take_is_refused(client: TestClient, body: bytes, wrong: str) -> None:
+    assert (wrong in wrong_with(body)) if wrong else wrong_with(body) == ""
+    answer = client.post("/gradio_api/run/predict", content=body, headers=JSON)
+    assert answer.status_code == (400 if wrong else 404), "there is nothing behind this path here"
+    assert wrong in answer.text
+
+
+@pytest.mark.parametrize("number", [2**63, 10**30, -1])
+@pytest.mark.parametrize("url", ["/live/frame?layer={}", "/live/state?chat={}", "/live/state?answer={}",
+                                 "/live/state?since={}", "/export/{}.zip", "/export/{}.trace",
+                                 "/export/session.zip?load={}", "/export/session.trace?load={}",
+                                 "/export/1.trace?load={}"])
+def test_numbers_that_nothing_can_have_are_refused(host: Host, client: TestClient, url: str, number: int) -> None:
+    if url.startswith("/live/state"):
+        from app import pulse
+
+        app = FastAPI()
+        app.include_router(pulse.router(host))
+        client = TestClient(app, base_url=HOME, raise_server_exceptions=False)
+    answer = client.get(url.format(number))
+    assert 400 <= answer.status_code < 500, answer.text
+
+
+@pytest.mark.parametrize(("change", "told"), [
+    ({"seed": 2**63}, "63 bits"), ({"seed": -2}, "seed must lie between -1 and 9223372036854775807, not -2"),
+    ({"temperature": 10**400}, "63 bits"), ({"messages": [{"role": "user", "content": "\ud800"}]}, "half a character"),
+    ({"model": "\udfff"}, "half a character"), ({"max_tokens": float("inf")}, "max_tokens"),
+    ({"temperature": float("nan")}, "temperature")])
+def test_the_api_refuses_them_too(client: TestClient, change: dict[str, Any], told: str) -> None:
+    answer = client.post(COMPLETE, content=json.dumps({**ask("hello"), **change}), headers=JSON)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert told in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("chat", [10**30, int(1e30), 2**63])
+def test_the_store_says_so_of_numbers_it_has_no_room_for(host: Host, chat: int) -> None:
+    """As an event of the dashboard may name them, of which a floating point number looks harmless."""
+    for asked in (lambda: host.regenerate(chat), lambda: host.messages(chat), lambda: host.rename(chat, "x"),
+                  lambda: host.delete(chat), lambda: host.edit(chat, 0, "x"), lambda: host.chat(chat, "x")):
+        with pytest.raises(StoreError, match="no number so large"):
+            asked()
+    assert host.answer(chat) is None
+
+
+def test_the_store_and_the_chat_say_so_of_half_characters(host: Host) -> None:
+    chat = host.chat(None, "a whole one").chat_id
+    assert chat is not None
+    with pytest.raises(MoestroError, match="half a character"):
+        host.chat(None, "\ud800")
+    with pytest.raises(StoreError, match="half a character"):
+        host.rename(chat, "\ud800")
+
+
+@pytest.mark.parametrize("seed", [2**62 + 1, 2**63 - 1, "7", 7.0])
+def test_a_seed_is_used_as_it_was_given(tmp_path: Path, host: Host, seed: Any) -> None:
+    assert host.set_sampling(seed=seed) == ""
+    assert host.sampling.seed == int(seed)
+    host.set_sampling(seed=-1)
+
+
+@pytest.mark.parametrize("seed", [float("inf"), float("nan"), 10**400, "x" * 10_000, None, 2**63])
+def test_what_is_no_seed_is_told_shortly(host: Host, seed: Any) -> None:
+    assert 0 < len(host.set_sampling(seed=seed)) < 200

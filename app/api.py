@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
-import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict
-from urllib.parse import urlsplit
 
-import psutil
 from fastapi import FastAPI, Response
 from fastapi.responses import FileResponse, PlainTextResponse
 from starlette.background import BackgroundTask
-from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app import completions, errors, export, frames, traces
 from app.analysis import lab, whatif
 from app.bodies import Bodies, RowId
 from app.host import Host
+from app.security.access import Access
+from app.security.gate import Gate
 from core import __version__
 from core.errors import MoestroError
 
-log = logging.getLogger("moestro.app")
-EVERYWHERE = ("0.0.0.0", "::", "")
 
+def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, access: Access | None = None) -> FastAPI:
+    """The application over a host. `ui` mounts the dashboard on it; `access` is who may use it: this machine alone.
 
-def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, address: str = "127.0.0.1") -> FastAPI:
-    """The application over a host. `ui` mounts the dashboard on it; `address` is what the server binds to.
-
-    Requests are answered for this machine's own names and `address` only, and none that another site's page makes.
+    Requests are answered for the server's own names only, and none that another site's page makes.
     """
     app = FastAPI(title="Moestro", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(Bodies)
-    app.add_middleware(SameOrigin)
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=trusted(address), www_redirect=False)
+    app.add_middleware(Gate, access=access or Access())
     errors.add_handlers(app)
     exports = host.store.folder / "exports"
     shutil.rmtree(exports, ignore_errors=True)  # of a server that was killed while sending one
@@ -113,40 +105,3 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, address
     if ui is not None:
         ui(app)
     return app
-
-
-def trusted(address: str) -> list[str]:
-    """Names by which this server may be called: its own machine's, and the address it was told to bind to."""
-    names = ["127.0.0.1", "localhost"]
-    if address in EVERYWHERE:
-        names += [one.address for card in psutil.net_if_addrs().values() for one in card if ":" not in one.address]
-        names.append(socket.gethostname())
-    elif address not in names:
-        names.append(address)
-    return names
-
-
-class SameOrigin:
-    """Refuses what a page of another origin asks for; a plain link to the dashboard may still be followed."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] in ("http", "websocket") and not allowed(scope["headers"]):
-            log.warning("refused a request of another site's page for %s", scope["path"])
-            if scope["type"] == "websocket":
-                await send({"type": "websocket.close", "code": 1008})
-                return
-            await PlainTextResponse("This request came from a page that is not Moestro's.", 403)(scope, receive, send)
-            return
-        await self.app(scope, receive, send)
-
-
-def allowed(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Is the request from our own page, or from no page at all? Header names are lower case."""
-    found = {name: value.decode("latin-1") for name, value in headers}
-    origin = found.get(b"origin")
-    if origin is not None:
-        return urlsplit(origin).netloc.lower() == found.get(b"host", "").lower() != ""
-    return found.get(b"sec-fetch-site") not in ("cross-site", "same-site") or found.get(b"sec-fetch-mode") == "navigate"

@@ -16,6 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from app.host import Host
+from app.security.access import Access
 from app.store import Store
 from app.store.check import Check
 from core.config import LoadSpec
@@ -27,6 +28,10 @@ os.environ.update(
     GRADIO_ANALYTICS_ENABLED="False", GRADIO_RUN_HISTORY="False", HF_HUB_DISABLE_TELEMETRY="1", DO_NOT_TRACK="1"
 )
 CLOSING_S = 3
+OPEN_TO_OTHERS = (
+    "Others on the network who know the token can use the model, read the chats and change everything here. What is "
+    "sent is not encrypted: do this only in a network that you trust. --address 127.0.0.1 keeps it to this machine."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,7 @@ class Asked:
 
 def serve(
     asked: Asked,
-    host: str = "127.0.0.1",
+    access: Access | None = None,
     port: int = 7860,
     browser: bool = True,
     keeper: Host | None = None,
@@ -49,15 +54,16 @@ def serve(
 ) -> None:
     """Serve until interrupted. Loads the model asked for at once; what was not asked for is as it was last time.
 
-    `port` must be free. `keeper` is the host to serve (a fresh one by default); it is closed at the end. `ready` is
-    called with the server once it answers. Raises StoreError or BusyError when the user's data cannot be opened.
+    `access` is who may use it: by default this machine alone. `port` must be free. `keeper` is the host to serve (a
+    fresh one by default); it is closed at the end. `ready` is called with the server once it answers. Raises StoreError
+    or BusyError when the user's data cannot be opened.
     """
-    keeper = keeper or Host(Store(check=check))
+    keeper, access = keeper or Host(Store(check=check)), access or Access()
     try:
         server = uvicorn.Server(
             uvicorn.Config(
-                build(keeper, host),
-                host=host,
+                build(keeper, access),
+                host=access.address,
                 port=port,
                 log_level="warning",
                 timeout_graceful_shutdown=CLOSING_S,
@@ -65,8 +71,7 @@ def serve(
                 server_header=False,
             )
         )
-        url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
-        threading.Thread(target=_announce, args=(server, url, browser, ready), daemon=True).start()
+        threading.Thread(target=_announce, args=(server, access, port, browser, ready), daemon=True).start()
         _load_at_start(keeper, asked)
         with _ends_quietly():
             server.run()
@@ -92,11 +97,11 @@ def _ends_quietly() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def build(keeper: Host, address: str = "127.0.0.1") -> FastAPI:
+def build(keeper: Host, access: Access | None = None) -> FastAPI:
     """The whole web application over a host: routes, our own assets, and the page."""
     from app.api import build_app
 
-    return build_app(keeper, ui=lambda app: _mount(app, keeper), address=address)
+    return build_app(keeper, ui=lambda app: _mount(app, keeper), access=access)
 
 
 def _mount(app: FastAPI, keeper: Host) -> None:
@@ -147,13 +152,18 @@ def _load_at_start(keeper: Host, asked: Asked) -> None:
         print(f"The model was not loaded: {error}", flush=True)
 
 
-def _announce(server: uvicorn.Server, url: str, browser: bool, ready: Callable[[uvicorn.Server], None] | None) -> None:
+def _announce(
+    server: uvicorn.Server, access: Access, port: int, browser: bool, ready: Callable[[uvicorn.Server], None] | None
+) -> None:
     pause = threading.Event()
     while not server.started:
         if server.should_exit or pause.wait(0.05):
             return
-    print(f"Moestro is ready: {url}   (Ctrl-C ends it)", flush=True)
+    urls = access.urls(port)
+    print(f"Moestro is ready: {urls[0]}   (Ctrl-C ends it)", *urls[1:], sep="\n                  ", flush=True)
+    if not access.local:
+        print(OPEN_TO_OTHERS, flush=True)
     if ready is not None:
         ready(server)
     if browser:
-        webbrowser.open(url)
+        webbrowser.open(urls[0])

@@ -14,6 +14,7 @@ import pytest
 
 from app import cli
 from app.cli import COMMANDS, options, test, ui
+from app.security.access import Access
 from app.serve import Asked
 from core.config import LOADING, SAMPLING, params
 from core.errors import MoestroError, SettingError
@@ -149,14 +150,14 @@ def test_ctrl_c_ends_cleanly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 def test_ctrl_c_is_how_the_dashboard_ends(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     served: list[object] = []
 
-    def serve(asked: Asked, host: str, port: int, browser: bool, check: object) -> None:
-        served.append((asked, host, browser))
+    def serve(asked: Asked, access: Access, port: int, browser: bool, check: object) -> None:
+        served.append((asked, access, browser))
         raise KeyboardInterrupt
 
     monkeypatch.setattr("app.serve.serve", serve)
     assert cli.main(["--context", "512", "--budget", "50%", "--no-browser"]) == 0
     # a value that equals the default was still asked for; what was not named is not there
-    assert served == [(Asked(None, {"context": 512}, {"budget": "50%"}), "127.0.0.1", False)]
+    assert served == [(Asked(None, {"context": 512}, {"budget": "50%"}), Access(), False)]
     assert capsys.readouterr() == ("", "")
 
 

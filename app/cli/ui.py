@@ -7,6 +7,7 @@ import os
 import socket
 
 from app.cli import options
+from app.security.access import Access
 from app.store.home import data_dir
 from core.errors import MoestroError
 
@@ -18,22 +19,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=port_number, metavar="N",
                         help=f"port to listen on (default: {FIRST}, or the next free one)")
     parser.add_argument("--address", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: "
-                        "127.0.0.1, this machine alone)")
+                        "127.0.0.1, this machine alone; 0.0.0.0: every address of it). Beyond this machine a token "
+                        "is asked for")
+    parser.add_argument("--token", metavar="TOKEN", help="ask for this token (default: $MOESTRO_TOKEN; else none on "
+                        "this machine alone, and beyond it one that is made up)")
+    parser.add_argument("--allow-host", action="append", default=[], metavar="NAME", help="another name that the "
+                        "dashboard may be opened by; can be given more than once")
     parser.add_argument("--no-browser", action="store_true", help="do not open a browser")
     options.add_settings(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     options.spec(args)  # what is wrong with the options is said before anything starts
-    port = choose_port(args.address, args.port)
+    access = Access.chosen(args.address, args.token or os.environ.get("MOESTRO_TOKEN"), args.allow_host)
+    port = choose_port(access.address, args.port)
     from app.store.check import NAME, Check
 
     check = Check(data_dir() / NAME)  # while everything else is imported
     from app.serve import Asked, serve
 
     try:
-        serve(Asked(*options.given(args)), host=args.address, port=port, browser=not args.no_browser,
-              check=check)
+        serve(Asked(*options.given(args)), access, port=port, browser=not args.no_browser, check=check)
     except KeyboardInterrupt:
         pass  # how a dashboard ends
     return 0

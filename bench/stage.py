@@ -160,10 +160,10 @@ def disk_gbps(pack: Path, seconds: float = 0.7, readers: int = 2) -> dict[str, f
 
 def machine(stage: Stage) -> Job:
     """What these figures were measured on."""
-    import psutil
     import torch
 
     from core.manifest import device_name, versions
+    from core.system_memory import host_memory
 
     ahead = ""
     try:
@@ -174,5 +174,5 @@ def machine(stage: Stage) -> Job:
     if stage.gguf:
         stage.versions["gguf"] = version("gguf")
     return {"device": device_name(torch.device("cpu")), "cores": os.cpu_count(),
-            "ram_gb": psutil.virtual_memory().total / 1e9, "read_ahead_kb": int(ahead) if ahead.strip() else None,
+            "ram_gb": host_memory().total / 1e9, "read_ahead_kb": int(ahead) if ahead.strip() else None,
             "versions": {**versions(), **stage.versions}}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import psutil
 import torch
 
+from core.system_memory import host_memory
 from core.types import Memory
 
 
@@ -13,8 +13,8 @@ def free_bytes(device: torch.device) -> tuple[int, int]:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return int(free), int(total)
-    memory = psutil.virtual_memory()
-    return int(memory.available), int(memory.total)
+    memory = host_memory()
+    return memory.available, memory.total
 
 
 def device_free(device: torch.device, instead_of: Memory | None = None) -> int:

@@ -58,9 +58,9 @@ def check_pack(pack: Path, as_json: bool) -> int:
 
 def examine(folder: Path) -> dict[str, Any]:
     """Everything, as plain values: bytes, GB/s (10^9), None where a machine has no such thing."""
-    import psutil
+    from core.system_memory import host_memory
 
-    memory = psutil.virtual_memory()
+    memory = host_memory()
     found = {
         "moestro": __version__, "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(), "executable": sys.executable, "packages": packages(), "cpu": probes.cpu(),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from app.gguf_head import file_type, read_head
+from core.composite import text_config
 from core.errors import MoestroError
 
 MANIFEST = "moestro.json"  # what makes a folder a pack, see docs/pack.md
@@ -103,8 +104,7 @@ def _checkpoint(path: Path, shown: Entry) -> Entry | None:
         config = None
     if not isinstance(config, dict):
         return replace(shown, kind="?", problem="Its config.json is damaged. Download it again.")
-    inner = config.get("text_config")
-    text: dict[str, Any] = inner if isinstance(inner, dict) else config
+    text = text_config(config)
     experts = _first(text, EXPERTS)
     if experts < 2:
         return None

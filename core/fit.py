@@ -56,7 +56,8 @@ def fit_of(plan: Plan, instead_of: Memory | None = None, trace: Trace | None = N
         disk=sizes.shape.total * tier.row_bytes if from_disk else 0,
         direct=from_disk and foretell and measure_disk(plan.files.path).direct,
         hit_low=told.hit[0], hit_high=told.hit[1], tok_s_low=told.tok_s[0], tok_s_high=told.tok_s[1], basis=told.basis,
-        suggested=suggested, problem=problem, warning=warning)
+        suggested=suggested, problem=problem, warning=warning,
+        note=plan.note)
 
 
 def copies_gbps(plan: Plan) -> float:

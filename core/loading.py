@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,8 @@ from core.plan import Plan
 from core.steady import give_back
 from core.tier import open_store
 
+log = logging.getLogger("moestro.load")
+
 Progress = Callable[[str, float], None]
 
 
@@ -40,6 +43,8 @@ def load(plan: Plan, progress: Progress, cancel: threading.Event | None) -> Load
     """Carry a plan out. Raises BudgetError before anything is read when it does not fit, Cancelled when stopped."""
     if problem := fit_of(plan, foretell=False).problem:
         raise BudgetError(problem)
+    if plan.note:
+        log.warning("%s", plan.note)
     progress("Reading dense weights", 0.0)
     tokenizer = load_tokenizer(plan.files.path)
     model = _dense(plan)

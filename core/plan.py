@@ -56,6 +56,13 @@ class Plan:
         """The experts' format."""
         return self.pack.format if self.pack is not None else self.spec.format
 
+    @property
+    def note(self) -> str:
+        """What of the model is not loaded, in the user's words; "" = all of it is."""
+        parts = self.outline.left_out
+        verb = "are" if len(parts) > 1 else "is"
+        return f"Text only: {', '.join(parts)} of this model {verb} not loaded." if parts else ""
+
 
 def plan(spec: LoadSpec, instead_of: Memory | None = None) -> Plan:
     """Read config and headers only. Raises ModelError, ContextError or BudgetError with what is wrong."""

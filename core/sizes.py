@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from core.composite import text_config
 from core.config import Budget
 from core.hf import Outline
 from core.memory.codec import Codec
@@ -94,7 +95,7 @@ def sizes_of(outline: Outline, config: Any, codec: Codec, context: int, paged: b
     """Sizes for one context and expert format. `paged`: slots are whole pages (core.memory.arena); `rounded` = what
     core.hf.rounded_bytes says of dense layers kept as codes."""
     slot = page_up(codec.slot_bytes) if paged else codec.slot_bytes
-    site, text = outline.sites[0], config.get_text_config(decoder=True)
+    site, text = outline.sites[0], text_config(config)
     shape = ModelShape(len(outline.sites), site.num_experts, site.top_k, outline.hidden, slot)
     states, scores = outline.states, _scores_bytes(text, context)
     chunk = min(PREFILL_CHUNK, context) if states.carried else context  # else a prompt is computed in one pass

@@ -44,6 +44,7 @@ def fit_card(fit: Fit, budget: str = "") -> str:
     legend = "".join(f'<li><i class="sw {css}"></i>{name} <b>{size(amount)}</b></li>' for css, name, amount in parts)
     said = fit.problem or (f"{fit.warning} You can load it all the same." if fit.warning else "")
     message = f'<p class="why">{escape(said)}</p>' if said else ""
+    message += f'<p class="minor">{escape(fit.note)}</p>' if fit.note else ""
     return (
         f'<div class="fit {kind}" role="status"><p><b class="verdict">{verdict}</b> <b>{size(fit.budget)}</b> of '
         f"{size(fit.device_free)} free on {escape(fit.device)}, <b>{100 * share:.0f}&nbsp;%</b> of experts resident</p>"

@@ -175,11 +175,13 @@ class ReservedIndexed(ReservedLayer, cache_utils.DynamicIndexedLayer):
 
     @property
     def growing_bytes(self) -> int:
-        return super().growing_bytes + self._index.bytes
+        positions = getattr(self, "indexer_position_ids", None)    # the model's own, of some models, on one layer
+        return super().growing_bytes + self._index.bytes + (0 if positions is None else positions.nbytes)
 
     def clear(self) -> None:
         super().clear()
         self._index.length = 0
+        self.indexer_position_ids = None
 
 
 RESERVED: dict[type[Any], type[Reserved]] = {

@@ -7,6 +7,7 @@ run here on a single expert's tensors instead of all of them. Verified bit for b
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from core.hf.coded import Merger
 from core.hf.discover import find_experts
 from core.hf.files import ModelFiles, ModelPath, TensorFiles, check_model, content_hash
 from core.hf.tensors import Tensors
+from core.memory.codec import PartSpec
 from core.memory.codec.coded import Coded
 
 
@@ -27,6 +29,18 @@ class Recipe(NamedTuple):
 
     converter: Any                   # transformers' WeightConverter; None: the tensor is stored as the model wants it
     keys: dict[str, list[str]]
+
+
+class _One:
+    """A model as a conversion may look at it: of every expert parameter's shape, with one expert."""
+
+    def __init__(self, parts: Mapping[str, PartSpec]) -> None:
+        self._parts = parts
+
+    def get_parameter(self, name: str) -> torch.Tensor:
+        return torch.empty(1, *self._parts[name.rpartition(".")[2]].shape, device="meta")
+
+    get_parameter_or_buffer = get_parameter
 
 
 class CheckpointReader:
@@ -127,7 +141,7 @@ class CheckpointReader:
         for operation in converter.operations:
             tensors = operation.convert(tensors, source_patterns=converter.source_patterns,
                                         target_patterns=converter.target_patterns, full_layer_name=target,
-                                        model=self._model, config=self._model.config, missing_keys=None)
+                                        model=_One(self.sites[0].parts), config=self._model.config, missing_keys=None)
         merged = next(value for name, value in tensors.items() if name in target)
         tensor: torch.Tensor = merged[0] if isinstance(merged, list) else merged
         return tensor.squeeze(0)

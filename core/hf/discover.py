@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from core.composite import text_config
 from core.errors import ModelError
 from core.memory.codec import PartSpec
 
 FLAGS = ("num_experts", "has_gate", "has_bias", "is_transposed", "is_concatenated")  # set by transformers' decorator
+INITIALISED = "_is_hf_initialized"  # of transformers, on a module of whose own nothing is left to initialise
 PARTS = "_moestro_parts"  # on an experts module whose weights were stripped: what they were
 
 
@@ -74,13 +76,14 @@ def part_specs(module: nn.Module) -> dict[str, PartSpec]:
 def strip(model: nn.Module) -> None:
     """Delete the stacked expert parameters, noting what they were. The checkpoint's expert weights then have no target
     and are never read."""
-    for module in model.modules():
+    for name, module in model.named_modules():
         if is_experts(module):
             specs = part_specs(module)
-            for name in specs:
-                delattr(module, name)
+            for part in specs:
+                delattr(module, part)
             setattr(module, PARTS, specs)
-            module._is_hf_initialized = True  # type: ignore[assignment]  # transformers: nothing left to initialise
+            for owner in (module, model.get_submodule(name.rpartition(".")[0])):
+                setattr(owner, INITIALISED, True)
 
 
 def find_experts(model: nn.Module) -> list[ExpertsSite]:
@@ -125,7 +128,7 @@ def _router(parent: nn.Module, recorded: tuple[type[nn.Module], ...], name: str)
 
 
 def _top_k(model: nn.Module, parent: nn.Module, router: nn.Module) -> int:
-    for owner in (router, parent, getattr(model, "config", None)):
+    for owner in (router, parent, text_config(getattr(model, "config", None))):
         for attribute in ("top_k", "num_experts_per_tok", "top_k_experts"):
             value = getattr(owner, attribute, None)
             if isinstance(value, int):

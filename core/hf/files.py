@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from core.composite import text_config
 from core.errors import ModelError
 from core.memory.codec.coded import Coded
 
@@ -83,9 +84,9 @@ def quantization(config: dict[str, Any]) -> str:
 
 def quantization_settings(config: dict[str, Any]) -> dict[str, Any] | None:
     """What config.json says of quantization, there or for its text model; None when it says nothing."""
-    for owner in (config, config.get("text_config")):
+    for owner in (config, text_config(config)):
         for name in QUANTIZATION:
-            if isinstance(owner, dict) and (found := owner.get(name)):
+            if found := owner.get(name):
                 return dict(found) if isinstance(found, dict) else {"quant_method": str(found)}
     return None
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import re
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.fx.experimental import _config as fx
 from transformers import DynamicCache
 
+from core.composite import text_config
 from core.errors import ModelError
 from core.hf.cache import reserve
 from core.hf.discover import ExpertsSite, find_experts, read_router
 from core.hf.hooks import install
 from core.hf.rehearsal import StateLayers, rehearse
 from core.hf.rounded import Linear, linears
+from core.hf.text_only import keep_text
+
+ALL = "meta_nonzero_assume_all_nonzero"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,7 @@ class Outline:
     states: StateLayers               # what a chunk of a prompt takes in layers that keep a state
     weights_itemsize: int             # of the weights that routers return
     linears: tuple[Linear, ...]       # layers outside the experts that can be rounded
+    left_out: tuple[str, ...] = ()    # parts of a model of text and images or sound that are not loaded
 
     def kv_bytes(self, context: int) -> int:
         """KV cache and states of one sequence of `context` positions."""
@@ -50,11 +57,11 @@ def outline(meta: Any) -> Outline:
     """Measure a model from `meta_skeleton`. Raises ModelError when it is not a MoE model, or does what is not
     understood."""
     sites = find_experts(meta)
-    config = meta.config.get_text_config()
+    config = text_config(meta.config)
     kv, states, itemsize = _layers(meta, sites)
     return Outline(hidden=config.hidden_size, vocab=config.vocab_size, context_limit=config.max_position_embeddings,
                    dense_bytes=_dense_bytes(meta, sites), kv=kv, sites=tuple(sites), states=states,
-                   weights_itemsize=itemsize, linears=linears(meta, sites))
+                   weights_itemsize=itemsize, linears=linears(meta, sites), left_out=keep_text(meta))
 
 
 def _dense_bytes(meta: Any, sites: list[ExpertsSite]) -> int:
@@ -74,11 +81,31 @@ def _layers(meta: Any, sites: list[ExpertsSite]) -> tuple[tuple[KvLayer, ...], S
     try:
         cache = DynamicCache(config=meta.config)
         own = reserve(cache, 1)
-        with install(meta, sites, lambda site, hidden, ids, weights: torch.zeros_like(hidden),
+        with _all_selected(), install(meta, sites, lambda site, hidden, ids, weights: torch.zeros_like(hidden),
                      lambda layer, args, kwargs, output: sizes.append(
                          read_router(sites[layer], output).weights.itemsize)):
             meta(torch.zeros(1, 1, dtype=torch.long, device="meta"), past_key_values=cache, use_cache=True)
             states = rehearse(meta, own)
     except Exception as error:  # the model's own code, run without weights
-        raise ModelError(f"{kind!r} does not work the way Moestro needs: {error}. Choose another model.") from error
+        raise ModelError(f"{kind!r} does not work the way Moestro needs: {_reason(error)}. Choose another "
+                         "model.") from error
     return tuple(KvLayer(layer.growing_bytes, layer.window, layer.state_bytes) for layer in own), states, max(sizes)
+
+
+def _all_selected() -> AbstractContextManager[object]:
+    """A model that selects positions by the numbers it computed is measured as if it selected all of them."""
+    if hasattr(fx, ALL):
+        patched: AbstractContextManager[object] = fx.patch({ALL: True})  # type: ignore[attr-defined]
+        return patched
+    return nullcontext()
+
+
+def _reason(error: Exception) -> str:
+    """What stops a model's own code when it is run without weights, as one piece of a sentence."""
+    if isinstance(error, ModelError):
+        return str(error)
+    if isinstance(error, NotImplementedError) or "meta" in str(error):    # torch's own words for a missing number
+        return ("its code decides by the numbers that it computes, so what it takes cannot be told before its weights "
+                "are read")
+    first = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", f"{str(error).strip()}\n".splitlines()[0]).rstrip(" .:")
+    return f"transformers' own code for it stops with \"{first or type(error).__name__}\""

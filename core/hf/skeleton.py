@@ -14,13 +14,13 @@ from typing import Any, NoReturn
 import torch
 from transformers import AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging
 
 from core.errors import ModelError
 from core.hf.discover import find_experts, strip
 from core.hf.files import ModelFiles, ModelPath, check_model
 from core.hf.hooks import NAME, register
+from core.hf.text_only import keep_text, text_class
 
 BUILDING = threading.Lock()  # transformers builds models under number type and flags of the whole process
 
@@ -34,14 +34,17 @@ def load_skeleton(path: ModelPath, dtype: torch.dtype | None = None, device: str
     """
     files = check_model(path)
     config, kind = _architecture(files)
-    find_experts(_on_meta(config, kind, dtype))  # not a MoE model: say so before anything is read
+    meta = _on_meta(config, kind, dtype)
+    find_experts(meta)                           # not a MoE model: say so before anything is read
+    unread = (r".",) if keep_text(meta) else (*(kind._keys_to_ignore_on_load_unexpected or ()), r"experts?\.")
     register()
 
     class Skeleton(kind):  # type: ignore[misc, valid-type]
-        _keys_to_ignore_on_load_unexpected = (*(kind._keys_to_ignore_on_load_unexpected or ()), r"experts?\.")
+        _keys_to_ignore_on_load_unexpected = unread
 
         @staticmethod
         def _load_pretrained_model(model: Any, *args: Any, **kwargs: Any) -> Any:
+            keep_text(model)
             strip(model)
             return kind._load_pretrained_model(model, *args, **kwargs)
 
@@ -75,7 +78,9 @@ def _on_meta(config: Any, kind: Any, dtype: torch.dtype | None) -> Any:
     number = dtype or config.dtype or torch.float32
     try:
         with BUILDING, torch.device("meta"):
-            return kind._from_config(config, dtype=number, experts_implementation=NAME).eval()
+            model = kind._from_config(config, dtype=number, experts_implementation=NAME).eval()
+            keep_text(model)
+            return model
     except Exception as error:  # sizes that contradict each other fail anywhere in the model's own code
         raise ModelError(f"config.json describes a model that cannot be built: {error}") from error
 
@@ -93,10 +98,11 @@ def _architecture(files: ModelFiles) -> tuple[Any, Any]:
         config = AutoConfig.from_pretrained(str(files.path), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # whatever transformers' validation of a file from anywhere raises
         raise ModelError(f"{files.path / 'config.json'} cannot be used: {error}") from error
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    found = text_class(config)
+    if found is None:
         raise ModelError(f"{name!r} is not a text-generating model that transformers can load as a causal language "
                          "model. Choose another model.")
-    return config, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return found
 
 
 @contextmanager

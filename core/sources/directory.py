@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from core.composite import text_config
 from core.errors import ModelError
 from core.hf.files import QUANTIZATION, ModelFiles, TensorFiles, check_files, quantization_settings
 from core.hf.tensors import Shape
@@ -80,11 +81,9 @@ def _quantization(files: ModelFiles) -> dict[str, Any] | None:
 
 
 def _without_quantization(config: dict[str, Any]) -> dict[str, Any]:
-    """A config as that of the dequantised model."""
-    kept = {name: value for name, value in config.items() if name not in QUANTIZATION}
-    if isinstance(text := kept.get("text_config"), dict):
-        kept["text_config"] = {name: value for name, value in text.items() if name not in QUANTIZATION}
-    return kept
+    """A config as that of the dequantised model, the configs within it too."""
+    return {name: _without_quantization(value) if isinstance(value, dict) else value
+            for name, value in config.items() if name not in QUANTIZATION}
 
 
 def _made(quantization: dict[str, Any], tensors: TensorFiles, dtype: torch.dtype) -> tuple[str, Made]:
@@ -111,7 +110,7 @@ def _made(quantization: dict[str, Any], tensors: TensorFiles, dtype: torch.dtype
 
 def _dense_dtype(config: dict[str, Any], tensors: TensorFiles) -> torch.dtype:
     """The number type the model is meant to have: as config.json says, else that of most of its plain weights."""
-    for owner in (config, config.get("text_config") or {}):
+    for owner in (config, text_config(config)):
         named = getattr(torch, str(owner.get("dtype") or owner.get("torch_dtype")).removeprefix("torch."), None)
         if isinstance(named, torch.dtype) and named in FLOATS:
             return named

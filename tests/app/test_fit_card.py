@@ -80,3 +80,9 @@ def test_names_and_sizes() -> None:
     assert name_of(str(cached / "x-Q4_K_M.gguf")) == "org/Big-MoE/x-Q4_K_M.gguf"
     assert [size(n) for n in (12, 4096, 9_990_000, 123_456_789, 18_500_000_000)] == [
         "12 B", "4.1 kB", "9.99 MB", "123 MB", "18.5 GB"]
+
+
+def test_what_is_not_loaded_is_said() -> None:
+    said = "Text only: visual of this model is not loaded."
+    assert said in fit_card(fit(note=said))
+    assert "Text only" not in fit_card(fit())

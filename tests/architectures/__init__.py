@@ -1,0 +1,1 @@
+"""Which Mixture-of-Experts models of the installed transformers run here, and how exactly: tried, not claimed."""

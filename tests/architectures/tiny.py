@@ -1,0 +1,91 @@
+"""A tiny config of any model type: transformers' own default config, its sizes cut down by their names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+LAYERS = 4   # the first ones are dense in some
+WHERE: dict[str, Any] = dict(               # of text models
+    vocab_size=256, hidden_size=64, num_hidden_layers=LAYERS, num_attention_heads=4, num_key_value_heads=2,
+    head_dim=16, max_position_embeddings=512, pad_token_id=0, bos_token_id=1, eos_token_id=None,
+    intermediate_size=96, moe_intermediate_size=64, shared_expert_intermediate_size=80, shared_intermediate_size=64,
+    moe_shared_expert_intermediate_size=64, num_experts=8, num_local_experts=8, n_routed_experts=8, moe_num_experts=8,
+    num_experts_per_tok=4, moe_topk=4, moe_k=4, moe_top_k=4, top_k_experts=4, n_shared_experts=1, num_shared_experts=1,
+    moe_num_shared_experts=1, first_k_dense_replace=1, num_dense_layers=1, n_group=2, topk_group=1,
+    sliding_window=12, sliding_window_size=12, layer_types=None, mlp_layer_types=None, attn_layer_types=None,
+    q_lora_rank=32, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=16, v_head_dim=16,
+    index_topk=8, index_head_dim=16, index_n_heads=4,
+    linear_conv_kernel_dim=4, linear_key_head_dim=16, linear_value_head_dim=16, linear_num_key_heads=2,
+    linear_num_value_heads=4, output_router_logits=False, attention_dropout=0.0, rope_parameters=None,
+    dense_intermediate_size=96, router_hidden_size=32, dtype="float32")
+VISION: dict[str, Any] = dict(              # of everything beside the text model
+    hidden_size=32, intermediate_size=48, num_hidden_layers=1, depth=1, num_attention_heads=2, num_heads=2,
+    num_key_value_heads=2, head_dim=16, image_size=28, patch_size=14, num_position_embeddings=16, out_hidden_size=64,
+    position_embedding_size=16, num_channels=3, projection_hidden_dim=32, text_hidden_size=64, embed_dim=32,
+    encoder_layers=1, encoder_attention_heads=2, encoder_ffn_dim=48, d_model=32, output_dim=64, output_proj_dims=32,
+    vision_output_dim=64, projector_input_dim=64, projector_output_dim=64)
+LINEAR: dict[str, Any] = dict(num_hidden_layers=4, linear_head_dim=16, linear_num_heads=4)
+OWN: dict[str, dict[str, Any]] = {          # what the rules above do not make small, or not consistent
+    "aria": dict(projector_patch_to_query_dict={"4": 4}),
+    "bailing_hybrid": dict(num_hidden_layers=4, layer_group_size=3),
+    "dbrx": dict(d_model=64, n_heads=4, n_layers=3, max_seq_len=512,
+                 attn_config=dict(kv_n_heads=2, clip_qkv=8, rope_theta=10000.0),
+                 ffn_config=dict(hidden_size=64, ffn_hidden_size=96, moe_num_experts=8, moe_top_k=4)),
+    "deepseek_v2": dict(n_group=1, topk_group=1, first_k_dense_replace=1),
+    "doge": dict(is_moe=True, num_experts=16, num_experts_per_tok=4, intermediate_size=96),
+    "ernie4_5_vl_moe_text": dict(moe_intermediate_size=[64, 32], num_hidden_layers=4,
+                                 mlp_layer_types=["dense", "sparse", "sparse", "sparse"],
+                                 rope_parameters=dict(rope_type="default", rope_theta=5e5, mrope_section=[3, 3, 2])),
+    "gemma4_text": dict(num_hidden_layers=3, enable_moe_block=True, vocab_size_per_layer_input=256,
+                        hidden_size_per_layer_input=16,
+                        layer_types=["sliding_attention", "sliding_attention", "full_attention"], global_head_dim=16),
+    "gemma4_audio": dict(subsampling_conv_channels=[8, 8]),
+    "glm4v_moe_text": dict(rope_parameters=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5,
+                                                mrope_section=[2, 1, 1])),
+    "glm5_next_text": dict(LINEAR, index_topk=16, qk_rope_head_dim=0, head_dim=0),
+    "granitemoehybrid": dict(num_hidden_layers=3, layer_types=["mamba", "mamba", "attention"], mamba_n_heads=8,
+                             mamba_d_state=16, mamba_d_head=16, mamba_chunk_size=16),
+    "jamba": dict(num_hidden_layers=4, mamba_d_state=8, expert_layer_period=2, expert_layer_offset=1,
+                  attn_layer_period=4, attn_layer_offset=2),
+    "jetmoe": dict(kv_channels=16, num_experts_per_tok=2),
+    "kimi_linear": dict(LINEAR, layer_types=["linear_attention"] * 3 + ["full_attention"]),
+    "lfm2_moe": dict(num_hidden_layers=3, layer_types=["conv", "conv", "full_attention"]),
+    "llama4_text": dict(num_experts_per_tok=1, intermediate_size_mlp=96, attention_chunk_size=16),
+    "longcat_flash": dict(num_layers=2, ffn_hidden_size=96, zero_expert_num=4, expert_ffn_hidden_size=64),
+    "nemotron_h": dict(layers_block_type=["mamba", "moe", "attention", "moe"], num_hidden_layers=4,
+                       ssm_state_size=16, mamba_num_heads=8, mamba_head_dim=16, n_groups=2, chunk_size=16),
+    "qwen3_5_moe_text": LINEAR, "qwen3_next": LINEAR,
+    "qwen4_exp_text": dict(LINEAR, hc_lowrank=8, ngram_vocab_size_base=64, split_ngram_parts=1,
+                           make_ngram_vocab_size_divisible_by=8, indexer_n_heads=4, indexer_kv_heads=1,
+                           indexer_head_dim=16, indexer_budget=8, indexer_compress_ratio=2),
+    "step3p5": dict(mlp_layer_types=["dense", "sparse", "sparse", "sparse"], share_expert_dim=64),
+    "zaya": dict(num_experts_per_tok=1, num_hidden_layers=4),
+}
+
+
+def fields_of(kind: type[Any]) -> set[str]:
+    """The names of a config class's fields."""
+    return {name for base in kind.__mro__ for name in vars(base).get("__annotations__", {})}
+
+
+def tiny(model_type: str) -> dict[str, Any]:
+    """Fields for `AutoConfig.for_model(model_type, **fields)`."""
+    kind = CONFIG_MAPPING[model_type]
+    text = not any(word in model_type for word in ("vision", "audio", "vit"))
+    rules = WHERE if text else VISION
+    fields = {name: value for name, value in rules.items() if name in fields_of(kind) and value is not None}
+    if "kv_lora_rank" in fields:
+        fields["num_key_value_heads"] = 4          # latent attention has as many as it has heads
+    for name, sub in (getattr(kind, "sub_configs", None) or {}).items():
+        inner = getattr(sub, "model_type", "") or INNER.get((model_type, name), "")
+        if inner in CONFIG_MAPPING and name not in OWN.get(model_type, {}):
+            fields[name] = {"model_type": inner, **tiny(inner)}
+    return fields | OWN.get(model_type, {})
+
+
+INNER: dict[tuple[str, str], str] = {       # where a config says only that any config may stand there
+    ("kimi_k25", "text_config"): "deepseek_v3", ("mistral3", "text_config"): "mistral4",
+    ("mistral3", "vision_config"): "pixtral", ("mistral_large4", "vision_config"): "pixtral",
+}

@@ -1,0 +1,134 @@
+"""Try one architecture: a tiny random checkpoint of it, run here and by transformers itself, logits compared."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
+    DynamicCache,
+)
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from core.config import LoadSpec, Settings
+from core.engine import Engine
+from core.errors import ModelError
+from core.hf.text_only import keep_text
+from tests.architectures.tiny import tiny
+from tests.tiny_tokenizer import save_tokenizer
+
+PROMPT = torch.randint(3, 250, (24,), generator=torch.Generator().manual_seed(1)).tolist()
+CHUNKS = (16, 8)
+AUTOS = (AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForMultimodalLM)
+TURNS: dict[str, list[object]] = {
+    "budget": ["all", "50%", "62.5%", "75%"], "eviction": ["lru", "lfu", "random", "none"],
+    "predictor": ["none", "gate"], "scope": ["layer", "global"]}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was found. `off` = the largest difference of logits, as a share of the largest logit; 0.0 = none at all."""
+
+    model_type: str
+    verdict: Literal["exact", "close", "refused"]
+    why: str = ""
+    off: float = 0.0
+    left_out: tuple[str, ...] = ()
+
+
+def known(model_type: str) -> bool:
+    """Whether the installed transformers has it."""
+    return model_type in CONFIG_MAPPING
+
+
+def writers(config: Any) -> list[Any]:
+    """transformers' auto classes that would write text with a model of this config, its text part alone first."""
+    return [auto for auto in AUTOS if type(config) in auto._model_mapping]
+
+
+def random_model(model_type: str, seed: int = 0) -> Any:
+    """A tiny random model of a type, whole. Raises what transformers raises for what it cannot build."""
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(model_type, **tiny(model_type))
+    autos = writers(config)
+    if not autos:
+        raise ModelError("transformers has no class of it that writes text")
+    model = autos[-1].from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() >= 2:
+                parameter.normal_(0, 0.08)
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if "bias" in name and tensor.dim() == 1 and tensor.is_floating_point():
+                tensor.normal_(0, 0.05)
+    return model
+
+
+def save(model: Any, directory: Path) -> Path:
+    """Write a checkpoint with a tokenizer."""
+    model.save_pretrained(directory, max_shard_size="150KB")
+    return save_tokenizer(directory)
+
+
+@torch.inference_mode()
+def run(model: Any, cache: Any, steps: int, before: Callable[[int], None] = lambda step: None) -> torch.Tensor:
+    """Logits [len(PROMPT) + steps, V] of the prompt in two chunks and of greedy tokens."""
+    first, ids = torch.tensor([PROMPT]).split(list(CHUNKS), dim=1)
+    logits = [model(input_ids=first, past_key_values=cache, use_cache=True).logits[0].clone()]
+    for step in range(steps + 1):
+        before(step)
+        out = model(input_ids=ids, past_key_values=cache, use_cache=True).logits[0]
+        logits.append(out.clone())
+        ids = out[-1:].argmax(-1)[None]
+    return torch.cat(logits)
+
+
+def transformers_own(path: Path, dtype: torch.dtype) -> Any:
+    """transformers' model of a checkpoint, with grouped_mm where it has that."""
+    model = writers(AutoConfig.from_pretrained(path))[0].from_pretrained(path, dtype=dtype).eval()
+    try:
+        model.set_experts_implementation("grouped_mm")
+    except (ValueError, AttributeError):
+        pass                                  # experts without transformers' interface: there is one way only
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+    return model
+
+
+def try_type(model_type: str, steps: int = 12, dtype: torch.dtype = torch.float32) -> Outcome:
+    """Load a tiny checkpoint of it with a budget of one half, answer while settings change, and compare.
+
+    Raises AssertionError where the budget was not kept, and what transformers raises for what it cannot build.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = save(random_model(model_type), Path(folder))
+        name = str(dtype).removeprefix("torch.")
+        try:
+            engine = Engine.load(LoadSpec.checked(str(path), Settings({"budget": "50%"}), dtype=name))
+        except ModelError as error:
+            return Outcome(model_type, "refused", str(error))
+        try:
+            chance = random.Random(0)
+
+            def turn(step: int) -> None:
+                engine.change({knob: chance.choice(choices) for knob, choices in TURNS.items()})
+                engine.residency.check_integrity()
+                assert engine.memory().used <= engine.memory().budget
+
+            got = run(engine.model, engine.fresh_cache(), steps, turn)
+            left_out = keep_text(engine.model)
+        finally:
+            engine.unload()
+        plain = transformers_own(path, dtype)
+        want = run(plain, DynamicCache(config=plain.config), steps)
+        off = ((got - want).abs().max() / want.abs().max()).item()
+        return Outcome(model_type, "close" if off else "exact", "", off, left_out)

@@ -1,0 +1,77 @@
+"""Models of text and images or sound: only their text is loaded, exactly, from the checkpoint as it is published."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.candidates import look
+from core.composite import text_config
+from core.config import LoadSpec, Settings
+from core.engine import Engine
+from core.errors import ModelError
+from core.hf import load_skeleton, meta_skeleton, outline
+from core.hf.files import quantization_settings
+from core.importing.job import open_job
+from core.plan import plan
+from tests.architectures.trial import known, random_model, save, try_type
+
+COMPOSITE = ["qwen3_5_moe", "qwen4_exp", "gemma4", "glm4v_moe", "qwen3_vl_moe", "kimi_k25"]
+
+
+def test_the_text_config_is_found_wherever_it_is_nested() -> None:
+    inner: dict[str, Any] = {"vocab_size": 8, "quantization_config": {"quant_method": "fp8"}}
+    assert text_config(inner) is inner
+    assert text_config({"text_config": inner}) is inner
+    assert text_config({"thinker_config": {"text_config": inner, "audio_config": {}}}) is inner
+    assert text_config({"text_config": None, "vocab_size": 9}) == {"text_config": None, "vocab_size": 9}
+    assert quantization_settings({"thinker_config": {"text_config": inner}}) == {"quant_method": "fp8"}
+
+
+@pytest.mark.parametrize("model_type", COMPOSITE)
+def test_a_composite_model_is_exact(model_type: str) -> None:
+    if not known(model_type):
+        pytest.skip(f"the installed transformers has no {model_type}")
+    outcome = try_type(model_type, steps=6)
+    assert (outcome.verdict, outcome.off) == ("exact", 0.0), outcome
+
+
+@pytest.fixture(scope="module")
+def vision(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny checkpoint of text and images, stored whole."""
+    return save(random_model("qwen3_vl_moe"), tmp_path_factory.mktemp("vision"))
+
+
+def test_parts_that_are_not_text_are_neither_read_nor_counted_and_that_is_said(
+        vision: Path, caplog: pytest.LogCaptureFixture) -> None:
+    skeleton = load_skeleton(vision)
+    assert skeleton.model.visual is None
+    shape = outline(meta_skeleton(vision))
+    assert shape.left_out == ("visual",)
+    assert shape.dense_bytes == sum(t.nbytes for t in (*skeleton.parameters(), *skeleton.buffers()))
+    spec = LoadSpec.checked(str(vision), Settings({"budget": "all"}))
+    assert plan(spec).note == "Text only: visual of this model is not loaded."
+    with caplog.at_level(logging.WARNING, "moestro.load"):
+        Engine.load(spec).unload()
+    assert [r.getMessage() for r in caplog.records] == [plan(spec).note]
+
+
+def test_the_library_and_an_import_see_the_text_model(vision: Path) -> None:
+    entry = look(vision, "folder")
+    assert entry is not None and (entry.experts, entry.top_k, entry.problem) == (8, 4, "")
+    with open_job(vision, "vision", "auto", 0.0) as job:
+        assert job.layers == 4
+        assert not any("visual" in name for name in job.dense)
+        assert any(name.endswith("embed_tokens.weight") for name in job.dense)
+
+
+def test_a_cache_of_its_own_is_refused_in_one_whole_sentence(tmp_path: Path) -> None:
+    path = save(random_model("minimax"), tmp_path)
+    with pytest.raises(ModelError) as caught:
+        outline(meta_skeleton(path))
+    assert str(caught.value) == (
+        "'minimax' does not work the way Moestro needs: transformers' own code for it stops with \"MiniMax uses cache "
+        "of its own and is not compatible with `past_key_values` of type DynamicCache\". Choose another model.")

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import json
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ from core.errors import MoestroError
 HELP = "Measure speed side by side with plain transformers and llama.cpp."
 RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results"
 # Modules of bench/ with run(its options ..., say) and table(result).
-BENCHES = ("quick", "tiers", "formats", "regret", "predictors", "methods", "overhead", "substitution", "lossy")
-ASKED = ("model", "budget", "rounds", "tokens", "questions", "dtype", "keep", "small", "llama")
+BENCHES = ("quick", "tiers", "formats", "regret", "predictors", "methods", "overhead", "substitution", "lossy",
+           "soak")
+ASKED = ("model", "budget", "rounds", "tokens", "questions", "dtype", "keep", "small", "llama", "minutes",
+         "seed")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        "only shows that everything works")
     asked.add_argument("--llama", metavar="PYTHON", help="tiers: a Python interpreter that has llama_cpp "
                        "(default: this one, if it has)")
+    asked.add_argument("--minutes", type=count, metavar="N", help="soak: how long (default: 60)")
+    asked.add_argument("--seed", type=count, metavar="N", help="soak: of all that is drawn at random (default: 1)")
     parser.add_argument("--json", action="store_true", help="end with the result as one line of JSON")
     parser.add_argument("--save", type=Path, metavar="FILE",
                         help="where to write the result (default: a new file in bench/results)")
@@ -61,16 +66,25 @@ def run(args: argparse.Namespace) -> int:
     if "meter" in has:
         asked["meter"] = importlib.import_module("app.regret").Regret
     began = datetime.now(UTC)
-    result = bench.run(**asked, say=lambda text: print(text, file=sys.stderr, flush=True))
-    result = {"bench": args.name, "date": began.isoformat(timespec="seconds"), **result}
     file: Path = args.save or RESULTS / f"{args.name}-{began:%Y%m%d-%H%M%S}.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    head = {"bench": args.name, "date": began.isoformat(timespec="seconds")}
+    if "so_far" in has:
+        asked["so_far"] = lambda found: write(file, {**head, **found})
+    result = {**head, **bench.run(**asked, say=lambda text: print(text, file=sys.stderr, flush=True))}
+    write(file, result)
     print(bench.table(result))
     print(f"Written to {file}", file=sys.stderr)
     if args.json:
         print(json.dumps(result))
     return 0
+
+
+def write(file: Path, result: Mapping[str, Any]) -> None:
+    """All of it or nothing: an earlier one stays until this one is whole."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_name(f"{file.name}.part")
+    part.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    part.replace(file)
 
 
 def count(text: str) -> int:

@@ -1,0 +1,113 @@
+"""The one who loads, unloads, imports and deletes models, every now and then."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from bench.soak.page import Failed, Http, Page
+from bench.soak.score import Score
+
+FORMATS = ("int8", "int8-g32", "int4-g32", "int4-g32-sym", "mxfp4", "iq4_nl")   # that divide the demo model's rows
+LOADED_AS = ("checkpoint", "checkpoint", "int8", "int4-g32")
+LONGEST_S = 300.0    # for a load, an import, or for answers to end; longer is a hang
+LOOK_S = 0.2
+
+
+class Operator(threading.Thread):
+    """Acts every `pause_s` seconds on average. For loading it asks the others to be calm first."""
+
+    def __init__(self, url: str, home: Path, dice: random.Random, score: Score, calm: threading.Event,
+                 ended: threading.Event, pause_s: float) -> None:
+        super().__init__(name="soak-operator", daemon=True)
+        self._http, self._home, self._dice, self._score = Http(url), home, dice, score
+        self._calm, self._ended, self._pause_s = calm, ended, pause_s
+        self._page = Page(self._http, dice)
+
+    def run(self) -> None:
+        """Import, load what was imported, load the demo model again, delete the pack; and so on."""
+        steps: list[Callable[[], None]] = [self._import, self._load_pack, self._load_demo, self._delete]
+        at = 0
+        while not self._ended.wait(self._dice.uniform(0.5, 1.5) * self._pause_s):
+            try:
+                steps[at % len(steps)]()
+            except Failed as error:
+                if not self._ended.is_set():
+                    self._score.error(f"{steps[at % len(steps)].__name__[1:]}: {error}")
+            except Exception as error:
+                self._score.error(f"operator: unexpected in the bench: {type(error).__name__} {error}")
+            finally:
+                self._calm.set()
+            at += 1
+
+    @property
+    def _packs(self) -> list[Path]:
+        return sorted(one.parent for one in self._home.glob("packs/*/moestro.json"))
+
+    def _import(self) -> None:
+        page = self._page
+        page.set("import-source", "demo")
+        page.set("import-format", self._dice.choice(FORMATS))
+        page.fire("import-start", "click")
+        if page.value("import-alert"):
+            raise Failed(f"the import was refused: {page.value('import-alert')}")
+        if self._dice.random() < 0.3:
+            self._ended.wait(self._dice.uniform(0, 2))
+            page.fire("import-cancel", "click")
+            self._until(lambda: self._http.json("/healthz")["importing"] is None, "a cancelled import to end")
+            self._score.did("import cancelled")
+            page.fire("import-resume", "click")
+        self._until(lambda: self._http.json("/healthz")["importing"] is None, "an import")
+        told = self._http.json("/live/state")["import"]
+        if told["state"] == "error":
+            raise Failed(f"the import failed: {told['text']}")
+        self._score.did(f"import {told['state']}")
+
+    def _load_pack(self) -> None:
+        if self._packs:
+            self._load(str(self._packs[0]), "checkpoint")
+
+    def _load_demo(self) -> None:
+        self._load("demo", self._dice.choice(LOADED_AS))
+
+    def _load(self, model: str, format: str) -> None:
+        self._calm.clear()
+        self._until(lambda: not self._http.json("/healthz")["busy"], "answers to end")
+        page = self._page
+        if self._dice.random() < 0.5:
+            page.fire("unload", "click")
+            if not page.value("model-alert"):
+                self._score.did("unload")
+        page.set("model", model)
+        page.set("set-format", format)
+        page.fire("load", "click")
+        if page.value("model-alert"):
+            return self._score.refused("load")
+        self._until(lambda: self._http.json("/healthz")["loading"] is None, "a load")
+        loaded = self._http.json("/healthz")["model"]
+        if loaded != model:
+            self._page = Page(self._http, self._dice)
+            self._score.error(f"load: {model} as {format} was not loaded, {loaded} is")
+        else:
+            self._score.did("load")
+        return None
+
+    def _delete(self) -> None:
+        page = self._page
+        for pack in self._packs:
+            page.fire("library-refresh", "click")
+            page.fire("models", "select", {"entry": str(pack)})
+            page.fire("delete-model", "click")
+            page.fire("delete-model-yes", "click")
+            (self._score.refused if pack.exists() else self._score.did)("pack deleted")
+
+    def _until(self, is_so: Callable[[], bool], what: str) -> None:
+        waited = 0.0
+        while not is_so():
+            if self._ended.wait(LOOK_S):
+                raise Failed("the bench has ended")
+            waited += LOOK_S
+            if waited > LONGEST_S:
+                raise Failed(f"waited {LONGEST_S:.0f} s for {what}")

@@ -1,0 +1,101 @@
+"""What a soak found: slopes after the warm-up, waiting times, errors and goals, as data and as a table."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from bench.soak.figures import WARM_UP, Slope, after_warm_up, quantiles, slope
+from bench.soak.score import Score
+from bench.soak.server import Held
+
+GOAL_MS = 50.0
+KEPT_LINES = 20
+MINUTE_S = 60.0
+
+
+@dataclass
+class Seen:
+    """Everything that was measured so far."""
+
+    minutes: float                     # asked for
+    seed: int
+    clients: int
+    held: list[Held] = field(default_factory=list)
+    took_ms: dict[str, list[float]] = field(default_factory=dict)
+    recorded: tuple[int, int] = (0, 0)   # tokens and bytes of the database
+    stopped: bool = False
+
+
+def result(seen: Seen, score: Score, complaints: Sequence[str], finished: bool) -> dict[str, Any]:
+    """Everything as plain data. `complaints`: what the server logged; each line of an error in it is one more error."""
+    held = seen.held[after_warm_up([one.seconds for one in seen.held]):]
+    at = [one.seconds for one in held]
+    slopes = {name: slope(at, values) for name, values in (
+        ("uss_mb", [one.uss / 1e6 for one in held]), ("rss_mb", [one.rss / 1e6 for one in held]),
+        ("handles", [float(one.handles) for one in held]), ("threads", [float(one.threads) for one in held]))}
+    took = {path: quantiles(values) for path, values in seen.took_ms.items()}
+    logged = [line for line in complaints if line.startswith("Traceback") or "ERROR" in line or "CRITICAL" in line]
+    told = score.told()
+    errors = score.errors + len(logged)
+    tokens, size = seen.recorded
+    goals = {"memory does not grow": _still(slopes["uss_mb"]), "handles do not grow": _still(slopes["handles"]),
+             "threads do not grow": _still(slopes["threads"]), "no error": errors == 0,
+             **{f"p95 of {path} under {GOAL_MS:.0f} ms": of["p95"] < GOAL_MS for path, of in took.items() if of}}
+    return {
+        "finished": finished, "stopped": seen.stopped, "minutes_asked": seen.minutes,
+        "minutes": round((seen.held[-1].seconds - seen.held[0].seconds) / 60, 2) if seen.held else 0.0,
+        "seed": seen.seed, "clients": seen.clients, "warm_up_share": round(WARM_UP, 3), "cpus": os.cpu_count(),
+        "slopes": {name: one and {"per_minute": round(one.per_minute, 4), "error": round(one.error, 4)}
+                   for name, one in slopes.items()},
+        "took_ms": {path: {"n": len(seen.took_ms[path]), **{k: round(v, 2) for k, v in figures.items()}}
+                    for path, figures in took.items()},
+        "tokens": tokens, "database_bytes": size,
+        "database_bytes_per_1000_tokens": round(1000 * size / tokens) if tokens else None,
+        **told, "errors": errors, "logged_errors": logged[:KEPT_LINES], "logged_lines": len(complaints),
+        "last_logged": list(complaints[-KEPT_LINES:]), "goals": goals, "course": course(seen.held)}
+
+
+def _still(found: Slope | None) -> bool | None:
+    return None if found is None else not found.is_growth
+
+
+def course(held: Sequence[Held]) -> list[dict[str, float]]:
+    """Medians of each minute, of everything that is held."""
+    if not held:
+        return []
+    minutes: dict[int, list[Held]] = {}
+    for one in held:
+        minutes.setdefault(int((one.seconds - held[0].seconds) // MINUTE_S), []).append(one)
+    return [{"minute": minute, "rss_mb": round(median(o.rss for o in of) / 1e6, 1),
+             "uss_mb": round(median(o.uss for o in of) / 1e6, 1), "handles": median(o.handles for o in of),
+             "threads": median(o.threads for o in of), "processes": median(o.processes for o in of),
+             "database_mb": round(median(o.database for o in of) / 1e6, 2)} for minute, of in minutes.items()]
+
+
+def table(found: dict[str, Any]) -> str:
+    """The result in short."""
+    units = {"uss_mb": "MB, memory of its own (USS)", "rss_mb": "MB, resident (RSS)", "handles": "open handles",
+             "threads": "threads"}
+    lines = [f"{found['minutes']:g} minutes, {found['clients']} clients, seed {found['seed']}, {found['tokens']} "
+             f"tokens, {found['cpus']} CPU cores", "", "growth a minute after the first third"]
+    for name, unit in units.items():
+        one = found["slopes"][name]
+        figure = "too short to tell" if one is None else f"{one['per_minute']:+.3f} ± {one['error']:.3f}"
+        lines.append(f"  {figure:<22} {unit}")
+    lines += ["", f"{'milliseconds':<16}{'n':>7}{'p50':>9}{'p95':>9}{'max':>9}"]
+    for path, took in found["took_ms"].items():
+        figures = (f"{took.get(name, 0):>9.1f}" for name in ("p50", "p95", "max"))
+        lines.append(f"{path:<16}{took['n']:>7}" + "".join(figures))
+    each = found["database_bytes_per_1000_tokens"]
+    lines += ["", f"database: {each / 1e6:.2f} MB per 1000 tokens" if each else "database: no token recorded"]
+    for what in ("done", "refused"):
+        lines.append(f"{what}: " + (", ".join(f"{name} {count}" for name, count in found[what].items()) or "nothing"))
+    lines.append(f"errors: {found['errors']}")
+    lines += [f"  {text}" for text in [*found["first_errors"], *found["logged_errors"]][:10]]
+    lines += ["", *(f"{'kept' if kept else 'too short to tell' if kept is None else 'MISSED'}: {goal}"
+                    for goal, kept in found["goals"].items())]
+    return "\n".join(lines)

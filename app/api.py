@@ -27,6 +27,7 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, access:
     Requests are answered for the server's own names only, and none that another site's page makes.
     """
     app = FastAPI(title="Moestro", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(errors.Unforeseen)
     app.add_middleware(Bodies)
     app.add_middleware(Gate, access=access or Access())
     errors.add_handlers(app)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -9,10 +10,14 @@ from fastapi.exception_handlers import http_exception_handler, request_validatio
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.crash import log_crash
 from app.turns import QueueFullError
 from core.errors import BusyError, ContextError, ModelError, MoestroError
 
+log = logging.getLogger("moestro.app")
 API = "/v1"
 SHOWN_CHARS = 200  # of the name of a field that a request made up
 TOO_LONG = "context_length_exceeded"
@@ -67,3 +72,33 @@ async def refused(request: Request, error: Exception) -> Response:
     if not request.url.path.startswith(API):
         return await http_exception_handler(request, error)
     return problem(error.status_code, str(error.detail), headers=dict(error.headers or {}))
+
+
+class Unforeseen:
+    """Middleware: an error that nothing foresaw is logged without the words of the request, and answered with 500."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        begun = False
+
+        async def told(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, told)
+            return
+        except ClientDisconnect:
+            return
+        except Exception as error:
+            log_crash(log, error, "unexpected error in %s %s", scope["method"], scope["path"])
+        if begun:   # what was sent cannot be taken back: the server closes the connection
+            raise RuntimeError("A response broke off. The reason is in the log.")
+        await problem(500, "This failed because of an error inside Moestro. Its details are in the log; you can ask "
+                           "again.")(scope, receive, send)

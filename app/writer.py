@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from app.crash import log_crash
 from app.face import EngineFace, Prompt
 from app.live import Answer
 from app.store import Store
@@ -134,8 +135,8 @@ class Writer:
         """Save what there was no room for, if there is some now."""
         try:
             self.unsaved.save()
-        except Exception:
-            log.exception("could not save an answer")
+        except Exception as error:
+            log_crash(log, error, "could not save an answer")
 
     def _write(self, job: Job) -> str:
         """Generate, commit and publish, token by token; returns what went wrong in the user's words, or ""."""
@@ -150,11 +151,11 @@ class Writer:
                 if isinstance(pieces, Generator):  # lets go of the engine now, not when collected
                     pieces.close()
         except MoestroError as error:
-            log.info("answer failed: %s", error)
+            log.info("answer failed: %s", type(error).__name__)  # its text may quote what was asked
             answer.update(refused=isinstance(error, ContextError))
             return str(error)
-        except Exception:
-            log.exception("unexpected error while writing an answer")
+        except Exception as error:
+            log_crash(log, error, "unexpected error while writing an answer")
             return UNEXPECTED
         return ""
 
@@ -207,8 +208,8 @@ class Writer:
         try:
             if answer.message_id is not None:
                 self.unsaved.end(answer, state, stats, error)
-        except Exception:
-            log.exception("could not finish an answer in the store")
+        except Exception as failure:
+            log_crash(log, failure, "could not finish an answer in the store")
             error, undone = error or UNEXPECTED, False
         if undone and answer.unsaved:
             error, undone = error or answer.unsaved, False

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import traceback
 from collections.abc import Sequence
 from datetime import datetime
 
 from app.cli import bench, chat, data, doctor, eval, import_, models, profile, settings, simulate, test, ui
+from app.crash import describe
 from app.store.home import data_dir
 from app.store.private import open_private, private_folder
 from core.errors import MoestroError
@@ -17,6 +19,7 @@ from core.errors import MoestroError
 COMMANDS = {"ui": ui, "chat": chat, "import": import_, "models": models, "profile": profile,
             "simulate": simulate, "eval": eval, "bench": bench, "doctor": doctor, "data": data,
             "settings": settings, "test": test}
+TALKS = {"chat", "eval", "profile"}   # commands that are given texts
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -68,14 +71,25 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def write_log(error: Exception) -> str:
-    """Append the traceback to the log in the data directory; a line saying where, or the traceback if that fails."""
-    text = "".join(traceback.format_exception(error))
+    """Append the traceback to the log in the data directory; a line saying where, or the traceback if that fails.
+
+    What was said to a model is in neither: not the option, and not the text of an error that may quote it.
+    """
+    talks = bool(TALKS.intersection(sys.argv[1:2]))
+    text = describe(error) + "\n" if talks else "".join(traceback.format_exception(error))
     log = data_dir() / "moestro.log"
     try:
         private_folder(log.parent)
         with open_private(log, "ab") as file:
-            file.write(f"--- {datetime.now().astimezone():%Y-%m-%d %H:%M:%S%z}  {' '.join(sys.argv)}\n{text}"
+            asked = " ".join(without_prompt(sys.argv))
+            file.write(f"--- {datetime.now().astimezone():%Y-%m-%d %H:%M:%S%z}  {asked}\n{text}"
                        .encode("utf-8", "replace"))
     except OSError:
         return text
     return f"The details are in {log}"
+
+
+def without_prompt(words: Sequence[str]) -> list[str]:
+    """A command line but for the value of --prompt."""
+    told = [re.sub(r"^--prompt=.*", "--prompt=...", word, flags=re.DOTALL) for word in words]
+    return ["..." if before == "--prompt" else word for before, word in zip(["", *words], told, strict=False)]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import gradio as gr
 
 from app.controls import LIVE, ONCE, html
+from app.crash import log_crash
 from app.deck import deck
 from app.host import Host
 from app.live import Answer
@@ -21,8 +25,25 @@ TAIL = """<div class="tail" data-state="none" aria-live="off"><div data-t="text"
 <div class="bar thin" data-t="prefill" hidden><i></i></div><p data-t="line" role="status"></p></div>"""
 ENDING_S = 2.0  # an answer that left no trace says why within this time
 
+UNEXPECTED = "That did not work because of an error inside Moestro. Its details are in the log; you can try again."
+log = logging.getLogger("moestro.app")
+
 # What a page shows: its "chat" (id or None) and the "stamp" of its messages; "open" once that is known.
 Shown = dict[str, Any]
+
+
+def told(event: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """An event of the chat: what nobody foresaw is told on the page, and logged without the words that were sent."""
+
+    @wraps(event)
+    def run(chat: ChatLive, *sent: Any) -> list[Any]:
+        try:
+            return event(chat, *sent)
+        except Exception as error:
+            log_crash(log, error, "unexpected error in an event of the chat")
+            return [*[gr.skip()] * 4, notice(UNEXPECTED), gr.skip()]
+
+    return run
 
 
 class ChatLive:
@@ -111,6 +132,7 @@ class ChatLive:
         self.deck.select(self._use_policy, None, self.alert, **ONCE)
         self.pulse.end(self._refresh, [self.pulse, self.text], self.page, **LIVE)
 
+    @told
     def _send(self, text: str, now: Shown) -> list[Any]:
         try:
             answer = self.host.chat(now.get("chat"), text)
@@ -118,9 +140,11 @@ class ChatLive:
             return self._refused(error)
         return self._begun(answer, text)
 
+    @told
     def _suggested(self, now: Shown, picked: gr.SelectData) -> list[Any]:
         return self._send(picked.value["text"], now)
 
+    @told
     def _regenerate(self, now: Shown) -> list[Any]:
         try:
             answer = self.host.regenerate(int(now["chat"]))
@@ -128,6 +152,7 @@ class ChatLive:
             return self._refused(error, now)
         return self._begun(answer, "")
 
+    @told
     def _edit(self, now: Shown, edited: gr.EditData) -> list[Any]:
         index = edited.index[0] if isinstance(edited.index, list | tuple) else edited.index
         try:
@@ -144,6 +169,7 @@ class ChatLive:
         """The best policy of the regret meter; the sidebar's controls follow by themselves."""
         return notice(self.host.change("eviction", str(picked.policy)))
 
+    @told
     def _refresh(self, now: Shown, typed: str) -> list[Any]:
         """Show the chat as it is now. What failed before its first token comes back into the input box."""
         chat = now.get("chat")

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import json
+import logging
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from app.gguf_head import file_type, read_head
 from core.composite import text_config
-from core.errors import MoestroError
+from core.errors import ModelError, MoestroError
+from core.reading import INDEX_BYTES, read_json, reason, require_regular, shown
 
+log = logging.getLogger("moestro.app")
+MOST_FILES, MOST_LETTERS, LONGEST = 10_000, 500, 80  # files of one model, letters of a problem, of a format's name
 MANIFEST = "moestro.json"  # what makes a folder a pack, see docs/pack.md
 PACK, UNFINISHED, GGUF, PLAIN = "pack", "unfinished", "GGUF", "safetensors"
 METHODS = {"gptq": "GPTQ", "awq": "AWQ", "compressed-tensors": "compressed-tensors", "bitsandbytes": "bitsandbytes",
@@ -62,54 +67,69 @@ def is_pack(model: str) -> bool:
 
 
 def look(path: Path, where: Where, name: str = "") -> Entry | None:
-    """What there is at a path, or None when it is no Mixture-of-Experts model. What cannot be read has a `problem`."""
-    shown = Entry(name or path.name, str(path), where, "")
+    """What there is at a path, or None when it is no Mixture-of-Experts model. What cannot be read has a `problem`, of
+    one line; nothing is raised, whatever lies there."""
+    entry = Entry(shown(name or path.name), shown(path), where, "")
     try:
-        if path.suffix == ".gguf":
-            return _gguf(path, shown)
-        if path.suffix == ".partial":
-            return _unfinished(path, shown) if any(path.glob("journal*")) else None
-        if is_pack(str(path)):
-            return _pack(path, shown)
-        if (path / "config.json").exists():
-            return _checkpoint(path, shown)
+        if entry.path != str(path):
+            return replace(entry, kind="?", problem="Its name is not UTF-8 text. Rename it.")
+        return _look(path, entry)
     except OSError as error:
-        return replace(shown, kind=shown.kind or "?", problem=f"{error.strerror or error}: {error.filename or path}")
-    except ValueError as error:
-        return replace(shown, kind=GGUF if path.suffix == ".gguf" else "?", problem=str(error))
+        problem = f"{reason(error)}: {error.filename or path}"
+    except (ValueError, MoestroError) as error:
+        problem = str(error)
+    except Exception as error:
+        log.warning("%s was not understood", path, exc_info=True)
+        problem = f"It cannot be understood ({type(error).__name__}: {error}). Get it again, or delete it."
+    kind = GGUF if path.suffix == ".gguf" else PACK if os.path.lexists(path / MANIFEST) else "?"
+    return replace(entry, kind=kind, problem=one_line(problem))
+
+
+def one_line(text: str) -> str:
+    """A text as one line of bounded length, for lists."""
+    return " ".join(shown(text).split())[:MOST_LETTERS]
+
+
+def _look(path: Path, entry: Entry) -> Entry | None:
+    if path.suffix == ".gguf" and not path.is_dir():
+        return _gguf(path, entry)
+    if path.suffix == ".partial":
+        return _unfinished(path, entry) if any(path.glob("journal*")) else None
+    if os.path.lexists(path / MANIFEST):
+        return _pack(path, entry)
+    if os.path.lexists(path / "config.json"):
+        return _checkpoint(path, entry)
     return None
 
 
-def _pack(path: Path, shown: Entry) -> Entry:
+def _pack(path: Path, entry: Entry) -> Entry:
     from core.memory.pack import check
 
-    shown = replace(shown, kind=PACK, bytes=_sum(path, "*"))
+    require_regular(path / MANIFEST, INDEX_BYTES)
+    entry = replace(entry, kind=PACK, bytes=_sum(path, "*"))
     try:
         pack = check(path)
     except MoestroError as error:
-        return replace(shown, problem=str(error))
-    return replace(shown, format=pack.format, layers=pack.layers, experts=pack.experts, top_k=pack.top_k)
+        return replace(entry, problem=one_line(str(error)))
+    return replace(entry, format=pack.format, layers=pack.layers, experts=pack.experts, top_k=pack.top_k)
 
 
-def _unfinished(path: Path, shown: Entry) -> Entry:
-    return replace(shown, name=shown.name.removesuffix(".partial"), kind=UNFINISHED, bytes=_sum(path, "*"),
+def _unfinished(path: Path, entry: Entry) -> Entry:
+    return replace(entry, name=entry.name.removesuffix(".partial"), kind=UNFINISHED, bytes=_sum(path, "*"),
                    problem="The import is not finished. Import the same model to the same folder again: it goes on "
                            "where it stopped. Or delete it.")
 
 
-def _checkpoint(path: Path, shown: Entry) -> Entry | None:
-    try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except ValueError:
-        config = None
+def _checkpoint(path: Path, entry: Entry) -> Entry | None:
+    config = read_json(path / "config.json", nonfinite=True)  # transformers writes Infinity into some
     if not isinstance(config, dict):
-        return replace(shown, kind="?", problem="Its config.json is damaged. Download it again.")
+        raise ModelError("Its config.json is damaged. Download it again.")
     text = text_config(config)
     experts = _first(text, EXPERTS)
     if experts < 2:
         return None
     kind, format = _quantised(config)
-    found = replace(shown, kind=kind, format=format, layers=_layers(text), experts=experts,
+    found = replace(entry, kind=kind[:LONGEST], format=format[:LONGEST], layers=_layers(text), experts=experts,
                     top_k=_first(text, TOP_K), bytes=_sum(path, "*.safetensors"))
     return replace(found, problem=_missing(path))
 
@@ -136,23 +156,25 @@ def _layers(config: Mapping[str, Any]) -> int:
 def _missing(path: Path) -> str:
     """What is wrong with the weight files of a folder, or ""."""
     index = path / "model.safetensors.index.json"
-    if index.exists():
-        try:
-            wanted = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, AttributeError, TypeError):
+    if os.path.lexists(index):
+        stated = read_json(index, INDEX_BYTES, nonfinite=True)
+        files = stated.get("weight_map") if isinstance(stated, dict) else None
+        wanted = sorted(set(map(str, files.values()))) if isinstance(files, dict) else []
+        if not 0 < len(wanted) <= MOST_FILES:
             return f"{index.name} is damaged. Download it again."
-        if absent := sorted(name for name in wanted if not (path / str(name)).exists()):
-            return (f"{len(absent)} of {len(wanted)} weight files are missing, {absent[0]} first. Finish the download.")
+        if absent := [name for name in wanted if not _there(path / name)]:
+            return one_line(f"{len(absent)} of {len(wanted)} weight files are missing, {absent[0][:LONGEST]} first. "
+                            "Finish the download.")
     if not any(path.glob("*.safetensors")):
         return "It has no safetensors files. Finish the download, or get the model's safetensors version."
     return ""
 
 
-def _gguf(path: Path, shown: Entry) -> Entry | None:
+def _gguf(path: Path, entry: Entry) -> Entry | None:
     part = SHARD.search(path.name)
     if part and int(part[1]) != 1:
         return None  # shown with the first of its files
-    stat = path.stat()
+    stat = require_regular(path)
     head = _head(path, stat.st_mtime_ns, stat.st_size)
     arch = str(head.get("general.architecture", ""))
     experts = _first(head, (f"{arch}.expert_count",))
@@ -166,7 +188,7 @@ def _gguf(path: Path, shown: Entry) -> Entry | None:
         total = sum(file.stat().st_size for file in there)
         if len(there) < len(files):
             problem = f"{len(files) - len(there)} of its {len(files)} files are missing. Finish the download."
-    return replace(shown, kind=GGUF, bytes=total, problem=problem, experts=experts,
+    return replace(entry, kind=GGUF, bytes=total, problem=problem, experts=experts,
                    format=file_type(head["general.file_type"]) if "general.file_type" in head else "",
                    layers=max(0, _first(head, (f"{arch}.block_count",))
                               - _first(head, (f"{arch}.leading_dense_block_count",))),
@@ -183,5 +205,13 @@ def _first(values: Mapping[str, Any], names: tuple[str, ...]) -> int:
     return next((v for n in names if isinstance(v := values.get(n), int) and not isinstance(v, bool)), 0)
 
 
+def _there(file: Path) -> bool:
+    try:
+        return file.exists()
+    except OSError:  # a name that no file can have
+        return False
+
+
 def _sum(path: Path, pattern: str) -> int:
-    return sum(file.stat().st_size for file in path.glob(pattern) if file.is_file())
+    """Bytes of the files in a folder, of so many at most."""
+    return sum(file.stat().st_size for file in islice(path.glob(pattern), MOST_FILES) if file.is_file())

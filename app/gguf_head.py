@@ -9,22 +9,28 @@ import mmap
 import struct
 from pathlib import Path
 
+from core.reading import open_regular
+
 MAGIC = b"GGUF"
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 TEXT, ARRAY = 8, 9
 MOST = 1 << 20  # entries that a header may have: more is a damaged file
-MOST_VALUES = 1 << 23  # ... and values of an array: vocabularies have under 2 ** 20 tokens
+MOST_TEXTS = 1 << 22  # ... and texts in its lists: vocabularies have under 2 ** 20 tokens, and as many merges
+LONGEST_KEPT = 1000  # bytes of a text that is kept; longer ones, such as templates, are passed over
 
 
 def read_head(file: Path) -> dict[str, object]:
-    """The plain values of a GGUF header by key, without its arrays. Raises ValueError for what is not GGUF, OSError."""
-    with file.open("rb") as handle:
+    """The plain values of a GGUF header by key, without its arrays and long texts.
+
+    Raises ValueError for what is not GGUF, ModelError for what is no regular file, OSError.
+    """
+    with open_regular(file) as handle:
         if handle.read(4) != MAGIC:
             raise ValueError(f"{file.name} is not a GGUF file.")
         with mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
                 return _Reader(data).values()
-            except (struct.error, KeyError, IndexError, UnicodeDecodeError):
+            except (struct.error, LookupError, UnicodeDecodeError, OverflowError):
                 raise ValueError(f"{file.name} is damaged, or its download is not finished.") from None
 
 
@@ -33,6 +39,7 @@ class _Reader:
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data, self._at = data, 4
+        self._texts = 0  # in lists, so far
 
     def values(self) -> dict[str, object]:
         version, _, entries = self._take("I"), self._take("Q"), self._take("Q")
@@ -58,17 +65,18 @@ class _Reader:
         start, self._at = self._at, self._at + length
         if self._at > len(self._data):
             raise IndexError
-        return self._data[start : self._at].decode("utf-8")
+        return self._data[start : self._at].decode("utf-8") if length <= LONGEST_KEPT else ""
 
     def _value(self, kind: int) -> object:
         if kind == TEXT:
-            return self._text()
+            return self._text() or None
         if kind != ARRAY:
             return self._take(SCALARS[kind])
         of, count = self._take("I"), self._take("Q")
-        if count > MOST_VALUES:
-            raise IndexError
         if of == TEXT:
+            self._texts += count
+            if self._texts > MOST_TEXTS:
+                raise IndexError
             for _ in range(count):
                 self._skip_text()
         else:  # arrays of arrays, which no model has, are of no known size

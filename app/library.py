@@ -5,7 +5,6 @@ Nothing here asks the network, and nothing is read but configs, manifests and he
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sqlite3
@@ -13,13 +12,17 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from app.candidates import MANIFEST, Entry, Where, is_pack, look
 from app.store.database import Database
 from core.errors import MoestroError
+from core.reading import BadJson, parse_json, reason, require_regular, shown
 
 DEPTH = 2            # how deep folders of the user's are searched
+MOST_INSIDE = 20_000  # entries of one of them that are looked at
+LONGEST_REF = 4096   # bytes that the name of a version in the Hugging Face cache may have
 MOST_FOLDERS = 2000  # ... and how many at most
 
 
@@ -65,29 +68,33 @@ class Library:
 def peek(home: Path) -> tuple[list[str], dict[str, float]]:
     """(the user's folders, when what was loaded last) from the store of a Moestro that may be running."""
     try:
+        require_regular(home / "moestro.sqlite3")
         with closing(sqlite3.connect((home / "moestro.sqlite3").resolve().as_uri() + "?mode=ro", uri=True)) as db:
             kept = db.execute("SELECT value FROM memory WHERE key = 'folders'").fetchone()
-            return (json.loads(kept[0]) if kept else [],
+            folders = parse_json(kept[0]) if kept else []
+            return (list(map(str, folders)) if isinstance(folders, list) else [],
                     dict(db.execute("SELECT model, max(created) FROM loads GROUP BY model").fetchall()))
-    except sqlite3.Error:
-        return [], {}  # nothing is remembered yet
+    except (sqlite3.Error, MoestroError, BadJson, TypeError):
+        return [], {}  # nothing is remembered yet, or not in a way that is understood
 
 
 def scan(packs: Path, folders: Iterable[str], used: Mapping[str, float]) -> list[Entry]:
     """Every model there is, each once, last used first, then by name. `used`: when what was loaded last."""
     found: dict[Path, Entry] = {}
-    times = {_same(Path(model)): when for model, when in used.items() if model != "demo"}
-    roots: list[tuple[Path, Where]] = [(packs, "packs"), *((Path(f).expanduser(), "folder") for f in folders)]
+    times = {same_place(Path(str(model))): when for model, when in used.items()
+             if model != "demo" and isinstance(when, int | float)}
+    roots: list[tuple[Path, Where]] = [(packs, "packs"), *((_expanded(Path(f)), "folder") for f in folders)]
     for root, where in roots:
-        if where == "folder" and not root.is_dir():
-            found[root] = Entry(str(root), str(root), where, "folder", problem="There is no such folder. Correct it "
-                                "or remove it from your folders.")
+        if where == "folder" and not _is_folder(root):
+            found[root] = Entry(shown(root), shown(root), where, "folder", problem="There is no such folder, or it may "
+                                "not be read. Correct it or remove it from your folders.")
+            continue
         for entry in _search(root, where):
-            found.setdefault(_same(Path(entry.path)), entry)
+            found.setdefault(same_place(Path(entry.path)), entry)
     for entry in cached():
-        found.setdefault(_same(Path(entry.path)), entry)
+        found.setdefault(same_place(Path(entry.path)), entry)
     for path in times:  # packs that were loaded from somewhere else are known, too
-        if path not in found and is_pack(str(path)) and (pack := look(path, "packs")) is not None:
+        if path not in found and _is_folder(path) and is_pack(str(path)) and (pack := look(path, "packs")) is not None:
             found[path] = pack
     listed = [replace(entry, used=times.get(path, 0.0)) for path, entry in found.items()]
     return sorted(listed, key=lambda e: (-e.used, e.name.lower(), e.path))
@@ -99,9 +106,15 @@ def cached() -> Iterator[Entry]:
 
     folder = Path(os.environ.get("HF_HUB_CACHE") or constants.HF_HUB_CACHE).expanduser()
     try:
+        for ref in islice(folder.glob("models--*/refs/*"), MOST_FOLDERS):  # the library reads them, whatever they are
+            if not ref.is_dir():
+                require_regular(ref, LONGEST_REF)
         info = scan_cache_dir(folder)
     except (CacheNotFound, ValueError, OSError):
         return  # nobody has downloaded anything here
+    except MoestroError as error:
+        yield Entry("Hugging Face cache", str(folder), "cache", "?", problem=str(error))
+        return
     for repo in info.repos:
         if repo.repo_type != "model":
             continue
@@ -111,7 +124,7 @@ def cached() -> Iterator[Entry]:
         snapshot = newest.snapshot_path
         if (entry := look(snapshot, "cache", repo.repo_id)) is not None:
             yield entry
-        for file in sorted(snapshot.rglob("*.gguf")):
+        for file in sorted(islice(snapshot.rglob("*.gguf"), MOST_INSIDE)):
             if (entry := look(file, "cache", f"{repo.repo_id}/{file.relative_to(snapshot).as_posix()}")) is not None:
                 yield entry
     for warning in info.warnings:
@@ -132,17 +145,22 @@ def _search(root: Path, where: Where) -> Iterator[Entry]:
                 yield found
                 continue
             try:
-                inside = sorted(folder.iterdir())
+                inside = sorted(islice(folder.iterdir(), MOST_INSIDE + 1))
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError as error:
-                yield Entry(folder.name, str(folder), where, "folder", problem=f"{error.strerror}: {folder}")
+                yield Entry(shown(folder.name), shown(folder), where, "folder",
+                            problem=f"{reason(error)}: {shown(folder)}")
                 continue
-            for path in inside:
-                if path.suffix == ".gguf" and (entry := look(path, where)) is not None:
+            if len(inside) > MOST_INSIDE:
+                yield Entry(shown(folder.name), shown(folder), where, "folder", problem=f"It holds more than "
+                            f"{MOST_INSIDE:,} files. Some of them are not listed; name the folder of the model itself.")
+            for path in inside[:MOST_INSIDE]:
+                if _is_folder(path):
+                    if not path.name.startswith("."):
+                        deeper.append(path)
+                elif path.suffix == ".gguf" and (entry := look(path, where)) is not None:
                     yield entry
-                elif path.is_dir() and not path.name.startswith("."):
-                    deeper.append(path)
         level = deeper
 
 
@@ -150,8 +168,8 @@ def removable(entry: Entry, busy: Iterable[str]) -> None:
     """Raises MoestroError that says why, when an entry is not to be deleted. `busy`: paths in use."""
     if not entry.can_delete:
         raise MoestroError("Only packs are deleted from here. Delete this model with your file manager.")
-    path = _same(Path(entry.path))
-    if any(path == _same(Path(one)) or path in _same(Path(one)).parents for one in busy):
+    path = same_place(Path(entry.path))
+    if any(path == same_place(Path(one)) or path in same_place(Path(one)).parents for one in busy):
         raise MoestroError(f"{entry.name} is in use. Unload it, or let its import end, then delete it.")
 
 
@@ -198,16 +216,30 @@ def _forget(entry: Entry, sure: bool) -> int:
         raise MoestroError(f"{entry.path} is not in the Hugging Face cache any more. Refresh the list.")
     info = scan_cache_dir(snapshot.parents[2])
     # of this repository alone: copies of it, under another name, have revisions of the same name
-    mine = frozenset(repo for repo in info.repos if _same(repo.repo_path) == _same(snapshot.parents[1]))
+    mine = frozenset(repo for repo in info.repos if same_place(repo.repo_path) == same_place(snapshot.parents[1]))
     strategy = replace(info, repos=mine).delete_revisions(snapshot.name)
     freed = strategy.expected_freed_size
     strategy.execute()
     return freed
 
 
-def _same(path: Path) -> Path:
+def same_place(path: Path) -> Path:
     """One name for one place, however it was written."""
     try:
         return path.expanduser().resolve()
-    except (OSError, RuntimeError):
+    except (OSError, RuntimeError, ValueError):
         return path
+
+
+def _expanded(path: Path) -> Path:
+    try:
+        return path.expanduser()
+    except RuntimeError:  # a user that there is not
+        return path
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):  # it may not be looked at
+        return False

@@ -44,8 +44,22 @@ def open_regular(path: Path | str, error: Refusal = ModelError) -> io.BufferedRe
             os.close(fd)
             raise
     except (OSError, ValueError) as problem:  # ValueError: a NUL in the name
-        raise error(f"{shown(path)} cannot be read: {reason(problem)}. Check that it is there, the disk, and your "
-                    "permissions for it.") from None
+        raise error(unreadable(path, problem)) from None
+
+
+def require_regular(path: Path | str, limit_bytes: int | None = None, error: Refusal = ModelError) -> os.stat_result:
+    """What the system says of a regular file, or of what a link leads to.
+
+    Raises `error` when it is something else, larger than `limit_bytes`, or not to be had.
+    """
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError) as problem:
+        raise error(unreadable(path, problem)) from None
+    _require_regular(found, path, error)
+    if limit_bytes is not None and found.st_size > limit_bytes:
+        raise error(too_large(path, found.st_size, limit_bytes))
+    return found
 
 
 def read_bytes(path: Path | str, limit_bytes: int, error: Refusal = ModelError) -> bytes:
@@ -59,8 +73,7 @@ def read_bytes(path: Path | str, limit_bytes: int, error: Refusal = ModelError) 
         except OSError as problem:
             raise error(f"{shown(path)} cannot be read: {reason(problem)}. Check the disk.") from None
     if size > limit_bytes or len(data) > limit_bytes:
-        raise error(f"{shown(path)} is {max(size, len(data)):,} bytes large, and such a file has {limit_bytes:,} at "
-                    "most. It is damaged, or not what its name says.")
+        raise error(too_large(path, max(size, len(data)), limit_bytes))
     return data
 
 
@@ -110,6 +123,18 @@ def parse_json(text: str | bytes, max_depth: int = DEPTH, nonfinite: bool = Fals
 def shown(path: Path | str) -> str:
     """A path as text that every screen and every file can take, also where its bytes are not UTF-8."""
     return os.fspath(path).encode("utf-8", "replace").decode("utf-8")
+
+
+def unreadable(path: Path | str, problem: Exception) -> str:
+    """What to say of a file that the system does not give."""
+    return (f"{shown(path)} cannot be read: {reason(problem)}. Check that it is there, the disk, and your permissions "
+            "for it.")
+
+
+def too_large(path: Path | str, size: int, limit_bytes: int) -> str:
+    """What to say of a file that is larger than such files are."""
+    return (f"{shown(path)} is {size:,} bytes large, and such a file has {limit_bytes:,} at most. It is damaged, or "
+            "not what its name says.")
 
 
 def reason(problem: Exception) -> str:

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
-from app.candidates import Entry
-from app.library import delete, peek, scan
+from app.candidates import Entry, one_line
+from app.library import delete, peek, same_place, scan
 from app.store.home import data_dir
 from app.words import size
 from core.errors import MoestroError
@@ -51,7 +51,7 @@ def entries(folders: Iterable[str]) -> list[Entry]:
 
 def pick(found: Iterable[Entry], name: str) -> Entry:
     """The one entry of that name or path. Raises MoestroError."""
-    same = [e for e in found if name in (e.name, e.path) or Path(name).expanduser().resolve() == Path(e.path)]
+    same = [e for e in found if name in (e.name, e.path) or same_place(Path(name)) == Path(e.path)]
     if len(same) != 1:
         raise MoestroError(f"There is no model {name!r}. `python launch.py models` lists them." if not same else
                            f"{len(same)} models are called {name!r}. Give the path of one: "
@@ -70,8 +70,8 @@ def remove(entry: Entry, sure: bool, from_cache: bool) -> int:
 
 def listed(found: Iterable[Entry]) -> str:
     """The list as aligned text; the reason of what cannot be used stands under it."""
-    rows = [(e.name, e.kind, e.format, size(e.bytes) if e.bytes else "", _experts(e), _utc(e.used)[:10] or "never",
-             e.problem) for e in found]
+    rows = [(one_line(e.name), e.kind, e.format, size(e.bytes) if e.bytes else "", _experts(e),
+             _utc(e.used)[:10] or "never", one_line(e.problem)) for e in found]
     widths = [max(len(row[i]) for row in [*rows, HEADS]) for i in range(len(HEADS))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(HEADS, widths, strict=True)).rstrip()]
     for row in rows:
@@ -85,4 +85,7 @@ def _experts(entry: Entry) -> str:
 
 
 def _utc(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds") if seconds else ""
+    try:
+        return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds") if seconds else ""
+    except (OverflowError, ValueError, OSError):  # a time that no calendar has, out of a damaged store
+        return ""

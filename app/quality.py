@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import asdict
 
-from app.crash import log_crash
 from app.face import EngineFace
 from app.store import Store
 from core.errors import MoestroError
@@ -63,8 +62,8 @@ class Auditor:
         while (engine := self._next()) is not None:
             try:
                 quality = engine.audit(self._stop)
-            except Exception as error:
-                log_crash(log, error, "an answer could not be scored against the exact model")
+            except Exception:
+                log.exception("an answer could not be scored against the exact model")
                 continue
             if quality is not None:
                 self._keep(engine, quality)

@@ -137,7 +137,7 @@ def test_an_unexpected_error_mid_answer_is_told_plainly_and_logged(tmp_path: Pat
     assert answer.state == "error"
     assert "error inside Moestro" in answer.error
     assert "slot 7" not in answer.error
-    assert any(r.exc_info and "slot 7 of nothing" in str(r.exc_info[1]) for r in caplog.records)
+    assert "builtins.ZeroDivisionError" in caplog.text and "test_host.py" in caplog.text
     assert texts(host, answer.chat_id)[1] == ("assistant", "the cache keeps ", "error")
     assert QuickEngine.together == BrokenEngine.together == 0, "the broken answer still holds the engine"
     assert answer.chat_id is not None

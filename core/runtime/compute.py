@@ -18,6 +18,7 @@ from core.memory.codec.kernels import SlotKernels
 from core.memory.codec.plain import Plain
 from core.runtime.grouped import GroupedMath, together
 from core.runtime.lease import Held
+from core.runtime.places import BLOCK, Places, consecutive, depends, scattered
 
 
 class ExpertMath:
@@ -37,17 +38,24 @@ class ExpertMath:
         self._gate = experts._apply_gate if experts.has_gate else experts.act_fn
         self._norm = experts.post_expert_norm if getattr(experts, "has_post_expert_norm", False) else None
         self.stack = isinstance(codec, Direct)
+        self.placed = False                                       # rows have to be told their places: `needs_places`
         self.tap: Callable[[torch.Tensor], None] | None = None    # told of all pairs' outputs, before their weights
         self.grouped = GroupedMath(kernels, self.up_name, self.has_bias, self._gate) if kernels is not None else None
+
+    def needs_places(self) -> bool:
+        """Whether the gate's bits depend on where rows stand, and the products around it are exact."""
+        width, inner = self.codec.out_in(self.up_name)[0], self.codec.out_in("down_proj")[1]
+        exact = isinstance(self.codec, Plain) and self.codec.device.type == "cpu"
+        return exact and inner % BLOCK > 0 and depends(self._gate, width, self.codec.dtype)
 
     def up(self, slot: Slot, x: torch.Tensor) -> torch.Tensor:
         """[n, H] -> [n, 2I], before the activation."""
         y = self.codec.linear(slot.parts, self.up_name, x)
         return y.add_(slot.parts.plain[self.up_name + "_bias"]) if self.has_bias else y
 
-    def activate(self, y: torch.Tensor) -> torch.Tensor:
-        """[n, 2I] -> [n, I], the model's own gate."""
-        activated: torch.Tensor = self._gate(y)
+    def activate(self, y: torch.Tensor, places: Places | None = None) -> torch.Tensor:
+        """[n, 2I] -> [n, I], the model's own gate; `places` matter only where `placed`."""
+        activated: torch.Tensor = self._gate(y) if places is None else scattered(self._gate, y, places)
         return activated
 
     def down(self, slot: Slot, a: torch.Tensor) -> torch.Tensor:
@@ -55,15 +63,15 @@ class ExpertMath:
         y = self.codec.linear(slot.parts, "down_proj", a)
         return y.add_(slot.parts.plain["down_proj_bias"]) if self.has_bias else y
 
-    def token(self, slots: Sequence[Slot], x: torch.Tensor) -> torch.Tensor:
+    def token(self, slots: Sequence[Slot], x: torch.Tensor, places: Places | None = None) -> torch.Tensor:
         """One token's state [1, H] through several experts -> [n, H], in the order of `slots`."""
         if self.grouped is not None:
             return self.grouped.few(slots, x)
-        return self.stacked(slots, x) if self.stack and len(slots) > 1 else self.one_by_one(slots, x)
+        return self.stacked(slots, x, places) if self.stack and len(slots) > 1 else self.one_by_one(slots, x, places)
 
-    def one_by_one(self, slots: Sequence[Slot], x: torch.Tensor) -> torch.Tensor:
+    def one_by_one(self, slots: Sequence[Slot], x: torch.Tensor, places: Places | None = None) -> torch.Tensor:
         """A product an expert."""
-        acts = self.activate(torch.cat([self.up(slot, x) for slot in slots]))
+        acts = self.activate(torch.cat([self.up(slot, x) for slot in slots]), places)
         return torch.cat([self.down(slot, a) for slot, a in zip(slots, acts.split(1), strict=True)])
 
     def batches(self, held: Sequence[Held], rows: Mapping[int, slice], tokens: int) -> Iterable[list[Held]]:
@@ -79,18 +87,20 @@ class ExpertMath:
                 out[at] = part
             return
         for slot, at in zip(slots, rows, strict=True):
-            out[at] = self.down(slot, self.activate(self.up(slot, x[at])))
+            y = self.up(slot, x[at])
+            a = consecutive(self._gate, y, at.start, x.shape[0]) if self.placed else self.activate(y)
+            out[at] = self.down(slot, a)
 
     @property
     def can_copy(self) -> bool:
         """Whether the weights can be copied together: as they are and without biases."""
         return isinstance(self.codec, Plain) and not self.has_bias
 
-    def stacked(self, slots: Sequence[Slot], x: torch.Tensor) -> torch.Tensor:
+    def stacked(self, slots: Sequence[Slot], x: torch.Tensor, places: Places | None = None) -> torch.Tensor:
         """All at once. Only where `can_copy`, or out of slots."""
         assert isinstance(self.codec, Plain | Direct)
         parts = [slot.parts for slot in slots]
-        acts = self.activate(self._biased(self.codec.stacked(parts, self.up_name, x), parts, self.up_name))
+        acts = self.activate(self._biased(self.codec.stacked(parts, self.up_name, x), parts, self.up_name), places)
         return self._biased(self.codec.stacked(parts, "down_proj", acts), parts, "down_proj")
 
     def _biased(self, y: torch.Tensor, parts: Sequence[SlotParts], part: str) -> torch.Tensor:

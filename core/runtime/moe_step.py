@@ -20,6 +20,7 @@ from core.runtime.compute import ExpertMath
 from core.runtime.foresight import Foresight
 from core.runtime.lease import Held, Lease
 from core.runtime.passing import in_waves
+from core.runtime.places import Places
 from core.runtime.recorder import Recorder
 from core.runtime.residency import Residency
 from core.runtime.routed import NOTHING, Routed, distinct
@@ -38,6 +39,9 @@ class MoEStep:
                  recorder: Recorder, foresight: Foresight, top_k: int) -> None:
         kernels = make_kernels(codec)
         self._math = [ExpertMath(module, codec, kernels) for module in experts]
+        placed = self._math[0].needs_places()
+        for math in self._math:
+            math.placed = placed
         self._residency, self._transfers, self._recorder = residency, transfers, recorder
         self._foresight, self._top_k = foresight, top_k
         self._last = residency.experts               # where what is not computed is sorted
@@ -80,13 +84,14 @@ class MoEStep:
         self._look_ahead(layer, routed)
         math, order = self._math[layer], routed.chosen[0]
         ready = [held for held in lease.held if held.ticket is None]
-        rows = math.token([held.slot for held in ready], hidden) if ready else hidden[:0]
+        places = _places(order, ready) if math.placed else None
+        rows = math.token([held.slot for held in ready], hidden, places) if ready else hidden[:0]
         if len(ready) < len(order):
             late = [held for held in lease.held if held.ticket is not None]
             outs = [rows]
             for held in late:
                 self._await(held)
-                outs.append(math.token([held.slot], hidden))
+                outs.append(math.token([held.slot], hidden, _places(order, [held]) if math.placed else None))
             at = {held.expert: i for i, held in enumerate(ready + late)}
             landed = torch.cat([*outs, torch.zeros_like(hidden)]) if NOTHING in order else torch.cat(outs)
             rows = torch.stack([landed[at.get(expert, -1)] for expert in order])  # no copy of indices to the device
@@ -152,3 +157,11 @@ class MoEStep:
 
     def _release(self, lease: Lease) -> None:
         self._residency.release(lease, self._transfers.fence())
+
+
+def _places(order: Sequence[int], some: Sequence[Held]) -> Places | None:
+    """Where one token's pairs stand when they are sorted by expert, as transformers' grouped_mm has them."""
+    ranked = sorted(order)
+    if any(held.expert not in ranked for held in some):
+        return None                                      # not what the router chose
+    return Places([ranked.index(held.expert) for held in some], len(ranked))

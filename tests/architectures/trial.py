@@ -55,10 +55,10 @@ def writers(config: Any) -> list[Any]:
     return [auto for auto in AUTOS if type(config) in auto._model_mapping]
 
 
-def random_model(model_type: str, seed: int = 0) -> Any:
+def random_model(model_type: str, seed: int = 0, **changes: Any) -> Any:
     """A tiny random model of a type, whole. Raises what transformers raises for what it cannot build."""
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(model_type, **tiny(model_type))
+    config = AutoConfig.for_model(model_type, **{**tiny(model_type), **changes})
     autos = writers(config)
     if not autos:
         raise ModelError("transformers has no class of it that writes text")

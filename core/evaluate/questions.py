@@ -13,7 +13,8 @@ from core.config import Sampling
 from core.engine import Engine
 from core.errors import SettingError
 from core.memory.store import Cancelled
-from core.profile.texts import ASSETS, bundled
+from core.profile.texts import ASSETS, MOST_BYTES, bundled
+from core.reading import require_regular
 from core.types import StepRecord
 
 T = TypeVar("T")
@@ -39,13 +40,14 @@ def from_file(path: Path) -> list[Question]:
     """Of a .jsonl every line: {"question": ..., "answer": ..., "split": "trained" or "unseen"}; without a split it
     counts as trained, with another it is left out. Raises SettingError."""
     try:
+        require_regular(path, MOST_BYTES, SettingError)
         lines = path.read_text("utf-8-sig").splitlines()
         rows: list[dict[str, Any]] = [json.loads(line) for line in lines if line.strip()]
         found = [Question(str(row["question"]), str(row["answer"]), SPLITS[row.get("split", "trained")])
                  for row in rows if row.get("split", "trained") in SPLITS]
     except OSError as error:
         raise SettingError(f"{path} cannot be read: {error.strerror}. Name a .jsonl file with questions.") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SettingError(f'{path} is not understood ({error}). Each line must be {{"question": "...", "answer": '
                            '"...", "split": "trained" or "unseen"}.') from error
     if not found:

@@ -14,10 +14,11 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from core.errors import ProfileError
+from core.reading import parse_json, require_regular
 
 SUM = "moestro.checksum"   # in the file's head, beside the JSON text
 Arrays = dict[str, npt.NDArray[Any]]
-DAMAGED = (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, IndexError)
+DAMAGED = (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError)
 """What reading a damaged file may raise, and what making sense of it."""
 
 
@@ -43,9 +44,10 @@ def write(path: Path, key: str, said: Mapping[str, Any], arrays: Arrays, version
 
 def read(path: Path, key: str, version: int) -> tuple[dict[str, Any], Arrays]:
     """What is said, and the arrays. Raises ProfileError for a file of a later version, and one of DAMAGED."""
+    require_regular(path, error=ProfileError)
     with safe_open(path, framework="numpy") as file:
         about = file.metadata() or {}
-        said: dict[str, Any] = json.loads(about[key])
+        said: dict[str, Any] = parse_json(about[key], nonfinite=True)
         if int(said["version"]) > version:
             raise ProfileError(f"{path} was written by a later version of Moestro. Update Moestro, or calibrate again.")
         arrays = {name: file.get_tensor(name) for name in sorted(file.keys())}

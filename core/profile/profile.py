@@ -157,6 +157,10 @@ _PLAIN = ("model", "model_hash", "layers", "experts", "top_k", "hidden", "tokens
           "settings")
 
 
+_KINDS: dict[str, type] = {"model": str, "model_hash": str, "layers": int, "experts": int, "top_k": int, "hidden": int,
+                           "tokens": int, "source": str, "created": str, "settings": dict}
+
+
 def _arrays(profile: Profile) -> dict[str, npt.NDArray[Any]]:
     table = profile.first_table
     found: dict[str, Any] = {name: getattr(profile, name, None) for name in ARRAYS}
@@ -169,6 +173,9 @@ def _arrays(profile: Profile) -> dict[str, npt.NDArray[Any]]:
 
 def _profile(head: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Profile:
     plain = {name: head[name] for name in _PLAIN}
+    for name, wanted in _KINDS.items():
+        if type(plain[name]) is not wanted or (wanted is int and not 0 <= plain[name] < 2**53):
+            raise ValueError(f"{name} is {str(plain[name])[:40]}")
     sizes = {"L": plain["layers"], "l": plain["layers"] - 1, "E": plain["experts"], "K": plain["top_k"],
              "H": plain["hidden"], "P": 101}
     values: dict[str, Any] = {}

@@ -14,11 +14,13 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from core.errors import ProfileError
+from core.reading import require_regular
 
 Text = str | Sequence[Mapping[str, str]]
 """A text, or a chat: messages with "role" and "content"."""
 
 ASSETS = Path(__file__).parents[2] / "assets"
+MOST_BYTES = 1 << 30  # of one file of texts
 DEMO_CHATS = 400     # questions of the demo model's own set
 
 
@@ -57,13 +59,14 @@ def from_file(path: Path) -> list[Text]:
     """One text; of a .jsonl file every line: {"text": ...}, or {"messages": [{"role": ..., "content": ...}, ...]}.
     Raises ProfileError when it cannot be read."""
     try:
+        require_regular(path, MOST_BYTES, ProfileError)
         text = path.read_text("utf-8-sig")
         found = [_row(line) for line in text.splitlines() if line.strip()] if path.suffix == ".jsonl" else [text]
     except OSError as error:
         raise ProfileError(f"{path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise ProfileError(f"{path} is not a text in UTF-8. Name a text file, or save it as UTF-8.") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ProfileError(f'{path} is not understood ({error}). Each line must be {{"text": "..."}} or {{"messages": '
                            '[{"role": "user", "content": "..."}]}.') from error
     found = [one for one in found if not isinstance(one, str) or one.strip()]

@@ -10,6 +10,7 @@ import io
 import json
 import os
 import struct
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -20,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from core.errors import TraceError
+from core.reading import open_regular, parse_json
 from core.registry import Value
 from core.trace.chunk import CHUNK, RANKED, Chunk, Trace, id_type
 from core.types import StepRecord
@@ -28,12 +30,22 @@ MAGIC = b"moestro-trace\n"
 VERSION = 2   # 2: router distributions and what a predictor named; a file with neither is one of version 1
 PENDING_BYTES = 16 << 20          # written at the latest when so much has gathered
 FRAME = struct.Struct("<4sIIQ")   # mark, tokens, passes, bytes
+HEAD_BYTES = 1 << 16              # of the line that says what it is
+UNPACKED_BYTES = 4 << 30          # of the arrays of one frame, or of an `.npz`
 MARK = b"pass"
 
 
 def _private(name: str, flags: int) -> int:
     """Open a file that only its user may read: what was asked shows in what was routed."""
     return os.open(name, flags, 0o600)
+
+
+def require_bounded(file: BinaryIO | Path) -> None:
+    """Raises ValueError when the arrays of an `.npz` are larger unpacked than any trace's, zipfile.BadZipFile."""
+    with zipfile.ZipFile(file) as packed:
+        size = sum(one.file_size for one in packed.infolist())
+    if size > UNPACKED_BYTES:
+        raise ValueError(f"its arrays have {size:,} bytes, and those of a trace {UNPACKED_BYTES:,} at most")
 
 
 class TraceWriter:
@@ -129,20 +141,22 @@ class FileTrace:
     def __init__(self, path: Path) -> None:
         """Raises TraceError when it is none of ours, of a later version, or damaged."""
         self.path = path
-        with path.open("rb") as file:
-            if file.readline() != MAGIC:
+        with open_regular(path, TraceError) as file:
+            if file.readline(len(MAGIC)) != MAGIC:
                 raise TraceError(f"{path} is not a trace of Moestro.")
             try:
-                head = json.loads(file.readline())
+                head = parse_json(file.readline(HEAD_BYTES))
                 version = int(head["version"])
                 if version > VERSION:
                     raise TraceError(f"{path} was written by a later version of Moestro (trace version {version}; this "
                                      f"one reads up to {VERSION}). Update Moestro.")
                 self.layers, self.experts, self.top_k = int(head["layers"]), int(head["experts"]), int(head["top_k"])
+                if not all(0 < size < 2**15 for size in (self.layers, self.experts, self.top_k)):
+                    raise ValueError("it has sizes that no model has")
                 self.model, self.model_hash = str(head["model"]), str(head["model_hash"])
                 told = head.get("predictor")
                 self.predictor: tuple[str, dict[str, Value]] | None = told and (str(told["name"]), dict(told["params"]))
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, OverflowError) as error:
                 raise TraceError(f"{path} is damaged: its second line is not the head of a trace.") from error
             self._frames, self.cut = self._scan(file)
 
@@ -175,6 +189,7 @@ class FileTrace:
 
     def _chunk(self, data: bytes, tokens: int) -> Chunk:
         try:
+            require_bounded(io.BytesIO(data))
             with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
                 chunk = Chunk(**{name: arrays[name] for name in Chunk.__slots__ if name in arrays.files})
         except Exception as error:  # zlib, zipfile and numpy each have their own

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from core.errors import TraceError
+from core.reading import BadJson, open_regular, parse_json, read_text
 from core.trace.chunk import ArrayTrace, Trace, id_type
-from core.trace.file import MAGIC, FileTrace
+from core.trace.file import MAGIC, FileTrace, require_bounded
 
 KINDS = "Moestro's own traces, .npz with an array `experts` [layers, tokens, k], .csv, .json and .jsonl"
+TEXT_BYTES = 512 << 20   # most that a trace written as text may have
 IDS = ("experts", "expert_ids", "expert", "ids")   # names of the field of expert ids in JSON objects
 Row = tuple[int, int, list[int]]                   # token, layer, expert ids
 
@@ -26,7 +28,7 @@ def open_trace(path: Path, experts: int = 0) -> Trace:
     if not path.is_file():
         raise TraceError(f"There is no trace {path}.")
     try:
-        with path.open("rb") as file:
+        with open_regular(path, TraceError) as file:
             if file.read(len(MAGIC)) == MAGIC:
                 return FileTrace(path)
         kind = path.suffix.lower()
@@ -36,32 +38,38 @@ def open_trace(path: Path, experts: int = 0) -> Trace:
             with path.open(encoding="utf-8", newline="") as text:
                 return _listed(path, _csv_rows(csv.reader(text)), experts)
         if kind in (".json", ".jsonl"):
-            return _listed(path, _json_rows(path.read_text(encoding="utf-8")), experts)
+            return _listed(path, _json_rows(read_text(path, TEXT_BYTES, TraceError)), experts)
     except OSError as error:
         raise TraceError(f"The trace {path} cannot be read: {error.strerror}.") from error
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError, csv.Error) as error:
         raise TraceError(f"{path} cannot be read as a trace: {error}.") from error
     raise TraceError(f"{path} is not a trace that Moestro reads. It reads {KINDS}.")
 
 
 def _npz(path: Path, experts: int) -> ArrayTrace:
     try:
-        file = np.load(path, allow_pickle=False)
+        require_bounded(path)
+        with np.load(path, allow_pickle=False) as file:
+            return _arrays(path, file, experts)
+    except TraceError:
+        raise
     except Exception as error:  # zipfile, zlib and numpy each have their own
         raise TraceError(f"{path} is not a readable .npz file ({error}).") from error
-    with file:
-        if "experts" not in file.files:
-            raise TraceError(f"{path} has no array `experts` [layers, tokens, k]. It has: {', '.join(file.files)}.")
-        ids = file["experts"]
-        if ids.ndim != 3 or not np.issubdtype(ids.dtype, np.integer) or 0 in ids.shape:
-            raise TraceError(f"`experts` in {path} must be whole numbers [layers, tokens, k], not {ids.dtype} "
+
+
+def _arrays(path: Path, file: Any, experts: int) -> ArrayTrace:
+    if "experts" not in file.files:
+        raise TraceError(f"{path} has no array `experts` [layers, tokens, k]. It has: {', '.join(file.files)}.")
+    ids = file["experts"]
+    if ids.ndim != 3 or not np.issubdtype(ids.dtype, np.integer) or 0 in ids.shape:
+        raise TraceError(f"`experts` in {path} must be whole numbers [layers, tokens, k], not {ids.dtype} "
+                         f"{list(ids.shape)}.")
+    tokens = ids.shape[1]
+    extras = {name: file[name] for name in ("weights", "tok", "rid") if name in file.files}
+    for name, array in extras.items():
+        if array.shape != (ids.shape if name == "weights" else (tokens,)):
+            raise TraceError(f"`{name}` in {path} has shape {list(array.shape)}, which does not go with `experts` "
                              f"{list(ids.shape)}.")
-        tokens = ids.shape[1]
-        extras = {name: file[name] for name in ("weights", "tok", "rid") if name in file.files}
-        for name, array in extras.items():
-            if array.shape != (ids.shape if name == "weights" else (tokens,)):
-                raise TraceError(f"`{name}` in {path} has shape {list(array.shape)}, which does not go with `experts` "
-                                 f"{list(ids.shape)}.")
     count = _experts(path, int(ids.min()), int(ids.max()), experts)
     if "weights" in extras:
         extras["weights"] = extras["weights"].transpose(1, 0, 2)
@@ -93,11 +101,13 @@ def _csv_rows(rows: Iterable[list[str]]) -> Iterator[Row]:
 def _json_rows(text: str) -> Iterator[Row]:
     """A list, or one value per line: {"token": .., "layer": .., "experts": [..]} or [token, layer, [ids]]."""
     try:
-        rows = json.loads(text)
-    except json.JSONDecodeError:
-        rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+        rows = parse_json(text)
+    except BadJson:
+        rows = [parse_json(line) for line in text.splitlines() if line.strip()]
     if isinstance(rows, dict):
         rows = rows.get("trace", [rows])
+    if not isinstance(rows, list):
+        raise TraceError("It is no list of token, layer, expert ids.")
     for number, row in enumerate(rows, 1):
         try:
             if isinstance(row, dict):
@@ -106,7 +116,7 @@ def _json_rows(text: str) -> Iterator[Row]:
             else:
                 token, layer, ids = row[0], row[1], row[2] if len(row) == 3 else row[2:]
             yield int(token), int(layer), [int(e) for e in (ids if isinstance(ids, list) else [ids])]
-        except (KeyError, StopIteration, TypeError, ValueError, IndexError):
+        except (KeyError, StopIteration, TypeError, ValueError, IndexError, OverflowError):
             raise TraceError(f"Entry {number} is not token, layer, expert ids: {json.dumps(row)[:80]}.") from None
 
 

@@ -17,6 +17,7 @@ from app.bodies import Bodies, RowId
 from app.host import Host
 from app.security.access import Access
 from app.security.gate import Gate
+from app.security.headers import SecurityHeaders
 from core import __version__
 from core.errors import MoestroError
 
@@ -30,6 +31,7 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, access:
     app.add_middleware(errors.Unforeseen)
     app.add_middleware(Bodies)
     app.add_middleware(Gate, access=access or Access())
+    app.add_middleware(SecurityHeaders)
     errors.add_handlers(app)
     exports = host.store.folder / "exports"
     shutil.rmtree(exports, ignore_errors=True)  # of a server that was killed while sending one

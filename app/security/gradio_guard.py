@@ -18,8 +18,8 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 EVENTS = "/gradio_api/run/predict"
-ROUTES = {"/", "/config", "/config/", "/theme.css", "/favicon.ico", "/robots.txt", EVENTS, "/gradio_api/upload",
-          "/gradio_api/upload_progress"}
+ROUTES = {"/", "/config", "/config/", "/theme.css", "/favicon.ico", "/robots.txt", "/manifest.json", EVENTS,
+          "/gradio_api/upload", "/gradio_api/upload_progress"}
 FOLDERS = ("/assets/", "/static/")
 FILE = "/gradio_api/file="
 FORWARDED = (b"x-forwarded-", b"forwarded")  # Gradio would build its links from them, whoever sent them

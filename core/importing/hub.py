@@ -19,6 +19,7 @@ from core.importing.download import Remote, Unreachable, cache_folder, download,
 
 SHELL = ("*.json", "tokenizer*", "*.model", "*.tiktoken", "*.jinja", "merges.txt", "vocab.txt", "LICENSE*")
 PICKLES = (".bin", ".pt", ".pth")
+HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 NAME = r"[A-Za-z0-9][\w.-]*"
 ADDRESS = re.compile(rf"(?:(?:https?://[^/]+|hf\.co|huggingface\.co)/)?({NAME}/{NAME}?)(?:/(?:tree|blob|resolve)/([^/:]+)(?:/([^:]*))?)?/?"
@@ -45,7 +46,16 @@ class HubModel:
 
 
 def parse(text: str) -> HubModel | None:
-    """Read "org/name", "org/name:Q4_K_M", "org/name:file.gguf" or the address of any of them; None = no hub id."""
+    """Read "org/name", "org/name:Q4_K_M", "org/name:file.gguf" or the address of any of them; None = no hub id.
+
+    Raises ModelError for the address of another host than the hub's own (or that of HF_ENDPOINT).
+    """
+    scheme, found, rest = text.strip().partition("://")
+    host = rest.partition("/")[0].lower()
+    known = (*HOSTS, endpoint().partition("://")[2].lower()) if found else ()
+    if found and (scheme.lower() not in ("http", "https") or host not in known):
+        raise ModelError(f"{host or text!r} is not the Hugging Face hub. Models are downloaded from huggingface.co "
+                         "only: give org/name, or its address there.")
     match = ADDRESS.fullmatch(text.strip())
     if match is None or ("://" not in text and match[1].startswith((".", "~"))):
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import huggingface_hub
 import pytest
+from huggingface_hub import constants
 
 from core.errors import ModelError
 from core.importing import download, import_model, missing
@@ -65,6 +67,26 @@ def test_what_names_a_model() -> None:
         assert parse(text) == HubModel(repo, revision, wanted)
     for text in ("demo", "./a/b", "/a/b", "a/b/c", "~/models", "C:\\a\\b", "../b", ""):
         assert parse(text) is None
+
+
+@pytest.mark.parametrize("address", [
+    "https://evil.example/org/name", "http://evil.example:8000/org/name:Q4_K_M", "https://huggingface.co.evil.example/a/b",
+    "https://huggingface.co@evil.example/a/b", "https://evil.example/huggingface.co/a/b", "ftp://huggingface.co/a/b",
+    "https://huggingface.co:8443/a/b", "https:///a/b", "https://127.0.0.1/a/b"])
+def test_another_host_is_refused_by_name(address: str, tmp_path: Path) -> None:
+    named = re.escape(address.partition("://")[2].partition("/")[0])
+    with pytest.raises(ModelError, match=f"{named}.* is not the Hugging Face hub"):
+        parse(address)
+    with pytest.raises(ModelError, match="is not the Hugging Face hub"):
+        import_model(address, tmp_path / "pack", download=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mirror_that_the_user_set_is_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "https://mirror.example")
+    assert parse("https://mirror.example/a/b/tree/v2") == HubModel("a/b", "v2")
+    with pytest.raises(ModelError, match=r"evil\.example"):
+        parse("https://evil.example/a/b")
 
 
 def test_which_files_are_taken() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ from typing import Any
 
 import torch
 
-from core.errors import ModelError
+from core.errors import ModelError, MoestroError
 from core.hf import CheckpointReader, ExpertsSite, meta_skeleton
 from core.memory.codec import Codec, make_codec
 from core.memory.codec.coded import Coded
@@ -106,11 +108,30 @@ def open_job(path: Path, name: str, format: str, split: float) -> Iterator[Job]:
         raise ModelError(f"{path} is an expert pack already. Load it as it is.")
     if format != "auto":
         format_of(format)
+    folder = ""
     try:
         with tempfile.TemporaryDirectory(prefix="moestro-") as folder, open_source(path) as source:
             yield _plan(source, name, format, split, Path(folder))
+    except MoestroError as error:
+        if (text := for_people(str(error), folder, path)) != str(error):
+            raise type(error)(text) from error
+        raise
     except OSError as error:  # of reading headers, or of the directory for short-lived files
-        raise ModelError(f"{path} cannot be imported: {error}. Check the disk and your permissions.") from error
+        raise ModelError(for_people(f"{path} cannot be imported: {error}. Check the disk and your permissions.", folder,
+                                    path)) from error
+
+
+def for_people(text: str, folder: str, path: Path) -> str:
+    """An error's text with the user's own path in place of the short-lived `folder`, into which config and tokenizer
+    were copied from a directory, or written from a single file."""
+    if not folder:
+        return text
+    for name in {folder, os.path.realpath(folder)}:
+        if path.is_dir():
+            text = text.replace(name, str(path))
+        else:
+            text = re.sub(re.escape(name) + r"([\\/][\w.-]*\w)?", lambda found: str(path), text)
+    return text
 
 
 def _plan(source: Source, name: str, format: str, split: float, shell: Path) -> Job:

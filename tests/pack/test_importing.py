@@ -294,3 +294,25 @@ def test_the_forward_pass_of_a_pack_is_that_of_the_checkpoint(checkpoint: Checkp
             ours = model(ids).logits
         theirs = AutoModelForCausalLM.from_pretrained(source)(ids).logits
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("changes", [{"model_type": "no_such_model"}, {"hidden_act": "?"},
+                                     {"num_hidden_layers": "two"}])
+def test_an_error_names_the_users_path_and_no_other(checkpoint: Checkpoint, tmp_path: Path,
+                                                    changes: dict[str, Any]) -> None:
+    model = Path(shutil.copytree(checkpoint("qwen3_moe"), tmp_path / "mine"))
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, **changes}))
+    with pytest.raises(ModelError) as caught:
+        import_model(str(model), tmp_path / "pack")
+    assert "moestro-" not in str(caught.value)
+
+
+def test_a_short_lived_folder_is_named_as_what_it_was_made_from(tmp_path: Path) -> None:
+    """Of a directory its files are the user's own; what was written from a GGUF file stands for that."""
+    folder, file = "/short/moestro-x1", tmp_path / "model.gguf"
+    file.touch()
+    said = f"{folder}/config.json names no model_type. See {folder}."
+    assert job.for_people(said, folder, tmp_path) == f"{tmp_path}/config.json names no model_type. See {tmp_path}."
+    assert job.for_people(said, folder, file) == f"{file} names no model_type. See {file}."
+    assert job.for_people(said, "", file) == said

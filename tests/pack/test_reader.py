@@ -119,14 +119,52 @@ def test_a_flipped_byte_is_found_at_the_first_read(pack: Path, tmp_path: Path) -
     spoilt = Path(shutil.copytree(pack, tmp_path / "pack"))
     with PackReader(spoilt) as reader:
         at, file = reader.padded_bytes * 3 + 100, spoilt / layer_file(1)
-        raw = bytearray(file.read_bytes())
-        raw[at] ^= 1
-        file.write_bytes(raw)
+    raw = bytearray(file.read_bytes())
+    raw[at] ^= 1
+    file.write_bytes(raw)
+    with PackReader(spoilt) as reader:
         buffer = aligned(reader.padded_bytes)
         reader.read_into(EXPERTS + 2, buffer)
         for _ in range(2):  # it stays bad
             with pytest.raises(ModelError, match=r"00001.bin is damaged: expert 3 of MoE layer 1.*import the model"):
                 reader.read_into(EXPERTS + 3, buffer)
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_pack_that_is_written_to_while_it_is_open_is_said(pack: Path, tmp_path: Path, direct: bool) -> None:
+    """Also of a blob that was read, and found good, before."""
+    mine = Path(shutil.copytree(pack, tmp_path / "pack"))
+    with PackReader(mine, direct) as reader:
+        read_all(reader)
+        file, size = mine / layer_file(1), reader.padded_bytes
+        before = file.stat()
+        with file.open("r+b") as handle:
+            handle.seek(size * 3 + 100)
+            handle.write(b"\x5a\xa5")
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))  # however coarse the file system's clock is
+        buffer = aligned(size)
+        for _ in range(2):
+            with pytest.raises(ModelError, match=r"00001.bin was changed while its model was loaded.*load it again"):
+                reader.read_into(EXPERTS + 3, buffer)
+        reader.read_into(EXPERTS + 2, buffer)  # what is still right is read on, and other layers are
+        reader.read_into(0, buffer)
+        with pytest.raises(ModelError, match=r"changed while.*it is another file now"):
+            reader.reopen()
+
+
+def test_a_pack_that_is_replaced_while_it_is_open(pack: Path, tmp_path: Path) -> None:
+    """The open one is read on from the files that it has, where the system lets them be replaced; another reader of it
+    is not given the new ones."""
+    mine = Path(shutil.copytree(pack, tmp_path / "pack"))
+    with PackReader(mine) as reader:
+        try:
+            mine.rename(tmp_path / "old")
+        except OSError:
+            pytest.skip("this system does not let open files be replaced")
+        write_pack(mine, seed=1)
+        with pytest.raises(ModelError, match=r"changed while.*load it again"):
+            reader.reopen()
+        assert torch.equal(read_all(reader), random_blobs())
 
 
 def test_a_file_that_shrinks_while_it_is_open_is_said(pack: Path, tmp_path: Path) -> None:

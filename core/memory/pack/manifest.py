@@ -175,6 +175,12 @@ def damaged(file: Path, how: str = "") -> str:
     return f"{file} is damaged{how}. Delete {file.parent} and import the model again."
 
 
+def changed(file: Path, how: str = "") -> str:
+    """What to say of a file of a pack that somebody wrote to while the pack was open."""
+    return (f"{file} was changed while its model was loaded{how}. Unload the model and load it again. If it is then "
+            f"said to be damaged, delete {file.parent} and import the model again.")
+
+
 def unreadable(file: Path, error: OSError) -> str:
     """What to say when the system refuses a read."""
     return f"{file} cannot be read: {error.strerror or error}. Check the disk and your permissions for this file."

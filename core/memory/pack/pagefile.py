@@ -10,8 +10,17 @@ import io
 import os
 import threading
 from pathlib import Path
+from typing import NamedTuple
 
 from core.memory.pages import PAGE, aligned
+
+
+class Stamp(NamedTuple):
+    """A file as the system describes it; `modified` in nanoseconds."""
+
+    inode: int
+    bytes: int
+    modified: int
 
 
 class PageFile:
@@ -60,6 +69,12 @@ class PageFile:
             done += got
         if self.why_buffered and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._file.fileno(), offset, len(buffer), os.POSIX_FADV_DONTNEED)
+
+    def stamp(self) -> Stamp:
+        """What tells whether somebody has written to the file, or put another in its place before it was opened."""
+        assert self._file is not None
+        found = os.fstat(self._file.fileno())
+        return Stamp(found.st_ino, found.st_size, found.st_mtime_ns)
 
     def _some(self, file: io.FileIO, buffer: memoryview, offset: int) -> int:
         if hasattr(os, "preadv"):

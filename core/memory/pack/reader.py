@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from core.errors import ModelError
-from core.memory.pack.manifest import Manifest, damaged, layer_file, unreadable
-from core.memory.pack.pagefile import PageFile
+from core.memory.pack.manifest import Manifest, changed, damaged, layer_file, unreadable
+from core.memory.pack.pagefile import PageFile, Stamp
 from core.memory.pack.verify import check
 from core.memory.pages import PAGE, aligned
 
@@ -19,13 +20,15 @@ log = logging.getLogger("moestro.pack")
 
 
 class PackReader:
-    """An open pack. Opening checks everything but the weights themselves; a blob is checked when it is first read.
+    """An open pack. Opening checks everything but the weights themselves; a blob is checked when it is first read, and
+    again when its file was written to meanwhile.
 
     Thread-safe. Owns open files until `close`; after that the pack can be deleted, on Windows too. Raises ModelError,
-    with what to do, when the pack is missing, damaged or made by a newer Moestro.
+    with what to do, when the pack is missing, damaged, made by a newer Moestro, or not the one that `stamps` are of.
     """
 
-    def __init__(self, path: Path | str, direct: bool = True, manifest: Manifest | None = None) -> None:
+    def __init__(self, path: Path | str, direct: bool = True, manifest: Manifest | None = None,
+                 stamps: Sequence[Stamp] | None = None) -> None:
         self.path = Path(path)
         self.manifest = manifest or check(self.path)
         self._asked_direct = direct
@@ -40,6 +43,11 @@ class PackReader:
         except OSError as error:
             self.close()
             raise ModelError(unreadable(self.path / layer_file(len(self._files)), error)) from None
+        self._stamps = [file.stamp() for file in self._files]  # of each layer's file, as it was last seen
+        self._opened = tuple(self._stamps)
+        if stamps is not None and (other := [n for n, one in enumerate(stamps) if one != self._opened[n]]):
+            self.close()
+            raise ModelError(changed(self.path / layer_file(other[0]), ": it is another file now"))
         self.why_buffered = next((f.why_buffered for f in self._files if f.why_buffered), "")
         if self.why_buffered:
             log.warning("%s is read through the system's file cache; direct reads are not used: %s", self.path,
@@ -91,25 +99,39 @@ class PackReader:
         return buffer
 
     def _read(self, layer: int, expert: int, buffer: torch.Tensor) -> None:
-        file, raw = self.path / layer_file(layer), buffer.numpy().data
+        file, raw, before = self.path / layer_file(layer), buffer.numpy().data, self._stamps[layer]
         try:
             self._files[layer].read(raw, expert * self.padded_bytes)
         except EOFError as error:
-            raise ModelError(damaged(file, f": {error}")) from None
+            raise ModelError(changed(file, f": {error}") if self._was_written(layer) else damaged(file, f": {error}")
+                             ) from None
         except OSError as error:
             raise ModelError(unreadable(file, error)) from None
         with self._lock:
             self._bytes_read += len(raw)
         eid = layer * self.manifest.experts + expert
+        written = self._was_written(layer)
         if not self._checked[eid]:
             if zlib.crc32(raw) != self.manifest.sums[layer][expert]:
-                raise ModelError(damaged(file, f": expert {expert} of MoE layer {layer} is not what was written"))
-            self._checked[eid] = 1
+                how = f": expert {expert} of MoE layer {layer} is not what was written"
+                raise ModelError(changed(file, how) if written else damaged(file, how))
+            with self._lock:
+                self._checked[eid] = self._stamps[layer] is before  # else it may have been written to since it was read
+
+    def _was_written(self, layer: int) -> bool:
+        """Whether somebody has written to a layer's file since it was opened; its blobs are then checked anew."""
+        now = self._files[layer].stamp()
+        if now != self._stamps[layer]:
+            with self._lock:
+                first = layer * self.manifest.experts
+                self._checked[first: first + self.manifest.experts] = bytes(self.manifest.experts)
+                self._stamps[layer] = now
+        return now != self._opened[layer]
 
     def reopen(self) -> PackReader:
         """Another reader of the same pack, with files of its own, that does not check again what this one checked at
-        opening. Raises ModelError when files are gone."""
-        return PackReader(self.path, self._asked_direct, self.manifest)
+        opening. Raises ModelError when files are gone or others are in their place."""
+        return PackReader(self.path, self._asked_direct, self.manifest, self._opened)
 
     def close(self) -> None:
         """Release the files; may be called twice. No read may be going on."""

@@ -93,10 +93,11 @@ class Host(Workshop):
         if not prompt or not any(one["content"].strip() for one in prompt):
             raise MoestroError(EMPTY)
         _require_whole("".join(one["content"] for one in prompt))
+        self._writer.require_place()
+        self._ready()[0].check_length(prompt)   # may take a moment: not under the lock
         with self._lock:
             engine, load = self._ready()
             self._writer.require_place()
-            engine.check_length(prompt)
             answer = Answer(None, None)
             self._writer.put(Job(answer, prompt, sampling, engine, load, self._effective))
             return answer

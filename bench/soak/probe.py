@@ -17,7 +17,7 @@ PATHS = ("/healthz", "/live/frame")
 def main(url: str, pause_s: float) -> None:
     """One line a request: path, status, milliseconds. The first of each is not told: it opens the connection."""
     ended = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+    threading.Thread(target=_wait_for_end, args=(ended,), daemon=True).start()
     where = urlsplit(url)
     connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=60)
     told = False
@@ -35,6 +35,11 @@ def main(url: str, pause_s: float) -> None:
             if told:
                 print(path, status, f"{(time.perf_counter() - began) * 1e3:.3f}", flush=True)
         told = True
+
+
+def _wait_for_end(ended: threading.Event) -> None:
+    sys.stdin.read()
+    ended.set()
 
 
 if __name__ == "__main__":

@@ -35,14 +35,14 @@ def result(seen: Seen, score: Score, complaints: Sequence[str], finished: bool) 
     held = seen.held[after_warm_up([one.seconds for one in seen.held]):]
     at = [one.seconds for one in held]
     slopes = {name: slope(at, values) for name, values in (
-        ("uss_mb", [one.uss / 1e6 for one in held]), ("rss_mb", [one.rss / 1e6 for one in held]),
+        ("own_mb", [one.own / 1e6 for one in held]), ("rss_mb", [one.rss / 1e6 for one in held]),
         ("handles", [float(one.handles) for one in held]), ("threads", [float(one.threads) for one in held]))}
     took = {path: quantiles(values) for path, values in seen.took_ms.items()}
     logged = [line for line in complaints if line.startswith("Traceback") or "ERROR" in line or "CRITICAL" in line]
     told = score.told()
     errors = score.errors + len(logged)
     tokens, size = seen.recorded
-    goals = {"memory does not grow": _still(slopes["uss_mb"]), "handles do not grow": _still(slopes["handles"]),
+    goals = {"memory does not grow": _still(slopes["own_mb"]), "handles do not grow": _still(slopes["handles"]),
              "threads do not grow": _still(slopes["threads"]), "no error": errors == 0,
              **{f"p95 of {path} under {GOAL_MS:.0f} ms": of["p95"] < GOAL_MS for path, of in took.items() if of}}
     return {
@@ -71,15 +71,15 @@ def course(held: Sequence[Held]) -> list[dict[str, float]]:
     for one in held:
         minutes.setdefault(int((one.seconds - held[0].seconds) // MINUTE_S), []).append(one)
     return [{"minute": minute, "rss_mb": round(median(o.rss for o in of) / 1e6, 1),
-             "uss_mb": round(median(o.uss for o in of) / 1e6, 1), "handles": median(o.handles for o in of),
+             "own_mb": round(median(o.own for o in of) / 1e6, 1), "handles": median(o.handles for o in of),
              "threads": median(o.threads for o in of), "processes": median(o.processes for o in of),
              "database_mb": round(median(o.database for o in of) / 1e6, 2)} for minute, of in minutes.items()]
 
 
 def table(found: dict[str, Any]) -> str:
     """The result in short."""
-    units = {"uss_mb": "MB, memory of its own (USS)", "rss_mb": "MB, resident (RSS)", "handles": "open handles",
-             "threads": "threads"}
+    units = {"own_mb": "MB, memory of its own, without files", "rss_mb": "MB, resident (RSS)",
+             "handles": "open handles", "threads": "threads"}
     lines = [f"{found['minutes']:g} minutes, {found['clients']} clients, seed {found['seed']}, {found['tokens']} "
              f"tokens, {found['cpus']} CPU cores", "", "growth a minute after the first third"]
     for name, unit in units.items():

@@ -81,7 +81,7 @@ def _watch(server: Server, seen: Seen, score: Score, seconds: float, pause_s: fl
             written = now
             seen.recorded = server.recorded()
             so_far(result(seen, score, server.complaints(), finished=False))
-            say(f"{(now - began) / 60:5.1f} min  {held.uss / 1e6:6.0f} MB  {held.handles} handles  {held.threads} "
+            say(f"{(now - began) / 60:5.1f} min  {held.own / 1e6:6.0f} MB  {held.handles} handles  {held.threads} "
                 f"threads  {seen.recorded[0]} tokens  {score.errors} errors")
         time.sleep(min(pause_s, max(0.0, seconds - (now - began))))
 

@@ -26,11 +26,13 @@ START_S, END_S = 180.0, 60.0
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What the server and its child processes hold at one moment. `handles`: open descriptors, on Windows handles."""
+    """What the server and its child processes hold at one moment. `own`: memory that no file is behind, where the
+    system tells, else what no other process shares, libraries' code included. `handles`: open descriptors, on Windows
+    handles."""
 
     seconds: float
     rss: int
-    uss: int
+    own: int
     handles: int
     threads: int
     processes: int
@@ -75,7 +77,7 @@ class Server:
 
     def held(self) -> Held | None:
         """What it holds now; None when it has died."""
-        found = [0, 0, 0, 0, 0]
+        found = (0, 0, 0, 0, 0)
         try:
             server = psutil.Process(self.process.pid)
             everybody = [server, *server.children(recursive=True)]
@@ -83,13 +85,15 @@ class Server:
             return None
         for one in everybody:
             try:
-                memory = one.memory_full_info()
-                handles = one.num_fds() if hasattr(one, "num_fds") else one.num_handles()
-                now = (memory.rss, memory.uss, handles, one.num_threads(), 1)
+                memory = one.memory_info()
+                own = memory.rss - memory.shared if hasattr(memory, "shared") else one.memory_full_info().uss
+                handles = one.num_fds() if hasattr(one, "num_fds") else getattr(one, "num_handles", int)()
+                now = (memory.rss, own, handles, one.num_threads(), 1)
             except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
                 continue   # a child that has just ended
-            found = [a + b for a, b in zip(found, now, strict=True)]
-        return Held(time.monotonic() - self._began, *found, self.database())
+            found = tuple(a + b for a, b in zip(found, now, strict=True))  # type: ignore[assignment]
+        rss, own, handles, threads, processes = found
+        return Held(time.monotonic() - self._began, rss, own, handles, threads, processes, self.database())
 
     def database(self) -> int:
         """Bytes of the database with its log."""

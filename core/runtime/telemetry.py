@@ -18,7 +18,7 @@ from core.types import Frame, Memory, ModelShape, Outcome, Place, StepRecord
 
 Changing = tuple[Sequence[float], npt.NDArray[np.float32] | None]
 """[L] entropies at or below which nothing is replaced, and how good j is in the place of i, [E, E], in one layer."""
-RING = 4096    # forward passes kept for the timelines
+RING = 512     # forward passes kept for the timelines: with its copies a pass can take 15 kB, and a deck shows 240
 WINDOW = 64    # passes that "now" means: tok/s, hit rate and link rate are over the last 64
 FOLD = 512     # passes counted at once at the latest
 
@@ -60,7 +60,8 @@ class Telemetry:
 
     def frame(self, layer: int, points: int, places: Sequence[int], memory: Memory, *, busy: bool, emulated: bool,
               link_peak_gbps: float, lossy: Changing | None = None) -> Frame:
-        """One consistent look. `points` = how many passes the timelines show; `lossy`: what may change answers now."""
+        """One consistent look. `points` = how many passes the timelines show, at most RING; `lossy`: what may change
+        answers now."""
         with self._lock:
             self._fold()
             coactivation = self._coactivation[layer].copy()

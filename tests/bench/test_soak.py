@@ -41,17 +41,17 @@ def test_one_peak_does_not_bend_a_slope() -> None:
 
 def test_noise_is_no_growth_and_growth_within_noise_is_found() -> None:
     calls, kept = 0, 0
-    for seed in range(60):
+    for seed in range(40):
         dice = random.Random(seed)
-        noise = [dice.gauss(0, 3) for _ in range(200)]
-        at = [5.0 * i for i in range(200)]
+        noise = [dice.gauss(0, 1) for _ in range(60)]
+        at = [15.0 * i for i in range(60)]
         flat, grown = slope(at, noise), slope(at, [n + 0.5 * t / 60 for n, t in zip(noise, at, strict=True)])
         assert flat is not None and grown is not None
         calls += flat.is_growth
         kept += grown.is_growth
         assert grown.per_minute == pytest.approx(0.5, abs=5 * grown.error)
-    assert calls <= 5, "about one in forty by chance"
-    assert kept == 60
+    assert calls <= 4, "about one in forty by chance"
+    assert kept == 40
 
 
 def test_what_follows_itself_has_a_wider_error() -> None:
@@ -117,7 +117,7 @@ def test_goals_are_kept_and_missed() -> None:
     assert json.loads(json.dumps(found)) == found
     grown = result(seen_for(12, 2.0), score, [], finished=True)
     assert grown["goals"]["memory does not grow"] is False
-    assert grown["slopes"]["uss_mb"]["per_minute"] == pytest.approx(2.0, abs=0.5)
+    assert grown["slopes"]["own_mb"]["per_minute"] == pytest.approx(2.0, abs=0.5)
 
 
 def test_errors_of_clients_and_of_the_log_are_counted() -> None:

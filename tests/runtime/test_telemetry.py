@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import numpy as np
 import pytest
 
-from core.runtime.telemetry import WINDOW, Telemetry
+from core.runtime.telemetry import FOLD, RING, WINDOW, Telemetry
 from core.types import Frame, Memory, ModelShape, StepRecord
 
 SHAPE = ModelShape(layers=1, experts=2, top_k=1, hidden=4, expert_bytes=8)
@@ -41,3 +42,16 @@ def test_the_predictors_own_time_of_each_pass() -> None:
     for index, spent_ms in enumerate((0.25, 0.0, 0.5)):
         telemetry.add(step(index, "decode", predict_ms=spent_ms))
     assert frame(telemetry).predict_ms.tolist() == [0.25, 0.0, 0.5]
+
+
+def test_what_is_kept_of_passes_is_bounded_whether_or_not_anybody_looks() -> None:
+    telemetry, before = Telemetry(SHAPE), _alive()
+    for index in range(2 * RING + 2 * FOLD):
+        telemetry.add(step(index, "decode"))
+    assert _alive() - before <= RING + FOLD <= 1024
+    assert frame(telemetry).step.tolist() == list(range(2 * RING + 2 * FOLD - 10, 2 * RING + 2 * FOLD))
+    assert _alive() - before <= RING
+
+
+def _alive() -> int:
+    return sum(isinstance(one, StepRecord) for one in gc.get_objects())

@@ -111,8 +111,8 @@ def measured(args: argparse.Namespace, engine: Any, modes: Sequence[Any], shares
 
     material = gather(engine, args.questions, args.tokens, asked, texts)
     if args.questions and not material.questions:
-        print(f"There are no questions for {engine.model_name}: exact match is not measured. --facts names a file.",
-              file=sys.stderr)
+        print(material.note or f"There are no questions for {engine.model_name}: exact match is not measured. --facts "
+              "names a file.", file=sys.stderr)
     calibrated(engine, modes, lambda text, share: bar.show(f"calibrating: {text}", share), cancel)
     rows = with_savings(evaluate(engine, modes, shares, material, progress=bar.show, cancel=cancel))
     said = about(engine, material, str(args.text or ""), str(args.facts or ""))
@@ -156,6 +156,8 @@ def table(found: dict[str, Any]) -> str:
     lines = [f"{found['model']}: {found['questions']['seen']} + {found['questions']['unseen']} questions, "
              f"{found['text']['tokens']} tokens of {found['text']['source']}; link: {found['link']}; "
              f"{clock(found['seconds'])}"]
+    if note := found["questions"].get("note"):
+        lines.append(note)
     for share in dict.fromkeys(one["residency"] for one in found["rows"]):
         rows = [one for one in found["rows"] if one["residency"] == share]
         lines += [f"Residency {share:.4g}:", f"  {heads[0]:30s}" + "".join(f"{head:>10s}" for head in heads[1:])]

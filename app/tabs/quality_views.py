@@ -79,6 +79,8 @@ def summary(answer: Answer) -> str:
     if about["profile"] is None:
         notes.append("No profile: a fresh cache begins with the first experts, not with those used most, and some "
                      "modes cannot run. Calibrate the model in the tab Calibrate.")
+    if note := asked.get("note"):  # answers of earlier versions have none
+        notes.append(escape(note))
     busiest = max((row.others_cores or 0.0 for row in rows), default=0.0)
     if busiest > MUCH:
         notes.append(f"Other programs used up to {busiest:.1f} CPU cores meanwhile: compare speeds with care.")

@@ -27,6 +27,8 @@ from core.profile.texts import Text
 Progress = Callable[[str, float], None]
 QUESTIONS, TOKENS = 24, 192   # unless asked for otherwise
 ANSWER = 20                   # tokens of one, roughly, for how far it is
+NO_TEMPLATE = ("{} has no chat template, so it continues texts and answers no questions: exact match is not measured. "
+               "To measure it, load a version that was made to chat.")
 BECAUSE = "The model is being evaluated."
 
 
@@ -36,6 +38,7 @@ class Material:
 
     questions: Sequence[Question]
     pieces: Sequence[Sequence[int]]    # of a text, as token ids; all but the first of each are predicted
+    note: str = ""                     # why questions that there are are not asked
 
     @property
     def tokens(self) -> int:
@@ -46,13 +49,20 @@ class Material:
 def gather(engine: Engine, questions: int = QUESTIONS, tokens: int = TOKENS, asked: Sequence[Question] | None = None,
            texts: Sequence[Text] | None = None) -> Material:
     """So many questions and tokens of text for a loaded model. Without `asked` the demo model gets its own questions,
-    any other none; without `texts` it is the text that comes with Moestro. Raises SettingError."""
+    any other none; without `texts` it is the text that comes with Moestro. A model without a chat template is asked
+    nothing, and `note` says so: it continues texts, so that no answer of its would end where the right one does. Raises
+    SettingError."""
     if questions < 0 or tokens < 0 or not questions + tokens:
         raise SettingError("Ask for at least one question or one token of text.")
     if asked is None:
         asked = demo_questions() if engine.model_name == "demo" else []
     texts = held_out(engine.model_name) if texts is None else texts
-    found = Material(sample(asked, questions), windows(engine, texts, tokens) if tokens else [])
+    note = ""
+    if asked and questions and engine.prompt.tokenizer.chat_template is None:
+        asked, note = [], NO_TEMPLATE.format(engine.model_name)
+        if not tokens:
+            raise SettingError(f"{note} Ask for tokens of text instead.")
+    found = Material(sample(asked, questions), windows(engine, texts, tokens) if tokens else [], note)
     if not found.questions and not found.pieces:
         raise SettingError(f"There are no questions for {engine.model_name}. Name a file of them, or ask for tokens of "
                            "text.")

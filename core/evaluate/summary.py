@@ -21,7 +21,7 @@ def about(engine: Engine, material: Material, text: str = "", questions: str = "
         "layers": shape.layers, "experts": shape.experts, "top_k": shape.top_k, "expert_bytes": shape.expert_bytes,
         "questions": {"seen": sum(one.seen for one in material.questions),
                       "unseen": sum(not one.seen for one in material.questions),
-                      "source": questions or ("the demo model's facts" if own else "none")},
+                      "source": questions or ("the demo model's facts" if own else "none"), "note": material.note},
         "text": {"tokens": material.tokens,
                  "source": text or ("held-out documentation of Python" if own else "the bundled prompts")},
         "link": f"emulated, {pace.gbps:g} GB/s and {pace.latency_us:g} us a copy" if pace else "this machine's own",

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from app.cli.eval import table
 from core.config import Sampling
 from core.engine import Engine
 from core.errors import SettingError
@@ -20,6 +21,7 @@ from core.evaluate.passages import windows
 from core.evaluate.questions import Question, ask
 from core.evaluate.rows import Row, to_json
 from core.evaluate.run import Material, evaluate, gather, start_mode
+from core.evaluate.summary import about, result
 from core.memory.store import Cancelled
 
 TEXT = "A text that nobody has trained on, long enough for a few windows of this small context. " * 2
@@ -74,6 +76,25 @@ def test_a_token_that_ends_answers_does_not_end_a_text(engine: Engine, monkeypat
     assert list(after) == list(range(3, 12))
     for at in after:
         torch.testing.assert_close(before[at], after[at], rtol=0, atol=2e-5)
+
+
+def test_a_model_without_a_chat_template_is_asked_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its exact match would be 0 % whatever it knows: that is no figure, and is said in the table and in the JSON."""
+    asked = [Question("12 13", "14 15", True), Question("12 14", "14 15", False)]
+    monkeypatch.setattr(engine.prompt.tokenizer, "chat_template", None)
+    material = gather(engine, 2, 20, asked=asked, texts=[TEXT])
+    assert not material.questions and material.pieces
+    assert "has no chat template" in material.note
+    rows = evaluate(engine, chosen("exact"), [0.5], material)
+    assert rows[0].exact_match is None and rows[0].unseen_match is None and rows[0].perplexity is not None
+    found = json.loads(json.dumps(result(about(engine, material, "", "mine.jsonl"), rows)))
+    assert "has no chat template" in found["questions"]["note"]
+    shown = table({**found, "seconds": 1.0})
+    assert "exact match is not measured" in shown and "0.0%" not in shown.splitlines()[3]
+    with pytest.raises(SettingError, match=r"has no chat template.*tokens of text instead"):
+        gather(engine, 2, 0, asked=asked)
+    monkeypatch.undo()
+    assert len(gather(engine, 2, 20, asked=asked, texts=[TEXT]).questions) == 2
 
 
 def test_perplexity_is_transformers_own(engine: Engine, plain: Any) -> None:

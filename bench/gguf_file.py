@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from core.hf.files import TensorFiles, check_files
+from core.hf.files import check_files
+from core.hf.stored import TensorFiles
 
 PLAIN = {  # ours -> theirs, in a layer; norms and the router are fp32 there
     "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.q_norm": "attn_q_norm",

@@ -16,6 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from core.errors import BudgetError, ModelError
 from core.fit import fit_of
 from core.hf import CheckpointReader, ExpertsSite, find_experts, load_skeleton, round_linears
+from core.hf.words import reason
 from core.memory.pack import PackReader
 from core.memory.pack.verify import check_dense
 from core.memory.store import HostStore, Store
@@ -99,7 +100,9 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path, local_files_only=True,
                                                                            trust_remote_code=False)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ModelError(f"{path} has no usable tokenizer: {error}. Put the model's tokenizer files beside its "
+    except BaseException as error:  # transformers' code on files from anywhere; a panic of Rust's is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ModelError(f"{path} has no usable tokenizer: {reason(error)}. Put the model's tokenizer files beside its "
                          "config.json.") from error
     return tokenizer

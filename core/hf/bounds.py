@@ -33,6 +33,8 @@ FULL = ("hidden_size", "d_model", "n_embd", "num_attention_heads", "n_head", "n_
 """Widths that are at least 1 where they are stated."""
 COUNTED = ((re.compile(r".*(layers?|depth)"), MOST.layers), (re.compile(r".*experts"), MOST.experts))
 """Other numbers that models loop over, and the most of each."""
+DTYPES = ("dtype", "torch_dtype")
+NUMBER_TYPE = re.compile(r"(torch\.)?(auto|half|float|double|bfloat16|float(16|32|64)|float8_\w+|u?int(8|16|32|64))")
 EPS = re.compile(r"(.*_)?(eps|epsilon)")
 BASE = re.compile(r"(.*_)?(rope_theta|rotary_emb_base|rope_local_base_freq|global_rope_theta|local_rope_theta)")
 ROPE = ("rope_parameters", "rope_scaling")
@@ -44,6 +46,8 @@ SCALES = ("routed_scaling_factor", "attention_multiplier", "embedding_multiplier
 
 def wrong(config: Mapping[str, Any]) -> str:
     """What is wrong with a config, as the end of a sentence: "num_hidden_layers is 0, not ..."; "" when nothing is."""
+    if not isinstance(config.get("text_config", {}), Mapping):
+        return f"its text_config is {config['text_config']!r:.60}, not an object"
     for path, name, value in _values(config, ""):
         if isinstance(value, float) and math.isnan(value):
             return f"its {path} is not a number (NaN)"
@@ -68,6 +72,8 @@ def _wanted(path: str, name: str, value: Any) -> str:
     """What a value should have been, or "". null is what transformers' default stands for."""
     if value is None or path.startswith(("quantization_config", "vision_config", "audio_config")):
         return ""
+    if name in DTYPES and isinstance(value, str) and not NUMBER_TYPE.fullmatch(value):
+        return "a number type"
     bounds = _bounds(name)
     if bounds is not None:
         least, most = bounds
@@ -103,7 +109,10 @@ def _bounds(name: str) -> tuple[int, int] | None:
 
 def _chosen(config: Mapping[str, Any]) -> str:
     """Experts chosen for a token, and groups of them, that there are not."""
-    experts = next((n for n in EXPERTS if type(config.get(n)) is int and config[n] > 0), None)
+    stated = [name for name in EXPERTS if type(config.get(name)) is int and config[name] > 0]
+    experts = stated[0] if stated else None
+    if other := next((name for name in stated[1:] if config[name] != config[stated[0]]), None):
+        return f"{stated[0]} is {config[stated[0]]}, but its {other} is {config[other]}"
     chosen = next((n for n in TOP_K if type(config.get(n)) is int), None)
     if experts and chosen and config[chosen] > config[experts]:
         return f"{chosen} is {config[chosen]}, but there are only {config[experts]} experts ({experts})"

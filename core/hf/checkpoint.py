@@ -7,6 +7,7 @@ run here on a single expert's tensors instead of all of them. Verified bit for b
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -18,10 +19,16 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, dot
 from core.errors import ModelError
 from core.hf.coded import Merger
 from core.hf.discover import find_experts
-from core.hf.files import ModelFiles, ModelPath, TensorFiles, check_model, content_hash
+from core.hf.files import ModelFiles, ModelPath, check_model, content_hash
+from core.hf.stored import TensorFiles
 from core.hf.tensors import Tensors
 from core.memory.codec import PartSpec
 from core.memory.codec.coded import Coded
+
+NUMBERED = re.compile(r"(?P<before>(?:[^.]+\.)*?)(?P<number>\d{1,9})(?P<after>\..*)")
+"""A tensor's name around the first number in it, which is that of its layer."""
+AHEAD = re.compile(r"\.(eh_proj|enorm|hnorm|shared_head|nextn|mtp)\b")
+"""What only layers that predict further tokens have."""
 
 
 class Recipe(NamedTuple):
@@ -114,27 +121,31 @@ class CheckpointReader:
 
     def _ingredients(self, target: str, expert: int) -> dict[str, tuple[str, int | None]]:
         """What one expert's row of a parameter is made of: by pattern, the tensor's name and its row (None: all)."""
-        experts = self.sites[0].num_experts
+        return self._parts_of(self._recipes[target], self.sites[0].num_experts, expert)
+
+    @staticmethod
+    def _parts_of(recipe: Recipe, experts: int, expert: int) -> dict[str, tuple[str, int | None]]:
         return {pattern: (keys[expert], None) if len(keys) == experts else (keys[0], expert)
-                for pattern, keys in self._recipes[target].keys.items()}
+                for pattern, keys in recipe.keys.items()}
 
     def _part(self, target: str, expert: int) -> torch.Tensor:
         tensors = {pattern: self._stored.read(name, row)
                    for pattern, (name, row) in self._ingredients(target, expert).items()}
-        return self._merge(target, tensors)
+        return self._merge(target, tensors, self._recipes[target])
 
     def _coded(self, part: str, target: str, expert: int) -> Coded | None:
         codes: dict[str, Coded] = {}
+        recipe = self._recipes[target]
         for pattern, (name, row) in self._ingredients(target, expert).items():
             coded = self._stored.coded(name, row)
             if coded is None:
                 return None
             codes[pattern] = coded
-        return self._merger.merge(codes, lambda tensors: self._merge(target, tensors), part)
+        return self._merger.merge(codes, lambda tensors: self._merge(target, tensors, recipe), part)
 
-    def _merge(self, target: str, ingredients: dict[str, torch.Tensor]) -> torch.Tensor:
+    def _merge(self, target: str, ingredients: dict[str, torch.Tensor], recipe: Recipe) -> torch.Tensor:
         """Run the conversion on one expert's tensors."""
-        converter = self._recipes[target].converter
+        converter = recipe.converter
         if converter is None:
             return next(iter(ingredients.values())).squeeze(0)
         tensors: dict[str, Any] = {pattern: [tensor] for pattern, tensor in ingredients.items()}
@@ -153,9 +164,11 @@ class CheckpointReader:
         converters = [w for w in mapping if isinstance(w, WeightConverter)]
         by_pattern = {p: c for c in converters for p in c.source_patterns}
         experts = {f"{s.name}.{part}": s.num_experts for s in self.sites for part in s.parts}
-        known = dict.fromkeys((*self._model.state_dict(), *experts), True)
+        shapes = {name: tuple(tensor.shape) for name, tensor in self._model.state_dict().items()}
+        known = dict.fromkeys((*shapes, *experts), True)
         prefix = self._model.base_model_prefix
         recipes: dict[str, Recipe] = {}
+        unused: dict[str, str] = {}
         for key in sorted(self._stored.tensors, key=dot_natural_key):
             target, pattern = rename_source_key(key, renamings, converters, prefix, known)
             if target not in known and key in known:
@@ -165,9 +178,39 @@ class CheckpointReader:
                 recipe.keys.setdefault(pattern or key, []).append(key)
             elif target in known:
                 self._dense[key] = target
+                if pattern is None:
+                    self._check_shape(key, target, shapes.get(target))
+            else:
+                unused[key] = target
+        self._check_layers(unused, known)
         for target, count in experts.items():
             self._check(target, count, recipes.get(target))
         return recipes
+
+    def _check_shape(self, key: str, target: str, wanted: tuple[int, ...] | None) -> None:
+        shape = tuple(self._stored.tensors[key].shape)
+        if wanted is not None and shape != wanted:
+            raise ModelError(f"The checkpoint holds {key!r} in the shape {shape}, but by config.json {target!r} has "
+                             f"the shape {wanted}. They are not of the same model: download it again.")
+
+    def _check_layers(self, unused: Mapping[str, str], known: Mapping[str, object]) -> None:
+        """Raises ModelError when the checkpoint has layers that config.json leaves out, other than those that predict
+        further tokens, which no model of transformers has."""
+        last: dict[str, int] = {}
+        for name in known:
+            if at := NUMBERED.fullmatch(name):
+                last[at["before"]] = max(int(at["number"]), last.get(at["before"], 0))
+        ahead = {(at["before"], at["number"]) for key in unused
+                 if AHEAD.search(key) and (at := NUMBERED.fullmatch(key))}
+        for key, name in unused.items():
+            at = NUMBERED.fullmatch(name)
+            if at is None or int(at["number"]) <= last.get(at["before"], int(at["number"])):
+                continue
+            alike = any(f"{at['before']}{n}{at['after']}" in known for n in range(last[at["before"]] + 1))
+            stored = NUMBERED.fullmatch(key)
+            if alike and (stored is None or (stored["before"], stored["number"]) not in ahead):
+                raise ModelError(f"The checkpoint holds weights of layer {at['number']} ({key!r}), but by config.json "
+                                 f"the model ends with layer {last[at['before']]}. Download config.json again.")
 
     def _check(self, target: str, experts: int, recipe: Recipe | None) -> None:
         wanted = 1 if recipe is None or recipe.converter is None else len(recipe.converter.source_patterns)
@@ -177,3 +220,23 @@ class CheckpointReader:
         if not whole:
             raise ModelError(f"The checkpoint lacks weights of {target!r}, or stores them in a way that Moestro does "
                              "not know. Download it again, or choose another model.")
+        assert recipe is not None
+        site, _, part = target.rpartition(".")
+        spec = next(s.parts[part] for s in self.sites if s.name == site)
+        for keys in recipe.keys.values():
+            shape = self._stored.tensors[keys[0]].shape
+            odd = next((key for key in keys if self._stored.tensors[key].shape != shape), None)
+            if odd is not None:
+                raise ModelError(f"The experts' weights {keys[0]!r} and {odd!r} are of different shapes, {shape} and "
+                                 f"{self._stored.tensors[odd].shape}. Download the model again.")
+        try:
+            made = tuple(self._merge(target, {
+                pattern: torch.empty((1, *self._stored.tensors[name].shape[1:]) if row is not None else
+                                     self._stored.tensors[name].shape, device="meta")
+                for pattern, (name, row) in self._parts_of(recipe, experts, 0).items()}, recipe).shape)
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise ModelError(f"The checkpoint's weights of {target!r} do not fit together: {error}. Download it again."
+                             ) from None
+        if made != spec.shape:
+            raise ModelError(f"An expert of {target!r} has the shape {made} in the checkpoint, but {spec.shape} by "
+                             "config.json. They are not of the same model: download it again.")

@@ -1,30 +1,29 @@
 """A model directory on disk: is everything there and whole? Checked from names, sizes and headers, before any load.
 
-Expert bytes are read with positioned reads into fresh buffers, never through a memory map, whose touched pages would
-count as this process's memory. Only safetensors is read; nothing is ever unpickled and no code of a model is run.
+Only safetensors is read; nothing is ever unpickled and no code of a model is run.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import threading
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
+from pathlib import Path, PureWindowsPath
+from typing import Any
 
 from core.composite import text_config
 from core.errors import ModelError
-from core.memory.codec.coded import Coded
+from core.hf.bounds import wrong
+from core.hf.stored import read_header
+from core.reading import CONFIG_BYTES, INDEX_BYTES, open_regular, read_json
 
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-          "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-          "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu}
 QUANTIZATION = ("quantization_config", "compression_config")  # the second: what older compressed-tensors wrote
 EDGE = 64 << 10  # bytes hashed at each end of a file
+INDEX = "model.safetensors.index.json"
+BESIDE = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+LIMITED = {"tokenizer.json": INDEX_BYTES, "tokenizer.model": INDEX_BYTES, "vocab.json": INDEX_BYTES,
+           "merges.txt": INDEX_BYTES, "chat_template.jinja": CONFIG_BYTES, "chat_template.json": CONFIG_BYTES}
+"""Files beside config.json that are only looked at from outside: their libraries have limits of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +37,6 @@ class ModelFiles:
 
 ModelPath = str | os.PathLike[str] | ModelFiles
 """A model directory, or one that was checked already."""
-
-
-class Stored(NamedTuple):
-    """Where one tensor lies in a safetensors file; `offset` in bytes from the start of the file."""
-
-    file: int
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    offset: int
-    bytes: int
 
 
 def check_model(path: ModelPath) -> ModelFiles:
@@ -64,16 +53,18 @@ def check_model(path: ModelPath) -> ModelFiles:
 
 def check_files(root: Path) -> ModelFiles:
     """Check a model directory of any kind, quantized ones included. Raises ModelError; reads no weights."""
-    if not root.exists():
-        raise ModelError(f"There is no model at {root}. Give a directory that holds config.json and *.safetensors.")
-    if not root.is_dir():
-        hint = f" A GGUF file is imported: python launch.py import {root}." if root.suffix == ".gguf" else ""
-        raise ModelError(f"{root} is a file. Give the directory that holds config.json and *.safetensors.{hint}")
-    config = _config(root)
-    weights = _weight_files(root)
-    for file in weights:
-        read_header(file)
-    return ModelFiles(root, config, weights)
+    try:
+        if not root.exists():
+            raise ModelError(f"There is no model at {root}. Give a directory that holds config.json and *.safetensors.")
+        if not root.is_dir():
+            hint = f" A GGUF file is imported: python launch.py import {root}." if root.suffix == ".gguf" else ""
+            raise ModelError(f"{root} is a file. Give the directory that holds config.json and *.safetensors.{hint}")
+        config = _config(root)
+        _check_beside(root)
+        return ModelFiles(root, config, _weight_files(root))
+    except OSError as error:
+        raise ModelError(f"{root} cannot be read: {error.strerror or error}. Check the disk and your permissions."
+                         ) from None
 
 
 def quantization(config: dict[str, Any]) -> str:
@@ -93,34 +84,49 @@ def quantization_settings(config: dict[str, Any]) -> dict[str, Any] | None:
 
 def _config(root: Path) -> dict[str, Any]:
     file = root / "config.json"
-    if not file.is_file():
+    if not os.path.lexists(file):
         hint = f" GGUF files are imported: python launch.py import {root}." if any(root.glob("*.gguf")) else ""
         raise ModelError(f"{root} has no config.json, so it is not a model directory. Give the directory that holds "
                          f"config.json and *.safetensors.{hint}")
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise ModelError(f"{file} cannot be read ({error}). Download it again.") from None
-    if not isinstance(config, dict) or not config.get("model_type"):
+    config = read_json(file, nonfinite=True)  # some models have Infinity as a limit
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str) or not config["model_type"]:
         raise ModelError(f"{file} names no model_type. Download it again.")
+    if why := wrong(config):
+        raise ModelError(f"{file} cannot be used: {why}. Download it again.")
     return config
 
 
+def _check_beside(root: Path) -> None:
+    """Raises ModelError for a file beside config.json that transformers would read without any limit."""
+    for name in BESIDE:
+        file = root / name
+        if os.path.lexists(file):
+            found = read_json(file, nonfinite=True)
+            if not isinstance(found, dict):
+                raise ModelError(f"{file} is damaged: it holds no object. Download it again.")
+            for key in ("eos_token_id", "bos_token_id", "pad_token_id"):
+                ids = found.get(key)
+                if not all(i is None or type(i) is int for i in (ids if isinstance(ids, list) else [ids])):
+                    raise ModelError(f"{file} is damaged: its {key} is {ids!r:.60}, which is no token. Download it "
+                                     "again.")
+    for name, limit in LIMITED.items():
+        if os.path.lexists(root / name):
+            with open_regular(root / name) as handle:
+                size = os.fstat(handle.fileno()).st_size
+            if size > limit:
+                raise ModelError(f"{root / name} is {size:,} bytes large, and such a file has {limit:,} at most. "
+                                 "Download it again.")
+
+
 def _weight_files(root: Path) -> tuple[Path, ...]:
-    """The files transformers would read: model.safetensors, or else the shards its index names."""
-    single, index = root / "model.safetensors", root / "model.safetensors.index.json"
-    if single.is_file():
+    """The files transformers would read: model.safetensors, or else the shards its index names; their headers are
+    sound, and each tensor is in one of them: the one that the index says."""
+    single, index = root / "model.safetensors", root / INDEX
+    if os.path.lexists(single):
+        read_header(single)
         return (single,)
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"{index} cannot be read ({error!r}). Download it again.") from None
-        missing = [n for n in names if not (root / n).is_file()]
-        if missing:
-            raise ModelError(f"{len(missing)} of {len(names)} weight files are missing from {root}: "
-                             f"{', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}. Download them.")
-        return tuple(root / n for n in names)
+    if os.path.lexists(index):
+        return _shards(root, _weight_map(index))
     if any(root.glob("*.bin")) or any(root.glob("*.pt")) or any(root.glob("*.pth")):
         raise ModelError(f"{root} has its weights only as Python pickles (*.bin), which can run code when opened and "
                          "are never read here. Use the model's safetensors version, or convert it.")
@@ -128,69 +134,38 @@ def _weight_files(root: Path) -> tuple[Path, ...]:
                      "Download them.")
 
 
-def read_header(file: Path) -> tuple[dict[str, Any], int]:
-    """A safetensors header and where the data starts, in bytes. Raises ModelError when the file is cut short."""
-    size = file.stat().st_size
-    try:
-        with file.open("rb") as handle:
-            length = int.from_bytes(handle.read(8), "little")
-            if not 2 <= length <= min(size - 8, 100 << 20):
-                raise ValueError("its header is cut short")
-            header = json.loads(handle.read(length))
-        header.pop("__metadata__", None)
-        end = max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise ModelError(f"{file} is damaged: {error}. Download it again.") from None
-    if size != 8 + length + end:
-        raise ModelError(f"{file} is damaged: it has {size:,} bytes, its header says {8 + length + end:,}. "
-                         "Download it again.")
-    return header, 8 + length
+def _weight_map(index: Path) -> dict[str, str]:
+    """Tensor -> file name, as the index says. Raises ModelError, also for files outside of its directory."""
+    found = read_json(index, INDEX_BYTES)
+    found = found if isinstance(found, dict) else {}
+    named = found.get("weight_map")
+    if not isinstance(named, dict) or not named or not isinstance(found.get("metadata", {}), dict) \
+            or not all(isinstance(name, str) for name in named.values()):
+        raise ModelError(f"{index} is damaged: it has no weight_map from tensors to files. Download it again.")
+    for name in set(named.values()):
+        if PureWindowsPath(name).name != name or not name.endswith(".safetensors"):
+            raise ModelError(f"{index} names {name[:200]!r}, which is not a safetensors file beside it. Download the "
+                             "model again, from a source that you trust.")
+    return named
 
 
-class TensorFiles:
-    """Open safetensors files. `read` may be called from any thread; `close` releases the files (and is idempotent)."""
-
-    def __init__(self, files: tuple[Path, ...]) -> None:
-        self.tensors: dict[str, Stored] = {}
-        for number, file in enumerate(files):
-            header, start = read_header(file)
-            for name, entry in header.items():
-                if entry["dtype"] not in DTYPES:
-                    raise ModelError(f"{file} holds numbers of type {entry['dtype']}, which Moestro cannot read.")
-                dtype, (begin, end), shape = DTYPES[entry["dtype"]], entry["data_offsets"], tuple(entry["shape"])
-                if end - begin != torch.Size(shape).numel() * dtype.itemsize:
-                    raise ModelError(f"{file} is damaged: {name!r} of shape {shape} has {end - begin:,} bytes. "
-                                     "Download it again.")
-                self.tensors[name] = Stored(number, dtype, shape, start + begin, end - begin)
-        self._handles = [file.open("rb", buffering=0) for file in files]
-        self._locks = [threading.Lock() for _ in files]
-
-    def read(self, name: str, row: int | None = None) -> torch.Tensor:
-        """A whole tensor, or `row` of its first dimension as [1, ...]: a new CPU tensor in the file's dtype."""
-        at = self.tensors[name]
-        shape, offset, count = at.shape, at.offset, at.bytes
-        if row is not None:
-            count //= shape[0]
-            shape, offset = (1, *shape[1:]), offset + row * count
-        raw = torch.empty(count, dtype=torch.uint8)
-        buffer, done = memoryview(raw.numpy().data), 0
-        with self._locks[at.file]:
-            handle = self._handles[at.file]
-            handle.seek(offset)
-            while done < count:
-                got = handle.readinto(buffer[done:])
-                if not got:
-                    raise ModelError(f"{handle.name} became shorter while it was read. Download it again.")
-                done += got
-        return raw.view(at.dtype).view(shape)
-
-    def coded(self, name: str, row: int | None = None) -> Coded | None:
-        """None: these are plain numbers."""
-        return None
-
-    def close(self) -> None:
-        for handle in self._handles:
-            handle.close()
+def _shards(root: Path, named: dict[str, str]) -> tuple[Path, ...]:
+    names = sorted(set(named.values()))
+    missing = [n for n in names if not os.path.exists(root / n)]
+    if missing:
+        raise ModelError(f"{len(missing)} of {len(names)} weight files are missing from {root}: "
+                         f"{', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}. Download them.")
+    place: dict[str, str] = {}
+    for name in names:
+        for tensor in read_header(root / name)[0]:
+            if place.setdefault(tensor, name) != name:
+                raise ModelError(f"The tensor {tensor!r} is in {root / place[tensor]} and in {name}. Download the "
+                                 "model again.")
+    for tensor, name in named.items():
+        if (found := place.get(tensor, name)) != name:  # one that is in none is missed by whoever needs it
+            raise ModelError(f"{root / INDEX} is damaged, or not of these files: it says that {tensor!r} is in "
+                             f"{name}, but it is in {found}. Download the model again.")
+    return tuple(root / n for n in names)
 
 
 def content_hash(files: ModelFiles) -> str:

@@ -21,6 +21,7 @@ from core.hf.discover import find_experts, strip
 from core.hf.files import ModelFiles, ModelPath, check_model
 from core.hf.hooks import NAME, register
 from core.hf.text_only import keep_text, text_class
+from core.hf.words import reason
 
 BUILDING = threading.Lock()  # transformers builds models under number type and flags of the whole process
 
@@ -55,8 +56,9 @@ def load_skeleton(path: ModelPath, dtype: torch.dtype | None = None, device: str
             model, info = Skeleton.from_pretrained(
                 str(files.path), config=config, dtype=dtype or "auto", experts_implementation=experts_implementation,
                 use_safetensors=True, local_files_only=True, trust_remote_code=False, output_loading_info=True)
-    except (RuntimeError, ValueError, OSError, KeyError, ImportError) as error:
-        raise ModelError(f"The model in {files.path} could not be loaded: {error}") from error
+    except Exception as error:  # transformers' and the model's own code, on files from anywhere
+        raise ModelError(f"The model in {files.path} could not be loaded: {reason(error)}. Download it again."
+                         ) from error
     missing = sorted(info["missing_keys"])
     if missing:
         raise ModelError(f"The checkpoint in {files.path} lacks {len(missing)} weights that the model needs "
@@ -82,12 +84,13 @@ def _on_meta(config: Any, kind: Any, dtype: torch.dtype | None) -> Any:
             keep_text(model)
             return model
     except Exception as error:  # sizes that contradict each other fail anywhere in the model's own code
-        raise ModelError(f"config.json describes a model that cannot be built: {error}") from error
+        raise ModelError(f"config.json describes a model that cannot be built: {reason(error)}. Download it again."
+                         ) from error
 
 
 def _architecture(files: ModelFiles) -> tuple[Any, Any]:
     """(config, model class). Raises ModelError when transformers does not know the model, or only by remote code."""
-    name = files.config["model_type"]
+    name = files.config["model_type"][:100]
     if name not in CONFIG_MAPPING:
         if files.config.get("auto_map"):
             raise ModelError(f"The model in {files.path} ({name!r}) runs only with Python code that comes with it "
@@ -97,7 +100,8 @@ def _architecture(files: ModelFiles) -> tuple[Any, Any]:
     try:
         config = AutoConfig.from_pretrained(str(files.path), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # whatever transformers' validation of a file from anywhere raises
-        raise ModelError(f"{files.path / 'config.json'} cannot be used: {error}") from error
+        raise ModelError(f"{files.path / 'config.json'} cannot be used: {reason(error)}. Download it again."
+                         ) from error
     found = text_class(config)
     if found is None:
         raise ModelError(f"{name!r} is not a text-generating model that transformers can load as a causal language "

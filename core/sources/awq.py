@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from core.errors import ModelError
-from core.hf.files import TensorFiles
+from core.hf.stored import TensorFiles
 from core.sources.decoded import Matrix, mismatch, stored
 from core.sources.integers import IntegerMatrix, Integers
 
@@ -23,7 +23,8 @@ class AwqMatrix(IntegerMatrix):
         self._files, self._prefix = files, prefix
         (columns, words), zeros, scales = (stored(files, f"{prefix}.{s}", prefix) for s in SUFFIXES)
         self.shape = (words * 8, columns)
-        if files.tensors[f"{prefix}.qweight"].dtype != torch.int32 or zeros != (scales[0], words) \
+        if files.tensors[f"{prefix}.qweight"].dtype != torch.int32 or zeros != (*scales[:1], words) \
+                or files.tensors[f"{prefix}.qzeros"].dtype != torch.int32 or not all((columns, *scales)) \
                 or scales[1:] != (words * 8,) or columns % scales[0]:
             raise mismatch(prefix, f"qzeros {zeros} and scales {scales} do not fit qweight {(columns, words)}")
 

@@ -4,15 +4,15 @@ consecutive weights, `quant_map` the code table and `quant_state` the shape. `ab
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import torch
 
 from core.errors import ModelError
-from core.hf.files import TensorFiles
+from core.hf.stored import TensorFiles
 from core.memory.codec.coded import Coded
 from core.memory.codec.tables import table
+from core.reading import parse_json
 from core.sources.decoded import Matrix, mismatch, rows
 
 GROUP = 64  # of our nf4
@@ -26,10 +26,12 @@ class BnbMatrix(Matrix):
     def __init__(self, files: TensorFiles, name: str, state: str) -> None:
         self._files, self._name = files, name
         try:
-            self._state: dict[str, Any] = json.loads(bytes(files.read(state).tolist()))
+            self._state: dict[str, Any] = parse_json(bytes(files.read(state).tolist()))
             self.kind = str(self._state["quant_type"])
             self.shape = tuple(int(n) for n in self._state["shape"])
             self._block = int(self._state["blocksize"])
+            if min(self._block, int(self._state.get("nested_blocksize", 1)), *self.shape) < 1:
+                raise ValueError("a size of 0")
         except (ValueError, KeyError, TypeError) as error:
             raise mismatch(name, f"its quant_state cannot be read ({error!r})") from None
         missing = [p for p in (PARTS if "nested_blocksize" in self._state else PARTS[:2])
@@ -38,6 +40,9 @@ class BnbMatrix(Matrix):
             raise ModelError(f"The quantized weight {name!r} lacks {missing[0]!r}. The checkpoint is incomplete: "
                              "download it again.")
         numbers = torch.Size(self.shape).numel()
+        blocks, table = (torch.Size(files.tensors[f"{name}.{p}"].shape).numel() for p in PARTS[:2])
+        if blocks != -(-numbers // self._block) or table != 16:
+            raise mismatch(name, f"{blocks:,} scales and a table of {table} do not fit {numbers:,} 4-bit codes")
         if files.tensors[name].bytes != -(-numbers // 2):
             raise mismatch(name, f"{files.tensors[name].bytes:,} bytes are not {numbers:,} 4-bit codes")
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from core.errors import ModelError
-from core.hf.files import TensorFiles
+from core.hf.stored import TensorFiles
 from core.sources.decoded import Matrix, mismatch, stored
 from core.sources.fp8 import FLOATS, Fp8Matrix
 from core.sources.integers import IntegerMatrix, Integers, order_of, unpacked

@@ -8,9 +8,13 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from core.errors import ModelError
-from core.hf.files import TensorFiles
+from core.hf.stored import TensorFiles
 from core.hf.tensors import Shape, Stated
+from core.hf.words import reason
 from core.memory.codec.coded import Coded
+
+UNFIT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError)
+"""What numbers that contradict each other end in, somewhere in the code of a format: shapes, sizes, indices."""
 
 
 class Matrix(ABC):
@@ -43,12 +47,20 @@ class Decoded:
     def read(self, name: str, row: int | None = None) -> torch.Tensor:
         """See `Tensors.read`: plain tensors as stored, quantized ones dequantised."""
         matrix = self.matrices.get(name)
-        return self._files.read(name, row) if matrix is None else matrix.read(row)
+        if matrix is None:
+            return self._files.read(name, row)
+        try:
+            return matrix.read(row)
+        except UNFIT as error:
+            raise mismatch(name, f"its codes cannot be read ({reason(error)})") from error
 
     def coded(self, name: str, row: int | None = None) -> Coded | None:
         """See `Tensors.coded`."""
         matrix = self.matrices.get(name)
-        return None if matrix is None else matrix.coded(row)
+        try:
+            return None if matrix is None else matrix.coded(row)
+        except UNFIT as error:
+            raise mismatch(name, f"its codes cannot be read ({reason(error)})") from error
 
     def close(self) -> None:
         self._files.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,12 +12,15 @@ import torch
 
 from core.composite import text_config
 from core.errors import ModelError
-from core.hf.files import QUANTIZATION, ModelFiles, TensorFiles, check_files, quantization_settings
+from core.hf.files import QUANTIZATION, ModelFiles, check_files, quantization_settings
+from core.hf.stored import TensorFiles
 from core.hf.tensors import Shape
+from core.hf.words import reason
 from core.memory.codec.formats import Numbers
+from core.reading import read_json
 from core.sources import awq, bnb, compressed, fp8, gptq, mxfp4
 from core.sources.base import Source
-from core.sources.decoded import Decoded, Matrix
+from core.sources.decoded import UNFIT, Decoded, Matrix
 
 Made = tuple[dict[str, Matrix], list[str], str]
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -38,16 +41,17 @@ def open_directory(path: Path) -> Source:
         dtype = _dense_dtype(config, tensors)
         if quantization is None:
             return _plain(path, config, tensors, dtype, files)
-        kind, made = _made(quantization, tensors, dtype)
-    except BaseException:
+        kind, (matrices, parts, label) = _made(quantization, tensors, dtype)
+        if not matrices:
+            raise ModelError(f"config.json of {path} says {kind}, but no weight is stored that way. Download it again.")
+        decoded = Decoded(tensors, matrices, parts, dtype)
+        exact, numbers = _exact(decoded, dtype)
+    except BaseException as error:
         tensors.close()
+        if isinstance(error, UNFIT):  # settings or shapes that contradict each other fail anywhere in a format's code
+            raise ModelError(f"{path} is damaged: its weights do not fit its quantization_config "
+                             f"({reason(error)}). Download it again.") from error
         raise
-    matrices, parts, label = made
-    if not matrices:
-        tensors.close()
-        raise ModelError(f"config.json of {path} says {kind}, but no weight is stored that way. Download it again.")
-    decoded = Decoded(tensors, matrices, parts, dtype)
-    exact, numbers = _exact(decoded, dtype)
     return Source(path, kind, label, config, decoded, exact, numbers, dtype, files, exact or _nearest(decoded))
 
 
@@ -72,11 +76,11 @@ def _quantization(files: ModelFiles) -> dict[str, Any] | None:
         return found
     for name, method in SEPARATE.items():
         file = files.path / name
-        if file.is_file():
-            try:
-                return {"quant_method": method, **json.loads(file.read_text(encoding="utf-8"))}
-            except (ValueError, TypeError, OSError) as error:
-                raise ModelError(f"{file} cannot be read ({error}). Download it again.") from None
+        if os.path.lexists(file):
+            stated = read_json(file)
+            if not isinstance(stated, dict):
+                raise ModelError(f"{file} is damaged: it holds no object. Download it again.")
+            return {"quant_method": method, **stated}
     return None
 
 

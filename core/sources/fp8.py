@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from core.errors import ModelError
-from core.hf.files import TensorFiles
+from core.hf.stored import TensorFiles
 from core.memory.codec.coded import Coded, scales
 from core.sources.decoded import Matrix, mismatch, rows
 

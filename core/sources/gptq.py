@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from core.errors import ModelError
-from core.hf.files import TensorFiles
+from core.hf.stored import TensorFiles
 from core.sources.decoded import Matrix, mismatch, stored
 from core.sources.integers import IntegerMatrix, Integers, order_of, unpacked
 
@@ -28,7 +28,8 @@ class GptqMatrix(IntegerMatrix):
             raise mismatch(prefix, f"GPTQ of {self.bits or 'unknown'} bits is not read, only of 4 and of 8")
         self.shape = (out, words * 32 // self.bits)
         self.groups = scales[0]
-        if scales[1:] != (out,) or zeros[0] != scales[0]:
+        if scales[1:] != (out,) or zeros[0] != scales[0] or not all((words, *scales)) \
+                or files.tensors[f"{prefix}.qzeros"].dtype != torch.int32:
             raise mismatch(prefix, f"scales {scales} and qzeros {zeros} do not fit qweight {(words, out)}")
 
     def unpack(self) -> Integers:

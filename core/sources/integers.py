@@ -90,6 +90,9 @@ class IntegerMatrix(Matrix):
 def order_of(index: torch.Tensor, groups: int) -> torch.Tensor | None:
     """A stored group index [in] as `Integers.order`: None when groups are runs of equal size, or none is given (-1)."""
     columns = len(index)
+    least, most = int(index.min()), int(index.max())
+    if (least < 0 and most >= 0) or most >= groups:
+        raise ValueError(f"its columns name groups from {least} to {most}, of {groups} groups")
     if columns % groups == 0 and (torch.equal(index.long(), torch.arange(columns) // (columns // groups))
                                   or bool((index == -1).all())):
         return None

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from core.hf.files import TensorFiles
+from core.hf.stored import TensorFiles
 from core.memory.codec.coded import Coded
 from core.sources.decoded import Matrix, mismatch, stored
 
@@ -23,7 +23,8 @@ class Mxfp4Matrix(Matrix):
     def __init__(self, files: TensorFiles, name: str) -> None:
         self._files, self._name = files, name
         blocks, scales = (stored(files, f"{name}_{s}", name) for s in ("blocks", "scales"))
-        if blocks[3:] != (GROUP // 2,) or scales != blocks[:3]:
+        sizes = {files.tensors[f"{name}_{s}"].dtype.itemsize for s in ("blocks", "scales")}
+        if blocks[3:] != (GROUP // 2,) or scales != blocks[:3] or sizes != {1}:
             raise mismatch(name, f"scales {scales} do not fit blocks {blocks}")
         self.shape = (blocks[0], blocks[2] * GROUP, blocks[1])
 

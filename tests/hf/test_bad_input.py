@@ -94,16 +94,18 @@ def _bad_index(path: Path) -> None:
 
 CASES: list[tuple[Callable[[Path], None], str]] = [
     (_no_directory, "no model at"), (_a_file, "is a file"), (_no_config, "no config.json"),
-    (_bad_config, "cannot be read"), (_no_type, "names no model_type"), (_only_pickles, "never read here"),
+    (_bad_config, "config.json is damaged: line 1 is not JSON"), (_no_type, "names no model_type"),
+    (_only_pickles, "never read here"),
     (_no_weights, "has no weights"), (_truncated, "00002-of-.*is damaged.*its header says"),
     (_cut_in_header, "00001-of-.*header is cut short"), (_empty_file, "is damaged"), (_garbage, "is damaged"),
-    (_missing_shard, "1 of .* weight files are missing.*00003-of"), (_bad_index, "index.json cannot be read"),
+    (_missing_shard, "1 of .* weight files are missing.*00003-of"),
+    (_bad_index, "index.json is damaged: it has no weight_map"),
     (lambda p: edit(p, quantization_config={"quant_method": "gptq"}), "quantized .gptq.*launch.py import"),
     (lambda p: edit(p, model_type="brandnew", auto_map={"AutoConfig": "x.Y"}), "'brandnew'.*auto_map.*never runs"),
     (lambda p: edit(p, model_type="brandnew"), "does not know the model type 'brandnew'"),
     (lambda p: edit(p, model_type="vit"), "not a text-generating model"),
     (lambda p: edit(p, hidden_size="wide"), "cannot be used"),
-    (lambda p: edit(p, head_dim=-16), "cannot be built"),
+    (lambda p: edit(p, head_dim=-16), "head_dim is -16, not a whole"),
 ]
 
 

@@ -180,7 +180,7 @@ def _is_in_the_way(source: Path) -> None:
 
 @pytest.mark.parametrize(("spoil", "words"), [
     (_cut_short, "is damaged"), (_only_pickles, "never read here"), (_remote_code, "never runs such code"),
-    (_is_in_the_way, "no config.json|cannot be read")])
+    (_is_in_the_way, "not a file but a folder|cannot be read")])
 def test_what_cannot_be_read_leaves_nothing(spoil: Callable[[Path], None], words: str, checkpoint: Checkpoint,
                                             tmp_path: Path) -> None:
     source = Path(shutil.copytree(checkpoint("qwen3_moe"), tmp_path / "model"))

@@ -93,7 +93,7 @@ CASES: list[tuple[Callable[[Path], None], str]] = [
     (_truncated, "00001.safetensors is damaged.*its header says"),
     (_wrong_shape, r"00001.safetensors is damaged: .*shape \(256, 255\) has 131,072 bytes"),
     (_no_settings, r"stores codes .*no quantization_config.*Download config.json"),
-    (_bad_file_beside, "quantize_config.json cannot be read"),
+    (_bad_file_beside, "quantize_config.json is damaged"),
     (lambda p: settings(p, bits=3), "GPTQ checkpoint of 3 bits.*4 and with 8"),
     (lambda p: settings(p, checkpoint_format="marlin"), "'marlin' format"),
     (lambda p: _without(p, "qzeros"), "down_proj.*lacks 'qzeros'.*download it again"),

@@ -12,6 +12,7 @@ import torch
 
 from core.hf.bounds import wrong
 from core.hf.files import EDGE, ModelFiles
+from core.hf.words import reason
 from core.sources.base import Source
 from core.sources.gguf.architectures import architecture_of
 from core.sources.gguf.config import special_token
@@ -74,7 +75,7 @@ def open_gguf(path: Path) -> GgufSource:
         kept = held(header.tensors, facts.moe_layers)
     except (ArithmeticError, LookupError, TypeError, ValueError, RuntimeError) as error:
         # keys are what they must be; tensors of other shapes than their names promise fail anywhere in the descriptions
-        raise damaged(files[0], f"its tensors do not fit together ({error})") from error
+        raise damaged(files[0], f"its tensors do not fit together ({reason(error)})") from error
     if why := wrong(config):
         raise damaged(files[0], why)
     dense = _dense_dtype(header)

@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 from core.errors import ModelError
+from core.hf.words import reason
 from core.sources.gguf.config import special_token
 from core.sources.gguf.header import damaged
 from core.sources.gguf.pretokenize import SPLITS, WHOLE
@@ -45,7 +46,7 @@ def write_tokenizer(metadata: Metadata, directory: Path, file: Path) -> None:
     except (ModelError, OSError):
         raise
     except Exception as error:  # of the tokenizers library, which raises Exception itself
-        raise damaged(file, f"its vocabulary cannot be used ({str(error)[:200]})") from error
+        raise damaged(file, f"its vocabulary cannot be used ({reason(error)})") from error
 
 
 def _tokenizer(metadata: Metadata) -> PreTrainedTokenizerFast:

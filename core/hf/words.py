@@ -1,0 +1,25 @@
+"""What other libraries say of a file, in a form that can stand in a sentence of ours."""
+
+from __future__ import annotations
+
+import re
+
+MOST = 300  # characters
+KINDS = re.compile(r"\b[A-Z]\w*(Error|Exception): |Exception raised from .*|For details look at the above report!?")
+
+
+def reason(error: BaseException) -> str:
+    """One line, short, without names of exceptions and places in other people's code, and without its full stop."""
+    if isinstance(error, RecursionError):
+        return "something in it is nested too deeply"
+    said = str(error)
+    if "ignore_mismatched_sizes" in said:
+        return "some of its weights have other shapes than config.json says"
+    if isinstance(error, KeyError):
+        return f"{said} is missing or unknown"
+    if "unpack" in said or isinstance(error, OverflowError):
+        return "one of its numbers is too large"
+    if isinstance(error, (AttributeError, TypeError)) and ("has no attribute" in said or "object" in said):
+        return "one of its values is of the wrong kind"
+    short = " ".join(KINDS.sub("", said).split()).rstrip(". ")
+    return (short if len(short) <= MOST else short[:MOST] + " ...") or "no reason was given"

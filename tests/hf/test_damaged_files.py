@@ -1,0 +1,298 @@
+"""Checkpoints whose small files contradict themselves, each other or the weights: refused, by name, nothing changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from core.errors import ModelError
+from core.hf import CheckpointReader, check_model, load_skeleton
+from core.hf.bounds import wrong
+from core.loading import load_tokenizer
+from tests.checkpoints import make_checkpoint
+from tests.tiny_tokenizer import save_tokenizer
+
+DEEP = "[" * 5000 + "]" * 5000
+Change = Callable[[Path], object]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers in three shards, with a tokenizer."""
+    return save_tokenizer(make_checkpoint("qwen3_moe", tmp_path_factory.mktemp("sound"), num_hidden_layers=2))
+
+
+@pytest.fixture
+def model(sound: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(sound, tmp_path / "model"))
+
+
+def config(**changes: Any) -> Change:
+    def change(path: Path) -> None:
+        file = path / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    return change
+
+
+def text(name: str, content: str) -> Change:
+    return lambda path: (path / name).write_text(content)
+
+
+def index(change: Callable[[dict[str, str]], object]) -> Change:
+    def changed(path: Path) -> None:
+        file = path / "model.safetensors.index.json"
+        content = json.loads(file.read_text())
+        change(content["weight_map"])
+        file.write_text(json.dumps(content))
+    return changed
+
+
+def header(change: Callable[[dict[str, Any], str], str | None]) -> Change:
+    """Rewrite the first shard's header; `change` gets it and its first tensor's name, and may return its text."""
+    def changed(path: Path) -> None:
+        file = sorted(path.glob("*.safetensors"))[0]
+        raw = file.read_bytes()
+        end = 8 + int.from_bytes(raw[:8], "little")
+        content = json.loads(raw[8:end])
+        name = next(n for n in content if n != "__metadata__")
+        made = (change(content, name) or json.dumps(content)).encode()
+        file.write_bytes(len(made).to_bytes(8, "little") + made + raw[end:])
+    return changed
+
+
+def entry(**changes: Any) -> Change:
+    return header(lambda content, name: content[name].update(changes))
+
+
+def repeated(content: dict[str, Any], name: str) -> str:
+    whole = json.dumps(content)
+    return whole[:-1] + f", {json.dumps(name)}: {json.dumps(content[name])}}}"
+
+
+def overlapping(content: dict[str, Any], name: str) -> None:
+    """Two tensors of one size at one place, and the last one where the other was."""
+    other = next(n for n, at in content.items()
+                 if n not in (name, "__metadata__") and at["shape"] == content[name]["shape"])
+    content[other]["data_offsets"] = content[name]["data_offsets"]
+
+
+def both_shards(path: Path) -> None:
+    """A tensor that two files have."""
+    first, second, *_ = sorted(path.glob("*.safetensors"))
+    tensors = load_file(second)
+    name, tensor = next(iter(load_file(first).items()))
+    save_file(tensors | {name: tensor + 1}, second, metadata={"format": "pt"})
+
+
+def reshaped(fragment: str, shape: Callable[[torch.Tensor], torch.Tensor]) -> Change:
+    def change(path: Path) -> None:
+        for file in path.glob("*.safetensors"):
+            tensors = {n: shape(t).contiguous() if fragment in n else t for n, t in load_file(file).items()}
+            save_file(tensors, file, metadata={"format": "pt"})
+    return change
+
+
+def loop(name: str) -> Change:
+    def change(path: Path) -> None:
+        (path / name).unlink(missing_ok=True)
+        try:
+            (path / name).symlink_to(name)
+        except OSError:
+            pytest.skip("this system lets nobody make links")
+    return change
+
+
+def pipe(name: str) -> Change:
+    def change(path: Path) -> None:
+        if not hasattr(os, "mkfifo"):
+            pytest.skip("this system has no named pipes")
+        (path / name).unlink(missing_ok=True)
+        os.mkfifo(path / name)
+    return change
+
+
+def renamed(mapping: dict[str, str], to: str) -> None:
+    mapping[next(iter(mapping))] = to
+
+
+INDEX, FIRST = "model.safetensors.index.json", "model-00001-of-"
+ELSEWHERE = "which is not a safetensors file beside it"
+CONFIGS: list[tuple[str, Change, str]] = [
+    ("nested config", text("config.json", '{"model_type": "qwen3_moe", "x": ' + DEEP + "}"), "nested deeper"),
+    ("a key twice", text("config.json", '{"model_type": "a", "model_type": "b"}'), "has 'model_type' twice"),
+    ("config of a list", text("config.json", "[]"), "names no model_type"),
+    ("a type that is a number", config(model_type=3), "names no model_type"),
+    ("a million layers", config(num_hidden_layers=10**6), "num_hidden_layers is 1000000, not a whole number from 1"),
+    ("no layers", config(num_hidden_layers=0), "num_hidden_layers is 0"),
+    ("negative layers", config(num_hidden_layers=-1), "num_hidden_layers is -1"),
+    ("layers as text", config(num_hidden_layers="2"), "num_hidden_layers is '2'"),
+    ("2 ** 40 experts", config(num_experts=1 << 40), "num_experts is 1099511627776"),
+    ("no expert a token", config(num_experts_per_tok=0), "num_experts_per_tok is 0"),
+    ("too many experts a token", config(num_experts_per_tok=9), "num_experts_per_tok is 9, but there are only 8"),
+    ("no width", config(hidden_size=0), "hidden_size is 0"),
+    ("no head width", config(head_dim=0), "head_dim is 0"),
+    ("no expert width", config(moe_intermediate_size=0), "moe_intermediate_size is 0"),
+    ("no heads", config(num_attention_heads=0), "num_attention_heads is 0"),
+    ("no vocabulary", config(vocab_size=0), "vocab_size is 0"),
+    ("a vocabulary of 2 ** 40", config(vocab_size=1 << 40), "vocab_size is 1099511627776"),
+    ("no context", config(max_position_embeddings=0), "max_position_embeddings is 0"),
+    ("a context of 1", config(max_position_embeddings=1), "max_position_embeddings is 1"),
+    ("an epsilon of nan", config(rms_norm_eps=float("nan")), "rms_norm_eps is not a number"),
+    ("a negative epsilon", config(rms_norm_eps=-1e-6), "rms_norm_eps is -1e-06, not a number from 0"),
+    ("an endless epsilon", config(rms_norm_eps=float("inf")), "rms_norm_eps is inf"),
+    ("a rope base of nan", config(rope_parameters={"rope_theta": float("nan")}), "rope_theta is not a number"),
+    ("a negative rope base", config(rope_parameters={"rope_theta": -1e4}), "rope_theta is -10000.0"),
+    ("an older rope base of 0", config(rope_theta=0), "rope_theta is 0, not a number above 0"),
+    ("a rope factor of nan", config(rope_scaling={"type": "linear", "factor": float("nan")}), "factor is not a number"),
+    ("a negative rope factor", config(rope_scaling={"type": "linear", "factor": -2.0}), "rope_scaling.factor is -2.0"),
+    ("text config as text", config(text_config="x"), "text_config is 'x', not an object"),
+    ("fewer layers than weights", config(num_hidden_layers=1, layer_types=None), "weights of layer 1 .* with layer 0"),
+    ("more layers than weights", config(num_hidden_layers=3, layer_types=None), "lacks"),
+    ("fewer experts than weights", config(num_local_experts=4), "other shapes than config.json says"),
+    ("two numbers of experts", config(num_experts=4), "num_experts is 4, but its num_local_experts is 8"),
+    ("other layers without experts", config(mlp_only_layers=[1]), "lacks"),
+    ("a number type of nobody's", config(dtype="23taolf", torch_dtype="23taolf"), "not a number type"),
+    ("a type with a very long name", config(model_type="x" * 10**6), "does not know the model type 'xxx"),
+    ("a flag that is a number", config(norm_topk_prob=-0.5), "Field 'norm_topk_prob' expected bool"),
+    ("a width of 2 ** 63", config(intermediate_size=1 << 63), "intermediate_size is 9223372036854775808"),
+    ("a padding token that there is not", config(pad_token_id=1 << 31), "cannot be built: Padding_idx"),
+    ("groups beyond all bounds", config(n_group=2, topk_group=10**30), "topk_group is 1000"),
+    ("config that is a loop", loop("config.json"), "config.json cannot be read"),
+    ("config that is a pipe", pipe("config.json"), "config.json is not a file but a pipe"),
+    ("a step of 0", config(decoder_sparse_step=0), "cannot be built"),
+]
+WEIGHTS: list[tuple[str, Change, str]] = [
+    ("nested index", text(INDEX, DEEP), "index.json is damaged: .*nested deeper"),
+    ("an index of numbers", text(INDEX, '{"weight_map": {"a": 3}}'), "has no weight_map"),
+    ("an index with metadata of a number", text(INDEX, '{"metadata": 0, "weight_map": {"a": "b"}}'), "no weight_map"),
+    ("an empty index", text(INDEX, '{"weight_map": {}}'), "has no weight_map"),
+    ("a file above", index(lambda m: renamed(m, "../model-00001-of-00003.safetensors")), ELSEWHERE),
+    ("a file elsewhere", index(lambda m: renamed(m, "/etc/passwd.safetensors")), ELSEWHERE),
+    ("a file of Windows' elsewhere", index(lambda m: renamed(m, "..\\x.safetensors")), ELSEWHERE),
+    ("a pickle", index(lambda m: renamed(m, "model.bin")), "'model.bin', which is not a safetensors file"),
+    ("a tensor in another shard", index(lambda m: renamed(m, sorted(set(m.values()))[1])), "but it is in"),
+    ("a tensor in two shards", both_shards, "is in .*model-00001-of-.* and in"),
+    ("an index that is a loop", loop(INDEX), "index.json cannot be read"),
+    ("a shard that is a pipe", lambda p: pipe(sorted(p.glob("*.safetensors"))[0].name)(p), "is not a file but a pipe"),
+    ("nested header", header(lambda content, name: DEEP), "is damaged: .*nested deeper"),
+    ("a tensor twice", header(repeated), "is damaged: it has '.*' twice"),
+    ("overlapping tensors", header(overlapping), f"{FIRST}.* is damaged"),
+    ("a gap", header(lambda content, name: content.pop(name) and None), f"{FIRST}.* is damaged"),
+    ("an unknown number type", entry(dtype="F17"), "is damaged"),
+    ("another number type", entry(dtype="F16"), "is damaged: .* of shape .* has"),
+    ("another shape", entry(shape=[3]), r"of shape \(3,\) has"),
+    ("a negative shape", entry(shape=[-1, -64]), "does not say where"),
+    ("a shape as text", entry(shape="64"), "does not say where"),
+    ("a place backwards", entry(data_offsets=[64, 0]), "does not say where"),
+    ("a place that is no pair", entry(data_offsets=[0]), "does not say where"),
+    ("a place as text", entry(data_offsets=["0", "4"]), "does not say where"),
+    ("a place of 2 ** 70", entry(data_offsets=[0, 1 << 70]), "does not say where"),
+    ("an entry that is a list", header(lambda content, name: content.update({name: []})), "does not say where"),
+    ("metadata that is a number", header(lambda content, name: content.update(__metadata__=3)), "is damaged"),
+    ("a header of 2 ** 60", lambda p: _length(p, 1 << 60), "header is cut short"),
+    ("a router of another size", reshaped("mlp.gate.weight", lambda t: t[:4]), "other shapes than"),
+    ("an expert of another size", reshaped("experts.3.up_proj", lambda t: t[:32]), "of different shapes"),
+    ("experts of another size", reshaped(".up_proj", lambda t: t[:32]), "by config.json"),
+    ("experts turned", reshaped(".down_proj", lambda t: t[:, :32]), r"has the shape \(64, 32\) in the checkpoint"),
+    ("experts of one dimension", reshaped(".down_proj", torch.flatten), r"has the shape \(4096,\)|fit together"),
+]
+BESIDE: list[tuple[str, Change, str]] = [
+    ("nested generation config", text("generation_config.json", DEEP), "generation_config.json is damaged"),
+    ("a generation config of a list", text("generation_config.json", "[]"), "generation_config.json is damaged"),
+    ("an end that is no token", text("generation_config.json", '{"eos_token_id": "end"}'), "eos_token_id is 'end'"),
+    ("ends that are no tokens", text("generation_config.json", '{"eos_token_id": [1, {}]}'), "is no token"),
+    ("a generation config that is a pipe", pipe("generation_config.json"), "is not a file but a pipe"),
+    ("nested tokenizer config", text("tokenizer_config.json", DEEP), "tokenizer_config.json is damaged"),
+    ("a tokenizer that is a loop", loop("tokenizer.json"), "tokenizer.json cannot be read"),
+    ("a tokenizer that is a pipe", pipe("tokenizer.json"), "tokenizer.json is not a file but a pipe"),
+]
+TOKENIZERS: list[tuple[str, Change]] = [
+    ("nested", text("tokenizer.json", DEEP)), ("a list", text("tokenizer.json", "[]")),
+    ("no model", text("tokenizer.json", '{"version": "1.0"}')), ("empty", text("tokenizer.json", "")),
+    ("no text", lambda p: (p / "tokenizer.json").write_bytes(b"\xff" * 100)),
+    ("ids as text", lambda p: _vocabulary(p, "x")), ("negative ids", lambda p: _vocabulary(p, -1)),
+    ("a class that is a number", text("tokenizer_config.json", '{"tokenizer_class": 3}')),
+    ("added tokens as a list", text("tokenizer_config.json", '{"added_tokens_decoder": [1]}')),
+]
+
+
+def _length(path: Path, length: int) -> None:
+    file = sorted(path.glob("*.safetensors"))[0]
+    file.write_bytes(length.to_bytes(8, "little") + file.read_bytes()[8:])
+
+
+def _vocabulary(path: Path, value: Any) -> None:
+    file = path / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["model"]["vocab"] = dict.fromkeys(content["model"]["vocab"], value)
+    file.write_text(json.dumps(content))
+
+
+def state(path: Path) -> dict[str, str]:
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "special"
+            for file in path.iterdir()}
+
+
+@pytest.mark.parametrize(("change", "words"), [case[1:] for case in CONFIGS + WEIGHTS + BESIDE],
+                         ids=[case[0] for case in CONFIGS + WEIGHTS + BESIDE])
+def test_damaged_checkpoints_are_refused(model: Path, change: Change, words: str) -> None:
+    change(model)
+    before = state(model)
+    with pytest.raises(ModelError, match=f"(?s){words}") as caught:
+        CheckpointReader(load_skeleton(model), model).close()
+    assert str(caught.value).endswith(".") and len(str(caught.value)) < 2000
+    assert state(model) == before
+
+
+@pytest.mark.parametrize("change", [case[1] for case in TOKENIZERS], ids=[case[0] for case in TOKENIZERS])
+def test_damaged_tokenizers_are_refused(model: Path, change: Change) -> None:
+    change(model)
+    before = state(model)
+    with pytest.raises(ModelError, match=r"(?s)model has no usable tokenizer: .*Put the model's tokenizer files"):
+        load_tokenizer(model)
+    assert state(model) == before
+
+
+def test_a_sound_checkpoint_is_sound(model: Path) -> None:
+    with CheckpointReader(load_skeleton(model), model) as reader:
+        assert reader.read(1, 7)["down_proj"].shape == (64, 64)
+    assert load_tokenizer(model)("a").input_ids
+
+
+def test_layers_that_predict_further_tokens_may_be_left_over(model: Path) -> None:
+    """As DeepSeek's and GLM's checkpoints have them, behind the last layer."""
+    file = sorted(model.glob("*.safetensors"))[0]
+    tensors = load_file(file)
+    whole = {n: t for shard in model.glob("*.safetensors") for n, t in load_file(shard).items()}
+    extra = {n.replace("layers.1.", "layers.2."): t for n, t in whole.items() if "layers.1." in n}
+    save_file(tensors | extra, file, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="weights of layer 2"):
+        CheckpointReader(load_skeleton(model), model)
+    save_file(tensors | extra | {"model.layers.2.eh_proj.weight": torch.zeros(64, 128)}, file, {"format": "pt"})
+    CheckpointReader(load_skeleton(model), model).close()
+
+
+@pytest.mark.parametrize("config", [
+    {"time_step_limit": [0.0, float("inf")], "model_type": "x"}, {"sliding_window": None, "num_experts": None},
+    {"rope_scaling": None, "rope_theta": 5e6}, {"rope_scaling": {"type": "yarn", "factor": 40, "mscale": 1.0}},
+    {"vision_config": {"num_experts": 0, "hidden_size": 0}, "text_config": {"num_hidden_layers": 94}},
+    {"moe_num_experts": [64, 64], "moe_intermediate_size": [1536, 512], "moe_k": 6},
+    {"rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}},
+    {"n_group": 1, "topk_group": 1, "n_routed_experts": 256, "num_experts_per_tok": 8, "norm_eps": 0}])
+def test_what_real_configs_say_is_allowed(config: dict[str, Any]) -> None:
+    assert wrong(config) == ""
+
+
+def test_a_quantized_text_model_is_still_named(model: Path) -> None:
+    config(text_config={"quantization_config": {"quant_method": "fp8"}})(model)
+    with pytest.raises(ModelError, match=r"quantized \(fp8\)"):
+        check_model(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -11,9 +12,9 @@ import torch
 
 from core.config import LoadSpec
 from core.errors import BudgetError, ContextError, ModelError
-from core.hf import Outline, check_model, meta_skeleton, outline, rounded_bytes
+from core.hf import ExpertsSite, Outline, check_model, meta_skeleton, outline, rounded_bytes
 from core.hf.files import ModelFiles
-from core.memory.codec import Codec, make_codec
+from core.memory.codec import Codec, PartSpec, make_codec
 from core.memory.pack import Manifest, pack_at
 from core.memory.pack.verify import check
 from core.room import host_free
@@ -73,19 +74,38 @@ def plan(spec: LoadSpec, instead_of: Memory | None = None) -> Plan:
     shape, config, dtype = _outlined(path, _stamp(path), spec.dtype)
     context = choose_context(spec.context, shape.context_limit)
     site = shape.sites[0]
+    if pack is not None:
+        check_fits(pack, shape.sites, path)
     codec = pack.codec(dtype, device) if pack is not None else make_codec(
         spec.format, dtype=dtype, device=device, specs=site.parts, is_transposed=site.is_transposed)
     total = len(shape.sites) * site.num_experts
     tier = Tier("all", total, codec.blob_bytes, False)
     if pack is not None:
-        if (pack.layers, pack.experts) != (len(shape.sites), site.num_experts):
-            raise ModelError(f"The pack {path} holds {pack.layers} x {pack.experts} experts, its config.json "
-                             f"says {len(shape.sites)} x {site.num_experts}. Import the model again.")
         tier = choose_tier(spec.host, device, total, pack.padded_bytes, codec.verbatim,
                            host_free(device, instead_of))
     rounded = rounded_bytes(shape.linears, spec.dense, dtype, device) if spec.dense != "checkpoint" else (0, 0)
     sizes = sizes_of(shape, config, codec, context, tier.into_slots, rounded)
     return Plan(spec, files, shape, config, device, dtype, context, codec, sizes, tier, pack)
+
+
+def check_fits(pack: Manifest, sites: Sequence[ExpertsSite], path: Path) -> None:
+    """Raises ModelError unless a pack holds the experts that its config.json describes."""
+    site = sites[0]
+    if (pack.layers, pack.experts) != (len(sites), site.num_experts):
+        raise ModelError(f"The pack {path} holds {pack.layers} x {pack.experts} experts, its config.json "
+                         f"says {len(sites)} x {site.num_experts}. Import the model again.")
+    for name, held, said in (
+            ("experts a token uses", pack.top_k, site.top_k),
+            ("parts of an expert", _shapes(pack.parts), _shapes(site.parts)),
+            ("order of a matrix", pack.is_transposed, site.is_transposed), ("gate", pack.has_gate, site.has_gate),
+            ("order of gate and up", pack.is_concatenated, site.is_concatenated)):
+        if held != said:
+            raise ModelError(f"The pack {path} is not of the model that its config.json describes: they differ in the "
+                             f"{name} ({held} and {said}). Import the model again.")
+
+
+def _shapes(parts: Mapping[str, PartSpec]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(spec.shape) for name, spec in parts.items()}
 
 
 def choose_device(name: str) -> torch.device:
@@ -104,8 +124,15 @@ def choose_context(asked: int, limit: int) -> int:
 
 def _stamp(path: Path) -> tuple[int, ...]:
     """Changes when a file of the model does."""
-    stats = [file.stat() for pattern in ("*.json", "*.safetensors", "*.bin") for file in sorted(path.glob(pattern))]
-    return tuple(n for s in stats for n in (s.st_mtime_ns, s.st_size))
+    stats: list[int] = []
+    for pattern in ("*.json", "*.safetensors", "*.bin"):
+        for file in sorted(path.glob(pattern)):
+            try:
+                found = file.stat()
+                stats += found.st_mtime_ns, found.st_size
+            except OSError:  # such as a link to nowhere: whoever reads it says what is wrong
+                stats.append(0)
+    return tuple(stats)
 
 
 @lru_cache(maxsize=4)

@@ -28,9 +28,10 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k", "num_selected_experts",
          "top_k_experts")
 CONTEXT = ("max_position_embeddings", "n_positions", "max_sequence_length", "model_max_length")
-FULL = ("hidden_size", "d_model", "n_embd", "num_attention_heads", "n_head", "n_heads", "head_dim", "v_head_dim",
-        "qk_rope_head_dim", "kv_lora_rank", "intermediate_size", "moe_intermediate_size")
+FULL = ("hidden_size", "d_model", "n_embd", "num_attention_heads", "n_head", "n_heads")
 """Widths that are at least 1 where they are stated."""
+PARTIAL = ("head_dim", "v_head_dim", "qk_rope_head_dim", "kv_lora_rank", "intermediate_size", "moe_intermediate_size")
+"""Widths that some models state as 0, for what they do not have. Of those that have it, the weights tell."""
 COUNTED = ((re.compile(r".*(layers?|depth)"), MOST.layers), (re.compile(r".*experts"), MOST.experts))
 """Other numbers that models loop over, and the most of each."""
 DTYPES = ("dtype", "torch_dtype")
@@ -104,7 +105,9 @@ def _bounds(name: str) -> tuple[int, int] | None:
         return 2, MOST.tokens
     if name == "vocab_size":
         return 1, MOST.vocabulary
-    return (1, MOST.width) if name in FULL else None
+    if name in FULL or name in PARTIAL:
+        return int(name in FULL), MOST.width
+    return None
 
 
 def _chosen(config: Mapping[str, Any]) -> str:

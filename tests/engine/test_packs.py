@@ -24,6 +24,7 @@ from core.profile import buddies
 from core.types import Outcome, Place
 from tests.checkpoints import make_checkpoint
 from tests.engine.profiles import drawn_profile
+from tests.pack.test_manifest import Change, seal
 from tests.tiny_tokenizer import save_tokenizer
 
 CHAT = [{"role": "user", "content": "the cat sat on the mat and the dog"}]
@@ -211,6 +212,30 @@ def test_a_pack_and_a_config_that_disagree(packs: dict[str, Path], tmp_path: Pat
     (copy / "config.json").write_text(json.dumps({**config, "num_experts": 8}))
     with pytest.raises(ModelError, match="damaged"):
         estimate(LoadSpec.checked(str(copy)))
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    (lambda b: b.update(is_transposed=True), "order of a matrix"),
+    (lambda b: b.update(has_gate=False), "gate"), (lambda b: b.update(top_k=2), "experts a token uses"),
+    (lambda b: b.update(is_concatenated=False), "order of gate and up"),
+    (lambda b: b["parts"]["down_proj"].update(shape=[64, 32]), "parts of an expert")])
+def test_a_manifest_of_another_model_is_refused(packs: dict[str, Path], tmp_path: Path, change: Change, words: str
+                                                ) -> None:
+    pack = Path(shutil.copytree(packs["whole"], tmp_path / "pack"))
+    seal(pack, change)
+    with pytest.raises(ModelError, match=f"differ in the ({words}).*Import the model again"):
+        estimate(LoadSpec.checked(str(pack), Settings({}), context=256))
+
+
+def test_a_link_to_itself_in_a_pack_is_named(packs: dict[str, Path], tmp_path: Path) -> None:
+    pack = Path(shutil.copytree(packs["whole"], tmp_path / "pack"))
+    (pack / layer_file(1)).unlink()
+    try:
+        (pack / layer_file(1)).symlink_to(layer_file(1))
+    except OSError:
+        pytest.skip("this system lets nobody make links")
+    with pytest.raises(ModelError, match=r"experts-00001\.bin cannot be read"):
+        estimate(LoadSpec.checked(str(pack), Settings({}), context=256))
 
 
 def test_a_cancelled_load_of_a_pack_keeps_nothing(packs: dict[str, Path]) -> None:

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any, NamedTuple
 
 import torch
 
 from core.errors import ModelError
-from core.memory.codec import Codec, Layout, PartSpec, make_codec
-from core.memory.codec.base import Field
+from core.memory.codec import ALIGN, FORMATS, Codec, Field, Layout, PartSpec, make_codec
 from core.memory.codec.formats import Numbers
 from core.memory.codec.segments import Experts, Segment, Segments
+from core.memory.pack.stated import FLOATS, Stated, Unfit, whole
+from core.memory.pages import page_up
+from core.reading import CONFIG_BYTES, BadJson, parse_json, read_bytes
 
 NAME = "moestro.json"
 DENSE = "model.safetensors"
 VERSION = 1
+MOST_LAYERS, MOST_EXPERTS = 1000, 1 << 14
 
 
 class Entry(NamedTuple):
@@ -115,38 +119,77 @@ class Manifest:
         if not pack.exists() and partial(pack).is_dir():
             raise ModelError(f"The import into {pack} is not finished. Run the same import again: it goes on where it "
                              "stopped.")
+        if not os.path.lexists(file):
+            raise ModelError(f"There is no pack at {pack}: it has no {NAME}. Give the directory that an import made.")
         try:
-            text = file.read_text(encoding="utf-8")
-        except (FileNotFoundError, NotADirectoryError):
-            raise ModelError(f"There is no pack at {pack}: it has no {NAME}. Give the directory that an import made.",
-                             ) from None
-        except UnicodeDecodeError:
-            raise ModelError(damaged(file)) from None
-        except OSError as error:
-            raise ModelError(unreadable(file, error)) from None
-        try:
-            body = json.loads(text)
-            stated, version = body.pop("digest"), int(body["pack"])
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise ModelError(damaged(file)) from None
+            body = parse_json(read_bytes(file, CONFIG_BYTES))
+        except BadJson as error:
+            raise ModelError(damaged(file, f": {error}")) from None
+        stated, version = (body.pop("digest", None), body.get("pack")) if isinstance(body, dict) else (None, None)
+        if type(version) is not int:
+            raise ModelError(damaged(file))
         if version > VERSION:
-            raise ModelError(f"The pack {pack} was made by a newer Moestro ({body.get('moestro', '?')}). Update "
-                             "Moestro to open it.")
+            raise ModelError(f"The pack {pack} was made by a newer Moestro ({str(body.get('moestro', '?'))[:40]}). "
+                             "Update Moestro to open it.")
         if stated != _digest(body):
             raise ModelError(damaged(file))
-        return cls._of(body)
+        try:
+            manifest = cls._of(Stated(body))
+            manifest._check()
+        except Unfit as error:  # with a digest that fits: made by something else than an import
+            raise ModelError(damaged(file, f": {error}")) from None
+        return manifest
 
     @classmethod
-    def _of(cls, body: Mapping[str, Any]) -> Manifest:
-        same = ("model_hash format layers experts top_k is_transposed has_gate is_concatenated padded_bytes source "
-                "exact moestro created").split()
+    def _of(cls, body: Stated) -> Manifest:
+        body.only("pack", *(f.name for f in fields(cls) if f.name not in ("layout", "sums")), "blob", "crc32")
+        numbers, parts, files = body.object("numbers"), body.object("parts"), body.object("files")
+        numbers.only(*(f.name for f in fields(Numbers)))
+        layers, experts = body.whole("layers", 1, MOST_LAYERS), body.whole("experts", 1, MOST_EXPERTS)
         return cls(
-            **{name: body[name] for name in same},
-            numbers=Numbers(**{n: _dtype(d) for n, d in body["numbers"].items()}),
-            parts={n: PartSpec(tuple(s["shape"]), _dtype(s["dtype"])) for n, s in body["parts"].items()},
-            layout=_layout_of(body["blob"]),
-            segments=tuple(_segment(**s) for s in body["segments"]),
-            files={n: Entry(**e) for n, e in body["files"].items()}, sums=tuple(map(tuple, body["crc32"])))
+            model_hash=body.text("model_hash"), format=body.text("format"), layers=layers, experts=experts,
+            top_k=body.whole("top_k", 1, experts), is_transposed=body.flag("is_transposed"),
+            has_gate=body.flag("has_gate"), is_concatenated=body.flag("is_concatenated"),
+            padded_bytes=body.whole("padded_bytes", 1), source=body.texts("source"),
+            exact=body.texts("exact"), moestro=body.text("moestro"), created=body.text("created"),
+            numbers=Numbers(**{name: numbers.dtype(name) for name in numbers.names()}),
+            parts={name: PartSpec(parts.object(name).shape("shape"), parts.object(name).dtype("dtype", FLOATS))
+                   for name in parts.names()},
+            layout=_layout_of(body.object("blob")),
+            segments=tuple(_segment(Stated(s, "segments.")) for s in body.values("segments")),
+            files={name: _entry(files.object(name)) for name in files.names()},
+            sums=tuple(_sums(layer) for layer in body.values("crc32")))
+
+    def _check(self) -> None:
+        """Raises Unfit where one thing that it says contradicts another."""
+        if "label" not in self.source:
+            raise Unfit("its source.label is missing")
+        if self.format not in FORMATS:
+            raise Unfit(f"its format is {self.format!r:.60}, which there is not")
+        if not any(name.startswith("down") and spec.is_weight for name, spec in self.parts.items()):
+            raise Unfit("none of its parts is the matrix that ends an expert (down)")
+        _check_layout(self.layout, "blob")
+        size = self.layout.bytes
+        if self.segments:
+            try:
+                cutter = self.cutter
+            except (LookupError, ValueError, RuntimeError, ArithmeticError):
+                cutter = None
+            if cutter is None or cutter.segments != self.segments:
+                raise Unfit("its segments do not make up its experts")
+            size = cutter.bytes
+        if self.padded_bytes != page_up(size):
+            raise Unfit(f"its padded_bytes is {self.padded_bytes:,}, and its experts have {size:,} bytes")
+        if len(self.sums) != self.layers or any(len(layer) != self.experts for layer in self.sums):
+            raise Unfit(f"its crc32 are not those of {self.layers} x {self.experts} experts")
+        wanted = {layer_file(n): self.experts * self.padded_bytes for n in range(self.layers)}
+        for name, entry in self.files.items():
+            if PureWindowsPath(name).name != name or name == NAME:
+                raise Unfit(f"it names the file {name[:100]!r}, which cannot be one of its own")
+            if name.startswith("experts-") and wanted.get(name) != entry.bytes:
+                raise Unfit(f"its {name[:100]} has {entry.bytes:,} bytes, which is not a layer of its experts")
+        if lost := next((name for name in (*wanted, DENSE, "config.json") if name not in self.files), None):
+            raise Unfit(f"it does not name {lost}")
 
 
 def identity_of(model_hash: str, format: str, numbers: Numbers, top: int, moestro: str) -> dict[str, Any]:
@@ -199,14 +242,22 @@ def _names(numbers: Numbers) -> dict[str, str]:
     return {f.name: _name(getattr(numbers, f.name)) for f in fields(numbers)}
 
 
-def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name)
-    assert isinstance(found, torch.dtype)
-    return found
+def _sums(layer: Any) -> tuple[int, ...]:
+    if not isinstance(layer, list):
+        raise Unfit(f"its crc32 has {layer!r:.60} for a layer")
+    return tuple(whole(number, "crc32", 0, (1 << 32) - 1) for number in layer)
 
 
-def _segment(neurons: list[int], offset: int, **layout: Any) -> Segment:
-    return Segment(neurons[0], neurons[1], offset, _layout_of(layout))
+def _entry(stated: Stated) -> Entry:
+    stated.only(*Entry._fields)
+    return Entry(stated.whole("bytes"), stated.text("sha256"), stated.text("head"))
+
+
+def _segment(stated: Stated) -> Segment:
+    neurons = [whole(n, "segments.neurons", 0) for n in stated.values("neurons")]
+    if len(neurons) != 2:
+        raise Unfit(f"its segments.neurons is {neurons!r:.60}, not a start and an end")
+    return Segment(neurons[0], neurons[1], stated.whole("offset"), _layout_of(stated))
 
 
 def _layout(layout: Layout) -> dict[str, Any]:
@@ -214,6 +265,20 @@ def _layout(layout: Layout) -> dict[str, Any]:
         n: {"dtype": _name(f.dtype), "shape": list(f.shape), "offset": f.offset} for n, f in layout.fields.items()}}
 
 
-def _layout_of(stated: Mapping[str, Any]) -> Layout:
-    return Layout({n: Field(_dtype(f["dtype"]), tuple(f["shape"]), f["offset"])
-                   for n, f in stated["fields"].items()}, stated["bytes"])
+def _layout_of(stated: Stated) -> Layout:
+    inner = stated.object("fields")
+    made = {}
+    for name in inner.names():
+        field = inner.object(name)
+        made[name] = Field(field.dtype("dtype"), field.shape("shape"), field.whole("offset"))
+    return Layout(made, stated.whole("bytes", 1))
+
+
+def _check_layout(layout: Layout, name: str) -> None:
+    """Raises Unfit unless its fields lie one after another within its bytes."""
+    end = 0
+    for part, field in layout.fields.items():
+        if field.offset < end or field.offset % ALIGN or field.offset + field.bytes > layout.bytes:
+            raise Unfit(f"its {name}.fields.{part[:60]} lies at byte {field.offset:,} of {layout.bytes:,}, in another "
+                        "field or outside")
+        end = field.offset + field.bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import stat
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -49,7 +50,10 @@ def check_dense(pack: Path, manifest: Manifest) -> None:
 def _quick(file: Path, entry: Entry) -> str:
     """What is wrong with a file as far as can be told without reading weights, or ""."""
     try:
-        size = file.stat().st_size
+        found = file.stat()
+        size = found.st_size
+        if not stat.S_ISREG(found.st_mode):
+            return damaged(file, ": it is not a regular file")
         if size != entry.bytes:
             return damaged(file, f": it has {size:,} bytes instead of {entry.bytes:,}")
         if entry.head and head_hash(file) != entry.head:

@@ -12,13 +12,15 @@ from anyio import to_thread
 from pydantic import Field
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import problem
 
 MB = 1 << 20
+GRADIO = "/gradio_api/"
 MOST_BYTES = 16 * MB          # of any request ...
-MOST_UPLOADED = 65 * MB       # ... but an upload: a file of 64 MB, which Gradio's own limit allows, and what frames it
+MOST_UPLOADED = 65 * MB       # ... but the page's: a file of 64 MB, which Gradio's own limit allows, and what frames it
 MOST_DEPTH = 100              # lists and objects inside one another
 MOST_WHOLE = 2**63            # whole numbers are smaller than this: ids and seeds, here and in the database
 DRAIN_S, DRAIN_BYTES = 10.0, 512 * MB   # a body that is refused is read on for so long, so that its sender hears why
@@ -41,8 +43,8 @@ class Bodies:
         if "content-length" not in headers and "transfer-encoding" not in headers:
             await self.app(scope, receive, send)
             return
-        is_upload = scope["path"].rstrip("/").endswith("/upload")
-        most = MOST_UPLOADED if is_upload else MOST_BYTES
+        is_upload = scope["path"] == f"{GRADIO}upload"
+        most = MOST_UPLOADED if scope["path"].startswith(GRADIO) else MOST_BYTES
         counted = _counted(receive, most)
         try:
             declared = headers.get("content-length", "")
@@ -56,14 +58,23 @@ class Bodies:
             if error.more:
                 with anyio.move_on_after(DRAIN_S):
                     await _drain(receive)
-            await problem(413, error.detail, code="too_large", headers={"connection": "close"})(scope, receive, send)
+            answer = refusal(scope, 413, error.detail, "too_large")
+            answer.headers["connection"] = "close"
+            await answer(scope, receive, send)
             return
         if body is None:   # the client has gone
             return
         if "json" in headers.get("content-type", "json") and (wrong := await _wrong(body)):
-            await problem(400, wrong)(scope, receive, send)
+            await refusal(scope, 400, wrong)(scope, receive, send)
             return
         await self.app(scope, _again(body, receive), send)
+
+
+def refusal(scope: Scope, status: int, message: str, code: str | None = None) -> JSONResponse:
+    """An error as whoever asked reads it: Gradio's page shows a plain text."""
+    if scope["path"].startswith(GRADIO):
+        return JSONResponse({"error": message}, status)
+    return problem(status, message, code=code)
 
 
 class _TooLarge(HTTPException):  # which FastAPI and Gradio pass on, where another error would be told as a bad body

@@ -12,6 +12,7 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 
+from app import bodies
 from app.api import build_app
 from app.bodies import MB, MOST_BYTES, MOST_DEPTH, MOST_UPLOADED, wrong_with
 from app.host import Host
@@ -49,20 +50,34 @@ def chunks(size: int) -> Iterator[bytes]:
         yield b"x" * min(MB, size - start)
 
 
-@pytest.mark.parametrize("path", [COMPLETE, "/gradio_api/run/predict"])
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits that are quickly reached."""
+    monkeypatch.setattr(bodies, "MOST_BYTES", 2 * MB)
+    monkeypatch.setattr(bodies, "MOST_UPLOADED", 3 * MB)
+
+
+def test_the_limits_are_those_of_the_documents() -> None:
+    assert (MOST_BYTES, MOST_UPLOADED) == (16 * MB, 65 * MB)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(("path", "most"), [(COMPLETE, 2), ("/gradio_api/run/predict", 3)])
 @pytest.mark.parametrize("content", [lambda size: b"x" * size, chunks], ids=["length", "chunked"])
-def test_a_body_beyond_the_limit_is_refused(client: TestClient, path: str, content: Any) -> None:
-    answer = client.post(path, content=content(MOST_BYTES + 1), headers=JSON)
+def test_a_body_beyond_the_limit_is_refused(client: TestClient, path: str, most: int, content: Any) -> None:
+    answer = client.post(path, content=content(most * MB + 1), headers=JSON)
     assert answer.status_code == 413
-    assert answer.json()["error"] == {"message": "The request is larger than 16 MB, and no more is read. Send less.",
-                                      "type": "invalid_request_error", "param": None, "code": "too_large"}
-    assert client.post(path, content=content(MOST_BYTES), headers=JSON).status_code in (400, 404)
+    told = f"The request is larger than {most} MB, and no more is read. Send less."
+    form = {"message": told, "type": "invalid_request_error", "param": None, "code": "too_large"}
+    assert answer.json()["error"] == (form if path == COMPLETE else told), "Gradio's page shows plain text"
+    assert client.post(path, content=content(most * MB), headers=JSON).status_code in (400, 404)
 
 
+@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("content", [lambda size: b"x" * size, chunks], ids=["length", "chunked"])
 def test_an_upload_may_be_larger_but_not_without_end(client: TestClient, content: Any) -> None:
-    assert client.post("/gradio_api/upload", content=content(MOST_BYTES + 1)).json() == MOST_BYTES + 1
-    assert client.post("/gradio_api/upload", content=content(MOST_UPLOADED + 1)).status_code == 413
+    assert client.post("/gradio_api/upload", content=content(2 * MB + 1)).json() == 2 * MB + 1
+    assert client.post("/gradio_api/upload", content=content(3 * MB + 1)).status_code == 413
 
 
 def test_a_sender_of_40_mb_hears_why_it_was_refused(host: Host) -> None:

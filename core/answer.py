@@ -11,6 +11,7 @@ from typing import Any, Literal
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerBase
 
+from core import chat_template
 from core.errors import ContextError
 from core.length import TextLimit
 from core.types import AnswerStats, Memory, Outcome, Piece, StepRecord
@@ -31,7 +32,7 @@ class Prompt:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, generation_config: Any) -> None:
         self.tokenizer = tokenizer
         ends = [tokenizer.eos_token_id, generation_config.eos_token_id]
-        self.ends = {i for end in ends for i in (end if isinstance(end, list) else [end]) if i is not None}
+        self.ends = {i for end in ends for i in (end if isinstance(end, list) else [end]) if isinstance(i, int)}
 
     @cached_property
     def limit(self) -> TextLimit:
@@ -39,14 +40,13 @@ class Prompt:
         return TextLimit.of(self.tokenizer)
 
     def text(self, messages: Sequence[Mapping[str, str]] | str) -> str:
-        """The text that is tokenised: a chat's through the model's template, a plain text as it is."""
+        """The text that is tokenised: a chat's through the model's template, a plain text as it is. Raises ModelError
+        when the template fails."""
         if isinstance(messages, str):
             return messages
         if self.tokenizer.chat_template is None:
             return "\n\n".join(m["content"] for m in messages)
-        rendered: str = self.tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False,
-                                                           add_generation_prompt=True)
-        return rendered
+        return chat_template.prompt_of(self.tokenizer, messages)
 
     def tokens(self, messages: Sequence[Mapping[str, str]] | str | Ids, context: int | None = None) -> list[int]:
         """Token ids of a chat or of a plain text. Raises ContextError, before it tokenises, for a text that `context`

@@ -13,16 +13,17 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from core import chat_template
 from core.errors import BudgetError, ModelError
 from core.fit import fit_of
 from core.hf import CheckpointReader, ExpertsSite, find_experts, load_skeleton, round_linears
-from core.hf.words import reason
 from core.memory.pack import PackReader
 from core.memory.pack.verify import check_dense
 from core.memory.store import HostStore, Store
 from core.plan import Plan
 from core.steady import give_back
 from core.tier import open_store
+from core.wording import reason
 
 log = logging.getLogger("moestro.load")
 
@@ -105,4 +106,5 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
             raise
         raise ModelError(f"{path} has no usable tokenizer: {reason(error)}. Put the model's tokenizer files beside its "
                          "config.json.") from error
+    chat_template.check(tokenizer)
     return tokenizer

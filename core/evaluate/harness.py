@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from core import chat_template
 from core.config import SAMPLING, Sampling
 from core.errors import SettingError
 from core.evaluate.scorer import Scorer
@@ -41,10 +42,9 @@ def adapter(scorer: Scorer) -> Any:
             return str(scorer.engine.model_name)
 
         def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-            text: str = scorer.engine.prompt.tokenizer.apply_chat_template(
-                chat_history, tokenize=False, add_generation_prompt=add_generation_prompt,
+            return chat_template.render(
+                scorer.engine.prompt.tokenizer, chat_history, add_generation_prompt=add_generation_prompt,
                 continue_final_message=not add_generation_prompt)
-            return text
 
     return Moestro()
 

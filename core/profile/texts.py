@@ -13,6 +13,7 @@ import numpy.typing as npt
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from core import chat_template
 from core.errors import ProfileError
 from core.reading import require_regular
 
@@ -102,8 +103,7 @@ def _chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, st
     text = "\n\n".join(message["content"] for message in messages)
     if tokenizer.chat_template is not None:
         try:
-            text = tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False,
-                                                 add_generation_prompt=opens)
+            text = chat_template.render(tokenizer, messages, add_generation_prompt=opens)
         except TemplateError:   # some insist on whose turn it is, or know no system message: then it is a plain text
             pass
     ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False).input_ids

@@ -10,8 +10,8 @@ import torch
 from core.errors import ModelError
 from core.hf.stored import TensorFiles
 from core.hf.tensors import Shape, Stated
-from core.hf.words import reason
 from core.memory.codec.coded import Coded
+from core.wording import reason
 
 UNFIT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError)
 """What numbers that contradict each other end in, somewhere in the code of a format: shapes, sizes, indices."""

@@ -15,12 +15,12 @@ from core.errors import ModelError
 from core.hf.files import QUANTIZATION, ModelFiles, check_files, quantization_settings
 from core.hf.stored import TensorFiles
 from core.hf.tensors import Shape
-from core.hf.words import reason
 from core.memory.codec.formats import Numbers
 from core.reading import read_json
 from core.sources import awq, bnb, compressed, fp8, gptq, mxfp4
 from core.sources.base import Source
 from core.sources.decoded import UNFIT, Decoded, Matrix
+from core.wording import reason
 
 Made = tuple[dict[str, Matrix], list[str], str]
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)

@@ -12,7 +12,6 @@ import torch
 
 from core.hf.bounds import wrong
 from core.hf.files import EDGE, ModelFiles
-from core.hf.words import reason
 from core.sources.base import Source
 from core.sources.gguf.architectures import architecture_of
 from core.sources.gguf.config import special_token
@@ -23,6 +22,7 @@ from core.sources.gguf.held import Held, held
 from core.sources.gguf.layout import recipes
 from core.sources.gguf.tensors import PLAIN, GgufTensors, check_types
 from core.sources.gguf.tokenizer import write_tokenizer
+from core.wording import reason
 
 ENDS = ("eos", "eot", "eom")  # tokens that end an answer, by their names in metadata
 

@@ -14,10 +14,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 from core.errors import ModelError
-from core.hf.words import reason
 from core.sources.gguf.config import special_token
 from core.sources.gguf.header import damaged
 from core.sources.gguf.pretokenize import SPLITS, WHOLE
+from core.wording import reason
 
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # kinds of tokens
 SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}

@@ -49,8 +49,11 @@ class Chats:
 
     def __init__(self, db: Database) -> None:
         self._db = db
-        for row in db.rows("SELECT id FROM messages WHERE state = 'writing'"):  # left by a crash
-            self.finish(row["id"], "interrupted")
+        for row in db.rows("SELECT id, asked FROM messages WHERE state = 'writing'"):  # left by a crash
+            if row["asked"] is None and not self._written(row["id"]):
+                self.undo(row["id"])  # a regeneration of which nothing came: the answer before it is still the answer
+            else:
+                self.finish(row["id"], "interrupted")
 
     def all(self) -> list[Chat]:
         """Every chat, the one last written to first."""

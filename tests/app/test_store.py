@@ -116,6 +116,24 @@ def test_unfinished_answers_are_marked_when_the_store_is_opened(tmp_path: Path) 
     store.close()
 
 
+def test_a_regeneration_that_a_crash_ended_before_its_first_token_leaves_the_answer_before_it(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    load = load_of(store)
+    chat, answer = store.chats.begin(None, "hello", "demo")
+    store.token(load, chat, answer, 0, "hi ", a_step(), {})
+    store.chats.finish(answer, "done")
+    store.chats.begin(chat, None, "demo", answer)
+    store.close()
+    store = Store(tmp_path)
+    assert [(m.text, m.state) for m in store.chats.messages(chat)] == [("hello", "done"), ("hi ", "done")]
+    edited = store.chats.messages(chat)[0].id
+    store.chats.begin(chat, "hello again", "demo", edited)
+    store.close()
+    store = Store(tmp_path)
+    assert [(m.text, m.state) for m in store.chats.messages(chat)] == [("hello again", "done"), ("", "interrupted")]
+    store.close()
+
+
 CHILD = """
     import sys
     from pathlib import Path

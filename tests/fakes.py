@@ -258,22 +258,28 @@ def fake_import(source: str, out: Path | Callable[[str, str], Path], *, format: 
 
 
 def fake_pack(folder: Path, source: str = "Qwen3-Tiny", format: str = "int4-g64") -> Path:
-    """A folder with a whole manifest and one small file: a pack, as far as can be told without opening it."""
+    """A folder with a whole manifest and files of the right sizes: a pack, as far as can be told without opening it."""
     import torch
 
     from core.memory.codec import PartSpec, make_codec
     from core.memory.codec.formats import Numbers
     from core.memory.pack import Entry, Manifest
+    from core.memory.pack.manifest import DENSE, layer_file
+    from core.memory.pages import page_up
 
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "experts-00000.bin").write_bytes(b"x" * 8 * PAGE)
     parts = {"down_proj": PartSpec((64, 128), torch.bfloat16)}
     codec = make_codec(format, specs=parts, dtype=torch.bfloat16, device=torch.device("cpu"))
+    padded = page_up(codec.blob_bytes)
+    files = {DENSE: 8, "config.json": 2, **{layer_file(n): SHAPE.experts * padded for n in range(SHAPE.layers)}}
+    for name, size in files.items():
+        with (folder / name).open("wb") as file:
+            file.truncate(size)
     manifest = Manifest(
         model_hash="fake", format=format, numbers=Numbers(*[torch.bfloat16] * 3), layers=SHAPE.layers,
         experts=SHAPE.experts, top_k=SHAPE.top_k, parts=parts, is_transposed=False, has_gate=True,
-        is_concatenated=True, layout=codec.blob_layout, segments=(), padded_bytes=PAGE,
-        files={"experts-00000.bin": Entry(8 * PAGE)}, sums=((0,) * SHAPE.experts,) * SHAPE.layers,
+        is_concatenated=True, layout=codec.blob_layout, segments=(), padded_bytes=padded,
+        files={name: Entry(size) for name, size in files.items()}, sums=((0,) * SHAPE.experts,) * SHAPE.layers,
         source={"kind": "safetensors", "label": "bfloat16", "name": source, "hash": "fake"},
         exact={"down_proj": "requantised"}, moestro="0.1.0", created="2026-01-01T00:00:00+00:00")
     (folder / "moestro.json").write_text(manifest.dump())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from app.security.markup import html_as_text
 from app.store import Message
 from app.words import lossy, scored, size
 
@@ -24,11 +25,12 @@ def shown(messages: list[Message]) -> list[dict[str, Any]]:
 
 
 def answer(message: Message) -> str:
-    """An answer as markdown. Its last paragraph, all in emphasis, is the line of statistics (styled by `#chat`)."""
+    """An answer as Markdown, its HTML as text. The last paragraph, all in emphasis, is the line of statistics (styled
+    by `#chat`)."""
     text = message.text.rstrip() or "(no text)"
     if text.count("```") % 2:
         text += "\n```"
-    return f"{text}\n\n*{statistics(message)}*"
+    return html_as_text(f"{text}\n\n*{statistics(message)}*")
 
 
 def statistics(message: Message) -> str:

@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from app.face import Profiles
 from app.host import Host
@@ -16,7 +17,7 @@ from app.serve import Asked, serve
 from core.config import LoadSpec, Sampling
 from core.errors import MoestroError
 from core.types import Fit, Piece
-from tests.browser.lengths import ENDLESS, with_length
+from tests.browser.lengths import ENDLESS, said, with_length
 from tests.fake_evaluation import fake_evaluate
 from tests.fake_profiles import fake_calibrate
 from tests.fakes import FakeEngine, fake_estimate, fake_import, is_pack
@@ -49,7 +50,10 @@ class SlowEngine(FakeEngine):
         sampling: Sampling,
         cancel: threading.Event | None = None,
     ) -> Iterator[Piece]:
-        return super().generate(messages, with_length(messages, sampling), cancel)
+        text = said(messages)
+        sampling = with_length(messages, sampling) if text is None else replace(sampling, max_new_tokens=len(text))
+        for piece in super().generate(messages, sampling, cancel):
+            yield replace(piece, text=text[piece.token - 1]) if text and piece.token else piece
 
 
 def estimate(spec: LoadSpec) -> Fit:

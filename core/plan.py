@@ -22,6 +22,8 @@ from core.sizes import Sizes, sizes_of
 from core.tier import Tier, choose_tier
 from core.types import Memory
 
+CLOSE = ("Exact up to rounding: transformers multiplies other rows of this model together, so logits may differ from "
+         "its own in the last bits.")
 DEFAULT_CONTEXT = 8192     # when the model allows more and the user asked for nothing
 DEMO = Path(__file__).resolve().parent.parent / "assets" / "demo"
 
@@ -59,10 +61,11 @@ class Plan:
 
     @property
     def note(self) -> str:
-        """What of the model is not loaded, in the user's words; "" = all of it is."""
+        """What there is to know of how this model is run, in the user's words; "" = nothing: all of it, exactly."""
         parts = self.outline.left_out
         verb = "are" if len(parts) > 1 else "is"
-        return f"Text only: {', '.join(parts)} of this model {verb} not loaded." if parts else ""
+        text = f"Text only: {', '.join(parts)} of this model {verb} not loaded." if parts else ""
+        return " ".join(filter(None, (text, CLOSE if self.outline.close else "")))
 
 
 def plan(spec: LoadSpec, instead_of: Memory | None = None) -> Plan:

@@ -239,7 +239,7 @@ class Fit:
     suggested: str = ""             # the largest budget that is safe here, as the user would write it
     problem: str = ""               # why it cannot be loaded, in the user's words; "" = it fits
     warning: str = ""
-    note: str = ""                  # what of the model is not loaded
+    note: str = ""                  # what of the model is not loaded, and whether it is exact up to rounding alone
 
     @property
     def fits(self) -> bool:

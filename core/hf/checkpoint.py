@@ -17,6 +17,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
 from core.errors import ModelError
+from core.hf.adapters.marks import STORED
 from core.hf.coded import Merger
 from core.hf.discover import find_experts
 from core.hf.files import ModelFiles, ModelPath, check_model, content_hash
@@ -125,7 +126,7 @@ class CheckpointReader:
 
     @staticmethod
     def _parts_of(recipe: Recipe, experts: int, expert: int) -> dict[str, tuple[str, int | None]]:
-        return {pattern: (keys[expert], None) if len(keys) == experts else (keys[0], expert)
+        return {pattern: (keys[expert], None) if len(keys) == experts or len(keys) > 1 else (keys[0], expert)
                 for pattern, keys in recipe.keys.items()}
 
     def _part(self, target: str, expert: int) -> torch.Tensor:
@@ -148,7 +149,8 @@ class CheckpointReader:
         converter = recipe.converter
         if converter is None:
             return next(iter(ingredients.values())).squeeze(0)
-        tensors: dict[str, Any] = {pattern: [tensor] for pattern, tensor in ingredients.items()}
+        halves = len(converter.target_patterns)      # more than one: this expert's, then as many of other targets
+        tensors: dict[str, Any] = {pattern: [tensor] * halves for pattern, tensor in ingredients.items()}
         for operation in converter.operations:
             tensors = operation.convert(tensors, source_patterns=converter.source_patterns,
                                         target_patterns=converter.target_patterns, full_layer_name=target,
@@ -214,8 +216,9 @@ class CheckpointReader:
 
     def _check(self, target: str, experts: int, recipe: Recipe | None) -> None:
         wanted = 1 if recipe is None or recipe.converter is None else len(recipe.converter.source_patterns)
+        counts = (experts, *getattr(self.sites[0].module, STORED, ()))
         whole = recipe is not None and len(recipe.keys) == wanted and all(
-            len(keys) == experts or (len(keys) == 1 and self._stored.tensors[keys[0]].shape[:1] == (experts,))
+            len(keys) in counts or (len(keys) == 1 and (*self._stored.tensors[keys[0]].shape, 0)[0] in counts)
             for keys in recipe.keys.values())
         if not whole:
             raise ModelError(f"The checkpoint lacks weights of {target!r}, or stores them in a way that Moestro does "
@@ -225,7 +228,7 @@ class CheckpointReader:
         spec = next(s.parts[part] for s in self.sites if s.name == site)
         for keys in recipe.keys.values():
             shape = self._stored.tensors[keys[0]].shape
-            odd = next((key for key in keys if self._stored.tensors[key].shape != shape), None)
+            odd = next((key for key in keys[:experts] if self._stored.tensors[key].shape != shape), None)
             if odd is not None:
                 raise ModelError(f"The experts' weights {keys[0]!r} and {odd!r} are of different shapes, {shape} and "
                                  f"{self._stored.tensors[odd].shape}. Download the model again.")

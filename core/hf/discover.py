@@ -10,6 +10,7 @@ from torch import nn
 
 from core.composite import text_config
 from core.errors import ModelError
+from core.hf.adapters import objection
 from core.memory.codec import PartSpec
 
 FLAGS = ("num_experts", "has_gate", "has_bias", "is_transposed", "is_concatenated")  # set by transformers' decorator
@@ -51,6 +52,8 @@ def read_router(site: ExpertsSite, output: tuple[torch.Tensor, ...]) -> RouterOu
     floats = [t.is_floating_point() for t in tensors]
     ids = [i for i, float_ in enumerate(floats) if not float_]
     wide = [i for i, float_ in enumerate(floats) if float_ and tensors[i].shape[-1] == site.num_experts]
+    if not wide and tensors and tensors[0].shape[-1] == site.num_experts + 1:     # one more: to use no expert (zaya)
+        tensors, wide = (tensors[0][..., :-1], *tensors[1:]), [0]
     if len(tensors) < 3 or not ids or not wide:
         raise ModelError(f"The router {type(site.router).__name__} does not return logits, weights and expert ids")
     logits = max(wide, key=lambda i: abs(i - ids[0]))
@@ -101,8 +104,9 @@ def find_experts(model: nn.Module) -> list[ExpertsSite]:
                 has_post_expert_norm=bool(getattr(module, "has_post_expert_norm", False)), **flag))
     kind = str(getattr(getattr(model, "config", None), "model_type", type(model).__name__))
     if not sites:
-        raise ModelError(f"{kind!r} is not a Mixture-of-Experts model that Moestro can run: transformers' experts "
-                         "interface serves none of its layers. Choose another model.")
+        why = objection(model) or "transformers' experts interface serves none of its layers"
+        raise ModelError(f"{kind!r} is not a Mixture-of-Experts model that Moestro can run: {why}. Choose another "
+                         "model.")
     if any(s.parts != sites[0].parts or s.num_experts != sites[0].num_experts for s in sites):
         raise ModelError(f"The layers of this {kind!r} model have experts of different number or size, which Moestro "
                          "does not support yet. Choose another model.")

@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from core.errors import ModelError
+from core.hf.adapters.marks import ASCENDING
 from core.hf.discover import ExpertsSite, RouterOutput, read_router
 from core.hf.quick_norms import quicken, restore
 
@@ -89,7 +90,14 @@ def install(model: Any, sites: Sequence[ExpertsSite], experts_forward: ExpertsFo
 
 
 def _bind(site: ExpertsSite, forward: ExpertsForward) -> Callable[..., torch.Tensor]:
-    return lambda hidden, ids, weights: forward(site, hidden, ids, weights)
+    if not getattr(site.module, ASCENDING, False):
+        return lambda hidden, ids, weights: forward(site, hidden, ids, weights)
+
+    def ascending(hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        ids, order = ids.sort(-1)
+        return forward(site, hidden, ids, weights.gather(-1, order))
+
+    return ascending
 
 
 def _observe(layer: int, observer: RouterObserver) -> Callable[..., None]:

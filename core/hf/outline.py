@@ -13,6 +13,7 @@ from transformers import DynamicCache
 
 from core.composite import text_config
 from core.errors import ModelError
+from core.hf.adapters.marks import CLOSE
 from core.hf.cache import reserve
 from core.hf.discover import ExpertsSite, find_experts, read_router
 from core.hf.hooks import install
@@ -45,6 +46,7 @@ class Outline:
     states: StateLayers               # what a chunk of a prompt takes in layers that keep a state
     weights_itemsize: int             # of the weights that routers return
     linears: tuple[Linear, ...]       # layers outside the experts that can be rounded
+    close: bool = False               # results differ from transformers' in the last bits
     left_out: tuple[str, ...] = ()    # parts of a model of text and images or sound that are not loaded
 
     def kv_bytes(self, context: int) -> int:
@@ -61,7 +63,8 @@ def outline(meta: Any) -> Outline:
     kv, states, itemsize = _layers(meta, sites)
     return Outline(hidden=config.hidden_size, vocab=config.vocab_size, context_limit=config.max_position_embeddings,
                    dense_bytes=_dense_bytes(meta, sites), kv=kv, sites=tuple(sites), states=states,
-                   weights_itemsize=itemsize, linears=linears(meta, sites), left_out=keep_text(meta))
+                   weights_itemsize=itemsize, linears=linears(meta, sites), left_out=keep_text(meta),
+                   close=any(getattr(site.module, CLOSE, False) for site in sites))
 
 
 def _dense_bytes(meta: Any, sites: list[ExpertsSite]) -> int:
@@ -107,5 +110,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, NotImplementedError) or "meta" in str(error):    # torch's own words for a missing number
         return ("its code decides by the numbers that it computes, so what it takes cannot be told before its weights "
                 "are read")
+    if not isinstance(error, ValueError):                                # not written to be read by users
+        return f"transformers' own code for it does not run on text alone ({type(error).__name__})"
     first = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", f"{str(error).strip()}\n".splitlines()[0]).rstrip(" .:")
     return f"transformers' own code for it stops with \"{first or type(error).__name__}\""

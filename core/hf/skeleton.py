@@ -17,6 +17,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging
 
 from core.errors import ModelError
+from core.hf.adapters import adapt
 from core.hf.discover import find_experts, strip
 from core.hf.files import ModelFiles, ModelPath, check_model
 from core.hf.hooks import NAME, register
@@ -46,6 +47,7 @@ def load_skeleton(path: ModelPath, dtype: torch.dtype | None = None, device: str
         @staticmethod
         def _load_pretrained_model(model: Any, *args: Any, **kwargs: Any) -> Any:
             keep_text(model)
+            adapt(model)
             strip(model)
             return kind._load_pretrained_model(model, *args, **kwargs)
 
@@ -82,7 +84,10 @@ def _on_meta(config: Any, kind: Any, dtype: torch.dtype | None) -> Any:
         with BUILDING, torch.device("meta"):
             model = kind._from_config(config, dtype=number, experts_implementation=NAME).eval()
             keep_text(model)
+            adapt(model)
             return model
+    except ModelError:
+        raise
     except Exception as error:  # sizes that contradict each other fail anywhere in the model's own code
         raise ModelError(f"config.json describes a model that cannot be built: {reason(error)}. Download it again."
                          ) from error

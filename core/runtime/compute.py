@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from core.hf.adapters.marks import ASCENDING
 from core.memory.arena import Slot
 from core.memory.codec import Codec, SlotParts
 from core.memory.codec.direct import Direct
@@ -37,6 +38,7 @@ class ExpertMath:
         self.has_bias = bool(experts.has_bias)
         self._gate = experts._apply_gate if experts.has_gate else experts.act_fn
         self._norm = experts.post_expert_norm if getattr(experts, "has_post_expert_norm", False) else None
+        self._one_by_one = bool(getattr(experts, ASCENDING, False))
         self.stack = isinstance(codec, Direct)
         self.placed = False                                       # rows have to be told their places: `needs_places`
         self.tap: Callable[[torch.Tensor], None] | None = None    # told of all pairs' outputs, before their weights
@@ -107,11 +109,17 @@ class ExpertMath:
         return y.add_(torch.stack([one.plain[part + "_bias"] for one in parts])) if self.has_bias else y
 
     def combine(self, out: torch.Tensor, weights: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Outputs of all pairs [T * k, H] and router weights [T, k] -> [T, H], summed in top-k order."""
+        """Outputs of all pairs [T * k, H] and router weights [T, k] -> [T, H], summed in top-k order; where a model's
+        own code rounds after each, so is done here."""
         if self._norm is not None:
             out = self._norm(out)
         if self.tap is not None:
             self.tap(out)
         tokens, k = weights.shape
         weighted = out * weights.reshape(-1, 1)
+        if self._one_by_one:
+            total, *others = weighted.to(dtype).view(tokens, k, -1).unbind(1)
+            for other in others:
+                total = total + other
+            return total
         return weighted.view(tokens, k, -1).sum(dim=1).to(dtype)

@@ -19,8 +19,8 @@ def moe_types() -> list[str]:
 
 def _has_experts(model_type: str, depth: int = 0) -> bool:
     kind: Any = CONFIG_MAPPING[model_type]
-    if any(EXPERTS.fullmatch(name) for name in fields_of(kind)):
-        return True
     nested = getattr(kind, "sub_configs", None) or {}
+    if any(EXPERTS.fullmatch(name) for owner in (kind, *nested.values()) for name in fields_of(owner)):
+        return True
     inner = [getattr(sub, "model_type", "") or INNER.get((model_type, name), "") for name, sub in nested.items()]
     return depth < 3 and any(name in CONFIG_MAPPING and _has_experts(name, depth + 1) for name in inner)

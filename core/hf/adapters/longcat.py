@@ -1,0 +1,51 @@
+"""LongCat Flash: some of the experts that a router chooses from compute nothing and return what they are given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from core.hf.adapters.marks import again, become, mark
+
+
+def adapt_longcat(block: Any) -> None:
+    """Adapt one block: the router names real experts alone, and beside them what of a state goes through as it is."""
+    if again(block):
+        return
+    experts = block.experts
+    real, every = experts.num_routed_experts, experts.total_experts
+    mark(experts, num_experts=real, stored=(every,), close=True)
+    rows = experts.gate_up_proj
+    experts.gate_up_proj = nn.Parameter(rows[:real].detach(), requires_grad=False)   # the others have no weights
+    block.router.num_real = real
+    become(block.router, forward=_router(type(block.router).forward))
+    become(block, forward=_block)
+
+
+def _router(choose: Any) -> Any:
+    def forward(self: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """logits [T, E], weights and ids [T, k] of real experts, and weights [T, k] of the state itself.
+
+        In the place of an expert that computes nothing stands one that the token uses anyway (if none, the first),
+        with weight 0.
+        """
+        logits, weights, ids = choose(self, hidden_states)
+        ids, order = ids.sort(-1)
+        weights = weights.gather(-1, order)
+        through = ids >= self.num_real
+        real = ids.masked_fill(through, 0)
+        used = torch.where(through, real[:, :1], real)
+        return logits[:, : self.num_real], weights.masked_fill(through, 0), used, weights.masked_fill(~through, 0)
+
+    return forward
+
+
+def _block(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+    states = hidden_states.view(-1, hidden_states.shape[-1])
+    _, weights, ids, through = self.router(hidden_states)
+    out = self.experts(states, ids, weights)
+    for share in through.split(1, dim=-1):
+        out = out + (states * share).to(out.dtype)
+    return out.view(hidden_states.shape)  # type: ignore[no-any-return]

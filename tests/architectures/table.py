@@ -1,0 +1,65 @@
+"""The table of docs/architectures.md: every type, what was found, and a model that people have of it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+
+import transformers
+
+from tests.architectures.trial import Outcome
+
+EXAMPLES = {
+    "afmoe": "Trinity Mini", "aria": "Aria", "bailing_hybrid": "Ling 2.5", "cohere2_moe": "Command A MoE",
+    "dbrx": "DBRX Instruct", "deepseek_v2": "DeepSeek-V2-Lite", "deepseek_v3": "DeepSeek-V3, Kimi K2",
+    "deepseek_v32": "DeepSeek-V3.2", "deepseek_v4": "DeepSeek-V4", "doge": "Doge 120M MoE", "dots1": "dots.llm1",
+    "ernie4_5_moe": "ERNIE 4.5 21B-A3B", "ernie4_5_vl_moe": "ERNIE 4.5 VL 28B-A3B", "exaone_moe": "K-EXAONE",
+    "flex_olmo": "FlexOlmo 7x7B", "gemma4": "Gemma 4 26B-A4B", "glm4_moe": "GLM-4.5-Air",
+    "glm4_moe_lite": "GLM-4.7-Flash",
+    "glm4v_moe": "GLM-4.5V", "glm_moe_dsa": "GLM-5", "gpt_oss": "gpt-oss-20b", "granitemoe": "Granite 3.1 3B-A800M",
+    "granitemoehybrid": "Granite 4.0 H Small", "hunyuan_v1_moe": "Hunyuan-A13B", "jamba": "Jamba Mini",
+    "jetmoe": "JetMoE 8B", "kimi_k25": "Kimi K2.5", "kimi_linear": "Kimi Linear 48B-A3B", "lfm2_moe": "LFM2 8B-A1B",
+    "llama4": "Llama 4 Scout", "longcat_flash": "LongCat-Flash", "mimo_v2_flash": "MiMo-V2-Flash",
+    "minimax": "MiniMax-Text-01", "minimax_m2": "MiniMax-M2", "mistral3": "Mistral Small 4", "mixtral": "Mixtral 8x7B",
+    "nemotron_h": "Nemotron 3 Nano", "olmoe": "OLMoE 1B-7B", "phimoe": "Phi-3.5-MoE", "qwen2_moe": "Qwen1.5-MoE-A2.7B",
+    "qwen3_5_moe": "Qwen3.5 35B-A3B", "qwen3_moe": "Qwen3 30B-A3B", "qwen3_next": "Qwen3-Next 80B-A3B",
+    "qwen3_omni_moe_thinker": "Qwen3-Omni 30B-A3B", "qwen3_vl_moe": "Qwen3-VL 30B-A3B", "solar_open": "Solar Open 100B",
+    "step3p7": "Step 3.7 Flash", "switch_transformers": "Switch Base 8", "zaya": "ZAYA1",
+}
+HEAD = """# Architectures
+
+Every Mixture-of-Experts model type of transformers {version}, as found by loading a tiny random checkpoint of each with
+half of its experts resident, answering in fp32 on one thread of a CPU while settings change, and comparing the logits
+with transformers' own. **Exact**: no bit differs. **Close**: they differ by no more than the bound, a share of the
+largest logit; the fit card and the log say so when such a model is loaded. **Refused**: with the reason that you would
+read. **Untried**: without a word about whether it runs.
+
+Of models of text and images or sound the text is loaded; what is left out is named. A new version of transformers may
+add types: `python -m tests.architectures > docs/architectures.md` makes this page anew.
+
+"""
+
+
+def page(outcomes: Iterable[Outcome]) -> str:
+    """The whole page."""
+    lines = ["| model type | for example | logits | why, or what is left out |", "|---|---|---|---|"]
+    lines += [f"| {one.model_type} | {EXAMPLES.get(one.model_type, '')} | {_logits(one)} | {_why(one)} |"
+              for one in outcomes]
+    return HEAD.format(version=transformers.__version__) + "\n".join(lines) + "\n"
+
+
+def stated(text: str) -> tuple[str, list[str]]:
+    """(version of transformers, model types) of a page."""
+    version = re.search(r"transformers (\d+\.\d+\.\d+)", text)
+    return version[1] if version else "", re.findall(r"^\| ([\w-]+) \| .* \|$", text, re.MULTILINE)
+
+
+def _logits(one: Outcome) -> str:
+    return f"close (1e{math.ceil(math.log10(one.off))})" if one.verdict == "close" else one.verdict
+
+
+def _why(one: Outcome) -> str:
+    if one.left_out:
+        return f"without {', '.join(one.left_out)}"
+    return one.why.removesuffix(" Choose another model.").replace("|", "\\|")

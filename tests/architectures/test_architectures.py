@@ -1,0 +1,80 @@
+"""Architectures that need an adapter, the page of all of them, and, when there is time, every one anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from packaging.version import Version
+
+from core.config import LoadSpec, Settings
+from core.errors import ModelError
+from core.hf import find_experts, load_skeleton, meta_skeleton
+from core.plan import CLOSE, plan
+from tests.architectures.scan import moe_types
+from tests.architectures.table import page, stated
+from tests.architectures.trial import known, random_model, save, try_type
+
+PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
+BOUND = 1e-6
+ADAPTED = {"step3p7": "exact", "zaya": "exact", "ernie4_5_vl_moe": "exact", "llama4": "close", "longcat_flash": "close"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("model_type", list(ADAPTED))
+def test_adapted(model_type: str, dtype: torch.dtype) -> None:
+    if not known(model_type):
+        pytest.skip(f"the installed transformers has no {model_type}")
+    outcome = try_type(model_type, 6, dtype)
+    assert outcome.verdict in ("exact", ADAPTED[model_type]), outcome
+    assert outcome.off <= BOUND
+
+
+def test_what_is_close_is_said(tmp_path: Path) -> None:
+    path = save(random_model("llama4_text"), tmp_path)
+    assert plan(LoadSpec.checked(str(path), Settings({}))).note == CLOSE
+
+
+@pytest.mark.parametrize(("model_type", "words"), [("doge", "single rows of two tables"),
+                                                   ("jetmoe", "its attention is made of experts")])
+def test_why_not_is_said(model_type: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=words):
+        load_skeleton(save(random_model(model_type), tmp_path))
+
+
+def test_llama4_with_several_experts_a_token_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="2 experts a token"):
+        meta_skeleton(save(random_model("llama4_text", num_experts_per_tok=2), tmp_path))
+
+
+def test_longcat_routes_to_real_experts_alone(tmp_path: Path) -> None:
+    model = load_skeleton(save(random_model("longcat_flash"), tmp_path))
+    site = find_experts(model)[0]
+    logits, weights, ids, through = site.router(torch.randn(64, 64, generator=torch.Generator().manual_seed(0)))
+    assert (logits.shape, site.num_experts) == ((64, 8), 8)
+    assert int(ids.max()) < 8
+    assert (through > 0).any()
+    assert ((weights > 0) ^ (through > 0)).all()
+
+
+def test_the_page_has_every_type() -> None:
+    version, types = stated(PAGE.read_text(encoding="utf-8"))
+    if version != transformers.__version__:
+        pytest.skip(f"the page is of transformers {version}")
+    assert types == moe_types()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_the_page_is_what_is_found() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    version, _ = stated(text)
+    if Version(transformers.__version__) < Version(version):
+        pytest.skip(f"the page is of transformers {version}")
+
+    def rows(of: str) -> set[str]:          # a tiny one that could not be made depends on what else is installed
+        return {line for line in of.splitlines() if line.startswith("| ") and "| untried |" not in line}
+
+    assert rows(page([try_type(name) for name in moe_types()])) == rows(text)

@@ -79,7 +79,7 @@ def bomb() -> bytes:
 
 
 def test_arrays_that_are_too_large_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("core.trace.file.UNPACKED_BYTES", 1 << 20)
+    monkeypatch.setattr("core.trace.sound.UNPACKED_BYTES", 1 << 20)
     (tmp_path / "a.npz").write_bytes(bomb())
     with pytest.raises(MoestroError, match="bytes, and those of a trace"):
         open_trace(tmp_path / "a.npz")

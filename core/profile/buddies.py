@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 
 from core.errors import ProfileError
 from core.policy.substitute.buddies import MOST, Ranked, rank, spread
-from core.profile.file import DAMAGED, read, write
+from core.profile.file import DAMAGED, read, told, write
 from core.profile.profile import Profile
 
 NAME = "buddies.safetensors"
@@ -53,8 +53,8 @@ def load(path: Path, *, model_hash: str | None = None, model: str = "") -> Profi
         head, arrays = read(path, KEY, VERSION)
         found = _profile(head, arrays)
     except DAMAGED as error:
-        raise ProfileError(f"The buddy lists {path} are damaged ({error}). Delete the file, or calibrate the model "
-                           "again.") from error
+        raise ProfileError(f"The buddy lists {path} are damaged ({told(error)}). Delete the file, or calibrate the "
+                           "model again.") from error
     if model_hash is not None and found.model_hash != model_hash:
         raise ProfileError(f"The buddy lists {path} were made for {found.model} ({found.model_hash[:12]}) and say "
                            f"nothing about {model or 'this model'} ({model_hash[:12]}). Delete the file, or calibrate "

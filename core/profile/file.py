@@ -48,12 +48,23 @@ def read(path: Path, key: str, version: int) -> tuple[dict[str, Any], Arrays]:
     with safe_open(path, framework="numpy") as file:
         about = file.metadata() or {}
         said: dict[str, Any] = parse_json(about[key], nonfinite=True)
-        if int(said["version"]) > version:
+        if type(said["version"]) is not int:
+            raise ValueError("it does not say which version it is")
+        if said["version"] > version:
             raise ProfileError(f"{path} was written by a later version of Moestro. Update Moestro, or calibrate again.")
         arrays = {name: file.get_tensor(name) for name in sorted(file.keys())}
     if checksum(about[key], arrays) != about[SUM]:
         raise ValueError("its checksum does not match")
     return said, arrays
+
+
+def told(error: Exception) -> str:
+    """One of DAMAGED as what is wrong with the file, in words."""
+    if isinstance(error, KeyError):
+        return f"it has no {error.args[0]}"
+    if isinstance(error, OSError):
+        return error.strerror or "it cannot be read"
+    return str(error) if isinstance(error, ValueError | SafetensorError) else "it does not say what a profile says"
 
 
 def checksum(text: str, arrays: Mapping[str, npt.NDArray[Any]]) -> str:

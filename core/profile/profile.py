@@ -15,7 +15,8 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 
 from core.errors import ProfileError
-from core.profile.file import DAMAGED, read, write
+from core.profile.file import DAMAGED, read, told, write
+from core.profile.sound import check_arrays, check_head, check_nets
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -147,7 +148,7 @@ def load(path: Path, *, model_hash: str | None = None, model: str = "") -> Profi
         head, arrays = read(path, KEY, VERSION)
         profile = _profile(head, arrays)
     except DAMAGED as error:
-        raise ProfileError(f"The profile {path} is damaged ({error}). Calibrate the model again.") from error
+        raise ProfileError(f"The profile {path} is damaged ({told(error)}). Calibrate the model again.") from error
     if model_hash is not None:
         check_model(profile, model_hash, model)
     return profile
@@ -155,10 +156,6 @@ def load(path: Path, *, model_hash: str | None = None, model: str = "") -> Profi
 
 _PLAIN = ("model", "model_hash", "layers", "experts", "top_k", "hidden", "tokens", "source", "created", "times",
           "settings")
-
-
-_KINDS: dict[str, type] = {"model": str, "model_hash": str, "layers": int, "experts": int, "top_k": int, "hidden": int,
-                           "tokens": int, "source": str, "created": str, "settings": dict}
 
 
 def _arrays(profile: Profile) -> dict[str, npt.NDArray[Any]]:
@@ -173,9 +170,7 @@ def _arrays(profile: Profile) -> dict[str, npt.NDArray[Any]]:
 
 def _profile(head: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Profile:
     plain = {name: head[name] for name in _PLAIN}
-    for name, wanted in _KINDS.items():
-        if type(plain[name]) is not wanted or (wanted is int and not 0 <= plain[name] < 2**53):
-            raise ValueError(f"{name} is {str(plain[name])[:40]}")
+    check_head(plain)
     sizes = {"L": plain["layers"], "l": plain["layers"] - 1, "E": plain["experts"], "K": plain["top_k"],
              "H": plain["hidden"], "P": 101}
     values: dict[str, Any] = {}
@@ -185,6 +180,8 @@ def _profile(head: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) ->
         if array.dtype != kind or array.ndim != len(sides) or any(
                 side != "-" and array.shape[i] != sizes[side] for i, side in enumerate(sides)):
             raise ValueError(f"{name} is {array.dtype} {list(array.shape)}")
+    check_arrays(values, plain["experts"])
+    check_nets(plain["settings"], [name.removeprefix(NET) for name in arrays if name.startswith(NET)])
     if "first_tokens" in values:
         values["first_table"] = FirstTable(values.pop("first_tokens"), values.pop("first_experts"))
     return Profile(**plain, **values, nets=_nets(arrays))

@@ -10,7 +10,6 @@ import io
 import json
 import os
 import struct
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -23,29 +22,23 @@ import numpy.typing as npt
 from core.errors import TraceError
 from core.reading import open_regular, parse_json
 from core.registry import Value
-from core.trace.chunk import CHUNK, RANKED, Chunk, Trace, id_type
+from core.trace.chunk import CHUNK, Chunk, Trace, id_type
+from core.trace.sound import TooLarge, predictor_of, problem_of, require_bounded, text, whole
 from core.types import StepRecord
 
 MAGIC = b"moestro-trace\n"
 VERSION = 2   # 2: router distributions and what a predictor named; a file with neither is one of version 1
 PENDING_BYTES = 16 << 20          # written at the latest when so much has gathered
 FRAME = struct.Struct("<4sIIQ")   # mark, tokens, passes, bytes
-HEAD_BYTES = 1 << 16              # of the line that says what it is
-UNPACKED_BYTES = 4 << 30          # of the arrays of one frame, or of an `.npz`
 MARK = b"pass"
+HEAD_BYTES = 1 << 20              # most that the head may have
+LIMITS = {"layers": 10_000, "experts": 2**15, "top_k": 2**15}
+PACKED_MOST = 1100                # no compression of an .npz makes one byte of more than so many
 
 
 def _private(name: str, flags: int) -> int:
     """Open a file that only its user may read: what was asked shows in what was routed."""
     return os.open(name, flags, 0o600)
-
-
-def require_bounded(file: BinaryIO | Path) -> None:
-    """Raises ValueError when the arrays of an `.npz` are larger unpacked than any trace's, zipfile.BadZipFile."""
-    with zipfile.ZipFile(file) as packed:
-        size = sum(one.file_size for one in packed.infolist())
-    if size > UNPACKED_BYTES:
-        raise ValueError(f"its arrays have {size:,} bytes, and those of a trace {UNPACKED_BYTES:,} at most")
 
 
 class TraceWriter:
@@ -146,17 +139,14 @@ class FileTrace:
                 raise TraceError(f"{path} is not a trace of Moestro.")
             try:
                 head = parse_json(file.readline(HEAD_BYTES))
-                version = int(head["version"])
+                version = whole(head["version"], 2**31)
                 if version > VERSION:
                     raise TraceError(f"{path} was written by a later version of Moestro (trace version {version}; this "
                                      f"one reads up to {VERSION}). Update Moestro.")
-                self.layers, self.experts, self.top_k = int(head["layers"]), int(head["experts"]), int(head["top_k"])
-                if not all(0 < size < 2**15 for size in (self.layers, self.experts, self.top_k)):
-                    raise ValueError("it has sizes that no model has")
-                self.model, self.model_hash = str(head["model"]), str(head["model_hash"])
-                told = head.get("predictor")
-                self.predictor: tuple[str, dict[str, Value]] | None = told and (str(told["name"]), dict(told["params"]))
-            except (ValueError, KeyError, TypeError, OverflowError) as error:
+                self.layers, self.experts, self.top_k = (whole(head[name], most) for name, most in LIMITS.items())
+                self.model, self.model_hash = text(head["model"]), text(head["model_hash"])
+                self.predictor = predictor_of(head.get("predictor"))
+            except (ValueError, KeyError, TypeError) as error:
                 raise TraceError(f"{path} is damaged: its second line is not the head of a trace.") from error
             self._frames, self.cut = self._scan(file)
 
@@ -181,6 +171,9 @@ class FileTrace:
             mark, tokens, _, size = FRAME.unpack(head)
             if mark != MARK:
                 raise TraceError(f"{self.path} is damaged at byte {at}. Record or export it again.")
+            if tokens * self.layers * self.top_k > PACKED_MOST * size:
+                raise TraceError(f"{self.path} is damaged at byte {at}: so many tokens are not in so few bytes. Record "
+                                 "or export it again.")
             if file.tell() + size > end:
                 return frames, True
             frames.append((file.tell(), size, tokens))
@@ -192,16 +185,13 @@ class FileTrace:
             require_bounded(io.BytesIO(data))
             with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
                 chunk = Chunk(**{name: arrays[name] for name in Chunk.__slots__ if name in arrays.files})
+        except TooLarge as error:
+            raise TraceError(f"{self.path} is damaged: {error}. Record or export it again.") from None
         except Exception as error:  # zlib, zipfile and numpy each have their own
-            raise TraceError(f"{self.path} is damaged ({error}). Record or export it again.") from error
-        if chunk.ids.shape != (tokens, self.layers, self.top_k) or int(chunk.sizes.sum()) != tokens:
-            raise TraceError(f"{self.path} is damaged: a frame does not have the shape it says.")
-        if tokens and not 0 <= int(chunk.ids.min()) <= int(chunk.ids.max()) < self.experts:
-            raise TraceError(f"{self.path} is damaged: it names an expert that the model does not have.")
-        if chunk.probs is not None and chunk.probs.shape != (tokens, self.layers, self.experts):
-            raise TraceError(f"{self.path} is damaged: its distributions do not have the shape it says.")
-        if chunk.ranked is not None and not _sound(chunk.ranked, len(chunk.sizes), self.layers, self.experts):
-            raise TraceError(f"{self.path} is damaged: it has guesses of layers or experts that there are not.")
+            raise TraceError(f"{self.path} is damaged: a frame cannot be unpacked. Record or export it again."
+                             ) from error
+        if problem := problem_of(chunk, (tokens, self.layers, self.top_k), self.experts):
+            raise TraceError(f"{self.path} is damaged: {problem}. Record or export it again.")
         return chunk
 
 
@@ -231,9 +221,3 @@ def _joined(chunks: Sequence[Chunk]) -> npt.NDArray[Any]:
         parts.append(part)
         passes += len(chunk.sizes)
     return np.concatenate(parts)
-
-
-def _sound(ranked: npt.NDArray[Any], passes: int, layers: int, experts: int) -> bool:
-    bounds = {"of": (0, passes), "at": (-1, layers), "layer": (0, layers), "expert": (0, experts)}
-    return ranked.dtype == RANKED and ranked.ndim == 1 and all(
-        ((low <= ranked[name]) & (ranked[name] < high)).all() for name, (low, high) in bounds.items())

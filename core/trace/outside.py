@@ -3,77 +3,94 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from core.errors import TraceError
 from core.reading import BadJson, open_regular, parse_json, read_text
 from core.trace.chunk import ArrayTrace, Trace, id_type
-from core.trace.file import MAGIC, FileTrace, require_bounded
+from core.trace.file import MAGIC, FileTrace
+from core.trace.sound import TooLarge, require_bounded
 
 KINDS = "Moestro's own traces, .npz with an array `experts` [layers, tokens, k], .csv, .json and .jsonl"
-TEXT_BYTES = 512 << 20   # most that a trace written as text may have
 IDS = ("experts", "expert_ids", "expert", "ids")   # names of the field of expert ids in JSON objects
 Row = tuple[int, int, list[int]]                   # token, layer, expert ids
+JSON_BYTES = 1 << 30   # most that is read of a JSON trace, which is taken apart in memory
+MOST_EXPERTS = 2**15   # in a layer, and ids of one token there
+MOST_IDS = 2**31       # in all of a trace that is held in memory
+WORD = re.compile(r"[^\s,;|\[\](){}'\"]+")
+DIGITS = re.compile(r"[+-]?[0-9]{1,18}")
 
 
 def open_trace(path: Path, experts: int = 0) -> Trace:
     """Open a trace of any kind. `experts` = experts in a layer, where the file does not say; 0 = the largest id seen,
     plus one. Raises TraceError in the user's words."""
-    if not path.is_file():
+    if not path.exists():
         raise TraceError(f"There is no trace {path}.")
+    kind = path.suffix.lower()
     try:
         with open_regular(path, TraceError) as file:
             if file.read(len(MAGIC)) == MAGIC:
                 return FileTrace(path)
-        kind = path.suffix.lower()
-        if kind == ".npz":
-            return _npz(path, experts)
-        if kind == ".csv":
-            with path.open(encoding="utf-8", newline="") as text:
-                return _listed(path, _csv_rows(csv.reader(text)), experts)
+            file.seek(0)
+            if kind == ".npz":
+                return _npz(path, file, experts)
+            if kind == ".csv":
+                rows = csv.reader(io.TextIOWrapper(file, encoding="utf-8", newline=""))
+                return _listed(path, _csv_rows(rows), experts)
         if kind in (".json", ".jsonl"):
-            return _listed(path, _json_rows(read_text(path, TEXT_BYTES, TraceError)), experts)
+            return _listed(path, _json_rows(read_text(path, JSON_BYTES, TraceError)), experts)
     except OSError as error:
         raise TraceError(f"The trace {path} cannot be read: {error.strerror}.") from error
-    except (ValueError, KeyError, TypeError, IndexError, OverflowError, csv.Error) as error:
+    except UnicodeDecodeError:
+        raise TraceError(f"{path} is not UTF-8 text.") from None
+    except (BadJson, csv.Error) as error:
         raise TraceError(f"{path} cannot be read as a trace: {error}.") from error
     raise TraceError(f"{path} is not a trace that Moestro reads. It reads {KINDS}.")
 
 
-def _npz(path: Path, experts: int) -> ArrayTrace:
+def _npz(path: Path, opened: BinaryIO, experts: int) -> ArrayTrace:
     try:
-        require_bounded(path)
-        with np.load(path, allow_pickle=False) as file:
-            return _arrays(path, file, experts)
-    except TraceError:
-        raise
+        require_bounded(opened)
+        opened.seek(0)
+        with np.load(opened, allow_pickle=False) as file:
+            names = file.files
+            arrays = {name: file[name] for name in ("experts", "weights", "tok", "rid") if name in names}
+    except TooLarge as error:
+        raise TraceError(f"{path} is not a readable .npz file: {error}.") from None
     except Exception as error:  # zipfile, zlib and numpy each have their own
-        raise TraceError(f"{path} is not a readable .npz file ({error}).") from error
-
-
-def _arrays(path: Path, file: Any, experts: int) -> ArrayTrace:
-    if "experts" not in file.files:
-        raise TraceError(f"{path} has no array `experts` [layers, tokens, k]. It has: {', '.join(file.files)}.")
-    ids = file["experts"]
-    if ids.ndim != 3 or not np.issubdtype(ids.dtype, np.integer) or 0 in ids.shape:
+        raise TraceError(f"{path} is not a readable .npz file, or an array in it is damaged.") from error
+    if "experts" not in arrays:
+        raise TraceError(f"{path} has no array `experts` [layers, tokens, k]. It has: {', '.join(names[:9])}.")
+    ids = arrays.pop("experts")
+    if ids.ndim != 3 or ids.dtype.kind not in "iu" or 0 in ids.shape:
         raise TraceError(f"`experts` in {path} must be whole numbers [layers, tokens, k], not {ids.dtype} "
                          f"{list(ids.shape)}.")
-    tokens = ids.shape[1]
-    extras = {name: file[name] for name in ("weights", "tok", "rid") if name in file.files}
-    for name, array in extras.items():
-        if array.shape != (ids.shape if name == "weights" else (tokens,)):
-            raise TraceError(f"`{name}` in {path} has shape {list(array.shape)}, which does not go with `experts` "
-                             f"{list(ids.shape)}.")
+    extras = {name: _extra(path, name, array, ids.shape) for name, array in arrays.items()}
     count = _experts(path, int(ids.min()), int(ids.max()), experts)
     if "weights" in extras:
         extras["weights"] = extras["weights"].transpose(1, 0, 2)
     return ArrayTrace(ids.astype(id_type(count)).transpose(1, 0, 2), count, **extras)
+
+
+def _extra(path: Path, name: str, array: Any, shape: tuple[int, ...]) -> Any:
+    """An array beside `experts` of this shape: the router's weights, token ids, or the answers they belong to."""
+    if array.shape != (shape if name == "weights" else shape[1:2]):
+        raise TraceError(f"`{name}` in {path} has shape {list(array.shape)}, which does not go with `experts` "
+                         f"{list(shape)}.")
+    if name == "weights":
+        half = np.finfo(np.float16)
+        if array.dtype.kind not in "fiu" or not (np.abs(array.astype(np.float64)) <= half.max).all():
+            raise TraceError(f"`weights` in {path} must be finite numbers up to {half.max:g}.")
+    elif array.dtype.kind not in "iu" or not 0 <= int(array.min()) <= int(array.max()) < 2**31:
+        raise TraceError(f"`{name}` in {path} must be whole numbers from 0 to {2**31 - 1}.")
+    return array
 
 
 def _experts(path: Path, least: int, most: int, asked: int) -> int:
@@ -81,7 +98,7 @@ def _experts(path: Path, least: int, most: int, asked: int) -> int:
         raise TraceError(f"{path} names expert {least}; experts count from 0.")
     if asked and most >= asked:
         raise TraceError(f"{path} names expert {most}, but {asked} experts were said to be in a layer.")
-    if most >= 2**15:
+    if most >= MOST_EXPERTS:
         raise TraceError(f"{path} names expert {most}, which is more than any model has. Ids count within a layer.")
     return asked or most + 1
 
@@ -92,22 +109,23 @@ def _csv_rows(rows: Iterable[list[str]]) -> Iterator[Row]:
         if not cells or (number == 1 and not cells[0].strip().lstrip("-").isdigit()):
             continue
         try:
-            ids = [int(word) for cell in cells[2:] for word in re.findall(r"-?\w+", cell)]
-            yield int(cells[0]), int(cells[1]), ids
+            ids = [_number(word) for cell in cells[2:] for word in WORD.findall(cell)]
+            yield _number(cells[0]), _number(cells[1]), ids
         except (ValueError, IndexError):
             raise TraceError(f"Line {number} is not token, layer, expert ids: {','.join(cells)[:80]!r}.") from None
 
 
 def _json_rows(text: str) -> Iterator[Row]:
     """A list, or one value per line: {"token": .., "layer": .., "experts": [..]} or [token, layer, [ids]]."""
-    try:
+    first, _, second = text.lstrip().partition("\n")
+    if second.strip() and _is_json(first):
+        rows = list(_lines(text))
+    else:
         rows = parse_json(text)
-    except BadJson:
-        rows = [parse_json(line) for line in text.splitlines() if line.strip()]
     if isinstance(rows, dict):
         rows = rows.get("trace", [rows])
     if not isinstance(rows, list):
-        raise TraceError("It is no list of token, layer, expert ids.")
+        raise BadJson("it is not a list of token, layer, expert ids")
     for number, row in enumerate(rows, 1):
         try:
             if isinstance(row, dict):
@@ -115,9 +133,37 @@ def _json_rows(text: str) -> Iterator[Row]:
                 token, layer = row["token"], row["layer"]
             else:
                 token, layer, ids = row[0], row[1], row[2] if len(row) == 3 else row[2:]
-            yield int(token), int(layer), [int(e) for e in (ids if isinstance(ids, list) else [ids])]
-        except (KeyError, StopIteration, TypeError, ValueError, IndexError, OverflowError):
+            yield _number(token), _number(layer), [_number(e) for e in (ids if isinstance(ids, list) else [ids])]
+        except (KeyError, StopIteration, TypeError, ValueError, IndexError):
             raise TraceError(f"Entry {number} is not token, layer, expert ids: {json.dumps(row)[:80]}.") from None
+
+
+def _lines(text: str) -> Iterator[Any]:
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            if line.strip():
+                yield parse_json(line)
+        except BadJson as error:
+            raise BadJson(f"line {number}: {error}") from None
+
+
+def _is_json(line: str) -> bool:
+    try:
+        parse_json(line)
+    except BadJson:
+        return False
+    return True
+
+
+def _number(value: object) -> int:
+    """A whole number, or its digits. Raises ValueError for anything else, however Python would read it."""
+    if isinstance(value, str) and DIGITS.fullmatch(value.strip()):
+        return int(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 2**63:
+        raise ValueError
+    return value
 
 
 def _listed(path: Path, rows: Iterable[Row], experts: int) -> ArrayTrace:
@@ -129,10 +175,15 @@ def _listed(path: Path, rows: Iterable[Row], experts: int) -> ArrayTrace:
     layers = sorted({layer for by_layer in found.values() for layer in by_layer})
     if not found:
         raise TraceError(f"{path} has no rows.")
+    if layers[0] < 0:
+        raise TraceError(f"{path} names layer {layers[0]}; layers count from 0.")
     for token, by_layer in found.items():
         if missing := [layer for layer in layers if not by_layer.get(layer)]:
             raise TraceError(f"{path} has no experts for token {token} in layer {missing[0]}.")
     k = max(len(ids) for by_layer in found.values() for ids in by_layer.values())
+    if k > MOST_EXPERTS or k * len(found) * len(layers) > MOST_IDS:
+        raise TraceError(f"{path} names up to {k:,} experts for each of {len(found):,} tokens in {len(layers):,} "
+                         "layers, which is more than any model uses.")
     array: Any = np.array([[ids + ids[:1] * (k - len(ids)) for ids in (by_layer[layer] for layer in layers)]
                            for by_layer in found.values()], np.int64)
     count = _experts(path, int(array.min()), int(array.max()), experts)

@@ -145,6 +145,7 @@ def rewritten(path: Path, change: dict[str, object], arrays: dict[str, Any] | No
     with safe_open(path, framework="numpy") as file:
         head = json.loads(file.metadata()[KEY])
         held = {name: file.get_tensor(name) for name in file.keys()} | (arrays or {})  # noqa: SIM118
+        held = {name: array for name, array in held.items() if array is not None}
     text = json.dumps(head | change)
     save_file(held, path, {KEY: text, SUM: checksum(text, held)})
 
@@ -160,6 +161,25 @@ def test_a_later_version_and_wrong_shapes_are_refused(tmp_path: Path) -> None:
     rewritten(tmp_path / "p", {}, {"counts": np.zeros((L, E), np.float64)})
     with pytest.raises(ProfileError, match="float64"):
         load(tmp_path / "p")
+
+
+@pytest.mark.parametrize(("said", "arrays", "why"), [
+    ({"top_k": float("inf")}, {}, "top_k"), ({"layers": 0}, {}, "layers"), ({"model_hash": -1}, {}, "model_hash"),
+    ({"settings": False}, {}, "settings"), ({"times": {"att": 0.1, "moe": "1"}}, {}, "times"),
+    ({"settings": {"path": {"d_model": 2}}}, {}, "estimator"),
+    ({"settings": {"estimator": {"width": "4"}}}, {}, "sizes"), ({}, {"counts": np.full((L, E), -1)}, "fewer than no"),
+    ({}, {"pairs": np.full((L, E, E), np.inf, np.float32)}, "pairs"),
+    ({}, {"tae": np.full((L, 101), np.nan, np.float32)}, "tae"), ({}, {"similarity": None}, "only one"),
+    ({}, {"map_keys": np.ones((N + 1, H), np.float16)}, "equally many"), ({}, {"first_experts": None}, "only one"),
+    ({}, {"first_experts": np.array([[1, 0], [E, -1]], np.int16)}, "not there"),
+    ({}, {"first_tokens": np.array([9, 3], np.int32)}, "rise")])
+def test_what_calibrating_cannot_have_measured_is_refused(tmp_path: Path, said: dict[str, Any], arrays: dict[str, Any],
+                                                          why: str) -> None:
+    save(whole(), tmp_path / "p")
+    rewritten(tmp_path / "p", said, arrays)
+    with pytest.raises(ProfileError, match=why) as error:
+        load(tmp_path / "p")
+    assert "argument" not in str(error.value)
 
 
 def test_what_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -234,3 +235,72 @@ def test_distributions_of_another_model_are_refused(tmp_path: Path) -> None:
     one.probs = np.zeros((3, 1, 8), np.float16)
     with TraceWriter(tmp_path / "t", 3, 9, 2, probs=True) as writer, pytest.raises(TraceError, match="do not belong"):
         writer.add(one)
+
+
+@pytest.mark.parametrize(("name", "text", "said"), [
+    ("t.csv", "0,0,0.5\n", "Line 1 is not token"), ("t.csv", "0,0,1_0\n", "Line 1 is not token"),
+    ("t.csv", "0,0,1-2\n", "Line 1 is not token"), ("t.csv", "0,-1,1 2\n", "layers count from 0"),
+    ("t.csv", f"0,0,{'1' * 200_000}\n", "field larger"), ("t.json", "null", "not a list"),
+    ("t.json", "[[0, 0, [0.5]]]", "Entry 1"), ("t.json", "[[0, 0, [true]]]", "Entry 1"),
+    ("t.json", "[[0, 0, [99999999999999999999]]]", "Entry 1"), ("t.json", "[[1e400, 0, [1]]]", "too large"),
+    ("t.jsonl", "[0, 0, [1]]\n" + "[" * 100_000 + "\n", "line 2")])
+def test_what_is_no_whole_number_is_not_taken_for_one(tmp_path: Path, name: str, text: str, said: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(TraceError, match=said) as error:
+        open_trace(tmp_path / name)
+    assert "Error" not in str(error.value) and "object" not in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("weights", np.full((2, 3, 2), np.inf)), ("weights", np.full((2, 3, 2), "x")), ("tok", np.array([0, 1, -1])),
+    ("tok", np.array([0.0, 1.0, 2.0])), ("rid", np.array([0, 1, 2**40])), ("rid", np.array([True, False, True]))])
+def test_arrays_beside_the_ids_are_looked_at(tmp_path: Path, name: str, value: Any) -> None:
+    np.savez(tmp_path / "t.npz", experts=np.zeros((2, 3, 2), np.int64), **{name: value})
+    with pytest.raises(TraceError, match=name):
+        open_trace(tmp_path / "t.npz")
+
+
+def test_a_damaged_array_of_an_npz_is_told(tmp_path: Path) -> None:
+    np.savez(tmp_path / "t.npz", experts=np.ones((2, 3, 2), np.int64))
+    data = bytearray((tmp_path / "t.npz").read_bytes())
+    data[250] ^= 1                                                # within the ids
+    (tmp_path / "t.npz").write_bytes(data)
+    with pytest.raises(TraceError, match="damaged"):
+        open_trace(tmp_path / "t.npz")
+
+
+@pytest.mark.parametrize("change", [
+    {"layers": 0}, {"experts": 2**40}, {"top_k": True}, {"layers": "3"}, {"model": None}, {"version": 1.5},
+    {"predictor": []}, {"predictor": {"name": 3, "params": {}}}, {"predictor": {"name": "gate", "params": [[]]}}])
+def test_a_head_that_no_trace_has_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    save(ArrayTrace(routed(4), 9), tmp_path / "t")
+    magic, head, rest = (tmp_path / "t").read_bytes().split(b"\n", 2)
+    (tmp_path / "t").write_bytes(b"\n".join([magic, json.dumps({**json.loads(head), **change}).encode(), rest]))
+    with pytest.raises(TraceError, match="not the head of a trace"):
+        FileTrace(tmp_path / "t")
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("ids", np.full((4, 3, 2), "x")), ("sizes", np.array([5, -1], np.int32)), ("decode", np.ones(3, np.bool_)),
+    ("rid", np.zeros(9, np.int32)), ("tok", np.zeros(3, np.int32)), ("weights", np.full((4, 3, 2), np.nan, np.float16)),
+    ("probs", np.full((4, 3, 9), np.inf, np.float16))])
+def test_a_frame_whose_arrays_do_not_fit_is_refused(tmp_path: Path, name: str, value: Any) -> None:
+    arrays = {"ids": routed(4).astype(np.uint8), "sizes": np.array([3, 1], np.int32), "decode": np.ones(2, np.bool_),
+              "rid": np.zeros(2, np.int32), name: value}
+    trace_file.TraceWriter(tmp_path / "t", 3, 9, 2).close()
+    data = io.BytesIO()
+    np.savez(data, **arrays)
+    frame = trace_file.FRAME.pack(trace_file.MARK, 4, 2, data.tell())
+    with (tmp_path / "t").open("ab") as file:
+        file.write(frame + data.getvalue())
+    with pytest.raises(TraceError, match="damaged") as error:
+        list(FileTrace(tmp_path / "t").chunks())
+    assert "argument" not in str(error.value)
+
+
+def test_more_tokens_than_bytes_can_hold_are_not_believed(tmp_path: Path) -> None:
+    trace_file.TraceWriter(tmp_path / "t", 3, 9, 2).close()
+    with (tmp_path / "t").open("ab") as file:
+        file.write(trace_file.FRAME.pack(trace_file.MARK, 2**32 - 1, 1, 100) + bytes(100))
+    with pytest.raises(TraceError, match="so many tokens"):
+        FileTrace(tmp_path / "t")

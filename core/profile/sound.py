@@ -1,0 +1,69 @@
+"""Is what a profile says of itself possible? Asked of files, before anything is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+SIZES = {"layers": 10_000, "experts": 2**15, "top_k": 2**15, "hidden": 2**20}
+WORDS = ("model", "model_hash", "source", "created")
+TIMES = ("att", "moe", "head", "load")
+NETS = ("estimator", "path")
+TOGETHER = (("pairs", "pairs_weighted"), ("gate_recall", "similarity"), ("maps", "map_keys"),
+            ("first_tokens", "first_experts"))   # arrays of one part
+
+
+def check_head(head: Mapping[str, Any]) -> None:
+    """Raises ValueError, with the end of a sentence, or KeyError for what is not there."""
+    for name, most in SIZES.items():
+        if type(head[name]) is not int or not 1 <= head[name] <= most:
+            raise ValueError(f"it has {str(head[name])[:20]} {name}")
+    if type(head["tokens"]) is not int or head["tokens"] < 0:
+        raise ValueError("it does not say on how many tokens it was measured")
+    for name in WORDS:
+        if not isinstance(head[name], str):
+            raise ValueError(f"its {name} is no text")
+    if not isinstance(head["settings"], dict):
+        raise ValueError("its settings are not a list of names and values")
+    times = head["times"]
+    if times is not None and (not isinstance(times, dict) or any(not _is_time(times.get(name)) for name in TIMES)):
+        raise ValueError("its times are not milliseconds")
+
+
+def check_arrays(arrays: Mapping[str, Any], experts: int) -> None:
+    """Values that calibrating cannot have measured. Raises ValueError. Shapes are looked at before."""
+    for names in TOGETHER[1:]:
+        if len({name in arrays for name in names}) > 1:
+            raise ValueError(f"it has only one of {names[0]} and {names[1]}")
+    if "pairs_weighted" in arrays and "pairs" not in arrays:
+        raise ValueError("it has only one of pairs and pairs_weighted")
+    for one, other in (("maps", "map_keys"), ("first_tokens", "first_experts")):
+        if one in arrays and len(arrays[one]) != len(arrays[other]):
+            raise ValueError(f"{one} and {other} are not equally many")
+    for name, array in arrays.items():
+        kind = array.dtype.kind
+        bad = np.isnan(array) if name == "defaults" else ~np.isfinite(array) if kind == "f" else None
+        if bad is not None and (bad[1:] if name == "gate_recall" else bad).any():    # it is NaN in the first
+            raise ValueError(f"{name} has numbers that are infinite or none")
+    if "counts" in arrays and (arrays["counts"] < 0).any():
+        raise ValueError("it counts fewer than no tokens")
+    if "first_experts" in arrays and arrays["first_experts"].size and not (
+            -1 <= int(arrays["first_experts"].min()) <= int(arrays["first_experts"].max()) < experts):
+        raise ValueError("first_experts names an expert that is not there")
+    if "first_tokens" in arrays and (np.diff(arrays["first_tokens"], prepend=-1) <= 0).any():
+        raise ValueError("first_tokens does not rise")
+
+
+def check_nets(settings: Mapping[str, Any], names: Collection[str]) -> None:
+    """Trained networks, by the names of their weights, need their sizes in the settings. Raises ValueError."""
+    for net in NETS:
+        if any(name.startswith(f"{net}.") for name in names):
+            said = settings.get(net)
+            if not isinstance(said, dict) or not all(type(value) is int and value >= 0 for value in said.values()):
+                raise ValueError(f"the sizes of {net} are missing")
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")

@@ -1,0 +1,78 @@
+"""Is what a trace file says possible? Asked of every head and every frame before it is used."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from core.registry import Value
+from core.trace.chunk import RANKED, Chunk
+
+UNPACKED_BYTES = 4 << 30   # most that the arrays of one frame, or of an `.npz`, may have
+
+
+class TooLarge(ValueError):
+    """Arrays that no trace has, as the end of a sentence."""
+
+
+def require_bounded(file: BinaryIO | Path) -> None:
+    """Raises TooLarge when the arrays of an `.npz` are larger unpacked than any trace's, zipfile.BadZipFile."""
+    with zipfile.ZipFile(file) as packed:
+        size = sum(one.file_size for one in packed.infolist())
+    if size > UNPACKED_BYTES:
+        raise TooLarge(f"its arrays have {size:,} bytes, and those of a trace {UNPACKED_BYTES:,} at most")
+
+
+def whole(value: object, most: int) -> int:
+    """A number of things, from 1 on. Raises ValueError for anything else."""
+    if type(value) is not int or not 1 <= value <= most:
+        raise ValueError
+    return value
+
+
+def text(value: object) -> str:
+    """Raises ValueError for what is no text."""
+    if not isinstance(value, str):
+        raise ValueError
+    return value
+
+
+def predictor_of(said: Any) -> tuple[str, dict[str, Value]] | None:
+    """Who named what: a name and values of its parameters. Raises ValueError, KeyError or TypeError."""
+    if said is None:
+        return None
+    params: Any = said["params"]
+    if not isinstance(params, dict) or not all(isinstance(one, bool | int | float | str) for one in params.values()):
+        raise ValueError
+    return text(said["name"]), params
+
+
+def problem_of(chunk: Chunk, shape: tuple[int, int, int], experts: int) -> str:
+    """What is wrong with the arrays of a frame that should have ids of this shape [tokens, layers, k], or ""."""
+    (tokens, layers, _), ids, passes = shape, chunk.ids, chunk.sizes.size
+    wanted: dict[str, tuple[str, tuple[int, ...]]] = {
+        "ids": ("iu", shape), "sizes": ("iu", (passes,)), "decode": ("b", (passes,)), "rid": ("iu", (passes,)),
+        "tok": ("iu", (tokens,)), "weights": ("f", shape), "probs": ("f", (tokens, layers, experts))}
+    for name, (kinds, sides) in wanted.items():
+        array = getattr(chunk, name)
+        if array is not None and (array.dtype.kind not in kinds or array.shape != sides):
+            return f"a frame does not have the shape it says ({name} is {array.dtype} {list(array.shape)})"
+        if array is not None and kinds == "f" and not np.isfinite(array).all():
+            return f"{name} has numbers that are infinite or none"
+    if (chunk.sizes <= 0).any() or int(chunk.sizes.sum()) != tokens:
+        return "a frame does not have as many tokens as it says"
+    if tokens and not 0 <= int(ids.min()) <= int(ids.max()) < experts:
+        return "it names an expert that the model does not have"
+    if chunk.ranked is not None and not _sound(chunk.ranked, passes, layers, experts):
+        return "it has guesses of layers or experts that there are not"
+    return ""
+
+
+def _sound(ranked: npt.NDArray[Any], passes: int, layers: int, experts: int) -> bool:
+    bounds = {"of": (0, passes), "at": (-1, layers), "layer": (0, layers), "expert": (0, experts)}
+    return ranked.dtype == RANKED and ranked.ndim == 1 and all(
+        ((low <= ranked[name]) & (ranked[name] < high)).all() for name, (low, high) in bounds.items())

@@ -10,7 +10,8 @@
     python launch.py bench      measure speed side by side with plain transformers
     python launch.py doctor     show what hardware, versions and speeds Moestro sees
     python launch.py settings   print the reference of every setting
-    python launch.py test       set up what is missing and run the tests; with --all the long ones as well
+    python launch.py test       set up what is missing and run the tests; --all also those that take minutes,
+                                --fuzz MINUTES mutants of files and requests in their place
 
 Add --help to a command to list its options.
 """

@@ -181,6 +181,13 @@ def test_long_tests_are_asked_for_with_all(monkeypatch: pytest.MonkeyPatch) -> N
     assert "--all" not in commands[3] and "--all" in commands[7]
 
 
+def test_fuzzing_takes_the_place_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[tuple[str, ...]] = []
+    monkeypatch.setattr(test, "call", lambda name, command: commands.append(command) or 1)
+    assert test.run(cli.parse(["test", "--fuzz", "1.5", "--kind", "trace"])) == 1
+    assert commands == [("-m", "tests.fuzz", "--minutes", "1.5", "--kind", "trace")]
+
+
 def test_workers_leave_room_for_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(test.os, "cpu_count", lambda: 32)
     assert test.workers([])[:2] == ["-n", "4"]

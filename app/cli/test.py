@@ -20,12 +20,17 @@ WORKERS = 4
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What pytest understands is passed on as it is."""
-    parser.usage = "launch.py test [--all] [anything pytest understands]"
+    parser.usage = "launch.py test [--all | --fuzz MINUTES] [anything pytest understands]"
     parser.add_argument("--all", action="store_true", help="also run the tests that take minutes (marked `long`)")
+    parser.add_argument("--fuzz", type=float, metavar="MINUTES", help="in place of the tests, damage files and "
+                        "requests at random for so long; what goes wrong is kept in tests/fuzz/seeds and replayed by "
+                        "every test run from then on")
 
 
 def run(args: argparse.Namespace) -> int:
     """1 when a check or a test failed; every check is run either way, so that one run shows all there is to mend."""
+    if args.fuzz is not None:
+        return call("fuzz", ("-m", "tests.fuzz", "--minutes", str(args.fuzz), *args.pytest))
     failed = [name for name, command in CHECKS if call(name, command) != 0]
     if failed:
         print(f"\nFailed before the tests: {', '.join(failed)} (see above).", flush=True)
@@ -45,4 +50,9 @@ def call(name: str, command: tuple[str, ...]) -> int:
     """Run one tool with this Python in the repository; nothing in the tests may reach the network."""
     print(f"\n== {name}", flush=True)
     offline = os.environ | {"HF_HUB_OFFLINE": "1", "GRADIO_ANALYTICS_ENABLED": "False"}
-    return subprocess.call([sys.executable, *command], cwd=ROOT, env=offline)
+    with subprocess.Popen([sys.executable, *command], cwd=ROOT, env=offline) as process:
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:
+                continue   # the tool has heard it too, and says how far it came

@@ -1,0 +1,98 @@
+"""Events of the dashboard: what a browser sends to Gradio, with other values for every input."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import gradio as gr
+import gradio.utils
+from fastapi import FastAPI
+
+from app.host import Host
+from app.serve import build
+from tests.fuzz.changes import Change
+from tests.fuzz.draw import byte_change, how_many, json_change
+from tests.fuzz.mutant import Mutant
+from tests.fuzz.oracle import ROOT
+from tests.fuzz.request import Refused, Requests
+
+BODY = "body.json"
+OURS = (f"{ROOT}/app/", f"{ROOT}/core/")
+FILE = {"path": "/etc/hostname", "url": None, "orig_name": "x.trace", "meta": {"_type": "gradio.FileData"}}
+
+
+class Pages(Requests):
+    """Every event may be asked for with anything at all, by whoever may talk to the server."""
+
+    name = "page"
+    samples = ("event",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._errors: list[BaseException] = []
+
+    def app(self, host: Host) -> FastAPI:
+        """Gradio answers 500 without a word whatever happened in an event; what it was is noted on the way."""
+        said = gradio.utils.error_payload
+
+        def noted(error: BaseException | None, show_error: bool) -> Any:
+            self._errors += [error] if error is not None else []
+            return said(error, show_error)
+
+        gradio.utils.error_payload = noted
+        return build(host)
+
+    def make(self, sample: str, folder: Path) -> None:
+        """What the page would send for each of its events."""
+        config = self.client().get("/config").json()
+        components = {c["id"]: c for c in config["components"]}
+        bodies = [{"data": [components[i]["props"].get("value") for i in event["inputs"]], "event_data": None,
+                   "fn_index": event["id"], "trigger_id": None, "session_hash": "me"}
+                  for event in config["dependencies"] if event.get("backend_fn", True)]
+        (folder / "events.json").write_text(json.dumps(bodies))
+        (folder / BODY).write_text(json.dumps(bodies[0]))
+
+    def draw(self, rng: Random, sample: str, folder: Path) -> list[Change]:
+        event = rng.choice(json.loads((folder / "events.json").read_text()))
+        changes: list[Change] = [{"do": "text", "file": BODY, "text": json.dumps(event)}]
+        old = (folder / BODY).read_text()
+        (folder / BODY).write_text(json.dumps(event))
+        try:
+            for _ in range(how_many(rng)):
+                roll = rng.random()
+                if roll < 0.08:
+                    changes.append(byte_change(rng, folder, BODY))
+                elif roll < 0.2 and event["data"]:
+                    at = ["data", rng.randrange(len(event["data"]))]
+                    changes.append({"do": "set", "file": BODY, "at": at, "raw": json.dumps(rng.choice([FILE, [FILE]]))})
+                else:
+                    changes.append(json_change(rng, folder, BODY, ["data"] if event["data"] and roll < 0.85 else []))
+        finally:
+            (folder / BODY).write_text(old)
+        return changes
+
+    def use(self, folder: Path, mutant: Mutant) -> dict[str, Any]:
+        client = self.client()
+        self._errors.clear()
+        with client.stream("POST", "/gradio_api/run/predict", content=(folder / BODY).read_bytes(),
+                           headers={"content-type": "application/json"}) as reply:
+            told = reply.read()
+        self._settle()
+        assert client.get("/healthz").status_code == 200
+        for error in self._errors:
+            if any(frame.filename.startswith(OURS) and "/uploads.py" not in frame.filename
+                   for frame in traceback.extract_tb(error.__traceback__)):
+                raise Refused(error.message) if isinstance(error, gr.Error) else error
+            raise Refused("Gradio does not take this value for this input.")
+        if reply.status_code >= 400:
+            return self.told(reply.status_code, told, reply.headers.get("content-type", ""))
+        return {"status": reply.status_code}
+
+    def _settle(self) -> None:
+        """End what the event began, so that mutants do not depend on one another."""
+        for answer in list(self.host._answers.values()):
+            self.host.stop_answer(answer)

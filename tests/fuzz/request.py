@@ -1,0 +1,152 @@
+"""Requests of the HTTP API: bodies, parameters and headers; after each one the server must still answer."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from app.api import build_app
+from app.host import Host
+from core.config import LoadSpec, Sampling
+from core.errors import MoestroError
+from core.types import Piece
+from tests.app.conftest import QuickEngine, ended, open_host
+from tests.fuzz.changes import Change
+from tests.fuzz.draw import byte_change, how_many, json_change
+from tests.fuzz.mutant import Mutant
+
+HOME = "http://127.0.0.1:7860"
+BODY, LINE = "body.json", "request.json"
+CHAT = {"model": "demo", "messages": [{"role": "system", "content": "Be short."}, {"role": "user", "content": "hello"}],
+        "max_tokens": 6, "temperature": 0.5, "top_p": 0.9, "seed": 3, "stream": False, "user": "me"}
+GETS: dict[str, dict[str, Any]] = {
+    "frame": {"path": "/live/frame", "params": {"layer": 1, "since": "1.0.0.0"}},
+    "session zip": {"path": "/export/session.zip", "params": {"load": 1}},
+    "chat zip": {"path": "/export/1.zip", "params": {}},
+    "session trace": {"path": "/export/session.trace", "params": {"load": 1}},
+    "chat trace": {"path": "/export/1.trace", "params": {"load": 1}},
+    "models": {"path": "/v1/models", "params": {}},
+    "health": {"path": "/healthz", "params": {}},
+}
+WORDS = ("", "-1", "0", "4", "1e3", "NaN", "9223372036854775808", "9" * 40, "9" * 5000, "0.5", "x", "true", "\u0664",
+         "%00", "..%2f..", "1%20", "[]", "%ed%a0%80", "%ff", "+1", "\uff11", "x" * 60_000)
+HEADERS = (("content-type", "text/plain"), ("content-type", "application/json; charset=utf-16"), ("content-type", ""),
+           ("host", "example.org"), ("host", ""), ("origin", "http://example.org"), ("origin", "null"),
+           ("content-length", "-1"), ("accept", "x" * 9000), ("sec-fetch-site", "cross-site"), ("range", "bytes=-5-1"),
+           ("content-encoding", "gzip"), ("accept-encoding", "\x01"), ("authorization", "Bearer \x7f"))
+PATHS = ("/export/{}.zip", "/export/{}.trace", "/{}", "/v1/{}", "/export/session.{}", "/live/{}")
+METHODS = ("GET", "POST", "PUT", "HEAD", "OPTIONS", "DELETE", "TRACE", "X")
+
+
+class FewTokens(QuickEngine):
+    """However many are asked for."""
+
+    def __init__(self, spec: LoadSpec) -> None:
+        super().__init__(spec)
+
+    def generate(self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling,
+                 cancel: Any = None) -> Iterator[Piece]:
+        few = Sampling(max_new_tokens=min(8, sampling.max_new_tokens))
+        yield from super().generate(messages, few, cancel)
+
+
+class Refused(MoestroError):
+    """The server's answer with a status of 400 to 499, or 503, 507."""
+
+
+class Requests:
+    """One application for all mutants, so that what one leaves behind is seen by the next."""
+
+    name = "request"
+    samples = ("chat", "stream", *GETS)
+
+    def __init__(self) -> None:
+        self._client: TestClient | None = None
+        self._folder = Path(tempfile.mkdtemp())
+
+    def app(self, host: Host) -> FastAPI:
+        return build_app(host)
+
+    def client(self) -> TestClient:
+        if self._client is None:
+            self.host = open_host(self._folder / "home", FewTokens)
+            ended(self.host.chat(None, "hello"))
+            self._client = TestClient(self.app(self.host), base_url=HOME, raise_server_exceptions=True)
+        return self._client
+
+    def make(self, sample: str, folder: Path) -> None:
+        if sample in ("chat", "stream"):
+            line: dict[str, Any] = {"method": "POST", "path": "/v1/chat/completions", "params": {}}
+            (folder / BODY).write_text(json.dumps({**CHAT, "stream": sample == "stream"}))
+        else:
+            line = {"method": "GET", **GETS[sample]}
+        (folder / LINE).write_text(json.dumps({**line, "headers": {"content-type": "application/json"}}))
+
+    def draw(self, rng: Random, sample: str, folder: Path) -> list[Change]:
+        changes: list[Change] = []
+        for _ in range(how_many(rng)):
+            roll = rng.random()
+            if (folder / BODY).is_file() and roll < 0.8:
+                changes.append(byte_change(rng, folder, BODY) if roll < 0.15 else json_change(rng, folder, BODY))
+            elif roll < 0.9 and GETS.get(sample, {}).get("params"):
+                name = rng.choice(list(GETS[sample]["params"]))
+                changes.append(self._line(["params", name], rng.choice(WORDS)))
+            elif roll < 0.93:
+                changes.append(self._line(["path"], rng.choice(PATHS).format(rng.choice(WORDS[:-1]))))
+            elif roll < 0.96:
+                changes.append(self._line(["method"], rng.choice(METHODS)))
+            else:
+                name, value = rng.choice(HEADERS)
+                changes.append({**self._line(["headers", name], value), "do": "add"})
+        return changes
+
+    @staticmethod
+    def _line(at: list[str | int], value: str) -> Change:
+        return {"do": "set", "file": LINE, "at": at, "raw": json.dumps(value)}
+
+    def use(self, folder: Path, mutant: Mutant) -> dict[str, Any]:
+        client, line = self.client(), json.loads((folder / LINE).read_text())
+        query = "&".join(f"{name}={quote(str(value), safe='%')}" for name, value in line["params"].items())
+        body = (folder / BODY).read_bytes() if (folder / BODY).is_file() else None
+        headers = {name: value.encode("latin-1", "replace") for name, value in line["headers"].items()}
+        address = quote(line["path"], safe="/%") + (f"?{query}" if query else "")
+        with client.stream(line["method"], address, content=body, headers=headers) as reply:
+            told = reply.read()
+        alive = client.get("/healthz")
+        assert alive.status_code == 200 and alive.json()["model"] == "demo", "the server is not what it was"
+        assert not alive.json()["busy"] and not alive.json()["waiting"], "an answer goes on that nobody reads"
+        return self.told(reply.status_code, told, reply.headers.get("content-type", ""))
+
+    @staticmethod
+    def told(status: int, body: bytes, kind: str) -> dict[str, Any]:
+        """What the server said; its refusals as an error, so that their words are looked at, too."""
+        assert status < 500 or status in (503, 507), f"HTTP {status}: {body[:300]!r}"
+        if status >= 400:
+            text = body.decode("utf-8", "replace")
+            if "json" in kind and body:
+                said = json.loads(text)
+                error = said.get("error", said) if isinstance(said, dict) else said
+                if isinstance(error, dict) and isinstance(error.get("detail"), list):   # of FastAPI, with what was sent
+                    error = "; ".join(str(one.get("msg")) for one in error["detail"])
+                text = error.get("message", "") or json.dumps(error) if isinstance(error, dict) else str(error)
+            raise Refused(text if text.rstrip().endswith((".", "!", "?")) or not text else f"{text}.")
+        seen: dict[str, Any] = {"status": status, "kind": kind}
+        if "json" in kind and b"choices" in body:
+            seen["text"] = json.loads(body)["choices"][0]["message"]["content"]
+        elif "event-stream" in kind:
+            lines = [line[6:] for line in body.decode().split("\n\n") if line]
+            assert lines[-1] == "[DONE]", f"a stream that ends with {lines[-1]!r:.80}"
+            seen["text"] = "".join(json.loads(one)["choices"][0]["delta"].get("content", "") for one in lines[:-1]
+                                   if "choices" in json.loads(one))
+        return seen
+
+    def explain(self, folder: Path, mutant: Mutant, seen: dict[str, Any], whole: dict[str, Any]) -> str:
+        return ""   # another request may have another answer; that there is one, and what it is like, is seen above

@@ -1,0 +1,151 @@
+"""The user's database: bytes of its file, and values of its tables; opened, read whole, exported, and written to."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from app import export, traces
+from app.host import Host
+from app.store import Store
+from core.errors import MoestroError
+from tests.app.conftest import QuickEngine, ended
+from tests.fakes import fake_estimate
+from tests.fuzz.changes import Change, Gone, act
+from tests.fuzz.draw import DEPTH, NUMBERS, OTHERS, byte_change, file_change, how_many
+from tests.fuzz.mutant import Mutant
+
+FILE = "home/moestro.sqlite3"
+DEEP = f"replace(hex(zeroblob({DEPTH // 2})), '0', '[')"
+VALUES = ("NULL", "-1", "0", "1e308", "9223372036854775807", "''", "'x'", "x'00ff'", "'[1'", "'\"text\"'", "'{}'",
+          "'[]'", "'null'", "'NaN'", "zeroblob(3)", "zeroblob(100000)", DEEP, "cast(x'ff41' AS TEXT)")
+STATEMENTS = ("DROP TABLE {table}", "DELETE FROM {table}", "ALTER TABLE {table} DROP COLUMN {column}",
+              "ALTER TABLE {table} RENAME TO other", "ALTER TABLE {table} RENAME COLUMN {column} TO other",
+              "PRAGMA user_version = 0", "PRAGMA user_version = 2", "PRAGMA user_version = 999",
+              "PRAGMA user_version = -1", "INSERT INTO {table} DEFAULT VALUES")
+
+
+@act("sql")
+def run_sql(file: Path, change: Mapping[str, Any]) -> None:
+    """A statement on the database, with checks and references off."""
+    try:
+        with sqlite3.connect(file, isolation_level=None) as db:
+            db.execute("PRAGMA ignore_check_constraints = ON")
+            db.execute("PRAGMA journal_mode = DELETE")
+            db.execute(change["statement"])
+        db.close()
+    except sqlite3.Error:
+        raise Gone from None
+
+
+class Stores:
+    """A host over the fake engine on a database that has been used. What it shows must be what the file holds."""
+
+    name = "store"
+    samples = ("used",)
+
+    def make(self, sample: str, folder: Path) -> None:
+        host = self._host(folder)
+        try:
+            for text in ("hello", "what is a slot?"):
+                ended(host.chat(None, text))
+            host.change_many({"budget": "40%", "eviction": "lfu"})
+            host.library.set_folders([str(folder / "models")])
+        finally:
+            host.close()
+        with sqlite3.connect(folder / FILE, isolation_level=None) as db:
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            db.execute("PRAGMA journal_mode = DELETE")
+        db.close()
+
+    @staticmethod
+    def _host(folder: Path) -> Host:
+        host = Host(Store(folder / "home"), QuickEngine, fake_estimate)
+        try:
+            host.set_sampling(max_new_tokens=4)
+            loading = host.load(host.plan("demo"))
+            assert loading.join(20.0)
+        except BaseException:
+            host.close()
+            raise
+        return host
+
+    def draw(self, rng: Random, sample: str, folder: Path) -> list[Change]:
+        changes: list[Change] = []
+        with sqlite3.connect(folder / FILE) as db:
+            tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT "
+                                                     "LIKE 'sqlite%' ORDER BY name")]
+            columns = {t: [row[1] for row in db.execute(f"PRAGMA table_info({t})")] for t in tables}
+            keys = [key for (key,) in db.execute("SELECT key FROM memory ORDER BY key")]
+        db.close()
+        for _ in range(how_many(rng)):
+            roll, table = rng.random(), rng.choice(tables)
+            column = rng.choice(columns[table])
+            if roll < 0.05:
+                changes.append(file_change(rng, rng.choice((FILE, "home/in-use.sqlite3"))))
+            elif roll < 0.20:
+                changes.append(byte_change(rng, folder, FILE, range(100)))
+            elif roll < 0.40:
+                changes.append(byte_change(rng, folder, FILE))
+            elif roll < 0.55:
+                said = rng.choice((*OTHERS, *NUMBERS, DEEP, '{"budget": 3}', '{"eviction": "none", "x": 1}'))
+                said = said if said == DEEP else f"'{said}'"
+                changes.append(self._sql(f"UPDATE memory SET value = {said} WHERE key = '{rng.choice(keys)}'"))
+            elif roll < 0.65:
+                changes.append(self._sql(rng.choice(STATEMENTS).format(table=table, column=column)))
+            else:
+                where = f"rowid = (SELECT max(rowid) FROM {table})" if table not in ("memory", "pieces") else "1"
+                changes.append(self._sql(f"UPDATE {table} SET {column} = {rng.choice(VALUES)} WHERE {where}"))
+        return changes
+
+    @staticmethod
+    def _sql(statement: str) -> Change:
+        return {"do": "sql", "file": FILE, "statement": statement}
+
+    def use(self, folder: Path, mutant: Mutant) -> dict[str, Any]:
+        if (folder / FILE).is_file():
+            shutil.copy(folder / FILE, folder / "before.sqlite3")
+        host = self._host(folder)
+        try:
+            seen: dict[str, Any] = {"chats": [(c.id, str(c.title)) for c in host.store.chats.all()]}
+            seen["said"] = [[(m.role, m.text) for m in host.messages(chat)] for chat, _ in sorted(seen["chats"])]
+            refused = []
+            for chat, _ in seen["chats"]:
+                for write in (lambda: export.write(host.store, folder / "e.zip", chat=chat),   # noqa: B023
+                              lambda: traces.write(traces.find(host.store, chat, None), folder / "t.trace")):  # noqa: B023
+                    try:
+                        write()
+                    except MoestroError as error:
+                        refused.append(str(error))
+            host.library.refresh(), host.library.entries()
+            answer = ended(host.chat(None, "still there?"))
+            seen["answered"] = answer.text
+            seen["refused"] = refused
+            assert not answer.error or "Moestro" in answer.error or answer.error.endswith("."), answer.error
+            return seen
+        finally:
+            host.close()
+
+    def explain(self, folder: Path, mutant: Mutant, seen: dict[str, Any], whole: dict[str, Any]) -> str:
+        if seen["answered"] != whole["answered"]:
+            return "what is asked now is answered otherwise"
+        if not (folder / "before.sqlite3").is_file():
+            return ""       # there was nothing: a new store
+        try:
+            with sqlite3.connect(folder / "before.sqlite3") as db:
+                if [row[0] for row in db.execute("PRAGMA quick_check")] != ["ok"]:
+                    return "the file is damaged and was used"
+                stored = [[list(row) for row in db.execute(
+                    "SELECT role, text FROM messages WHERE chat = ? AND replaced_by IS NULL ORDER BY id", (chat,))]
+                    for (chat,) in db.execute("SELECT id FROM chats ORDER BY id").fetchall()]
+            db.close()
+        except sqlite3.Error as error:
+            return f"the file cannot be read ({error}) and was used"
+        shown = [[list(pair) for pair in chat] for chat in seen["said"]]
+        same = json.dumps(shown, default=str) == json.dumps(stored, default=str)
+        return "" if same else "it shows what is not stored"

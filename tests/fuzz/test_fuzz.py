@@ -1,0 +1,48 @@
+"""Whatever is damaged, mangled or made up: it is refused in clear words, or used as the file itself says.
+
+A few mutants of each kind, and every one that was ever found to go wrong; with `--all` a thousand more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+import pytest
+
+from tests.fuzz.kinds import KINDS
+from tests.fuzz.runner import HANG_S, Asked, cores, each, run_all
+from tests.fuzz.session import kept
+
+MANY = 1000
+FEW: dict[str, tuple[int, ...]] = {   # seeds that were well when they were chosen, a spread of what is drawn
+    "checkpoint": (6, 12, 15, 18, 27), "pack": (1, 7, 13, 16, 19), "store": (2, 8, 11, 14, 17)}
+USUAL = (0, 1, 2, 3, 4)
+
+
+def wrong(asked: Iterable[Asked], workers: int) -> tuple[list[str], int]:
+    """What did not come out well, and how many there were."""
+    found, count = [], 0
+    for mutant, verdict in run_all(asked, workers):
+        count += 1
+        if not verdict.good:
+            found.append("\n  ".join((verdict.outcome, json.dumps({"mutant": mutant.plain()}), verdict.detail,
+                                      verdict.where)))
+    return found, count
+
+
+@pytest.mark.timeout(600)
+def test_a_few_mutants_of_every_kind_and_all_that_ever_went_wrong() -> None:
+    few: list[Asked] = [{"kind": kind, "seed": seed} for kind in KINDS for seed in FEW.get(kind, USUAL)]
+    seeds = [mutant.plain() for _, mutant in kept()]
+    found, count = wrong(sorted([*few, *seeds], key=lambda one: str(one["kind"])), 1)
+    assert not found, "\n".join(found)
+    assert count == len(few) + len(seeds)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(60 + 2 * MANY * int(HANG_S) // 10)
+def test_a_thousand_mutants() -> None:
+    found, count = wrong(each(KINDS, range(10_000, 10_000 + MANY)), min(2, cores()))
+    assert not found, "\n".join(found)
+    assert count == MANY

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 from jinja2 import TemplateError, TemplateSyntaxError
+from jinja2.sandbox import SecurityError
 from transformers import PreTrainedTokenizerBase
 
 from core.errors import ModelError
@@ -47,6 +48,8 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, s
     except TemplateSyntaxError as error:
         raise ModelError(f"The model's chat template is damaged in line {error.lineno}: {reason(error)}. {ADVICE}"
                          ) from None
+    except SecurityError:
+        raise ModelError(f"The model's chat template asks for what no template may have. {ADVICE}") from None
     except TemplateError as error:
         if type(error) is TemplateError:  # raise_exception of the template's own
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 MOST = 300  # characters
+CLASS = re.compile(r"<class '(?:\w+\.)*(\w+)'>")
 KINDS = re.compile(r"\b[A-Z]\w*(Error|Exception): |Exception raised from .*|For details look at the above report!?")
 
 
@@ -21,5 +22,6 @@ def reason(error: BaseException) -> str:
         return "one of its numbers is too large"
     if isinstance(error, (AttributeError, TypeError)) and ("has no attribute" in said or "object" in said):
         return "one of its values is of the wrong kind"
-    short = " ".join(KINDS.sub("", said).split()).rstrip(". ")
+    said = CLASS.sub(r"\1", KINDS.sub("", said)).partition(" Errors: ")[0].replace("NoneType", "null")
+    short = " ".join(said.split()).rstrip(". ")
     return (short if len(short) <= MOST else short[:MOST] + " ...") or "no reason was given"

@@ -104,6 +104,9 @@ def _check_beside(root: Path) -> None:
             found = read_json(file, nonfinite=True)
             if not isinstance(found, dict):
                 raise ModelError(f"{file} is damaged: it holds no object. Download it again.")
+            if type(found.get("model_max_length", 0)) not in (int, float, type(None)):
+                raise ModelError(f"{file} is damaged: its model_max_length is {found['model_max_length']!r:.60}, not a "
+                                 "number. Download it again.")
             for key in ("eos_token_id", "bos_token_id", "pad_token_id"):
                 ids = found.get(key)
                 if not all(i is None or type(i) is int for i in (ids if isinstance(ids, list) else [ids])):

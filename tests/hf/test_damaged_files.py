@@ -164,6 +164,7 @@ CONFIGS: list[tuple[str, Change, str]] = [
     ("a type with a very long name", config(model_type="x" * 10**6), "does not know the model type 'xxx"),
     ("a flag that is a number", config(norm_topk_prob=-0.5), "Field 'norm_topk_prob' expected bool"),
     ("a width of 2 ** 63", config(intermediate_size=1 << 63), "intermediate_size is 9223372036854775808"),
+    ("a token that is a truth", config(bos_token_id=True), r"match any type in \(int, null\)\. Download"),
     ("a padding token that there is not", config(pad_token_id=1 << 31), "cannot be built: Padding_idx"),
     ("groups beyond all bounds", config(n_group=2, topk_group=10**30), "topk_group is 1000"),
     ("config that is a loop", loop("config.json"), "config.json cannot be read"),
@@ -212,6 +213,7 @@ BESIDE: list[tuple[str, Change, str]] = [
     ("ends that are no tokens", text("generation_config.json", '{"eos_token_id": [1, {}]}'), "is no token"),
     ("a generation config that is a pipe", pipe("generation_config.json"), "is not a file but a pipe"),
     ("nested tokenizer config", text("tokenizer_config.json", DEEP), "tokenizer_config.json is damaged"),
+    ("a length that is a text", text("tokenizer_config.json", '{"model_max_length": "x"}'), "max_length is 'x', not"),
     ("a tokenizer that is a loop", loop("tokenizer.json"), "tokenizer.json cannot be read"),
     ("a tokenizer that is a pipe", pipe("tokenizer.json"), "tokenizer.json is not a file but a pipe"),
 ]

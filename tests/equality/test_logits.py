@@ -73,7 +73,7 @@ def test_generate_says_what_transformers_says(engine: Engine, reference: Referen
     engine.change(settings_of(engine, CASES["half"], "gate"))
     prompt = engine.prompt.tokenizer.decode(PROMPT)
     if engine.prompt.tokens(prompt) != PROMPT:  # bytes that are not text on their own: go in as ids
-        engine.prompt.tokens = lambda messages: PROMPT  # type: ignore[method-assign]
+        engine.prompt.tokens = lambda messages, context: PROMPT  # type: ignore[method-assign]
     pieces = list(engine.generate(prompt, Sampling(max_new_tokens=len(reference.tokens))))
     assert [p.token for p in pieces if p.kind == "token"] == reference.tokens
     stats = pieces[-1].stats

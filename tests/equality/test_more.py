@@ -69,7 +69,7 @@ def test_an_answer_broken_off_leaves_no_trace_in_the_next(arch: str, tmp_path: P
     monkeypatch.setattr("core.sizes.PREFILL_CHUNK", 8)
     path = save_tokenizer(make_checkpoint(arch, tmp_path))
     engine = load(path, "float32", context=128)
-    monkeypatch.setattr(engine.prompt, "tokens", lambda messages: PROMPT)
+    monkeypatch.setattr(engine.prompt, "tokens", lambda messages, context: PROMPT)
     sampling = Sampling(max_new_tokens=STEPS)
     try:
         whole = arch == "jamba"    # transformers' own layers do not go on from the state of the chunk before

@@ -31,7 +31,8 @@ def _router(choose: Any) -> Any:
         In the place of an expert that computes nothing stands one that the token uses anyway (if none, the first),
         with weight 0.
         """
-        logits, weights, ids = choose(self, hidden_states)
+        *first, weights, ids = choose(self, hidden_states)
+        logits = first[0] if first else self.classifier(hidden_states.flatten(0, -2))    # transformers before 5.23
         ids, order = ids.sort(-1)
         weights = weights.gather(-1, order)
         through = ids >= self.num_real

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 from jinja2 import TemplateError, TemplateSyntaxError
-from jinja2.sandbox import SecurityError
+from jinja2.exceptions import SecurityError
 from transformers import PreTrainedTokenizerBase
 
 from core.errors import ModelError

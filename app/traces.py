@@ -38,6 +38,9 @@ def write(trace: StoredTrace, path: Path) -> Path:
             part.unlink(missing_ok=True)
     except sqlite3.Error as error:
         raise StoreError(f"The routing on disk could not be read: {error}.") from error
+    except (TypeError, ValueError, OverflowError) as error:   # rows that Moestro did not write so
+        raise StoreError("The routing on disk is damaged, so no trace was written. The words of the chats do not "
+                         "depend on it; delete what was recorded in the tab Sessions.") from error
     except (OSError, TraceError) as error:
         number = getattr(error, "errno", None) or getattr(error.__cause__, "errno", None)
         if number in FULL:

@@ -137,6 +137,16 @@ def test_a_full_disk_is_told_and_leaves_no_half(host: Host, tmp_path: Path, monk
         traces.write(found, tmp_path / "file" / "chat.trace")
 
 
+@pytest.mark.parametrize("change", ["UPDATE steps SET ids = x'00'", "UPDATE loads SET model = x'00ff'"])
+def test_routing_that_was_damaged_is_told_and_leaves_no_half(host: Host, tmp_path: Path, change: str) -> None:
+    chat = asked(host)
+    with host.store.db.tx() as db:
+        db.execute(change)
+    with pytest.raises(MoestroError, match="damaged"):
+        traces.write(traces.find(host.store, chat, None), tmp_path / "chat.trace")
+    assert list(tmp_path.glob("*.trace*")) == []
+
+
 def test_traces_are_links(host: Host, tmp_path: Path) -> None:
     with TestClient(build_app(host), base_url="http://127.0.0.1:7860") as client:
         assert client.get("/export/session.trace").status_code == 404

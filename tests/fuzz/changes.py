@@ -41,7 +41,7 @@ def apply(changes: Sequence[Change], root: Path) -> None:
             continue     # reading what took its place may never end
         try:
             ACTS[change["do"]](file, change)
-        except (Gone, OSError):
+        except (Gone, OSError, LookupError, TypeError, ValueError):   # an earlier change left nothing to act on
             continue
 
 

@@ -21,8 +21,8 @@ INTERNAL = re.compile(
     r"unexpected keyword|positional argument|has no attribute|list index|out of range\b|not subscriptable|not iterable|"
     r"not supported between|\[Errno|errno|"
     r"torch\.\w|site-packages|(?<!launch)\.py\b|dtype\(|\bnp\.\w|Tensor\b|kwargs|Cannot copy|"
-    r"size mismatch|max recursion|__\w+__|must be real number|unhashable|values to unpack|"
-    r"cannot unpack non|invalid literal|could not convert")
+    r"size mismatch|max recursion|__(?:init|class|mro|new|call|getattr\w*)__|must be real number|unhashable|"
+    r"values to unpack|cannot unpack non|invalid literal|could not convert")
 ENDS = (".", "!", "?", ".)", ".'", '."')
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -60,7 +61,7 @@ class Worker:
         self.close()
         if mutant is None:
             raise RuntimeError(f"The worker did not get as far as the mutant {dict(asked)}:\n{self._tail()}")
-        return mutant, Verdict("crash", f"the process ended with {process.returncode}")
+        return mutant, Verdict("crash", f"the process ended with {process.returncode} {self._last_error()}".strip())
 
     def close(self) -> None:
         """End the process."""
@@ -85,9 +86,14 @@ class Worker:
         self._replies = queue.Queue()
         threading.Thread(target=_pump, args=(self._process, self._replies), daemon=True).start()
 
-    def _tail(self) -> str:
+    def _last_error(self) -> str:
+        """The exception that ended a worker, if it was one: a fault of this package."""
+        found = re.findall(r"^\w*(?:Error|Exception)\b.*$", self._tail(100_000), re.MULTILINE)
+        return str(found[-1])[:300] if found else ""
+
+    def _tail(self, most: int = 2000) -> str:
         try:
-            return (self._folder / "stderr.txt").read_text(encoding="utf-8", errors="replace")[-2000:]
+            return (self._folder / "stderr.txt").read_text(encoding="utf-8", errors="replace")[-most:]
         except OSError:
             return ""
 

@@ -9,6 +9,7 @@
     python launch.py eval       measure what lossy settings cost in quality and buy in speed
     python launch.py bench      measure speed side by side with plain transformers
     python launch.py doctor     show what hardware, versions and speeds Moestro sees
+    python launch.py data       show, check, copy or rescue your chats and figures
     python launch.py settings   print the reference of every setting
     python launch.py test       set up what is missing and run the tests; --all also those that take minutes,
                                 --fuzz MINUTES mutants of files and requests in their place
@@ -34,9 +35,11 @@ ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 UNFINISHED = VENV / ".unfinished"  # there while an installation runs: an interrupted one is taken up again
 WINDOWS = os.name == "nt"
-COMMANDS = ("ui", "chat", "import", "models", "profile", "simulate", "eval", "bench", "doctor", "settings", "test")
-UNUSED = {"ui": (), "test": (), **dict.fromkeys(("import", "models"), ("gradio", "plotly", "pandas", "llvmlite"))}
-SPARE = ("gradio", "plotly", "pandas", "gguf", "llvmlite")                 # ... and all the others
+COMMANDS = ("ui", "chat", "import", "models", "profile", "simulate", "eval", "bench", "doctor", "data", "settings",
+            "test")
+WEB = ("gradio", "fastapi", "starlette", "uvicorn", "anyio", "pydantic", "plotly", "pandas")
+UNUSED = {"ui": (), "test": (), **dict.fromkeys(("import", "models"), (*WEB, "llvmlite"))}  # needed by none of these
+SPARE = (*WEB, "gguf", "llvmlite")                                                         # ... nor by any other
 UV = "uv>=0.7,<1"
 
 

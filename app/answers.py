@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from typing import Any
 
 import pandas as pd
 
+from app.store.stored import quality_of, stats_of
 from core.config import SAMPLING
 
 DEFINITIONS: dict[str, str] = {
@@ -52,8 +52,7 @@ def answers(db: sqlite3.Connection, load: int, chat: int | None) -> pd.DataFrame
 
 
 def _row(load: int, row: sqlite3.Row) -> dict[str, Any]:
-    stats: dict[str, Any] = json.loads(row["stats"] or "{}")
-    quality: dict[str, Any] = json.loads(row["quality"] or "{}")
+    stats, quality = stats_of(row["stats"]) or {}, quality_of(row["quality"]) or {}
     changed, assignments = stats.get("changed"), stats.get("assignments")
     return {"load": load, "chat": row["chat"], "answer": row["id"], "state": row["state"],
             **{name: stats.get(name) for name in _STATS}, "rate": changed / assignments if assignments else None,

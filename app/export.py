@@ -17,6 +17,7 @@ import pandas as pd
 
 from app.store import Load, Store, StoreError
 from app.store.private import open_private, private_folder
+from app.store.stored import Unfit
 from app.tables import DEFINITIONS, Tables, collect
 from core import __version__
 from core.errors import MoestroError
@@ -72,9 +73,10 @@ def contents(store: Store, chat: int | None, load: int | None) -> dict[str, str]
             tables = collect(db, loads, chat)
         except sqlite3.Error as error:
             raise StoreError(f"The statistics on disk could not be read: {error}.") from error
-        except (ValueError, TypeError) as error:
-            raise StoreError(f"What was recorded there is damaged ({error}). Delete the recording of the chat in the "
-                             "tab Sessions; its words are kept.") from error
+        except (ValueError, TypeError, IndexError, OverflowError, MemoryError) as error:  # not as written
+            how = f": {error}" if isinstance(error, Unfit) else ""
+            raise StoreError(f"What was recorded there is damaged{how}. Delete the recording of the chat in the tab "
+                             "Sessions; its words are kept.") from error
     of = f"chat {chat}" if chat is not None else f"everything since load {load}"
     return {**{f"{name}.csv": table.to_csv(index=False, lineterminator="\n", float_format="%.10g")
                for name, table in tables.items()},

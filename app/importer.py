@@ -100,13 +100,24 @@ class Importer:
 
         Raises BusyError, or MoestroError for what cannot be begun; what goes wrong later is found in the returned job.
         """
+        told = {"source": source, "format": format, "output folder": out}   # an event of the page may say anything
+        if odd := next((name for name, value in told.items() if not isinstance(value, str)), None):
+            raise MoestroError(f"The {odd} of an import is text, and {told[odd]!r:.60} is none. Nothing was begun.")
+        if not isinstance(download, bool):
+            raise MoestroError("Say whether the import may download with yes or no. Nothing was begun.")
         source = source.strip().strip('"')
         if not source:
             raise MoestroError("Say what to import: a folder, a GGUF file, or a name on the Hugging Face hub.")
         if format not in CHOICES:
             raise MoestroError(f"There is no format {format!r}. Choose one of: {', '.join(CHOICES)}.")
-        target = Path(out.strip().strip('"')).expanduser() if out.strip() else None
-        if target is not None and target.exists():
+        try:
+            target = Path(out.strip().strip('"')).expanduser() if out.strip() else None
+            if "\0" in out:
+                raise ValueError(out)
+            taken = target is not None and target.exists()
+        except (OSError, ValueError, RuntimeError):   # too long, a character that no name has, "~nobody"
+            raise MoestroError("There can be no folder of the name given as output folder. Choose another.") from None
+        if taken:
             raise MoestroError(f"{target} exists already, and nothing is ever overwritten. Choose another output "
                                "folder, or delete it first.")
         with self._lock:
@@ -163,6 +174,8 @@ class Importer:
             return job.out
 
         try:
+            from core.memory.pack.lock import clear
+            clear(self.packs)
             job.out = self._worker()(job.source, job.out or place, format=job.format, download=job.download,
                                      progress=job.progress, cancel=job.cancelled)
         except Exception as error:

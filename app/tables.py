@@ -17,6 +17,7 @@ import pandas as pd
 from app import answers, choices
 from app.store import Load
 from app.store.steps import DEMAND, FROM_DISK, SCALARS, TRANSFER
+from app.store.stored import moment
 from core.types import ModelShape, Outcome
 
 Tables = dict[str, pd.DataFrame]
@@ -203,8 +204,8 @@ def _seconds(load: int, moved: npt.NDArray[Any]) -> pd.DataFrame:
 
 
 def _settings(db: sqlite3.Connection, load: int) -> pd.DataFrame:
-    def utc(seconds: float) -> str:
-        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+    def utc(seconds: object) -> str:
+        return datetime.fromtimestamp(moment(seconds, "time"), UTC).isoformat(timespec="milliseconds")
 
     rows = [(row["load"], row["chat"], row["step"], utc(row["time"]), row["name"], row["old"], row["new"])
             for row in db.execute("SELECT * FROM changes WHERE load = ? ORDER BY id", (load,))]

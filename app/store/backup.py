@@ -11,7 +11,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from app.store.check import NAME, backups, find_damage
+from app.store.check import LOGS, NAME, backups, find_damage
 from app.store.database import Database, claim
 from app.store.private import private_folder, touch_private
 from app.store.schema import MIGRATIONS, StoreError
@@ -142,18 +142,18 @@ def _usable(copy: Path) -> bool:
         with closing(sqlite3.connect(copy.resolve().as_uri() + "?mode=ro", uri=True)) as db:
             version = int(db.execute("PRAGMA user_version").fetchone()[0])
         return 0 < version <= len(MIGRATIONS) and not find_damage(copy)
-    except sqlite3.Error:
+    except (sqlite3.Error, UnicodeDecodeError):
         return False
 
 
 def _move_aside(folder: Path) -> Path | None:
     base = folder / NAME
-    if not base.exists():
+    if not any(os.path.lexists(f"{base}{end}") for end in ("", *LOGS)):
         return None
     aside = _free_name(folder, "moestro-damaged-{}.sqlite3")
     try:
-        for end in ("-wal", "-shm", ""):  # the database last: whatever fails before, a second try finds it
-            if (part := base.with_name(base.name + end)).exists():
+        for end in (*LOGS, "-shm", ""):  # the database last: whatever fails before, a second try finds it
+            if os.path.lexists(part := base.with_name(base.name + end)):
                 part.replace(aside.with_name(aside.name + end))
     except OSError as error:
         raise StoreError(f"{base} could not be renamed: {error.strerror or error}. Check its permissions.") from error

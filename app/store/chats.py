@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
+import sqlite3
 import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from app.store.database import Database
+from app.store.stored import Unfit, quality_of, stats_of
 from core.errors import MoestroError
 
+log = logging.getLogger("moestro.store")
 State = Literal["writing", "done", "stopped", "error", "interrupted"]
 TITLE_CHARS = 60
 
@@ -49,6 +53,7 @@ class Chats:
 
     def __init__(self, db: Database) -> None:
         self._db = db
+        self._told: set[int] = set()  # messages of which the log says that their figures are damaged
         for row in db.rows("SELECT id, asked FROM messages WHERE state = 'writing'"):  # left by a crash
             if row["asked"] is None and not self._written(row["id"]):
                 self.undo(row["id"])  # a regeneration of which nothing came: the answer before it is still the answer
@@ -73,8 +78,7 @@ class Chats:
             self.require(chat)
             found = self._db.rows("SELECT id, role, text, state, error, stats, created, quality FROM messages "
                                   "WHERE chat = ? AND replaced_by IS NULL ORDER BY id", chat)
-            return [Message(**{**dict(row), "stats": row["stats"] and json.loads(row["stats"]),
-                               "quality": row["quality"] and json.loads(row["quality"]),
+            return [Message(**{**dict(row), **self._figures(row),
                                "text": row["text"] if row["state"] != "writing" else
                                writing if writing is not None else self._written(row["id"])})
                     for row in found]
@@ -149,6 +153,18 @@ class Chats:
         with self._db.tx() as db:
             db.execute("UPDATE changes SET chat = NULL WHERE chat = ?", (chat,))  # they explain other chats' figures
             db.execute("DELETE FROM chats WHERE id = ?", (chat,))
+
+    def _figures(self, row: sqlite3.Row) -> dict[str, Any]:
+        """The statistics and the quality of a message; None, which the log tells once, where they are damaged."""
+        found: dict[str, Any] = {"stats": None, "quality": None}
+        for name, read in (("stats", stats_of), ("quality", quality_of)):
+            try:
+                found[name] = read(row[name])
+            except Unfit as error:
+                if row["id"] not in self._told:
+                    self._told.add(row["id"])
+                    log.warning("figures of message %s are not shown: %s", row["id"], error)
+        return found
 
     def _written(self, answer: int) -> str:
         return "".join(row["text"] for row in self._db.rows(

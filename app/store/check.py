@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 import time
@@ -11,6 +12,8 @@ from pathlib import Path
 from app.store.schema import DamagedError, StoreError
 
 NAME = "moestro.sqlite3"
+LOGS = ("-wal", "-journal")  # what SQLite keeps beside it of commits that are not in it yet
+HEADER_BYTES = 100            # with less no file is a database; one of ours never has less, see `database.create`
 MOST_S = 10.0          # that a start waits for the check; a larger file is checked on while it is used
 INSTRUCTIONS = 100_000  # of SQLite between two looks at the clock
 
@@ -46,8 +49,16 @@ class Check:
 
 
 def find_damage(path: Path, stop: threading.Event | None = None) -> str:
-    """What SQLite's quick check finds, or "": for a whole file, none, or one that cannot be read just now."""
-    if not path.is_file() or not path.stat().st_size:
+    """What is wrong with a database, or "": of a whole file, none, or one that cannot be read just now."""
+    try:
+        if not os.path.lexists(path):
+            lost = next((end for end in LOGS if os.path.lexists(f"{path}{end}")), "")
+            return f"it is gone, and its {path.name}{lost} is still there" if lost else ""
+        if not path.is_file():
+            return ""
+        if (size := path.stat().st_size) < HEADER_BYTES:
+            return f"it has been cut to {size} bytes" if size != 1 else "it has been cut to one byte"
+    except OSError:
         return ""
     try:
         with closing(sqlite3.connect(path.resolve().as_uri() + "?mode=ro", uri=True, timeout=10.0)) as db:
@@ -55,13 +66,19 @@ def find_damage(path: Path, stop: threading.Event | None = None) -> str:
                 db.set_progress_handler(stop.is_set, INSTRUCTIONS)
             found = str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
             return "" if found == "ok" else found.removeprefix("*** in database main ***").strip()
-    except sqlite3.DatabaseError as error:
-        return str(error) if is_damage(error) else ""
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+        return said(error) if is_damage(error) else ""
 
 
 def is_damage(error: Exception) -> bool:
     """Does an error of SQLite's mean that the file is not what it should be?"""
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+    return (isinstance(error, UnicodeDecodeError)
+            or getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB))
+
+
+def said(error: Exception) -> str:
+    """What SQLite said. Where it quotes bytes of the file that are no text, Python raises in place of its error."""
+    return "a name in it is no text" if isinstance(error, UnicodeDecodeError) else str(error)
 
 
 def damaged(path: Path, how: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import sqlite3
 import threading
@@ -12,13 +13,13 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from app.store.check import NAME, Check, damaged, is_damage, require_ours
+from app.store.check import NAME, Check, damaged, is_damage, require_ours, said
 from app.store.private import private_folder, tighten, touch_private
 from app.store.schema import DamagedError, FullError, StoreError, migrate, wrong_tables
 from core.errors import BusyError
-from core.reading import BadJson, parse_json
+from core.reading import BadJson, parse_json, reason
 
-UNFIT = (sqlite3.Error, OverflowError, UnicodeEncodeError)  # the latter two: what SQLite has no room for in a value
+UNFIT = (sqlite3.Error, OverflowError, UnicodeError)  # the latter two: values that SQLite cannot hold, or give back
 CHECKPOINT_PAGES = 16384  # 64 MB of log: tokens do not wait for the disk, `settle` checkpoints between answers
 
 Kept = TypeVar("Kept", bound="dict[str, Any] | list[Any]")
@@ -50,7 +51,7 @@ class Database:
             except BaseException:
                 self._guard.close()
                 raise
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, *UNFIT) as error:
             raise _plain(error, f"open {self.path}", self.path) from error
 
     @contextmanager
@@ -94,7 +95,7 @@ class Database:
                 db.execute("BEGIN")
                 db.execute("SELECT 1 FROM sqlite_schema").fetchone()  # the state that is seen is that of now
                 yield db
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise _plain(error, "read what was recorded", self.path) from error
 
     def get(self, key: str, kind: type[Kept] = dict) -> Kept | None:  # type: ignore[assignment]
@@ -129,7 +130,9 @@ class Database:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    touch_private(path)  # SQLite gives its log and its index the same permissions
+    if not os.path.lexists(path):
+        create(path)
+    touch_private(path)  # tells why it cannot be opened, which SQLite does not
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
     try:
         db.row_factory = sqlite3.Row
@@ -146,17 +149,40 @@ def _connect(path: Path) -> sqlite3.Connection:
     return db
 
 
+def create(path: Path) -> None:
+    """Make an empty database under another name first, so that one without a header is one that was cut."""
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    touch_private(fresh)  # SQLite gives its log and its index the same permissions
+    with closing(sqlite3.connect(fresh, isolation_level=None)) as db:
+        db.execute("PRAGMA journal_mode=WAL")  # writes the header, and closing it leaves one file
+    fresh.replace(path)
+
+
 def claim(folder: Path) -> sqlite3.Connection:
-    """Hold the folder for this process: SQLite's own file lock works on every system and dies with its owner."""
-    touch_private(folder / "in-use.sqlite3")
-    guard = sqlite3.connect(folder / "in-use.sqlite3", isolation_level=None, check_same_thread=False, timeout=0.2)
+    """Hold the folder for this process: SQLite's own file lock works on every system and dies with its owner.
+
+    Raises BusyError, or StoreError when that cannot be done.
+    """
+    file = folder / "in-use.sqlite3"
+    try:
+        touch_private(file)
+        return _hold(file)
+    except (OSError, sqlite3.Error) as error:
+        if is_damage(error):
+            raise StoreError(f"{file} is damaged. Nothing is stored in it: delete it, then try again.") from error
+        raise _plain(error, f"open {file}", file) from error
+
+
+def _hold(file: Path) -> sqlite3.Connection:
+    guard = sqlite3.connect(file, isolation_level=None, check_same_thread=False, timeout=0.2)
     try:
         guard.execute("BEGIN EXCLUSIVE")
-    except sqlite3.OperationalError as error:
+    except sqlite3.Error as error:
         guard.close()
         if "locked" in str(error):
-            raise BusyError(f"Another Moestro is already running on the data in {folder}. Use that one, close it, or "
-                            "set MOESTRO_HOME to another folder.") from None
+            raise BusyError(f"Another Moestro is already running on the data in {file.parent}. Use that one, close it, "
+                            "or set MOESTRO_HOME to another folder.") from None
         raise
     return guard
 
@@ -175,7 +201,8 @@ def _plain(error: Exception, doing: str, path: Path) -> StoreError:
     if isinstance(error, UnicodeEncodeError):
         return StoreError(f"Moestro could not {doing}: the text holds half a character (a surrogate without its other "
                           "half). Take it out.")
-    text, code = str(error), getattr(error, "sqlite_errorcode", 0) & 0xFF  # without what is particular to one call
+    text = reason(error) if isinstance(error, OSError) else said(error)
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without what is particular to one call
     if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR) or "No space" in text:
         if code == sqlite3.SQLITE_IOERR and not _no_room(path.parent):
             return StoreError(f"Moestro could not {doing}: the disk failed ({text}). Check the disk, then try again.")
@@ -184,4 +211,6 @@ def _plain(error: Exception, doing: str, path: Path) -> StoreError:
         return DamagedError(damaged(path, text))
     if "readonly" in text or "Permission" in text:
         return StoreError(f"Moestro may not write to its data folder, so it could not {doing}. Check its permissions.")
+    if isinstance(error, OSError):
+        return StoreError(f"Moestro could not {doing}: {text}. Move it away, or set MOESTRO_HOME to another folder.")
     return StoreError(f"Moestro could not {doing}: {text}.")

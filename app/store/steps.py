@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from app.store.database import Database
 from app.store.schema import StoreError
+from app.store.stored import Unfit, fields, moment, shape_of, text
 from core.types import ModelShape, StepRecord, Transfer
 
 SCALARS = ("phase", "tokens", "started_s", "total_ms", "compute_ms", "stall_ms", "idle_ms", "copy_ms",
@@ -77,13 +78,14 @@ class Steps:
         for row in self._db.rows("SELECT * FROM loads ORDER BY id"):
             if wanted is None or row["id"] in wanted:
                 try:
-                    told = {c: json.loads(row[c]) for c in ("spec", "settings", "shape", "manifest")}
-                    told["shape"] = ModelShape(**told["shape"])
-                except (ValueError, TypeError) as error:
+                    found.append(Load(
+                        row["id"], text(row["model"], "model"), moment(row["created"], "created"),
+                        None if row["ended"] is None else moment(row["ended"], "ended"),
+                        fields(row["spec"], "spec"), fields(row["settings"], "settings"), shape_of(row["shape"]),
+                        fields(row["manifest"], "manifest")))
+                except Unfit as error:
                     log.warning("what was recorded under load %s is left out, its description is damaged: %s",
                                 row["id"], error)
-                    continue
-                found.append(Load(row["id"], row["model"], row["created"], row["ended"], **told))
         return found
 
     def trace(self, model: str, tokens: int) -> npt.NDArray[np.int16] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from core.hf.rehearsal import StateLayers, rehearse
 from core.hf.rounded import Linear, linears
 from core.hf.text_only import keep_text
 
+log = logging.getLogger("moestro.hf")
 ALL = "meta_nonzero_assume_all_nonzero"
 
 
@@ -90,6 +92,7 @@ def _layers(meta: Any, sites: list[ExpertsSite]) -> tuple[tuple[KvLayer, ...], S
             meta(torch.zeros(1, 1, dtype=torch.long, device="meta"), past_key_values=cache, use_cache=True)
             states = rehearse(meta, own)
     except Exception as error:  # the model's own code, run without weights
+        log.info("the code of a %r does not run without weights: %s: %s", kind, type(error).__name__, error)
         raise ModelError(f"{kind!r} does not work the way Moestro needs: {_reason(error)}. Choose another "
                          "model.") from error
     return tuple(KvLayer(layer.growing_bytes, layer.window, layer.state_bytes) for layer in own), states, max(sizes)
@@ -111,6 +114,7 @@ def _reason(error: Exception) -> str:
         return ("its code decides by the numbers that it computes, so what it takes cannot be told before its weights "
                 "are read")
     if not isinstance(error, ValueError):                                # not written to be read by users
-        return f"transformers' own code for it does not run on text alone ({type(error).__name__})"
+        return ("transformers' own code for it does not run on text alone, or the sizes in its config.json contradict "
+                "each other")
     first = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", f"{str(error).strip()}\n".splitlines()[0]).rstrip(" .:")
-    return f"transformers' own code for it stops with \"{first or type(error).__name__}\""
+    return f"transformers' own code for it stops with \"{first or 'no reason given'}\""

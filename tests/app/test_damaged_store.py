@@ -13,13 +13,17 @@ from pathlib import Path
 
 import pytest
 
+from app import export
 from app.cli import main
 from app.store import DamagedError, Store, StoreError
 from app.store import check as checking
 from app.store.backup import EVERY_ANSWERS, EVERY_S, Backups, move_aside, restore
 from app.store.check import NAME, Check, backups, find_damage
+from app.tabs.messages import statistics
 from core.errors import BusyError
 from tests.app.test_store import a_step, load_of
+
+DEEP = "replace(hex(zeroblob(50000)), '0', '[')"     # JSON of 100,000 lists inside each other
 
 
 def filled(folder: Path, words: str = "one ") -> Path:
@@ -67,6 +71,92 @@ def test_damage_is_told_before_anything_is_written(tmp_path: Path, how: str) -> 
     assert str(path) in str(caught.value)
     assert path.read_bytes() == before
     move_aside(tmp_path)     # nothing holds the folder any more
+
+
+@pytest.mark.parametrize("left", [0, 1, 99])
+def test_a_file_cut_to_less_than_a_header_is_damaged_and_not_new(tmp_path: Path, left: int) -> None:
+    path = filled(tmp_path)
+    os.truncate(path, left)
+    with pytest.raises(DamagedError, match=r"has been cut to .*data --move-aside"):
+        Store(tmp_path)
+    assert path.stat().st_size == left
+    assert move_aside(tmp_path) is not None
+    assert said(tmp_path) == ""      # a new one
+
+
+@pytest.mark.parametrize("end", ["-wal", "-journal"])
+def test_what_is_left_beside_a_lost_database_is_neither_used_nor_deleted(tmp_path: Path, end: str) -> None:
+    path = filled(tmp_path)
+    path.unlink()
+    log = path.with_name(path.name + end)
+    log.write_bytes(b"commits")
+    with pytest.raises(DamagedError, match=f"it is gone, and its {NAME}{end}"):
+        Store(tmp_path)
+    aside = move_aside(tmp_path)
+    assert aside is not None and aside.with_name(aside.name + end).read_bytes() == b"commits"
+    assert said(tmp_path) == ""
+
+
+def test_a_start_that_ended_before_the_database_was_made_leaves_no_damage(tmp_path: Path,
+                                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(self: Path, target: Path) -> Path:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            Store(tmp_path)
+    assert not (tmp_path / NAME).exists()
+    assert said(tmp_path) == ""
+
+
+@pytest.mark.parametrize("name", [NAME, "in-use.sqlite3"])
+def test_a_folder_in_the_place_of_a_file_is_told_without_the_systems_numbers(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(StoreError, match=name) as caught:
+        Store(tmp_path)
+    assert "Errno" not in str(caught.value) and "Move it away" in str(caught.value)
+
+
+def test_a_damaged_in_use_file_is_not_taken_for_damaged_chats(tmp_path: Path) -> None:
+    filled(tmp_path)
+    (tmp_path / "in-use.sqlite3").write_bytes(b"no database" * 500)
+    with pytest.raises(StoreError, match=r"in-use\.sqlite3 is damaged.*delete it") as caught:
+        Store(tmp_path)
+    assert not isinstance(caught.value, DamagedError)
+
+
+@pytest.mark.parametrize("value", ["zeroblob(3)", "'null'", "'[]'", "'{}'", "'[1'", DEEP])
+@pytest.mark.parametrize("column", ["stats", "quality"])
+def test_damaged_figures_of_a_message_are_left_out_and_its_words_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture,
+                                                                      column: str, value: str) -> None:
+    path = filled(tmp_path, "word ")
+    with closing(sqlite3.connect(path)) as db:
+        db.execute(f"UPDATE messages SET {column} = {value} WHERE role = 'assistant'")
+        db.commit()
+    store = Store(tmp_path)
+    for _ in range(2):
+        answer = store.chats.messages(1)[-1]
+        assert answer.text == "word " * 40 and getattr(answer, column) is None
+        statistics(answer)
+    assert caplog.text.count("are not shown") == 1
+    with pytest.raises(StoreError, match=r"recorded there is damaged: .*words are kept"):
+        export.contents(store, 1, None)
+    store.close()
+
+
+@pytest.mark.parametrize("change", [
+    "model = zeroblob(3)", "ended = zeroblob(3)", "created = 1e308", f"settings = {DEEP}",
+    "spec = 'null'", "manifest = '[]'", "shape = '{\"layers\": \"2\"}'"])
+def test_a_damaged_load_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture, change: str) -> None:
+    path = filled(tmp_path)
+    with closing(sqlite3.connect(path)) as db:
+        db.execute(f"UPDATE loads SET {change}")
+        db.commit()
+    store = Store(tmp_path)
+    assert store.steps.loads() == [] and store.traces(1) == []
+    assert "is left out" in caplog.text
+    store.close()
 
 
 @pytest.mark.parametrize(("sql", "told"), [

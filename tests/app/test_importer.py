@@ -16,7 +16,8 @@ from app.api import build_app
 from app.host import Host
 from app.importer import ImportJob
 from app.store import Store
-from core.errors import BusyError, MoestroError
+from core.errors import BusyError, ModelError, MoestroError
+from core.memory.pack.lock import Lock
 from tests.app.conftest import WAIT_S, QuickEngine, ended
 from tests.fakes import fake_estimate, fake_import
 
@@ -183,3 +184,28 @@ def test_every_tab_is_told_of_it(host: Host, steered: Steered) -> None:
     after = client.get("/live/state").json()
     assert (after["import"]["state"], after["import"]["resume"]) == ("cancelled", True)
     assert len({state["host"]["library"] for state in (before, now, after)}) == 3
+
+
+@pytest.mark.parametrize(("given", "told"), [
+    ({"source": None}, "source"), ({"out": None}, "output folder"), ({"format": []}, "format"),
+    ({"download": "x"}, "download"), ({"out": "a\0b"}, "output folder"), ({"out": "x" * 5000}, "output folder"),
+    ({"out": "~there is no such user/x"}, "output folder")])
+def test_what_a_program_sends_in_place_of_text_is_refused(host: Host, given: dict[str, Any], told: str) -> None:
+    with pytest.raises(MoestroError, match=told):
+        host.importer.start(**{"source": "models/Qwen3-Tiny", **given})
+    assert host.importer.job is None
+
+
+def test_an_import_takes_away_the_locks_of_killed_ones(host: Host, steered: Steered) -> None:
+    packs = host.library.packs
+    packs.mkdir(parents=True, exist_ok=True)
+    (packs / "killed-bf16.lock").write_bytes(b"")
+    (packs / "numbered-bf16.lock").write_bytes(b"12345\n")
+    (packs / "other.lock").write_bytes(b"not Moestro's")
+    held = Lock(packs / "held-bf16.lock", "{}")
+    steered.go.set()
+    assert over(host.importer.start("models/Qwen3-Tiny")).state == "done"
+    assert sorted(file.name for file in packs.glob("*.lock")) == ["held-bf16.lock", "other.lock"]
+    with pytest.raises(ModelError):
+        Lock(packs / "held-bf16.lock", "{}")
+    held.release()

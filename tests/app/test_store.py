@@ -37,6 +37,10 @@ def a_step(index: int = 0, tokens: int = 1) -> StepRecord:
                    Transfer(1, 4, 5, False, 1.0, 1.75, 2.0, "decode", "disk")))
 
 
+STATS = {"prompt_tokens": 3, "new_tokens": 2, "ttft_ms": 20.5, "tpot_ms": 9, "tok_s": 3.5, "hit_rate": None,
+         "compute_ms": 1.0, "stall_ms": 0.0, "idle_ms": 0.5, "exact": True, "emulated": False, "reason": "stop"}
+
+
 def load_of(store: Store) -> int:
     return store.steps.add_load("demo", {"model": "demo"}, {"budget": "50%"}, SHAPE, {"device": "cpu"})
 
@@ -226,7 +230,7 @@ def test_chats_are_listed_renamed_and_deleted_with_their_figures(tmp_path: Path)
     first, answer = store.chats.begin(None, "How  do\ncaches work? " + "x" * 99, "demo")
     store.token(load, first, answer, 0, "one ", a_step(0, tokens=3), {})
     store.token(load, first, answer, 1, "two ", a_step(1), {"budget": "50%"})
-    store.chats.finish(answer, "done", {"tok_s": 3.5})
+    store.chats.finish(answer, "done", STATS)
     second, other = store.chats.begin(None, "second", "demo")
     store.token(load, second, other, 0, "one ", a_step(2), {})
     store.chats.finish(other, "done")
@@ -234,7 +238,7 @@ def test_chats_are_listed_renamed_and_deleted_with_their_figures(tmp_path: Path)
     assert (newest.title, newest.messages, newest.tokens) == ("second", 2, 1)
     assert oldest.title.startswith("How do caches work? xxx")
     assert len(oldest.title) == 60
-    assert store.chats.messages(first)[1].stats == {"tok_s": 3.5}
+    assert store.chats.messages(first)[1].stats == STATS
     store.chats.rename(first, " Caches ")
     assert store.chats.all()[1].title == "Caches"
     with pytest.raises(MoestroError, match="needs a name"):

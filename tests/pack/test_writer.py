@@ -68,6 +68,24 @@ def test_a_torn_journal_is_read_as_far_as_it_goes(tmp_path: Path, reference: dic
     assert dict(contents(write_pack(tmp_path / "pack"))) == reference
 
 
+@pytest.mark.parametrize("line", [
+    b"[" * 100_000, b'{"file": 3, "entry": [9, "", ""], "sums": [], "notes": {}}',
+    b'{"file": "../outside", "entry": [4, "", ""], "sums": [], "notes": {}}',
+    b'{"file": "experts-00000.bin", "entry": 7, "sums": [], "notes": {}}',
+    b'{"file": "experts-00000.bin", "entry": [9, "", ""], "sums": [-1], "notes": {}}',
+    b'{"file": "experts-00000.bin", "entry": [9, "", ""], "sums": [], "notes": {"a": 1}}'])
+def test_a_damaged_journal_starts_the_import_over(tmp_path: Path, reference: dict[str, bytes], line: bytes) -> None:
+    write_pack(tmp_path / "pack", stop_after=1)
+    (tmp_path / "outside").write_bytes(b"mine")
+    with (tmp_path / "pack.partial" / writer.JOURNAL).open("ab") as journal:
+        journal.write(line + b"\n")
+    with PackWriter(tmp_path / "pack", json.loads(
+            (tmp_path / "pack.partial" / writer.JOURNAL).read_bytes().split(b"\n")[0])) as pack:
+        assert pack.finished == {}
+    assert dict(contents(write_pack(tmp_path / "pack"))) == reference
+    assert (tmp_path / "outside").read_bytes() == b"mine"
+
+
 def test_a_finished_file_that_changed_size_is_written_again(tmp_path: Path, reference: dict[str, bytes]) -> None:
     write_pack(tmp_path / "pack", stop_after=2)
     os.truncate(tmp_path / "pack.partial" / "experts-00001.bin", 7)

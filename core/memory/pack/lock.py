@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from pathlib import Path
 
 from core.errors import ModelError
+
+OURS_BYTES = 32  # most that stands in the file of a lock
 
 
 class Lock:
@@ -53,6 +56,26 @@ class Lock:
                 self._file.unlink(missing_ok=True)
             except OSError:
                 pass  # somebody else holds it already
+
+
+def clear(folder: Path) -> None:
+    """Take away the locks that killed imports left in a folder of packs. One that is held stays.
+
+    Its file is taken away while it is locked here, and `Lock` looks afterwards whether what it locked still has its
+    name, so no two can hold one; whoever asks for it in that moment is told that another import is writing.
+    """
+    for file in folder.glob("*.lock"):
+        try:
+            found = file.lstat()
+            if stat.S_ISREG(found.st_mode) and found.st_size <= OURS_BYTES and _is_ours(file.read_bytes()):
+                Lock(file, "{}").release()
+        except (ModelError, OSError):
+            pass  # it is held, by a process or by another user; or somebody was faster
+
+
+def _is_ours(text: bytes) -> bool:
+    """An empty file, or one with a process id, as `Lock` writes it."""
+    return not text or text.strip().isdigit()
 
 
 if sys.platform == "win32":

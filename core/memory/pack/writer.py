@@ -19,13 +19,16 @@ import torch
 
 from core.errors import ModelError
 from core.memory.pack.lock import Lock
-from core.memory.pack.manifest import DENSE, NAME, Entry, Manifest, layer_file, partial
+from core.memory.pack.manifest import DENSE, MOST_LAYERS, NAME, Entry, Manifest, layer_file, partial
+from core.memory.pack.stated import Stated, Unfit, whole
 from core.memory.pack.sync import replace, sync_dir, sync_file, write_all
 from core.memory.pack.tensorfile import write_tensors
 from core.memory.pack.verify import check, file_hash
 from core.memory.pages import page_up
+from core.reading import INDEX_BYTES, BadJson, parse_json, read_bytes
 
 JOURNAL = "journal.jsonl"
+LAYER_FILES = frozenset(layer_file(layer) for layer in range(MOST_LAYERS))
 
 
 class Done(NamedTuple):
@@ -142,10 +145,9 @@ class PackWriter:
 
     def _finish(self, name: str, done: Done) -> None:
         """Note a file whose bytes are on the disk."""
-        line = json.dumps({"file": name, "entry": done.entry, "sums": done.sums, "notes": dict(done.notes)})
         sync_dir(self.directory)
         with (self.directory / JOURNAL).open("ab", buffering=0) as handle:
-            handle.write(f"{line}\n".encode())
+            handle.write(f"{_line(name, done)}\n".encode())
             sync_file(handle.fileno())
         self.finished[name] = done
 
@@ -159,28 +161,47 @@ class PackWriter:
         if NAME in names and JOURNAL not in names and check(self.directory).identity == self._identity:
             return True
         self.directory.mkdir(exist_ok=True)
-        lines = _lines(journal)
-        good = [line for line in lines[1:] if self._usable(line)] if lines[:1] == [self._identity] else []
-        replace(journal, "".join(f"{json.dumps(line)}\n" for line in (self._identity, *good)))
-        self.finished = {line["file"]: Done(Entry(*line["entry"]), tuple(line["sums"]), line["notes"]) for line in good}
+        self.finished = {name: done for name, done in _journalled(journal, self._identity).items()
+                         if self._is_there(name, done.entry.bytes)}
+        lines = (json.dumps(self._identity), *(_line(name, done) for name, done in self.finished.items()))
+        replace(journal, "".join(f"{line}\n" for line in lines))
         for file in self.directory.iterdir():
             if file.name not in (JOURNAL, *self.finished):
                 shutil.rmtree(file) if file.is_dir() else file.unlink()
         return False
 
-    def _usable(self, line: Any) -> bool:
-        if not isinstance(line, dict) or "file" not in line:
-            return False
-        file = self.directory / line["file"]
-        return file.is_file() and bool(file.stat().st_size == line["entry"][0])
+    def _is_there(self, name: str, size: int) -> bool:
+        file = self.directory / name
+        return not file.is_symlink() and file.is_file() and file.stat().st_size == size
 
 
-def _lines(journal: Path) -> list[Any]:
-    """What a journal says, up to a line that was cut off."""
-    found: list[Any] = []
-    for line in journal.read_text(encoding="utf-8", errors="replace").splitlines() if journal.exists() else ():
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            break
-    return found
+def _line(name: str, done: Done) -> str:
+    return json.dumps({"file": name, "entry": done.entry, "sums": done.sums, "notes": dict(done.notes)})
+
+
+def _journalled(journal: Path, identity: Mapping[str, Any]) -> dict[str, Done]:
+    """The finished files that a journal names, without a last line that was cut off.
+
+    None, so that all is written anew, when it is of another import, or damaged: then no line of it can be trusted.
+    Raises ModelError when it cannot be read.
+    """
+    if not os.path.lexists(journal):
+        return {}
+    *lines, _ = read_bytes(journal, INDEX_BYTES).split(b"\n")
+    try:
+        stated = [parse_json(line) for line in lines]
+        return dict(_done_of(Stated(one)) for one in stated[1:]) if stated[:1] == [identity] else {}
+    except (BadJson, Unfit):
+        return {}
+
+
+def _done_of(stated: Stated) -> tuple[str, Done]:
+    """A line's file. Raises Unfit for what no import writes."""
+    stated.only("file", "entry", "sums", "notes")
+    name, entry = stated.text("file"), stated.values("entry")
+    if name != DENSE and name not in LAYER_FILES:
+        raise Unfit(f"its file is {name!r:.60}, which no import writes")
+    if len(entry) != 3 or not all(isinstance(text, str) for text in entry[1:]):
+        raise Unfit(f"its entry is {entry!r:.60}, not a size and two hashes")
+    sums = tuple(whole(number, "sums", 0, (1 << 32) - 1) for number in stated.values("sums"))
+    return name, Done(Entry(whole(entry[0], "entry", 0), entry[1], entry[2]), sums, stated.texts("notes"))

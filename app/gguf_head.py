@@ -81,6 +81,8 @@ class _Reader:
                 self._skip_text()
         else:  # arrays of arrays, which no model has, are of no known size
             self._at += count * struct.calcsize("<" + SCALARS[of])
+            if self._at > len(self._data):
+                raise IndexError
         return None
 
     def _skip_text(self) -> None:

@@ -95,7 +95,8 @@ def profile(tmp_path: Path) -> Path:
     ids = routes(0, 200, EXPERTS, LAYERS, K)
     counts = np.stack([np.bincount(ids[:, layer].ravel(), minlength=EXPERTS) for layer in range(LAYERS)])
     known = Profile("m", "m" * 64, LAYERS, EXPERTS, K, 8, 200, "a test", "", counts=counts,
-                    gate_recall=np.array([np.nan, 0.5, 0.5], np.float32))
+                    gate_recall=np.array([np.nan, 0.5, 0.5], np.float32),
+                    similarity=np.array([0.5, 0.5], np.float32))
     store(known, tmp_path / "m.safetensors")
     return tmp_path / "m.safetensors"
 

@@ -88,7 +88,8 @@ def test_the_command_prints_one_object(model: Path, facts: Path, tmp_path: Path,
                                                       "substituted_rate", "link_bytes", "tok_s", "saved"))
     assert found["units"].keys() == FIGURES.keys() and found["emulated"] is False and set(found["pareto"]) == {
         "0.75", "0.5"}
-    assert found["questions"] == {"seen": 2, "unseen": 1, "source": str(facts)} and found["text"]["tokens"] == 20
+    assert found["questions"] == {"seen": 2, "unseen": 1, "source": str(facts), "note": ""} and found[
+        "text"]["tokens"] == 20
     assert found["profile"]["tokens"] == 40 and "Residency 0.75:" in said.out and "Evaluated" in said.err
     assert len([line for line in (tmp_path / "rows.csv").read_text("utf-8").splitlines() if line[0] != "#"]) == 5
 

@@ -42,7 +42,9 @@ def make_pack(out: Path, format: str = "checkpoint") -> Path:
         return writer.publish(Manifest(
             model_hash="model", format=format, numbers=numbers, layers=LAYERS, experts=each, top_k=2, parts=SPECS,
             is_transposed=False, has_gate=True, is_concatenated=True, layout=codec.blob_layout, segments=(),
-            padded_bytes=page_up(codec.blob_bytes), files=writer.entries(), source={}, exact={}, moestro="test",
+            padded_bytes=page_up(codec.blob_bytes), files=writer.entries(),
+            source={"kind": "safetensors", "label": "float32", "name": "model", "hash": "test"},
+            exact={}, moestro="test",
             sums=tuple(writer.finished[layer_file(n)].sums for n in range(LAYERS)), created=""))
 
 

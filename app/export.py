@@ -89,7 +89,7 @@ def manifest(of: str, loads: list[Load], tables: Tables) -> dict[str, object]:
     return {
         "export": of, "created": datetime.now(UTC).isoformat(timespec="seconds"), "moestro": __version__,
         "versions": {"python": platform.python_version(), "numpy": np.__version__, "pandas": pd.__version__},
-        "exact": bool(steps["exact"].all()),
+        "exact": bool(steps["exact"].all()) and all(one.manifest.get("exact", True) for one in loads),
         "link": "none" if steps.empty else "emulated" if steps["emulated"].all() else
                 "partly emulated" if steps["emulated"].any() else "measured",
         "loads": [{"load": one.id, **one.manifest, "loaded": _utc(one.created), "unloaded": _utc(one.ended),

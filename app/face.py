@@ -36,6 +36,11 @@ class EngineFace(Protocol):
     @property
     def version(self) -> int: ...
 
+    @property
+    def closeness(self) -> float:
+        """How far exact logits may be from transformers' own, as a share of the largest; 0.0 = no bit differs."""
+        ...
+
     def generate(self, messages: Prompt | str, sampling: Sampling,
                  cancel: threading.Event | None = None) -> Iterator[Piece]:
         """Stream an answer. Raises ContextError before the first piece when the prompt is too long."""

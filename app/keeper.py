@@ -73,6 +73,13 @@ class Keeper:
         return engine.context if engine is not None else None
 
     @property
+    def closeness(self) -> float:
+        """How far exact logits of the loaded model may be from transformers' own, as a share of the largest; 0.0 = no
+        bit differs, or none is loaded."""
+        engine = self._engine
+        return engine.closeness if engine is not None else 0.0
+
+    @property
     def settings(self) -> Settings:
         """The live settings: the engine's own, or with no model loaded those of the next load."""
         engine = self._engine

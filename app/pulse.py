@@ -48,6 +48,7 @@ def host_state(host: Host) -> dict[str, Any]:
         "library": f"{host.library.version} {id(job)} {job.state if job is not None else ''}",
         "busy": host.busy,
         "lossy": is_lossy(host.settings),
+        "closeness": host.closeness,
     }
     if loading is not None and not loading.finished:
         return {

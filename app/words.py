@@ -29,9 +29,10 @@ def percent(share: float) -> str:
 
 
 def lossy(stats: Mapping[str, Any]) -> str:
-    """EXACT, or LOSSY and the share of (token, layer, expert) that was changed; of the fields of an AnswerStats."""
+    """EXACT, perhaps up to rounding, or LOSSY and the share of (token, layer, expert) that was changed; of the fields
+    of an AnswerStats."""
     if stats["exact"]:
-        return "EXACT"
+        return "EXACT UP TO ROUNDING" if stats.get("closeness") else "EXACT"
     return f"LOSSY {percent(stats['changed'] / stats['assignments'])}" if stats.get("assignments") else "LOSSY"
 
 

@@ -124,7 +124,8 @@ class Answer:
         """The pass that ended the answer without a token to show; None when every pass was sent with its token."""
         return self.steps[-1] if self._ended and self.steps[-1].phase == "decode" else None
 
-    def stats(self, *, cancelled: bool, memory: Memory, seed: int, audit: int = 0) -> AnswerStats:
+    def stats(self, *, cancelled: bool, memory: Memory, seed: int, audit: int = 0,
+              closeness: float = 0.0) -> AnswerStats:
         """Everything the line under the answer needs. `audit` = the number under which its quality will be told."""
         decode = [s for s in self.steps if s.phase == "decode"]
         tpot_ms = sum(s.total_ms for s in decode) / len(decode) if decode else 0.0
@@ -146,6 +147,7 @@ class Answer:
             idle_ms=total("idle_ms"), budget_bytes=memory.budget, device_bytes_peak=memory.peak,
             exact=all(s.exact for s in self.steps), emulated=any(s.emulated for s in self.steps), reason=reason,
             changed=total("changed"), assignments=total("assignments"), seed=seed, audit=audit,
+            closeness=closeness,
             net_ms=sum(s.net_ms for s in decode) / len(decode) if decode else 0.0)
 
 

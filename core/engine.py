@@ -230,6 +230,11 @@ class Engine(Lending):
         frame.pinned = tuple(sorted(self._knobs.placed.pinned))
         return frame
 
+    @property
+    def closeness(self) -> float:
+        """How far exact logits may be from transformers' own, as a share of the largest; 0.0 = no bit differs."""
+        return self._plan.closeness
+
     def memory(self) -> Memory:
         """Device bytes in use. Workspace is what is set aside for activations; on CUDA, what torch measured if more."""
         return self.ledger.memory(self._store.bytes)
@@ -259,7 +264,7 @@ class Engine(Lending):
             token, step = self._pass([token], cache, "decode", sampler, so_far)
             answer.count(step)
         yield Piece("end", step=answer.last_step, stats=answer.stats(
-            cancelled=cancel.is_set(), memory=self.memory(), seed=sampling.seed,
+            cancelled=cancel.is_set(), memory=self.memory(), seed=sampling.seed, closeness=self.closeness,
             audit=self.meter.end(ids, answer.tokens, answer.steps)))
 
     def _read(self, ids: list[int], cache: Any, answer: Answer, sampler: Draw | None,

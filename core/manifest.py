@@ -46,5 +46,5 @@ def describe(plan: Plan, model_hash: str, settings: Settings, pace: Pace, measur
         "context": plan.context,
         "device": str(plan.device), "device_name": device_name(plan.device),
         "misses_from": TIERS[plan.tier.kind], "decode_threads": decode_threads, **link(pace, measured_gbps),
-        "exact": True, "settings": dict(settings), "versions": versions(),
+        "exact": plan.closeness == 0.0, "closeness": plan.closeness, "settings": dict(settings), "versions": versions(),
     }

@@ -172,6 +172,7 @@ class AnswerStats:
     changed: int = 0                # (token, layer, expert) assignments that were not the router's ...
     assignments: int = 0            # ... of so many
     seed: int = 0                   # with which its tokens were drawn: with it the answer can be repeated
+    closeness: float = 0.0          # how far an exact answer's logits may be from transformers'; see core.plan.Plan
     audit: int = 0                  # the number under which its quality will be told (core.quality); 0 = it will not
 
 

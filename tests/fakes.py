@@ -32,6 +32,8 @@ class FakeEngine:
     host memory was asked for.
     """
 
+    closeness = 0.0
+
     def __init__(self, spec: LoadSpec, token_s: float = 0.02) -> None:
         self.spec, self.shape, self.context, self.token_s = spec, SHAPE, spec.context or 512, token_s
         self.settings, self.version, self.busy = spec.settings, 0, False
@@ -149,7 +151,7 @@ class FakeEngine:
             stall_ms=6.0, idle_ms=2.0, budget_bytes=self.memory().budget, device_bytes_peak=self.memory().used,
             exact=all(s.exact for s in every), emulated=self.settings["link"] == "emulated", reason=reason,  # type: ignore[arg-type]
             changed=sum(s.changed for s in every), assignments=sum(s.assignments for s in every), seed=sampling.seed,
-            audit=self._to_score(every)))
+            closeness=self.closeness, audit=self._to_score(every)))
 
     def _to_score(self, steps: list[StepRecord]) -> int:
         if not any(s.changed for s in steps) or not self.settings["quality_rate"]:
@@ -170,7 +172,7 @@ class FakeEngine:
 
     def manifest(self) -> dict[str, object]:
         return {"model": self.model_name, "model_hash": self.model_hash, "format": self.spec.format, "device": "cpu",
-                "link": "measured", "exact": True}
+                "link": "measured", "exact": self.closeness == 0.0, "closeness": self.closeness}
 
     def frame(self, layer: int = 0, points: int = 240) -> Frame:
         s, tail = SHAPE, self._steps[-points:]

@@ -1,14 +1,16 @@
-// The badge EXACT or LOSSY, wherever it stands ([data-exactness]). The settings say which of them holds from now on; the
-// deck's frames say how much was changed.
+// The badge EXACT (perhaps UP TO ROUNDING) or LOSSY, wherever it stands ([data-exactness]). Model and settings say which
+// of them holds from now on; the deck's frames say how much was changed.
 
 const WINDOW = 64; // passes that the rate is over, where no frame has said
-const now = { lossy: null, rate: null, window: WINDOW, before: false };
+const now = { lossy: null, closeness: 0, rate: null, window: WINDOW, before: false };
 
-/** News: `lossy` (null = no model is loaded), `rate` of assignments changed over `window` passes, and whether the last
+/** News: `lossy` (null = no model is loaded), how far exact logits may be from transformers' own (`closeness`, a share of
+ *  the largest; 0 = no bit differs), `rate` of assignments changed over `window` passes, and whether the last
  *  pass `before` was changed. */
 export function tell(news) {
   Object.assign(now, news);
-  const { lossy, rate } = now, words = lossy === null ? "" : lossy ? `LOSSY${rate === null ? "" : ` ${percent(rate)}`}` : "EXACT";
+  const { lossy, closeness, rate } = now, exact = closeness ? "EXACT UP TO ROUNDING" : "EXACT";
+  const words = lossy === null ? "" : lossy ? `LOSSY${rate === null ? "" : ` ${percent(rate)}`}` : exact;
   for (const badge of document.querySelectorAll("[data-exactness]")) {
     if (badge.textContent !== words) badge.textContent = words;
     const title = words && explain();
@@ -18,8 +20,9 @@ export function tell(news) {
 }
 
 function explain() {
-  const { lossy, rate, window, before } = now;
-  if (!lossy) return `Nothing is substituted, dropped or predicted: every token is what the model itself says.${before ? " The last answer was not." : ""}`;
+  const { lossy, closeness, rate, window, before } = now, last = before ? " The last answer was not." : "";
+  if (!lossy && closeness) return `Nothing is substituted, dropped or predicted.${last} Logits may differ from transformers' own in the last bits: by no more than ${closeness.toExponential(0)} of the largest in fp32, as found with a tiny random model of this type.`;
+  if (!lossy) return `Nothing is substituted, dropped or predicted: every token is what the model itself says.${last}`;
   const share = rate === null ? "" : ` Of the experts that the router chose for the last ${window} passes, ${percent(rate)} were substituted, dropped or predicted.`;
   return `A lossy option is on: answers may differ from those of the model itself.${share}`;
 }

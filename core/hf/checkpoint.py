@@ -17,7 +17,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
 from core.errors import ModelError
-from core.hf.adapters.marks import STORED
+from core.hf.adapters.marks import CONVERSIONS, ROWS, STORED
 from core.hf.coded import Merger
 from core.hf.discover import find_experts
 from core.hf.files import ModelFiles, ModelPath, check_model, content_hash
@@ -161,7 +161,8 @@ class CheckpointReader:
 
     def _index(self) -> dict[str, Recipe]:
         """Map every checkpoint tensor to the parameter it feeds, as transformers' loader would."""
-        mapping = get_model_conversion_mapping(self._model)
+        mapping = [*get_model_conversion_mapping(self._model), *getattr(self.sites[0].module, CONVERSIONS, ())]
+        rows = getattr(self.sites[0].module, ROWS, 0)
         renamings = [w for w in mapping if isinstance(w, WeightRenaming)]
         converters = [w for w in mapping if isinstance(w, WeightConverter)]
         by_pattern = {p: c for c in converters for p in c.source_patterns}
@@ -178,6 +179,8 @@ class CheckpointReader:
             if target in experts:
                 recipe = recipes.setdefault(target, Recipe(by_pattern.get(pattern), {}))
                 recipe.keys.setdefault(pattern or key, []).append(key)
+                if rows and isinstance(self._stored, TensorFiles):
+                    self._stored.stack(key, rows)
             elif target in known:
                 self._dense[key] = target
                 if pattern is None:

@@ -48,7 +48,7 @@ class Outline:
     states: StateLayers               # what a chunk of a prompt takes in layers that keep a state
     weights_itemsize: int             # of the weights that routers return
     linears: tuple[Linear, ...]       # layers outside the experts that can be rounded
-    close: bool = False               # results differ from transformers' in the last bits
+    closeness: float = 0.0            # how far logits may be from transformers', a share of the largest; 0.0 = equal
     left_out: tuple[str, ...] = ()    # parts of a model of text and images or sound that are not loaded
 
     def kv_bytes(self, context: int) -> int:
@@ -66,7 +66,7 @@ def outline(meta: Any) -> Outline:
     return Outline(hidden=config.hidden_size, vocab=config.vocab_size, context_limit=config.max_position_embeddings,
                    dense_bytes=_dense_bytes(meta, sites), kv=kv, sites=tuple(sites), states=states,
                    weights_itemsize=itemsize, linears=linears(meta, sites), left_out=keep_text(meta),
-                   close=any(getattr(site.module, CLOSE, False) for site in sites))
+                   closeness=max(getattr(site.module, CLOSE, 0.0) for site in sites))
 
 
 def _dense_bytes(meta: Any, sites: list[ExpertsSite]) -> int:

@@ -18,6 +18,7 @@ from transformers.utils import logging
 
 from core.errors import ModelError
 from core.hf.adapters import adapt
+from core.hf.adapters.marks import CONVERSIONS
 from core.hf.discover import find_experts, strip
 from core.hf.files import ModelFiles, ModelPath, check_model
 from core.hf.hooks import NAME, register
@@ -37,8 +38,9 @@ def load_skeleton(path: ModelPath, dtype: torch.dtype | None = None, device: str
     files = check_model(path)
     config, kind = _architecture(files)
     meta = _on_meta(config, kind, dtype)
-    find_experts(meta)                           # not a MoE model: say so before anything is read
-    unread = (r".",) if keep_text(meta) else (*(kind._keys_to_ignore_on_load_unexpected or ()), r"experts?\.")
+    sites = find_experts(meta)                   # not a MoE model: say so before anything is read
+    ours = (name for one in getattr(sites[0].module, CONVERSIONS, ()) for name in one.source_patterns)
+    unread = (r".",) if keep_text(meta) else (*(kind._keys_to_ignore_on_load_unexpected or ()), r"experts?\.", *ours)
     register()
 
     class Skeleton(kind):  # type: ignore[misc, valid-type]

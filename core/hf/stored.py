@@ -118,6 +118,12 @@ class TensorFiles:
                 done += got
         return raw.view(at.dtype).view(shape)
 
+    def stack(self, name: str, rows: int) -> None:
+        """From now on a matrix [n * rows, in] is a stack of n matrices [n, rows, in]; any other shape is left alone."""
+        at = self.tensors[name]
+        if len(at.shape) == 2 and at.shape[0] % rows == 0:
+            self.tensors[name] = at._replace(shape=(at.shape[0] // rows, rows, at.shape[1]))
+
     def coded(self, name: str, row: int | None = None) -> Coded | None:
         """None: these are plain numbers."""
         return None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from core.hf.adapters.marks import IDLE
 from core.memory.codec import Codec
 from core.memory.codec.kernels import make_kernels, say_unavailable
 from core.memory.transfer import TransferEngine
@@ -44,6 +45,7 @@ class MoEStep:
             math.placed = placed
         self._residency, self._transfers, self._recorder = residency, transfers, recorder
         self._foresight, self._top_k = foresight, top_k
+        self._idle = any(getattr(module, IDLE, False) for module in experts)
         self._last = residency.experts               # where what is not computed is sorted
         self.miss: MissPolicy | None = None          # what may be done instead of waiting; None: nothing
 
@@ -74,6 +76,8 @@ class MoEStep:
             routed = self.miss.route(layer, ids, weights, asked)
         else:
             routed = Routed(ids, weights, asked, distinct(asked), asked)
+            if self._idle and len(asked) > 1:          # one token's experts are computed once each anyway
+                routed = routed.without_idle()
         if self._residency.expects:
             self._residency.arrive(layer, routed.wanted)
         return (self._decode if len(asked) == 1 else self._prefill)(layer, hidden, routed)
@@ -116,7 +120,10 @@ class MoEStep:
             for some in math.batches(ready_first, rows, tokens):
                 for one in some:
                     self._await(one)
-                math.many([one.slot for one in some], [rows[one.expert] for one in some], grouped, out)
+                if nothing:
+                    some = [one for one in some if rows[one.expert].stop > rows[one.expert].start]
+                if some:
+                    math.many([one.slot for one in some], [rows[one.expert] for one in some], grouped, out)
             held += lease.held
         self._recorder.layer(layer, routed.asked, routed.requests(held))
         restored = torch.empty_like(out)

@@ -32,6 +32,14 @@ class Routed:
     fates: Sequence[Fate] = ()
     executed: bool = False        # a predicted routing, which is then what comes next follows from
 
+    def without_idle(self) -> Routed:
+        """Without pairs of weight 0, which nothing is computed for; itself where there are none. All are asked for."""
+        idle = self.weights == 0
+        if not bool(idle.any()):
+            return self
+        ids = self.ids.masked_fill(idle, NOTHING)
+        return Routed(ids, self.weights, ids.tolist(), self.wanted, self.asked)
+
     def requests(self, held: list[Held]) -> Sequence[Held | Fate]:
         """What became of each distinct expert that the router chose; `held` = all that were computed."""
         if self.chosen is self.asked:

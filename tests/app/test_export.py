@@ -16,10 +16,11 @@ import pytest
 
 from app import export
 from app.host import Host
+from app.pulse import host_state
 from app.tables import DEFINITIONS
 from core.choices import CHOICE, Action, Why
 from core.types import Outcome, StepRecord
-from tests.app.conftest import WAIT_S, open_host
+from tests.app.conftest import WAIT_S, QuickEngine, open_host
 from tests.app.test_store import a_step
 
 
@@ -184,6 +185,17 @@ def test_passes_without_telemetry_count_no_requests(host: Host, tmp_path: Path) 
     assert tables["tokens"]["requests"].tolist() == [0]
     assert tables["tokens"]["hit_rate"].isna().all()
     assert manifest["exact"] is False
+
+
+def test_a_model_that_is_exact_up_to_rounding_is_not_called_exact(host: Host, tmp_path: Path,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    assert host_state(host)["closeness"] == 0.0
+    monkeypatch.setattr(QuickEngine, "closeness", 1e-6)
+    assert host.load(host.plan("demo")).join(WAIT_S)
+    tables, manifest = read(export.write(host.store, tmp_path / "chat.zip", chat=ask(host, None, "How exact?")))
+    assert host_state(host)["closeness"] == 1e-6
+    assert (manifest["exact"], manifest["loads"][0]["closeness"]) == (False, 1e-6)
+    assert tables["answers"][["exact", "closeness"]].to_numpy().tolist() == [[True, 1e-6]]
 
 
 class FullDisk(io.FileIO):

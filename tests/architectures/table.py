@@ -32,8 +32,9 @@ HEAD = """# Architectures
 Every Mixture-of-Experts model type of transformers {version}, as found by loading a tiny random checkpoint of each with
 half of its experts resident, answering in fp32 on one thread of a CPU while settings change, and comparing the logits
 with transformers' own. **Exact**: no bit differs. **Close**: they differ by no more than the bound, a share of the
-largest logit; the fit card and the log say so when such a model is loaded. **Refused**: with the reason that you would
-read. **Untried**: without a word about whether it runs.
+largest logit, while nothing lossy is on; the fit card, the badge EXACT UP TO ROUNDING, every answer and every export
+say so. Numbers of 16 bits and large models were not compared for this page. **Refused**: with the reason that you
+would read. **Untried**: without a word about whether it runs.
 
 Of models of text and images or sound the text is loaded; what is left out is named. A new version of transformers may
 add types: `python -m tests.architectures > docs/architectures.md` makes this page anew.

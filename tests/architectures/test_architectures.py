@@ -9,9 +9,10 @@ import torch
 import transformers
 from packaging.version import Version
 
-from core.config import LoadSpec, Settings
+from core.config import LoadSpec, Sampling, Settings
+from core.engine import Engine
 from core.errors import ModelError
-from core.hf import find_experts, load_skeleton, meta_skeleton
+from core.hf import CheckpointReader, find_experts, load_skeleton, meta_skeleton
 from core.plan import CLOSE, plan
 from tests.architectures.scan import moe_types
 from tests.architectures.table import page, stated
@@ -19,7 +20,8 @@ from tests.architectures.trial import known, random_model, save, try_type
 
 PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
 BOUND = 1e-6
-ADAPTED = {"step3p7": "exact", "zaya": "exact", "ernie4_5_vl_moe": "exact", "llama4": "close", "longcat_flash": "close"}
+ADAPTED = {"step3p7": "exact", "zaya": "exact", "ernie4_5_vl_moe": "exact", "llama4": "close",
+           "longcat_flash": "exact", "dbrx": "close", "jetmoe": "exact"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -34,14 +36,48 @@ def test_adapted(model_type: str, dtype: torch.dtype) -> None:
 
 def test_what_is_close_is_said(tmp_path: Path) -> None:
     path = save(random_model("llama4_text"), tmp_path)
-    assert plan(LoadSpec.checked(str(path), Settings({}))).note == CLOSE
+    spec = LoadSpec.checked(str(path), Settings({}))
+    assert plan(spec).note == CLOSE.format(BOUND)
+    engine = Engine.load(spec)
+    try:
+        manifest = engine.manifest()
+        stats = list(engine.generate("a b", Sampling(max_new_tokens=1)))[-1].stats
+    finally:
+        engine.unload()
+    assert (manifest["exact"], manifest["closeness"]) == (False, BOUND)
+    assert stats is not None
+    assert (stats.exact, stats.closeness) == (True, BOUND)
 
 
-@pytest.mark.parametrize(("model_type", "words"), [("doge", "single rows of two tables"),
-                                                   ("jetmoe", "its attention is made of experts")])
-def test_why_not_is_said(model_type: str, words: str, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=words):
-        load_skeleton(save(random_model(model_type), tmp_path))
+def test_of_others_nothing_is_said(tmp_path: Path) -> None:
+    planned = plan(LoadSpec.checked(str(save(random_model("jetmoe"), tmp_path)), Settings({})))
+    assert (planned.note, planned.closeness) == ("", 0.0)
+
+
+def test_why_not_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="single rows of two tables"):
+        load_skeleton(save(random_model("doge"), tmp_path))
+
+
+def test_dbrx_experts_are_read_row_by_row(tmp_path: Path) -> None:
+    model = random_model("dbrx")
+    path = save(model, tmp_path)
+    glu = model.transformer.blocks[1].ffn.experts.mlp
+    with CheckpointReader(load_skeleton(path), path) as reader:
+        got = reader.read(1, 5)
+    rows = slice(5 * glu.ffn_hidden_size, 6 * glu.ffn_hidden_size)
+    assert torch.equal(got["gate_up_proj"], torch.cat([glu.w1[rows], glu.v1[rows]]))
+    assert torch.equal(got["down_proj"], glu.w2[rows].t())
+
+
+def test_jetmoe_keeps_the_experts_of_attention(tmp_path: Path) -> None:
+    whole = random_model("jetmoe")
+    model = load_skeleton(save(whole, tmp_path))
+    sites = find_experts(model)
+    assert [site.name for site in sites] == [f"model.layers.{i}.mlp.experts" for i in range(len(sites))]
+    assert not any("input_linear" in name and ".mlp." in name for name, _ in model.named_parameters())
+    kept = model.get_submodule("model.layers.0.self_attention.experts.input_linear").weight
+    assert torch.equal(kept, whole.get_submodule("model.layers.0.self_attention.experts.input_linear").weight)
 
 
 def test_llama4_with_several_experts_a_token_is_refused(tmp_path: Path) -> None:

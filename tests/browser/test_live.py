@@ -61,6 +61,19 @@ def test_an_emulated_link_says_so_beside_the_figure(dashboard: Dashboard) -> Non
     dashboard.page.wait_for_selector("[data-k=emulated]", state="hidden")
 
 
+def test_the_badge_says_where_exact_is_up_to_rounding(dashboard: Dashboard) -> None:
+    said = dashboard.page.evaluate(
+        """async () => {
+        const { tell } = await import("/ui/exactness.js");
+        const badge = document.querySelector("[data-k=exact]");
+        const say = (news) => { tell(news); return [badge.textContent, badge.title]; };
+        return [say({ lossy: false, closeness: 1e-6 }), say({ lossy: true, rate: null }),
+          say({ lossy: false, closeness: 0 })]; }"""
+    )
+    assert [words for words, _ in said] == ["EXACT UP TO ROUNDING", "LOSSY", "EXACT"]
+    assert "by no more than 1e-6 of the largest" in said[0][1] and "rounding" not in said[2][1]
+
+
 def test_what_prefetching_is_worth_is_said_once_something_was_prefetched(dashboard: Dashboard) -> None:
     said = dashboard.page.evaluate(
         """async () => {

@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 from torch import nn
 
+from core.hf.adapters.dbrx import adapt_dbrx
+from core.hf.adapters.jetmoe import adapt_jetmoe, adapt_jetmoe_attention
 from core.hf.adapters.llama4 import adapt_llama4
 from core.hf.adapters.longcat import adapt_longcat
 from core.hf.adapters.marks import mark
@@ -18,12 +20,11 @@ from core.hf.adapters.split import adapt_split
 
 ADAPTERS: dict[str, Callable[[nn.Module], None]] = {      # by the class of transformers that a block, or experts, have
     "Step3p7Experts": mark, "Llama4TextMoe": adapt_llama4, "LongcatFlashMoE": adapt_longcat,
-    "Ernie4_5_VLMoeMoeBlock": adapt_split,
+    "Ernie4_5_VLMoeMoeBlock": adapt_split, "DbrxFFN": adapt_dbrx, "JetMoeMoE": adapt_jetmoe,
+    "JetMoeMoA": adapt_jetmoe_attention,
 }
 UNFIT: dict[str, str] = {                                 # and why others cannot be run
     "DogeCDMoE": "its experts are single rows of two tables, smaller than any transfer would be worth",
-    "JetMoeMoE": "its attention is made of experts as well, which are counted by value in every pass",
-    "DbrxFFN": "it keeps all experts of a layer in one matrix, of which none can be read alone",
 }
 
 

@@ -9,6 +9,8 @@ import torch
 from core.errors import ModelError
 from core.hf.adapters.marks import again, become, mark
 
+OFF = 1e-6   # transformers computes every expert for all tokens, of state 0 where they chose another: of more rows
+
 
 def adapt_llama4(block: Any) -> None:
     """Adapt one block. Raises ModelError where a token uses several experts, which no published model does."""
@@ -17,7 +19,7 @@ def adapt_llama4(block: Any) -> None:
                          "run for one expert a token only. Choose another model.")
     if again(block):
         return
-    mark(block.experts, close=True, is_transposed=True)
+    mark(block.experts, close=OFF, is_transposed=True)
     become(block.router, forward=_route)
     become(block, forward=_block)
 

@@ -16,7 +16,7 @@ def adapt_longcat(block: Any) -> None:
         return
     experts = block.experts
     real, every = experts.num_routed_experts, experts.total_experts
-    mark(experts, num_experts=real, stored=(every,), close=True)
+    mark(experts, num_experts=real, stored=(every,), idle=True)
     rows = experts.gate_up_proj
     experts.gate_up_proj = nn.Parameter(rows[:real].detach(), requires_grad=False)   # the others have no weights
     block.router.num_real = real

@@ -1,0 +1,50 @@
+"""DBRX: a layer's experts stand below one another in three matrices, of which each expert has as many rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.core_model_loading import Concatenate, Transpose, WeightConverter
+
+from core.hf.adapters.marks import again, become, mark
+
+OFF = 1e-6   # the matrix on the way down lies turned here, as gate and up do: products of few rows round otherwise
+
+
+def adapt_dbrx(block: Any) -> None:
+    """Adapt one block: its experts get a matrix each, and its router answers with what the block made of it."""
+    if again(block):
+        return
+    experts, rows = block.experts, block.experts.mlp
+    inner, hidden, like = rows.ffn_hidden_size, rows.hidden_size, rows.w1
+    experts.gate_up_proj = nn.Parameter(like.new_empty(experts.num_experts, 2 * inner, hidden), requires_grad=False)
+    experts.down_proj = nn.Parameter(like.new_empty(experts.num_experts, hidden, inner), requires_grad=False)
+    experts.act_fn = rows.activation_fn
+    del experts.mlp
+    mark(experts, close=OFF, rows=inner, conversions=(
+        WeightConverter(["experts.mlp.w1", "experts.mlp.v1"], "experts.gate_up_proj", operations=[Concatenate(dim=1)]),
+        WeightConverter(["experts.mlp.w2"], "experts.down_proj", operations=[Transpose(1, 2)])))
+    router = block.router
+    router.top_k, router.norm = block.top_k, block.moe_normalize_expert_weights
+    become(router, forward=_router(type(router).forward))
+    become(block, forward=_block)
+
+
+def _router(scores_of: Any) -> Any:
+    def forward(self: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """logits [T, E], weights and ids [T, k]."""
+        logits = scores_of(self, hidden_states)
+        weights, ids = torch.topk(logits.softmax(dim=1, dtype=logits.dtype), self.top_k, dim=-1)
+        if self.norm is not None:
+            weights = weights / torch.norm(weights, p=self.norm, dim=-1, keepdim=True)
+        return logits, weights, ids
+
+    return forward
+
+
+def _block(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+    _, weights, ids = self.router(hidden_states)
+    states = hidden_states.reshape(-1, hidden_states.shape[-1])
+    return self.experts(states, ids, weights).view(hidden_states.shape)  # type: ignore[no-any-return]

@@ -182,7 +182,7 @@ def _line(name: str, done: Done) -> str:
 def _journalled(journal: Path, identity: Mapping[str, Any]) -> dict[str, Done]:
     """The finished files that a journal names, without a last line that was cut off.
 
-    None, so that all is written anew, when it is of another import, or damaged: then no line of it can be trusted.
+    Empty, so that all is written anew, when it is of another import, or damaged: then no line of it can be trusted.
     Raises ModelError when it cannot be read.
     """
     if not os.path.lexists(journal):

@@ -113,6 +113,7 @@ def _mount(app: FastAPI, keeper: Host) -> None:
     from app import pulse, theme
     from app.interface import create_ui
     from app.security import gradio_guard
+    from app.security.events import Events
 
     app.include_router(pulse.router(keeper))
     theme.serve_assets(app)
@@ -135,7 +136,7 @@ def _mount(app: FastAPI, keeper: Host) -> None:
     )
     mounted: Any = app.routes[-1]
     mounted.app.add_middleware(UploadLimit, folder=uploads)
-    gradio_guard.guard(app)
+    gradio_guard.guard(app, Events(page))
 
 
 def _load_at_start(keeper: Host, asked: Asked) -> None:

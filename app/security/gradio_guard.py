@@ -11,17 +11,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+if TYPE_CHECKING:
+    from app.security.events import Events
 
 EVENTS = "/gradio_api/run/predict"
 ROUTES = {"/", "/config", "/config/", "/theme.css", "/favicon.ico", "/robots.txt", "/manifest.json", EVENTS,
           "/gradio_api/upload", "/gradio_api/upload_progress"}
 FOLDERS = ("/assets/", "/static/")
 FILE = "/gradio_api/file="
+NO_EVENT = "This is not an event of the dashboard."
 FORWARDED = (b"x-forwarded-", b"forwarded")  # Gradio would build its links from them, whoever sent them
 
 
@@ -32,17 +36,18 @@ def mark_launched(blocks: Any) -> None:
     blocks.has_launched = True
 
 
-def guard(app: FastAPI) -> None:
-    """Put a `GradioGuard` in front of the Gradio application that was mounted last."""
+def guard(app: FastAPI, events: Events) -> None:
+    """Put a `GradioGuard` in front of the Gradio application that was mounted last, whose events are these."""
     mounted: Any = app.routes[-1]
-    mounted.app.add_middleware(GradioGuard)
+    mounted.app.add_middleware(GradioGuard, events=events)
 
 
 class GradioGuard:
-    """404 for routes of Gradio that the dashboard does not use, 400 for an event that names a file not uploaded."""
+    """404 for routes of Gradio that the dashboard does not use, 400 for an event that names a file not
+    uploaded, or that the page would not send."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    def __init__(self, app: ASGIApp, events: Events) -> None:
+        self.app, self._events = app, events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -66,12 +71,11 @@ class GradioGuard:
                 break
         body = b"".join(parts)
         try:
-            strange = next((path for path in named_files(json.loads(body)) if not uploaded(path)), None)
+            wrong = self._wrong(json.loads(body, parse_constant=_refuse))
         except (ValueError, RecursionError):
-            await JSONResponse({"error": "This is not an event of the dashboard."}, 400)(scope, receive, send)
-            return
-        if strange is not None:
-            await JSONResponse({"error": "Only a file that was uploaded can be used."}, 400)(scope, receive, send)
+            wrong = NO_EVENT
+        if wrong:
+            await JSONResponse({"error": wrong}, 400)(scope, receive, send)
             return
         given = False
 
@@ -83,6 +87,15 @@ class GradioGuard:
             return {"type": "http.request", "body": body, "more_body": False}
 
         await self.app(scope, again, send)
+
+    def _wrong(self, event: object) -> str:
+        if not all(uploaded(path) for path in named_files(event)):
+            return "Only a file that was uploaded can be used."
+        return self._events.wrong(event)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number.")
 
 
 def served(path: str) -> bool:
@@ -105,11 +118,12 @@ def named_files(value: object) -> Iterator[str]:
                 rest += entries
 
 
-def uploaded(path: str) -> bool:
-    """Is it in the folder of uploads? Links are followed."""
+def uploaded(path: str, there: bool = False) -> bool:
+    """Is it in the folder of uploads, and (if asked) `there`, as a file? Links are followed."""
     from gradio.utils import get_upload_folder
 
     try:
-        return Path(path).resolve().is_relative_to(Path(get_upload_folder()).resolve())
+        inside = Path(path).resolve().is_relative_to(Path(get_upload_folder()).resolve())
+        return inside and (not there or Path(path).is_file())
     except (OSError, ValueError, RuntimeError):  # too long, a NUL in it, links in a circle
         return False

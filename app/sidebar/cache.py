@@ -9,6 +9,7 @@ from typing import Any
 import gradio as gr
 from gradio.components import Component
 
+from app.carried import BudgetPicked
 from app.controls import LIVE, html
 from app.host import Host
 from app.sidebar.knobs import Knobs, OnlyWith
@@ -122,8 +123,8 @@ class CacheSection:
     def _type(self, text: str) -> list[Any]:
         return [gr.skip()] * 3 if text == self.host.settings["budget"] else self._budget(text)
 
-    def _suggested(self, picked: gr.EventData) -> list[Any]:
-        return self._budget(str(picked.budget))
+    def _suggested(self, picked: BudgetPicked) -> list[Any]:
+        return self._budget(picked.budget)
 
     def _budget(self, text: str) -> list[Any]:
         if problem := self.host.change("budget", text):

@@ -9,6 +9,7 @@ import gradio as gr
 from app.analysis import sources, whatif
 from app.analysis.question import TIMES, Question, numbers
 from app.analysis.sources import FILE, Source
+from app.carried import Renewed
 from app.controls import LIVE, ONCE, html, progress, whole
 from app.host import Host
 from app.sidebar.text import notice
@@ -46,8 +47,9 @@ class AnalysisTab:
         self.source = gr.Dropdown([], label="Routing of", filterable=False, elem_id="whatif-source",
                                   info="The tokens whose experts are asked for again, in the same order.")
         with gr.Column(visible=False, elem_id="whatif-file") as self.file_group:
-            self.path = gr.Textbox(label="Path", max_lines=1, elem_id="whatif-path", info="A recorded trace, an .npz "
-                                   "with `experts` [layers, tokens, k], or a CSV or JSON list of token, layer, ids.")
+            self.path = gr.Textbox("", label="Path", max_lines=1, elem_id="whatif-path", info="A recorded trace, an "
+                                   ".npz with `experts` [layers, tokens, k], or a CSV or JSON list of token, layer, "
+                                   "ids.")
             self.upload = gr.File(label="Or drop a file here (at most 64 MB)", file_types=KINDS, height=96,
                                   elem_id="whatif-upload")
             self.experts = gr.Number(0, label="Experts in a layer", precision=0, elem_id="whatif-experts",
@@ -134,9 +136,9 @@ class AnalysisTab:
 
         return start
 
-    def _renew(self, now: Shown, budget: int | None, event: gr.EventData) -> list[Any]:
+    def _renew(self, now: Shown, budget: int | None, event: Renewed) -> list[Any]:
         """The server has another answer, an analysis began or ended, or the page changed its colours."""
-        shown = {**now, "stamp": str(getattr(event, "stamp", "")), "dark": bool(getattr(event, "dark", True))}
+        shown = {**now, "stamp": event.stamp, "dark": event.dark}
         job, said = self.host.analyst.job, ""
         if job is not None and job.state == "error":
             said = notice(job.error)

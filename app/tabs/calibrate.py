@@ -7,6 +7,7 @@ from typing import Any
 import gradio as gr
 
 from app.calibrator import Reading
+from app.carried import Renewed
 from app.controls import LIVE, ONCE, html, progress, whole
 from app.host import Host
 from app.sidebar.text import notice
@@ -41,8 +42,8 @@ class CalibrateTab:
         html("<p class='minor'>The model reads texts, exactly as it would in a chat, and what its routers do is "
              "written down. Chats have to wait meanwhile. Nothing leaves this machine.</p>")
         self.kinds = gr.CheckboxGroup(kind_choices(0, 0), value=["bundled"], label="Read", elem_id="calibration-kinds")
-        self.text = gr.Textbox(label="Text", lines=4, max_lines=8, visible=False, elem_id="calibration-text")
-        self.path = gr.Textbox(label="File or folder", max_lines=1, visible=False, elem_id="calibration-path",
+        self.text = gr.Textbox("", label="Text", lines=4, max_lines=8, visible=False, elem_id="calibration-text")
+        self.path = gr.Textbox("", label="File or folder", max_lines=1, visible=False, elem_id="calibration-path",
                                info="A text file, a .jsonl of texts or chats, a folder that is searched for them, "
                                "or a trace.")
         self.limit = gr.Number(TOKENS, label="At most (tokens)", precision=0, elem_id="calibration-limit",
@@ -117,9 +118,9 @@ class CalibrateTab:
             return [gr.update(visible=False), notice(str(error))]
         return [gr.update(visible=False), notice("The profile is deleted.", "info")]
 
-    def _renew(self, now: Shown, layer: float, event: gr.EventData) -> list[Any]:
+    def _renew(self, now: Shown, layer: float, event: Renewed) -> list[Any]:
         """A calibration began or ended, a model came or went, or the page changed its colours."""
-        shown = {**now, "stamp": str(getattr(event, "stamp", "")), "dark": bool(getattr(event, "dark", True))}
+        shown = {**now, "stamp": event.stamp, "dark": event.dark}
         host, job, profile = self.host, self.host.calibrator.job, self.host.profile
         said = ""
         if job is not None and job.finished and job.model == host.model:

@@ -9,6 +9,7 @@ from typing import Any
 
 import gradio as gr
 
+from app.carried import ExamplePicked, MessageEdited, PolicyPicked
 from app.controls import LIVE, ONCE, html
 from app.crash import log_crash
 from app.deck import deck
@@ -83,6 +84,7 @@ class ChatLive:
                 self.alert = html(elem_id="chat-alert")
                 with gr.Row(elem_id="composer"):
                     self.text = gr.Textbox(
+                        "",
                         show_label=False,
                         container=False,
                         lines=1,
@@ -141,8 +143,8 @@ class ChatLive:
         return self._begun(answer, text)
 
     @told
-    def _suggested(self, now: Shown, picked: gr.SelectData) -> list[Any]:
-        return self._send(picked.value["text"], now)
+    def _suggested(self, now: Shown, picked: ExamplePicked) -> list[Any]:
+        return self._send(str(picked.value.get("text", "")), now)
 
     @told
     def _regenerate(self, now: Shown) -> list[Any]:
@@ -153,21 +155,21 @@ class ChatLive:
         return self._begun(answer, "")
 
     @told
-    def _edit(self, now: Shown, edited: gr.EditData) -> list[Any]:
-        index = edited.index[0] if isinstance(edited.index, list | tuple) else edited.index
+    def _edit(self, now: Shown, edited: MessageEdited) -> list[Any]:
+        index = edited.index[0] if isinstance(edited.index, list) else edited.index
         try:
-            answer = self.host.edit(int(now["chat"]), int(index), str(edited.value))
+            answer = self.host.edit(int(now["chat"]), index, edited.value)
         except (MoestroError, KeyError, TypeError) as error:
             return self._refused(error, now)
-        return self._begun(answer, str(edited.value))
+        return self._begun(answer, edited.value)
 
     def _stop(self, now: Shown) -> None:
         if now.get("chat") is not None:
             self.host.stop(int(now["chat"]))
 
-    def _use_policy(self, picked: gr.EventData) -> str:
+    def _use_policy(self, picked: PolicyPicked) -> str:
         """The best policy of the regret meter; the sidebar's controls follow by themselves."""
-        return notice(self.host.change("eviction", str(picked.policy)))
+        return notice(self.host.change("eviction", picked.policy))
 
     @told
     def _refresh(self, now: Shown, typed: str) -> list[Any]:

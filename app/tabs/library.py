@@ -6,6 +6,7 @@ from typing import Any
 
 import gradio as gr
 
+from app.carried import RowPicked
 from app.controls import LIVE, ONCE, html, progress
 from app.host import Host
 from app.importer import AUTO, CHOICES
@@ -64,11 +65,11 @@ class LibraryTab:
         with gr.Column(elem_id="import-form"):
             html("<h3>Import a model</h3><p class='minor'>It becomes an expert pack: opened at once from then on, "
                  "with experts read from disk where memory is short. The source stays as it is.</p>")
-            self.source = gr.Textbox(label="Model to import", max_lines=1, elem_id="import-source",
+            self.source = gr.Textbox("", label="Model to import", max_lines=1, elem_id="import-source",
                                      info="A folder, a GGUF file, or a name on the Hugging Face hub.")
             self.format = gr.Dropdown(formats, value="auto", label="Expert format", filterable=False,
                                       elem_id="import-format", info="How the pack keeps expert weights.")
-            self.out = gr.Textbox(label="Output folder", max_lines=1, elem_id="import-out",
+            self.out = gr.Textbox("", label="Output folder", max_lines=1, elem_id="import-out",
                                   placeholder=str(self.host.library.packs),
                                   info="Left empty: a folder among your packs.")
             self.download = gr.Checkbox(label="Allow download", elem_id="import-download",
@@ -149,12 +150,12 @@ class LibraryTab:
         self.cancel.click(self.host.importer.cancel, None, None, **ONCE)
         self.resume.click(self._resume, None, self.failed, **ONCE)
 
-    def _pick(self, now: List, event: gr.EventData) -> list[Any]:
+    def _pick(self, now: List, event: RowPicked) -> list[Any]:
         """A row was chosen or a column's head pressed."""
         if (column := getattr(event, "sort", None)) in COLUMNS:
-            return self.show({**now, "sort": str(column)})
+            return self.show({**now, "sort": column})
         again = getattr(event, "again", False)  # only drawn anew
-        return self.show({**now, "chosen": str(getattr(event, "entry", "") or "")}, confirm=None if again else False)
+        return self.show({**now, "chosen": getattr(event, "entry", None) or ""}, confirm=None if again else False)
 
     def _folders(self, folders: list[str] | None, now: List) -> list[Any]:
         if list(folders or []) != self.host.library.folders:

@@ -19,7 +19,8 @@ EMPTY = (
 
 
 def table(entries: list[Entry], chosen: str, sort: str, importing: str = "") -> str:
-    """The list; `sort` is a column, `importing` the path of a pack that is being made now."""
+    """The list; `sort` is a column ("used" in place of any other), `importing` the path of a pack being made now."""
+    sort = sort if sort in COLUMNS else "used"
     if not entries:
         return EMPTY
     key = {"experts": lambda e: e.layers * e.experts, "name": lambda e: e.name.lower()}.get(

@@ -7,6 +7,7 @@ from typing import Any
 import gradio as gr
 
 from app.analysis.quality import MODES, QUESTIONS, RESIDENCIES, TOKENS, Asked
+from app.carried import Renewed
 from app.controls import LIVE, ONCE, html, progress, whole
 from app.host import Host
 from app.sidebar.text import notice
@@ -78,9 +79,9 @@ class QualityTab:
             return notice(str(error))
         return ""
 
-    def _renew(self, now: Shown, event: gr.EventData) -> list[Any]:
+    def _renew(self, now: Shown, event: Renewed) -> list[Any]:
         """There are other rows, a model came or went, or the page changed its colours."""
-        shown = {**now, "stamp": str(getattr(event, "stamp", "")), "dark": bool(getattr(event, "dark", True))}
+        shown = {**now, "stamp": event.stamp, "dark": event.dark}
         job, answer, said = self.host.evaluator.job, self.host.evaluator.answer, ""
         if job is not None and job.state == "error":
             said = notice(job.error)

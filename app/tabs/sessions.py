@@ -36,7 +36,7 @@ class Sessions:
             with gr.Column(scale=2, min_width=300, visible=False, elem_id="chat-card") as self.card:
                 self.about = html(elem_id="chat-about")
                 self.name = gr.Textbox(
-                    label="Name", info="Shown in the list. Press Enter or Rename.", max_lines=1, elem_id="chat-name"
+                    "", label="Name", info="Shown in the list. Press Enter or Rename.", max_lines=1, elem_id="chat-name"
                 )
                 with gr.Row(elem_classes="buttons"):
                     self.open = gr.Button("Open", variant="primary", size="sm", elem_id="open-chat", min_width=80)

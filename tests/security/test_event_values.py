@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 from app.host import Host
 from tests.app.conftest import ended
 
+FAR = {"open": True, "chat": 1e30, "stamp": ""}   # what a page begins with whose address says ?chat=1e30
 JSON = {"content-type": "application/json"}
 
 
@@ -23,8 +24,8 @@ def test_every_event_refuses_what_nothing_behind_it_could_take(client: TestClien
 
 
 @pytest.mark.parametrize(("element", "event", "data"), [
-    ("message", "submit", ["hello", {"chat": 1e30}]), ("chat", "retry", [{"chat": 1e30}]),
-    ("tail", "end", [{"chat": 1e30}, ""]), ("stop", "click", [{"chat": 1e30}])])
+    ("message", "submit", ["hello", FAR]), ("chat", "retry", [FAR]), ("tail", "end", [FAR, ""]),
+    ("stop", "click", [FAR])])
 def test_a_chat_of_a_number_beyond_all_is_told_on_the_page(client: TestClient, host: Host, element: str, event: str,
                                                            data: list[object]) -> None:
     config = client.get("/config").json()

@@ -36,8 +36,9 @@ def test_the_page_and_a_chat_need_no_connection(tmp_path: Any, tried: list[str])
         with TestClient(build(host), base_url=HOME) as client:
             for path in ("/", "/config", "/theme.css", "/live/state", "/live/frame", "/favicon.ico"):
                 assert client.get(path).status_code == 200
+            page = {"open": False, "chat": None, "stamp": ""}
             events = {event["api_name"]: event for event in client.get("/config").json()["dependencies"]}
-            for name, data in (("open_page", [{"chat": None}]), ("_send", ["hello", {"chat": None}])):
+            for name, data in (("open_page", [page]), ("_send", ["hello", page])):
                 reply = client.post("/gradio_api/run/predict", json={
                     "data": data, "fn_index": events[name]["id"], "session_hash": "me"})
                 assert reply.status_code == 200, reply.text

@@ -18,6 +18,8 @@ from core.errors import MoestroError, TraceError
 from core.trace import TraceWriter
 
 NOTHING = "No routing was recorded there. It is recorded while Telemetry is on."
+DAMAGED = ("The routing on disk is damaged, so no trace was written. The words of the chats do not depend on it; "
+           "delete what was recorded in the tab Sessions.")
 
 
 def write(trace: StoredTrace, path: Path) -> Path:
@@ -39,8 +41,7 @@ def write(trace: StoredTrace, path: Path) -> Path:
     except sqlite3.Error as error:
         raise StoreError(f"The routing on disk could not be read: {error}.") from error
     except (TypeError, ValueError, OverflowError) as error:   # rows that Moestro did not write so
-        raise StoreError("The routing on disk is damaged, so no trace was written. The words of the chats do not "
-                         "depend on it; delete what was recorded in the tab Sessions.") from error
+        raise StoreError(DAMAGED) from error
     except (OSError, TraceError) as error:
         number = getattr(error, "errno", None) or getattr(error.__cause__, "errno", None)
         if number in FULL:
@@ -51,11 +52,14 @@ def write(trace: StoredTrace, path: Path) -> Path:
 
 
 def find(store: Store, chat: int | None, load: int | None) -> StoredTrace:
-    """The trace of a chat (of the model of `load`; else the last one used) or of a load. Raises NothingThere."""
+    """The trace of a chat (of the model of `load`; else the last one used) or of a load. Raises NothingThere, and
+    StoreError when what was recorded there is damaged."""
     traces = store.traces(chat, load)
     if load is not None:
         traces = [one for one in traces if load in one.loads]
     if not traces:
+        if store.has_damaged_loads(chat, load):
+            raise StoreError(DAMAGED)
         raise NothingThere(NOTHING)
     return traces[-1]
 

@@ -86,11 +86,18 @@ class Store:
 
     def traces(self, chat: int | None, load: int | None = None) -> list[StoredTrace]:
         """The routing recorded in a chat, one trace a model in the order of use; or without a chat, under a load."""
+        return stored_traces(self.db, self.steps.loads(self._loads_of(chat, load)), chat)
+
+    def has_damaged_loads(self, chat: int | None, load: int | None = None) -> bool:
+        """Whether `traces` leaves something out because what describes its load is damaged."""
+        ids = set(self._loads_of(chat, load))
+        there = ids & {row["id"] for row in self.db.rows("SELECT id FROM loads")}
+        return len(self.steps.loads(there)) < len(there)
+
+    def _loads_of(self, chat: int | None, load: int | None) -> list[int]:
         if chat is not None:
-            ids = [row["load"] for row in self.db.rows("SELECT DISTINCT load FROM steps WHERE chat = ?", chat)]
-        else:
-            ids = [] if load is None else [load]
-        return stored_traces(self.db, self.steps.loads(ids), chat)
+            return [row["load"] for row in self.db.rows("SELECT DISTINCT load FROM steps WHERE chat = ?", chat)]
+        return [] if load is None else [load]
 
     def close(self) -> None:
         """Flush and let go of the files."""

@@ -184,7 +184,7 @@ def test_a_paced_copy_is_not_ready_before_the_link_would_deliver_it(link: Transf
     link.pace = Pace(gbps=1e-6, latency_us=0.0)  # 64 ms for 64 bytes
     one = link.submit(ticket(1))
     one.done.wait(60)
-    assert one.landed_s - one.started_s == pytest.approx(0.064)
+    assert one.landed_s - one.started_s >= 0.064 * (1 - 1e-6)   # later where the thread had no core at that moment
     link.wait(one)
     assert time.perf_counter() >= one.landed_s
     assert link.landed(one)

@@ -20,6 +20,7 @@ from app.theme import ROOT
 from app.uploads import AGES_S
 
 OPEN_JS = "(shown) => [{...shown, chat: +new URLSearchParams(location.search).get('chat') || null}]"
+PAGES = 32  # open pages that Gradio keeps a copy of every component for, 0.7 MB each and never given back
 SCRIPT = (ROOT / "assets" / "ui" / "page.js").read_text(encoding="utf-8")
 
 
@@ -45,6 +46,7 @@ def create_ui(host: Host) -> gr.Blocks:
             cache = CacheSection(host, model.form, model.fit, model.refit)
             substitution = SubstitutionSection(host)
             sampling = SamplingSection(host)
+        ui.state_session_capacity = PAGES  # the longest unused leaves; a page it lacks starts from the first values
         known = gr.HTML(
             {"stamp": "", "settings": "", "library": ""},
             html_template="",

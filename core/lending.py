@@ -104,7 +104,7 @@ class Lending:
 
     def _apply_if_idle(self) -> None:
         """What was asked for acts at once, unless an answer is being generated: then it does between two tokens."""
-        if self._turn.take():
+        if self._turn.take(briefly=True):  # an answer that begins meanwhile waits for it
             try:
                 self._knobs.apply(self._turned)
             finally:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 EVENTS = "/gradio_api/run/predict"
 ROUTES = {"/", "/config", "/config/", "/theme.css", "/favicon.ico", "/robots.txt", "/manifest.json", EVENTS,
-          "/gradio_api/upload", "/gradio_api/upload_progress"}
+          "/gradio_api/upload", "/gradio_api/upload_progress",
+          "/gradio_api/app_id"}  # asked for by a page whose event the server did not get: once it answers, it reloads
 FOLDERS = ("/assets/", "/static/")
 FILE = "/gradio_api/file="
 NO_EVENT = "This is not an event of the dashboard."

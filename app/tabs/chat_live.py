@@ -24,6 +24,7 @@ from core.errors import MoestroError
 
 TAIL = """<div class="tail" data-state="none" aria-live="off"><div data-t="text"></div>
 <div class="bar thin" data-t="prefill" hidden><i></i></div><p data-t="line" role="status"></p></div>"""
+REMEMBERED = 32  # chats whose last answer has ended, and whose page may still ask why
 ENDING_S = 2.0  # an answer that left no trace says why within this time
 
 UNEXPECTED = "That did not work because of an error inside Moestro. Its details are in the log; you can try again."
@@ -178,14 +179,18 @@ class ChatLive:
         page = self.open(chat)
         answer, asked = self._asked.get(chat, (None, "")) if chat is not None else (None, "")
         if answer is not None and answer.message_id not in [m.id for m in self._messages(chat)]:
-            del self._asked[answer.chat_id or 0]
             answer.join(ENDING_S)
             if answer.undone:
                 page[4:] = [notice(answer.error), typed or asked]
+        if answer is not None and answer.finished:
+            self._asked.pop(chat, None)
         return page
 
     def _begun(self, answer: Answer, text: str) -> list[Any]:
         assert answer.chat_id is not None
+        ended = [chat for chat, (one, _) in list(self._asked.items()) if one.finished]
+        for chat in ended[:-REMEMBERED]:  # no page shows them any more
+            self._asked.pop(chat, None)
         self._asked[answer.chat_id] = (answer, text)
         page = self.open(answer.chat_id)
         page[5] = "" if text else gr.skip()

@@ -11,18 +11,21 @@ class Turn:
 
     def __init__(self) -> None:
         self._news = threading.Condition()
-        self._holder: Literal["nobody", "owner", "guest"] = "nobody"
+        self._holder: Literal["nobody", "owner", "guest", "brief"] = "nobody"
         self._asking = 0
 
-    def take(self) -> bool:
-        """Have the turn at once, or when a guest has left; False when another caller has it."""
+    def take(self, *, briefly: bool = False) -> bool:
+        """Have the turn at once, or when a guest has left; False when another caller has it.
+
+        `briefly`: for so short a time that the next caller waits, and is not told that it is taken.
+        """
         with self._news:
             self._asking += 1
             try:
-                self._news.wait_for(lambda: self._holder != "guest")
+                self._news.wait_for(lambda: self._holder in ("nobody", "owner"))
                 if self._holder == "owner":
                     return False
-                self._holder = "owner"
+                self._holder = "brief" if briefly else "owner"
                 return True
             finally:
                 self._asking -= 1

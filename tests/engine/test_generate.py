@@ -11,6 +11,7 @@ import pytest
 from core.config import Sampling
 from core.engine import Engine
 from core.errors import BusyError, ContextError
+from core.turning import Turned
 from core.types import Outcome, Piece, StepRecord
 
 CHAT = [{"role": "user", "content": "hello there"}]
@@ -129,6 +130,30 @@ def test_two_answers_at_once_are_refused_and_the_first_goes_on(engine: Engine) -
     with pytest.raises(BusyError, match="Stop the answer"):
         engine.unload()
     assert [p.kind for p in first][-1] == "end"
+
+
+def test_an_answer_that_begins_while_a_setting_is_applied_waits_for_it(engine: Engine,
+                                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on, apply = threading.Event(), threading.Event(), engine._knobs.apply
+    pieces: list[Piece] = []
+
+    def held_up(parts: Turned) -> None:
+        begun.set()
+        assert go_on.wait(60)
+        apply(parts)
+
+    monkeypatch.setattr(engine._knobs, "apply", held_up)
+    change = threading.Thread(target=engine.change, args=(dict(engine.settings),))
+    change.start()
+    assert begun.wait(60)
+    answer = threading.Thread(target=lambda: pieces.extend(engine.generate(CHAT, Sampling(max_new_tokens=2))))
+    answer.start()
+    while not engine._turn.asked:
+        assert answer.is_alive()
+    go_on.set()
+    answer.join(60)
+    change.join(60)
+    assert [piece.kind for piece in pieces][-1] == "end"
 
 
 def test_an_abandoned_answer_frees_the_engine(engine: Engine) -> None:

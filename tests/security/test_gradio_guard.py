@@ -13,6 +13,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from app.interface import PAGES
 from app.security import gradio_guard
 from tests.security.conftest import HOME
 
@@ -109,7 +110,7 @@ def test_routes_that_the_dashboard_does_not_use_do_not_answer(client: TestClient
     assert {"/gradio_api/proxy={url_path:path}", "/gradio_api/component_server", "/monitoring"} <= known
     open_ = {path for path in known if client.get(path).status_code != 404}
     assert open_ == {"/", "/config", "/config/", "/theme.css", "/favicon.ico", "/robots.txt", "/manifest.json",
-                     "/gradio_api/upload", "/gradio_api/upload_progress"}
+                     "/gradio_api/upload", "/gradio_api/upload_progress", "/gradio_api/app_id"}
 
 
 @pytest.mark.parametrize("path", ["/ui/deck/__init__.py", "/ui/deck/__pycache__/", "/ui/../serve.py", "/app/serve.py",
@@ -136,3 +137,10 @@ def test_a_gradio_that_does_not_check_is_not_used() -> None:
     gradio_guard.mark_launched(blocks)
     assert blocks.has_launched is True
     assert not gradio_guard.uploaded("/etc/hostname")
+
+
+def test_pages_of_the_past_are_not_kept_for_ever(client: TestClient, page: FastAPI) -> None:
+    held = page.routes[-1].app.state_holder  # type: ignore[attr-defined]
+    for number in range(2 * PAGES):
+        assert held[f"page {number}"]
+    assert len(held.session_data) == PAGES

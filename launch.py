@@ -35,11 +35,23 @@ ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 UNFINISHED = VENV / ".unfinished"  # there while an installation runs: an interrupted one is taken up again
 WINDOWS = os.name == "nt"
-COMMANDS = ("ui", "chat", "import", "models", "profile", "simulate", "eval", "bench", "doctor", "data", "settings",
-            "test")
+COMMANDS = (
+    "ui",
+    "chat",
+    "import",
+    "models",
+    "profile",
+    "simulate",
+    "eval",
+    "bench",
+    "doctor",
+    "data",
+    "settings",
+    "test",
+)
 WEB = ("gradio", "fastapi", "starlette", "uvicorn", "anyio", "pydantic", "plotly", "pandas")
 UNUSED = {"ui": (), "test": (), **dict.fromkeys(("import", "models"), (*WEB, "llvmlite"))}  # needed by none of these
-SPARE = (*WEB, "gguf", "llvmlite")                                                         # ... nor by any other
+SPARE = (*WEB, "gguf", "llvmlite")  # ... nor by any other
 UV = "uv>=0.7,<1"
 
 
@@ -104,8 +116,10 @@ def enter_venv(arguments: list[str]) -> int:
             if find_spec("ensurepip") and not works("import pip"):
                 subprocess.call([sys.executable, "-m", "venv", *afresh, str(VENV)])
         if not works("import pip"):
-            return fail("This Python cannot make virtual environments. Add what is missing (on Debian and Ubuntu: "
-                        "apt install python3-venv), then run the same command again.")
+            return fail(
+                "This Python cannot make virtual environments. Add what is missing (on Debian and Ubuntu: "
+                "apt install python3-venv), then run the same command again."
+            )
     return hand_over([str(venv_python()), str(ROOT / "launch.py"), *arguments])
 
 

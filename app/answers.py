@@ -12,15 +12,17 @@ from core.config import SAMPLING
 
 DEFINITIONS: dict[str, str] = {
     "load": "The loading of a model the row belongs to; see manifest.json.",
-    "chat": "The chat it is in.", "answer": "Its number, as in tokens.csv.",
+    "chat": "The chat it is in.",
+    "answer": "Its number, as in tokens.csv.",
     "state": "How it ended: done, stopped, error or interrupted.",
-    "prompt_tokens": "Tokens of the prompt.", "new_tokens": "Tokens of the answer.",
+    "prompt_tokens": "Tokens of the prompt.",
+    "new_tokens": "Tokens of the answer.",
     "ttft_ms": "From its turn to its first token, in milliseconds.",
     "tpot_ms": "Mean over the tokens after the first, in milliseconds.",
     "hit_rate": "Of its decoded tokens: hits / requests.",
     "exact": "No lossy option changed the result.",
     "closeness": "How far logits may be from transformers' own even so, as a share of the largest, found in fp32 with "
-                 "a tiny random model of its type; 0: no bit differs.",
+    "a tiny random model of its type; 0: no bit differs.",
     "changed": "(token, layer, expert) assignments that were not the router's.",
     "assignments": "All assignments of its prompt and its tokens.",
     "rate": "changed / assignments.",
@@ -30,14 +32,27 @@ DEFINITIONS: dict[str, str] = {
     "agreement": "Share of those whose likeliest token is the exact model's.",
     "perplexity": "Of the exact model on the answer's tokens.",
     "saved_ms": "Estimate of the waiting for copies that was saved, in milliseconds a decoded token: missing experts "
-                "for which nothing was fetched, times what a miss has cost in the session.",
+    "for which nothing was fetched, times what a miss has cost in the session.",
     "note": "Why it was not scored.",
     "seed": "With which its tokens were drawn; with it and the five beside it the answer can be repeated.",
-    **{p.name: f"How its tokens were drawn: {p.title.lower()}." for p in SAMPLING
-       if p.name not in ("seed", "max_new_tokens")}}
+    **{
+        p.name: f"How its tokens were drawn: {p.title.lower()}."
+        for p in SAMPLING
+        if p.name not in ("seed", "max_new_tokens")
+    },
+}
 _SAMPLING = tuple(p.name for p in SAMPLING if p.name != "max_new_tokens")
-_STATS = ("prompt_tokens", "new_tokens", "ttft_ms", "tpot_ms", "hit_rate", "exact", "closeness",
-          "changed", "assignments")
+_STATS = (
+    "prompt_tokens",
+    "new_tokens",
+    "ttft_ms",
+    "tpot_ms",
+    "hit_rate",
+    "exact",
+    "closeness",
+    "changed",
+    "assignments",
+)
 _QUALITY = ("scored", "kl", "kl_most", "agreement", "perplexity", "saved_ms", "note")
 
 _WHOLE = ("load", "chat", "answer", "prompt_tokens", "new_tokens", "changed", "assignments", "scored", "seed", "top_k")
@@ -47,17 +62,26 @@ _DTYPES = {**dict.fromkeys(_WHOLE, "Int64"), "exact": "boolean", "state": "objec
 def answers(db: sqlite3.Connection, load: int, chat: int | None) -> pd.DataFrame:
     """One row for each ended answer of a load in a chat, or in all chats: also those that another has replaced."""
     where, values = ("AND m.chat = ?", (load, chat)) if chat is not None else ("", (load,))
-    found = db.execute(f"SELECT m.* FROM messages m WHERE m.id IN (SELECT answer FROM steps WHERE load = ?) {where} "
-                       "ORDER BY m.id", values)
+    found = db.execute(
+        f"SELECT m.* FROM messages m WHERE m.id IN (SELECT answer FROM steps WHERE load = ?) {where} ORDER BY m.id",
+        values,
+    )
     rows = [_row(load, row) for row in found]
     return pd.DataFrame(rows, columns=list(DEFINITIONS)).astype(
-        {name: _DTYPES.get(name, "float64") for name in DEFINITIONS})
+        {name: _DTYPES.get(name, "float64") for name in DEFINITIONS}
+    )
 
 
 def _row(load: int, row: sqlite3.Row) -> dict[str, Any]:
     stats, quality = stats_of(row["stats"]) or {}, quality_of(row["quality"]) or {}
     changed, assignments = stats.get("changed"), stats.get("assignments")
-    return {"load": load, "chat": row["chat"], "answer": row["id"], "state": row["state"],
-            **{name: stats.get(name) for name in _STATS}, "rate": changed / assignments if assignments else None,
-            **{name: quality.get(name) for name in _QUALITY},
-            **{name: stats.get("sampling", {}).get(name) for name in _SAMPLING}}
+    return {
+        "load": load,
+        "chat": row["chat"],
+        "answer": row["id"],
+        "state": row["state"],
+        **{name: stats.get(name) for name in _STATS},
+        "rate": changed / assignments if assignments else None,
+        **{name: quality.get(name) for name in _QUALITY},
+        **{name: stats.get("sampling", {}).get(name) for name in _SAMPLING},
+    }

@@ -39,9 +39,15 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, access:
     @app.get("/healthz")
     async def health() -> dict[str, object]:  # on the loop: it answers though every thread is taken
         loading, job = host.loading, host.importer.job
-        return {"status": "ok", "model": host.model, "busy": host.busy, "waiting": host.waiting, "version": __version__,
-                "loading": loading.share if loading is not None and not loading.finished else None,
-                "importing": job.share if job is not None and not job.finished else None}
+        return {
+            "status": "ok",
+            "model": host.model,
+            "busy": host.busy,
+            "waiting": host.waiting,
+            "version": __version__,
+            "loading": loading.share if loading is not None and not loading.finished else None,
+            "importing": job.share if job is not None and not job.finished else None,
+        }
 
     @app.get("/live/frame")
     def frame(layer: RowId = 0, since: str = "") -> Response:
@@ -53,9 +59,14 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, access:
             return Response(status_code=204, headers=headers)
         model = host.model
         quality = host.quality
-        data = frames.encode(host.frame(layer), model=model, version=version, busy=busy,
-                             quality=asdict(quality) if quality is not None else None,
-                             regret=host.regret.view(host.load_id, host.settings))
+        data = frames.encode(
+            host.frame(layer),
+            model=model,
+            version=version,
+            busy=busy,
+            quality=asdict(quality) if quality is not None else None,
+            regret=host.regret.view(host.load_id, host.settings),
+        )
         return Response(data, media_type="application/octet-stream", headers=headers)
 
     @app.get("/export/session.zip")
@@ -94,15 +105,23 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, access:
         except MoestroError as error:
             status = 404 if isinstance(error, export.NothingThere) else 507
             return PlainTextResponse(str(error), status)  # a link leads here: what the browser then shows is this text
-        return FileResponse(path, filename=f"{name}.zip", media_type="application/zip",
-                            background=BackgroundTask(path.unlink, missing_ok=True))
+        return FileResponse(
+            path,
+            filename=f"{name}.zip",
+            media_type="application/zip",
+            background=BackgroundTask(path.unlink, missing_ok=True),
+        )
 
     app.include_router(traces.router(host.store))
+
     def sheet(name: str, text: str | None, done: str = "simulated") -> Response:
         if text is None:
             return PlainTextResponse(f"Nothing has been {done} yet. Do so in the tab Analysis.", 404)
-        return Response(text, media_type="text/csv", headers={
-            "content-disposition": f'attachment; filename="{name}"', "cache-control": "no-store"})
+        return Response(
+            text,
+            media_type="text/csv",
+            headers={"content-disposition": f'attachment; filename="{name}"', "cache-control": "no-store"},
+        )
 
     app.include_router(completions.router(host))
     if ui is not None:

@@ -19,11 +19,11 @@ from app.errors import problem
 
 MB = 1 << 20
 GRADIO = "/gradio_api/"
-MOST_BYTES = 16 * MB          # of any request ...
-MOST_UPLOADED = 65 * MB       # ... but the page's: a file of 64 MB, which Gradio's own limit allows, and what frames it
-MOST_DEPTH = 100              # lists and objects inside one another
-MOST_WHOLE = 2**63            # whole numbers are smaller than this: ids and seeds, here and in the database
-DRAIN_S, DRAIN_BYTES = 10.0, 512 * MB   # a body that is refused is read on for so long, so that its sender hears why
+MOST_BYTES = 16 * MB  # of any request ...
+MOST_UPLOADED = 65 * MB  # ... but the page's: a file of 64 MB, which Gradio's own limit allows, and what frames it
+MOST_DEPTH = 100  # lists and objects inside one another
+MOST_WHOLE = 2**63  # whole numbers are smaller than this: ids and seeds, here and in the database
+DRAIN_S, DRAIN_BYTES = 10.0, 512 * MB  # a body that is refused is read on for so long, so that its sender hears why
 # What must be looked at closely: half a character, a long number, and what is not plain UTF-8.
 SUSPECT = re.compile(rb"\\u[dD][89a-fA-F]|\d{19}|\xed[\xa0-\xbf]|\x00|^\xff\xfe|^\xfe\xff")
 
@@ -62,7 +62,7 @@ class Bodies:
             answer.headers["connection"] = "close"
             await answer(scope, receive, send)
             return
-        if body is None:   # the client has gone
+        if body is None:  # the client has gone
             return
         if "json" in headers.get("content-type", "json") and (wrong := await _wrong(body)):
             await refusal(scope, 400, wrong)(scope, receive, send)
@@ -79,7 +79,7 @@ def refusal(scope: Scope, status: int, message: str, code: str | None = None) ->
 
 class _TooLarge(HTTPException):  # which FastAPI and Gradio pass on, where another error would be told as a bad body
     def __init__(self, most: int, more: bool) -> None:
-        self.more = more   # of the body is to come
+        self.more = more  # of the body is to come
         super().__init__(413, f"The request is larger than {most // MB} MB, and no more is read. Send less.")
 
 
@@ -148,8 +148,10 @@ def wrong_with(body: bytes) -> str:
     except OverflowError:
         return "The request holds a whole number beyond 63 bits. Ids and seeds are smaller than that."
     except UnicodeEncodeError:
-        return ("The request holds half a character (a surrogate without its other half), which cannot be stored or "
-                "read by a model. Send whole characters.")
+        return (
+            "The request holds half a character (a surrogate without its other half), which cannot be stored or "
+            "read by a model. Send whole characters."
+        )
     except ValueError:
         return ""
     return ""

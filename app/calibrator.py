@@ -22,21 +22,35 @@ from core.trace import Trace, open_trace
 
 log = logging.getLogger("moestro.app")
 UNEXPECTED = "The calibration broke off because of an error inside Moestro. Its details are in the log."
-CHOICES = {"bundled": "Bundled prompts", "chats": "Chats on this machine", "traces": "Recorded routing",
-           "text": "A text", "path": "A file or folder"}
-TRACES = (".trace", ".npz")   # paths with these ends are routing, all others texts
+CHOICES = {
+    "bundled": "Bundled prompts",
+    "chats": "Chats on this machine",
+    "traces": "Recorded routing",
+    "text": "A text",
+    "path": "A file or folder",
+}
+TRACES = (".trace", ".npz")  # paths with these ends are routing, all others texts
 BUNDLED = 50_000  # characters of the bundled prompts, roughly
-FILES = 5000      # of a folder, whose sizes are added up
-PROMPTS = 64      # whose speed counts
-Text = Any        # core.profile.texts.Text; that module takes transformers to import
+FILES = 5000  # of a folder, whose sizes are added up
+PROMPTS = 64  # whose speed counts
+Text = Any  # core.profile.texts.Text; that module takes transformers to import
 
 
 class Calibrate(Protocol):
     """What `core.profile.gather.calibrate` looks like. Raises MoestroError, when cancelled as well."""
 
-    def __call__(self, engine: Any, texts: Sequence[Text], *, parts: Collection[str], traces: Sequence[Trace],
-                 source: str, limit: int, progress: Callable[[str, float], None],
-                 cancel: threading.Event) -> Profile: ...
+    def __call__(
+        self,
+        engine: Any,
+        texts: Sequence[Text],
+        *,
+        parts: Collection[str],
+        traces: Sequence[Trace],
+        source: str,
+        limit: int,
+        progress: Callable[[str, float], None],
+        cancel: threading.Event,
+    ) -> Profile: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +80,7 @@ class Calibrator:
     def __init__(self, store: Store, work: Calibrate | None = None) -> None:
         self.store, self._work = store, work
         self.job: Calibration | None = None
-        self.problem = ""                     # why the loaded model's profile is not used, "" = it is, or there is none
+        self.problem = ""  # why the loaded model's profile is not used, "" = it is, or there is none
         self._thread = Thread()
 
     @property
@@ -123,13 +137,29 @@ class Calibrator:
         self._thread.join(timeout)
 
     def _run(self, job: Calibration, engine: EngineFace, reading: Reading) -> None:
-        job.end(**outcome(job, lambda: self._calibrate(job, engine, reading), "Calibrated", "Not calibrated", job.model,
-                          UNEXPECTED))
+        job.end(
+            **outcome(
+                job,
+                lambda: self._calibrate(job, engine, reading),
+                "Calibrated",
+                "Not calibrated",
+                job.model,
+                UNEXPECTED,
+            )
+        )
 
     def _calibrate(self, job: Calibration, engine: EngineFace, reading: Reading) -> dict[str, Any]:
         texts, traces, source = self._collect(engine, job.model, reading)
-        fresh = self._worker()(engine, texts, parts=set(reading.parts), traces=traces, source=source,
-                               limit=reading.limit, progress=job.progress, cancel=job.cancelled)
+        fresh = self._worker()(
+            engine,
+            texts,
+            parts=set(reading.parts),
+            traces=traces,
+            source=source,
+            limit=reading.limit,
+            progress=job.progress,
+            cancel=job.cancelled,
+        )
         if job.cancelled.is_set():
             raise MoestroError("Cancelled.")
         path = profile_path(self.store.folder, engine.model_hash)
@@ -141,7 +171,7 @@ class Calibrator:
         said = " ".join(filter(None, [_missing(missing), *carried(job.model, whole)]))
         try:
             engine.use_profile(whole)
-        except MoestroError as error:   # it is kept all the same, and taken with the next load
+        except MoestroError as error:  # it is kept all the same, and taken with the next load
             said = str(error)
         return {"said": said}
 
@@ -169,23 +199,30 @@ class Calibrator:
                 texts += reader.from_path(path)
             named.append(path.name)
         if "traces" in reading.kinds and (recorded := self.traces(engine.model_hash)):
-            traces += cast(list[Trace], recorded)   # but that their sizes cannot be set
+            traces += cast(list[Trace], recorded)  # but that their sizes cannot be set
             named.append(f"{count(sum(trace.tokens for trace in recorded))} recorded tokens")
         if not texts and not traces:
-            raise SettingError("There is nothing to read there yet: no chat, and no trace of this model. Choose the "
-                               "bundled prompts, or give a text.")
+            raise SettingError(
+                "There is nothing to read there yet: no chat, and no trace of this model. Choose the "
+                "bundled prompts, or give a text."
+            )
         return texts, traces, ", ".join(named)
 
     def chats(self) -> list[Text]:
         """Every chat of this machine, as messages."""
-        found = [[{"role": m.role, "content": m.text} for m in self.store.chats.messages(chat.id) if m.text.strip()]
-                 for chat in self.store.chats.all()]
+        found = [
+            [{"role": m.role, "content": m.text} for m in self.store.chats.messages(chat.id) if m.text.strip()]
+            for chat in self.store.chats.all()
+        ]
         return [chat for chat in found if chat]
 
     def traces(self, model_hash: str) -> list[StoredTrace]:
         """What was recorded on this machine while this model was loaded."""
-        return [trace for trace in stored_traces(self.store.db, self.store.steps.loads(), None)
-                if trace.model_hash == model_hash]
+        return [
+            trace
+            for trace in stored_traces(self.store.db, self.store.steps.loads(), None)
+            if trace.model_hash == model_hash
+        ]
 
     def characters(self, reading: Reading) -> int:
         """Of the texts to be read, roughly and without reading them."""
@@ -201,14 +238,22 @@ class Calibrator:
 
     def speed(self, load: int | None) -> float | None:
         """Tokens a second at which prompts were read under a load, or None while there were none."""
-        rows = self.store.db.rows("SELECT tokens, total_ms FROM steps WHERE load = ? AND phase = 'prefill' "
-                                  "ORDER BY id DESC LIMIT ?", load, PROMPTS) if load is not None else []
+        rows = (
+            self.store.db.rows(
+                "SELECT tokens, total_ms FROM steps WHERE load = ? AND phase = 'prefill' ORDER BY id DESC LIMIT ?",
+                load,
+                PROMPTS,
+            )
+            if load is not None
+            else []
+        )
         took_ms = sum(row["total_ms"] for row in rows)
         return 1e3 * sum(row["tokens"] for row in rows) / took_ms if took_ms else None
 
     def _worker(self) -> Calibrate:
         if self._work is None:
             from core.profile.gather import calibrate
+
             self._work = calibrate
         return self._work
 

@@ -21,8 +21,14 @@ log = logging.getLogger("moestro.app")
 MOST_FILES, MOST_LETTERS, LONGEST = 10_000, 500, 80  # files of one model, letters of a problem, of a format's name
 MANIFEST = "moestro.json"  # what makes a folder a pack, see docs/pack.md
 PACK, UNFINISHED, GGUF, PLAIN = "pack", "unfinished", "GGUF", "safetensors"
-METHODS = {"gptq": "GPTQ", "awq": "AWQ", "compressed-tensors": "compressed-tensors", "bitsandbytes": "bitsandbytes",
-           "fp8": "FP8", "mxfp4": "MXFP4"}
+METHODS = {
+    "gptq": "GPTQ",
+    "awq": "AWQ",
+    "compressed-tensors": "compressed-tensors",
+    "bitsandbytes": "bitsandbytes",
+    "fp8": "FP8",
+    "mxfp4": "MXFP4",
+}
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
 TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k", "num_selected_experts")
 SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
@@ -36,14 +42,14 @@ class Entry:
     name: str
     path: str
     where: Where
-    kind: str            # pack, unfinished, safetensors, GPTQ, GGUF ...
+    kind: str  # pack, unfinished, safetensors, GPTQ, GGUF ...
     bytes: int = 0
     format: str = ""
     layers: int = 0
     experts: int = 0
     top_k: int = 0
-    used: float = 0.0    # when it was last loaded, seconds since the epoch; 0 = never
-    problem: str = ""    # why it cannot be used, in the user's words
+    used: float = 0.0  # when it was last loaded, seconds since the epoch; 0 = never
+    problem: str = ""  # why it cannot be used, in the user's words
 
     @property
     def can_open(self) -> bool:
@@ -115,9 +121,14 @@ def _pack(path: Path, entry: Entry) -> Entry:
 
 
 def _unfinished(path: Path, entry: Entry) -> Entry:
-    return replace(entry, name=entry.name.removesuffix(".partial"), kind=UNFINISHED, bytes=_sum(path, "*"),
-                   problem="The import is not finished. Import the same model to the same folder again: it goes on "
-                           "where it stopped. Or delete it.")
+    return replace(
+        entry,
+        name=entry.name.removesuffix(".partial"),
+        kind=UNFINISHED,
+        bytes=_sum(path, "*"),
+        problem="The import is not finished. Import the same model to the same folder again: it goes on "
+        "where it stopped. Or delete it.",
+    )
 
 
 def _checkpoint(path: Path, entry: Entry) -> Entry | None:
@@ -129,8 +140,15 @@ def _checkpoint(path: Path, entry: Entry) -> Entry | None:
     if experts < 2:
         return None
     kind, format = _quantised(config)
-    found = replace(entry, kind=kind[:LONGEST], format=format[:LONGEST], layers=_layers(text), experts=experts,
-                    top_k=_first(text, TOP_K), bytes=_sum(path, "*.safetensors"))
+    found = replace(
+        entry,
+        kind=kind[:LONGEST],
+        format=format[:LONGEST],
+        layers=_layers(text),
+        experts=experts,
+        top_k=_first(text, TOP_K),
+        bytes=_sum(path, "*.safetensors"),
+    )
     return replace(found, problem=_missing(path))
 
 
@@ -163,8 +181,10 @@ def _missing(path: Path) -> str:
         if not 0 < len(wanted) <= MOST_FILES:
             return f"{index.name} is damaged. Download it again."
         if absent := [name for name in wanted if not _there(path / name)]:
-            return one_line(f"{len(absent)} of {len(wanted)} weight files are missing, {absent[0][:LONGEST]} first. "
-                            "Finish the download.")
+            return one_line(
+                f"{len(absent)} of {len(wanted)} weight files are missing, {absent[0][:LONGEST]} first. "
+                "Finish the download."
+            )
     if not any(path.glob("*.safetensors")):
         return "It has no safetensors files. Finish the download, or get the model's safetensors version."
     return ""
@@ -182,17 +202,23 @@ def _gguf(path: Path, entry: Entry) -> Entry | None:
         return None
     total, problem = stat.st_size, ""
     if part:
-        files = [path.with_name(f"{path.name[: part.start()]}-{i:05}-of-{part[2]}.gguf")
-                 for i in range(1, int(part[2]) + 1)]
+        files = [
+            path.with_name(f"{path.name[: part.start()]}-{i:05}-of-{part[2]}.gguf") for i in range(1, int(part[2]) + 1)
+        ]
         there = [file for file in files if file.exists()]
         total = sum(file.stat().st_size for file in there)
         if len(there) < len(files):
             problem = f"{len(files) - len(there)} of its {len(files)} files are missing. Finish the download."
-    return replace(entry, kind=GGUF, bytes=total, problem=problem, experts=experts,
-                   format=file_type(head["general.file_type"]) if "general.file_type" in head else "",
-                   layers=max(0, _first(head, (f"{arch}.block_count",))
-                              - _first(head, (f"{arch}.leading_dense_block_count",))),
-                   top_k=_first(head, (f"{arch}.expert_used_count",)))
+    return replace(
+        entry,
+        kind=GGUF,
+        bytes=total,
+        problem=problem,
+        experts=experts,
+        format=file_type(head["general.file_type"]) if "general.file_type" in head else "",
+        layers=max(0, _first(head, (f"{arch}.block_count",)) - _first(head, (f"{arch}.leading_dense_block_count",))),
+        top_k=_first(head, (f"{arch}.expert_used_count",)),
+    )
 
 
 @lru_cache(maxsize=256)

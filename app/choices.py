@@ -15,9 +15,9 @@ DEFINITIONS: dict[str, str] = {
     "phase": "prefill (the prompt) or decode (one generated token a pass).",
     "layer": "Mixture-of-Experts layer, counted from 0.",
     "action": "What was done about a missing expert of a token: wait, substitute, drop, or predicted: the token's "
-              "whole routing in the layer was the predicted one.",
+    "whole routing in the layer was the predicted one.",
     "why": "Why it was waited for: tae, margin (the token gates), beta (the layer gate), rho, protected, no_candidate, "
-           "share (too much weight to be dropped); allowed: something else was done.",
+    "share (too much weight to be dropped); allowed: something else was done.",
     "count": "How often.",
 }
 
@@ -29,9 +29,16 @@ def counted(load: int, rows: Sequence[sqlite3.Row]) -> pd.DataFrame:
         return pd.DataFrame(columns=list(DEFINITIONS))
     events = np.frombuffer(b"".join(row["choices"] for row in told), CHOICE)
     phases = np.repeat([row["phase"] for row in told], [len(row["choices"]) // CHOICE.itemsize for row in told])
-    table = pd.DataFrame({"load": load, "phase": phases, "layer": events["layer"],
-                          "action": [Action(a).name.lower() for a in events["action"].tolist()],
-                          "why": [Why(w).name.lower() for w in events["why"].tolist()], "count": 1})
+    table = pd.DataFrame(
+        {
+            "load": load,
+            "phase": phases,
+            "layer": events["layer"],
+            "action": [Action(a).name.lower() for a in events["action"].tolist()],
+            "why": [Why(w).name.lower() for w in events["why"].tolist()],
+            "count": 1,
+        }
+    )
     return summed([table])
 
 

@@ -73,8 +73,11 @@ def router(host: Host) -> APIRouter:
 
     @routes.api_route("/{rest:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
     async def unknown(rest: str) -> Response:
-        return problem(404, f"There is no {API}/{rest[:80]} that is asked in this way. There are GET {API}/models and "
-                            f"POST {API}/chat/completions.")
+        return problem(
+            404,
+            f"There is no {API}/{rest[:80]} that is asked in this way. There are GET {API}/models and "
+            f"POST {API}/chat/completions.",
+        )
 
     return routes
 
@@ -86,8 +89,11 @@ class Completion(Response):
     def __init__(self, host: Host, answer: Answer, stream: bool) -> None:
         super().__init__()
         self._host, self._answer, self._stream = host, answer, stream
-        self._head: dict[str, object] = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()),
-                                         "model": host.model}
+        self._head: dict[str, object] = {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": host.model,
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -110,8 +116,15 @@ class Completion(Response):
             return problem(_status(answer), answer.error, code=TOO_LONG if answer.refused else None)
         message = {"role": "assistant", "content": answer.text}
         choice = {"index": 0, "message": message, "finish_reason": _reason(answer)}
-        return JSONResponse({**self._head, "object": "chat.completion", "seed": _seed(answer), "usage": _usage(answer),
-                             "choices": [choice]})
+        return JSONResponse(
+            {
+                **self._head,
+                "object": "chat.completion",
+                "seed": _seed(answer),
+                "usage": _usage(answer),
+                "choices": [choice],
+            }
+        )
 
     async def _send_events(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})

@@ -52,8 +52,11 @@ def html(value: str = "", elem_id: str | None = None, advanced: bool = False) ->
 
 def progress(what: str, elem_id: str) -> gr.HTML:
     """A bar of a long work, which the page moves by itself; `what` it is, for those who do not see it."""
-    return html(f'<div class="progress"><div class="track" role="progressbar" aria-label="{what}" aria-valuemin="0" '
-                'aria-valuemax="100" aria-valuenow="0"><i></i></div><span>Starting…</span></div>', elem_id)
+    return html(
+        f'<div class="progress"><div class="track" role="progressbar" aria-label="{what}" aria-valuemin="0" '
+        'aria-valuemax="100" aria-valuenow="0"><i></i></div><span>Starting…</span></div>',
+        elem_id,
+    )
 
 
 def label(param: Param) -> str:

@@ -26,8 +26,12 @@ def describe(error: BaseException) -> str:
     """The traceback of an error and of those that led to it, oldest first, as Python prints it but for their texts."""
     told = []
     for one, lead in reversed([*_chain(error)]):
-        told.append("Traceback (most recent call last):\n" + "".join(traceback.format_tb(one.__traceback__))
-                    + f"{type(one).__module__}.{type(one).__qualname__}: {_text(one)}" + lead)
+        told.append(
+            "Traceback (most recent call last):\n"
+            + "".join(traceback.format_tb(one.__traceback__))
+            + f"{type(one).__module__}.{type(one).__qualname__}: {_text(one)}"
+            + lead
+        )
         if isinstance(one, BaseExceptionGroup):
             told += [describe(inner) for inner in one.exceptions]
     return "\n".join(told)

@@ -30,8 +30,14 @@ def add_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, refused)
 
 
-def problem(status: int, message: str, *, param: str | None = None, code: str | None = None,
-            headers: dict[str, str] | None = None) -> JSONResponse:
+def problem(
+    status: int,
+    message: str,
+    *,
+    param: str | None = None,
+    code: str | None = None,
+    headers: dict[str, str] | None = None,
+) -> JSONResponse:
     """An error in the API's form: 4xx are the request's fault, 5xx the server's."""
     return JSONResponse({"error": form(status, message, param, code)}, status, headers)
 
@@ -49,8 +55,12 @@ def told(request: Request, error: Exception) -> JSONResponse:
         return problem(429, str(error), code="queue_full", headers={"retry-after": str(error.retry_s)})
     status = 409 if isinstance(error, (BusyError, ModelError)) else 400
     too_long = isinstance(error, ContextError)
-    return problem(status, str(error), code=TOO_LONG if too_long else None,
-                   param="messages" if too_long and request.url.path.startswith(API) else None)
+    return problem(
+        status,
+        str(error),
+        code=TOO_LONG if too_long else None,
+        param="messages" if too_long and request.url.path.startswith(API) else None,
+    )
 
 
 async def invalid(request: Request, error: Exception) -> Response:
@@ -98,7 +108,8 @@ class Unforeseen:
             return
         except Exception as error:
             log_crash(log, error, "unexpected error in %s %s", scope["method"], scope["path"])
-        if begun:   # what was sent cannot be taken back: the server closes the connection
+        if begun:  # what was sent cannot be taken back: the server closes the connection
             raise RuntimeError("A response broke off. The reason is in the log.")
-        await problem(500, "This failed because of an error inside Moestro. Its details are in the log; you can ask "
-                           "again.")(scope, receive, send)
+        await problem(
+            500, "This failed because of an error inside Moestro. Its details are in the log; you can ask again."
+        )(scope, receive, send)

@@ -14,7 +14,7 @@ from core.errors import BusyError, MoestroError
 
 log = logging.getLogger("moestro.app")
 UNEXPECTED = "The evaluation broke off because of an error inside Moestro. Its details are in the log."
-KEPT = "quality"   # under which the store remembers the last answer
+KEPT = "quality"  # under which the store remembers the last answer
 
 
 class Evaluation(Job):
@@ -32,7 +32,7 @@ class Evaluator:
         self.store, self._work = store, work
         self.job: Evaluation | None = None
         self.answer: Answer | None = self._remembered()
-        self.settings: Settings | None = None   # the user's own, while an evaluation turns the engine's
+        self.settings: Settings | None = None  # the user's own, while an evaluation turns the engine's
         self._thread = Thread()
 
     @property

@@ -34,8 +34,14 @@ class ExportError(MoestroError):
     """The export could not be written; there is no half file."""
 
 
-def write(store: Store, path: Path, *, chat: int | None = None, load: int | None = None,
-          opener: Opener = lambda path: open_private(path)) -> Path:
+def write(
+    store: Store,
+    path: Path,
+    *,
+    chat: int | None = None,
+    load: int | None = None,
+    opener: Opener = lambda path: open_private(path),
+) -> Path:
     """Write the export of a chat or of a load to `path`; returns it. An old file there is replaced only by a whole one.
 
     Raises NothingThere, or ExportError when it cannot be written.
@@ -53,8 +59,10 @@ def write(store: Store, path: Path, *, chat: int | None = None, load: int | None
             part.unlink(missing_ok=True)
     except OSError as error:
         if error.errno in FULL:
-            raise ExportError(f"The disk is full: the export was not written to {path.parent}. Free some space, then "
-                              "export again. Your chats are as they were.") from error
+            raise ExportError(
+                f"The disk is full: the export was not written to {path.parent}. Free some space, then "
+                "export again. Your chats are as they were."
+            ) from error
         raise ExportError(f"The export could not be written to {path}: {error.strerror or error}.") from error
     return path
 
@@ -75,26 +83,49 @@ def contents(store: Store, chat: int | None, load: int | None) -> dict[str, str]
             raise StoreError(f"The statistics on disk could not be read: {error}.") from error
         except (ValueError, TypeError, IndexError, OverflowError, MemoryError) as error:  # not as written
             how = f": {error}" if isinstance(error, Unfit) else ""
-            raise StoreError(f"What was recorded there is damaged{how}. Delete the recording of the chat in the tab "
-                             "Sessions; its words are kept.") from error
+            raise StoreError(
+                f"What was recorded there is damaged{how}. Delete the recording of the chat in the tab "
+                "Sessions; its words are kept."
+            ) from error
     of = f"chat {chat}" if chat is not None else f"everything since load {load}"
-    return {**{f"{name}.csv": table.to_csv(index=False, lineterminator="\n", float_format="%.10g")
-               for name, table in tables.items()},
-            "manifest.json": json.dumps(manifest(of, loads, tables), indent=2, default=str)}
+    return {
+        **{
+            f"{name}.csv": table.to_csv(index=False, lineterminator="\n", float_format="%.10g")
+            for name, table in tables.items()
+        },
+        "manifest.json": json.dumps(manifest(of, loads, tables), indent=2, default=str),
+    }
 
 
 def manifest(of: str, loads: list[Load], tables: Tables) -> dict[str, object]:
     """What the figures were measured on, with what, and what each column means."""
     steps = tables["tokens"]
     return {
-        "export": of, "created": datetime.now(UTC).isoformat(timespec="seconds"), "moestro": __version__,
+        "export": of,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "moestro": __version__,
         "versions": {"python": platform.python_version(), "numpy": np.__version__, "pandas": pd.__version__},
         "exact": bool(steps["exact"].all()) and all(one.manifest.get("exact", True) for one in loads),
-        "link": "none" if steps.empty else "emulated" if steps["emulated"].all() else
-                "partly emulated" if steps["emulated"].any() else "measured",
-        "loads": [{"load": one.id, **one.manifest, "loaded": _utc(one.created), "unloaded": _utc(one.ended),
-                   "model": one.model, "shape": {name: getattr(one.shape, name) for name in one.shape.__slots__},
-                   "spec": one.spec, "settings_at_load": one.settings} for one in loads],
+        "link": "none"
+        if steps.empty
+        else "emulated"
+        if steps["emulated"].all()
+        else "partly emulated"
+        if steps["emulated"].any()
+        else "measured",
+        "loads": [
+            {
+                "load": one.id,
+                **one.manifest,
+                "loaded": _utc(one.created),
+                "unloaded": _utc(one.ended),
+                "model": one.model,
+                "shape": {name: getattr(one.shape, name) for name in one.shape.__slots__},
+                "spec": one.spec,
+                "settings_at_load": one.settings,
+            }
+            for one in loads
+        ],
         "definitions": DEFINITIONS,
     }
 

@@ -21,8 +21,13 @@ class EngineFace(Protocol):
     """The public face of the engine."""
 
     @classmethod
-    def load(cls, spec: LoadSpec, progress: Progress = ..., cancel: threading.Event | None = None,
-             profile: Profiles | None = None) -> Self:
+    def load(
+        cls,
+        spec: LoadSpec,
+        progress: Progress = ...,
+        cancel: threading.Event | None = None,
+        profile: Profiles | None = None,
+    ) -> Self:
         """Load a model. `profile` finds the one of a model's hash. Raises MoestroError and frees everything when it
         cannot, or when `cancel` was set."""
         ...
@@ -41,8 +46,9 @@ class EngineFace(Protocol):
         """How far exact logits may be from transformers' own, as a share of the largest; 0.0 = no bit differs."""
         ...
 
-    def generate(self, messages: Prompt | str, sampling: Sampling,
-                 cancel: threading.Event | None = None) -> Iterator[Piece]:
+    def generate(
+        self, messages: Prompt | str, sampling: Sampling, cancel: threading.Event | None = None
+    ) -> Iterator[Piece]:
         """Stream an answer. Raises ContextError before the first piece when the prompt is too long."""
         ...
 

@@ -26,7 +26,7 @@ from core.choices import LossyLook
 from core.types import Frame
 
 Array = npt.NDArray[Any]
-PLAIN = ("per_layer", "tae", "threshold", "delta", "beta")   # arrays of a LossyLook that are sent as they are
+PLAIN = ("per_layer", "tae", "threshold", "delta", "beta")  # arrays of a LossyLook that are sent as they are
 
 
 def encode(frame: Frame | None, **extra: object) -> bytes:
@@ -48,8 +48,9 @@ def encode(frame: Frame | None, **extra: object) -> bytes:
     for name, array in arrays.items():
         listed.append({"name": name, "dtype": array.dtype.name, "shape": list(array.shape), "offset": offset})
         offset += _aligned(array.nbytes)
-    text = json.dumps({k: _finite(v) for k, v in {**head, **extra, "arrays": listed}.items()}, allow_nan=False,
-                      separators=(",", ":")).encode()
+    text = json.dumps(
+        {k: _finite(v) for k, v in {**head, **extra, "arrays": listed}.items()}, allow_nan=False, separators=(",", ":")
+    ).encode()
     text = text.ljust(_aligned(len(text)))
     body = b"".join(_little(array).ljust(_aligned(array.nbytes), b"\0") for array in arrays.values())
     return len(text).to_bytes(4, "little") + text + body

@@ -39,15 +39,26 @@ class Host(Workshop):
     StoreError when the store cannot be opened.
     """
 
-    def __init__(self, store: Store | None = None, engine: type[EngineFace] | None = None,
-                 estimate: Estimate | None = None, importing: ImportModel | None = None,
-                 calibrating: Calibrate | None = None, evaluating: Evaluate | None = None) -> None:
+    def __init__(
+        self,
+        store: Store | None = None,
+        engine: type[EngineFace] | None = None,
+        estimate: Estimate | None = None,
+        importing: ImportModel | None = None,
+        calibrating: Calibrate | None = None,
+        evaluating: Evaluate | None = None,
+    ) -> None:
         super().__init__(store or Store(), engine, estimate, calibrating, evaluating)
         self.sampling = self._remembered_sampling()
         self._answers: dict[int, Answer] = {}
         self.regret = Regret(bool(self.settings["regret"]))
-        self._writer = Writer(self.store, lambda job, step: self.regret.add(
-            job.load, job.engine.shape, job.effective, step, getattr(job.engine, "profile", None)), self._audit)
+        self._writer = Writer(
+            self.store,
+            lambda job, step: self.regret.add(
+                job.load, job.engine.shape, job.effective, step, getattr(job.engine, "profile", None)
+            ),
+            self._audit,
+        )
         self._unsaved = self._writer.unsaved
         self._auditor = Auditor(self.store, lambda: self._writer.busy)
         self.library = Library(self.store.db, self.store.folder)
@@ -94,7 +105,7 @@ class Host(Workshop):
             raise MoestroError(EMPTY)
         _require_whole("".join(one["content"] for one in prompt))
         self._writer.require_place()
-        self._ready()[0].check_length(prompt)   # may take a moment: not under the lock
+        self._ready()[0].check_length(prompt)  # may take a moment: not under the lock
         with self._lock:
             engine, load = self._ready()
             self._writer.require_place()
@@ -206,8 +217,11 @@ class Host(Workshop):
         if entry is None:
             raise MoestroError("It is not there any more. Refresh the list.")
         loading, job = self.loading, self.importer.job
-        using = [*([self.model] if self.model else []), *([loading.model] if loading and not loading.finished else []),
-                 *([job.source, str(job.out), str(job.partial)] if job and not job.finished and job.out else [])]
+        using = [
+            *([self.model] if self.model else []),
+            *([loading.model] if loading and not loading.finished else []),
+            *([job.source, str(job.out), str(job.partial)] if job and not job.finished and job.out else []),
+        ]
         freed = delete(entry, using, from_cache)
         self.library.refresh()
         return freed
@@ -273,5 +287,6 @@ def _require_whole(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise MoestroError("The message holds half a character (a surrogate without its other half). Take it out, then "
-                           "send it again.") from None
+        raise MoestroError(
+            "The message holds half a character (a surrogate without its other half). Take it out, then send it again."
+        ) from None

@@ -31,8 +31,17 @@ class Progress(Protocol):
 class ImportModel(Protocol):
     """What `core.importing.import_model` looks like. Raises MoestroError; a stopped import may be gone on with."""
 
-    def __call__(self, source: str, out: Path | Callable[[str, str], Path], *, format: str = ..., split: float = ...,
-                 progress: Progress = ..., cancel: threading.Event | None = ..., download: bool = ...) -> Path: ...
+    def __call__(
+        self,
+        source: str,
+        out: Path | Callable[[str, str], Path],
+        *,
+        format: str = ...,
+        split: float = ...,
+        progress: Progress = ...,
+        cancel: threading.Event | None = ...,
+        download: bool = ...,
+    ) -> Path: ...
 
 
 class ImportJob(Live):
@@ -45,7 +54,7 @@ class ImportJob(Live):
         self.text = "Looking at the model"
         self.share = 0.0
         self.bytes_done = self.bytes_total = 0
-        self.bytes_s = 0.0               # bytes a second, lately; 0 = not known yet
+        self.bytes_s = 0.0  # bytes a second, lately; 0 = not known yet
         self.left_s: float | None = None  # seconds to go at that speed
         self._seen: deque[tuple[float, int]] = deque()
 
@@ -74,15 +83,22 @@ class ImportJob(Live):
         (since, before), took = self._seen[0], now - self._seen[0][0]
         speed = (bytes_done - before) / took if took > 0.5 and since < now else self.bytes_s
         left = (bytes_total - bytes_done) / speed if speed and bytes_total else None
-        self.update(text=text, share=min(1.0, max(0.0, share)), bytes_done=bytes_done, bytes_total=bytes_total,
-                    bytes_s=speed, left_s=left)
+        self.update(
+            text=text,
+            share=min(1.0, max(0.0, share)),
+            bytes_done=bytes_done,
+            bytes_total=bytes_total,
+            bytes_s=speed,
+            left_s=left,
+        )
 
 
 class Importer:
     """The one import and its thread. Methods return at once and may be called from any thread."""
 
-    def __init__(self, packs: Path, db: Database, work: ImportModel | None = None,
-                 ended: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self, packs: Path, db: Database, work: ImportModel | None = None, ended: Callable[[], object] = lambda: None
+    ) -> None:
         """`ended` is called when an import has ended, before anybody is told. `db` remembers the last import, so that
         one which a crash or a restart broke off can be gone on with."""
         self.packs, self._db, self._work, self._ended = packs, db, work, ended
@@ -100,7 +116,7 @@ class Importer:
 
         Raises BusyError, or MoestroError for what cannot be begun; what goes wrong later is found in the returned job.
         """
-        told = {"source": source, "format": format, "output folder": out}   # an event of the page may say anything
+        told = {"source": source, "format": format, "output folder": out}  # an event of the page may say anything
         if odd := next((name for name, value in told.items() if not isinstance(value, str)), None):
             raise MoestroError(f"The {odd} of an import is text, and {told[odd]!r:.60} is none. Nothing was begun.")
         if not isinstance(download, bool):
@@ -115,11 +131,13 @@ class Importer:
             if "\0" in out:
                 raise ValueError(out)
             taken = target is not None and target.exists()
-        except (OSError, ValueError, RuntimeError):   # too long, a character that no name has, "~nobody"
+        except (OSError, ValueError, RuntimeError):  # too long, a character that no name has, "~nobody"
             raise MoestroError("There can be no folder of the name given as output folder. Choose another.") from None
         if taken:
-            raise MoestroError(f"{target} exists already, and nothing is ever overwritten. Choose another output "
-                               "folder, or delete it first.")
+            raise MoestroError(
+                f"{target} exists already, and nothing is ever overwritten. Choose another output "
+                "folder, or delete it first."
+            )
         with self._lock:
             if self.busy:
                 assert self.job is not None
@@ -175,9 +193,16 @@ class Importer:
 
         try:
             from core.memory.pack.lock import clear
+
             clear(self.packs)
-            job.out = self._worker()(job.source, job.out or place, format=job.format, download=job.download,
-                                     progress=job.progress, cancel=job.cancelled)
+            job.out = self._worker()(
+                job.source,
+                job.out or place,
+                format=job.format,
+                download=job.download,
+                progress=job.progress,
+                cancel=job.cancelled,
+            )
         except Exception as error:
             if job.cancelled.is_set():
                 fields = {"state": "cancelled", "text": "Cancelled"}
@@ -196,5 +221,6 @@ class Importer:
     def _worker(self) -> ImportModel:
         if self._work is None:
             from core.importing import import_model
+
             self._work = import_model
         return self._work

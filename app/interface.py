@@ -26,8 +26,9 @@ SCRIPT = (ROOT / "assets" / "ui" / "page.js").read_text(encoding="utf-8")
 
 def create_ui(host: Host) -> gr.Blocks:
     """Build the dashboard on a host. Every event is unqueued: no tab ever holds a connection open."""
-    with gr.Blocks(title="Moestro", fill_width=True, fill_height=True, analytics_enabled=False,
-                   delete_cache=AGES_S) as ui:
+    with gr.Blocks(
+        title="Moestro", fill_width=True, fill_height=True, analytics_enabled=False, delete_cache=AGES_S
+    ) as ui:
         with gr.Sidebar(width=320, open=True, elem_id="sidebar"):
             html(
                 '<div class="brand"><h1>Moestro</h1><button type="button" data-theme-toggle title="Dark or light" '

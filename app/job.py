@@ -40,8 +40,9 @@ class Job(Live):
         self.update(left_s=None, **fields)
 
 
-def outcome(job: Job, work: Callable[[], dict[str, Any]], done: str, undone: str, about: str,
-            unexpected: str) -> dict[str, Any]:
+def outcome(
+    job: Job, work: Callable[[], dict[str, Any]], done: str, undone: str, about: str, unexpected: str
+) -> dict[str, Any]:
     """Do the work of a job; the fields it ends with. `work` returns more of them; what it raises is told in the user's
     words, and in the log: `undone` in short, `unexpected` where it was no MoestroError, `about` = of what."""
     try:

@@ -30,14 +30,14 @@ class Keeper:
         self.store = store
         self._settings: Settings = self._known_settings(store.db.get("settings") or {})
         self.loading: Loading | None = None  # the load in progress, or how the last one ended
-        self.load_id: int | None = None      # the store's id of the current load
+        self.load_id: int | None = None  # the store's id of the current load
         self._engine_type, self._estimate = engine, estimate
         self._engine: EngineFace | None = None
         self._spec: LoadSpec | None = None
-        self._format = ""                    # the loaded experts' own: a pack's, or the one that was chosen
+        self._format = ""  # the loaded experts' own: a pack's, or the one that was chosen
         self._effective: dict[str, Any] = {}  # settings in force at the last recorded pass
-        self._moved: dict[str, object] = {}   # settings changed while a model is being loaded
-        self._owed: dict[str, object] = {}    # to be remembered, and not saved yet
+        self._moved: dict[str, object] = {}  # settings changed while a model is being loaded
+        self._owed: dict[str, object] = {}  # to be remembered, and not saved yet
         self._lock, self._view = threading.RLock(), threading.RLock()
         self._thread: threading.Thread | None = None
         self._find_profile: Profiles | None = None  # for the host: what is known of a model that is being loaded
@@ -140,6 +140,7 @@ class Keeper:
             fit = self._estimate(spec)
             return fit, fit.fits
         from core.fit import estimate
+
         trace = self.store.steps.trace(spec.model, TRACED)
         fit = estimate(spec, trace=trace)
         memory = None if fit.fits else self.memory()
@@ -200,8 +201,11 @@ class Keeper:
             state = "error" if error else "done"
         text = f"{spec.model} is ready" if state == "done" else "Cancelled" if state == "cancelled" else "Not loaded"
         if state != "done" and before is not None:
-            fate = (f"{before} is still loaded." if self.model == before else
-                    f"{before} had been unloaded to make room: load it again to go on.")
+            fate = (
+                f"{before} is still loaded."
+                if self.model == before
+                else f"{before} had been unloaded to make room: load it again to go on."
+            )
             text, error = f"{text}. {fate}", error and f"{error} {fate}"
         loading.update(state=state, text=text, error=error, share=1.0 if state == "done" else loading.share)
 
@@ -219,8 +223,9 @@ class Keeper:
             if loading.cancelled.is_set():
                 engine.unload()
                 return ""
-            load = self.store.steps.add_load(spec.model, {**spec.describe(), "format": fit.format}, engine.settings,
-                                             engine.shape, engine.manifest())
+            load = self.store.steps.add_load(
+                spec.model, {**spec.describe(), "format": fit.format}, engine.settings, engine.shape, engine.manifest()
+            )
         except BaseException:
             engine.unload()
             raise
@@ -245,8 +250,10 @@ class Keeper:
                     engine.unload()
             except Exception as error:
                 log.exception("unexpected error while unloading")
-                raise MoestroError("The model was not unloaded cleanly because of an error inside Moestro. Some of its "
-                                   "memory may stay in use until Moestro is started again.") from error
+                raise MoestroError(
+                    "The model was not unloaded cleanly because of an error inside Moestro. Some of its "
+                    "memory may stay in use until Moestro is started again."
+                ) from error
             finally:
                 if load is not None:
                     self._note_end(load)
@@ -260,6 +267,7 @@ class Keeper:
     def _type(self) -> type[EngineFace]:
         if self._engine_type is None:
             from core.engine import Engine
+
             self._engine_type = Engine
         return self._engine_type
 
@@ -317,4 +325,3 @@ class Keeper:
             except (SettingError, TypeError, ValueError) as error:
                 log.warning("forgot a setting of an earlier version: %s", error)
         return settings
-

@@ -20,9 +20,9 @@ from app.store.database import Database
 from core.errors import MoestroError
 from core.reading import BadJson, parse_json, reason, require_regular, shown
 
-DEPTH = 2            # how deep folders of the user's are searched
+DEPTH = 2  # how deep folders of the user's are searched
 MOST_INSIDE = 20_000  # entries of one of them that are looked at
-LONGEST_REF = 4096   # bytes that the name of a version in the Hugging Face cache may have
+LONGEST_REF = 4096  # bytes that the name of a version in the Hugging Face cache may have
 MOST_FOLDERS = 2000  # ... and how many at most
 
 
@@ -72,8 +72,10 @@ def peek(home: Path) -> tuple[list[str], dict[str, float]]:
         with closing(sqlite3.connect((home / "moestro.sqlite3").resolve().as_uri() + "?mode=ro", uri=True)) as db:
             kept = db.execute("SELECT value FROM memory WHERE key = 'folders'").fetchone()
             folders = parse_json(kept[0]) if kept else []
-            return (list(map(str, folders)) if isinstance(folders, list) else [],
-                    dict(db.execute("SELECT model, max(created) FROM loads GROUP BY model").fetchall()))
+            return (
+                list(map(str, folders)) if isinstance(folders, list) else [],
+                dict(db.execute("SELECT model, max(created) FROM loads GROUP BY model").fetchall()),
+            )
     except (sqlite3.Error, MoestroError, BadJson, TypeError):
         return [], {}  # nothing is remembered yet, or not in a way that is understood
 
@@ -81,13 +83,21 @@ def peek(home: Path) -> tuple[list[str], dict[str, float]]:
 def scan(packs: Path, folders: Iterable[str], used: Mapping[str, float]) -> list[Entry]:
     """Every model there is, each once, last used first, then by name. `used`: when what was loaded last."""
     found: dict[Path, Entry] = {}
-    times = {same_place(Path(str(model))): when for model, when in used.items()
-             if model != "demo" and isinstance(when, int | float)}
+    times = {
+        same_place(Path(str(model))): when
+        for model, when in used.items()
+        if model != "demo" and isinstance(when, int | float)
+    }
     roots: list[tuple[Path, Where]] = [(packs, "packs"), *((_expanded(Path(f)), "folder") for f in folders)]
     for root, where in roots:
         if where == "folder" and not _is_folder(root):
-            found[root] = Entry(shown(root), shown(root), where, "folder", problem="There is no such folder, or it may "
-                                "not be read. Correct it or remove it from your folders.")
+            found[root] = Entry(
+                shown(root),
+                shown(root),
+                where,
+                "folder",
+                problem="There is no such folder, or it may not be read. Correct it or remove it from your folders.",
+            )
             continue
         for entry in _search(root, where):
             found.setdefault(same_place(Path(entry.path)), entry)
@@ -149,12 +159,19 @@ def _search(root: Path, where: Where) -> Iterator[Entry]:
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError as error:
-                yield Entry(shown(folder.name), shown(folder), where, "folder",
-                            problem=f"{reason(error)}: {shown(folder)}")
+                yield Entry(
+                    shown(folder.name), shown(folder), where, "folder", problem=f"{reason(error)}: {shown(folder)}"
+                )
                 continue
             if len(inside) > MOST_INSIDE:
-                yield Entry(shown(folder.name), shown(folder), where, "folder", problem=f"It holds more than "
-                            f"{MOST_INSIDE:,} files. Some of them are not listed; name the folder of the model itself.")
+                yield Entry(
+                    shown(folder.name),
+                    shown(folder),
+                    where,
+                    "folder",
+                    problem=f"It holds more than "
+                    f"{MOST_INSIDE:,} files. Some of them are not listed; name the folder of the model itself.",
+                )
             for path in inside[:MOST_INSIDE]:
                 if _is_folder(path):
                     if not path.name.startswith("."):
@@ -182,8 +199,10 @@ def delete(entry: Entry, busy: Iterable[str] = (), from_cache: bool = False) -> 
     try:
         return _forget(entry, from_cache) if entry.where == "cache" else _remove(Path(entry.path))
     except OSError as error:
-        raise MoestroError(f"{entry.name} was not deleted completely: {error.strerror or error}. Close what uses it, "
-                           "then delete it again.") from error
+        raise MoestroError(
+            f"{entry.name} was not deleted completely: {error.strerror or error}. Close what uses it, "
+            "then delete it again."
+        ) from error
 
 
 def _remove(path: Path) -> int:
@@ -209,8 +228,10 @@ def _forget(entry: Entry, sure: bool) -> int:
     from huggingface_hub import scan_cache_dir
 
     if not sure:
-        raise MoestroError(f"{entry.name} is in the Hugging Face cache, which other programs use as well. Confirm "
-                           "that it is to be deleted there.")
+        raise MoestroError(
+            f"{entry.name} is in the Hugging Face cache, which other programs use as well. Confirm "
+            "that it is to be deleted there."
+        )
     snapshot = next((p for p in (Path(entry.path), *Path(entry.path).parents) if p.parent.name == "snapshots"), None)
     if snapshot is None:
         raise MoestroError(f"{entry.path} is not in the Hugging Face cache any more. Refresh the list.")

@@ -76,17 +76,17 @@ class Answer(Live):
         self.chat_id, self.message_id = chat_id, message_id
         self.state: Literal["queued", "prefill", "streaming", "done", "error"] = "queued"
         self.text = ""
-        self.prefill_done = 0   # prompt positions computed ...
+        self.prefill_done = 0  # prompt positions computed ...
         self.prefill_total = 0  # ... of so many
         self.n_tokens = 0
         self.stats: AnswerStats | None = None
         self.undone = False
-        self.refused = False    # it failed for what was asked, not for what went wrong here
-        self.unrecorded = 0     # passes whose record the store had no room for
-        self.unsaved = ""       # why the store lacks some of it, in the user's words; it is tried again
+        self.refused = False  # it failed for what was asked, not for what went wrong here
+        self.unrecorded = 0  # passes whose record the store had no room for
+        self.unsaved = ""  # why the store lacks some of it, in the user's words; it is tried again
         self.asked_s = time.perf_counter()
-        self.ttft_ms = 0.0      # from its turn to its first token; 0 = none yet
-        self.queued_ms = 0.0    # waited behind other answers before its prefill began
+        self.ttft_ms = 0.0  # from its turn to its first token; 0 = none yet
+        self.queued_ms = 0.0  # waited behind other answers before its prefill began
 
     @property
     def finished(self) -> bool:

@@ -13,7 +13,7 @@ from core.errors import MoestroError
 from core.quality.told import Quality
 
 log = logging.getLogger("moestro.app")
-AGAIN_S = 0.25   # until the engine is asked again that was in use, or whose audit was broken off
+AGAIN_S = 0.25  # until the engine is asked again that was in use, or whose audit was broken off
 
 
 class Auditor:
@@ -25,7 +25,7 @@ class Auditor:
         self._news = threading.Condition()
         self._stop = threading.Event()
         self._engine: EngineFace | None = None
-        self._messages: dict[int, int | None] = {}   # number of an answer of `_engine` -> its message; None = no chat's
+        self._messages: dict[int, int | None] = {}  # number of an answer of `_engine` -> its message; None = no chat's
         self._thread: threading.Thread | None = None
 
     def expect(self, engine: EngineFace, number: int, message: int | None) -> None:
@@ -33,7 +33,7 @@ class Auditor:
         with self._news:
             if self._stop.is_set():
                 return
-            if engine is not self._engine:     # the one before is unloaded, and has forgotten what waited
+            if engine is not self._engine:  # the one before is unloaded, and has forgotten what waited
                 self._engine = engine
                 self._messages.clear()
             self._messages[number] = message

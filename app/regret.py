@@ -21,11 +21,11 @@ from core.registry import variant, variants
 from core.types import ModelShape, StepRecord
 
 log = logging.getLogger("moestro.app")
-QUEUE = 2048      # passes that may wait
-GATHER_S = 0.5    # how long news are gathered before anybody looks at them
-TRIES = 3         # processes that may be lost in a row
-ENOUGH = 32       # tokens below which figures say nothing
-CLEAR = 0.0005    # a policy is better when its hit rate is by more than this
+QUEUE = 2048  # passes that may wait
+GATHER_S = 0.5  # how long news are gathered before anybody looks at them
+TRIES = 3  # processes that may be lost in a row
+ENOUGH = 32  # tokens below which figures say nothing
+CLEAR = 0.0005  # a policy is better when its hit rate is by more than this
 
 
 class Regret:
@@ -33,7 +33,7 @@ class Regret:
 
     def __init__(self, on: bool = True, start: Callable[[], Process] = Process) -> None:
         self.on = on
-        self.version = 0                        # grows with every change of what `view` tells
+        self.version = 0  # grows with every change of what `view` tells
         self._queue: deque[Step] = deque(maxlen=QUEUE)
         self._news = threading.Condition()
         self._closing = threading.Event()
@@ -44,14 +44,20 @@ class Regret:
         self._left_out = self._losses = 0
         self._compared: Compared | None = None
 
-    def add(self, load: int, shape: ModelShape, settings: Mapping[str, Any], step: StepRecord,
-            profile: Measured | None = None) -> None:
+    def add(
+        self,
+        load: int,
+        shape: ModelShape,
+        settings: Mapping[str, Any],
+        step: StepRecord,
+        profile: Measured | None = None,
+    ) -> None:
         """A pass was computed with these settings. On the thread that computes: an append, no more."""
         if not self.on or (self._failed and load == self._now[0]):
             return
         if load != self._now[0] or step.changes:
             self._now = load, dict(settings)
-        self._left_out += len(self._queue) == QUEUE     # the queue lets go of its oldest by itself
+        self._left_out += len(self._queue) == QUEUE  # the queue lets go of its oldest by itself
         self._queue.append(Step(load, shape, self._now[1], step, profile))
         if self._asleep or self._thread is None:
             self._wake()
@@ -97,11 +103,23 @@ class Regret:
         standing = compared.standing if fits and compared is not None else None
         tokens = standing["tokens"] if standing else 0
         told: dict[str, Any] = {
-            "policy": name, "title": variant("eviction", name).title, "window": settings["regret_tokens"],
-            "tokens": tokens, "enough": ENOUGH, "left_out": compared.left_out if fits and compared is not None else 0,
+            "policy": name,
+            "title": variant("eviction", name).title,
+            "window": settings["regret_tokens"],
+            "tokens": tokens,
+            "enough": ENOUGH,
+            "left_out": compared.left_out if fits and compared is not None else 0,
             "prefetch": settings["predictor"] != "none",
-            "state": "untold" if not settings["telemetry"] else "failed" if self._failed else
-                     "ready" if tokens >= ENOUGH else "warming" if compared is not None else "waiting"}
+            "state": "untold"
+            if not settings["telemetry"]
+            else "failed"
+            if self._failed
+            else "ready"
+            if tokens >= ENOUGH
+            else "warming"
+            if compared is not None
+            else "waiting",
+        }
         if told["state"] == "ready" and standing is not None:
             told |= ranked(name, standing, told["prefetch"])
         return told
@@ -188,8 +206,14 @@ def ranked(name: str, standing: Mapping[str, Any], prefetch: bool) -> dict[str, 
     order = sorted((other for other in rates if other != name), key=lambda other: -rates[other])
     best = order[0] if order else None
     own = standing["own"]
-    alone = rates.get(name, own)   # one of the user's own has no shadow
-    return {"own": own, "alone": alone, "belady": standing["belady"], "best": best,
-            "best_title": titles.get(best or "", best), "best_rate": rates.get(best or ""),
-            "better": best is not None and rates[best] > (alone if prefetch else max(alone, own)) + CLEAR,
-            "rates": [[titles.get(one, one), rates[one]] for one in sorted(rates, key=lambda one: -rates[one])]}
+    alone = rates.get(name, own)  # one of the user's own has no shadow
+    return {
+        "own": own,
+        "alone": alone,
+        "belady": standing["belady"],
+        "best": best,
+        "best_title": titles.get(best or "", best),
+        "best_rate": rates.get(best or ""),
+        "better": best is not None and rates[best] > (alone if prefetch else max(alone, own)) + CLEAR,
+        "rates": [[titles.get(one, one), rates[one]] for one in sorted(rates, key=lambda one: -rates[one])],
+    }

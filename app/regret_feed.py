@@ -18,9 +18,9 @@ from core.registry import Value, variants
 from core.simulate.regret import Setup
 from core.types import ModelShape, StepRecord
 
-RECENT = 1024     # tokens remembered, to warm fresh shadows with
-BATCH = 64        # passes sent at once: a stop does not wait for more
-SHARE = 0.1       # of the process's time may go into the bound: the more it costs, the more seldom it is worked out
+RECENT = 1024  # tokens remembered, to warm fresh shadows with
+BATCH = 64  # passes sent at once: a stop does not wait for more
+SHARE = 0.1  # of the process's time may go into the bound: the more it costs, the more seldom it is worked out
 # Settings that do not decide what hits. The budget's slots come with each pass.
 ASIDE = ("budget", "link", "link_gbps", "link_latency_us", "telemetry", "regret", "quality_rate")
 
@@ -56,7 +56,7 @@ class Feed:
         self._setup: tuple[object, ...] = ()
         self._of: tuple[object, ...] = ()
         self._recent: deque[Step] = deque()
-        self._tokens = 0                   # in `_recent`
+        self._tokens = 0  # in `_recent`
         self._owed, self._next_s = False, 0.0
         self._left_out = 0
 
@@ -140,8 +140,12 @@ class Feed:
 def setup_of(step: Step) -> tuple[object, ...]:
     """What decides which shadows there are: when it changes they begin anew."""
     own = ("scope", "layer_slots", "pins", "regret_tokens")
-    return (step.load, step.record.slots, id(step.profile),
-            *((name, value) for name, value in step.settings.items() if name in own or name.startswith("eviction.")))
+    return (
+        step.load,
+        step.record.slots,
+        id(step.profile),
+        *((name, value) for name, value in step.settings.items() if name in own or name.startswith("eviction.")),
+    )
 
 
 def in_force(step: Step) -> tuple[object, ...]:
@@ -158,8 +162,17 @@ def imitated(step: Step) -> Setup:
     """The shadows' setup. Raises SettingError for what the engine itself would refuse."""
     shape, settings, slots = step.shape, step.settings, step.record.slots
     placed = place(settings, shape.layers, shape.experts, shape.top_k, step.profile)
-    return Setup(shape.layers, shape.experts, shape.top_k, slots, str(settings["scope"]), policies(settings),
-                 placed.divide(slots), sorted(placed.pinned), placed.usual.tolist() if placed.usual.any() else [])
+    return Setup(
+        shape.layers,
+        shape.experts,
+        shape.top_k,
+        slots,
+        str(settings["scope"]),
+        policies(settings),
+        placed.divide(slots),
+        sorted(placed.pinned),
+        placed.usual.tolist() if placed.usual.any() else [],
+    )
 
 
 def policies(settings: Mapping[str, Any]) -> dict[str, dict[str, Value]]:
@@ -170,8 +183,10 @@ def policies(settings: Mapping[str, Any]) -> dict[str, dict[str, Value]]:
 def arrays(steps: Sequence[Step]) -> dict[str, Any]:
     """The passes as the process takes them."""
     records = [step.record for step in steps]
-    return {"ids": np.concatenate([one.ids.transpose(1, 0, 2) for one in records]),
-            "sizes": np.array([one.tokens for one in records], np.int32),
-            "decode": np.array([one.phase == "decode" for one in records]),
-            "hits": np.array([one.hits for one in records], np.int32),
-            "requests": np.array([one.requests for one in records], np.int32)}
+    return {
+        "ids": np.concatenate([one.ids.transpose(1, 0, 2) for one in records]),
+        "sizes": np.array([one.tokens for one in records], np.int32),
+        "decode": np.array([one.phase == "decode" for one in records]),
+        "hits": np.array([one.hits for one in records], np.int32),
+        "requests": np.array([one.requests for one in records], np.int32),
+    }

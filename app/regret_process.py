@@ -41,7 +41,7 @@ class Process:
         try:
             write(self._to, head, arrays)
             answer = read(self._from)[0]
-        except (OSError, EOFError, ValueError) as error:   # ValueError: a pipe closed meanwhile
+        except (OSError, EOFError, ValueError) as error:  # ValueError: a pipe closed meanwhile
             raise Lost(f"it ended ({type(error).__name__} {error})") from error
         if answer["problem"]:
             raise Lost(answer.get("details") or answer["problem"])

@@ -34,7 +34,7 @@ class Shop:
         """What to send back: `problem` "" when all is well, `standing` when it was asked for and there is one."""
         started_s = time.perf_counter()
         if "setup" in head:
-            known = {variant.name for variant in self._variants("eviction")}   # not those of somebody's own module
+            known = {variant.name for variant in self._variants("eviction")}  # not those of somebody's own module
             told = {name: values for name, values in head["setup"]["policies"].items() if name in known}
             setup = self._regret.Setup(**{**head["setup"], "policies": told})
             self._shadows = self._regret.Shadows(setup, head["window"])
@@ -48,15 +48,18 @@ class Shop:
             else:
                 self._shadows.feed(chunk, arrays["hits"], arrays["requests"])
         standing = self._shadows.standing() if head.get("report") else None
-        return {"problem": "", "standing": asdict(standing) if standing is not None else None,
-                "spent_s": time.perf_counter() - started_s}
+        return {
+            "problem": "",
+            "standing": asdict(standing) if standing is not None else None,
+            "spent_s": time.perf_counter() - started_s,
+        }
 
 
 def main() -> None:
     """The life of the process."""
     behave()
     source, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())   # what a library prints is not an answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is not an answer
     shop = Shop()
     try:
         while True:

@@ -25,8 +25,10 @@ Counts = npt.NDArray[np.int64]
 PHASES = ("prefill", "decode")
 BATCH = 256  # forward passes read at a time
 
-_KEYS = {"load": "The loading of a model the row belongs to; see manifest.json.",
-         "phase": "prefill (the prompt) or decode (one generated token a pass)."}
+_KEYS = {
+    "load": "The loading of a model the row belongs to; see manifest.json.",
+    "phase": "prefill (the prompt) or decode (one generated token a pass).",
+}
 _LAYER = {"layer": "Mixture-of-Experts layer, counted from 0."}
 _OUTCOMES = {
     "requests": "Distinct experts asked for in a layer, summed over forward passes.",
@@ -37,15 +39,18 @@ _OUTCOMES = {
     "disk_misses": "The same, but host memory did not have it either: read from disk.",
     "substituted": "Requests whose expert was missing and for which nothing was fetched: others took its place.",
     "dropped": "The same, and nothing took its place.",
-    "predicted": "Requests for which nothing was fetched because a predicted routing was computed without them."}
+    "predicted": "Requests for which nothing was fetched because a predicted routing was computed without them.",
+}
 _RATE = {"hit_rate": "hits / requests; empty when there was no request."}
 _MS = "milliseconds"
 DEFINITIONS: dict[str, dict[str, str]] = {
     "tokens": {
         "index": "Number of the forward pass since the model was loaded.",
-        "load": _KEYS["load"], "chat": "The chat it was for; empty for the HTTP API.",
+        "load": _KEYS["load"],
+        "chat": "The chat it was for; empty for the HTTP API.",
         "answer": "The answer it was for; empty for the HTTP API.",
-        "phase": _KEYS["phase"], "tokens": "Positions computed in the pass.",
+        "phase": _KEYS["phase"],
+        "tokens": "Positions computed in the pass.",
         "start_s": "When it began: seconds since the model was loaded.",
         "total_ms": f"Its wall time in {_MS}: compute + stall + idle.",
         "compute_ms": f"The device was busy with the model, in {_MS}.",
@@ -54,39 +59,66 @@ DEFINITIONS: dict[str, dict[str, str]] = {
         "copy_ms": f"The link was busy, in {_MS}; overlaps compute and stall.",
         "predict_ms": f"The prefetcher's own time on the computing thread, in {_MS}; part of compute.",
         "net_ms": f"What prefetching saved at most less what it cost, in {_MS}. Saved: the copies of prefetched "
-                  "experts that were asked for, less the waits for late ones. Cost: its own time, and the waits of "
-                  "demands that it held up or caused.",
-        **_OUTCOMES, **_RATE,
+        "experts that were asked for, less the waits for late ones. Cost: its own time, and the waits of "
+        "demands that it held up or caused.",
+        **_OUTCOMES,
+        **_RATE,
         "prefetch_issued": "Experts whose prefetch was begun.",
         "prefetch_used": "Prefetched experts that were then used.",
         "prefetch_late": "Prefetched experts asked for before their copy had ended.",
         "prefetch_wasted": "Prefetched experts evicted or passed over without use.",
         "prefetch_evicted": "Of those, the ones evicted before their layer was reached.",
-        "demand_bytes": "Payload copied on demand.", "prefetch_bytes": "Payload copied by prefetches.",
-        "late_bytes": "Payload of prefetches that were late.", "wasted_bytes": "Payload of wasted prefetches.",
+        "demand_bytes": "Payload copied on demand.",
+        "prefetch_bytes": "Payload copied by prefetches.",
+        "late_bytes": "Payload of prefetches that were late.",
+        "wasted_bytes": "Payload of wasted prefetches.",
         "evicted_bytes": "Payload of prefetches that were evicted before their layer was reached.",
         "disk_bytes": "Bytes read from disk for the copies that ended in the pass, padding included.",
         "slots": "Experts that the device had room for.",
-        "device_bytes": "Device memory in use after the pass.", "budget_bytes": "Device memory that was allowed.",
-        "emulated": "The link was paced to an emulated bandwidth.", "exact": "No lossy option changed the result.",
+        "device_bytes": "Device memory in use after the pass.",
+        "budget_bytes": "Device memory that was allowed.",
+        "emulated": "The link was paced to an emulated bandwidth.",
+        "exact": "No lossy option changed the result.",
         "assignments": "Experts that the router gave to the tokens of the pass, over all layers.",
-        "changed": "Of those, how many another expert or nothing took the place of."},
+        "changed": "Of those, how many another expert or nothing took the place of.",
+    },
     "layers": {**_KEYS, **_LAYER, **_OUTCOMES, **_RATE},
-    "experts": {**_KEYS, **_LAYER, "expert": "Expert, counted from 0 within its layer.",
-                "activations": "Tokens that the router sent to it.", **_OUTCOMES},
-    "coactivation": {**_KEYS, **_LAYER, "expert_i": "The one expert.", "expert_j": "The other, of higher number.",
-                     "tokens": "Tokens that the router sent to both; pairs that never met are left out."},
-    "transfers": {**_KEYS, "second": "Second since the model was loaded in which the copies ended.",
-                  "origin": "Where the copies came from: host memory or disk.",
-                  "demand_copies": "Experts copied on demand.", "prefetch_copies": "Experts copied by prefetches.",
-                  "demand_bytes": "Payload copied on demand.", "prefetch_bytes": "Payload copied by prefetches.",
-                  "copy_ms": f"Time the link was busy with them, in {_MS}.",
-                  "gbps": "Payload per second of wall time, in GB/s (10^9 bytes)."},
+    "experts": {
+        **_KEYS,
+        **_LAYER,
+        "expert": "Expert, counted from 0 within its layer.",
+        "activations": "Tokens that the router sent to it.",
+        **_OUTCOMES,
+    },
+    "coactivation": {
+        **_KEYS,
+        **_LAYER,
+        "expert_i": "The one expert.",
+        "expert_j": "The other, of higher number.",
+        "tokens": "Tokens that the router sent to both; pairs that never met are left out.",
+    },
+    "transfers": {
+        **_KEYS,
+        "second": "Second since the model was loaded in which the copies ended.",
+        "origin": "Where the copies came from: host memory or disk.",
+        "demand_copies": "Experts copied on demand.",
+        "prefetch_copies": "Experts copied by prefetches.",
+        "demand_bytes": "Payload copied on demand.",
+        "prefetch_bytes": "Payload copied by prefetches.",
+        "copy_ms": f"Time the link was busy with them, in {_MS}.",
+        "gbps": "Payload per second of wall time, in GB/s (10^9 bytes).",
+    },
     "answers": answers.DEFINITIONS,
     "choices": choices.DEFINITIONS,
-    "settings": {"load": _KEYS["load"], "chat": "The chat whose forward pass took the change first; empty if deleted.",
-                 "index": "The forward pass that it acted on first.", "time": "When, in UTC.",
-                 "name": "The setting.", "old": "Its value before.", "new": "Its value from then on."},
+    "settings": {
+        "load": _KEYS["load"],
+        "chat": "The chat whose forward pass took the change first; empty if deleted.",
+        "index": "The forward pass that it acted on first.",
+        "time": "When, in UTC.",
+        "name": "The setting.",
+        "old": "Its value before.",
+        "new": "Its value from then on.",
+    },
 }
 _RENAMED = {"step": "index", "started_s": "start_s"}
 
@@ -105,16 +137,25 @@ class _Sums:
         """Count a batch; returns [pass, outcome] counts."""
         decode = np.array([row["phase"] == "decode" for row in rows])
         self.seen |= [not decode.all(), decode.any()]
-        outcome, layer, expert = (_joined(rows, name, dtype) for name, dtype in
-                                  (("outcome", "u1"), ("layer", "<i2"), ("expert", "<i2")))
+        outcome, layer, expert = (
+            _joined(rows, name, dtype) for name, dtype in (("outcome", "u1"), ("layer", "<i2"), ("expert", "<i2"))
+        )
         of = np.repeat(np.arange(len(rows)), [len(row["outcome"]) for row in rows])
         flat = np.ravel_multi_index((decode[of].astype(np.int64), layer, expert, outcome), self.outcomes.shape)
         self.outcomes += np.bincount(flat, minlength=self.outcomes.size).reshape(self.outcomes.shape)
         for phase in (0, 1):
             of_phase = [row for row in rows if (row["phase"] == "decode") == phase and row["layers"]]
             if of_phase:
-                self._route(phase, np.concatenate([np.frombuffer(row["ids"], "<i2").reshape(
-                    row["layers"], row["tokens"], row["top_k"]) for row in of_phase], axis=1))
+                self._route(
+                    phase,
+                    np.concatenate(
+                        [
+                            np.frombuffer(row["ids"], "<i2").reshape(row["layers"], row["tokens"], row["top_k"])
+                            for row in of_phase
+                        ],
+                        axis=1,
+                    ),
+                )
         return np.bincount(of * len(Outcome) + outcome, minlength=len(rows) * len(Outcome)).reshape(len(rows), -1)
 
     def _route(self, phase: int, ids: npt.NDArray[np.int16]) -> None:
@@ -143,8 +184,10 @@ def collect(db: sqlite3.Connection, loads: Sequence[Load], chat: int | None) -> 
         parts["answers"].append(answers.answers(db, load.id, chat))
         parts["choices"] = [choices.summed(parts["choices"])]
         parts["settings"].append(_settings(db, load.id))
-    return {name: pd.concat([p for p in parts[name] if len(p)] or [pd.DataFrame(columns=list(columns))])[list(columns)]
-            for name, columns in DEFINITIONS.items()}
+    return {
+        name: pd.concat([p for p in parts[name] if len(p)] or [pd.DataFrame(columns=list(columns))])[list(columns)]
+        for name, columns in DEFINITIONS.items()
+    }
 
 
 def _tokens(rows: Sequence[sqlite3.Row], outcomes: Counts) -> pd.DataFrame:
@@ -160,11 +203,18 @@ def _with_outcomes(table: pd.DataFrame, outcomes: Counts) -> pd.DataFrame:
     """Add the columns of `_OUTCOMES` and the hit rate from [row, outcome] counts."""
     requests = outcomes.sum(1)
     hits = outcomes[:, Outcome.HIT] + outcomes[:, Outcome.PREFETCH_HIT]
-    return table.assign(requests=requests, hits=hits, prefetch_hits=outcomes[:, Outcome.PREFETCH_HIT],
-                        late=outcomes[:, Outcome.LATE], misses=outcomes[:, Outcome.MISS],
-                        disk_misses=outcomes[:, Outcome.MISS_DISK], substituted=outcomes[:, Outcome.SUBSTITUTED],
-                        dropped=outcomes[:, Outcome.DROPPED], predicted=outcomes[:, Outcome.PREDICTED],
-                        hit_rate=np.divide(hits, requests, out=np.full(len(hits), np.nan), where=requests > 0))
+    return table.assign(
+        requests=requests,
+        hits=hits,
+        prefetch_hits=outcomes[:, Outcome.PREFETCH_HIT],
+        late=outcomes[:, Outcome.LATE],
+        misses=outcomes[:, Outcome.MISS],
+        disk_misses=outcomes[:, Outcome.MISS_DISK],
+        substituted=outcomes[:, Outcome.SUBSTITUTED],
+        dropped=outcomes[:, Outcome.DROPPED],
+        predicted=outcomes[:, Outcome.PREDICTED],
+        hit_rate=np.divide(hits, requests, out=np.full(len(hits), np.nan), where=requests > 0),
+    )
 
 
 def _grid(load: int, sums: _Sums, **axes: int) -> tuple[pd.DataFrame, npt.NDArray[np.bool_]]:
@@ -188,17 +238,32 @@ def _experts(load: int, sums: _Sums) -> pd.DataFrame:
 
 def _coactivation(load: int, sums: _Sums) -> pd.DataFrame:
     phase, layer, i, j = np.nonzero(np.triu(sums.together, 1))
-    return pd.DataFrame({"load": load, "phase": np.array(PHASES)[phase], "layer": layer, "expert_i": i, "expert_j": j,
-                         "tokens": sums.together[phase, layer, i, j]})
+    return pd.DataFrame(
+        {
+            "load": load,
+            "phase": np.array(PHASES)[phase],
+            "layer": layer,
+            "expert_i": i,
+            "expert_j": j,
+            "tokens": sums.together[phase, layer, i, j],
+        }
+    )
 
 
 def _seconds(load: int, moved: npt.NDArray[Any]) -> pd.DataFrame:
     demand, size = (moved["kind"] & DEMAND).astype(np.int64), moved["bytes"]
-    table = pd.DataFrame({
-        "phase": np.array(PHASES)[moved["decode"]], "second": np.floor(moved["ended_s"]).astype(np.int64),
-        "origin": np.where(moved["kind"] & FROM_DISK, "disk", "host"),
-        "demand_copies": demand, "prefetch_copies": 1 - demand, "demand_bytes": size * demand,
-        "prefetch_bytes": size * (1 - demand), "copy_ms": (moved["ended_s"] - moved["started_s"]) * 1e3})
+    table = pd.DataFrame(
+        {
+            "phase": np.array(PHASES)[moved["decode"]],
+            "second": np.floor(moved["ended_s"]).astype(np.int64),
+            "origin": np.where(moved["kind"] & FROM_DISK, "disk", "host"),
+            "demand_copies": demand,
+            "prefetch_copies": 1 - demand,
+            "demand_bytes": size * demand,
+            "prefetch_bytes": size * (1 - demand),
+            "copy_ms": (moved["ended_s"] - moved["started_s"]) * 1e3,
+        }
+    )
     summed = table.groupby(["second", "phase", "origin"], as_index=False).sum()
     return summed.assign(load=load, gbps=(summed["demand_bytes"] + summed["prefetch_bytes"]) / 1e9)
 
@@ -207,8 +272,10 @@ def _settings(db: sqlite3.Connection, load: int) -> pd.DataFrame:
     def utc(seconds: object) -> str:
         return datetime.fromtimestamp(moment(seconds, "time"), UTC).isoformat(timespec="milliseconds")
 
-    rows = [(row["load"], row["chat"], row["step"], utc(row["time"]), row["name"], row["old"], row["new"])
-            for row in db.execute("SELECT * FROM changes WHERE load = ? ORDER BY id", (load,))]
+    rows = [
+        (row["load"], row["chat"], row["step"], utc(row["time"]), row["name"], row["old"], row["new"])
+        for row in db.execute("SELECT * FROM changes WHERE load = ? ORDER BY id", (load,))
+    ]
     return pd.DataFrame(rows, columns=list(DEFINITIONS["settings"])).astype({"chat": "Int64"})
 
 

@@ -18,8 +18,10 @@ from core.errors import MoestroError, TraceError
 from core.trace import TraceWriter
 
 NOTHING = "No routing was recorded there. It is recorded while Telemetry is on."
-DAMAGED = ("The routing on disk is damaged, so no trace was written. The words of the chats do not depend on it; "
-           "delete what was recorded in the tab Sessions.")
+DAMAGED = (
+    "The routing on disk is damaged, so no trace was written. The words of the chats do not depend on it; "
+    "delete what was recorded in the tab Sessions."
+)
 
 
 def write(trace: StoredTrace, path: Path) -> Path:
@@ -31,8 +33,9 @@ def write(trace: StoredTrace, path: Path) -> Path:
     try:
         private_folder(path.parent)
         try:
-            with TraceWriter(part, trace.layers, trace.experts, trace.top_k, model=trace.model,
-                             model_hash=trace.model_hash) as writer:
+            with TraceWriter(
+                part, trace.layers, trace.experts, trace.top_k, model=trace.model, model_hash=trace.model_hash
+            ) as writer:
                 for chunk in trace.chunks():
                     writer.write(chunk)
             part.replace(path)
@@ -40,13 +43,15 @@ def write(trace: StoredTrace, path: Path) -> Path:
             part.unlink(missing_ok=True)
     except sqlite3.Error as error:
         raise StoreError(f"The routing on disk could not be read: {error}.") from error
-    except (TypeError, ValueError, OverflowError) as error:   # rows that Moestro did not write so
+    except (TypeError, ValueError, OverflowError) as error:  # rows that Moestro did not write so
         raise StoreError(DAMAGED) from error
     except (OSError, TraceError) as error:
         number = getattr(error, "errno", None) or getattr(error.__cause__, "errno", None)
         if number in FULL:
-            raise ExportError(f"The disk is full: the trace was not written to {path.parent}. Free some space, then "
-                              "try again. Your chats are as they were.") from error
+            raise ExportError(
+                f"The disk is full: the trace was not written to {path.parent}. Free some space, then "
+                "try again. Your chats are as they were."
+            ) from error
         raise ExportError(f"The trace could not be written to {path}: {error}.") from error
     return path
 
@@ -83,8 +88,12 @@ def router(store: Store) -> APIRouter:
             write(find(store, chat, load), path)
         except MoestroError as error:
             status = 404 if isinstance(error, NothingThere) else 507
-            return PlainTextResponse(str(error), status)   # a link leads here: what the browser then shows is this text
-        return FileResponse(path, filename=f"{name}.trace", media_type="application/octet-stream",
-                            background=BackgroundTask(path.unlink, missing_ok=True))
+            return PlainTextResponse(str(error), status)  # a link leads here: what the browser then shows is this text
+        return FileResponse(
+            path,
+            filename=f"{name}.trace",
+            media_type="application/octet-stream",
+            background=BackgroundTask(path.unlink, missing_ok=True),
+        )
 
     return routes

@@ -8,9 +8,9 @@ from collections import deque
 
 from core.errors import BusyError
 
-MOST_WAITING = 200   # answers that may wait for their turn, of the dashboard and the API together
-REMEMBERED = 20      # ended answers that the expected wait rests on
-UNKNOWN_S = 30       # when to ask again while no answer has ended yet
+MOST_WAITING = 200  # answers that may wait for their turn, of the dashboard and the API together
+REMEMBERED = 20  # ended answers that the expected wait rests on
+UNKNOWN_S = 30  # when to ask again while no answer has ended yet
 
 
 class QueueFullError(BusyError):
@@ -44,14 +44,17 @@ class Turns:
             return
         full = f"{waiting} answers wait for their turn already, and no more may."
         if not self._took_s:
-            raise QueueFullError(f"{full} How long they take is not known yet: none has ended so far. Ask again later.",
-                                 UNKNOWN_S)
+            raise QueueFullError(
+                f"{full} How long they take is not known yet: none has ended so far. Ask again later.", UNKNOWN_S
+            )
         mean_s = sum(self._took_s) / len(self._took_s)
         spent_s = time.monotonic() - self._began_s if self._began_s is not None else 0.0
         left_s = max(0.0, mean_s - spent_s)
         raise QueueFullError(
             f"{full} Going by the last {len(self._took_s)} answers, a place is free in about {span(left_s)}, and its "
-            f"turn comes about {span(mean_s * waiting)} after that. Ask again then.", max(1, math.ceil(left_s)))
+            f"turn comes about {span(mean_s * waiting)} after that. Ask again then.",
+            max(1, math.ceil(left_s)),
+        )
 
 
 def span(seconds: float) -> str:

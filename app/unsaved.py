@@ -98,9 +98,19 @@ class Unsaved:
             waiting = {message: draft for message, draft in self._drafts.items() if draft.state is not None}
         if not waiting:
             return messages
-        return [replace(m, text=d.answer.text, state="error" if d.state == "undone" else d.state, stats=d.stats,  # type: ignore[arg-type]
-                        error=d.error, unsaved=d.answer.unsaved)
-                if (d := waiting.get(m.id)) is not None else m for m in messages]
+        return [
+            replace(
+                m,
+                text=d.answer.text,
+                state="error" if d.state == "undone" else d.state,
+                stats=d.stats,  # type: ignore[arg-type]
+                error=d.error,
+                unsaved=d.answer.unsaved,
+            )
+            if (d := waiting.get(m.id)) is not None
+            else m
+            for m in messages
+        ]
 
     def forget(self, chat: int) -> None:
         """Its chat was deleted."""

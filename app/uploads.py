@@ -43,8 +43,10 @@ class UploadLimit:
         if not size.isdigit():
             await PlainTextResponse("An upload has to say how large it is.", 411)(scope, receive, send)
         elif bytes_in(self._folder) + int(size) > self._most:
-            await PlainTextResponse(f"There is no room for this upload: all files together may have {self._most >> 20} "
-                                    "MB until Moestro is started again. Give the path of the file instead.",
-                                    413)(scope, receive, send)
+            await PlainTextResponse(
+                f"There is no room for this upload: all files together may have {self._most >> 20} "
+                "MB until Moestro is started again. Give the path of the file instead.",
+                413,
+            )(scope, receive, send)
         else:
             await self.app(scope, receive, send)

@@ -15,15 +15,22 @@ from core.errors import BusyError, ModelError
 from core.profile import Profile
 
 NO_MODEL = "No model is loaded. Load one first, then ask again."
-EVALUATED = ("The model is being evaluated, which turns the settings itself. Wait for it, or cancel it in the tab "
-             "Analysis.")
+EVALUATED = (
+    "The model is being evaluated, which turns the settings itself. Wait for it, or cancel it in the tab Analysis."
+)
 
 
 class Workshop(Keeper):
     """The engine's owner (see `Keeper`), and the jobs that need all of it."""
 
-    def __init__(self, store: Store, engine: type[EngineFace] | None, estimate: Estimate | None,
-                 calibrating: Calibrate | None, evaluating: Evaluate | None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        engine: type[EngineFace] | None,
+        estimate: Estimate | None,
+        calibrating: Calibrate | None,
+        evaluating: Evaluate | None,
+    ) -> None:
         super().__init__(store, engine, estimate)
         self._closed = False
         self.calibrator = Calibrator(store, calibrating)
@@ -84,18 +91,24 @@ class Workshop(Keeper):
             raise BusyError(f"{self.loading.model} is still being loaded. Ask again when it is ready.")
         if self._engine is None or self.load_id is None:
             raise ModelError(NO_MODEL)
-        for job, what, tab in ((self.calibrator.job, "calibrated", "Calibrate"),
-                               (self.evaluator.job, "evaluated", "Analysis")):
+        for job, what, tab in (
+            (self.calibrator.job, "calibrated", "Calibrate"),
+            (self.evaluator.job, "evaluated", "Analysis"),
+        ):
             if job is not None and not job.finished:
-                raise BusyError(f"The model is being {what} ({job.share:.0%}). Wait for it, or cancel it in the tab "
-                                f"{tab}, then ask again.")
+                raise BusyError(
+                    f"The model is being {what} ({job.share:.0%}). Wait for it, or cancel it in the tab "
+                    f"{tab}, then ask again."
+                )
         return self._engine, self.load_id
 
     def _refuse_if_writing(self, what: str) -> None:
         if self._closed:
             raise BusyError("Moestro is closing.")
-        for busy, done, tab in ((self.calibrator.busy, "calibrated", "Calibrate"),
-                                (self.evaluator.busy, "evaluated", "Analysis")):
+        for busy, done, tab in (
+            (self.calibrator.busy, "calibrated", "Calibrate"),
+            (self.evaluator.busy, "evaluated", "Analysis"),
+        ):
             if busy:
                 raise BusyError(f"The model is being {done}. Wait for it or cancel it (tab {tab}), then {what}.")
 

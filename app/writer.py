@@ -185,8 +185,9 @@ class Writer:
         if self.unsaved.has(answer):
             self.unsaved.save()
         try:
-            kept = self._store.token(job.load, answer.chat_id, answer.message_id, answer.n_tokens, text, step,
-                                     job.effective)
+            kept = self._store.token(
+                job.load, answer.chat_id, answer.message_id, answer.n_tokens, text, step, job.effective
+            )
             answer.unrecorded += not kept
         except MoestroError as error:
             answer.unrecorded += step is not None

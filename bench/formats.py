@@ -20,7 +20,7 @@ from core.memory.codec import Codec, Numbers, make_codec
 from core.memory.codec.measure import ffn_error, fill, milliseconds, products, random_expert, specs_of
 
 HIDDEN, INNER, FREEDOM = 2048, 768, 4
-SLOTS_BYTES = 48 << 20   # slots that are cycled through: more than a core's caches hold
+SLOTS_BYTES = 48 << 20  # slots that are cycled through: more than a core's caches hold
 CPU = torch.device("cpu")
 STORED = Numbers(torch.bfloat16, torch.bfloat16, torch.bfloat16)
 
@@ -52,11 +52,19 @@ class Timed:
     def row(self, base: Timed) -> dict[str, object]:
         """Everything measured, as plain data. `base` is bfloat16."""
         place = statistics.median(self.place_ms)
-        return {"blob_bits": self.blob_bits, "slot_bits": self.slot_bits, "weight_error": self.weight_error,
-                "output_error": self.output_error, "ffn_ms": statistics.median(self.ffn_ms),
-                "ffn_ratio": statistics.median(a / b for a, b in zip(self.ffn_ms, base.ffn_ms, strict=True)),
-                "place_ms": place, "place_ms_per_mb": place / (self.codec.blob_bytes / 1e6),
-                "encode_ms": self.encode_ms, "verbatim": self.codec.verbatim, "form": type(self.codec).__name__}
+        return {
+            "blob_bits": self.blob_bits,
+            "slot_bits": self.slot_bits,
+            "weight_error": self.weight_error,
+            "output_error": self.output_error,
+            "ffn_ms": statistics.median(self.ffn_ms),
+            "ffn_ratio": statistics.median(a / b for a, b in zip(self.ffn_ms, base.ffn_ms, strict=True)),
+            "place_ms": place,
+            "place_ms_per_mb": place / (self.codec.blob_bytes / 1e6),
+            "encode_ms": self.encode_ms,
+            "verbatim": self.codec.verbatim,
+            "form": type(self.codec).__name__,
+        }
 
 
 def run(rounds: int = 5, small: bool = False, say: Callable[[str], None] = print) -> dict[str, object]:
@@ -78,20 +86,35 @@ def run(rounds: int = 5, small: bool = False, say: Callable[[str], None] = print
         base = timed["checkpoint"]
         rows = {name: one.row(base) for name, one in timed.items()}
         int4, quickest = rows["int4-g64"], min(rows, key=lambda name: float(str(rows[name]["ffn_ratio"])))
-        return {"hidden": hidden, "inner": inner, "freedom": FREEDOM, "rounds": rounds, "dtype": "bfloat16",
-                "int4_ffn_ratio": int4["ffn_ratio"], "int4_place_ms_per_mb": int4["place_ms_per_mb"],
-                "quickest": quickest, "formats": rows, "device": device_name(CPU), "versions": versions()}
+        return {
+            "hidden": hidden,
+            "inner": inner,
+            "freedom": FREEDOM,
+            "rounds": rounds,
+            "dtype": "bfloat16",
+            "int4_ffn_ratio": int4["ffn_ratio"],
+            "int4_place_ms_per_mb": int4["place_ms_per_mb"],
+            "quickest": quickest,
+            "formats": rows,
+            "device": device_name(CPU),
+            "versions": versions(),
+        }
     finally:
         torch.set_num_threads(threads)
 
 
 def table(result: dict[str, Any]) -> str:
     """The result for a reader."""
-    lines = [f"One expert, hidden {result['hidden']}, intermediate {result['inner']}, Student-t weights, "
-             f"{result['device']}:",
-             "  format          bits/weight        error of        one token's FFN      copy into a slot   encode",
-             "                  blob   slot   weights  output      ms   / bf16        ms   ms/MB      ms"]
-    lines += [f"  {name:14s} {r['blob_bits']:5.2f}  {r['slot_bits']:5.2f}  {r['weight_error']:8.4f} "
-              f"{r['output_error']:7.4f}  {r['ffn_ms']:6.3f}  {r['ffn_ratio']:6.3f}  {r['place_ms']:8.3f}  "
-              f"{r['place_ms_per_mb']:6.3f}  {r['encode_ms']:6.1f}" for name, r in result["formats"].items()]
+    lines = [
+        f"One expert, hidden {result['hidden']}, intermediate {result['inner']}, Student-t weights, "
+        f"{result['device']}:",
+        "  format          bits/weight        error of        one token's FFN      copy into a slot   encode",
+        "                  blob   slot   weights  output      ms   / bf16        ms   ms/MB      ms",
+    ]
+    lines += [
+        f"  {name:14s} {r['blob_bits']:5.2f}  {r['slot_bits']:5.2f}  {r['weight_error']:8.4f} "
+        f"{r['output_error']:7.4f}  {r['ffn_ms']:6.3f}  {r['ffn_ratio']:6.3f}  {r['place_ms']:8.3f}  "
+        f"{r['place_ms_per_mb']:6.3f}  {r['encode_ms']:6.1f}"
+        for name, r in result["formats"].items()
+    ]
     return "\n".join(lines)

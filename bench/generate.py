@@ -29,7 +29,7 @@ class Sizes:
     layers: int
     experts: int
     top_k: int
-    width: int            # of one expert
+    width: int  # of one expert
     heads: int
     kv_heads: int
     head_dim: int = 64
@@ -45,8 +45,7 @@ FULL = Sizes("qwen3-moe-3g", hidden=1024, layers=16, experts=64, top_k=8, width=
 SMALL = Sizes("qwen3-moe-small", hidden=256, layers=3, experts=8, top_k=2, width=256, heads=4, kv_heads=2)
 
 
-def checkpoint(folder: Path, sizes: Sizes, seed: int = 0,
-               say: Callable[[str], None] = lambda text: None) -> Path:
+def checkpoint(folder: Path, sizes: Sizes, seed: int = 0, say: Callable[[str], None] = lambda text: None) -> Path:
     """The checkpoint's directory inside `folder`, which is written if it is not there yet. One layer is in memory at a
     time; a stopped writing leaves nothing that could be taken for a checkpoint."""
     target = folder / f"{sizes.name}-v{VERSION}-{seed}"
@@ -65,7 +64,8 @@ def checkpoint(folder: Path, sizes: Sizes, seed: int = 0,
         save_file(tensors, partial / shard, metadata={"format": "pt"})
         index |= dict.fromkeys(tensors, shard)
     (partial / "model.safetensors.index.json").write_text(
-        json.dumps({"metadata": {}, "weight_map": index}), encoding="utf-8")
+        json.dumps({"metadata": {}, "weight_map": index}), encoding="utf-8"
+    )
     partial.rename(target)
     return target
 
@@ -73,14 +73,32 @@ def checkpoint(folder: Path, sizes: Sizes, seed: int = 0,
 def config(sizes: Sizes) -> dict[str, object]:
     """config.json of a Qwen3-MoE model of these sizes."""
     return {
-        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "dtype": "bfloat16",
-        "hidden_size": sizes.hidden, "num_hidden_layers": sizes.layers, "num_attention_heads": sizes.heads,
-        "num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim, "intermediate_size": 4 * sizes.hidden,
-        "moe_intermediate_size": sizes.width, "num_experts": sizes.experts, "num_experts_per_tok": sizes.top_k,
-        "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [], "hidden_act": "silu",
-        "vocab_size": sizes.vocab, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "attention_bias": False,
-        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "tie_word_embeddings": False,
-        "pad_token_id": 0, "bos_token_id": None, "eos_token_id": 2, "use_cache": True,
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "dtype": "bfloat16",
+        "hidden_size": sizes.hidden,
+        "num_hidden_layers": sizes.layers,
+        "num_attention_heads": sizes.heads,
+        "num_key_value_heads": sizes.kv_heads,
+        "head_dim": sizes.head_dim,
+        "intermediate_size": 4 * sizes.hidden,
+        "moe_intermediate_size": sizes.width,
+        "num_experts": sizes.experts,
+        "num_experts_per_tok": sizes.top_k,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "hidden_act": "silu",
+        "vocab_size": sizes.vocab,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-6,
+        "attention_bias": False,
+        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        "tie_word_embeddings": False,
+        "pad_token_id": 0,
+        "bos_token_id": None,
+        "eos_token_id": 2,
+        "use_cache": True,
     }
 
 
@@ -99,21 +117,30 @@ def _shards(sizes: Sizes, seed: int) -> Iterator[dict[str, torch.Tensor]]:
             return torch.empty(rows, columns, dtype=torch.bfloat16).normal_(0, scale, generator=random)
 
         if number == sizes.layers:
-            yield {"model.embed_tokens.weight": normal(sizes.vocab, hidden, 1.0), "model.norm.weight": _ones(hidden),
-                   "lm_head.weight": normal(sizes.vocab, hidden, 2 / hidden**0.5)}
+            yield {
+                "model.embed_tokens.weight": normal(sizes.vocab, hidden, 1.0),
+                "model.norm.weight": _ones(hidden),
+                "lm_head.weight": normal(sizes.vocab, hidden, 2 / hidden**0.5),
+            }
             return
         unit, at = hidden**-0.5, f"model.layers.{number}."
         named = {
-            "self_attn.q_proj.weight": normal(queries, hidden, unit), "self_attn.q_norm.weight": _ones(sizes.head_dim),
-            "self_attn.k_proj.weight": normal(keys, hidden, unit), "self_attn.k_norm.weight": _ones(sizes.head_dim),
+            "self_attn.q_proj.weight": normal(queries, hidden, unit),
+            "self_attn.q_norm.weight": _ones(sizes.head_dim),
+            "self_attn.k_proj.weight": normal(keys, hidden, unit),
+            "self_attn.k_norm.weight": _ones(sizes.head_dim),
             "self_attn.v_proj.weight": normal(keys, hidden, unit),
             "self_attn.o_proj.weight": normal(hidden, queries, queries**-0.5),
-            "input_layernorm.weight": _ones(hidden), "post_attention_layernorm.weight": _ones(hidden),
-            "mlp.gate.weight": normal(sizes.experts, hidden, 2 * unit)}
+            "input_layernorm.weight": _ones(hidden),
+            "post_attention_layernorm.weight": _ones(hidden),
+            "mlp.gate.weight": normal(sizes.experts, hidden, 2 * unit),
+        }
         for expert in range(sizes.experts):
-            named |= {f"mlp.experts.{expert}.gate_proj.weight": normal(width, hidden, unit),
-                      f"mlp.experts.{expert}.up_proj.weight": normal(width, hidden, unit),
-                      f"mlp.experts.{expert}.down_proj.weight": normal(hidden, width, width**-0.5)}
+            named |= {
+                f"mlp.experts.{expert}.gate_proj.weight": normal(width, hidden, unit),
+                f"mlp.experts.{expert}.up_proj.weight": normal(width, hidden, unit),
+                f"mlp.experts.{expert}.down_proj.weight": normal(hidden, width, width**-0.5),
+            }
         yield {at + name: tensor for name, tensor in named.items()}
 
 

@@ -15,9 +15,16 @@ from core.hf.files import check_files
 from core.hf.stored import TensorFiles
 
 PLAIN = {  # ours -> theirs, in a layer; norms and the router are fp32 there
-    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_proj": "attn_k", "self_attn.k_norm": "attn_k_norm", "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm", "mlp.gate": "ffn_gate_inp"}
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate": "ffn_gate_inp",
+}
 OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 EXPERTS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}
 Weight = tuple[str, tuple[int, ...], bool, Callable[[], torch.Tensor]]  # name, shape, fp32, how to get it
@@ -92,8 +99,9 @@ def _describe(writer: Any, config: dict[str, Any], tokenizer: dict[str, Any]) ->
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(sorted(vocab, key=lambda token: vocab[token]))
-    writer.add_token_types([gguf.TokenType.CONTROL if i in special else gguf.TokenType.NORMAL
-                            for i in range(len(vocab))])
+    writer.add_token_types(
+        [gguf.TokenType.CONTROL if i in special else gguf.TokenType.NORMAL for i in range(len(vocab))]
+    )
     writer.add_token_merges(merges)
     writer.add_eos_token_id(config["eos_token_id"])
     writer.add_pad_token_id(config["pad_token_id"])

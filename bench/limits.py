@@ -24,7 +24,7 @@ class Files:
 
     parent: Path
     limit: str
-    swap_limit: str     # v1: memory and swap together; v2: swap alone
+    swap_limit: str  # v1: memory and swap together; v2: swap alone
     used: str
     peak: str
 
@@ -38,8 +38,13 @@ def files(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> Files:
         raise MoestroError("This system has no control groups.") from None
     for _, controllers, path in lines:
         if "memory" in controllers.split(","):
-            return Files(root / "memory" / path.lstrip("/"), "memory.limit_in_bytes", "memory.memsw.limit_in_bytes",
-                         "memory.usage_in_bytes", "memory.max_usage_in_bytes")
+            return Files(
+                root / "memory" / path.lstrip("/"),
+                "memory.limit_in_bytes",
+                "memory.memsw.limit_in_bytes",
+                "memory.usage_in_bytes",
+                "memory.max_usage_in_bytes",
+            )
     group = root / next((path for number, _, path in lines if number == "0"), "").lstrip("/")
     parent = group if group == root else group.parent
     if "memory" not in _text(parent / "cgroup.subtree_control").split():
@@ -65,8 +70,9 @@ class MemoryGroup:
             undo.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def hold_to(self, size_bytes: int) -> None:

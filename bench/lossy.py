@@ -29,7 +29,7 @@ from core.profile import Profile, load, save
 
 RESIDENCIES = (0.75, 0.5, 0.375)
 QUESTIONS, TOKENS = 64, 512
-LOWER = ("kl", "perplexity", "tpot_ms", "link_bytes")   # figures of which less is better
+LOWER = ("kl", "perplexity", "tpot_ms", "link_bytes")  # figures of which less is better
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,34 +42,58 @@ class Claim:
 
 
 CLAIMS = (
-    Claim("BuddyMoE tables 2-4: exact above buddies with rho 3 above buddies without limit above random",
-          ("exact", "buddy_rho3", "buddy_unlimited", "random")),
-    Claim("BuddyMoE tables 2-4: speed the other way round",
-          ("random", "buddy_unlimited", "buddy_rho3", "exact"), ("tok_s",)),
+    Claim(
+        "BuddyMoE tables 2-4: exact above buddies with rho 3 above buddies without limit above random",
+        ("exact", "buddy_rho3", "buddy_unlimited", "random"),
+    ),
+    Claim(
+        "BuddyMoE tables 2-4: speed the other way round",
+        ("random", "buddy_unlimited", "buddy_rho3", "exact"),
+        ("tok_s",),
+    ),
     Claim("BuddyMoE tables 2-4: rho 3 above rho 4", ("buddy_rho3", "buddy_rho4")),
-    Claim("Expected: the fewer replacements a token, the better",
-          ("buddy_rho1", "buddy_rho2", "buddy_rho3", "buddy_rho4")),
+    Claim(
+        "Expected: the fewer replacements a token, the better", ("buddy_rho1", "buddy_rho2", "buddy_rho3", "buddy_rho4")
+    ),
     Claim("BuddyMoE section 3.1: leaving peaked tokens alone helps, rho 3", ("buddy_rho3_tae", "buddy_rho3")),
     Claim("BuddyMoE section 3.1: leaving peaked tokens alone helps, rho 1", ("buddy_rho1_tae", "buddy_rho1")),
-    Claim("BuddyMoE figure 8: fewer link bytes with rho 3 than exact (there by a fifth)",
-          ("buddy_rho3", "exact"), ("link_bytes",)),
+    Claim(
+        "BuddyMoE figure 8: fewer link bytes with rho 3 than exact (there by a fifth)",
+        ("buddy_rho3", "exact"),
+        ("link_bytes",),
+    ),
     Claim("Reported elsewhere: the router's next best above the most alike", ("router_ranked", "similar")),
     Claim("Reported elsewhere: one buddy a token above one expert dropped", ("buddy_rho1", "drop_rho1")),
     Claim("Reported elsewhere: renormalising after dropping hurts", ("drop", "drop_renormalised")),
-    Claim("After Speculating Experts figures 3 and 4: executing default vectors' choice above the next gate's",
-          ("execute_default_vectors", "execute_gate")),
+    Claim(
+        "After Speculating Experts figures 3 and 4: executing default vectors' choice above the next gate's",
+        ("execute_default_vectors", "execute_gate"),
+    ),
     Claim("The same with the true router's weights", ("execute_default_vectors_true", "execute_gate_true")),
-    Claim("Speculating Experts table 1: executing the estimator's choice above default vectors'",
-          ("execute_estimator", "execute_default_vectors")),
-    Claim("Speculating Experts table 1: executing the hybrid's choice above default vectors'",
-          ("execute_hybrid", "execute_default_vectors")),
-    Claim("Expected: executing with true weights above predicted ones",
-          ("execute_default_vectors_true", "execute_default_vectors")),
+    Claim(
+        "Speculating Experts table 1: executing the estimator's choice above default vectors'",
+        ("execute_estimator", "execute_default_vectors"),
+    ),
+    Claim(
+        "Speculating Experts table 1: executing the hybrid's choice above default vectors'",
+        ("execute_hybrid", "execute_default_vectors"),
+    ),
+    Claim(
+        "Expected: executing with true weights above predicted ones",
+        ("execute_default_vectors_true", "execute_default_vectors"),
+    ),
 )
 
 
-def run(keep: Path, model: str = "demo", questions: int = QUESTIONS, tokens: int = TOKENS, rounds: int = 3,
-        small: bool = False, say: Callable[[str], None] = print) -> dict[str, object]:
+def run(
+    keep: Path,
+    model: str = "demo",
+    questions: int = QUESTIONS,
+    tokens: int = TOKENS,
+    rounds: int = 3,
+    small: bool = False,
+    say: Callable[[str], None] = print,
+) -> dict[str, object]:
     """Measure; returns the result as plain data. `keep` = the folder in which it is kept meanwhile."""
     if small:
         questions, tokens, rounds = 2, 8, 1
@@ -86,8 +110,13 @@ def run(keep: Path, model: str = "demo", questions: int = QUESTIONS, tokens: int
         def add(row: Row) -> None:
             kept.add(row)
             rows.append(row)
-            say(f"{row.residency:.4g} {row.mode}: " + (
-                row.problem or f"exact match {row.exact_match}, kl {row.kl or 0.0:.4f}, {row.tok_s or 0.0:.1f} tok/s"))
+            say(
+                f"{row.residency:.4g} {row.mode}: "
+                + (
+                    row.problem
+                    or f"exact match {row.exact_match}, kl {row.kl or 0.0:.4f}, {row.tok_s or 0.0:.1f} tok/s"
+                )
+            )
 
         evaluate(engine, modes, RESIDENCIES, material, on_row=add, done={row.key for row in rows})
         place = {mode.name: at for at, mode in enumerate(modes)}
@@ -97,8 +126,12 @@ def run(keep: Path, model: str = "demo", questions: int = QUESTIONS, tokens: int
         kept.done()
     finally:
         engine.unload()
-    return {**found, "redundancy": redundancy(profile), "speculating": ahead,
-            "orderings": [*orderings(found["rows"]), *speculating.orderings(ahead)]}
+    return {
+        **found,
+        "redundancy": redundancy(profile),
+        "speculating": ahead,
+        "orderings": [*orderings(found["rows"]), *speculating.orderings(ahead)],
+    }
 
 
 class Kept:
@@ -114,7 +147,7 @@ class Kept:
         head, *lines = self._rows.read_text("utf-8").splitlines() if self._rows.exists() else ["{}"]
         if (old := json.loads(head)).get("measured") == measured:
             self._head = old
-            self.rows = [Row.read(json.loads(line)) for line in lines if line.endswith("}")]   # but a torn one
+            self.rows = [Row.read(json.loads(line)) for line in lines if line.endswith("}")]  # but a torn one
         self._write()
 
     def _write(self) -> None:
@@ -126,8 +159,11 @@ class Kept:
         is what it was when the first row was measured."""
         if not self.rows:
             pace = engine.transfers.pace
-            self._head["link"] = {"link": "own"} if not pace else {
-                "link": "emulated", "link_gbps": pace.gbps, "link_latency_us": pace.latency_us}
+            self._head["link"] = (
+                {"link": "own"}
+                if not pace
+                else {"link": "emulated", "link_gbps": pace.gbps, "link_latency_us": pace.latency_us}
+            )
             self._write()
         return dict(self._head["link"])
 
@@ -163,8 +199,10 @@ def redundancy(profile: Profile | None) -> list[float] | None:
     """[L] cosine of an expert's outputs with its most similar expert's, mean over a layer's experts."""
     if profile is None or profile.likeness is None:
         return None
-    return [statistics.fmean(max(float(one[j]) for j in range(len(one)) if j != i) for i, one in enumerate(layer))
-            for layer in profile.likeness]
+    return [
+        statistics.fmean(max(float(one[j]) for j in range(len(one)) if j != i) for i, one in enumerate(layer))
+        for layer in profile.likeness
+    ]
 
 
 def orderings(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -173,35 +211,65 @@ def orderings(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     said = []
     for claim in CLAIMS:
         for figure in claim.figures:
-            table = {f"{share:g}": [by_key.get((share, mode), {}).get(figure) for mode in claim.modes]
-                     for share in dict.fromkeys(row["residency"] for row in rows)}
-            said.append({"claim": claim.text, "figure": figure, "modes": claim.modes, "values": table,
-                         "holds": verdict(list(table.values()), lower=figure in LOWER)})
+            table = {
+                f"{share:g}": [by_key.get((share, mode), {}).get(figure) for mode in claim.modes]
+                for share in dict.fromkeys(row["residency"] for row in rows)
+            }
+            said.append(
+                {
+                    "claim": claim.text,
+                    "figure": figure,
+                    "modes": claim.modes,
+                    "values": table,
+                    "holds": verdict(list(table.values()), lower=figure in LOWER),
+                }
+            )
     return said
 
 
 def table(found: Mapping[str, Any]) -> str:
     """The result for a reader."""
     heads = ("match", "unseen", "perpl.", "agree", "KL", "changed", "MB/tok", "saved", "tok/s")
-    forms = (("exact_match", "{:.1%}"), ("unseen_match", "{:.1%}"), ("perplexity", "{:.1f}"), ("agreement", "{:.1%}"),
-             ("kl", "{:.3f}"), ("substituted_rate", "{:.1%}"), ("link_bytes", "{:.3f}"), ("saved", "{:.1%}"),
-             ("tok_s", "{:.1f}"))
-    lines = [f"{found['model']}: {found['questions']['seen']} + {found['questions']['unseen']} questions, "
-             f"{found['text']['tokens']} tokens of {found['text']['source']}; link: {found['link']}."]
+    forms = (
+        ("exact_match", "{:.1%}"),
+        ("unseen_match", "{:.1%}"),
+        ("perplexity", "{:.1f}"),
+        ("agreement", "{:.1%}"),
+        ("kl", "{:.3f}"),
+        ("substituted_rate", "{:.1%}"),
+        ("link_bytes", "{:.3f}"),
+        ("saved", "{:.1%}"),
+        ("tok_s", "{:.1f}"),
+    )
+    lines = [
+        f"{found['model']}: {found['questions']['seen']} + {found['questions']['unseen']} questions, "
+        f"{found['text']['tokens']} tokens of {found['text']['source']}; link: {found['link']}."
+    ]
     for share in dict.fromkeys(one["residency"] for one in found["rows"]):
-        lines += [f"Residency {share:g} (* = on the front of exact match and speed):",
-                  f"  {'':32s}" + "".join(f"{head:>9s}" for head in heads)]
+        lines += [
+            f"Residency {share:g} (* = on the front of exact match and speed):",
+            f"  {'':32s}" + "".join(f"{head:>9s}" for head in heads),
+        ]
         for one in (one for one in found["rows"] if one["residency"] == share):
             mark = "*" if one["mode"] in found["pareto"][f"{share:g}"] else " "
-            cells = ("-" if (value := one[name]) is None else form.format(value / (1e6 if name == "link_bytes" else 1))
-                     for name, form in forms)
+            cells = (
+                "-" if (value := one[name]) is None else form.format(value / (1e6 if name == "link_bytes" else 1))
+                for name, form in forms
+            )
             lines.append(f" {mark}{one['mode']:32s}" + (one["problem"] or "".join(f"{cell:>9s}" for cell in cells)))
     busiest = max((one["others_cores"] or 0.0 for one in found["rows"]), default=0.0)
     if busiest > MUCH:
         lines.append(f"Other programs used up to {busiest:.1f} CPU cores meanwhile: compare speeds with care.")
     if found["redundancy"]:
-        lines.append("Cosine with the most similar expert, by layer: " + " ".join(
-            f"{cosine:.2f}" for cosine in found["redundancy"]))
-    return "\n".join([*lines, *speculating.table(found["speculating"]), "The papers' orderings here:",
-                      *(f"  {one['holds']:13s}{one['figure']:12s} {one['claim']}" for one in found["orderings"])])
-
+        lines.append(
+            "Cosine with the most similar expert, by layer: "
+            + " ".join(f"{cosine:.2f}" for cosine in found["redundancy"])
+        )
+    return "\n".join(
+        [
+            *lines,
+            *speculating.table(found["speculating"]),
+            "The papers' orderings here:",
+            *(f"  {one['holds']:13s}{one['figure']:12s} {one['claim']}" for one in found["orderings"]),
+        ]
+    )

@@ -27,12 +27,12 @@ from core.simulate.timed import ORACLE, Timed, TimedResult, timed
 from core.trace import FileTrace
 from core.trace.file import TraceWriter
 
-SHARES = (0.125, 0.25, 0.375, 0.5, 0.75)   # of all experts, in slots
-AHEAD = (0.25, 0.5)                        # ... where prefetchers are compared
+SHARES = (0.125, 0.25, 0.375, 0.5, 0.75)  # of all experts, in slots
+AHEAD = (0.25, 0.5)  # ... where prefetchers are compared
 LATENCY_US = 10.0
-ANSWER = 64                                # tokens of an answer, at most
-HEEDING = ("lru", "lfu", "plec", "finemoe")   # policies compared with the same predictor ahead of them
-AHEAD_OF_ALL = "expert_map"                   # ... which is this one
+ANSWER = 64  # tokens of an answer, at most
+HEEDING = ("lru", "lfu", "plec", "finemoe")  # policies compared with the same predictor ahead of them
+AHEAD_OF_ALL = "expert_map"  # ... which is this one
 
 # Claim -> (figure, the better, the worse): what a paper says of its own models.
 ORDERINGS: dict[str, tuple[str, str, str]] = {
@@ -53,8 +53,9 @@ ORDERINGS: dict[str, tuple[str, str, str]] = {
 }
 
 
-def run(model: str = "demo", tokens: int = 1024, small: bool = False,
-        say: Callable[[str], None] = print) -> dict[str, object]:
+def run(
+    model: str = "demo", tokens: int = 1024, small: bool = False, say: Callable[[str], None] = print
+) -> dict[str, object]:
     """Measure; returns the result as plain data. `tokens` = decoded tokens of the trace."""
     engine = Engine.load(LoadSpec.checked(model, Settings({"budget": "all", "link": "own"})))
     try:
@@ -64,17 +65,28 @@ def run(model: str = "demo", tokens: int = 1024, small: bool = False,
         engine.use_profile(profile)
         with tempfile.TemporaryDirectory() as folder:
             asked = [(title, *what) for title, what in {"none": ("none", {}), **subjects()}.items()]
-            traces = {title: _record(engine, Path(folder) / f"{at}.trace", name, params, held_out, tokens, say)
-                      for at, (title, name, params) in enumerate(asked)}
+            traces = {
+                title: _record(engine, Path(folder) / f"{at}.trace", name, params, held_out, tokens, say)
+                for at, (title, name, params) in enumerate(asked)
+            }
             clock = clock_of(profile, engine.sizes.blob)
             found = _simulated(traces, profile, clock, engine.sizes.blob, say)
         shape = engine.shape
         return {
-            **found, "orderings": orderings(found), "tokens": tokens, "profile_tokens": profile.tokens,
-            "model": engine.model_name, "model_hash": engine.model_hash, "layers": shape.layers,
-            "experts": shape.experts, "top_k": shape.top_k, "clock": {n: getattr(clock, n) for n in clock.__slots__},
+            **found,
+            "orderings": orderings(found),
+            "tokens": tokens,
+            "profile_tokens": profile.tokens,
+            "model": engine.model_name,
+            "model_hash": engine.model_hash,
+            "layers": shape.layers,
+            "experts": shape.experts,
+            "top_k": shape.top_k,
+            "clock": {n: getattr(clock, n) for n in clock.__slots__},
             "simulated": "hit rates, times and bytes are simulated on recorded routing; the link is emulated",
-            "device": device_name(engine.device), "versions": versions()}
+            "device": device_name(engine.device),
+            "versions": versions(),
+        }
     finally:
         engine.unload()
 
@@ -86,12 +98,23 @@ def clock_of(profile: Profile, blob: int) -> Clock:
     times, k = profile.times, profile.top_k
     layer_ms = times["att"] + times["moe"]
     gbps = scaled_gbps(layer_ms, blob, LATENCY_US)
-    return Clock(compute_ms=profile.layers * layer_ms + times["head"], load_ms=blob / gbps / 1e6 + LATENCY_US / 1e3,
-                 expert_ms=times["moe"] / k, head_ms=times["head"])
+    return Clock(
+        compute_ms=profile.layers * layer_ms + times["head"],
+        load_ms=blob / gbps / 1e6 + LATENCY_US / 1e3,
+        expert_ms=times["moe"] / k,
+        head_ms=times["head"],
+    )
 
 
-def _record(engine: Engine, path: Path, name: str, params: Mapping[str, Value], texts: Sequence[Text], tokens: int,
-            say: Callable[[str], None]) -> Path:
+def _record(
+    engine: Engine,
+    path: Path,
+    name: str,
+    params: Mapping[str, Value],
+    texts: Sequence[Text],
+    tokens: int,
+    say: Callable[[str], None],
+) -> Path:
     """Ask the questions with one predictor on until enough tokens were decoded; its guesses go into the trace."""
     say(f"recording {name}")
     engine.change({"predictor": "none"})
@@ -99,8 +122,15 @@ def _record(engine: Engine, path: Path, name: str, params: Mapping[str, Value], 
     engine.foresight.predictor.patient = True
     engine.keep(probs=False, ranks=True, tokens=True)
     shape, left, rid = engine.shape, tokens, 0
-    with TraceWriter(path, shape.layers, shape.experts, shape.top_k, model=engine.model_name,
-                     model_hash=engine.model_hash, predictor=(name, params)) as trace:
+    with TraceWriter(
+        path,
+        shape.layers,
+        shape.experts,
+        shape.top_k,
+        model=engine.model_name,
+        model_hash=engine.model_hash,
+        predictor=(name, params),
+    ) as trace:
         while left > 0:
             question: Any = texts[rid % len(texts)]
             sampling = Sampling(temperature=0.7, seed=rid, max_new_tokens=min(left, ANSWER) + 1)
@@ -113,16 +143,21 @@ def _record(engine: Engine, path: Path, name: str, params: Mapping[str, Value], 
     return path
 
 
-def _simulated(traces: Mapping[str, Path], profile: Profile, clock: Clock, blob: int,
-               say: Callable[[str], None]) -> dict[str, Any]:
+def _simulated(
+    traces: Mapping[str, Path], profile: Profile, clock: Clock, blob: int, say: Callable[[str], None]
+) -> dict[str, Any]:
     """Policies without prefetching by scope and slots; prefetchers before an LRU cache; policies behind one."""
     say("simulating")
     plain, total = FileTrace(traces["none"]), profile.layers * profile.experts
     policies = [BELADY, *(v.name for v in variants("eviction"))]
     assert profile.counts is not None
     usual = tuple(map(float, profile.counts.ravel().tolist()))
-    grid = [(scope, share, Config(policy, int(share * total), scope, usual=usual)) for scope in ("layer", "global")
-            for share in SHARES for policy in policies]
+    grid = [
+        (scope, share, Config(policy, int(share * total), scope, usual=usual))
+        for scope in ("layer", "global")
+        for share in SHARES
+        for policy in policies
+    ]
     hits: dict[str, dict[str, dict[str, float | None]]] = {}
     for (scope, share, config), one in zip(grid, simulate(plain, [c for *_, c in grid], start="filled"), strict=True):
         hits.setdefault(scope, {}).setdefault(f"{share:.1%}", {})[config.policy] = one.hit_rate
@@ -134,18 +169,30 @@ def _simulated(traces: Mapping[str, Path], profile: Profile, clock: Clock, blob:
         (one,) = timed(trace, [config], clock, blob, profile=profile, start="filled", processes=1)
         return _figures(one)
 
-    return {"hit_rate": hits,
-            "prefetchers": {f"{share:.1%}": {title: ahead(title, share) for title in [*traces, ORACLE]}
-                            for share in AHEAD},
-            "behind": {f"{share:.1%}": {policy: ahead(AHEAD_OF_ALL, share, policy, "global") for policy in HEEDING}
-                       for share in AHEAD}, "behind_predictor": AHEAD_OF_ALL}
+    return {
+        "hit_rate": hits,
+        "prefetchers": {f"{share:.1%}": {title: ahead(title, share) for title in [*traces, ORACLE]} for share in AHEAD},
+        "behind": {
+            f"{share:.1%}": {policy: ahead(AHEAD_OF_ALL, share, policy, "global") for policy in HEEDING}
+            for share in AHEAD
+        },
+        "behind_predictor": AHEAD_OF_ALL,
+    }
 
 
 def _figures(one: TimedResult) -> dict[str, Any]:
     recalls = [rate for rate in one.recall_by_layer if rate is not None]
-    return {"hit_rate": one.hit_rate, "late_rate": one.late_rate, "tpot_ms": one.tpot_ms, "stall_ms": one.stall_ms,
-            "net_ms": one.net_ms, "demand_mb": one.demand_bytes / 1e6, "prefetch_mb": one.prefetch_bytes / 1e6,
-            "wasted_mb": one.wasted_bytes / 1e6, "recall_at_k": statistics.fmean(recalls) if recalls else None}
+    return {
+        "hit_rate": one.hit_rate,
+        "late_rate": one.late_rate,
+        "tpot_ms": one.tpot_ms,
+        "stall_ms": one.stall_ms,
+        "net_ms": one.net_ms,
+        "demand_mb": one.demand_bytes / 1e6,
+        "prefetch_mb": one.prefetch_bytes / 1e6,
+        "wasted_mb": one.wasted_bytes / 1e6,
+        "recall_at_k": statistics.fmean(recalls) if recalls else None,
+    }
 
 
 def orderings(found: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -153,31 +200,49 @@ def orderings(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     said = []
     for claim, (figure, better, worse) in ORDERINGS.items():
         table = {"policy": found["hit_rate"].get("layer", {}), "heed": found["behind"]}.get(
-            figure, found["prefetchers"])
+            figure, found["prefetchers"]
+        )
         key = "recall_at_k" if figure == "recall" else "hit_rate"
-        pairs = {share: [row[name][key] if figure != "policy" else row[name] for name in (better, worse)]
-                 for share, row in table.items()}
+        pairs = {
+            share: [row[name][key] if figure != "policy" else row[name] for name in (better, worse)]
+            for share, row in table.items()
+        }
         holds = [a > b for a, b in pairs.values() if a is not None and b is not None]
-        said.append({"claim": claim, "figure": key, "pairs": pairs,
-                     "holds": "yes" if all(holds) else "in part" if any(holds) else "no"})
+        said.append(
+            {
+                "claim": claim,
+                "figure": key,
+                "pairs": pairs,
+                "holds": "yes" if all(holds) else "in part" if any(holds) else "no",
+            }
+        )
     return said
 
 
 def table(result: dict[str, Any]) -> str:
     """The result for a reader."""
-    lines = [f"{result['model']}: {result['layers']} layers of {result['experts']} experts, {result['top_k']} active; "
-             f"{result['tokens']} decoded tokens, simulated."]
+    lines = [
+        f"{result['model']}: {result['layers']} layers of {result['experts']} experts, {result['top_k']} active; "
+        f"{result['tokens']} decoded tokens, simulated."
+    ]
     for scope, sizes in result["hit_rate"].items():
         names = sorted(next(iter(sizes.values())), key=lambda name: -(sizes["50.0%"][name] or 0.0))
-        lines += [f"Hit rate by policy and slots, scope {scope}:",
-                  f"  {'':14s}" + "".join(f"{share:>8s}" for share in sizes)]
+        lines += [
+            f"Hit rate by policy and slots, scope {scope}:",
+            f"  {'':14s}" + "".join(f"{share:>8s}" for share in sizes),
+        ]
         lines += [f"  {name:14s}" + "".join(f"{row[name]:8.1%}" for row in sizes.values()) for name in names]
     for title, rows in (("ahead of LRU", result["prefetchers"]), (f"policies behind {AHEAD_OF_ALL}", result["behind"])):
         for share, row in rows.items():
-            lines += [f"With prefetching, {title}, {share} of the experts in slots:",
-                      f"  {'':30s}    hits  TPOT ms   net ms  link MB  wasted MB  recall"]
-            lines += [f"  {name:30s} {one['hit_rate']:7.1%} {one['tpot_ms']:8.2f} {one['net_ms'] or 0:8.2f} "
-                      f"{one['demand_mb'] + one['prefetch_mb']:8.1f} {one['wasted_mb']:10.1f} "
-                      f"{one['recall_at_k'] or 0:7.1%}" for name, one in row.items()]
+            lines += [
+                f"With prefetching, {title}, {share} of the experts in slots:",
+                f"  {'':30s}    hits  TPOT ms   net ms  link MB  wasted MB  recall",
+            ]
+            lines += [
+                f"  {name:30s} {one['hit_rate']:7.1%} {one['tpot_ms']:8.2f} {one['net_ms'] or 0:8.2f} "
+                f"{one['demand_mb'] + one['prefetch_mb']:8.1f} {one['wasted_mb']:10.1f} "
+                f"{one['recall_at_k'] or 0:7.1%}"
+                for name, one in row.items()
+            ]
     lines += ["The papers' orderings here:", *(f"  {one['holds']:8s}{one['claim']}" for one in result["orderings"])]
     return "\n".join(lines)

@@ -22,16 +22,17 @@ from core.profile.texts import bundled
 from core.registry import variants
 
 QUESTION = "What does heapq.heappush do?"
-READ = 2000          # tokens that the profile is made of
-GOAL = 0.05          # of a token without a predictor: what may be added beyond the predictor's own time
+READ = 2000  # tokens that the profile is made of
+GOAL = 0.05  # of a token without a predictor: what may be added beyond the predictor's own time
 FIGURES = ("total_ms", "compute_ms", "stall_ms", "predict_ms")
 
 
-def run(model: str = "demo", rounds: int = 7, tokens: int = 128, small: bool = False,
-        say: Callable[[str], None] = print) -> dict[str, object]:
+def run(
+    model: str = "demo", rounds: int = 7, tokens: int = 128, small: bool = False, say: Callable[[str], None] = print
+) -> dict[str, object]:
     """Measure; returns the result as plain data. `tokens` = decoded tokens a round."""
     engine = Engine.load(LoadSpec.checked(model, Settings({"budget": "all", "link": "own"})))
-    engine.prompt.ends = set()                          # every round decodes the same number of tokens
+    engine.prompt.ends = set()  # every round decodes the same number of tokens
     try:
         say("calibrating")
         engine.use_profile(calibrate(engine, bundled(model), limit=600 if small else READ))
@@ -42,10 +43,19 @@ def run(model: str = "demo", rounds: int = 7, tokens: int = 128, small: bool = F
             found[name] = _pairs(engine, name, rounds, tokens)
         engine.change({"predictor": "none"})
         shape = engine.shape
-        return {"model": model, "goal": GOAL, "rounds": rounds, "tokens": tokens, "predictors": found,
-                "layers": shape.layers, "experts": shape.experts, "top_k": shape.top_k,
-                "decode_threads": engine.manifest()["decode_threads"], "device": device_name(engine.device),
-                "versions": versions()}
+        return {
+            "model": model,
+            "goal": GOAL,
+            "rounds": rounds,
+            "tokens": tokens,
+            "predictors": found,
+            "layers": shape.layers,
+            "experts": shape.experts,
+            "top_k": shape.top_k,
+            "decode_threads": engine.manifest()["decode_threads"],
+            "device": device_name(engine.device),
+            "versions": versions(),
+        }
     finally:
         engine.unload()
 
@@ -75,32 +85,51 @@ def judged(with_it: Sequence[dict[str, float]], without: Sequence[dict[str, floa
     of = {name: statistics.median(one[name] for one in with_it) for name in FIGURES}
     none_ms = statistics.median(one["total_ms"] for one in without)
     added_ms = statistics.median(a["total_ms"] - b["total_ms"] for a, b in zip(with_it, without, strict=True))
-    share = statistics.median((a["total_ms"] - a["predict_ms"]) / b["total_ms"] - 1.0
-                              for a, b in zip(with_it, without, strict=True))
-    return {**of, "none_ms": none_ms, "added_ms": added_ms, "beyond": share,
-            "kept": share <= GOAL, "blocks": of["stall_ms"] > 0.0}
+    share = statistics.median(
+        (a["total_ms"] - a["predict_ms"]) / b["total_ms"] - 1.0 for a, b in zip(with_it, without, strict=True)
+    )
+    return {
+        **of,
+        "none_ms": none_ms,
+        "added_ms": added_ms,
+        "beyond": share,
+        "kept": share <= GOAL,
+        "blocks": of["stall_ms"] > 0.0,
+    }
 
 
 def _round(engine: Engine, tokens: int) -> dict[str, float]:
     """Medians over the decoded tokens of one answer."""
     pieces = engine.generate([{"role": "user", "content": QUESTION}], Sampling(max_new_tokens=tokens + 1))
-    steps = [piece.step for piece in pieces if piece.kind == "token" and piece.step is not None
-             and piece.step.phase == "decode"]
+    steps = [
+        piece.step
+        for piece in pieces
+        if piece.kind == "token" and piece.step is not None and piece.step.phase == "decode"
+    ]
     return {name: statistics.median(getattr(step, name) for step in steps) for name in FIGURES}
 
 
 def table(result: dict[str, object]) -> str:
     """The result for a reader."""
     found: Any = result["predictors"]
-    lines = [f"{result['model']}: {result['layers']} layers of {result['experts']} experts, {result['top_k']} active, "
-             f"all resident; ms a token, medians of {result['rounds']} rounds of {result['tokens']} tokens beside as "
-             "many without a predictor:",
-             f"  {'predictor':18s}  total  compute  stall  predict   none  added  beyond predict"]
+    lines = [
+        f"{result['model']}: {result['layers']} layers of {result['experts']} experts, {result['top_k']} active, "
+        f"all resident; ms a token, medians of {result['rounds']} rounds of {result['tokens']} tokens beside as "
+        "many without a predictor:",
+        f"  {'predictor':18s}  total  compute  stall  predict   none  added  beyond predict",
+    ]
     for name, one in sorted(found.items(), key=lambda pair: -pair[1]["added_ms"]):
-        lines.append(f"  {name:18s} {one['total_ms']:6.2f} {one['compute_ms']:8.2f} {one['stall_ms']:6.2f} "
-                     f"{one['predict_ms']:8.2f} {one['none_ms']:6.2f} {one['added_ms']:6.2f} {one['beyond']:10.1%}"
-                     f"{'' if one['kept'] else '  above the goal'}{'  blocks' if one['blocks'] else ''}")
+        lines.append(
+            f"  {name:18s} {one['total_ms']:6.2f} {one['compute_ms']:8.2f} {one['stall_ms']:6.2f} "
+            f"{one['predict_ms']:8.2f} {one['none_ms']:6.2f} {one['added_ms']:6.2f} {one['beyond']:10.1%}"
+            f"{'' if one['kept'] else '  above the goal'}{'  blocks' if one['blocks'] else ''}"
+        )
     worst = max((one["beyond"] for one in found.values()), default=0.0)
     blocking = sum(one["blocks"] for one in found.values())
-    return "\n".join([*lines, f"  goal: at most {result['goal']:.0%} of a token beyond the predictor's own time (worst "
-                      f"{worst:.1%}); {'none blocks' if not blocking else f'{blocking} block'} the compute path"])
+    return "\n".join(
+        [
+            *lines,
+            f"  goal: at most {result['goal']:.0%} of a token beyond the predictor's own time (worst "
+            f"{worst:.1%}); {'none blocks' if not blocking else f'{blocking} block'} the compute path",
+        ]
+    )

@@ -28,7 +28,7 @@ class Overheard(Predictor):
     def __init__(self, inner: Predictor, patient: bool) -> None:
         self._inner = inner
         inner.patient = patient
-        self.looks, self.asks = inner.looks, inner.asks    # type: ignore[misc]
+        self.looks, self.asks = inner.looks, inner.asks  # type: ignore[misc]
         self.starts, self.needs = inner.starts, inner.needs  # type: ignore[misc]
         self._pass = -1
         self._begun = False
@@ -81,5 +81,7 @@ class Overheard(Predictor):
         """Medians over the passes of one token, on the thread that computes: "wall", with device work that it waits
         for, and "cpu", its own work alone, which no other program on the machine stretches."""
         passes = sorted({number for number, _ in self._chosen})
-        return {name: statistics.median(spent[number] for number in passes) * 1e3 if passes else 0.0
-                for name, spent in (("wall", self._spent_s), ("cpu", self._worked_s))}
+        return {
+            name: statistics.median(spent[number] for number in passes) * 1e3 if passes else 0.0
+            for name, spent in (("wall", self._spent_s), ("cpu", self._worked_s))
+        }

@@ -22,8 +22,9 @@ class Plain:
         self._device = device
 
     @torch.inference_mode()
-    def decode(self, ids: list[int], tokens: int, implementation: str, threads: int,
-               text: Sequence[int] = ()) -> list[float]:
+    def decode(
+        self, ids: list[int], tokens: int, implementation: str, threads: int, text: Sequence[int] = ()
+    ) -> list[float]:
         """Milliseconds of each of `tokens` decode passes after a prefill of `ids`, on so many CPU threads: of the
         likeliest tokens, or of the first of `text`."""
         self._model.set_experts_implementation(implementation)
@@ -46,5 +47,10 @@ class Plain:
         """[T][vocab] logits after every token of a text, computed one token at a time by eager experts."""
         self._model.set_experts_implementation("eager")
         cache = DynamicCache(config=self._model.config)
-        return [self._model(input_ids=torch.tensor([[token]], device=self._device), past_key_values=cache,
-                            use_cache=True).logits[0, -1].float().tolist() for token in ids]
+        return [
+            self._model(input_ids=torch.tensor([[token]], device=self._device), past_key_values=cache, use_cache=True)
+            .logits[0, -1]
+            .float()
+            .tolist()
+            for token in ids
+        ]

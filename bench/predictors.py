@@ -21,18 +21,19 @@ from core.profile.gather import calibrate
 from core.profile.texts import Text, bundled
 from core.registry import Value, variants
 
-VARIED: dict[str, tuple[str, dict[str, Value]]] = {     # beside every predictor as it comes
+VARIED: dict[str, tuple[str, dict[str, Value]]] = {  # beside every predictor as it comes
     "gate, 4 layers": ("gate", {"distance": 4}),
     "expert_map, trajectory alone": ("expert_map", {"semantic": False, "dynamic": False}),
     "expert_map, always k": ("expert_map", {"dynamic": False}),
 }
-HELD_OUT = 8         # texts that the profile does not know and that are asked about
-READ = 20_000        # tokens that the profile is made of
-ANSWER = 48          # tokens of an answer, at most
+HELD_OUT = 8  # texts that the profile does not know and that are asked about
+READ = 20_000  # tokens that the profile is made of
+ANSWER = 48  # tokens of an answer, at most
 
 
-def run(model: str = "demo", tokens: int = 256, small: bool = False,
-        say: Callable[[str], None] = print) -> dict[str, object]:
+def run(
+    model: str = "demo", tokens: int = 256, small: bool = False, say: Callable[[str], None] = print
+) -> dict[str, object]:
     """Measure; returns the result as plain data. `tokens` = decoded tokens a predictor is judged on."""
     engine = Engine.load(LoadSpec.checked(model, Settings({"budget": "all", "link": "own"})))
     try:
@@ -48,33 +49,56 @@ def run(model: str = "demo", tokens: int = 256, small: bool = False,
             quick = listen(engine, predictor, params, held_out, tokens, answer, patient=False)
             by_layer = patient.recall(engine.shape.layers, engine.shape.top_k)
             found[name] = {
-                "recall_at_k": statistics.fmean(by_layer), "recall_by_layer": by_layer,
+                "recall_at_k": statistics.fmean(by_layer),
+                "recall_by_layer": by_layer,
                 "recall_of_all_named": statistics.fmean(patient.recall(engine.shape.layers)),
                 "recall_in_time": statistics.fmean(quick.recall(engine.shape.layers, engine.shape.top_k)),
-                "named": patient.named(), "ms_per_token": quick.ms_per_token()}
+                "named": patient.named(),
+                "ms_per_token": quick.ms_per_token(),
+            }
         shape, device = engine.shape, device_name(engine.device)
-        manifest = {"model": engine.model_name, "model_hash": engine.model_hash, "layers": shape.layers,
-                    "experts": shape.experts, "top_k": shape.top_k, "profile_tokens": profile.tokens,
-                    "decode_threads": engine.manifest()["decode_threads"]}
+        manifest = {
+            "model": engine.model_name,
+            "model_hash": engine.model_hash,
+            "layers": shape.layers,
+            "experts": shape.experts,
+            "top_k": shape.top_k,
+            "profile_tokens": profile.tokens,
+            "decode_threads": engine.manifest()["decode_threads"],
+        }
     finally:
         engine.unload()
     sizes = TINY if small else LARGE
-    return {**manifest, "tokens": tokens, "predictors": found, "large": cost(sizes, 4 if small else 24, say),
-            "large_layers": sizes.layers, "large_experts": sizes.experts, "large_top_k": sizes.top_k,
-            "large_hidden": sizes.hidden, "device": device, "versions": versions()}
+    return {
+        **manifest,
+        "tokens": tokens,
+        "predictors": found,
+        "large": cost(sizes, 4 if small else 24, say),
+        "large_layers": sizes.layers,
+        "large_experts": sizes.experts,
+        "large_top_k": sizes.top_k,
+        "large_hidden": sizes.hidden,
+        "device": device,
+        "versions": versions(),
+    }
 
 
 def divided(texts: list[Text]) -> tuple[list[Text], list[Text]]:
     """(what a profile is made of, HELD_OUT texts that it does not know, evenly from among all)."""
     asked = set(range(len(texts) // HELD_OUT // 2, len(texts), len(texts) // HELD_OUT))
-    return ([text for at, text in enumerate(texts) if at not in asked],
-            [text for at, text in enumerate(texts) if at in asked][:HELD_OUT])
+    return (
+        [text for at, text in enumerate(texts) if at not in asked],
+        [text for at, text in enumerate(texts) if at in asked][:HELD_OUT],
+    )
 
 
 def subjects() -> dict[str, tuple[str, dict[str, Value]]]:
     """Every predictor that looks, as it comes, and some with other parameters: what it is called -> (name, params)."""
-    plain = {v.name: (v.name, {p.name: p.default for p in v.params}) for v in variants("predictor")
-             if getattr(v.make, "looks", True)}
+    plain = {
+        v.name: (v.name, {p.name: p.default for p in v.params})
+        for v in variants("predictor")
+        if getattr(v.make, "looks", True)
+    }
     return plain | {title: (name, {**plain[name][1], **params}) for title, (name, params) in VARIED.items()}
 
 
@@ -84,8 +108,15 @@ def cost(sizes: Sizes, tokens: int, say: Callable[[str], None]) -> dict[str, dic
     return measure(sizes, subjects(), tokens, say)
 
 
-def listen(engine: Engine, predictor: str, params: Mapping[str, Value], texts: list[Text], tokens: int, answer: int,
-           patient: bool) -> Overheard:
+def listen(
+    engine: Engine,
+    predictor: str,
+    params: Mapping[str, Value],
+    texts: list[Text],
+    tokens: int,
+    answer: int,
+    patient: bool,
+) -> Overheard:
     """Ask the held-out questions until enough tokens were decoded."""
     engine.change({"predictor": "none"})
     engine.change({"predictor": predictor, **{f"predictor.{predictor}.{name}": v for name, v in params.items()}})
@@ -100,7 +131,7 @@ def listen(engine: Engine, predictor: str, params: Mapping[str, Value], texts: l
                 pieces = engine.generate(question, Sampling(max_new_tokens=min(left, answer) + 1))
                 left -= sum(piece.kind == "token" for piece in pieces) - 1
         if left == before:
-            break                                       # the model has nothing to say
+            break  # the model has nothing to say
     return heard
 
 
@@ -108,17 +139,22 @@ def table(result: dict[str, object]) -> str:
     """The result for a reader."""
     found: Any = result["predictors"]
     large: Any = result["large"]
-    lines = [f"{result['model']}: {result['layers']} layers of {result['experts']} experts, {result['top_k']} active; "
-             f"recall@{result['top_k']} of {result['tokens']} decoded tokens, ms per token on the computing thread "
-             f"(its own work / with waits), there and with {result['large_layers']} layers of "
-             f"{result['large_experts']}",
-             f"  {'predictor':30s} recall  all named  named  in time  {'ms':>15s}  {'ms large':>17s}"]
+    lines = [
+        f"{result['model']}: {result['layers']} layers of {result['experts']} experts, {result['top_k']} active; "
+        f"recall@{result['top_k']} of {result['tokens']} decoded tokens, ms per token on the computing thread "
+        f"(its own work / with waits), there and with {result['large_layers']} layers of "
+        f"{result['large_experts']}",
+        f"  {'predictor':30s} recall  all named  named  in time  {'ms':>15s}  {'ms large':>17s}",
+    ]
     for name, one in sorted(found.items(), key=lambda pair: -pair[1]["recall_at_k"]):
         ms, more = one["ms_per_token"], large[name]
-        lines.append(f"  {name:30s} {one['recall_at_k']:6.1%} {one['recall_of_all_named']:10.1%} {one['named']:6.1f} "
-                     f"{one['recall_in_time']:8.1%} {ms['cpu']:7.3f} /{ms['wall']:7.3f} {more['cpu']:9.3f} /"
-                     f"{more['wall']:8.3f}")
+        lines.append(
+            f"  {name:30s} {one['recall_at_k']:6.1%} {one['recall_of_all_named']:10.1%} {one['named']:6.1f} "
+            f"{one['recall_in_time']:8.1%} {ms['cpu']:7.3f} /{ms['wall']:7.3f} {more['cpu']:9.3f} /"
+            f"{more['wall']:8.3f}"
+        )
     lines += ["  recall by layer:"]
-    lines += [f"  {name:30s} " + " ".join(f"{rate:4.0%}" for rate in one["recall_by_layer"])
-              for name, one in found.items()]
+    lines += [
+        f"  {name:30s} " + " ".join(f"{rate:4.0%}" for rate in one["recall_by_layer"]) for name, one in found.items()
+    ]
     return "\n".join(lines)

@@ -18,11 +18,17 @@ from bench.turns import Job
 from core.errors import MoestroError
 
 ROOT = Path(__file__).resolve().parents[1]
-LONGEST_S = 900.0   # before a process counts as hung
+LONGEST_S = 900.0  # before a process counts as hung
 
 
-def measure(module: str, job: Job, files: Sequence[Path], python: str = sys.executable, limit: int | None = None,
-            cold: bool = True) -> Job:
+def measure(
+    module: str,
+    job: Job,
+    files: Sequence[Path],
+    python: str = sys.executable,
+    limit: int | None = None,
+    cold: bool = True,
+) -> Job:
     """What `python -m module` (see `bench.turns`) answers to a job, and what the system saw of it.
 
     `files` are dropped from the page cache before, unless not `cold`. With a `limit` in bytes the process may hold that
@@ -33,9 +39,17 @@ def measure(module: str, job: Job, files: Sequence[Path], python: str = sys.exec
     with ExitStack() as stack:
         group = stack.enter_context(MemoryGroup(job["kind"])) if limit is not None else None
         errors = stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace"))
-        process = stack.enter_context(subprocess.Popen(
-            [python, "-m", module], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
-            encoding="utf-8"))
+        process = stack.enter_context(
+            subprocess.Popen(
+                [python, "-m", module],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                encoding="utf-8",
+            )
+        )
         stack.callback(process.kill)
         clock = threading.Timer(LONGEST_S, process.kill)
         clock.start()

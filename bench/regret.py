@@ -21,7 +21,7 @@ from core.types import ModelShape, StepRecord
 QUESTION = "What does heapq.heappush do?"
 SCOPES = ("layer", "global")
 GOAL = 1.03
-BEGIN = 64        # tokens with which the comparison is brought up before it is measured
+BEGIN = 64  # tokens with which the comparison is brought up before it is measured
 READY_S = 30.0
 
 
@@ -35,11 +35,17 @@ class Meter(Protocol):
     def close(self) -> None: ...
 
 
-def run(meter: Callable[[], Meter], model: str = "demo", budget: str = "50%", rounds: int = 9, tokens: int = 320,
-        say: Callable[[str], None] = print) -> dict[str, object]:
+def run(
+    meter: Callable[[], Meter],
+    model: str = "demo",
+    budget: str = "50%",
+    rounds: int = 9,
+    tokens: int = 320,
+    say: Callable[[str], None] = print,
+) -> dict[str, object]:
     """Measure; returns the result as plain data. `tokens` = decoded tokens a round."""
     engine = Engine.load(LoadSpec.checked(model, Settings({"budget": budget, "eviction": "lru"})))
-    engine.prompt.ends = set()                          # every round decodes the same number of tokens
+    engine.prompt.ends = set()  # every round decodes the same number of tokens
     try:
         scopes = {}
         for scope in SCOPES:
@@ -49,11 +55,23 @@ def run(meter: Callable[[], Meter], model: str = "demo", budget: str = "50%", ro
                 scopes[scope] = _pairs(engine, watched, rounds, tokens, lambda text, of=scope: say(f"{of}: {text}"))
             finally:
                 watched.close()
-        return {"ratio": max(found["ratio"] for found in scopes.values()), "goal": GOAL, "rounds": rounds,
-                "tokens": tokens, "scopes": scopes, "model": model, "budget": budget, "slots": engine.residency.slots,
-                "layers": engine.shape.layers, "experts": engine.shape.experts, "top_k": engine.shape.top_k,
-                "device": device_name(engine.device), "decode_threads": engine.manifest()["decode_threads"],
-                "emulated": engine.transfers.pace.gbps > 0, "versions": versions()}
+        return {
+            "ratio": max(found["ratio"] for found in scopes.values()),
+            "goal": GOAL,
+            "rounds": rounds,
+            "tokens": tokens,
+            "scopes": scopes,
+            "model": model,
+            "budget": budget,
+            "slots": engine.residency.slots,
+            "layers": engine.shape.layers,
+            "experts": engine.shape.experts,
+            "top_k": engine.shape.top_k,
+            "device": device_name(engine.device),
+            "decode_threads": engine.manifest()["decode_threads"],
+            "emulated": engine.transfers.pace.gbps > 0,
+            "versions": versions(),
+        }
     finally:
         engine.unload()
 
@@ -80,8 +98,14 @@ def _pairs(engine: Engine, meter: Meter, rounds: int, tokens: int, say: Callable
         else:
             say("warming up")
     assert view is not None
-    return {"ratio": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios),
-            "on_ms": statistics.median(ms[True]), "off_ms": statistics.median(ms[False]), "told": view}
+    return {
+        "ratio": statistics.median(ratios),
+        "lowest": min(ratios),
+        "highest": max(ratios),
+        "on_ms": statistics.median(ms[True]),
+        "off_ms": statistics.median(ms[False]),
+        "told": view,
+    }
 
 
 def _tpot_ms(engine: Engine, meter: Meter | None, tokens: int) -> float:
@@ -107,9 +131,14 @@ def _ready(engine: Engine, meter: Meter) -> None:
 def table(result: dict[str, object]) -> str:
     """The result for a reader."""
     scopes: dict[str, dict[str, Any]] = dict(result["scopes"])  # type: ignore[call-overload]
-    lines = [f"Comparing the cache policies live: {result['model']}, {result['layers']} layers x {result['experts']} "
-             f"experts, budget {result['budget']}{', emulated link' if result['emulated'] else ''}, TPOT in ms:",
-             "  slots of      on ms   off ms   on / off   (lowest ... highest)"]
-    lines += [f"  {'each layer' if scope == 'layer' else 'all layers'} {s['on_ms']:10.3f} {s['off_ms']:8.3f} "
-              f"{s['ratio']:10.3f}   ({s['lowest']:.3f} ... {s['highest']:.3f})" for scope, s in scopes.items()]
+    lines = [
+        f"Comparing the cache policies live: {result['model']}, {result['layers']} layers x {result['experts']} "
+        f"experts, budget {result['budget']}{', emulated link' if result['emulated'] else ''}, TPOT in ms:",
+        "  slots of      on ms   off ms   on / off   (lowest ... highest)",
+    ]
+    lines += [
+        f"  {'each layer' if scope == 'layer' else 'all layers'} {s['on_ms']:10.3f} {s['off_ms']:8.3f} "
+        f"{s['ratio']:10.3f}   ({s['lowest']:.3f} ... {s['highest']:.3f})"
+        for scope, s in scopes.items()
+    ]
     return "\n".join([*lines, f"  goal <= {result['goal']}"])

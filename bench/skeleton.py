@@ -25,7 +25,7 @@ from core.runtime.foresight import Foresight
 from core.types import ModelShape
 
 PROMPT, MAPS = 16, 1000
-WIDTH = 256              # of the estimator, as it is trained
+WIDTH = 256  # of the estimator, as it is trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,9 @@ class Sizes:
 LARGE, TINY = Sizes(), Sizes(3, 8, 2, 64, 256)
 
 
-def measure(sizes: Sizes, subjects: Mapping[str, tuple[str, Mapping[str, Value]]], tokens: int,
-            say: Callable[[str], None]) -> dict[str, dict[str, float]]:
+def measure(
+    sizes: Sizes, subjects: Mapping[str, tuple[str, Mapping[str, Value]]], tokens: int, say: Callable[[str], None]
+) -> dict[str, dict[str, float]]:
     """Milliseconds per decoded token that each of `subjects` (name, parameters) takes on the computing thread, wall and
     cpu. One thread, as decoding is quickest in a model of many small products."""
     threads = torch.get_num_threads()
@@ -87,18 +88,33 @@ def _decode(model: Any, sites: list[ExpertsSite], foresight: Foresight, tokens: 
 def write(sizes: Sizes, folder: Path) -> Path:
     """A checkpoint of everything but the experts."""
     config = AutoConfig.for_model(
-        "qwen3_moe", vocab_size=sizes.vocabulary, hidden_size=sizes.hidden, num_hidden_layers=sizes.layers,
-        num_attention_heads=4, num_key_value_heads=1, head_dim=64, intermediate_size=64, moe_intermediate_size=64,
-        num_experts=sizes.experts, num_experts_per_tok=sizes.top_k, norm_topk_prob=True, decoder_sparse_step=1,
-        max_position_embeddings=512, tie_word_embeddings=True)
+        "qwen3_moe",
+        vocab_size=sizes.vocabulary,
+        hidden_size=sizes.hidden,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=64,
+        intermediate_size=64,
+        moe_intermediate_size=64,
+        num_experts=sizes.experts,
+        num_experts_per_tok=sizes.top_k,
+        norm_topk_prob=True,
+        decoder_sparse_step=1,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+    )
     described = {**config.to_dict(), "architectures": ["Qwen3MoeForCausalLM"], "dtype": "float32"}
     (folder / "config.json").write_text(json.dumps(described), encoding="utf-8")
-    save_file({"model.embed_tokens.weight": torch.zeros(1)}, folder / "model.safetensors")   # so that it is a model
+    save_file({"model.embed_tokens.weight": torch.zeros(1)}, folder / "model.safetensors")  # so that it is a model
     generator = torch.Generator().manual_seed(0)
     meta = meta_skeleton(folder)
     experts = {f"{site.name}.{part}" for site in find_experts(meta) for part in site.parts}
-    weights = {name: torch.ones(p.shape) if p.dim() == 1 else torch.randn(p.shape, generator=generator) * 0.05
-               for name, p in meta.named_parameters() if name not in experts}
+    weights = {
+        name: torch.ones(p.shape) if p.dim() == 1 else torch.randn(p.shape, generator=generator) * 0.05
+        for name, p in meta.named_parameters()
+        if name not in experts
+    }
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return folder
 
@@ -111,10 +127,20 @@ def drawn_profile(sizes: Sizes) -> Profile:
     guessing, one = estimator.to_tensors(Estimator(layers, experts, hidden, WIDTH))
     walking, two = path.to_tensors(RoutingPath(layers, experts, torch.arange(sizes.vocabulary)))
     return Profile(
-        "drawn", "", layers, experts, sizes.top_k, hidden, 0, "drawn", "",
+        "drawn",
+        "",
+        layers,
+        experts,
+        sizes.top_k,
+        hidden,
+        0,
+        "drawn",
+        "",
         defaults=random.standard_normal((layers, experts, hidden), np.float32).astype(np.float16),
         gate_recall=np.array([np.nan, *([0.7, 0.9] * layers)[: layers - 1]], np.float32),
         maps=random.dirichlet(np.full(experts, 0.1), (MAPS, layers)).astype(np.float16),
         map_keys=random.standard_normal((MAPS, hidden), np.float32).astype(np.float16),
         first_table=FirstTable(tokens, random.integers(experts, size=(len(tokens), sizes.top_k)).astype(np.int16)),
-        nets={**guessing, **walking}, settings={**one, **two})
+        nets={**guessing, **walking},
+        settings={**one, **two},
+    )

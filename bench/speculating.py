@@ -29,12 +29,12 @@ from core.registry import Value
 from core.runtime.workbench import LayerRun
 from core.types import StepRecord
 
-MODES = tuple(mode for mode in modes_of() if mode.name.startswith("execute_"))   # what the profile must be good for
+MODES = tuple(mode for mode in modes_of() if mode.name.startswith("execute_"))  # what the profile must be good for
 CONTEXTS = (64, 256, 768)
-PARTS = ("total_ms", "compute_ms", "stall_ms", "idle_ms", "copy_ms")   # of a token; copying overlaps the others
+PARTS = ("total_ms", "compute_ms", "stall_ms", "idle_ms", "copy_ms")  # of a token; copying overlaps the others
 NEVER = threading.Event()
-DECODED, HEARD, READ = 48, 256, 512    # tokens: timed a context, predicted for recall, and read for cosines
-RESIDENCY = "50%"                      # slots; but nothing is kept in them beyond its use
+DECODED, HEARD, READ = 48, 256, 512  # tokens: timed a context, predicted for recall, and read for cosines
+RESIDENCY = "50%"  # slots; but nothing is kept in them beyond its use
 SYSTEMS: dict[str, dict[str, Value]] = {
     "on demand": preset("on_demand").values,
     "prefetch, gate": {**preset("speculating").values, "predictor": "gate"},
@@ -48,31 +48,43 @@ CLAIMS: dict[str, tuple[str, str, str]] = {
     "Speculating Experts figure 4: default vectors above the next gate": ("recall", "default_vectors", "gate"),
     "Speculating Experts figure 4: the hybrid above default vectors": ("recall", "hybrid", "default_vectors"),
     "Speculating Experts figure 8: prefetching faster than on demand": (
-        "tpot_ms", "prefetch, default vectors", "on demand"),
+        "tpot_ms",
+        "prefetch, default vectors",
+        "on demand",
+    ),
     "Expected: executing faster than prefetching, since nothing is fetched twice": (
-        "tpot_ms", "execute, default vectors", "prefetch, default vectors"),
+        "tpot_ms",
+        "execute, default vectors",
+        "prefetch, default vectors",
+    ),
 }
 
 
-def measure(engine: Engine, questions: Sequence[Question], rounds: int, small: bool,
-            say: Callable[[str], None]) -> dict[str, Any]:
+def measure(
+    engine: Engine, questions: Sequence[Question], rounds: int, small: bool, say: Callable[[str], None]
+) -> dict[str, Any]:
     """All of it on a loaded engine with a profile that knows none of the questions; the engine has its settings back
     afterwards."""
     contexts, decoded, heard, read = ((4, 8), 3, 4, 12) if small else (CONTEXTS, DECODED, HEARD, READ)
-    ids = [token for text in held_out(engine.model_name)
-           for token in tokenize(engine.prompt.tokenizer, text).ids.tolist()]
+    ids = [
+        token for text in held_out(engine.model_name) for token in tokenize(engine.prompt.tokenizer, text).ids.tolist()
+    ]
     say("cosines")
     found: dict[str, Any] = {"cosine": cosines(engine, ids[: min(read, engine.context - 1)])}
     with restored(engine):
         say("recall")
         found["recall"] = recalls(engine, [[{"role": "user", "content": one.text}] for one in questions], heard)
         found["tpot"] = {context: _timed(engine, ids, context, decoded, rounds, say) for context in map(str, contexts)}
-    return {**found, "top_k": engine.shape.top_k, "emulated": bool(engine.transfers.pace),
-            "claimed": "gain is bounded by sum over layers of min(compute, copy) on demand"}
+    return {
+        **found,
+        "top_k": engine.shape.top_k,
+        "emulated": bool(engine.transfers.pace),
+        "claimed": "gain is bounded by sum over layers of min(compute, copy) on demand",
+    }
 
 
 def cosines(engine: Engine, ids: Sequence[int]) -> dict[str, list[float | None]]:
-    """"before" [L - 1]: mean cosine of h_l and h_{l+1}; "quasi" [L - 1]: of q_{l+1} and h_{l+1}, q = Norm(r_l + D_l).
+    """ "before" [L - 1]: mean cosine of h_l and h_{l+1}; "quasi" [L - 1]: of q_{l+1} and h_{l+1}, q = Norm(r_l + D_l).
     None where the layers are not built so, or there are no default vectors."""
     layers = engine.shape.layers
     before: list[list[float]] = [[] for _ in range(layers)]
@@ -91,13 +103,18 @@ def cosines(engine: Engine, ids: Sequence[int]) -> dict[str, list[float | None]]
             guess = engine.foresight.default(layer, layer + 1, run.ids.tolist(), run.weights, run.seen) if has else None
             kept[:] = [(states.clone(), guess)]
 
-    with engine.workbench("The model is being measured.") as bench, bench.unpaced(), bench.watched(
-            seen, lambda output: None):
+    with (
+        engine.workbench("The model is being measured.") as bench,
+        bench.unpaced(),
+        bench.watched(seen, lambda output: None),
+    ):
         cache = bench.kv.fresh()
         for at in range(0, len(ids), bench.chunk):
             bench.run(ids[at : at + bench.chunk], cache)
-    return {name: [statistics.fmean(rows) if rows else None for rows in found[1:]]
-            for name, found in (("before", before), ("quasi", quasi))}
+    return {
+        name: [statistics.fmean(rows) if rows else None for rows in found[1:]]
+        for name, found in (("before", before), ("quasi", quasi))
+    }
 
 
 def recalls(engine: Engine, asked: Sequence[Text], tokens: int) -> dict[str, list[float]]:
@@ -107,13 +124,14 @@ def recalls(engine: Engine, asked: Sequence[Text], tokens: int) -> dict[str, lis
         try:
             heard = listen(engine, name, {}, list(asked), tokens, DECODED, patient=True)
         except SettingError:
-            continue                                    # its profile has not what it needs
+            continue  # its profile has not what it needs
         found[name] = heard.recall(engine.shape.layers, engine.shape.top_k)[1:]
     return found
 
 
-def _timed(engine: Engine, ids: Sequence[int], context: str, decoded: int, rounds: int,
-           say: Callable[[str], None]) -> dict[str, Any]:
+def _timed(
+    engine: Engine, ids: Sequence[int], context: str, decoded: int, rounds: int, say: Callable[[str], None]
+) -> dict[str, Any]:
     """System -> its split of a token's time behind so many tokens of context, in the round of the median time of
     `rounds`, which take each system once. And the bound."""
     length = min(int(context), engine.context - decoded, len(ids) - decoded)
@@ -132,9 +150,17 @@ def _timed(engine: Engine, ids: Sequence[int], context: str, decoded: int, round
                 bounds.append(bound_ms(steps, engine.shape.layers))
     found = {name: sorted(rows, key=lambda row: row["total_ms"])[len(rows) // 2] for name, rows in split.items()}
     demand = found["on demand"]["total_ms"]
-    return {"tokens_before": length, "bound_ms": statistics.median(bounds), "systems": {
-        name: {**{("tpot_ms" if part == "total_ms" else part): value for part, value in row.items()},
-               "gained_ms": demand - row["total_ms"]} for name, row in found.items()}}
+    return {
+        "tokens_before": length,
+        "bound_ms": statistics.median(bounds),
+        "systems": {
+            name: {
+                **{("tpot_ms" if part == "total_ms" else part): value for part, value in row.items()},
+                "gained_ms": demand - row["total_ms"],
+            }
+            for name, row in found.items()
+        },
+    }
 
 
 def bound_ms(steps: Sequence[StepRecord], layers: int) -> float:
@@ -153,29 +179,44 @@ def orderings(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     said = []
     for claim, (figure, better, worse) in CLAIMS.items():
         if figure == "tpot_ms":
-            values = {context: [row["systems"][name][figure] for name in (better, worse)]
-                      for context, row in found["tpot"].items()}
+            values = {
+                context: [row["systems"][name][figure] for name in (better, worse)]
+                for context, row in found["tpot"].items()
+            }
         else:
             values = {"mean over layers": [_mean(found[figure].get(name, ())) for name in (better, worse)]}
-        said.append({"claim": claim, "figure": figure, "modes": [better, worse], "values": values,
-                     "holds": verdict(list(values.values()), lower=figure == "tpot_ms")})
+        said.append(
+            {
+                "claim": claim,
+                "figure": figure,
+                "modes": [better, worse],
+                "values": values,
+                "holds": verdict(list(values.values()), lower=figure == "tpot_ms"),
+            }
+        )
     return said
 
 
 def table(found: Mapping[str, Any]) -> list[str]:
     """The result for a reader."""
     lines = ["Cosine with the next layer's state, by layer (figure 3):"]
-    lines += [f"  {title:20s}" + " ".join("  -  " if c is None else f"{c:5.3f}" for c in found["cosine"][name])
-              for name, title in (("before", "state before"), ("quasi", "quasi-hidden state"))]
+    lines += [
+        f"  {title:20s}" + " ".join("  -  " if c is None else f"{c:5.3f}" for c in found["cosine"][name])
+        for name, title in (("before", "state before"), ("quasi", "quasi-hidden state"))
+    ]
     lines.append(f"Recall@{found['top_k']}, by layer from the second on (figure 4):")
     lines += [f"  {name:20s}" + " ".join(f"{rate:5.1%}" for rate in rates) for name, rates in found["recall"].items()]
     for row in found["tpot"].values():
-        lines += [f"ms per token behind {row['tokens_before']} tokens, at most {row['bound_ms']:.2f} ms to be gained"
-                  f"{' (link emulated)' if found['emulated'] else ''}:",
-                  f"  {'':28s}   TPOT compute   stall    idle    copy  gained"]
-        lines += [f"  {name:28s}{one['tpot_ms']:7.2f} {one['compute_ms']:7.2f} {one['stall_ms']:7.2f} "
-                  f"{one['idle_ms']:7.2f} {one['copy_ms']:7.2f} {one['gained_ms']:7.2f}"
-                  for name, one in row["systems"].items()]
+        lines += [
+            f"ms per token behind {row['tokens_before']} tokens, at most {row['bound_ms']:.2f} ms to be gained"
+            f"{' (link emulated)' if found['emulated'] else ''}:",
+            f"  {'':28s}   TPOT compute   stall    idle    copy  gained",
+        ]
+        lines += [
+            f"  {name:28s}{one['tpot_ms']:7.2f} {one['compute_ms']:7.2f} {one['stall_ms']:7.2f} "
+            f"{one['idle_ms']:7.2f} {one['copy_ms']:7.2f} {one['gained_ms']:7.2f}"
+            for name, one in row["systems"].items()
+        ]
     return lines
 
 

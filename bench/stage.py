@@ -23,11 +23,11 @@ from bench.processes import ended_well, measure
 from bench.turns import Job
 from core.errors import MoestroError
 
-FORMATS = {"bf16": "checkpoint", "int4": "int4-g64"}       # of the packs
-DENSE = {"bf16": "checkpoint", "int4": "int4-g64"}         # ... and of their layers outside the experts, as loaded
-GGUF = {"bf16": "BF16", "int4": "Q4_K_M"}                  # ... and of the files that stand beside them
+FORMATS = {"bf16": "checkpoint", "int4": "int4-g64"}  # of the packs
+DENSE = {"bf16": "checkpoint", "int4": "int4-g64"}  # ... and of their layers outside the experts, as loaded
+GGUF = {"bf16": "BF16", "int4": "Q4_K_M"}  # ... and of the files that stand beside them
 PROMPT = "What does a cache of experts do for a language model?"
-ALIKE = 0.99                                               # least cosine of llama.cpp's logits with transformers'
+ALIKE = 0.99  # least cosine of llama.cpp's logits with transformers'
 
 
 @dataclass
@@ -69,8 +69,10 @@ def find_llama(asked: str) -> tuple[str, str]:
     except OSError as error:
         raise MoestroError(f"--llama {asked} does not start: {error}. Name a Python interpreter.") from None
     if done.returncode:
-        raise MoestroError(f"--llama {asked} cannot import llama_cpp. Install llama-cpp-python for it: "
-                           f"{asked} -m pip install llama-cpp-python")
+        raise MoestroError(
+            f"--llama {asked} cannot import llama_cpp. Install llama-cpp-python for it: "
+            f"{asked} -m pip install llama-cpp-python"
+        )
     return asked, ""
 
 
@@ -86,8 +88,16 @@ def _gguf_files(stage: Stage) -> None:
     if not small.exists():
         stage.say(f"quantizing {small.name} with llama.cpp")
         partial = small.with_suffix(".partial")
-        ended_well(measure("bench.llama", {"kind": "quantize", "source": str(whole), "target": str(partial),
-                                           "threads": stage.threads}, [], stage.llama, cold=False), "Quantizing")
+        ended_well(
+            measure(
+                "bench.llama",
+                {"kind": "quantize", "source": str(whole), "target": str(partial), "threads": stage.threads},
+                [],
+                stage.llama,
+                cold=False,
+            ),
+            "Quantizing",
+        )
         partial.rename(small)
 
 
@@ -95,16 +105,23 @@ def check_gguf(stage: Stage) -> Job:
     """Does llama.cpp read the BF16 file as transformers reads the checkpoint? Over the tokens of one text: the mean
     cosine of their logits, and how often both find the same token likeliest. Raises MoestroError when they differ."""
     ids = [int(i) for i in np.random.default_rng(0).integers(3, 4000, 24)]
-    theirs = ended_well(measure("bench.llama", {"kind": "logits", "model": str(stage.gguf["bf16"]), "ids": ids}, [],
-                                stage.llama, cold=False), "llama.cpp")
-    ours = ended_well(measure("bench.work", {"kind": "logits", "model": str(stage.model), "ids": ids}, [], cold=False),
-                      "transformers")
+    theirs = ended_well(
+        measure(
+            "bench.llama", {"kind": "logits", "model": str(stage.gguf["bf16"]), "ids": ids}, [], stage.llama, cold=False
+        ),
+        "llama.cpp",
+    )
+    ours = ended_well(
+        measure("bench.work", {"kind": "logits", "model": str(stage.model), "ids": ids}, [], cold=False), "transformers"
+    )
     stage.versions["llama_cpp_python"] = theirs["version"]
     a, b = np.array(theirs["logits"]), np.array(ours["logits"])
     cosine = float(((a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)).mean())
     if not cosine >= ALIKE:
-        raise MoestroError(f"llama.cpp computes something else from {stage.gguf['bf16']} than transformers from the "
-                           f"checkpoint (cosine of the logits {cosine:.3f}). Delete the file and try again.")
+        raise MoestroError(
+            f"llama.cpp computes something else from {stage.gguf['bf16']} than transformers from the "
+            f"checkpoint (cosine of the logits {cosine:.3f}). Delete the file and try again."
+        )
     return {"tokens": len(ids), "cosine": cosine, "same_likeliest": float((a.argmax(1) == b.argmax(1)).mean())}
 
 
@@ -116,12 +133,22 @@ def import_packs(stage: Stage) -> Job:
         for old in (pack, Path(f"{pack}.partial")):
             shutil.rmtree(old, ignore_errors=True)
         stage.say(f"importing to {name}")
-        done = ended_well(measure("bench.work", {"kind": "import", "source": str(stage.model), "out": str(pack),
-                                                 "format": format}, [stage.model]), f"Import to {name}")
+        done = ended_well(
+            measure(
+                "bench.work",
+                {"kind": "import", "source": str(stage.model), "out": str(pack), "format": format},
+                [stage.model],
+            ),
+            f"Import to {name}",
+        )
         found[name] = {
-            "seconds": done["seconds"], "rss_mb": (done["peak_high"] - done["idle_bytes"]) / 1e6,
-            "idle_mb": done["idle_bytes"] / 1e6, "dense_mb": (pack / "model.safetensors").stat().st_size / 1e6,
-            "pack_mb": sum(f.stat().st_size for f in pack.iterdir()) / 1e6, "format": format}
+            "seconds": done["seconds"],
+            "rss_mb": (done["peak_high"] - done["idle_bytes"]) / 1e6,
+            "idle_mb": done["idle_bytes"] / 1e6,
+            "dense_mb": (pack / "model.safetensors").stat().st_size / 1e6,
+            "pack_mb": sum(f.stat().st_size for f in pack.iterdir()) / 1e6,
+            "format": format,
+        }
     return found
 
 
@@ -137,8 +164,13 @@ def disk_gbps(pack: Path, seconds: float = 0.7, readers: int = 2) -> dict[str, f
             order = random.Random(count).choices(range(reader.manifest.total), k=1 << 16)
             until, moved = time.perf_counter() + seconds, [0] * count
 
-            def read(number: int, count: int = count, order: list[int] = order, until: float = until,
-                     moved: list[int] = moved) -> None:
+            def read(
+                number: int,
+                count: int = count,
+                order: list[int] = order,
+                until: float = until,
+                moved: list[int] = moved,
+            ) -> None:
                 buffer = aligned(reader.padded_bytes)
                 for eid in order[number::count]:
                     if time.perf_counter() > until:
@@ -173,6 +205,10 @@ def machine(stage: Stage) -> Job:
         pass  # another system, or a file system without a device
     if stage.gguf:
         stage.versions["gguf"] = version("gguf")
-    return {"device": device_name(torch.device("cpu")), "cores": os.cpu_count(),
-            "ram_gb": host_memory().total / 1e9, "read_ahead_kb": int(ahead) if ahead.strip() else None,
-            "versions": {**versions(), **stage.versions}}
+    return {
+        "device": device_name(torch.device("cpu")),
+        "cores": os.cpu_count(),
+        "ram_gb": host_memory().total / 1e9,
+        "read_ahead_kb": int(ahead) if ahead.strip() else None,
+        "versions": {**versions(), **stage.versions},
+    }

@@ -41,7 +41,7 @@ def run(rounds: int = 200, small: bool = False, say: Callable[[str], None] = pri
     """Measure; returns the result as plain data. `rounds` = calls that medians are of."""
     rounds, found = (3 if small else rounds), dict[str, Any]()
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)                            # the sizes gain nothing from more
+    torch.set_num_threads(1)  # the sizes gain nothing from more
     try:
         for device in (CPU, *([torch.device("cuda")] if torch.cuda.is_available() else [])):
             for choice in variants("substitute"):
@@ -49,8 +49,15 @@ def run(rounds: int = 200, small: bool = False, say: Callable[[str], None] = pri
                 found.setdefault(device.type, {})[choice.name] = _cost(choice.name, device, rounds)
     finally:
         torch.set_num_threads(threads)
-    return {"experts": EXPERTS, "top_k": TOP_K, "prompt": PROMPT, "rounds": rounds, "us": found,
-            "device": {name: device_name(torch.device(name)) for name in found}, "versions": versions()}
+    return {
+        "experts": EXPERTS,
+        "top_k": TOP_K,
+        "prompt": PROMPT,
+        "rounds": rounds,
+        "us": found,
+        "device": {name: device_name(torch.device(name)) for name in found},
+        "versions": versions(),
+    }
 
 
 def _cost(name: str, device: torch.device, rounds: int) -> dict[str, float]:
@@ -71,8 +78,9 @@ def _token(substitute: Substitute, ask: Ask) -> Callable[[], object]:
         return lambda: plain.select(ask, OPEN, substitute)
     ids, weights = ask.ids[0].tolist(), ask.weights[0].tolist()
     missing, ready = ask.missing.tolist(), ask.ready.tolist()
-    return lambda: plain.pick(ids, weights, missing, ready, OPEN,
-                              lambda at, expert: substitute.listed(ask, 0, at, expert))
+    return lambda: plain.pick(
+        ids, weights, missing, ready, OPEN, lambda at, expert: substitute.listed(ask, 0, at, expert)
+    )
 
 
 def there(ask: Ask) -> Ask:
@@ -89,8 +97,15 @@ def question(tokens: int, device: torch.device) -> Ask:
     if tokens == 1:
         missing[ids[0]] = torch.arange(TOP_K) % 2 == 0
     named = torch.rand(EXPERTS, generator=draw)
-    return Ask(1, ids.to(device), weights.to(device), missing.to(device), ~missing.to(device), logits.to(device),
-               named.to(device))
+    return Ask(
+        1,
+        ids.to(device),
+        weights.to(device),
+        missing.to(device),
+        ~missing.to(device),
+        logits.to(device),
+        named.to(device),
+    )
 
 
 def _profile() -> Drawn:
@@ -101,7 +116,7 @@ def _profile() -> Drawn:
 
 def _median_us(call: Callable[[], object], device: torch.device, rounds: int) -> float:
     taken = []
-    for _ in range(rounds + 1):                         # the first warms up
+    for _ in range(rounds + 1):  # the first warms up
         if device.type == "cuda":
             torch.cuda.synchronize()
         began_s = time.perf_counter()
@@ -115,12 +130,16 @@ def _median_us(call: Callable[[], object], device: torch.device, rounds: int) ->
 def table(result: dict[str, object]) -> str:
     """The result for a reader."""
     r: Any = result
-    lines = [f"Microseconds a layer of {r['experts']} experts, {r['top_k']} active (medians of {r['rounds']} calls, a "
-             "quarter for prompts); half of the experts missing / none:"]
+    lines = [
+        f"Microseconds a layer of {r['experts']} experts, {r['top_k']} active (medians of {r['rounds']} calls, a "
+        "quarter for prompts); half of the experts missing / none:"
+    ]
     for device, found in r["us"].items():
         lines.append(f"  {device}: {r['device'][device]}")
         lines.append(f"    {'substitute':16s} {'one token':>20s} {r['prompt']:>15} tokens")
         for name, us in found.items():
-            lines.append(f"    {name:16s} {us['token']:11.1f} / {us['token_resident']:6.1f} "
-                         f"{us['prompt']:13.1f} / {us['prompt_resident']:6.1f}")
+            lines.append(
+                f"    {name:16s} {us['token']:11.1f} / {us['token_resident']:6.1f} "
+                f"{us['prompt']:13.1f} / {us['prompt_resident']:6.1f}"
+            )
     return "\n".join(lines)

@@ -30,19 +30,27 @@ from core.plan import plan
 __all__ = ["run", "table"]
 
 BUDGETS = ("100%", "75%", "50%", "37.5%")
-WARM = 8            # decode passes before ours counts
-LLAMA_WARM = 2      # ... and theirs: under a limit one can take seconds
-LLAMA_CAP_S = 6.0   # of decoding with one number of threads
+WARM = 8  # decode passes before ours counts
+LLAMA_WARM = 2  # ... and theirs: under a limit one can take seconds
+LLAMA_CAP_S = 6.0  # of decoding with one number of threads
 PLAIN_TOKENS = 8
 CONTEXT = 512
-FIT_CONTEXT = 2048   # that is filled to see what memory a process then holds
-LIMIT = ("a control group of the process's own: memory.limit_in_bytes (or memory.max) = what the group held after all "
-         "imports and before the model was opened + the bytes that Moestro's budget stands for (dense weights, KV "
-         "cache, workspace, slots). Page cache counts. The same bytes are added for every system.")
+FIT_CONTEXT = 2048  # that is filled to see what memory a process then holds
+LIMIT = (
+    "a control group of the process's own: memory.limit_in_bytes (or memory.max) = what the group held after all "
+    "imports and before the model was opened + the bytes that Moestro's budget stands for (dense weights, KV "
+    "cache, workspace, slots). Page cache counts. The same bytes are added for every system."
+)
 
 
-def run(rounds: int = 3, tokens: int = 32, keep: Path | None = None, small: bool = False, llama: str = "",
-        say: Callable[[str], None] = print) -> dict[str, object]:
+def run(
+    rounds: int = 3,
+    tokens: int = 32,
+    keep: Path | None = None,
+    small: bool = False,
+    llama: str = "",
+    say: Callable[[str], None] = print,
+) -> dict[str, object]:
     """Measure; returns the result as plain data. `tokens` = decode passes of ours a round. Without `keep` the files go
     to a temporary directory and are removed."""
     if keep is None:
@@ -60,14 +68,22 @@ def run(rounds: int = 3, tokens: int = 32, keep: Path | None = None, small: bool
     disk = {name: median(values) for name, values in tiers.disk.items()}
     found = result(tiers.runs, tiers.budgets, imports, max(disk.values()), tiers.fits)
     return {
-        **found, "rounds": rounds, "tokens": tokens, "small": small,
+        **found,
+        "rounds": rounds,
+        "tokens": tokens,
+        "small": small,
         "routing": routing(tiers.runs, (SMALL if small else FULL).top_k / (SMALL if small else FULL).experts),
-        "llama_cpp": built.without or "present", "llama_cpp_check": same,
+        "llama_cpp": built.without or "present",
+        "llama_cpp_check": same,
         "cold_cache_method": cold.METHOD if hasattr(os, "posix_fadvise") else cold.NO_METHOD,
-        "stayed_cached_bytes": tiers.stayed, "disk_gbps": disk,
+        "stayed_cached_bytes": tiers.stayed,
+        "disk_gbps": disk,
         "memory_limit_method": f"none: {why_unlimited}" if why_unlimited else LIMIT,
-        "machine": stage.machine(built), "load_average": {"before": load_before, "rounds": tiers.loads},
-        "measured_on": f"{datetime.now(UTC):%Y-%m-%d}", "took_s": time.perf_counter() - began_s}
+        "machine": stage.machine(built),
+        "load_average": {"before": load_before, "rounds": tiers.loads},
+        "measured_on": f"{datetime.now(UTC):%Y-%m-%d}",
+        "took_s": time.perf_counter() - began_s,
+    }
 
 
 class Tiers:
@@ -83,8 +99,9 @@ class Tiers:
         self.budgets = {name: {budget: self._bytes(name, budget) for budget in BUDGETS} for name in FORMATS}
 
     def _bytes(self, name: str, budget: str) -> int:
-        spec = LoadSpec.checked(str(self._stage.packs[name]), Settings({"budget": budget}), context=CONTEXT,
-                                dense=DENSE[name])
+        spec = LoadSpec.checked(
+            str(self._stage.packs[name]), Settings({"budget": budget}), context=CONTEXT, dense=DENSE[name]
+        )
         return plan(spec).sizes.budget_bytes(spec.settings.budget)
 
     def round(self, number: int) -> None:
@@ -108,8 +125,16 @@ class Tiers:
 
     def _ours(self, name: str, budget: str, limit: int | None, number: int, dense: str = "") -> Job:
         """One run of ours. `dense`: another format of the layers outside the experts than goes with the experts'."""
-        job = {"kind": "moestro", "model": str(self._stage.packs[name]), "budget": budget, "prompt": PROMPT,
-               "warm": WARM, "tokens": self._tokens, "seed": number, "dense": dense or DENSE[name]}
+        job = {
+            "kind": "moestro",
+            "model": str(self._stage.packs[name]),
+            "budget": budget,
+            "prompt": PROMPT,
+            "warm": WARM,
+            "tokens": self._tokens,
+            "seed": number,
+            "dense": dense or DENSE[name],
+        }
         system = f"moestro, dense layers as in the {dense}" if dense else "moestro"
         found = self._measure(system, name, budget, "bench.work", job, self._stage.packs[name], limit)
         ended_well(found, f"Moestro in {name} at {budget}")
@@ -118,16 +143,29 @@ class Tiers:
 
     def _fit(self, name: str, budget: str) -> None:
         """What the fit estimate says beside what a process then holds when its whole context is used."""
-        job = {"kind": "fit", "model": str(self._stage.packs[name]), "budget": budget, "prompt": PROMPT + " ",
-               "dense": DENSE[name], "context": FIT_CONTEXT}
+        job = {
+            "kind": "fit",
+            "model": str(self._stage.packs[name]),
+            "budget": budget,
+            "prompt": PROMPT + " ",
+            "dense": DENSE[name],
+            "context": FIT_CONTEXT,
+        }
         found = self._measure("estimate", name, budget, "bench.work", job, self._stage.packs[name], None)
         ended_well(found, f"Filling a context in {name} at {budget}")
         shown = {key: found[key] for key in ("estimated_bytes", "counted_bytes", "taken_bytes", "prompt_tokens")}
         self.fits[f"{name}, {budget}"] = {**shown, "ratio": found["estimated_bytes"] / found["taken_bytes"]}
 
     def _plain(self, whole: Job) -> None:
-        job = {"kind": "transformers", "model": str(self._stage.model), "ids": whole["ids"], "tokens": whole["tokens"],
-               "warm": 1, "count": PLAIN_TOKENS, "threads": self._stage.threads}
+        job = {
+            "kind": "transformers",
+            "model": str(self._stage.model),
+            "ids": whole["ids"],
+            "tokens": whole["tokens"],
+            "warm": 1,
+            "count": PLAIN_TOKENS,
+            "threads": self._stage.threads,
+        }
         found = self._measure("transformers", "bf16", "100%", "bench.work", job, self._stage.model, None)
         for one in ended_well(found, "transformers")["runs"]:
             variant = f"{one['implementation']}, {_threads(one['threads'])}"
@@ -142,18 +180,41 @@ class Tiers:
             threads = [n for n in self._stage.threads if known in (None, _variant(n, repack))]
             if not threads:
                 continue
-            job = {"kind": "decode", "model": str(file), "ids": whole["ids"], "tokens": whole["tokens"],
-                   "warm": LLAMA_WARM, "cap_s": LLAMA_CAP_S, "threads": threads, "repack": repack}
+            job = {
+                "kind": "decode",
+                "model": str(file),
+                "ids": whole["ids"],
+                "tokens": whole["tokens"],
+                "warm": LLAMA_WARM,
+                "cap_s": LLAMA_CAP_S,
+                "threads": threads,
+                "repack": repack,
+            }
             found = self._measure("llama.cpp", name, budget, "bench.llama", job, file, limit, self._stage.llama)
             for one in found.get("runs", []):
                 seen = {**found, "read_bytes_per_token": one["read_bytes"] / len(one["seconds"])}
-                self.runs.add("llama.cpp", name, budget, _variant(one["threads"], repack),
-                              len(one["seconds"]) / sum(one["seconds"]), seen)
+                self.runs.add(
+                    "llama.cpp",
+                    name,
+                    budget,
+                    _variant(one["threads"], repack),
+                    len(one["seconds"]) / sum(one["seconds"]),
+                    seen,
+                )
             if "failed" in found:
                 self.runs.failed["llama.cpp", name, budget] = found["failed"]
 
-    def _measure(self, system: str, name: str, budget: str, module: str, job: Job, file: Path, limit: int | None,
-                 python: str | None = None) -> Job:
+    def _measure(
+        self,
+        system: str,
+        name: str,
+        budget: str,
+        module: str,
+        job: Job,
+        file: Path,
+        limit: int | None,
+        python: str | None = None,
+    ) -> Job:
         self._stage.say(f"  {system}, {name}, {budget}")
         more: dict[str, Any] = {"python": python} if python else {}
         found = measure(module, job, [file], limit=limit, **more)

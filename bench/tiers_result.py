@@ -13,7 +13,7 @@ from bench.turns import Job
 from core.memory.link import Pace
 
 Key = tuple[str, str, str]  # system, format, budget
-GIVEN = 1.0                 # GB that an import may take beside the dense weights
+GIVEN = 1.0  # GB that an import may take beside the dense weights
 
 
 @dataclass
@@ -57,8 +57,9 @@ class Runs:
         return median(values) if values else None
 
 
-def result(runs: Runs, budgets: Mapping[str, Mapping[str, int]], imports: Job, disk_gbps: float,
-           fits: Mapping[str, Job]) -> dict[str, Any]:
+def result(
+    runs: Runs, budgets: Mapping[str, Mapping[str, int]], imports: Job, disk_gbps: float, fits: Mapping[str, Job]
+) -> dict[str, Any]:
     """Everything as plain data: first what the goals ask for, then what explains it."""
     each = {name: list(sizes) for name, sizes in budgets.items()}
     systems = sorted({system for system, _, _ in runs.tok_s})
@@ -68,21 +69,36 @@ def result(runs: Runs, budgets: Mapping[str, Mapping[str, int]], imports: Job, d
 
     details = {name: {b: _detail(runs, name, b, disk_gbps) for b in sizes} for name, sizes in each.items()}
     return {
-        "tok_s": {name: {b: {s: median(found) for s in systems if (found := runs.rounds(s, name, b))} for b in sizes}
-                  for name, sizes in each.items()},
+        "tok_s": {
+            name: {b: {s: median(found) for s in systems if (found := runs.rounds(s, name, b))} for b in sizes}
+            for name, sizes in each.items()
+        },
         "rss_import_mb": {name: one["rss_mb"] for name, one in imports.items()},
         "import_s": {name: one["seconds"] for name, one in imports.items()},
-        "open_to_first_token_s": by("first_token_s"), "start_to_first_token_s": by("process_s"),
-        "bytes_per_token": by("disk_bytes_per_token"), "read_bytes_per_token": by("read_bytes_per_token"),
+        "open_to_first_token_s": by("first_token_s"),
+        "start_to_first_token_s": by("process_s"),
+        "bytes_per_token": by("disk_bytes_per_token"),
+        "read_bytes_per_token": by("read_bytes_per_token"),
         "misses_x_blob": {name: {b: details[name][b]["misses_x_blob"] for b in sizes} for name, sizes in each.items()},
-        "goals": goals(runs, details, imports, fits), "fit": dict(fits),
-        "moestro": details, "import": imports, "budget_bytes": {name: dict(sizes) for name, sizes in budgets.items()},
-        "variants": {f"{s}, {name}, {b}": {v: median(t) for v, t in found.items()}
-                     for (s, name, b), found in runs.tok_s.items() if s != "moestro"},
-        "llama_cpp_limits": {f"{name}, {b}": {
-            value: runs.middle("llama.cpp", name, b, value)
-            for value in ("idle_bytes", "limit_bytes", "charged_bytes", "read_bytes_per_token", "first_token_s")}
-            for name, sizes in each.items() for b in sizes if runs.middle("llama.cpp", name, b, "limit_bytes")},
+        "goals": goals(runs, details, imports, fits),
+        "fit": dict(fits),
+        "moestro": details,
+        "import": imports,
+        "budget_bytes": {name: dict(sizes) for name, sizes in budgets.items()},
+        "variants": {
+            f"{s}, {name}, {b}": {v: median(t) for v, t in found.items()}
+            for (s, name, b), found in runs.tok_s.items()
+            if s != "moestro"
+        },
+        "llama_cpp_limits": {
+            f"{name}, {b}": {
+                value: runs.middle("llama.cpp", name, b, value)
+                for value in ("idle_bytes", "limit_bytes", "charged_bytes", "read_bytes_per_token", "first_token_s")
+            }
+            for name, sizes in each.items()
+            for b in sizes
+            if runs.middle("llama.cpp", name, b, "limit_bytes")
+        },
         "failed": {", ".join(key): why for key, why in runs.failed.items()},
     }
 
@@ -90,51 +106,110 @@ def result(runs: Runs, budgets: Mapping[str, Mapping[str, int]], imports: Job, d
 def _detail(runs: Runs, name: str, budget: str, disk_gbps: float) -> dict[str, Any]:
     """One configuration of ours, with its bounds: the time to compute (the least at any budget), or to read at the
     disk's speed what was missed (or what Belady's cache of this size would have missed), whichever is longer."""
-    found = {value: runs.middle("moestro", name, budget, value) for value in (
-        "slots", "blob_bytes", "hit_rate", "disk_misses_per_token", "belady_misses_per_token",
-        "repeats_of_previous_token", "total_ms", "compute_ms", "stall_ms", "idle_ms", "copy_ms", "load_s",
-        "decode_threads", "budget_bytes", "used_bytes", "idle_bytes", "limit_bytes", "charged_bytes", "peak_high")}
+    found = {
+        value: runs.middle("moestro", name, budget, value)
+        for value in (
+            "slots",
+            "blob_bytes",
+            "hit_rate",
+            "disk_misses_per_token",
+            "belady_misses_per_token",
+            "repeats_of_previous_token",
+            "total_ms",
+            "compute_ms",
+            "stall_ms",
+            "idle_ms",
+            "copy_ms",
+            "load_s",
+            "decode_threads",
+            "budget_bytes",
+            "used_bytes",
+            "idle_bytes",
+            "limit_bytes",
+            "charged_bytes",
+            "peak_high",
+        )
+    }
     misses, blob = found["disk_misses_per_token"] or 0.0, int(found["blob_bytes"] or 0)
     pace, key = Pace(disk_gbps, 0.0), "compute_ms"
-    compute_ms = min(ms for s, n, b in runs.tok_s if (s, n) == ("moestro", name)
-                     if (ms := runs.middle("moestro", name, b, key)) is not None)
-    return {**found, "misses_x_blob": misses * blob,
-            "bound_tok_s": 1e3 / overlapped_ms(compute_ms, misses, blob, pace),
-            "belady_bound_tok_s": 1e3 / overlapped_ms(compute_ms, found["belady_misses_per_token"] or 0.0, blob, pace)}
+    compute_ms = min(
+        ms
+        for s, n, b in runs.tok_s
+        if (s, n) == ("moestro", name)
+        if (ms := runs.middle("moestro", name, b, key)) is not None
+    )
+    return {
+        **found,
+        "misses_x_blob": misses * blob,
+        "bound_tok_s": 1e3 / overlapped_ms(compute_ms, misses, blob, pace),
+        "belady_bound_tok_s": 1e3 / overlapped_ms(compute_ms, found["belady_misses_per_token"] or 0.0, blob, pace),
+    }
 
 
 def routing(runs: Runs, chance: float) -> Job:
     """How the router spread, from the runs with everything resident, and what to make of it. `chance` = the share of
     the previous token's experts that a router would take again by chance."""
     repeats = runs.middle("moestro", "bf16", "100%", "repeats_of_previous_token") or 0.0
-    return {"repeats_of_previous_token": repeats, "by_chance": chance, "says":
-            f"The weights are random: no expert is trained to be popular. {repeats:.0%} of a token's experts are those "
-            f"of the token before, {chance:.0%} would be by chance. Reported of trained models are 18 to 38 %, and 96 "
-            "% hits at half the experts (Qwen3-30B-A3B): this router is harder to cache."}
+    return {
+        "repeats_of_previous_token": repeats,
+        "by_chance": chance,
+        "says": f"The weights are random: no expert is trained to be popular. {repeats:.0%} of a token's experts are "
+        f"those of the token before, {chance:.0%} would be by chance. Reported of trained models are 18 to 38 %, and 96 "
+        "% hits at half the experts (Qwen3-30B-A3B): this router is harder to cache.",
+    }
 
 
-def goals(runs: Runs, details: Mapping[str, Mapping[str, Job]], imports: Job,
-          fits: Mapping[str, Job] = MappingProxyType({})) -> list[dict[str, Any]]:
+def goals(
+    runs: Runs, details: Mapping[str, Mapping[str, Job]], imports: Job, fits: Mapping[str, Job] = MappingProxyType({})
+) -> list[dict[str, Any]]:
     """What was promised, what was found, and whether it is kept; None where it could not be measured."""
     ours = runs.rounds("moestro", "int4", "100%")
     theirs = runs.with_threads("transformers", "bf16", "100%", 1)
-    found = [_goal("all resident, int4 / transformers bf16, the fastest of each", ">=", 3.0,
-                   runs.ratio(("moestro", "int4", "100%"), ("transformers", "bf16", "100%")))]
+    found = [
+        _goal(
+            "all resident, int4 / transformers bf16, the fastest of each",
+            ">=",
+            3.0,
+            runs.ratio(("moestro", "int4", "100%"), ("transformers", "bf16", "100%")),
+        )
+    ]
     if runs.middle("moestro", "int4", "100%", "decode_threads") == 1:
-        found.append(_goal("all resident, int4 / transformers bf16, one thread each", ">=", 3.0,
-                           median(a / b for a, b in zip(ours, theirs, strict=False)) if theirs else None))
-    found += [_goal(f"at 50 %, {name} / llama.cpp mmap", ">=", 4.0,
-                    runs.ratio(("moestro", name, "50%"), ("llama.cpp", name, "50%"))) for name in details]
-    off = [abs((runs.middle("moestro", name, b, value) or 0.0) / one["misses_x_blob"] - 1)
-           for name, sizes in details.items() for b, one in sizes.items() if one["misses_x_blob"]
-           for value in ("disk_bytes_per_token", "read_bytes_per_token")
-           if runs.middle("moestro", name, b, value) is not None]
+        found.append(
+            _goal(
+                "all resident, int4 / transformers bf16, one thread each",
+                ">=",
+                3.0,
+                median(a / b for a, b in zip(ours, theirs, strict=False)) if theirs else None,
+            )
+        )
+    found += [
+        _goal(
+            f"at 50 %, {name} / llama.cpp mmap",
+            ">=",
+            4.0,
+            runs.ratio(("moestro", name, "50%"), ("llama.cpp", name, "50%")),
+        )
+        for name in details
+    ]
+    off = [
+        abs((runs.middle("moestro", name, b, value) or 0.0) / one["misses_x_blob"] - 1)
+        for name, sizes in details.items()
+        for b, one in sizes.items()
+        if one["misses_x_blob"]
+        for value in ("disk_bytes_per_token", "read_bytes_per_token")
+        if runs.middle("moestro", name, b, value) is not None
+    ]
     found.append(_goal("bytes read / (misses x blob), furthest from 1", "<=", 0.05, max(off) if off else None))
     off = [abs(one["ratio"] - 1) for one in fits.values()]
-    found.append(_goal("memory estimated / taken with a full context, furthest from 1", "<=", 0.05,
-                       max(off) if off else None))
-    found += [_goal(f"import to {name}: MB over dense weights + 1 GB", "<=", 0.0,
-                    one["rss_mb"] - one["dense_mb"] - 1e3 * GIVEN) for name, one in imports.items()]
+    found.append(
+        _goal("memory estimated / taken with a full context, furthest from 1", "<=", 0.05, max(off) if off else None)
+    )
+    found += [
+        _goal(
+            f"import to {name}: MB over dense weights + 1 GB", "<=", 0.0, one["rss_mb"] - one["dense_mb"] - 1e3 * GIVEN
+        )
+        for name, one in imports.items()
+    ]
     return found
 
 
@@ -146,36 +221,54 @@ def _goal(what: str, sign: str, goal: float, found: float | None) -> dict[str, A
 def table(found: Mapping[str, Any]) -> str:
     """The result for a reader."""
     f, systems = found, ("moestro", "transformers", "llama.cpp")
-    lines = [f"Decode, tokens a second (medians of {f['rounds']} rounds; files cold; llama.cpp: "
-             f"{'BF16 and Q4_K_M, mmap' if f['llama_cpp'] == 'present' else 'absent, ' + f['llama_cpp']}):",
-             "  experts  budget " + "".join(f"{s:>14s}" for s in systems)
-             + "   hit rate  MB/token  misses x blob   bound  Belady's"]
+    lines = [
+        f"Decode, tokens a second (medians of {f['rounds']} rounds; files cold; llama.cpp: "
+        f"{'BF16 and Q4_K_M, mmap' if f['llama_cpp'] == 'present' else 'absent, ' + f['llama_cpp']}):",
+        "  experts  budget "
+        + "".join(f"{s:>14s}" for s in systems)
+        + "   hit rate  MB/token  misses x blob   bound  Belady's",
+    ]
     for name, sizes in f["tok_s"].items():
         for budget, one in sizes.items():
             d = f["moestro"][name][budget]
             cells = "".join(f"{one[s]:14.2f}" if s in one else f"{'-':>14s}" for s in systems)
-            lines.append(f"  {name:8s} {budget:>6s} {cells} {d['hit_rate']:10.1%} "
-                         f"{(f['bytes_per_token'][name][budget] or 0) / 1e6:9.1f} {d['misses_x_blob'] / 1e6:14.1f} "
-                         f"{d['bound_tok_s']:7.1f} {d['belady_bound_tok_s']:9.1f}")
+            lines.append(
+                f"  {name:8s} {budget:>6s} {cells} {d['hit_rate']:10.1%} "
+                f"{(f['bytes_per_token'][name][budget] or 0) / 1e6:9.1f} {d['misses_x_blob'] / 1e6:14.1f} "
+                f"{d['bound_tok_s']:7.1f} {d['belady_bound_tok_s']:9.1f}"
+            )
     speeds = ", ".join(f"{gbps:.2f} GB/s with {name}" for name, gbps in f["disk_gbps"].items())
-    lines += [f"  (bound: the longer of computing alone and reading what was missed from this disk, {speeds})",
-              f"  {f['routing']['says']}", "Import and open:",
-              "  experts  import s  peak MB over idle  dense MB  open to first token s"]
+    lines += [
+        f"  (bound: the longer of computing alone and reading what was missed from this disk, {speeds})",
+        f"  {f['routing']['says']}",
+        "Import and open:",
+        "  experts  import s  peak MB over idle  dense MB  open to first token s",
+    ]
     for name, one in f["import"].items():
         opened = ", ".join(f"{b} {s:.2f}" for b, s in f["open_to_first_token_s"][name].items())
         lines.append(f"  {name:8s} {one['seconds']:8.1f} {one['rss_mb']:18.0f} {one['dense_mb']:9.0f}  {opened}")
     if f["fit"]:
-        lines.append("Memory with a full context, MB: estimated before the load, and taken by the process (files it "
-                     "maps not counted):")
-        lines += [f"  {key:14s} {one['estimated_bytes'] / 1e6:7.0f} {one['taken_bytes'] / 1e6:7.0f}"
-                  for key, one in f["fit"].items()]
+        lines.append(
+            "Memory with a full context, MB: estimated before the load, and taken by the process (files it "
+            "maps not counted):"
+        )
+        lines += [
+            f"  {key:14s} {one['estimated_bytes'] / 1e6:7.0f} {one['taken_bytes'] / 1e6:7.0f}"
+            for key, one in f["fit"].items()
+        ]
     lines.append("Goals:")
     words = {True: "kept", False: "MISSED", None: "not measured"}
-    lines += [f"  {g['goal']}: {'-' if g['found'] is None else format(g['found'], '.3g')} "
-              f"({g['sign']} {g['asked']:g}) {words[g['kept']]}" for g in f["goals"]]
+    lines += [
+        f"  {g['goal']}: {'-' if g['found'] is None else format(g['found'], '.3g')} "
+        f"({g['sign']} {g['asked']:g}) {words[g['kept']]}"
+        for g in f["goals"]
+    ]
     lines += [f"  {key}: {why}" for key, why in f["failed"].items()]
-    lines += [f"Memory limit: {f['memory_limit_method']}", f"Cold files: {f['cold_cache_method']}",
-              f"Load average before and after each round: {f['load_average']['before']}, "
-              + ", ".join(map(str, f["load_average"]["rounds"]))
-              + f"; the disk's readahead is {f['machine']['read_ahead_kb']} kB"]
+    lines += [
+        f"Memory limit: {f['memory_limit_method']}",
+        f"Cold files: {f['cold_cache_method']}",
+        f"Load average before and after each round: {f['load_average']['before']}, "
+        + ", ".join(map(str, f["load_average"]["rounds"]))
+        + f"; the disk's readahead is {f['machine']['read_ahead_kb']} kB",
+    ]
     return "\n".join(lines)

@@ -11,10 +11,14 @@ from typing import Any
 from bench.turns import STARTED_S, Highest, Job, own_bytes, read_bytes, take_part
 
 CONTEXT = 512
-FILL_TOKENS = 8   # of an answer that ends a full context
-NEEDS = {"import": ["core.importing"], "moestro": ["core.engine", "bench.bounds"], "fit": ["core.engine"],
-         "transformers": ["bench.plain"],
-         "logits": ["bench.plain"]}
+FILL_TOKENS = 8  # of an answer that ends a full context
+NEEDS = {
+    "import": ["core.importing"],
+    "moestro": ["core.engine", "bench.bounds"],
+    "fit": ["core.engine"],
+    "transformers": ["bench.plain"],
+    "logits": ["bench.plain"],
+}
 
 
 def prepare(job: Job) -> Callable[[], Job]:
@@ -53,8 +57,9 @@ def moestro(job: Job) -> Job:
 
     opened_s = time.perf_counter()
     settings = Settings({"budget": job["budget"], "link": "own", "predictor": job.get("predictor", "none")})
-    engine = Engine.load(LoadSpec.checked(job["model"], settings, context=CONTEXT, threads=job.get("threads", 0),
-                                          dense=job["dense"]))
+    engine = Engine.load(
+        LoadSpec.checked(job["model"], settings, context=CONTEXT, threads=job.get("threads", 0), dense=job["dense"])
+    )
     loaded_s = time.perf_counter()
     engine.prompt.ends = set()
     count = job["warm"] + job["tokens"]
@@ -73,11 +78,21 @@ def moestro(job: Job) -> Job:
     read = (read_bytes() or 0) - before
     memory, slots = engine.memory(), engine.residency.slots
     found = {
-        "tok_s": len(steps) / (ended_s - began_s), "read_bytes_per_token": read / len(steps),
-        "load_s": loaded_s - opened_s, "first_token_s": first_s - opened_s, "process_s": first_s - STARTED_S,
-        "ids": ids, "tokens": tokens, "slots": slots, "blob_bytes": engine.sizes.blob,
-        "budget_bytes": memory.budget, "used_bytes": memory.peak,
-        "decode_threads": engine.manifest()["decode_threads"], "model_hash": engine.model_hash, **counts(steps, slots)}
+        "tok_s": len(steps) / (ended_s - began_s),
+        "read_bytes_per_token": read / len(steps),
+        "load_s": loaded_s - opened_s,
+        "first_token_s": first_s - opened_s,
+        "process_s": first_s - STARTED_S,
+        "ids": ids,
+        "tokens": tokens,
+        "slots": slots,
+        "blob_bytes": engine.sizes.blob,
+        "budget_bytes": memory.budget,
+        "used_bytes": memory.peak,
+        "decode_threads": engine.manifest()["decode_threads"],
+        "model_hash": engine.model_hash,
+        **counts(steps, slots),
+    }
     engine.unload()
     return found
 
@@ -88,8 +103,9 @@ def fit(job: Job) -> Job:
     from core.engine import Engine
     from core.fit import estimate
 
-    spec = LoadSpec.checked(job["model"], Settings({"budget": job["budget"], "link": "own"}), dense=job["dense"],
-                            context=job["context"])
+    spec = LoadSpec.checked(
+        job["model"], Settings({"budget": job["budget"], "link": "own"}), dense=job["dense"], context=job["context"]
+    )
     told = estimate(spec)
     before, held = own_bytes(), Highest()
     engine = Engine.load(spec)
@@ -98,8 +114,12 @@ def fit(job: Job) -> Job:
         text += job["prompt"]
     for _ in engine.generate(text, Sampling(max_new_tokens=FILL_TOKENS)):
         pass
-    found = {"estimated_bytes": told.budget + told.host, "counted_bytes": engine.memory().peak,
-             "taken_bytes": held.stop() - before, "prompt_tokens": engine.count_tokens(text)}
+    found = {
+        "estimated_bytes": told.budget + told.host,
+        "counted_bytes": engine.memory().peak,
+        "taken_bytes": held.stop() - before,
+        "prompt_tokens": engine.count_tokens(text),
+    }
     engine.unload()
     return found
 
@@ -113,16 +133,22 @@ def counts(steps: list[Any], slots: int) -> Job:
     def mean(name: str) -> float:
         return float(sum(getattr(step, name) for step in steps)) / len(steps)
 
-    routed = np.concatenate([step.ids for step in steps], axis=1)      # [L, tokens, k]
-    again = [len(set(a) & set(b)) / len(a) for layer in routed.tolist()
-             for a, b in zip(layer[1:], layer[:-1], strict=True)]
+    routed = np.concatenate([step.ids for step in steps], axis=1)  # [L, tokens, k]
+    again = [
+        len(set(a) & set(b)) / len(a) for layer in routed.tolist() for a, b in zip(layer[1:], layer[:-1], strict=True)
+    ]
     return {
         "hit_rate": sum(s.hits for s in steps) / sum(s.requests for s in steps),
-        "disk_bytes_per_token": mean("disk_bytes"), "disk_misses_per_token": mean("disk_misses"),
-        "compute_ms": mean("compute_ms"), "stall_ms": mean("stall_ms"), "idle_ms": mean("idle_ms"),
-        "copy_ms": mean("copy_ms"), "total_ms": mean("total_ms"),
+        "disk_bytes_per_token": mean("disk_bytes"),
+        "disk_misses_per_token": mean("disk_misses"),
+        "compute_ms": mean("compute_ms"),
+        "stall_ms": mean("stall_ms"),
+        "idle_ms": mean("idle_ms"),
+        "copy_ms": mean("copy_ms"),
+        "total_ms": mean("total_ms"),
         "belady_misses_per_token": belady_misses_per_token(routed.tolist(), slots),
-        "repeats_of_previous_token": sum(again) / max(1, len(again))}
+        "repeats_of_previous_token": sum(again) / max(1, len(again)),
+    }
 
 
 def plain(job: Job) -> Job:
@@ -135,10 +161,12 @@ def plain(job: Job) -> Job:
     runs = []
     for implementation in IMPLEMENTATIONS:
         for threads in job["threads"]:
-            passes = model.decode(job["ids"], job["warm"] + job["count"], implementation, threads,
-                                  job["tokens"])[job["warm"]:]
-            runs.append({"implementation": implementation, "threads": threads,
-                         "tok_s": 1e3 * len(passes) / sum(passes)})
+            passes = model.decode(job["ids"], job["warm"] + job["count"], implementation, threads, job["tokens"])[
+                job["warm"] :
+            ]
+            runs.append(
+                {"implementation": implementation, "threads": threads, "tok_s": 1e3 * len(passes) / sum(passes)}
+            )
     return {"runs": runs}
 
 

@@ -16,7 +16,7 @@ from core.errors import ContextError
 from core.length import TextLimit
 from core.types import AnswerStats, Memory, Outcome, Piece, StepRecord
 
-QUICK_CHARS = 50_000   # a text up to here is tokenised whatever the context: that is quick, and counts what it is told
+QUICK_CHARS = 50_000  # a text up to here is tokenised whatever the context: that is quick, and counts what it is told
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +76,23 @@ class Prompt:
         if not ids:
             raise ContextError("The message is empty. Write something to answer.")
         if len(ids) >= context:
-            raise ContextError(f"The chat has {len(ids)} tokens, but the context holds {context}. Start a new chat, "
-                               "shorten the message, or load the model with a longer context.")
+            raise ContextError(
+                f"The chat has {len(ids)} tokens, but the context holds {context}. Start a new chat, "
+                "shorten the message, or load the model with a longer context."
+            )
         return ids
 
 
 class Answer:
     """Collects tokens, text and counts of one answer. Times are perf_counter seconds."""
 
-    def __init__(self, prompt: Prompt, ids: Sequence[int], limit: int, submitted_s: float, *,
-                 limited_by_context: bool) -> None:
+    def __init__(
+        self, prompt: Prompt, ids: Sequence[int], limit: int, submitted_s: float, *, limited_by_context: bool
+    ) -> None:
         self._prompt, self._prompt_tokens, self._limit = prompt, len(ids), limit
         self._limited_by_context, self._submitted_s = limited_by_context, submitted_s
         self._decoder = DecodeStream(skip_special_tokens=True)
-        self.tokens: list[int] = []       # said so far
+        self.tokens: list[int] = []  # said so far
         self._text: str | None = None
         self._first_s = 0.0
         self._ended = False
@@ -124,8 +127,9 @@ class Answer:
         """The pass that ended the answer without a token to show; None when every pass was sent with its token."""
         return self.steps[-1] if self._ended and self.steps[-1].phase == "decode" else None
 
-    def stats(self, *, cancelled: bool, memory: Memory, seed: int, audit: int = 0,
-              closeness: float = 0.0) -> AnswerStats:
+    def stats(
+        self, *, cancelled: bool, memory: Memory, seed: int, audit: int = 0, closeness: float = 0.0
+    ) -> AnswerStats:
         """Everything the line under the answer needs. `audit` = the number under which its quality will be told."""
         decode = [s for s in self.steps if s.phase == "decode"]
         tpot_ms = sum(s.total_ms for s in decode) / len(decode) if decode else 0.0
@@ -137,18 +141,33 @@ class Answer:
             return sum(getattr(s, name) for s in self.steps)
 
         return AnswerStats(
-            prompt_tokens=self._prompt_tokens, new_tokens=len(self.tokens),
-            ttft_ms=(self._first_s - self._submitted_s) * 1e3 if self._first_s else 0.0, tpot_ms=tpot_ms,
-            tok_s=1e3 / tpot_ms if tpot_ms else 0.0, hit_rate=_hit_rate(decode),
+            prompt_tokens=self._prompt_tokens,
+            new_tokens=len(self.tokens),
+            ttft_ms=(self._first_s - self._submitted_s) * 1e3 if self._first_s else 0.0,
+            tpot_ms=tpot_ms,
+            tok_s=1e3 / tpot_ms if tpot_ms else 0.0,
+            hit_rate=_hit_rate(decode),
             prefill_hit_rate=_hit_rate([s for s in self.steps if s.phase == "prefill"]),
-            demand_bytes=total("demand_bytes"), prefetch_bytes=total("prefetch_bytes"),
-            wasted_bytes=total("wasted_bytes"), disk_misses=total("disk_misses"), disk_bytes=total("disk_bytes"),
-            compute_ms=total("compute_ms"), stall_ms=total("stall_ms"),
-            idle_ms=total("idle_ms"), budget_bytes=memory.budget, device_bytes_peak=memory.peak,
-            exact=all(s.exact for s in self.steps), emulated=any(s.emulated for s in self.steps), reason=reason,
-            changed=total("changed"), assignments=total("assignments"), seed=seed, audit=audit,
+            demand_bytes=total("demand_bytes"),
+            prefetch_bytes=total("prefetch_bytes"),
+            wasted_bytes=total("wasted_bytes"),
+            disk_misses=total("disk_misses"),
+            disk_bytes=total("disk_bytes"),
+            compute_ms=total("compute_ms"),
+            stall_ms=total("stall_ms"),
+            idle_ms=total("idle_ms"),
+            budget_bytes=memory.budget,
+            device_bytes_peak=memory.peak,
+            exact=all(s.exact for s in self.steps),
+            emulated=any(s.emulated for s in self.steps),
+            reason=reason,
+            changed=total("changed"),
+            assignments=total("assignments"),
+            seed=seed,
+            audit=audit,
             closeness=closeness,
-            net_ms=sum(s.net_ms for s in decode) / len(decode) if decode else 0.0)
+            net_ms=sum(s.net_ms for s in decode) / len(decode) if decode else 0.0,
+        )
 
 
 def _hit_rate(steps: Sequence[StepRecord]) -> float | None:

@@ -20,11 +20,11 @@ from transformers import PreTrainedTokenizerBase
 from core.errors import ModelError
 from core.wording import reason
 
-SECONDS = 5.0              # of this thread's own computing; a template takes milliseconds
-CHARACTERS = 64 << 20      # of what it makes
-MEMORY_BYTES = 1 << 30     # by which the process may grow meanwhile
-EVERY = 8                  # calls between two looks at the clock ...
-LOOK_S = 0.005             # ... and time computed between two looks at the memory, which cost more
+SECONDS = 5.0  # of this thread's own computing; a template takes milliseconds
+CHARACTERS = 64 << 20  # of what it makes
+MEMORY_BYTES = 1 << 30  # by which the process may grow meanwhile
+EVERY = 8  # calls between two looks at the clock ...
+LOOK_S = 0.005  # ... and time computed between two looks at the memory, which cost more
 ADVICE = "Download the model's tokenizer files again, or remove its chat template to chat without one."
 
 
@@ -46,8 +46,9 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, s
     except _Beyond as error:
         raise ModelError(f"The model's chat template was stopped: it {error}. {ADVICE}") from None
     except TemplateSyntaxError as error:
-        raise ModelError(f"The model's chat template is damaged in line {error.lineno}: {reason(error)}. {ADVICE}"
-                         ) from None
+        raise ModelError(
+            f"The model's chat template is damaged in line {error.lineno}: {reason(error)}. {ADVICE}"
+        ) from None
     except SecurityError:
         raise ModelError(f"The model's chat template asks for what no template may have. {ADVICE}") from None
     except TemplateError as error:
@@ -65,8 +66,10 @@ def prompt_of(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str
     try:
         return render(tokenizer, messages, add_generation_prompt=True)
     except TemplateError as error:
-        raise ModelError(f"The model's chat template does not take this chat: {reason(error)}. Start a new chat, or "
-                         "change its messages.") from None
+        raise ModelError(
+            f"The model's chat template does not take this chat: {reason(error)}. Start a new chat, or "
+            "change its messages."
+        ) from None
 
 
 def check(tokenizer: PreTrainedTokenizerBase) -> None:

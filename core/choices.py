@@ -9,34 +9,35 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-TAE_BINS = 32   # of a histogram of gate entropies
+TAE_BINS = 32  # of a histogram of gate entropies
 
 
 class Action(IntEnum):
     """What was done about one selected expert of one token."""
 
-    EXACT = 0         # it was computed; nothing was missing
-    WAIT = 1          # missing: waited for
-    SUBSTITUTE = 2    # missing: another expert computed in its place
-    DROP = 3          # missing: left out
-    PREDICTED = 4     # the token's routing in this layer was the predicted one, which has another expert here
+    EXACT = 0  # it was computed; nothing was missing
+    WAIT = 1  # missing: waited for
+    SUBSTITUTE = 2  # missing: another expert computed in its place
+    DROP = 3  # missing: left out
+    PREDICTED = 4  # the token's routing in this layer was the predicted one, which has another expert here
 
 
 class Why(IntEnum):
     """Why a missing expert was waited for although something lossy was allowed; METHODS sections 1 and 6."""
 
     ALLOWED = 0
-    TAE = 1           # the token's gate weights are too peaked
-    MARGIN = 2        # its first choice is too far ahead of its second
-    BETA = 3          # too many of the layer's experts are missing, or the transfer budget can load them
-    RHO = 4           # as many of the token's experts were replaced already as may be
-    PROTECTED = 5     # the expert may never be replaced
+    TAE = 1  # the token's gate weights are too peaked
+    MARGIN = 2  # its first choice is too far ahead of its second
+    BETA = 3  # too many of the layer's experts are missing, or the transfer budget can load them
+    RHO = 4  # as many of the token's experts were replaced already as may be
+    PROTECTED = 5  # the expert may never be replaced
     NO_CANDIDATE = 6  # no substitute is resident
-    SHARE = 7         # it carries too much of the token's gate weight to be dropped
+    SHARE = 7  # it carries too much of the token's gate weight to be dropped
 
 
-CHOICE = np.dtype([("layer", "<i2"), ("token", "<i4"), ("expert", "<i2"), ("to", "<i2"), ("action", "u1"),
-                   ("why", "u1")])
+CHOICE = np.dtype(
+    [("layer", "<i2"), ("token", "<i4"), ("expert", "<i2"), ("to", "<i2"), ("action", "u1"), ("why", "u1")]
+)
 """One row per (token of the pass, layer, expert that was missing or not computed); `to` = -1: nothing in its place."""
 
 
@@ -44,11 +45,11 @@ CHOICE = np.dtype([("layer", "<i2"), ("token", "<i4"), ("expert", "<i2"), ("to",
 class Lossy:
     """What lossy options did in one forward pass over T tokens."""
 
-    choices: npt.NDArray[Any]              # [n] of CHOICE: what was chosen for each missing expert, and why
-    delta: npt.NDArray[np.float32]         # [L] share of the layer's distinct requested experts that were missing
-    beta: npt.NDArray[np.float32]          # [L] the batch gate it was held against; NaN where there was none
-    tae: npt.NDArray[np.float16]           # [L, T] entropy of the tokens' gate weights, 0..1; NaN where not asked for
-    reweighed: int = 0                     # assignments to the router's own experts, with predicted weights
+    choices: npt.NDArray[Any]  # [n] of CHOICE: what was chosen for each missing expert, and why
+    delta: npt.NDArray[np.float32]  # [L] share of the layer's distinct requested experts that were missing
+    beta: npt.NDArray[np.float32]  # [L] the batch gate it was held against; NaN where there was none
+    tae: npt.NDArray[np.float16]  # [L, T] entropy of the tokens' gate weights, 0..1; NaN where not asked for
+    reweighed: int = 0  # assignments to the router's own experts, with predicted weights
 
     def count(self, action: Action) -> int:
         """(token, layer, expert) assignments that this was done about."""
@@ -64,10 +65,10 @@ class Lossy:
 class LossyLook:
     """What lossy options did over the window, for the deck."""
 
-    rate: float                             # share of (token, layer, expert) assignments changed
-    per_layer: npt.NDArray[np.float32]      # [L, 3] share of its assignments substituted, dropped, predicted
-    tae: npt.NDArray[np.uint32]             # [L, TAE_BINS] tokens by the entropy of their gate weights, 0..1
-    threshold: npt.NDArray[np.float32]      # [L] at or below it nothing is replaced; NaN where nothing is asked
-    delta: npt.NDArray[np.float32]          # [N] mean over layers, of the passes of the timelines; NaN where none ...
-    beta: npt.NDArray[np.float32]           # [N] ... and the batch gate, likewise
+    rate: float  # share of (token, layer, expert) assignments changed
+    per_layer: npt.NDArray[np.float32]  # [L, 3] share of its assignments substituted, dropped, predicted
+    tae: npt.NDArray[np.uint32]  # [L, TAE_BINS] tokens by the entropy of their gate weights, 0..1
+    threshold: npt.NDArray[np.float32]  # [L] at or below it nothing is replaced; NaN where nothing is asked
+    delta: npt.NDArray[np.float32]  # [N] mean over layers, of the passes of the timelines; NaN where none ...
+    beta: npt.NDArray[np.float32]  # [N] ... and the batch gate, likewise
     buddies: npt.NDArray[np.float32] | None  # [E, E] of the layer asked for: how good j is in the place of i; 0 never

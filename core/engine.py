@@ -66,9 +66,12 @@ class Engine(Lending):
         self.arena = Arena(plan.codec, self.device, plan.paged)
         self.transfers = TransferEngine(self.device, self._store.fetch, workers=plan.tier.readers)
         try:
-            self._knobs = Knobs(plan.spec.settings, plan.sizes,
-                                self._with_pack(profile(self.model_hash) if profile is not None else None),
-                                lambda: rules_of(self.model, self._sites))
+            self._knobs = Knobs(
+                plan.spec.settings,
+                plan.sizes,
+                self._with_pack(profile(self.model_hash) if profile is not None else None),
+                lambda: rules_of(self.model, self._sites),
+            )
             self._build(plan, plan.spec.settings)
         except BaseException:
             self.transfers.close()
@@ -78,40 +81,75 @@ class Engine(Lending):
     def _build(self, plan: Plan, settings: Settings) -> None:
         """The cache, filled, and everything around it; how this machine computes best is tried out on the way."""
         self.residency = Residency(
-            self.shape.layers, self.shape.experts, self.arena, self._store, self.transfers,
+            self.shape.layers,
+            self.shape.experts,
+            self.arena,
+            self._store,
+            self.transfers,
             lambda roster: create("eviction", *self._knobs.applied.choice("eviction"), roster=roster),
-            str(settings["scope"]), self.sizes.slots(settings.budget), divide=self._knobs.placed.divide)
+            str(settings["scope"]),
+            self.sizes.slots(settings.budget),
+            divide=self._knobs.placed.divide,
+        )
         self.residency.hints.profile(self._knobs.placed.usual, sorted(self._knobs.placed.pinned))
         self.telemetry, self.recorder = Telemetry(self.shape), Recorder(self.shape, self.residency, self.transfers)
         self.keep = self.recorder.keeping = Keeping(self.model, self._sites)
         self._kv = KVCache(self.model, self.context)
-        self.meter = Meter(self.device, self.residency, lambda: 1e3 * (self.transfers.copy_s(self.sizes.blob)
-                                                       or self.sizes.blob / (self.link_gbps * 1e9)))
+        self.meter = Meter(
+            self.device,
+            self.residency,
+            lambda: 1e3 * (self.transfers.copy_s(self.sizes.blob) or self.sizes.blob / (self.link_gbps * 1e9)),
+        )
         self.ledger = Ledger(self.sizes, self.arena, self._kv, self.device, settings.budget)
         self.foresight = Foresight(self.model, self._sites, self.shape)
-        self._step = MoEStep([s.module for s in self._sites], plan.codec, self.residency, self.transfers,
-                             self.recorder, self.foresight, self.shape.top_k)
-        self._step.miss = self.recorder.miss = self.miss = MissPolicy(self.shape, self.residency, self.foresight,
-                                                                      self.device)
-        self._installed = install(self.model, self._sites,
-                                  lambda site, hidden, ids, weights: self._step(site.index, hidden, ids, weights))
+        self._step = MoEStep(
+            [s.module for s in self._sites],
+            plan.codec,
+            self.residency,
+            self.transfers,
+            self.recorder,
+            self.foresight,
+            self.shape.top_k,
+        )
+        self._step.miss = self.recorder.miss = self.miss = MissPolicy(
+            self.shape, self.residency, self.foresight, self.device
+        )
+        self._installed = install(
+            self.model, self._sites, lambda site, hidden, ids, weights: self._step(site.index, hidden, ids, weights)
+        )
         self.foresight.use(*settings.choice("predictor"), self.profile)
         self.residency.pin(self._knobs.placed.pinned)
         self.residency.fill()
         self._step.stack_if_worth_it(self.shape.hidden, plan.dtype)
-        self._threads, pass_ms = choose_threads(self.device, plan.spec.threads,
-                                                plan.codec.direct or plan.spec.dense != "checkpoint",
-                                                lambda: time_pass(self.model, self._kv.fresh(), self.recorder))
-        self._turned = Turned(self.sizes, self.residency, self.transfers, self.telemetry, self.recorder, self.ledger,
-                              self.foresight, self.miss,
-                              pass_ms / self.shape.layers if self.model_name == "demo" else 0.0)
+        self._threads, pass_ms = choose_threads(
+            self.device,
+            plan.spec.threads,
+            plan.codec.direct or plan.spec.dense != "checkpoint",
+            lambda: time_pass(self.model, self._kv.fresh(), self.recorder),
+        )
+        self._turned = Turned(
+            self.sizes,
+            self.residency,
+            self.transfers,
+            self.telemetry,
+            self.recorder,
+            self.ledger,
+            self.foresight,
+            self.miss,
+            pass_ms / self.shape.layers if self.model_name == "demo" else 0.0,
+        )
         begin(settings, self._turned)
 
     # ------------------------------------------------------------------ life
 
     @classmethod
-    def load(cls, spec: LoadSpec, progress: Callable[[str, float], None] = lambda text, share: None,
-             cancel: threading.Event | None = None, profile: Profiles | None = None) -> Engine:
+    def load(
+        cls,
+        spec: LoadSpec,
+        progress: Callable[[str, float], None] = lambda text, share: None,
+        cancel: threading.Event | None = None,
+        profile: Profiles | None = None,
+    ) -> Engine:
         """Load a model as `spec` says. `profile` finds the one of a model by its hash; without, there is none.
 
         Raises ModelError, BudgetError, ContextError, SettingError, ProfileError or Cancelled, keeping nothing.
@@ -142,8 +180,13 @@ class Engine(Lending):
 
     # ------------------------------------------------------------------ talk
 
-    def generate(self, messages: Sequence[Mapping[str, str]] | str | Ids, sampling: Sampling | None = None,
-                 cancel: threading.Event | None = None, draw: Draw | None = None) -> Iterator[Piece]:
+    def generate(
+        self,
+        messages: Sequence[Mapping[str, str]] | str | Ids,
+        sampling: Sampling | None = None,
+        cancel: threading.Event | None = None,
+        draw: Draw | None = None,
+    ) -> Iterator[Piece]:
         """Stream an answer to a chat, or the continuation of a text. `draw` picks tokens in the place of a sampler.
 
         Raises ContextError or BusyError at the first step.
@@ -224,9 +267,16 @@ class Engine(Lending):
     def frame(self, layer: int = 0, points: int = 240) -> Frame:
         """What the live deck draws; `layer` picks the co-activation matrix."""
         pace, layer = self.transfers.pace, max(0, min(self.shape.layers - 1, layer))
-        frame = self.telemetry.frame(layer, points, self.residency.places(), self.memory(), busy=self.busy,
-                                     emulated=bool(pace), link_peak_gbps=pace.gbps if pace else self.link_gbps,
-                                     lossy=self.miss.look(layer))
+        frame = self.telemetry.frame(
+            layer,
+            points,
+            self.residency.places(),
+            self.memory(),
+            busy=self.busy,
+            emulated=bool(pace),
+            link_peak_gbps=pace.gbps if pace else self.link_gbps,
+            lossy=self.miss.look(layer),
+        )
         frame.pinned = tuple(sorted(self._knobs.placed.pinned))
         return frame
 
@@ -241,13 +291,25 @@ class Engine(Lending):
 
     def manifest(self) -> dict[str, object]:
         """What the figures of this load were measured on, and with what."""
-        return describe(self._plan, self.model_hash, self._knobs.applied, self.transfers.pace, self.link_gbps,
-                        self._threads.token.most)
+        return describe(
+            self._plan,
+            self.model_hash,
+            self._knobs.applied,
+            self.transfers.pace,
+            self.link_gbps,
+            self._threads.token.most,
+        )
 
-    def _answer(self, ids: list[int], sampling: Sampling, cancel: threading.Event, submitted_s: float,
-                draw: Draw | None) -> Iterator[Piece]:
-        answer = Answer(self.prompt, ids, min(sampling.max_new_tokens, self.context - len(ids)), submitted_s,
-                        limited_by_context=sampling.max_new_tokens > self.context - len(ids))
+    def _answer(
+        self, ids: list[int], sampling: Sampling, cancel: threading.Event, submitted_s: float, draw: Draw | None
+    ) -> Iterator[Piece]:
+        answer = Answer(
+            self.prompt,
+            ids,
+            min(sampling.max_new_tokens, self.context - len(ids)),
+            submitted_s,
+            limited_by_context=sampling.max_new_tokens > self.context - len(ids),
+        )
         sampler, cache, so_far = draw or Sampler(sampling, self.device), self._kv.fresh(), list(ids)
         self.foresight.request += 1
         self.meter.begin()
@@ -257,18 +319,27 @@ class Engine(Lending):
             yield answer.piece()
             if cancel.is_set() or answer.full:
                 break
-            if self.recorder.tainted and not is_lossy(self.settings):   # exact again: so must be what was read so far
+            if self.recorder.tainted and not is_lossy(self.settings):  # exact again: so must be what was read so far
                 cache, self.recorder.tainted = self._kv.fresh(), False
                 yield from self._read(so_far, cache, answer, None, cancel)
             so_far.append(token)
             token, step = self._pass([token], cache, "decode", sampler, so_far)
             answer.count(step)
-        yield Piece("end", step=answer.last_step, stats=answer.stats(
-            cancelled=cancel.is_set(), memory=self.memory(), seed=sampling.seed, closeness=self.closeness,
-            audit=self.meter.end(ids, answer.tokens, answer.steps)))
+        yield Piece(
+            "end",
+            step=answer.last_step,
+            stats=answer.stats(
+                cancelled=cancel.is_set(),
+                memory=self.memory(),
+                seed=sampling.seed,
+                closeness=self.closeness,
+                audit=self.meter.end(ids, answer.tokens, answer.steps),
+            ),
+        )
 
-    def _read(self, ids: list[int], cache: Any, answer: Answer, sampler: Draw | None,
-              cancel: threading.Event) -> Generator[Piece, None, int | None]:
+    def _read(
+        self, ids: list[int], cache: Any, answer: Answer, sampler: Draw | None, cancel: threading.Event
+    ) -> Generator[Piece, None, int | None]:
         """Read a text into an empty cache; the first token of what follows when a sampler is given."""
         token: int | None = None
         for start in range(0, len(ids), self.sizes.chunk):
@@ -282,8 +353,9 @@ class Engine(Lending):
         return token
 
     @torch.inference_mode()
-    def _pass(self, ids: list[int], cache: Any, phase: Phase, sampler: Draw | None,
-              so_far: list[int]) -> tuple[int | None, StepRecord]:
+    def _pass(
+        self, ids: list[int], cache: Any, phase: Phase, sampler: Draw | None, so_far: list[int]
+    ) -> tuple[int | None, StepRecord]:
         """One forward pass over some tokens; samples the next one when a sampler is given."""
         started_s = time.perf_counter()
         self._knobs.apply(self._turned)
@@ -302,8 +374,15 @@ class Engine(Lending):
         if sampler is not None:
             self.meter.keep(logits, self._knobs.applied)
         token = sampler(so_far, logits) if sampler is not None else None
-        step = self.recorder.end(phase, len(ids), started_s, model_s, self.ledger.used(), self.ledger.budget_bytes,
-                                 self._knobs.take_changes())
+        step = self.recorder.end(
+            phase,
+            len(ids),
+            started_s,
+            model_s,
+            self.ledger.used(),
+            self.ledger.budget_bytes,
+            self._knobs.take_changes(),
+        )
         if self.recorder.enabled:
             self.telemetry.add(step)
         step.spent(time.perf_counter() - started_s)

@@ -11,8 +11,8 @@ from core.room import device_free, host_free
 from core.sizes import human
 from core.types import Fit, Memory
 
-HOST_MARGIN = 256 << 20    # host memory left to the system
-SAFE = 0.9                 # share of the free memory that a budget may take without a warning
+HOST_MARGIN = 256 << 20  # host memory left to the system
+SAFE = 0.9  # share of the free memory that a budget may take without a warning
 
 
 def estimate(spec: LoadSpec, instead_of: Memory | None = None, trace: Trace | None = None) -> Fit:
@@ -33,31 +33,58 @@ def fit_of(plan: Plan, instead_of: Memory | None = None, trace: Trace | None = N
     slots, least = sizes.slots(budget), sizes.slots_min(scope)
     problem, warning = sizes.problem(budget, scope, free), ""
     if not problem and tier.bytes + (sizes.budget_bytes(budget) if cpu else 0) + HOST_MARGIN > on_host:
-        problem = (f"The experts need {human(tier.bytes)} of host memory{' beside the budget' if cpu else ''}, but "
-                   f"only {human(on_host)} are free. "
-                   + ("Choose less host memory" if plan.pack is not None else
-                      "Import the model (its experts are then read from disk), choose a smaller expert format")
-                   + ", or close other programs.")
+        problem = (
+            f"The experts need {human(tier.bytes)} of host memory{' beside the budget' if cpu else ''}, but "
+            f"only {human(on_host)} are free. "
+            + (
+                "Choose less host memory"
+                if plan.pack is not None
+                else "Import the model (its experts are then read from disk), choose a smaller expert format"
+            )
+            + ", or close other programs."
+        )
     safe = int(SAFE * free) - (tier.bytes if cpu else 0)
     most = max(0, min(sizes.shape.total, (safe - sizes.fixed) // sizes.slot))
     suggested = f"{most * 100 // sizes.shape.total}%" if most >= least else ""
     if not problem and slots > most:
-        warning = (f"This leaves less than {1 - SAFE:.0%} of the memory that is free now. Other programs may be slowed "
-                   "down" + (f"; {suggested} would be safe." if suggested else "."))
+        warning = (
+            f"This leaves less than {1 - SAFE:.0%} of the memory that is free now. Other programs may be slowed "
+            "down" + (f"; {suggested} would be safe." if suggested else ".")
+        )
     elif not problem and slots < sizes.shape.total and slots < 2 * least:
         warning = "Barely more than one token's experts fit: expect almost every request to be fetched."
     from_disk = tier.kind != "all"
     told = _foretell(plan, slots, scope, trace) if foretell and not problem else Forecast((0, 1), (0, 0), "")
     return Fit(
-        model=plan.spec.model, shape=sizes.shape, format=plan.format, device=str(plan.device), context=plan.context,
-        context_limit=plan.outline.context_limit, dense=sizes.dense, kv=sizes.kv, workspace=sizes.workspace,
-        slots=slots, slots_min=least, budget=sizes.budget_bytes(budget), budget_min=sizes.bytes(least),
-        budget_all=sizes.bytes(sizes.shape.total), device_free=free, host=tier.bytes, host_free=on_host,
+        model=plan.spec.model,
+        shape=sizes.shape,
+        format=plan.format,
+        device=str(plan.device),
+        context=plan.context,
+        context_limit=plan.outline.context_limit,
+        dense=sizes.dense,
+        kv=sizes.kv,
+        workspace=sizes.workspace,
+        slots=slots,
+        slots_min=least,
+        budget=sizes.budget_bytes(budget),
+        budget_min=sizes.bytes(least),
+        budget_all=sizes.bytes(sizes.shape.total),
+        device_free=free,
+        host=tier.bytes,
+        host_free=on_host,
         disk=sizes.shape.total * tier.row_bytes if from_disk else 0,
         direct=from_disk and foretell and measure_disk(plan.files.path).direct,
-        hit_low=told.hit[0], hit_high=told.hit[1], tok_s_low=told.tok_s[0], tok_s_high=told.tok_s[1], basis=told.basis,
-        suggested=suggested, problem=problem, warning=warning,
-        note=plan.note)
+        hit_low=told.hit[0],
+        hit_high=told.hit[1],
+        tok_s_low=told.tok_s[0],
+        tok_s_high=told.tok_s[1],
+        basis=told.basis,
+        suggested=suggested,
+        problem=problem,
+        warning=warning,
+        note=plan.note,
+    )
 
 
 def copies_gbps(plan: Plan) -> float:

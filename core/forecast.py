@@ -22,9 +22,9 @@ from core.sizes import Sizes
 Trace = npt.NDArray[np.int16]
 """Routing of decoded tokens: expert ids [tokens, layers, k]."""
 
-BLOCK_MS = (0.15, 0.6)     # what a transformer block costs besides its weights: least and most seen on CPUs
-COLD = 64 << 20            # bytes of slots cycled through when an expert is timed: more than caches hold
-LONGEST_S = 0.05           # of timing
+BLOCK_MS = (0.15, 0.6)  # what a transformer block costs besides its weights: least and most seen on CPUs
+COLD = 64 << 20  # bytes of slots cycled through when an expert is timed: more than caches hold
+LONGEST_S = 0.05  # of timing
 REPORTED = np.array(((0.0, 0.0), (0.05, 0.366), (0.15, 0.74), (0.30, 0.89), (0.50, 0.96), (1.0, 1.0)))
 # share of slots -> hit rate of LRU as others report it for Qwen3-30B-A3B: routing about as local as it gets
 
@@ -33,8 +33,8 @@ REPORTED = np.array(((0.0, 0.0), (0.05, 0.366), (0.15, 0.74), (0.30, 0.89), (0.5
 class Speeds:
     """What was measured here."""
 
-    expert_ms: float        # one expert's products for one token
-    memory_gbps: float      # dense weights, as a product reads them
+    expert_ms: float  # one expert's products for one token
+    memory_gbps: float  # dense weights, as a product reads them
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,9 @@ class Forecast:
     basis: str
 
 
-def forecast(sizes: Sizes, slots: int, scope: str, speeds: Speeds, copy_gbps: float, copies: str,
-             trace: Trace | None = None) -> Forecast:
+def forecast(
+    sizes: Sizes, slots: int, scope: str, speeds: Speeds, copy_gbps: float, copies: str, trace: Trace | None = None
+) -> Forecast:
     """`copy_gbps` = what misses come over, which `copies` names in the user's words ("from disk at 1.2 GB/s")."""
     total, layers = sizes.shape.total, sizes.shape.layers
     if slots >= total:

@@ -45,24 +45,47 @@ _PAIRED = "torch's int4 kernels: a scale and a zero point per group (torchao tin
 _SYMMETRIC = "GGML's Q4_0: one signed scale per group (llama.cpp, ggml-quants)"
 _FEWER = "HQQ (Badri & Shaji 2023) for the setting; the range of each group is clipped for the least squared error"
 
-FORMATS: dict[str, Format] = {f.name: f for f in (
-    Format("checkpoint", 0, 0, False, "", "As in the checkpoint: exact.", "transformers"),
-    Format("bfloat16", 16, 0, False, "", "Cast to bfloat16.", "IEEE-like 8-bit exponent (Google Brain)"),
-    Format("float16", 16, 0, False, "", "Cast to float16.", "IEEE 754 half precision"),
-    Format("int8", 8, 0, False, "", "8 bits, a scale for every output.", "LLM.int8() (Dettmers et al. 2022), by rows"),
-    Format("int8-g32", 8, 32, False, "", "8 bits, a scale for every 32 weights.", "GGML's Q8_0 (llama.cpp)"),
-    *(Format(f"int4-g{g}", 4, g, True, "", f"4 bits, a scale and a zero point for every {g} weights.", _PAIRED)
-      for g in (32, 64, 128)),
-    *(Format(f"int4-g{g}-sym", 4, g, False, "", f"4 bits, a scale for every {g} weights.", _SYMMETRIC)
-      for g in (32, 64, 128)),
-    Format("nf4", 4, 64, False, "nf4", "4 bits, 16 values placed for normally distributed weights.",
-           "QLoRA (Dettmers et al. 2023), section 3"),
-    Format("mxfp4", 4, 32, False, "mxfp4", "4-bit floating point, a power of two for every 32 weights.",
-           "OCP Microscaling Formats 1.0 (2023)"),
-    Format("iq4_nl", 4, 32, False, "iq4_nl", "4 bits, 16 values denser around zero.", "GGML's IQ4_NL (llama.cpp)"),
-    Format("int3", 3, 64, True, "", "3 bits, a scale and a zero point for every 64 weights.", _FEWER),
-    Format("int2", 2, 64, True, "", "2 bits, a scale and a zero point for every 64 weights.", _FEWER),
-)}
+FORMATS: dict[str, Format] = {
+    f.name: f
+    for f in (
+        Format("checkpoint", 0, 0, False, "", "As in the checkpoint: exact.", "transformers"),
+        Format("bfloat16", 16, 0, False, "", "Cast to bfloat16.", "IEEE-like 8-bit exponent (Google Brain)"),
+        Format("float16", 16, 0, False, "", "Cast to float16.", "IEEE 754 half precision"),
+        Format(
+            "int8", 8, 0, False, "", "8 bits, a scale for every output.", "LLM.int8() (Dettmers et al. 2022), by rows"
+        ),
+        Format("int8-g32", 8, 32, False, "", "8 bits, a scale for every 32 weights.", "GGML's Q8_0 (llama.cpp)"),
+        *(
+            Format(f"int4-g{g}", 4, g, True, "", f"4 bits, a scale and a zero point for every {g} weights.", _PAIRED)
+            for g in (32, 64, 128)
+        ),
+        *(
+            Format(f"int4-g{g}-sym", 4, g, False, "", f"4 bits, a scale for every {g} weights.", _SYMMETRIC)
+            for g in (32, 64, 128)
+        ),
+        Format(
+            "nf4",
+            4,
+            64,
+            False,
+            "nf4",
+            "4 bits, 16 values placed for normally distributed weights.",
+            "QLoRA (Dettmers et al. 2023), section 3",
+        ),
+        Format(
+            "mxfp4",
+            4,
+            32,
+            False,
+            "mxfp4",
+            "4-bit floating point, a power of two for every 32 weights.",
+            "OCP Microscaling Formats 1.0 (2023)",
+        ),
+        Format("iq4_nl", 4, 32, False, "iq4_nl", "4 bits, 16 values denser around zero.", "GGML's IQ4_NL (llama.cpp)"),
+        Format("int3", 3, 64, True, "", "3 bits, a scale and a zero point for every 64 weights.", _FEWER),
+        Format("int2", 2, 64, True, "", "2 bits, a scale and a zero point for every 64 weights.", _FEWER),
+    )
+}
 LOADABLE = tuple(name for name, one in FORMATS.items() if one.is_loadable)
 DENSE = tuple(name for name in LOADABLE if name == "checkpoint" or FORMATS[name].bits > 3)
 

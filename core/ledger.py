@@ -41,6 +41,15 @@ class Ledger:
         """Everything that the memory bar shows."""
         used, kv, experts, dense = self.used(), self._kv.bytes, self._arena.bytes, self._sizes.dense
         free, total = free_bytes(self._device)
-        return Memory(dense=dense, experts=experts, kv=kv, kv_reserved=self._sizes.kv,
-                      workspace=used - dense - experts - kv, budget=self.budget_bytes, device_total=total,
-                      device_free=free, host=host_bytes, peak=self._peak)
+        return Memory(
+            dense=dense,
+            experts=experts,
+            kv=kv,
+            kv_reserved=self._sizes.kv,
+            workspace=used - dense - experts - kv,
+            budget=self.budget_bytes,
+            device_total=total,
+            device_free=free,
+            host=host_bytes,
+            peak=self._peak,
+        )

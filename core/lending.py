@@ -115,9 +115,23 @@ class Lending:
         """To whoever has the turn, which ends with it."""
         try:
             self._knobs.apply(self._turned)
-            bench = Workbench(self.model, self._sites, self.shape, self.device, self.context, self.sizes.chunk,
-                              self._step, self.residency, self.transfers, self.recorder, self._kv, self._threads,
-                              self.foresight, self.sizes.carried, self.sizes.workspace)
+            bench = Workbench(
+                self.model,
+                self._sites,
+                self.shape,
+                self.device,
+                self.context,
+                self.sizes.chunk,
+                self._step,
+                self.residency,
+                self.transfers,
+                self.recorder,
+                self._kv,
+                self._threads,
+                self.foresight,
+                self.sizes.carried,
+                self.sizes.workspace,
+            )
             try:
                 yield bench
             finally:

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 from core.errors import ContextError
 
-COMPOSED = 4          # code points that canonical composition (NFC, NFKC) makes one of, at most
-UNBOUNDED = 1000      # characters allowed a token where one may stand for any number of them
+COMPOSED = 4  # code points that canonical composition (NFC, NFKC) makes one of, at most
+UNBOUNDED = 1000  # characters allowed a token where one may stand for any number of them
 NEVER_SHORTER = {"Prepend", "NFD", "NFKD", "ByteLevel", "Lowercase", "Metaspace", "Digits", "UnicodeScripts"}
 
 
@@ -55,9 +55,11 @@ class TextLimit:
             return
         characters = sum(map(len, text.split())) if self.skips_spaces else len(text)
         if characters > context * self.per_token:
-            raise ContextError(f"The text has {characters:,} characters, more than any {context} tokens can hold, and "
-                               f"the context has {context}. Start a new chat, shorten the message, or load the model "
-                               "with a longer context.")
+            raise ContextError(
+                f"The text has {characters:,} characters, more than any {context} tokens can hold, and "
+                f"the context has {context}. Start a new chat, shorten the message, or load the model "
+                "with a longer context."
+            )
 
 
 def _stages(component: Any) -> Iterator[dict[str, Any]]:

@@ -59,8 +59,9 @@ def load(plan: Plan, progress: Progress, cancel: threading.Event | None) -> Load
     return found
 
 
-def _with_experts(plan: Plan, model: Any, tokenizer: PreTrainedTokenizerBase, progress: Progress,
-                  cancel: threading.Event | None) -> Loaded:
+def _with_experts(
+    plan: Plan, model: Any, tokenizer: PreTrainedTokenizerBase, progress: Progress, cancel: threading.Event | None
+) -> Loaded:
     """The experts, read into the tier where they wait."""
     pin, count = plan.device.type == "cuda", plan.sizes.shape.total
 
@@ -80,7 +81,7 @@ def _dense(plan: Plan) -> Any:
     """The model without its experts. A pack's dense weights are checked against their checksum while they are read."""
     with ThreadPoolExecutor(1) as beside:
         checked = beside.submit(check_dense, plan.files.path, plan.pack) if plan.pack is not None else None
-        first = plan.device if plan.spec.dense == "checkpoint" else "cpu"   # what is rounded never reaches a GPU whole
+        first = plan.device if plan.spec.dense == "checkpoint" else "cpu"  # what is rounded never reaches a GPU whole
         model = load_skeleton(plan.files, plan.dtype, first)
         own_memory(model)
         if checked is not None:
@@ -99,12 +100,14 @@ def own_memory(model: torch.nn.Module) -> None:
 def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     """The model's tokenizer. Raises ModelError when it is missing or needs code of the model's own."""
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path, local_files_only=True,
-                                                                           trust_remote_code=False)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            path, local_files_only=True, trust_remote_code=False
+        )
     except BaseException as error:  # transformers' code on files from anywhere; a panic of Rust's is no Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise ModelError(f"{path} has no usable tokenizer: {reason(error)}. Put the model's tokenizer files beside its "
-                         "config.json.") from error
+        raise ModelError(
+            f"{path} has no usable tokenizer: {reason(error)}. Put the model's tokenizer files beside its config.json."
+        ) from error
     chat_template.check(tokenizer)
     return tokenizer

@@ -33,30 +33,37 @@ class Pins:
                 else:
                     named.add((int(match[1]), int(match[2])))
             elif word != "none":
-                raise SettingError(f"{name} {word!r} is not understood. Write layer:expert pairs like 0:3, 5:17, or "
-                                   f"top:2 for the 2 of every layer that a profile saw {MOST[name]}.")
+                raise SettingError(
+                    f"{name} {word!r} is not understood. Write layer:expert pairs like 0:3, 5:17, or "
+                    f"top:2 for the 2 of every layer that a profile saw {MOST[name]}."
+                )
         return cls(tuple(sorted(named)), top)
 
     def __str__(self) -> str:
         words = [f"{layer}:{expert}" for layer, expert in self.named]
         return ", ".join([*words, f"top:{self.top}"] if self.top else words)
 
-    def eids(self, layers: int, experts: int, counts: npt.NDArray[Any] | None = None,
-             name: str = "pins") -> frozenset[int]:
+    def eids(
+        self, layers: int, experts: int, counts: npt.NDArray[Any] | None = None, name: str = "pins"
+    ) -> frozenset[int]:
         """The experts meant, as eids. `counts` [layers, experts] = a profile's, the larger the more. Raises
         SettingError for those that the model does not have, and for `top` without a profile."""
         for layer, expert in self.named:
             if layer >= layers or expert >= experts:
                 what = f"layer {layer}" if layer >= layers else f"expert {expert}"
-                raise SettingError(f"{name} {layer}:{expert} names {what}, but this model has layers 0 to {layers - 1} "
-                                   f"with experts 0 to {experts - 1}.")
+                raise SettingError(
+                    f"{name} {layer}:{expert} names {what}, but this model has layers 0 to {layers - 1} "
+                    f"with experts 0 to {experts - 1}."
+                )
         if self.top > experts:
             raise SettingError(f"{name} top:{self.top} is more than the {experts} experts that a layer has.")
         found = {layer * experts + expert for layer, expert in self.named}
         if self.top:
             if counts is None:
-                raise SettingError(f"{name} top:{self.top} needs a profile of this model, which says which experts are "
-                                   f"{MOST[name]}. Run `python launch.py profile`, or open the Calibrate tab.")
+                raise SettingError(
+                    f"{name} top:{self.top} needs a profile of this model, which says which experts are "
+                    f"{MOST[name]}. Run `python launch.py profile`, or open the Calibrate tab."
+                )
             most = np.argsort(-counts, 1, kind="stable")[:, : self.top]
             found.update((most + np.arange(layers)[:, None] * experts).ravel().tolist())
         return frozenset(found)

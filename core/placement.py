@@ -17,7 +17,7 @@ from core.pins import Pins
 from core.policy.sizes import Facts
 from core.registry import Value, create, variant
 
-PLACING = ("scope", "layer_slots", "pins")   # what a placement depends on, beside the profile
+PLACING = ("scope", "layer_slots", "pins")  # what a placement depends on, beside the profile
 HOW = "run python launch.py profile, or open the Calibrate tab"
 
 
@@ -27,6 +27,7 @@ class Measured(Protocol):
     @property
     def counts(self) -> npt.NDArray[Any] | None:
         """[layers, experts] how often each was used."""
+
     @property
     def gate_recall(self) -> npt.NDArray[Any] | None:
         """[layers] recall@k of the next-layer gate; [0] is NaN."""
@@ -43,8 +44,10 @@ def check_needs(settings: Mapping[str, Value], profile: Measured | None, kinds: 
         chosen = variant(kind, str(settings[kind]))
         if lacks := [part for part in chosen.needs if profile is None or not profile.has(part)]:
             what = "" if profile is None else f" that has {' and '.join(lacks)}"
-            raise SettingError(f"{params()[kind].title} {chosen.title!r} needs a profile of this model{what}: {HOW}, "
-                               "then choose it again.")
+            raise SettingError(
+                f"{params()[kind].title} {chosen.title!r} needs a profile of this model{what}: {HOW}, "
+                "then choose it again."
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,6 +97,8 @@ def crowded(pinned: Collection[int], capacities: list[int], total: int, top_k: i
         left, others = capacities[pool] - count, min(top_k, size - count)
         if left < others:
             where = f"Layer {pool}" if len(capacities) > 1 else "The cache"
-            return (f"{where} has {capacities[pool]} slots, of which {count} pinned experts leave {max(0, left)}, but "
-                    f"a token may need {others} others. Pin fewer experts, or raise the budget.")
+            return (
+                f"{where} has {capacities[pool]} slots, of which {count} pinned experts leave {max(0, left)}, but "
+                f"a token may need {others} others. Pin fewer experts, or raise the budget."
+            )
     return ""

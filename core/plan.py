@@ -22,15 +22,17 @@ from core.sizes import Sizes, sizes_of
 from core.tier import Tier, choose_tier
 from core.types import Memory
 
-CLOSE = ("Exact up to rounding: some products of this model are rounded otherwise than in transformers, so logits may "
-         "differ from its own in the last bits, by no more than {:.0e} of the largest in fp32 (found with a tiny "
-         "random model; a large one was not compared).")
-DEFAULT_CONTEXT = 8192     # when the model allows more and the user asked for nothing
+CLOSE = (
+    "Exact up to rounding: some products of this model are rounded otherwise than in transformers, so logits may "
+    "differ from its own in the last bits, by no more than {:.0e} of the largest in fp32 (found with a tiny "
+    "random model; a large one was not compared)."
+)
+DEFAULT_CONTEXT = 8192  # when the model allows more and the user asked for nothing
 DEMO = Path(__file__).resolve().parent.parent / "assets" / "demo"
 
 
 def model_path(name: str) -> Path:
-    """"demo" is the bundled model; anything else is a directory."""
+    """ "demo" is the bundled model; anything else is a directory."""
     return DEMO if name == "demo" else Path(name).expanduser()
 
 
@@ -47,8 +49,8 @@ class Plan:
     context: int
     codec: Codec
     sizes: Sizes
-    tier: Tier                 # where experts wait that are not on the device
-    pack: Manifest | None      # of an expert pack; None: a checkpoint, whose experts are encoded into host memory
+    tier: Tier  # where experts wait that are not on the device
+    pack: Manifest | None  # of an expert pack; None: a checkpoint, whose experts are encoded into host memory
 
     @property
     def paged(self) -> bool:
@@ -86,13 +88,15 @@ def plan(spec: LoadSpec, instead_of: Memory | None = None) -> Plan:
     site = shape.sites[0]
     if pack is not None:
         check_fits(pack, shape.sites, path)
-    codec = pack.codec(dtype, device) if pack is not None else make_codec(
-        spec.format, dtype=dtype, device=device, specs=site.parts, is_transposed=site.is_transposed)
+    codec = (
+        pack.codec(dtype, device)
+        if pack is not None
+        else make_codec(spec.format, dtype=dtype, device=device, specs=site.parts, is_transposed=site.is_transposed)
+    )
     total = len(shape.sites) * site.num_experts
     tier = Tier("all", total, codec.blob_bytes, False)
     if pack is not None:
-        tier = choose_tier(spec.host, device, total, pack.padded_bytes, codec.verbatim,
-                           host_free(device, instead_of))
+        tier = choose_tier(spec.host, device, total, pack.padded_bytes, codec.verbatim, host_free(device, instead_of))
     rounded = rounded_bytes(shape.linears, spec.dense, dtype, device) if spec.dense != "checkpoint" else (0, 0)
     sizes = sizes_of(shape, config, codec, context, tier.into_slots, rounded)
     return Plan(spec, files, shape, config, device, dtype, context, codec, sizes, tier, pack)
@@ -102,16 +106,22 @@ def check_fits(pack: Manifest, sites: Sequence[ExpertsSite], path: Path) -> None
     """Raises ModelError unless a pack holds the experts that its config.json describes."""
     site = sites[0]
     if (pack.layers, pack.experts) != (len(sites), site.num_experts):
-        raise ModelError(f"The pack {path} holds {pack.layers} x {pack.experts} experts, its config.json "
-                         f"says {len(sites)} x {site.num_experts}. Import the model again.")
+        raise ModelError(
+            f"The pack {path} holds {pack.layers} x {pack.experts} experts, its config.json "
+            f"says {len(sites)} x {site.num_experts}. Import the model again."
+        )
     for name, held, said in (
-            ("experts a token uses", pack.top_k, site.top_k),
-            ("parts of an expert", _shapes(pack.parts), _shapes(site.parts)),
-            ("order of a matrix", pack.is_transposed, site.is_transposed), ("gate", pack.has_gate, site.has_gate),
-            ("order of gate and up", pack.is_concatenated, site.is_concatenated)):
+        ("experts a token uses", pack.top_k, site.top_k),
+        ("parts of an expert", _shapes(pack.parts), _shapes(site.parts)),
+        ("order of a matrix", pack.is_transposed, site.is_transposed),
+        ("gate", pack.has_gate, site.has_gate),
+        ("order of gate and up", pack.is_concatenated, site.is_concatenated),
+    ):
         if held != said:
-            raise ModelError(f"The pack {path} is not of the model that its config.json describes: they differ in the "
-                             f"{name} ({held} and {said}). Import the model again.")
+            raise ModelError(
+                f"The pack {path} is not of the model that its config.json describes: they differ in the "
+                f"{name} ({held} and {said}). Import the model again."
+            )
 
 
 def _shapes(parts: Mapping[str, PartSpec]) -> dict[str, tuple[int, ...]]:
@@ -119,7 +129,7 @@ def _shapes(parts: Mapping[str, PartSpec]) -> dict[str, tuple[int, ...]]:
 
 
 def choose_device(name: str) -> torch.device:
-    """"auto" is the GPU when there is one. Raises BudgetError when a GPU is asked for and none is there."""
+    """ "auto" is the GPU when there is one. Raises BudgetError when a GPU is asked for and none is there."""
     if name == "cuda" and not torch.cuda.is_available():
         raise BudgetError("There is no usable GPU on this machine. Choose device cpu, or auto.")
     return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")

@@ -49,50 +49,124 @@ class Preset:
 
 
 PRESETS: tuple[Preset, ...] = (
-    Preset("on_demand", "On-demand", "Every expert is fetched each time it is needed, and nothing is kept. What all "
-           "others have to beat.", "the baseline of all five papers", {"eviction": "none"}),
-    Preset("mixtral_offloading", "Mixtral-offloading", "A cache in every layer that evicts what is unused for longest, "
-           "and the next layer's own router asked one layer early.", "Eliseev and Mazur 2023",
-           {"eviction": "lru", "predictor": "gate"}),
-    Preset("adapmoe", "AdapMoE", "Mixtral-offloading with slots moved to the layers that gain most from them, by "
-           "dynamic programming. Its skipping of experts changes answers and is not in yet.", "Zhong et al. 2024",
-           {"eviction": "lru", "predictor": "gate", "layer_slots": "adapmoe"}),
-    Preset("moe_infinity", "MoE-Infinity", "One cache for all layers that evicts what is used least, and prefetches "
-           "what this prompt and its answer have used most. Its matching with earlier requests is not in yet.",
-           "Xue et al. 2024", {"eviction": "lfu", "scope": "global", "predictor": "request"}),
-    Preset("pre_gated", "Pre-gated MoE", "The next layer's experts are fetched while this one is computed, and none is "
-           "kept. The paper trains gates for this; here the model's own are asked one layer early.",
-           "Hwang et al. 2023", {"eviction": "none", "predictor": "gate"}),
-    Preset("se_moe", "SE-MoE", "All experts of the next layer are fetched, and none is kept.", "Shen et al. 2022",
-           {"eviction": "none", "predictor": "all_next"}),
-    Preset("promoe", "ProMoE", "Experts are fetched a stride of four layers ahead. The paper trains a network for each "
-           "layer; here the model's own routers are asked early.", "Song et al. 2024",
-           {"eviction": "lru", "predictor": "stride"}),
-    Preset("buddymoe", "BuddyMoE", "The experts used most stay, the next layer's are fetched while this one is "
-           "computed, and in the place of one that is missing all the same a buddy is computed that is often active "
-           "with it: for at most three experts of a token, and for none whose routing is peaked. Changes answers.",
-           "BuddyMoE sections 3 and 4, and table 2",
-           {"eviction": "lfu", "predictor": "gate", "miss": "substitute", "substitute": "buddy", "rho": 3,
-            "gate": "percentile"}),
-    Preset("moepic", "MoEpic", "Its LCP cache and its speculative prefetch. Splitting experts in two and dividing the "
-           "cache among layers by measured times are not in yet.", "MoEpic section 3",
-           {"eviction": "lcp", "predictor": "gate"}),
-    Preset("finemoe", "FineMoE", "Maps of what the routers said for earlier tokens are searched for what comes next, "
-           "and one cache for all layers evicts what is seldom used and unlikely now.", "FineMoE section 4",
-           {"eviction": "finemoe", "scope": "global", "predictor": "expert_map"}),
-    Preset("expertflow", "ExpertFlow", "A trained network tells the experts of all layers before a pass begins, and "
-           "one cache for all layers keeps what is ahead. Its token scheduler is not in yet.", "ExpertFlow section 3",
-           {"eviction": "plec", "scope": "global", "predictor": "routing_path"}),
-    Preset("speculating", "Speculating Experts", "The next layer's experts, told by default vectors, are fetched while "
-           "this one is computed, and none is kept.", "Speculating Experts section 3",
-           {"eviction": "none", "predictor": "default_vectors"}),
-    Preset("speculating_execute", "Speculating Experts, executed", "The same, and what was predicted is computed, "
-           "right or wrong, so that nothing is fetched twice. Changes answers.", "Speculating Experts section 4",
-           {"eviction": "none", "predictor": "default_vectors", "execute": "always"}),
-    Preset("auto", "Auto", "What needs no profile and works nearly everywhere: uses that fade decide who stays, the "
-           "next layer's gate is asked for what comes, nothing is fetched that would come too late, and prefetching "
-           "pauses while it costs more than it saves.", "ours", {"eviction": "lcp", "predictor": "gate",
-                                                                 "prefetch_deadline": True, "prefetch_auto": True}),
+    Preset(
+        "on_demand",
+        "On-demand",
+        "Every expert is fetched each time it is needed, and nothing is kept. What all others have to beat.",
+        "the baseline of all five papers",
+        {"eviction": "none"},
+    ),
+    Preset(
+        "mixtral_offloading",
+        "Mixtral-offloading",
+        "A cache in every layer that evicts what is unused for longest, "
+        "and the next layer's own router asked one layer early.",
+        "Eliseev and Mazur 2023",
+        {"eviction": "lru", "predictor": "gate"},
+    ),
+    Preset(
+        "adapmoe",
+        "AdapMoE",
+        "Mixtral-offloading with slots moved to the layers that gain most from them, by "
+        "dynamic programming. Its skipping of experts changes answers and is not in yet.",
+        "Zhong et al. 2024",
+        {"eviction": "lru", "predictor": "gate", "layer_slots": "adapmoe"},
+    ),
+    Preset(
+        "moe_infinity",
+        "MoE-Infinity",
+        "One cache for all layers that evicts what is used least, and prefetches "
+        "what this prompt and its answer have used most. Its matching with earlier requests is not in yet.",
+        "Xue et al. 2024",
+        {"eviction": "lfu", "scope": "global", "predictor": "request"},
+    ),
+    Preset(
+        "pre_gated",
+        "Pre-gated MoE",
+        "The next layer's experts are fetched while this one is computed, and none is "
+        "kept. The paper trains gates for this; here the model's own are asked one layer early.",
+        "Hwang et al. 2023",
+        {"eviction": "none", "predictor": "gate"},
+    ),
+    Preset(
+        "se_moe",
+        "SE-MoE",
+        "All experts of the next layer are fetched, and none is kept.",
+        "Shen et al. 2022",
+        {"eviction": "none", "predictor": "all_next"},
+    ),
+    Preset(
+        "promoe",
+        "ProMoE",
+        "Experts are fetched a stride of four layers ahead. The paper trains a network for each "
+        "layer; here the model's own routers are asked early.",
+        "Song et al. 2024",
+        {"eviction": "lru", "predictor": "stride"},
+    ),
+    Preset(
+        "buddymoe",
+        "BuddyMoE",
+        "The experts used most stay, the next layer's are fetched while this one is "
+        "computed, and in the place of one that is missing all the same a buddy is computed that is often active "
+        "with it: for at most three experts of a token, and for none whose routing is peaked. Changes answers.",
+        "BuddyMoE sections 3 and 4, and table 2",
+        {
+            "eviction": "lfu",
+            "predictor": "gate",
+            "miss": "substitute",
+            "substitute": "buddy",
+            "rho": 3,
+            "gate": "percentile",
+        },
+    ),
+    Preset(
+        "moepic",
+        "MoEpic",
+        "Its LCP cache and its speculative prefetch. Splitting experts in two and dividing the "
+        "cache among layers by measured times are not in yet.",
+        "MoEpic section 3",
+        {"eviction": "lcp", "predictor": "gate"},
+    ),
+    Preset(
+        "finemoe",
+        "FineMoE",
+        "Maps of what the routers said for earlier tokens are searched for what comes next, "
+        "and one cache for all layers evicts what is seldom used and unlikely now.",
+        "FineMoE section 4",
+        {"eviction": "finemoe", "scope": "global", "predictor": "expert_map"},
+    ),
+    Preset(
+        "expertflow",
+        "ExpertFlow",
+        "A trained network tells the experts of all layers before a pass begins, and "
+        "one cache for all layers keeps what is ahead. Its token scheduler is not in yet.",
+        "ExpertFlow section 3",
+        {"eviction": "plec", "scope": "global", "predictor": "routing_path"},
+    ),
+    Preset(
+        "speculating",
+        "Speculating Experts",
+        "The next layer's experts, told by default vectors, are fetched while this one is computed, and none is kept.",
+        "Speculating Experts section 3",
+        {"eviction": "none", "predictor": "default_vectors"},
+    ),
+    Preset(
+        "speculating_execute",
+        "Speculating Experts, executed",
+        "The same, and what was predicted is computed, "
+        "right or wrong, so that nothing is fetched twice. Changes answers.",
+        "Speculating Experts section 4",
+        {"eviction": "none", "predictor": "default_vectors", "execute": "always"},
+    ),
+    Preset(
+        "auto",
+        "Auto",
+        "What needs no profile and works nearly everywhere: uses that fade decide who stays, the "
+        "next layer's gate is asked for what comes, nothing is fetched that would come too late, and prefetching "
+        "pauses while it costs more than it saves.",
+        "ours",
+        {"eviction": "lcp", "predictor": "gate", "prefetch_deadline": True, "prefetch_auto": True},
+    ),
 )
 
 

@@ -15,11 +15,16 @@ from typing import Any
 
 from core.errors import ModelError, MoestroError
 
-CONFIG_BYTES = 16 << 20   # most that a config, a manifest or a list of settings may have
-INDEX_BYTES = 256 << 20   # ... and an index of tensors, a header, or a tokenizer
-DEPTH = 64                # most lists and objects inside each other in a JSON file
-KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"),
-         (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"))
+CONFIG_BYTES = 16 << 20  # most that a config, a manifest or a list of settings may have
+INDEX_BYTES = 256 << 20  # ... and an index of tensors, a header, or a tokenizer
+DEPTH = 64  # most lists and objects inside each other in a JSON file
+KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
 FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 Refusal = type[MoestroError]
@@ -86,8 +91,13 @@ def read_text(path: Path | str, limit_bytes: int, error: Refusal = ModelError) -
         raise error(f"{shown(path)} is damaged: byte {problem.start:,} is not UTF-8 text.") from None
 
 
-def read_json(path: Path | str, limit_bytes: int = CONFIG_BYTES, max_depth: int = DEPTH, error: Refusal = ModelError,
-              nonfinite: bool = False) -> Any:
+def read_json(
+    path: Path | str,
+    limit_bytes: int = CONFIG_BYTES,
+    max_depth: int = DEPTH,
+    error: Refusal = ModelError,
+    nonfinite: bool = False,
+) -> Any:
     """A regular file's JSON. Raises `error` as `read_text` and `parse_json` do."""
     text = read_text(path, limit_bytes, error)
     try:
@@ -104,8 +114,12 @@ def parse_json(text: str | bytes, max_depth: int = DEPTH, nonfinite: bool = Fals
     """
     try:
         text = text.decode("utf-8") if isinstance(text, bytes) else text
-        found = json.loads(text, object_pairs_hook=_object, parse_constant=float if nonfinite else _refuse_constant,
-                           parse_float=float if nonfinite else _finite)
+        found = json.loads(
+            text,
+            object_pairs_hook=_object,
+            parse_constant=float if nonfinite else _refuse_constant,
+            parse_float=float if nonfinite else _finite,
+        )
     except BadJson:
         raise
     except RecursionError:
@@ -127,14 +141,18 @@ def shown(path: Path | str) -> str:
 
 def unreadable(path: Path | str, problem: Exception) -> str:
     """What to say of a file that the system does not give."""
-    return (f"{shown(path)} cannot be read: {reason(problem)}. Check that it is there, the disk, and your permissions "
-            "for it.")
+    return (
+        f"{shown(path)} cannot be read: {reason(problem)}. Check that it is there, the disk, and your permissions "
+        "for it."
+    )
 
 
 def too_large(path: Path | str, size: int, limit_bytes: int) -> str:
     """What to say of a file that is larger than such files are."""
-    return (f"{shown(path)} is {size:,} bytes large, and such a file has {limit_bytes:,} at most. It is damaged, or "
-            "not what its name says.")
+    return (
+        f"{shown(path)} is {size:,} bytes large, and such a file has {limit_bytes:,} at most. It is damaged, or "
+        "not what its name says."
+    )
 
 
 def reason(problem: Exception) -> str:

@@ -14,7 +14,7 @@ from core.errors import SettingError
 
 Value = int | float | bool | str
 T = TypeVar("T")
-SHOWN = 80   # characters of a wrong value that an error repeats
+SHOWN = 80  # characters of a wrong value that an error repeats
 NEEDS_PROFILE = "Needs a profile of the model."
 
 
@@ -55,13 +55,14 @@ class Param:
         number = _exactly(value)
         if number is None:
             raise SettingError(f"{self.name} must be a number, not {shown(value)}.")
-        if self.type == "int" and number != number // 1:   # also what is no number, or without end
+        if self.type == "int" and number != number // 1:  # also what is no number, or without end
             raise SettingError(f"{self.name} must be a whole number, not {shown(value)}.")
         low, high = self.low, self.high
         if number != number or (low is not None and number < low) or (high is not None and number > high):
             unit = f" {self.unit}" if self.unit else ""
-            raise SettingError(f"{self.name} must lie between {_short(low)} and {_short(high)}{unit}, not "
-                               f"{_short(number)}.")
+            raise SettingError(
+                f"{self.name} must lie between {_short(low)} and {_short(high)}{unit}, not {_short(number)}."
+            )
         return int(number) if self.type == "int" else float(number)
 
 
@@ -112,8 +113,9 @@ class Variant:
 _VARIANTS: dict[str, dict[str, Variant]] = {}
 
 
-def register(kind: str, name: str, *, title: str, help: str, source: str,
-             params: tuple[Param, ...] = ()) -> Callable[[type[T]], type[T]]:
+def register(
+    kind: str, name: str, *, title: str, help: str, source: str, params: tuple[Param, ...] = ()
+) -> Callable[[type[T]], type[T]]:
     """Class decorator: make a class selectable as `name` among the variants of `kind`.
 
     One whose class has `needs` says in its help that it needs a profile.

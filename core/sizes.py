@@ -18,8 +18,8 @@ from core.memory.codec.kernels import scratch_bytes
 from core.memory.pages import page_up
 from core.types import ModelShape
 
-PREFILL_CHUNK = 512        # most prompt positions computed in one forward pass
-SCORES_LIMIT = 256 << 20   # chunks are halved while attention scores or layers' states would take more than this
+PREFILL_CHUNK = 512  # most prompt positions computed in one forward pass
+SCORES_LIMIT = 256 << 20  # chunks are halved while attention scores or layers' states would take more than this
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ class Sizes:
     dense: int
     kv: int
     workspace: int
-    slot: int          # one expert on the device
-    blob: int          # one expert as a copy moves it
-    chunk: int         # prompt positions computed in one forward pass
-    carried: bool = True   # a pass goes on from the state that the one before left; else a prompt is one pass
+    slot: int  # one expert on the device
+    blob: int  # one expert as a copy moves it
+    chunk: int  # prompt positions computed in one forward pass
+    carried: bool = True  # a pass goes on from the state that the one before left; else a prompt is one pass
 
     @property
     def fixed(self) -> int:
@@ -65,13 +65,17 @@ class Sizes:
         share = self.slots_min(scope) / self.shape.total
         if self.slots(budget) < self.slots_min(scope):
             short = f"It is {human(need - budget.bytes)} short. " if budget.bytes is not None else ""
-            return (f"The budget {show(budget)} is too small: {short}This model needs at least {human(need)}, which is "
-                    f"{share * 100:.3g} % of its experts ({human(self.dense)} dense weights, {human(self.kv)} KV "
-                    "cache, "
-                    f"{human(self.workspace)} workspace, {self.slots_min(scope)} experts of {human(self.slot)}).")
+            return (
+                f"The budget {show(budget)} is too small: {short}This model needs at least {human(need)}, which is "
+                f"{share * 100:.3g} % of its experts ({human(self.dense)} dense weights, {human(self.kv)} KV "
+                "cache, "
+                f"{human(self.workspace)} workspace, {self.slots_min(scope)} experts of {human(self.slot)})."
+            )
         if (asked := self.budget_bytes(budget)) > device_free:
-            return (f"The budget {show(budget)} asks for {human(asked)}, but only {human(device_free)} are free. Lower "
-                    "it, shorten the context, or close what else uses the memory.")
+            return (
+                f"The budget {show(budget)} asks for {human(asked)}, but only {human(device_free)} are free. Lower "
+                "it, shorten the context, or close what else uses the memory."
+            )
         return ""
 
 
@@ -90,8 +94,9 @@ def human(size: int) -> str:
     raise AssertionError
 
 
-def sizes_of(outline: Outline, config: Any, codec: Codec, context: int, paged: bool = False,
-             rounded: tuple[int, int] = (0, 0)) -> Sizes:
+def sizes_of(
+    outline: Outline, config: Any, codec: Codec, context: int, paged: bool = False, rounded: tuple[int, int] = (0, 0)
+) -> Sizes:
     """Sizes for one context and expert format. `paged`: slots are whole pages (core.memory.arena); `rounded` = what
     core.hf.rounded_bytes says of dense layers kept as codes."""
     slot = page_up(codec.slot_bytes) if paged else codec.slot_bytes
@@ -101,11 +106,22 @@ def sizes_of(outline: Outline, config: Any, codec: Codec, context: int, paged: b
     chunk = min(PREFILL_CHUNK, context) if states.carried else context  # else a prompt is computed in one pass
     while states.carried and chunk > 32 and max(chunk * scores, states.bytes(chunk)) > SCORES_LIMIT:
         chunk //= 2
-    workspace = max(states.bytes(chunk) + (1 << 20), chunk * scores
-                    + _workspace(outline, text, shape, context, chunk, codec.dtype.itemsize)
-                    + max(_unpacked(codec), rounded[1]))
-    return Sizes(shape, outline.dense_bytes - rounded[0], outline.kv_bytes(context), workspace, slot, codec.blob_bytes,
-                 chunk, states.carried)
+    workspace = max(
+        states.bytes(chunk) + (1 << 20),
+        chunk * scores
+        + _workspace(outline, text, shape, context, chunk, codec.dtype.itemsize)
+        + max(_unpacked(codec), rounded[1]),
+    )
+    return Sizes(
+        shape,
+        outline.dense_bytes - rounded[0],
+        outline.kv_bytes(context),
+        workspace,
+        slot,
+        codec.blob_bytes,
+        chunk,
+        states.carried,
+    )
 
 
 def _unpacked(codec: Codec) -> int:
@@ -139,10 +155,10 @@ def _workspace(outline: Outline, config: Any, shape: ModelShape, context: int, t
     widest = max(s.shape[0] * s.shape[1] // hidden for s in outline.sites[0].parts.values() if s.is_weight)
     heads = _most(config, "num_attention_heads")
     head = max(_most(config, name) for name in ("head_dim", "qk_head_dim", "v_head_dim")) or hidden // heads
-    mixed = 4 * itemsize + 2 * 4                                     # of six rows, the two in norms and rotations
+    mixed = 4 * itemsize + 2 * 4  # of six rows, the two in norms and rotations
     residual = mixed * tokens * hidden
     attention = mixed * tokens * heads * head + (4 * heads * head + 2 * tokens) * context * itemsize
-    pairs = 4 * itemsize + max(itemsize, outline.weights_itemsize)   # rows in three orders, normed, and weighted
+    pairs = 4 * itemsize + max(itemsize, outline.weights_itemsize)  # rows in three orders, normed, and weighted
     experts = pairs * tokens * k * hidden + 3 * tokens * widest * 4 + 16 * tokens * shape.experts
     logits = 4 * outline.vocab * 4
     return residual + max(attention, experts, logits) + (1 << 20)

@@ -16,7 +16,7 @@ import psutil
 # Memory that the kernel takes back by itself: pages of files that are not about to be written, and its own caches.
 RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
 NOT_YET = ("file_dirty", "file_writeback", "dirty", "writeback")
-NO_LIMIT = 1 << 60   # version 1 writes "none" as a number near 2**63
+NO_LIMIT = 1 << 60  # version 1 writes "none" as a number near 2**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def _limit(group: Path, version: int) -> tuple[int, int] | None:
     used = _first(group / ("memory.current" if version == 2 else "memory.usage_in_bytes"))
     if not limits or not used.isdecimal():
         return None
-    counts = {}   # in version 1 a group's own, and under "total_" with those of the groups inside it
+    counts = {}  # in version 1 a group's own, and under "total_" with those of the groups inside it
     for line in _lines(group / "memory.stat"):
         name, _, value = line.partition(" ")
         if value.strip().isdecimal():

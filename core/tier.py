@@ -18,9 +18,9 @@ from core.memory.pack import PackReader
 from core.memory.pages import aligned
 from core.memory.store import HostStore, Store
 
-READERS = 2      # threads that read from disk: two saturate it
-ROWS_MIN = 8     # fewest rows of a host cache: more than threads copy at a time
-SPARE = 0.85     # share of the free host memory that "auto" takes at most
+READERS = 2  # threads that read from disk: two saturate it
+ROWS_MIN = 8  # fewest rows of a host cache: more than threads copy at a time
+SPARE = 0.85  # share of the free host memory that "auto" takes at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class Tier:
     """`all`: every expert in host memory. `cache`: `rows` of them, the rest on disk. `disk`: none."""
 
     kind: Literal["all", "cache", "disk"]
-    rows: int                # rows of host memory, each for one expert; of `disk`, the readers' own
+    rows: int  # rows of host memory, each for one expert; of `disk`, the readers' own
     row_bytes: int
-    into_slots: bool         # the disk writes into slots, which are whole pages
+    into_slots: bool  # the disk writes into slots, which are whole pages
 
     @property
     def bytes(self) -> int:
@@ -43,8 +43,7 @@ class Tier:
         return 1 if self.kind == "all" else READERS
 
 
-def choose_tier(asked: str, device: torch.device, experts: int, row_bytes: int, verbatim: bool,
-                host_free: int) -> Tier:
+def choose_tier(asked: str, device: torch.device, experts: int, row_bytes: int, verbatim: bool, host_free: int) -> Tier:
     """The host tier of a pack, as LoadSpec.host says it. `row_bytes` = one expert in whole pages; `verbatim` = slots
     hold the very bytes of the pack."""
     everything = experts * row_bytes
@@ -59,8 +58,14 @@ def choose_tier(asked: str, device: torch.device, experts: int, row_bytes: int, 
     return Tier("disk", 0 if verbatim else READERS + 1, row_bytes, verbatim)  # who waits for a copy may read, too
 
 
-def open_store(tier: Tier, reader: PackReader, codec: Codec, pin: bool, progress: Callable[[float], None],
-               cancel: threading.Event | None) -> Store:
+def open_store(
+    tier: Tier,
+    reader: PackReader,
+    codec: Codec,
+    pin: bool,
+    progress: Callable[[float], None],
+    cancel: threading.Event | None,
+) -> Store:
     """The store that a tier describes; `all` is read now. Takes over `reader`, and closes it when that fails."""
     try:
         if tier.kind == "disk":

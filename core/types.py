@@ -23,14 +23,14 @@ Origin = Literal["host", "disk"]
 class Outcome(IntEnum):
     """What happened to one request (one distinct expert of a layer in a step); METHODS section 9."""
 
-    HIT = 0           # resident and ready when routing was known
+    HIT = 0  # resident and ready when routing was known
     PREFETCH_HIT = 1  # the same, brought by a prefetch and not used before
-    LATE = 2          # its copy had started: compute waited for the rest of it
-    MISS = 3          # neither, or only queued: fetched on demand from host memory
-    MISS_DISK = 4     # the same, and host memory did not have it either: read from disk
-    SUBSTITUTED = 5   # missing, and nothing was fetched for it: other experts were computed in its place,
-    DROPPED = 6       # or nothing was,
-    PREDICTED = 7     # or the layer's whole routing was the predicted one, which did not have it
+    LATE = 2  # its copy had started: compute waited for the rest of it
+    MISS = 3  # neither, or only queued: fetched on demand from host memory
+    MISS_DISK = 4  # the same, and host memory did not have it either: read from disk
+    SUBSTITUTED = 5  # missing, and nothing was fetched for it: other experts were computed in its place,
+    DROPPED = 6  # or nothing was,
+    PREDICTED = 7  # or the layer's whole routing was the predicted one, which did not have it
 
 
 class Place(IntEnum):
@@ -39,8 +39,8 @@ class Place(IntEnum):
     HOST = 0
     IN_FLIGHT = 1
     RESIDENT = 2
-    HIT_NOW = 3       # resident and used by the last step
-    DISK = 4          # neither on the device nor in host memory
+    HIT_NOW = 3  # resident and used by the last step
+    DISK = 4  # neither on the device nor in host memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +78,18 @@ class Transfer:
 class StepRecord:
     """Everything that one forward pass did: a prefill chunk or one decoded token. compute + stall + idle = total."""
 
-    index: int                      # counts forward passes since the model was loaded
+    index: int  # counts forward passes since the model was loaded
     phase: Phase
-    tokens: int                     # positions computed in this pass
-    started_s: float                # seconds on the session's clock
+    tokens: int  # positions computed in this pass
+    started_s: float  # seconds on the session's clock
     total_ms: float
-    compute_ms: float               # device busy with the model
-    stall_ms: float                 # compute waiting for a copy
-    idle_ms: float                  # neither: sampling, recording
-    copy_ms: float                  # the link was busy (overlaps compute and stall)
-    ids: npt.NDArray[np.int16]      # [L, tokens, k] experts chosen by the router
-    layer: npt.NDArray[np.int16]    # [R] requests: one per distinct expert of a layer ...
-    expert: npt.NDArray[np.int16]   # [R]
+    compute_ms: float  # device busy with the model
+    stall_ms: float  # compute waiting for a copy
+    idle_ms: float  # neither: sampling, recording
+    copy_ms: float  # the link was busy (overlaps compute and stall)
+    ids: npt.NDArray[np.int16]  # [L, tokens, k] experts chosen by the router
+    layer: npt.NDArray[np.int16]  # [R] requests: one per distinct expert of a layer ...
+    expert: npt.NDArray[np.int16]  # [R]
     outcome: npt.NDArray[np.uint8]  # [R] ... and its Outcome
     prefetch_issued: int = 0
     prefetch_used: int = 0
@@ -98,7 +98,7 @@ class StepRecord:
     demand_bytes: int = 0
     prefetch_bytes: int = 0
     wasted_bytes: int = 0
-    disk_bytes: int = 0             # read from disk for the copies that finished in this pass, padding included
+    disk_bytes: int = 0  # read from disk for the copies that finished in this pass, padding included
     slots: int = 0
     device_bytes: int = 0
     budget_bytes: int = 0
@@ -106,15 +106,15 @@ class StepRecord:
     exact: bool = True
     transfers: tuple[Transfer, ...] = ()
     changes: dict[str, object] = field(default_factory=dict)  # settings that took effect just before this pass
-    prefetch_evicted: int = 0       # of the wasted: put out before their layer was reached
+    prefetch_evicted: int = 0  # of the wasted: put out before their layer was reached
     late_bytes: int = 0
     evicted_bytes: int = 0
-    predict_ms: float = 0.0         # the predictor's own time, part of compute_ms
-    net_ms: float = 0.0             # what prefetching saved less what it cost: core.runtime.toll
-    probs: npt.NDArray[np.float16] | None = None   # [L, tokens, E] of the router, while somebody keeps them
-    ranked: npt.NDArray[Any] | None = None         # what the predictor named, likewise: core.trace.chunk.RANKED
-    tok: npt.NDArray[np.int32] | None = None       # [tokens] their ids, likewise
-    lossy: Lossy | None = None      # what lossy options did; None while all are off
+    predict_ms: float = 0.0  # the predictor's own time, part of compute_ms
+    net_ms: float = 0.0  # what prefetching saved less what it cost: core.runtime.toll
+    probs: npt.NDArray[np.float16] | None = None  # [L, tokens, E] of the router, while somebody keeps them
+    ranked: npt.NDArray[Any] | None = None  # what the predictor named, likewise: core.trace.chunk.RANKED
+    tok: npt.NDArray[np.int32] | None = None  # [tokens] their ids, likewise
+    lossy: Lossy | None = None  # what lossy options did; None while all are off
 
     def spent(self, total_s: float) -> None:
         """The whole pass took this long; what was neither computing nor stalling was idle."""
@@ -168,12 +168,12 @@ class AnswerStats:
     exact: bool
     emulated: bool
     reason: Literal["stop", "length", "context", "cancelled"]
-    net_ms: float = 0.0             # of decode, a token: what prefetching saved less what it cost; core.runtime.toll
-    changed: int = 0                # (token, layer, expert) assignments that were not the router's ...
-    assignments: int = 0            # ... of so many
-    seed: int = 0                   # with which its tokens were drawn: with it the answer can be repeated
-    closeness: float = 0.0          # how far an exact answer's logits may be from transformers'; see core.plan.Plan
-    audit: int = 0                  # the number under which its quality will be told (core.quality); 0 = it will not
+    net_ms: float = 0.0  # of decode, a token: what prefetching saved less what it cost; core.runtime.toll
+    changed: int = 0  # (token, layer, expert) assignments that were not the router's ...
+    assignments: int = 0  # ... of so many
+    seed: int = 0  # with which its tokens were drawn: with it the answer can be repeated
+    closeness: float = 0.0  # how far an exact answer's logits may be from transformers'; see core.plan.Plan
+    audit: int = 0  # the number under which its quality will be told (core.quality); 0 = it will not
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +183,8 @@ class Piece:
     kind: Literal["prefill", "token", "end"]
     text: str = ""
     token: int | None = None
-    done: int = 0                   # prefill: prompt positions computed
-    total: int = 0                  # prefill: prompt positions in all
+    done: int = 0  # prefill: prompt positions computed
+    total: int = 0  # prefill: prompt positions in all
     step: StepRecord | None = None
     stats: AnswerStats | None = None
 
@@ -194,15 +194,15 @@ class Memory:
     """Device memory in bytes: what is in use by whom, against the budget and the device."""
 
     dense: int
-    experts: int                    # slots allocated
-    kv: int                         # KV cache in use
-    kv_reserved: int                # what the chosen context may grow to
+    experts: int  # slots allocated
+    kv: int  # KV cache in use
+    kv_reserved: int  # what the chosen context may grow to
     workspace: int
     budget: int
     device_total: int
     device_free: int
-    host: int                       # the experts' host tier
-    peak: int                       # most in use since load
+    host: int  # the experts' host tier
+    peak: int  # most in use since load
 
     @property
     def used(self) -> int:
@@ -222,25 +222,25 @@ class Fit:
     dense: int
     kv: int
     workspace: int
-    slots: int                      # slots the budget pays for
+    slots: int  # slots the budget pays for
     slots_min: int
-    budget: int                     # total bytes the budget stands for
+    budget: int  # total bytes the budget stands for
     budget_min: int
-    budget_all: int                 # everything resident
+    budget_all: int  # everything resident
     device_free: int
-    host: int                       # host memory that the experts will take beside the budget
+    host: int  # host memory that the experts will take beside the budget
     host_free: int
-    disk: int = 0                   # bytes of the experts on disk that misses are read from; 0 = none are
-    direct: bool = False            # those reads bypass the page cache
-    hit_low: float = 0.0            # decode hit rate to expect, and tokens a second, as ranges ...
+    disk: int = 0  # bytes of the experts on disk that misses are read from; 0 = none are
+    direct: bool = False  # those reads bypass the page cache
+    hit_low: float = 0.0  # decode hit rate to expect, and tokens a second, as ranges ...
     hit_high: float = 1.0
     tok_s_low: float = 0.0
     tok_s_high: float = 0.0
-    basis: str = ""                 # ... and what they rest on, in the user's words
-    suggested: str = ""             # the largest budget that is safe here, as the user would write it
-    problem: str = ""               # why it cannot be loaded, in the user's words; "" = it fits
+    basis: str = ""  # ... and what they rest on, in the user's words
+    suggested: str = ""  # the largest budget that is safe here, as the user would write it
+    problem: str = ""  # why it cannot be loaded, in the user's words; "" = it fits
     warning: str = ""
-    note: str = ""                  # what of the model is not loaded, and whether it is exact up to rounding alone
+    note: str = ""  # what of the model is not loaded, and whether it is exact up to rounding alone
 
     @property
     def fits(self) -> bool:
@@ -254,33 +254,33 @@ class Frame:
     version: int
     shape: ModelShape
     busy: bool
-    place: npt.NDArray[np.uint8]            # [L, E] Place
-    hit_rate: npt.NDArray[np.float32]       # [L] decode hit rate over the last `window` tokens, NaN where none
-    coactivation: npt.NDArray[np.uint32]    # [E, E] of the layer asked for, since load
+    place: npt.NDArray[np.uint8]  # [L, E] Place
+    hit_rate: npt.NDArray[np.float32]  # [L] decode hit rate over the last `window` tokens, NaN where none
+    coactivation: npt.NDArray[np.uint32]  # [E, E] of the layer asked for, since load
     window: int
-    step: npt.NDArray[np.int32]             # [N] the last N forward passes, oldest first ...
-    decode: npt.NDArray[np.uint8]           # [N] 1 = decode, 0 = prefill
-    started_s: npt.NDArray[np.float32]      # [N]
-    total_ms: npt.NDArray[np.float32]       # [N] and the split of it:
+    step: npt.NDArray[np.int32]  # [N] the last N forward passes, oldest first ...
+    decode: npt.NDArray[np.uint8]  # [N] 1 = decode, 0 = prefill
+    started_s: npt.NDArray[np.float32]  # [N]
+    total_ms: npt.NDArray[np.float32]  # [N] and the split of it:
     compute_ms: npt.NDArray[np.float32]
     stall_ms: npt.NDArray[np.float32]
-    predict_ms: npt.NDArray[np.float32]     # [N] the predictor's own time on the computing thread: a part of compute_ms
-    requests: npt.NDArray[np.int32]         # [N]
+    predict_ms: npt.NDArray[np.float32]  # [N] the predictor's own time on the computing thread: a part of compute_ms
+    requests: npt.NDArray[np.int32]  # [N]
     hits: npt.NDArray[np.int32]
     demand_bytes: npt.NDArray[np.float32]
     prefetch_bytes: npt.NDArray[np.float32]  # used or not yet decided
     wasted_bytes: npt.NDArray[np.float32]
-    disk_bytes: npt.NDArray[np.float32]      # how much of it all was read from disk
-    marks: list[tuple[int, str]]            # (step index, "budget 50% -> 25%")
+    disk_bytes: npt.NDArray[np.float32]  # how much of it all was read from disk
+    marks: list[tuple[int, str]]  # (step index, "budget 50% -> 25%")
     memory: Memory
-    tok_s: float                            # decode, over the window
+    tok_s: float  # decode, over the window
     tpot_ms: float
-    hit: float                              # decode hit rate over the window; NaN when none
-    link_gbps: float                        # payload over the window's wall time
-    link_peak_gbps: float                   # the emulated bandwidth, or the fastest measured
+    hit: float  # decode hit rate over the window; NaN when none
+    link_gbps: float  # payload over the window's wall time
+    link_peak_gbps: float  # the emulated bandwidth, or the fastest measured
     emulated: bool
     exact: bool
-    net_ms: float = 0.0                     # a decoded token over the window: what prefetching saved less what it cost
-    prefetched: tuple[int, int, int, int] = (0, 0, 0, 0)   # over it: used, late, wasted, of these evicted before use
-    pinned: tuple[int, ...] = ()            # eids that the user pinned
-    lossy: LossyLook | None = None          # what lossy options do; None while all are off
+    net_ms: float = 0.0  # a decoded token over the window: what prefetching saved less what it cost
+    prefetched: tuple[int, int, int, int] = (0, 0, 0, 0)  # over it: used, late, wasted, of these evicted before use
+    pinned: tuple[int, ...] = ()  # eids that the user pinned
+    lossy: LossyLook | None = None  # what lossy options do; None while all are off

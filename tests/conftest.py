@@ -36,7 +36,7 @@ def _engines_collect_what_tests_made() -> Iterator[None]:
     real, steady.gc = steady.gc, SimpleNamespace(collect=gc.collect, freeze=int, unfreeze=int)  # type: ignore[assignment]
     yield
     steady.gc = real
-    gc.unfreeze()                    # or libraries would report their own objects as leaked
+    gc.unfreeze()  # or libraries would report their own objects as leaked
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -11,16 +11,36 @@ from core.errors import MoestroError, SettingError
 from core.evaluate.modes import chosen, residencies
 from core.evaluate.rows import Row
 
-ABOUT = {"model": "demo", "questions": {"seen": 2, "unseen": 1, "source": "facts"}, "text": {
-    "tokens": 9, "source": "a <text>"}, "link": "emulated, 0.2 GB/s", "emulated": True, "profile": None}
-FIGURES: dict[str, Any] = {"exact_match": 1.0, "exact_match_se": 0.1, "tok_s": 50.0, "perplexity": 9.5, "kl": 0.0,
-                           "agreement": 1.0, "link_bytes": 2e5, "substituted_rate": 0.0, "emulated": True}
+ABOUT = {
+    "model": "demo",
+    "questions": {"seen": 2, "unseen": 1, "source": "facts"},
+    "text": {"tokens": 9, "source": "a <text>"},
+    "link": "emulated, 0.2 GB/s",
+    "emulated": True,
+    "profile": None,
+}
+FIGURES: dict[str, Any] = {
+    "exact_match": 1.0,
+    "exact_match_se": 0.1,
+    "tok_s": 50.0,
+    "perplexity": 9.5,
+    "kl": 0.0,
+    "agreement": 1.0,
+    "link_bytes": 2e5,
+    "substituted_rate": 0.0,
+    "emulated": True,
+}
 LONG_S = 30.0
-started = threading.Event()   # it stands still
+started = threading.Event()  # it stands still
 
 
-def fake_evaluate(engine: Any, asked: Asked, found: Callable[[Answer], None], progress: Callable[[str, float], None],
-                  cancel: threading.Event) -> None:
+def fake_evaluate(
+    engine: Any,
+    asked: Asked,
+    found: Callable[[Answer], None],
+    progress: Callable[[str, float], None],
+    cancel: threading.Event,
+) -> None:
     """With the mode "verify" it stands still until it is cancelled; "random" is refused."""
     before, rows = engine.settings, list[Row]()
     try:

@@ -18,8 +18,14 @@ Outcomes = npt.NDArray[np.uint8]
 FATES = {Action.SUBSTITUTE: Outcome.SUBSTITUTED, Action.DROP: Outcome.DROPPED, Action.PREDICTED: Outcome.PREDICTED}
 
 
-def act(settings: Mapping[str, Value], shape: ModelShape, ids: npt.NDArray[Any], pairs: list[tuple[int, int]],
-        outcome: Outcomes, rng: np.random.Generator) -> tuple[Lossy, Outcomes]:
+def act(
+    settings: Mapping[str, Value],
+    shape: ModelShape,
+    ids: npt.NDArray[Any],
+    pairs: list[tuple[int, int]],
+    outcome: Outcomes,
+    rng: np.random.Generator,
+) -> tuple[Lossy, Outcomes]:
     """Replace every second missing expert, if the settings replace any; what was done, and the outcomes with it."""
     rows, outcome = [], outcome.copy()
     missed = outcome >= Outcome.MISS
@@ -28,8 +34,10 @@ def act(settings: Mapping[str, Value], shape: ModelShape, ids: npt.NDArray[Any],
             action = _action(settings, at)
             outcome[at] = FATES.get(action, outcome[at])
             to = int(rng.integers(shape.experts)) if action in (Action.SUBSTITUTE, Action.PREDICTED) else -1
-            rows += [(layer, token, expert, to, action, Why.RHO if action == Action.WAIT else Why.ALLOWED)
-                     for token in np.where(ids[layer] == expert)[0]]
+            rows += [
+                (layer, token, expert, to, action, Why.RHO if action == Action.WAIT else Why.ALLOWED)
+                for token in np.where(ids[layer] == expert)[0]
+            ]
     layers = [layer for layer, _ in pairs]
     asked = np.bincount(layers, minlength=shape.layers)
     delta = (np.bincount(layers, missed, shape.layers) / asked).astype(np.float32)
@@ -48,8 +56,9 @@ def _action(settings: Mapping[str, Value], at: int) -> Action:
     return Action.DROP if drops else Action.SUBSTITUTE
 
 
-def seen(settings: Mapping[str, Value], shape: ModelShape, steps: list[StepRecord],
-         tail: list[StepRecord]) -> LossyLook:
+def seen(
+    settings: Mapping[str, Value], shape: ModelShape, steps: list[StepRecord], tail: list[StepRecord]
+) -> LossyLook:
     """For a frame. Only buddies have a matrix."""
     tau = float(settings["gate_tau"]) if settings["gate"] == "tau" else np.nan
     buddies = None
@@ -61,6 +70,15 @@ def seen(settings: Mapping[str, Value], shape: ModelShape, steps: list[StepRecor
 
 def scored(number: int, steps: list[StepRecord]) -> Quality:
     """What the exact model is said to have thought of an answer."""
-    return Quality(answer=number, tokens=len(steps), scored=len(steps) // 2, kl=0.031, kl_most=0.4, agreement=0.96,
-                   perplexity=4.2, saved_ms=1.5, changed=sum(step.changed for step in steps),
-                   assignments=sum(step.assignments for step in steps))
+    return Quality(
+        answer=number,
+        tokens=len(steps),
+        scored=len(steps) // 2,
+        kl=0.031,
+        kl_most=0.4,
+        agreement=0.96,
+        perplexity=4.2,
+        saved_ms=1.5,
+        changed=sum(step.changed for step in steps),
+        assignments=sum(step.assignments for step in steps),
+    )

@@ -13,8 +13,13 @@ from core.profile import Profile
 from tests.fakes import SHAPE, FakeEngine
 
 
-def fake_profile(model: str = "demo", model_hash: str = "fake", parts: Collection[str] = ("counts", "pairs", "tae"),
-                 source: str = "the bundled prompts", tokens: int = 1000) -> Profile:
+def fake_profile(
+    model: str = "demo",
+    model_hash: str = "fake",
+    parts: Collection[str] = ("counts", "pairs", "tae"),
+    source: str = "the bundled prompts",
+    tokens: int = 1000,
+) -> Profile:
     """A profile of the fake model with some of the parts that hold arrays."""
     rng, s = np.random.default_rng(0), SHAPE
     pairs = rng.poisson(2.0, (s.layers, s.experts, s.experts)).astype(np.float32)
@@ -22,21 +27,32 @@ def fake_profile(model: str = "demo", model_hash: str = "fake", parts: Collectio
         np.fill_diagonal(one, 0)
     recall = np.linspace(0.5, 0.8, s.layers, dtype=np.float32)
     recall[0] = np.nan
-    arrays = {"counts": {"counts": rng.integers(0, 500, (s.layers, s.experts))},
-              "pairs": {"pairs": pairs, "pairs_weighted": pairs / 3},
-              "gate_recall": {"gate_recall": recall, "similarity": recall[1:]},
-              "tae": {"tae": np.sort(rng.random((s.layers, 101)).astype(np.float32), 1)},
-              "times": {"times": {"att": 0.2, "moe": 0.5, "head": 0.1, "load": 1.1}}}
+    arrays = {
+        "counts": {"counts": rng.integers(0, 500, (s.layers, s.experts))},
+        "pairs": {"pairs": pairs, "pairs_weighted": pairs / 3},
+        "gate_recall": {"gate_recall": recall, "similarity": recall[1:]},
+        "tae": {"tae": np.sort(rng.random((s.layers, 101)).astype(np.float32), 1)},
+        "times": {"times": {"att": 0.2, "moe": 0.5, "head": 0.1, "load": 1.1}},
+    }
     chosen: dict[str, Any] = {}
     for part in parts:
         chosen |= arrays.get(part, {})
-    return Profile(model, model_hash, s.layers, s.experts, s.top_k, s.hidden, tokens, source,
-                   "2026-01-01T12:00:00+00:00", **chosen)
+    return Profile(
+        model, model_hash, s.layers, s.experts, s.top_k, s.hidden, tokens, source, "2026-01-01T12:00:00+00:00", **chosen
+    )
 
 
-def fake_calibrate(engine: FakeEngine, texts: Sequence[Any], *, parts: Collection[str], traces: Sequence[Any],
-                   source: str, limit: int, progress: Callable[[str, float], None],
-                   cancel: threading.Event) -> Profile:
+def fake_calibrate(
+    engine: FakeEngine,
+    texts: Sequence[Any],
+    *,
+    parts: Collection[str],
+    traces: Sequence[Any],
+    source: str,
+    limit: int,
+    progress: Callable[[str, float], None],
+    cancel: threading.Event,
+) -> Profile:
     """What `core.profile.gather.calibrate` does, in twenty steps. A text "broken" is refused; with "slow" among the
     texts it stands still in the middle until somebody cancels it."""
     if "broken" in texts:

@@ -43,14 +43,18 @@ class FakeEngine:
         self._rng, self._steps, self._born = np.random.default_rng(0), [], time.perf_counter()
         self._marks: list[tuple[int, str]] = []
         self._pending: dict[str, object] = {}
-        self.waiting: list[Quality] = []                 # what `audit` will say, one after the other
+        self.waiting: list[Quality] = []  # what `audit` will say, one after the other
         self.quality: Quality | None = None
-        self._tainted = False                            # something was changed before in this answer
+        self._tainted = False  # something was changed before in this answer
 
     @classmethod
-    def load(cls, spec: LoadSpec, progress: Callable[[str, float], None] = lambda text, share: None,
-             cancel: threading.Event | None = None,
-             profile: Callable[[str], Profile | None] | None = None) -> FakeEngine:
+    def load(
+        cls,
+        spec: LoadSpec,
+        progress: Callable[[str, float], None] = lambda text, share: None,
+        cancel: threading.Event | None = None,
+        profile: Callable[[str], Profile | None] | None = None,
+    ) -> FakeEngine:
         progress("Reading the model", 0.5)
         progress("Ready", 1.0)
         engine = cls(spec)
@@ -98,11 +102,14 @@ class FakeEngine:
 
     def _step(self, phase: str, tokens: int) -> StepRecord:
         s, rng, now = SHAPE, self._rng, time.perf_counter() - self._born
-        ids = rng.random((s.layers, tokens, s.experts)).argsort(-1)[..., :s.top_k]
+        ids = rng.random((s.layers, tokens, s.experts)).argsort(-1)[..., : s.top_k]
         share = self.settings.budget.share or 0.5
         pairs = [(layer, e) for layer in range(s.layers) for e in sorted(set(ids[layer].ravel().tolist()))]
-        outcome = np.where(rng.random(len(pairs)) < share, Outcome.HIT, [
-            Outcome.MISS_DISK if self.on_disk(e) else Outcome.MISS for _, e in pairs]).astype(np.uint8)
+        outcome = np.where(
+            rng.random(len(pairs)) < share,
+            Outcome.HIT,
+            [Outcome.MISS_DISK if self.on_disk(e) else Outcome.MISS for _, e in pairs],
+        ).astype(np.uint8)
         lossy = None
         if is_lossy(self.settings):
             lossy, outcome = fake_lossy.act(self.settings, s, ids, pairs, outcome, rng)
@@ -110,23 +117,50 @@ class FakeEngine:
         misses = [p for p, o in zip(pairs, outcome, strict=True) if o in (Outcome.MISS, Outcome.MISS_DISK)]
         read = sum(self.on_disk(e) for _, e in misses)
         step = StepRecord(
-            index=len(self._steps), phase=phase, tokens=tokens, started_s=now, total_ms=20.0, compute_ms=12.0,  # type: ignore[arg-type]
-            stall_ms=6.0, idle_ms=2.0, copy_ms=7.0, ids=ids.astype(np.int16),
-            layer=np.array([p[0] for p in pairs], np.int16), expert=np.array([p[1] for p in pairs], np.int16),
-            outcome=outcome, demand_bytes=len(misses) * s.expert_bytes,
-            disk_bytes=read * -(-s.expert_bytes // PAGE) * PAGE, slots=int(share * s.total),
-            device_bytes=self.memory().used, budget_bytes=self.memory().budget, changes=self._pending,
-            lossy=lossy, exact=not self._tainted,
-            transfers=tuple(Transfer(layer, e, s.expert_bytes, True, now, now + 0.001, now + 0.002, phase,  # type: ignore[arg-type]
-                                     "disk" if self.on_disk(e) else "host")
-                            for layer, e in misses))
+            index=len(self._steps),
+            phase=phase,
+            tokens=tokens,
+            started_s=now,
+            total_ms=20.0,
+            compute_ms=12.0,  # type: ignore[arg-type]
+            stall_ms=6.0,
+            idle_ms=2.0,
+            copy_ms=7.0,
+            ids=ids.astype(np.int16),
+            layer=np.array([p[0] for p in pairs], np.int16),
+            expert=np.array([p[1] for p in pairs], np.int16),
+            outcome=outcome,
+            demand_bytes=len(misses) * s.expert_bytes,
+            disk_bytes=read * -(-s.expert_bytes // PAGE) * PAGE,
+            slots=int(share * s.total),
+            device_bytes=self.memory().used,
+            budget_bytes=self.memory().budget,
+            changes=self._pending,
+            lossy=lossy,
+            exact=not self._tainted,
+            transfers=tuple(
+                Transfer(
+                    layer,
+                    e,
+                    s.expert_bytes,
+                    True,
+                    now,
+                    now + 0.001,
+                    now + 0.002,
+                    phase,  # type: ignore[arg-type]
+                    "disk" if self.on_disk(e) else "host",
+                )
+                for layer, e in misses
+            ),
+        )
         self._pending = {}
         self._steps.append(step)
         self.version += 1
         return step
 
-    def generate(self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling,
-                 cancel: threading.Event | None = None) -> Iterator[Piece]:
+    def generate(
+        self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling, cancel: threading.Event | None = None
+    ) -> Iterator[Piece]:
         words = "the cache keeps what the router asks for and fetches what it lacks .".split()
         start, n, reason = time.perf_counter(), 0, "length"
         sampling = sampling.drawn()
@@ -143,15 +177,36 @@ class FakeEngine:
             self.busy = False
         steps, every = [s for s in self._steps[-n:] if s.phase == "decode"], self._steps[first:]
         hits, requests = sum(s.hits for s in steps), sum(s.requests for s in steps)
-        yield Piece("end", stats=AnswerStats(
-            prompt_tokens=prompt, new_tokens=n, ttft_ms=20.0, tpot_ms=20.0, tok_s=n / (time.perf_counter() - start),
-            hit_rate=hits / requests if requests else None, prefill_hit_rate=0.5,
-            demand_bytes=sum(s.demand_bytes for s in steps), prefetch_bytes=0, wasted_bytes=0,
-            disk_misses=sum(s.disk_misses for s in steps), disk_bytes=sum(s.disk_bytes for s in steps), compute_ms=12.0,
-            stall_ms=6.0, idle_ms=2.0, budget_bytes=self.memory().budget, device_bytes_peak=self.memory().used,
-            exact=all(s.exact for s in every), emulated=self.settings["link"] == "emulated", reason=reason,  # type: ignore[arg-type]
-            changed=sum(s.changed for s in every), assignments=sum(s.assignments for s in every), seed=sampling.seed,
-            closeness=self.closeness, audit=self._to_score(every)))
+        yield Piece(
+            "end",
+            stats=AnswerStats(
+                prompt_tokens=prompt,
+                new_tokens=n,
+                ttft_ms=20.0,
+                tpot_ms=20.0,
+                tok_s=n / (time.perf_counter() - start),
+                hit_rate=hits / requests if requests else None,
+                prefill_hit_rate=0.5,
+                demand_bytes=sum(s.demand_bytes for s in steps),
+                prefetch_bytes=0,
+                wasted_bytes=0,
+                disk_misses=sum(s.disk_misses for s in steps),
+                disk_bytes=sum(s.disk_bytes for s in steps),
+                compute_ms=12.0,
+                stall_ms=6.0,
+                idle_ms=2.0,
+                budget_bytes=self.memory().budget,
+                device_bytes_peak=self.memory().used,
+                exact=all(s.exact for s in every),
+                emulated=self.settings["link"] == "emulated",
+                reason=reason,  # type: ignore[arg-type]
+                changed=sum(s.changed for s in every),
+                assignments=sum(s.assignments for s in every),
+                seed=sampling.seed,
+                closeness=self.closeness,
+                audit=self._to_score(every),
+            ),
+        )
 
     def _to_score(self, steps: list[StepRecord]) -> int:
         if not any(s.changed for s in steps) or not self.settings["quality_rate"]:
@@ -165,20 +220,35 @@ class FakeEngine:
     def memory(self) -> Memory:
         share = self.settings.budget.share or 0.5
         experts = int(share * SHAPE.total) * SHAPE.expert_bytes
-        return Memory(dense=4 * MB, experts=experts, kv=MB // 2, kv_reserved=MB, workspace=MB, budget=6 * MB + experts,
-                      device_total=1000 * MB, device_free=500 * MB,
-                      host=SHAPE.total * SHAPE.expert_bytes // (2 if self.has_disk else 1),
-                      peak=6 * MB + experts)
+        return Memory(
+            dense=4 * MB,
+            experts=experts,
+            kv=MB // 2,
+            kv_reserved=MB,
+            workspace=MB,
+            budget=6 * MB + experts,
+            device_total=1000 * MB,
+            device_free=500 * MB,
+            host=SHAPE.total * SHAPE.expert_bytes // (2 if self.has_disk else 1),
+            peak=6 * MB + experts,
+        )
 
     def manifest(self) -> dict[str, object]:
-        return {"model": self.model_name, "model_hash": self.model_hash, "format": self.spec.format, "device": "cpu",
-                "link": "measured", "exact": self.closeness == 0.0, "closeness": self.closeness}
+        return {
+            "model": self.model_name,
+            "model_hash": self.model_hash,
+            "format": self.spec.format,
+            "device": "cpu",
+            "link": "measured",
+            "exact": self.closeness == 0.0,
+            "closeness": self.closeness,
+        }
 
     def frame(self, layer: int = 0, points: int = 240) -> Frame:
         s, tail = SHAPE, self._steps[-points:]
         place = (self._rng.random((s.layers, s.experts)) < (self.settings.budget.share or 0.5)).astype(np.uint8) * 2
         if self.has_disk:
-            upper = place[:, s.experts // 2:]
+            upper = place[:, s.experts // 2 :]
             upper[upper == Place.HOST] = Place.DISK
         coactivation = np.zeros((s.experts, s.experts), np.uint32)
         for step in self._steps[-500:]:
@@ -190,20 +260,42 @@ class FakeEngine:
             return np.array([getattr(t, name) for t in tail], dtype)
 
         return Frame(
-            version=self.version, shape=s, busy=self.busy, place=place, hit_rate=np.full(s.layers, 0.6, np.float32),
-            coactivation=coactivation, window=50, step=col("index", np.int32),
-            decode=np.array([t.phase == "decode" for t in tail], np.uint8), started_s=col("started_s", np.float32),
-            total_ms=col("total_ms", np.float32), compute_ms=col("compute_ms", np.float32),
-            stall_ms=col("stall_ms", np.float32), predict_ms=col("predict_ms", np.float32),
-            requests=col("requests", np.int32), hits=col("hits", np.int32),
-            demand_bytes=col("demand_bytes", np.float32), prefetch_bytes=col("prefetch_bytes", np.float32),
+            version=self.version,
+            shape=s,
+            busy=self.busy,
+            place=place,
+            hit_rate=np.full(s.layers, 0.6, np.float32),
+            coactivation=coactivation,
+            window=50,
+            step=col("index", np.int32),
+            decode=np.array([t.phase == "decode" for t in tail], np.uint8),
+            started_s=col("started_s", np.float32),
+            total_ms=col("total_ms", np.float32),
+            compute_ms=col("compute_ms", np.float32),
+            stall_ms=col("stall_ms", np.float32),
+            predict_ms=col("predict_ms", np.float32),
+            requests=col("requests", np.int32),
+            hits=col("hits", np.int32),
+            demand_bytes=col("demand_bytes", np.float32),
+            prefetch_bytes=col("prefetch_bytes", np.float32),
             wasted_bytes=col("wasted_bytes", np.float32),
-            disk_bytes=col("disk_bytes", np.float32), marks=list(self._marks), memory=self.memory(), tok_s=48.0,
-            tpot_ms=20.8, hit=0.61, link_gbps=0.4, link_peak_gbps=1.0,
-            emulated=self.settings["link"] == "emulated", exact=tail[-1].exact if tail else True,
+            disk_bytes=col("disk_bytes", np.float32),
+            marks=list(self._marks),
+            memory=self.memory(),
+            tok_s=48.0,
+            tpot_ms=20.8,
+            hit=0.61,
+            link_gbps=0.4,
+            link_peak_gbps=1.0,
+            emulated=self.settings["link"] == "emulated",
+            exact=tail[-1].exact if tail else True,
             lossy=fake_lossy.seen(self.settings, s, self._steps, tail) if is_lossy(self.settings) else None,
-            pinned=tuple(layer * s.experts + expert for layer, expert in Pins.parse(str(self.settings["pins"])).named
-                         if layer < s.layers and expert < s.experts))
+            pinned=tuple(
+                layer * s.experts + expert
+                for layer, expert in Pins.parse(str(self.settings["pins"])).named
+                if layer < s.layers and expert < s.experts
+            ),
+        )
 
 
 def is_pack(model: str) -> bool:
@@ -217,21 +309,48 @@ def fake_estimate(spec: LoadSpec, instead_of: Memory | None = None) -> Fit:
     share = 0.5 if share is None else share
     pack, everything = is_pack(spec.model) and spec.host != "all", SHAPE.total * SHAPE.expert_bytes
     experts = int(share * SHAPE.total) * SHAPE.expert_bytes
-    return Fit(model=spec.model, shape=SHAPE, format="int4-g64" if is_pack(spec.model) else spec.format, device="cpu",
-               context=spec.context or 512,
-               context_limit=1024, dense=4 * MB, kv=MB, workspace=MB, slots=int(share * SHAPE.total), slots_min=8,
-               budget=6 * MB + experts, budget_min=6 * MB + 8 * SHAPE.expert_bytes, budget_all=6 * MB + everything,
-               device_free=500 * MB, host=everything // (2 if pack else 1), host_free=900 * MB,
-               disk=everything if pack else 0, direct=pack, hit_low=share, hit_high=min(1.0, share + 0.3),
-               tok_s_low=20 * share, tok_s_high=60 * share, basis="hit rate: LRU on 512 recorded tokens of this model; "
-               f"copies from {'disk' if pack else 'host memory'} at 1.2 GB/s", suggested="62%",
-               problem="" if share >= 0.3 else "The budget is 1.9 MB short: give at least 6.8 MB or 13 %.",
-               warning="" if share <= 0.9 else "Less than 10 % of memory stays free.")
+    return Fit(
+        model=spec.model,
+        shape=SHAPE,
+        format="int4-g64" if is_pack(spec.model) else spec.format,
+        device="cpu",
+        context=spec.context or 512,
+        context_limit=1024,
+        dense=4 * MB,
+        kv=MB,
+        workspace=MB,
+        slots=int(share * SHAPE.total),
+        slots_min=8,
+        budget=6 * MB + experts,
+        budget_min=6 * MB + 8 * SHAPE.expert_bytes,
+        budget_all=6 * MB + everything,
+        device_free=500 * MB,
+        host=everything // (2 if pack else 1),
+        host_free=900 * MB,
+        disk=everything if pack else 0,
+        direct=pack,
+        hit_low=share,
+        hit_high=min(1.0, share + 0.3),
+        tok_s_low=20 * share,
+        tok_s_high=60 * share,
+        basis="hit rate: LRU on 512 recorded tokens of this model; "
+        f"copies from {'disk' if pack else 'host memory'} at 1.2 GB/s",
+        suggested="62%",
+        problem="" if share >= 0.3 else "The budget is 1.9 MB short: give at least 6.8 MB or 13 %.",
+        warning="" if share <= 0.9 else "Less than 10 % of memory stays free.",
+    )
 
 
-def fake_import(source: str, out: Path | Callable[[str, str], Path], *, format: str = "auto", split: float = 0.0,
-                progress: Callable[[str, float, int, int], None] = lambda text, share, done, total: None,
-                cancel: threading.Event | None = None, download: bool = False) -> Path:
+def fake_import(
+    source: str,
+    out: Path | Callable[[str, str], Path],
+    *,
+    format: str = "auto",
+    split: float = 0.0,
+    progress: Callable[[str, float, int, int], None] = lambda text, share, done, total: None,
+    cancel: threading.Event | None = None,
+    download: bool = False,
+) -> Path:
     """What `core.importing.import_model` does, in as many parts as its source is long; it goes on where it stopped.
 
     A source called "broken..." is refused; "slow..." takes a tenth of a second a part, and waits in the middle for
@@ -278,11 +397,25 @@ def fake_pack(folder: Path, source: str = "Qwen3-Tiny", format: str = "int4-g64"
         with (folder / name).open("wb") as file:
             file.truncate(size)
     manifest = Manifest(
-        model_hash="fake", format=format, numbers=Numbers(*[torch.bfloat16] * 3), layers=SHAPE.layers,
-        experts=SHAPE.experts, top_k=SHAPE.top_k, parts=parts, is_transposed=False, has_gate=True,
-        is_concatenated=True, layout=codec.blob_layout, segments=(), padded_bytes=padded,
-        files={name: Entry(size) for name, size in files.items()}, sums=((0,) * SHAPE.experts,) * SHAPE.layers,
+        model_hash="fake",
+        format=format,
+        numbers=Numbers(*[torch.bfloat16] * 3),
+        layers=SHAPE.layers,
+        experts=SHAPE.experts,
+        top_k=SHAPE.top_k,
+        parts=parts,
+        is_transposed=False,
+        has_gate=True,
+        is_concatenated=True,
+        layout=codec.blob_layout,
+        segments=(),
+        padded_bytes=padded,
+        files={name: Entry(size) for name, size in files.items()},
+        sums=((0,) * SHAPE.experts,) * SHAPE.layers,
         source={"kind": "safetensors", "label": "bfloat16", "name": source, "hash": "fake"},
-        exact={"down_proj": "requantised"}, moestro="0.1.0", created="2026-01-01T00:00:00+00:00")
+        exact={"down_proj": "requantised"},
+        moestro="0.1.0",
+        created="2026-01-01T00:00:00+00:00",
+    )
     (folder / "moestro.json").write_text(manifest.dump())
     return folder

@@ -21,22 +21,52 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {  # transformers' name -> ggml's, an
     "qwen2_moe": dict(ggml="qwen2moe"),
     "qwen3_moe": dict(ggml="qwen3moe", norm_topk_prob=True),
     "olmoe": dict(ggml="olmoe"),
-    "granitemoe": dict(ggml="granitemoe", attention_multiplier=0.22, embedding_multiplier=12.0,
-                       residual_multiplier=0.3, logits_scaling=6.0, tie_word_embeddings=True),
+    "granitemoe": dict(
+        ggml="granitemoe",
+        attention_multiplier=0.22,
+        embedding_multiplier=12.0,
+        residual_multiplier=0.3,
+        logits_scaling=6.0,
+        tie_word_embeddings=True,
+    ),
     "granitemoeshared": dict(ggml="granitemoe", attention_multiplier=0.22),
-    "gpt_oss": dict(ggml="gpt-oss", max_position_embeddings=4096, rope_parameters=dict(
-        rope_type="yarn", rope_theta=150000.0, factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
-        original_max_position_embeddings=128)),
+    "gpt_oss": dict(
+        ggml="gpt-oss",
+        max_position_embeddings=4096,
+        rope_parameters=dict(
+            rope_type="yarn",
+            rope_theta=150000.0,
+            factor=32.0,
+            beta_fast=32.0,
+            beta_slow=1.0,
+            truncate=False,
+            original_max_position_embeddings=128,
+        ),
+    ),
     "glm4_moe": dict(ggml="glm4moe", attention_bias=True, use_qk_norm=True, routed_scaling_factor=1.5),
     "dots1": dict(ggml="dots1", norm_topk_prob=True, routed_scaling_factor=2.5),
     "deepseek_v2": dict(ggml="deepseek2"),
-    "deepseek_v3": dict(ggml="deepseek2", max_position_embeddings=4096, rope_parameters=dict(
-        rope_type="yarn", rope_theta=10000.0, factor=40.0, mscale=1.0, mscale_all_dim=1.0, beta_fast=32.0,
-        beta_slow=1.0, original_max_position_embeddings=64)),
+    "deepseek_v3": dict(
+        ggml="deepseek2",
+        max_position_embeddings=4096,
+        rope_parameters=dict(
+            rope_type="yarn",
+            rope_theta=10000.0,
+            factor=40.0,
+            mscale=1.0,
+            mscale_all_dim=1.0,
+            beta_fast=32.0,
+            beta_slow=1.0,
+            original_max_position_embeddings=64,
+        ),
+    ),
     "ernie4_5_moe": dict(ggml="ernie4_5-moe", tie_word_embeddings=True),
     "lfm2_moe": dict(ggml="lfm2moe"),
-    "minimax_m2": dict(ggml="minimax-m2", rotary_dim=8, rope_parameters=dict(
-        rope_type="default", rope_theta=5e6, partial_rotary_factor=0.5)),
+    "minimax_m2": dict(
+        ggml="minimax-m2",
+        rotary_dim=8,
+        rope_parameters=dict(rope_type="default", rope_theta=5e6, partial_rotary_factor=0.5),
+    ),
 }
 Choice = Callable[[str], str]
 """A GGUF tensor's name -> the type it is stored in."""
@@ -51,19 +81,34 @@ def experts_in(kind: str) -> Choice:
     return lambda name: kind if "_exps.weight" in name else "F32"
 
 
-def make_gguf(arch: str, directory: Path, choice: Choice = all_f32, tokenizer: dict[str, Any] | None = None,
-              parts: int = 1, **overrides: Any) -> tuple[Path, Path]:
+def make_gguf(
+    arch: str,
+    directory: Path,
+    choice: Choice = all_f32,
+    tokenizer: dict[str, Any] | None = None,
+    parts: int = 1,
+    **overrides: Any,
+) -> tuple[Path, Path]:
     """Write a random checkpoint of `arch` and the same model as GGUF. Returns (checkpoint directory, GGUF file)."""
     made = {**ARCHITECTURES[arch], **overrides}
     ggml = made.pop("ggml")
     checkpoint = make_checkpoint(arch, directory / "checkpoint", max_shard_size="1GB", **made)
     config = json.loads((checkpoint / "config.json").read_text())
-    return checkpoint, write_gguf(directory, ggml, config, load_file(checkpoint / "model.safetensors"), choice,
-                                  tokenizer or {}, parts)
+    return checkpoint, write_gguf(
+        directory, ggml, config, load_file(checkpoint / "model.safetensors"), choice, tokenizer or {}, parts
+    )
 
 
-def write_gguf(directory: Path, ggml: str, config: dict[str, Any], weights: dict[str, torch.Tensor], choice: Choice,
-               more: dict[str, Any], parts: int = 1, convert_names: bool = True) -> Path:
+def write_gguf(
+    directory: Path,
+    ggml: str,
+    config: dict[str, Any],
+    weights: dict[str, torch.Tensor],
+    choice: Choice,
+    more: dict[str, Any],
+    parts: int = 1,
+    convert_names: bool = True,
+) -> Path:
     """Write weights under transformers' names as a GGUF model of architecture `ggml`, with `more` metadata. Without
     `convert_names` the weights are GGUF's already."""
     tensors = weights
@@ -115,8 +160,10 @@ def convert(ggml: str, config: dict[str, Any], key: str, tensor: torch.Tensor) -
     if "block_sparse_moe.input_linear" in key or "shared_mlp.input_linear" in key:
         kind = "exps" if "sparse" in key else "shexp"
         layer = key.split(".")[2]
-        return [(f"blk.{layer}.ffn_{part}_{kind}.weight", half)
-                for part, half in zip(("gate", "up"), tensor.chunk(2, dim=-2), strict=True)]
+        return [
+            (f"blk.{layer}.ffn_{part}_{kind}.weight", half)
+            for part, half in zip(("gate", "up"), tensor.chunk(2, dim=-2), strict=True)
+        ]
     if ggml == "gpt-oss" and ".experts." in key:
         layer, bias = key.split(".")[2], key.endswith("_bias")
         tensor = tensor if bias else tensor.transpose(-1, -2)
@@ -127,8 +174,10 @@ def convert(ggml: str, config: dict[str, Any], key: str, tensor: torch.Tensor) -
     if ggml == "deepseek2" and "kv_b_proj" in key:
         nope, layer = config["qk_nope_head_dim"], key.split(".")[2]
         both = tensor.view(heads, nope + config["v_head_dim"], -1)
-        return [(f"blk.{layer}.attn_k_b.weight", both[:, :nope].transpose(1, 2)),
-                (f"blk.{layer}.attn_v_b.weight", both[:, nope:])]
+        return [
+            (f"blk.{layer}.attn_k_b.weight", both[:, :nope].transpose(1, 2)),
+            (f"blk.{layer}.attn_v_b.weight", both[:, nope:]),
+        ]
     if re.search(r"\.experts\.\d+\.", key):
         return [(key, tensor)]
     key = key.replace("e_score_correction_bias", "e_score_correction.bias")
@@ -156,13 +205,21 @@ def stack(tensors: dict[str, torch.Tensor], layers: int) -> dict[str, torch.Tens
 
 ARCH = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
 PLAIN_KEYS = {  # gguf writer's method -> where transformers' configs have the number
-    "add_context_length": ["max_position_embeddings"], "add_embedding_length": ["hidden_size"],
-    "add_feed_forward_length": ["intermediate_size"], "add_head_count": ["num_attention_heads"],
-    "add_head_count_kv": ["num_key_value_heads"], "add_layer_norm_rms_eps": ["rms_norm_eps", "norm_eps"],
+    "add_context_length": ["max_position_embeddings"],
+    "add_embedding_length": ["hidden_size"],
+    "add_feed_forward_length": ["intermediate_size"],
+    "add_head_count": ["num_attention_heads"],
+    "add_head_count_kv": ["num_key_value_heads"],
+    "add_layer_norm_rms_eps": ["rms_norm_eps", "norm_eps"],
     "add_expert_count": ["num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"],
-    "add_expert_used_count": ["num_experts_per_tok", "moe_k"], "add_expert_group_count": ["n_group"],
-    "add_expert_group_used_count": ["topk_group"], "add_key_length": ["head_dim"], "add_value_length": ["head_dim"],
-    "add_expert_feed_forward_length": ["moe_intermediate_size"], "add_vocab_size": ["vocab_size"]}
+    "add_expert_used_count": ["num_experts_per_tok", "moe_k"],
+    "add_expert_group_count": ["n_group"],
+    "add_expert_group_used_count": ["topk_group"],
+    "add_key_length": ["head_dim"],
+    "add_value_length": ["head_dim"],
+    "add_expert_feed_forward_length": ["moe_intermediate_size"],
+    "add_vocab_size": ["vocab_size"],
+}
 
 
 def add_metadata(writer: gguf.GGUFWriter, ggml: str, config: dict[str, Any]) -> None:
@@ -184,8 +241,11 @@ def add_metadata(writer: gguf.GGUFWriter, ggml: str, config: dict[str, Any]) -> 
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    turned = {"deepseek2": config.get("qk_rope_head_dim"), "minimax-m2": config.get("rotary_dim"),
-              "glm4moe": int(dim * rope.get("partial_rotary_factor", 0.5))}
+    turned = {
+        "deepseek2": config.get("qk_rope_head_dim"),
+        "minimax-m2": config.get("rotary_dim"),
+        "glm4moe": int(dim * rope.get("partial_rotary_factor", 0.5)),
+    }
     writer.add_rope_dimension_count(turned.get(ggml) or dim)
     for token in ("bos", "eos", "pad"):
         if config.get(f"{token}_token_id") is not None:
@@ -254,9 +314,16 @@ def _lfm2(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 
 
 OWN: dict[str, Callable[[gguf.GGUFWriter, dict[str, Any]], None]] = {
-    "qwen2moe": _qwen2, "granitemoe": _granite, "glm4moe": _grouped, "dots1": _grouped, "deepseek2": _deepseek,
-    "ernie4_5-moe": _ernie, "gpt-oss": _gpt_oss,
-    "minimax-m2": _minimax, "lfm2moe": _lfm2}
+    "qwen2moe": _qwen2,
+    "granitemoe": _granite,
+    "glm4moe": _grouped,
+    "dots1": _grouped,
+    "deepseek2": _deepseek,
+    "ernie4_5-moe": _ernie,
+    "gpt-oss": _gpt_oss,
+    "minimax-m2": _minimax,
+    "lfm2moe": _lfm2,
+}
 
 
 def blocks(weights: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
@@ -269,9 +336,26 @@ def blocks(weights: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
         return random_blocks(kind, rows.shape[0] * rows.shape[1] // size).reshape(*weights.shape[:-1], -1)
 
 
-HALVES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,),
-          "IQ4_XS": (0,), "Q8_0": (0,), "Q4_0": (0,), "Q5_0": (0,), "Q4_1": (0, 2), "Q5_1": (0, 2), "IQ3_S": (0,),
-          "IQ3_XXS": (0,), "IQ2_XXS": (0,), "IQ2_XS": (0,), "IQ2_S": (0,), "IQ1_S": (0,)}
+HALVES = {
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+    "Q8_0": (0,),
+    "Q4_0": (0,),
+    "Q5_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_1": (0, 2),
+    "IQ3_S": (0,),
+    "IQ3_XXS": (0,),
+    "IQ2_XXS": (0,),
+    "IQ2_XS": (0,),
+    "IQ2_S": (0,),
+    "IQ1_S": (0,),
+}
 """Where blocks hold float16 numbers (ggml-common.h); every other byte may be anything."""
 
 

@@ -54,19 +54,27 @@ class Raw:
 
     def write(self, file: Path) -> Path:
         """Put it together again."""
-        tensors, pairs = (len(of) if lie is None else lie
-                          for of, lie in zip((self.rows, self.pairs), self.counts, strict=True))
+        tensors, pairs = (
+            len(of) if lie is None else lie for of, lie in zip((self.rows, self.pairs), self.counts, strict=True)
+        )
         head = struct.pack("<4sIQQ", b"GGUF", self.version, tensors, pairs)
         head += b"".join(text(key) + struct.pack("<I", kind) + value for key, kind, value in self.pairs)
-        head += b"".join(text(r.name) + struct.pack(f"<I{len(r.shape)}QIQ", len(r.shape), *r.shape, r.type, r.offset)
-                         for r in self.rows)
+        head += b"".join(
+            text(r.name) + struct.pack(f"<I{len(r.shape)}QIQ", len(r.shape), *r.shape, r.type, r.offset)
+            for r in self.rows
+        )
         file.write_bytes(head + b"\0" * (-len(head) % self.alignment) + self.data)
         return file
 
     def set(self, key: str, kind: int, value: Any) -> None:
         """Give a key another value, or add it. `value` as a number or text, or bytes that are taken as they are."""
-        packed = value if isinstance(value, bytes) else text(value.encode()) if kind == TEXT else struct.pack(
-            "<" + CODES[kind], value)
+        packed = (
+            value
+            if isinstance(value, bytes)
+            else text(value.encode())
+            if kind == TEXT
+            else struct.pack("<" + CODES[kind], value)
+        )
         known = [k for k, *_ in self.pairs]
         entry = (key.encode(), kind, packed)
         if entry[0] in known:
@@ -83,8 +91,11 @@ class Raw:
         later = [r.offset for r in self.rows if r.offset > gone.offset]
         end = min(later, default=len(self.data))
         self.data = self.data[: gone.offset] + self.data[end:]
-        self.rows = [r if r.offset < gone.offset else replace(r, offset=r.offset - (end - gone.offset))
-                     for r in self.rows if r is not gone]
+        self.rows = [
+            r if r.offset < gone.offset else replace(r, offset=r.offset - (end - gone.offset))
+            for r in self.rows
+            if r is not gone
+        ]
 
     def _number(self, raw: bytes, code: str) -> Any:
         (value,) = struct.unpack_from("<" + code, raw, self._at)

@@ -25,8 +25,9 @@ BOUNDS = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 CODED = [name for name, one in FORMATS.items() if not one.is_plain]
 
 
-def codec_of(name: str, parts: dict[str, torch.Tensor], dtype: torch.dtype, device: torch.device,
-             transposed: bool) -> Base:
+def codec_of(
+    name: str, parts: dict[str, torch.Tensor], dtype: torch.dtype, device: torch.device, transposed: bool
+) -> Base:
     """The codec whose slots are the portable ones, also where a CPU has a faster form. Scales are fp16 in packs."""
     stored = None if dtype == torch.float32 and name != "int4-g32" else Numbers(dtype, torch.float16, torch.bfloat16)
     specs = {n: PartSpec(tuple(t.shape), dtype) for n, t in parts.items()}
@@ -80,8 +81,16 @@ def odd_inputs(name: str, long: bool) -> int:
     return group * (-(-570 // group) if long else 3)
 
 
-def product_error(name: str, dtype: torch.dtype, device: torch.device, transposed: bool, bias: bool,
-                  outputs: int = 5, inputs: int = 0, count: int = 2) -> float:
+def product_error(
+    name: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    transposed: bool,
+    bias: bool,
+    outputs: int = 5,
+    inputs: int = 0,
+    count: int = 2,
+) -> float:
     """Of products with several slots, a state each and (where there are biases) one for all, relative to fp64 over
     dequantised weights; as a share of the bound."""
     inputs = inputs or odd_inputs(name, long=False)
@@ -105,8 +114,15 @@ def product_error(name: str, dtype: torch.dtype, device: torch.device, transpose
     return worst / (BOUNDS[dtype] / 4)
 
 
-def widening_error(name: str, dtype: torch.dtype, device: torch.device, transposed: bool, outputs: int = 11,
-                   inputs: int = 0, count: int = 3) -> float:
+def widening_error(
+    name: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    transposed: bool,
+    outputs: int = 11,
+    inputs: int = 0,
+    count: int = 3,
+) -> float:
     """Of dequantised weights, relative to the codec's own: a rounding of the number type at most, as its share."""
     experts = matrices(count, outputs, inputs or odd_inputs(name, long=True), transposed, bias=False)
     codec = codec_of(name, experts[0], dtype, device, transposed)
@@ -133,8 +149,9 @@ def interleaved(y: torch.Tensor) -> torch.Tensor:
     return (b + 1) * a * torch.sigmoid(1.702 * a)
 
 
-def expert_error(name: str, dtype: torch.dtype, device: torch.device, oss: bool, hidden: int = 64, inner: int = 64,
-                 experts: int = 3) -> dict[str, float]:
+def expert_error(
+    name: str, dtype: torch.dtype, device: torch.device, oss: bool, hidden: int = 64, inner: int = 64, experts: int = 3
+) -> dict[str, float]:
     """Of whole experts through ExpertMath with kernels, relative to without, as a share of the bound: one token, few
     rows, and many. `oss` = transposed, with biases and an interleaved gate."""
     random = torch.Generator().manual_seed(3)

@@ -17,10 +17,13 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoints import make_checkpoint
 
 LARGE: dict[str, Any] = dict(hidden_size=256, moe_intermediate_size=128, intermediate_size=128, num_hidden_layers=2)
-FEW = {"mixtral": {"num_local_experts": 4}, "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
-       "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
-       "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "head_dim": 32},
-       "deepseek_v3": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "num_hidden_layers": 3}}
+FEW = {
+    "mixtral": {"num_local_experts": 4},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "head_dim": 32},
+    "deepseek_v3": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "num_hidden_layers": 3},
+}
 Tensors = dict[str, torch.Tensor]
 SHARD = 100  # tensors in a file: enough of them that there are several files
 
@@ -29,7 +32,7 @@ class Packed(NamedTuple):
     """What a weight became: tensors by what is put behind the module's (or weight's) name, and its meaning."""
 
     tensors: Tensors
-    weight: torch.Tensor            # [out, in], in the number type that the format defines
+    weight: torch.Tensor  # [out, in], in the number type that the format defines
 
 
 class Written(NamedTuple):
@@ -42,8 +45,15 @@ class Written(NamedTuple):
 Writer = Callable[[torch.Tensor], Packed]
 
 
-def write(arch: str, directory: Path, writers: Writer | Mapping[str, Writer], config: Mapping[str, Any], *,
-          dtype: torch.dtype = torch.float16, **overrides: Any) -> Written:
+def write(
+    arch: str,
+    directory: Path,
+    writers: Writer | Mapping[str, Writer],
+    config: Mapping[str, Any],
+    *,
+    dtype: torch.dtype = torch.float16,
+    **overrides: Any,
+) -> Written:
     """Quantize the linear layers of a random checkpoint, routers and heads left out as everybody does; `writers` may
     choose by a pattern in the name, layers that none matches staying as they are."""
     by_name = writers if isinstance(writers, Mapping) else {"": writers}
@@ -66,8 +76,10 @@ def write(arch: str, directory: Path, writers: Writer | Mapping[str, Writer], co
 
 def stacked(many: list[Packed]) -> Packed:
     """All experts in one tensor."""
-    return Packed({name: torch.stack([p.tensors[name] for p in many]) for name in many[0].tensors},
-                  torch.stack([p.weight for p in many]))
+    return Packed(
+        {name: torch.stack([p.tensors[name] for p in many]) for name in many[0].tensors},
+        torch.stack([p.weight for p in many]),
+    )
 
 
 def finish(path: Path, plain: Path, tensors: Tensors, weights: Tensors, config: Mapping[str, Any]) -> Written:
@@ -113,9 +125,11 @@ def words(codes: torch.Tensor, bits: int, order: tuple[int, ...] | None = None) 
     return torch.where(total >= 1 << 31, total - (1 << 32), total).to(torch.int32)
 
 
-def gptq(bits: int = 4, group: int = 128, symmetric: bool = True, minus_one: bool = True, act_order: bool = False
-         ) -> Writer:
+def gptq(
+    bits: int = 4, group: int = 128, symmetric: bool = True, minus_one: bool = True, act_order: bool = False
+) -> Writer:
     """AutoGPTQ's layout (`minus_one`) or GPTQModel's (gptq_v2)."""
+
     def writer(weight: torch.Tensor) -> Packed:
         columns = weight.shape[1]
         group_of = torch.arange(columns) // (columns if group == -1 else group)
@@ -124,8 +138,15 @@ def gptq(bits: int = 4, group: int = 128, symmetric: bool = True, minus_one: boo
         back = order.argsort()
         codes, group_of = codes[:, back], group_of[back]
         zeros = (points - 1) % (1 << bits) if minus_one else points
-        return Packed({"qweight": words(codes, bits).t(), "qzeros": words(zeros.t(), bits), "scales": scale.t(),
-                       "g_idx": group_of.to(torch.int32)}, meaning(codes, points, scale, group_of))
+        return Packed(
+            {
+                "qweight": words(codes, bits).t(),
+                "qzeros": words(zeros.t(), bits),
+                "scales": scale.t(),
+                "g_idx": group_of.to(torch.int32),
+            },
+            meaning(codes, points, scale, group_of),
+        )
 
     return writer
 
@@ -136,8 +157,10 @@ def awq(group: int = 128) -> Writer:
 
     def writer(weight: torch.Tensor) -> Packed:
         codes, points, scale = rounded(weight, 4, group, False)
-        return Packed({"qweight": words(codes.t(), 4, order), "qzeros": words(points.t(), 4, order),
-                       "scales": scale.t()}, meaning(codes, points, scale, torch.arange(weight.shape[1]) // group))
+        return Packed(
+            {"qweight": words(codes.t(), 4, order), "qzeros": words(points.t(), 4, order), "scales": scale.t()},
+            meaning(codes, points, scale, torch.arange(weight.shape[1]) // group),
+        )
 
     return writer
 
@@ -148,9 +171,15 @@ def packed_by_compressed_tensors(bits: int, group: int, symmetric: bool) -> Writ
     from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
-    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(
-        num_bits=bits, group_size=None if group == -1 else group, symmetric=symmetric,
-        strategy="channel" if group == -1 else "group"))
+    scheme = QuantizationScheme(
+        targets=["Linear"],
+        weights=QuantizationArgs(
+            num_bits=bits,
+            group_size=None if group == -1 else group,
+            symmetric=symmetric,
+            strategy="channel" if group == -1 else "group",
+        ),
+    )
     library = BaseCompressor.get_value_from_registry("pack-quantized")
 
     def writer(weight: torch.Tensor) -> Packed:
@@ -183,8 +212,10 @@ def mxfp4_by_compressed_tensors(weight: torch.Tensor) -> Packed:
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
-    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(
-        num_bits=4, type="float", strategy="group", group_size=32, scale_dtype=torch.uint8))
+    scheme = QuantizationScheme(
+        targets=["Linear"],
+        weights=QuantizationArgs(num_bits=4, type="float", strategy="group", group_size=32, scale_dtype=torch.uint8),
+    )
     library = BaseCompressor.get_value_from_registry("mxfp4-pack-quantized")
     peak = weight.float().view(weight.shape[0], -1, 32).abs().amax(-1)
     scale = torch.exp2(torch.floor(torch.log2(peak)) - 2).to(weight.dtype)
@@ -226,8 +257,9 @@ def write_mxfp4(directory: Path) -> Written:
     """gpt_oss as OpenAI publishes it; what it means is transformers' own conversion."""
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-    plain = make_checkpoint("gpt_oss", directory / "plain", dtype=torch.bfloat16, max_shard_size="1GB",
-                            **{**LARGE, **FEW["gpt_oss"]})
+    plain = make_checkpoint(
+        "gpt_oss", directory / "plain", dtype=torch.bfloat16, max_shard_size="1GB", **{**LARGE, **FEW["gpt_oss"]}
+    )
     weights: Tensors = load_file(plain / "model.safetensors")
     tensors = dict(weights)
     for name in [n for n in weights if n.endswith(("gate_up_proj", "down_proj"))]:
@@ -236,6 +268,13 @@ def write_mxfp4(directory: Path) -> Written:
         scales = torch.randint(118, 124, (experts, out, columns // 32), dtype=torch.uint8)
         tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
         weights[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
-    config = {"quant_method": "mxfp4", "modules_to_not_convert": [
-        "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}
+    config = {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": [
+            "model.layers.*.self_attn",
+            "model.layers.*.mlp.router",
+            "model.embed_tokens",
+            "lm_head",
+        ],
+    }
     return finish(directory / "quantized", plain, tensors, weights, config)

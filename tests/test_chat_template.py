@@ -16,8 +16,9 @@ from tests.tiny_tokenizer import TEMPLATE, save_tokenizer
 
 CHAT = [{"role": "user", "content": "hi"}]
 LOOP = "{% for a in range(100000) %}{% for b in range(100000) %}{{ b }}{% endfor %}{% endfor %}"
-SILENT = ("{% set x = namespace(a=[]) %}{% for i in range(100000) %}{% set x.a = x.a + [i] %}{% endfor %}"
-          "{{ x.a | length }}")
+SILENT = (
+    "{% set x = namespace(a=[]) %}{% for i in range(100000) %}{% set x.a = x.a + [i] %}{% endfor %}{{ x.a | length }}"
+)
 GROWING = "{% set x = namespace(a='ab') %}{% for i in range(36) %}{% set x.a = x.a ~ x.a %}{% endfor %}"
 BAD: list[tuple[str, str, str]] = [
     ("ten thousand million numbers", LOOP, "was stopped: it"),
@@ -54,8 +55,9 @@ def tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 @pytest.mark.parametrize(("template", "words"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
-def test_stopped_at_load_and_in_a_chat(folder: Path, tokenizer: PreTrainedTokenizerBase, template: str, words: str,
-                                       monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_at_load_and_in_a_chat(
+    folder: Path, tokenizer: PreTrainedTokenizerBase, template: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if "was stopped" not in words or "MiB" in words:  # another limit than that of time has to be reached first
         monkeypatch.setattr(chat_template, "SECONDS", 60.0)
     file = folder / "chat_template.jinja"
@@ -74,7 +76,7 @@ def test_stopped_at_load_and_in_a_chat(folder: Path, tokenizer: PreTrainedTokeni
 
 def test_what_a_template_says_itself_is_passed_on(tokenizer: PreTrainedTokenizerBase) -> None:
     tokenizer.chat_template = "{{ raise_exception('Roles must take turns') }}"
-    chat_template.check(tokenizer)   # another chat may please it
+    chat_template.check(tokenizer)  # another chat may please it
     with pytest.raises(ModelError, match=r"does not take this chat: Roles must take turns\. Start a new chat"):
         chat_template.prompt_of(tokenizer, CHAT)
     with pytest.raises(TemplateError, match="take turns"):

@@ -21,9 +21,29 @@ from core.errors import MoestroError, SettingError
 
 
 def test_every_knob_can_be_set_and_arrives() -> None:
-    words = ["chat", "--format", "int4-g128-sym", "--budget", "25%", "--eviction", "lfu",
-             "--telemetry", "off", "--link-gbps", "1.5", "--temperature", "0.7", "--top-k", "5",
-             "--set", "eviction.lfu.half_life=64", "--set", "seed=3", "--set", "context=512"]
+    words = [
+        "chat",
+        "--format",
+        "int4-g128-sym",
+        "--budget",
+        "25%",
+        "--eviction",
+        "lfu",
+        "--telemetry",
+        "off",
+        "--link-gbps",
+        "1.5",
+        "--temperature",
+        "0.7",
+        "--top-k",
+        "5",
+        "--set",
+        "eviction.lfu.half_life=64",
+        "--set",
+        "seed=3",
+        "--set",
+        "context=512",
+    ]
     args = cli.parse(words)
     spec, sampling = options.spec(args), options.sampling(args)
     assert (spec.format, spec.context, spec.model) == ("int4-g128-sym", 512, "demo")
@@ -39,11 +59,19 @@ def test_every_knob_has_an_option(name: str, capsys: pytest.CaptureFixture[str])
     assert f"--{name.replace('_', '-')} " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("words", "says"), [
-    (["chat", "--budget", "120%"], "between 0 % and 100 %"), (["chat", "--eviction", "psychic"], "Choose one of"),
-    (["chat", "--temperature", "9"], "between 0 and 2"), (["chat", "--set", "eviction.lfu=4"], "no setting called"),
-    (["chat", "--set", "seed"], "NAME=VALUE"), (["ui", "--port", "70000"], "1 to 65535"),
-    (["chat", "--bugdet", "5"], "--bugdet"), (["--prot", "1"], "--prot")])
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["chat", "--budget", "120%"], "between 0 % and 100 %"),
+        (["chat", "--eviction", "psychic"], "Choose one of"),
+        (["chat", "--temperature", "9"], "between 0 and 2"),
+        (["chat", "--set", "eviction.lfu=4"], "no setting called"),
+        (["chat", "--set", "seed"], "NAME=VALUE"),
+        (["ui", "--port", "70000"], "1 to 65535"),
+        (["chat", "--bugdet", "5"], "--bugdet"),
+        (["--prot", "1"], "--prot"),
+    ],
+)
 def test_what_is_wrong_is_said(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         cli.main(words)
@@ -54,20 +82,32 @@ def test_what_is_wrong_is_said(words: list[str], says: str, capsys: pytest.Captu
 def test_no_command_is_the_dashboard_and_test_passes_words_on() -> None:
     assert cli.parse([]).command == cli.parse(["--no-browser"]).command == "ui"
     assert cli.parse(["test", "-k", "link and not gpu", "tests/policy", "-x"]).pytest == [
-        "-k", "link and not gpu", "tests/policy", "-x"]
+        "-k",
+        "link and not gpu",
+        "tests/policy",
+        "-x",
+    ]
 
 
 def test_help_needs_nothing_heavy() -> None:
-    code = "import sys, app.cli; app.cli.build_parser().format_help(); print([m for m in sys.modules if m in " \
-           "('torch', 'transformers', 'gradio', 'pandas', 'plotly')])"
-    assert subprocess.run([sys.executable, "-c", code], cwd=test.ROOT, capture_output=True, text=True,
-                          check=True).stdout.strip() == "[]"
+    code = (
+        "import sys, app.cli; app.cli.build_parser().format_help(); print([m for m in sys.modules if m in "
+        "('torch', 'transformers', 'gradio', 'pandas', 'plotly')])"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=test.ROOT, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
+    )
 
 
-def test_a_bench_prints_its_table_and_saves_its_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-                                                     capsys: pytest.CaptureFixture[str]) -> None:
-    def run(model: str = "demo", budget: str = "50%", rounds: int = 5,
-            say: Callable[[str], None] = print) -> dict[str, object]:
+def test_a_bench_prints_its_table_and_saves_its_data(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(
+        model: str = "demo", budget: str = "50%", rounds: int = 5, say: Callable[[str], None] = print
+    ) -> dict[str, object]:
         say("round 1 of 2")
         return {"asked": [model, budget, rounds]}
 
@@ -124,8 +164,9 @@ def test_an_expected_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert capsys.readouterr().err == "That does not fit.\n"
 
 
-def test_an_unforeseen_error_goes_to_a_log(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-                                           tmp_path: Path) -> None:
+def test_an_unforeseen_error_goes_to_a_log(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     monkeypatch.setenv("MOESTRO_HOME", str(tmp_path))
     assert failing(ZeroDivisionError("by nought"), monkeypatch) == 1
     printed = capsys.readouterr().err
@@ -134,8 +175,9 @@ def test_an_unforeseen_error_goes_to_a_log(monkeypatch: pytest.MonkeyPatch, caps
     assert "Traceback" in log.read_text(encoding="utf-8")
 
 
-def test_without_a_place_for_the_log_the_traceback_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-                                                            capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_place_for_the_log_the_traceback_is_shown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("MOESTRO_HOME", str(tmp_path / "file"))
     assert failing(ZeroDivisionError("by nought"), monkeypatch) == 1

@@ -34,8 +34,9 @@ class Engine(FakeEngine):
         self.unloaded = False
         self.on_token: Callable[[int], None] = lambda n: None
 
-    def generate(self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling,
-                 cancel: threading.Event | None = None) -> Iterator[Piece]:
+    def generate(
+        self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling, cancel: threading.Event | None = None
+    ) -> Iterator[Piece]:
         assert not isinstance(messages, str)
         if messages[-1]["content"] == "too long":
             raise ContextError("The prompt has 999 tokens; 512 fit.")
@@ -68,8 +69,20 @@ def talk(monkeypatch: pytest.MonkeyPatch, *lines: str, options: Sequence[str] = 
 
 
 def test_one_prompt_streams_and_ends_with_one_json_line(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["chat", "--model", "demo", "--budget", "25%", "--temperature", "0", "--max-new-tokens", "14", "--prompt",
-             "What does heapq.heappush do?", "--json"]
+    words = [
+        "chat",
+        "--model",
+        "demo",
+        "--budget",
+        "25%",
+        "--temperature",
+        "0",
+        "--max-new-tokens",
+        "14",
+        "--prompt",
+        "What does heapq.heappush do?",
+        "--json",
+    ]
     assert cli.main(words) == 0
     answer, line = capsys.readouterr().out.splitlines()
     assert answer == WORDS
@@ -91,13 +104,17 @@ def test_a_refused_prompt_is_one_line_and_frees_the_model(engine: Engine, capsys
 def test_a_conversation_keeps_its_history_and_forgets_on_reset(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert talk(monkeypatch, "one", "too long", "two", "/reset", "three") == 0
     assert [[m["content"] for m in messages] for messages in engine.asked] == [
-        ["one"], ["one", "the cache keeps what ", "two"], ["three"]]
+        ["one"],
+        ["one", "the cache keeps what ", "two"],
+        ["three"],
+    ]
     assert [m["role"] for m in engine.asked[1]] == ["user", "assistant", "user"]
     assert engine.unloaded
 
 
-def test_a_conversation_is_recorded(engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-                                    capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_conversation_is_recorded(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "session.trace"
     lines = ("one", "too long", "two", "/set telemetry off", "/quit")
     assert talk(monkeypatch, *lines, options=["--record", str(path)]) == 0
@@ -105,8 +122,10 @@ def test_a_conversation_is_recorded(engine: Engine, monkeypatch: pytest.MonkeyPa
     chunks = list(trace.chunks())
     assert (trace.layers, trace.experts, trace.model) == (engine.shape.layers, engine.shape.experts, "demo")
     assert trace.tokens == sum(step.tokens for step in steps) > 0
-    assert np.concatenate([c.ids for c in chunks]).tolist() == \
-        np.concatenate([step.ids for step in steps], 1).transpose(1, 0, 2).tolist()
+    assert (
+        np.concatenate([c.ids for c in chunks]).tolist()
+        == np.concatenate([step.ids for step in steps], 1).transpose(1, 0, 2).tolist()
+    )
     assert [d for c in chunks for d in c.decode.tolist()] == [step.phase == "decode" for step in steps]
     assert {r for c in chunks for r in c.rid.tolist()} == {0, 1}
     capsys.readouterr()
@@ -114,8 +133,9 @@ def test_a_conversation_is_recorded(engine: Engine, monkeypatch: pytest.MonkeyPa
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["prefill_hit_rate"]["lru"]["50%"] is not None
 
 
-def test_what_else_is_recorded_is_asked_of_the_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-                                                      capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_else_is_recorded_is_asked_of_the_engine(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["--record", str(tmp_path / "t"), "--record-ranks", "--record-probs", "--predictor", "recent"]
     assert talk(monkeypatch, "one", "/set predictor none", "/set predictor.recent.width 3", "/quit", options=words) == 0
     assert engine.kept == {"probs": True, "ranks": True, "tokens": False}
@@ -125,34 +145,62 @@ def test_what_else_is_recorded_is_asked_of_the_engine(engine: Engine, monkeypatc
     assert name == "recent" and params["tokens"] == 32
 
 
-@pytest.mark.parametrize(("words", "why"), [
-    (["--record", "{}/there"], "exists already"), (["--record", "{}/no/where"], "There is no folder"),
-    (["--record", "{}/new", "--telemetry", "off"], "telemetry is off"),
-    (["--record-ranks"], "--record-ranks needs --record FILE beside it")])
-def test_what_cannot_be_recorded_is_said_before_the_load(words: list[str], why: str, engine: Engine, tmp_path: Path,
-                                                         capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--record", "{}/there"], "exists already"),
+        (["--record", "{}/no/where"], "There is no folder"),
+        (["--record", "{}/new", "--telemetry", "off"], "telemetry is off"),
+        (["--record-ranks"], "--record-ranks needs --record FILE beside it"),
+    ],
+)
+def test_what_cannot_be_recorded_is_said_before_the_load(
+    words: list[str], why: str, engine: Engine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "there").touch()
     assert cli.main(["chat", "--prompt", "one", *[word.format(tmp_path) for word in words]]) == 2
     assert why in capsys.readouterr().err
     assert not engine.asked
 
 
-def test_settings_change_while_talking(engine: Engine, monkeypatch: pytest.MonkeyPatch,
-                                       capsys: pytest.CaptureFixture[str]) -> None:
-    talk(monkeypatch, "/set budget 25%", "/set eviction.lfu.half_life=9", "/set max_new_tokens 2", "/set format int8",
-         "/set budget 200%", "/set nonsense 1", "/stats", "hello", "/stats", "/what", "/quit", "never asked")
+def test_settings_change_while_talking(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk(
+        monkeypatch,
+        "/set budget 25%",
+        "/set eviction.lfu.half_life=9",
+        "/set max_new_tokens 2",
+        "/set format int8",
+        "/set budget 200%",
+        "/set nonsense 1",
+        "/stats",
+        "hello",
+        "/stats",
+        "/what",
+        "/quit",
+        "never asked",
+    )
     out, err = capsys.readouterr()
     assert (engine.settings["budget"], engine.settings["eviction.lfu.half_life"]) == ("25%", 9)
     assert out == "the cache \n"
-    for expected in ("budget = 25%", "start again with --format int8", "between 0 % and 100 %",
-                     "no setting called 'nonsense'",
-                     "Nothing has been answered yet", "new_tokens         2", "2 tokens · ", "/reset starts over"):
+    for expected in (
+        "budget = 25%",
+        "start again with --format int8",
+        "between 0 % and 100 %",
+        "no setting called 'nonsense'",
+        "Nothing has been answered yet",
+        "new_tokens         2",
+        "2 tokens · ",
+        "/reset starts over",
+    ):
         assert expected in err
     assert len(engine.asked) == 1
 
 
-def test_json_follows_every_answer(engine: Engine, monkeypatch: pytest.MonkeyPatch,
-                                   capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_follows_every_answer(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     talk(monkeypatch, "one", "two", options=["--json"])
     lines = capsys.readouterr().out.splitlines()
     assert [json.loads(line)["new_tokens"] for line in lines[1::2]] == [4, 4]
@@ -162,8 +210,9 @@ def interrupt_at(token: int) -> Callable[[int], None]:
     return lambda n: signal.raise_signal(signal.SIGINT) if n == token else None
 
 
-def test_ctrl_c_stops_the_answer_and_not_the_chat(engine: Engine, monkeypatch: pytest.MonkeyPatch,
-                                                  capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_stops_the_answer_and_not_the_chat(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = signal.getsignal(signal.SIGINT)
     engine.on_token = interrupt_at(2)
     assert talk(monkeypatch, "one", "two", options=["--max-new-tokens", "100"]) == 0
@@ -196,18 +245,30 @@ def test_progress_says_each_step_once(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().err == "Reading\nReady\n"
 
 
-def test_a_lossy_answer_is_scored_and_says_so(engine: Engine, monkeypatch: pytest.MonkeyPatch,
-                                              capsys: pytest.CaptureFixture[str]) -> None:
-    told = Quality(answer=2, tokens=4, scored=1, kl=0.25, kl_most=0.25, agreement=1.0, perplexity=2.0, saved_ms=1.5,
-                   changed=5, assignments=100)
-    engine.waiting = [dataclasses.replace(told, answer=1, kl=9.0), told]   # an earlier answer's comes first
+def test_a_lossy_answer_is_scored_and_says_so(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = Quality(
+        answer=2,
+        tokens=4,
+        scored=1,
+        kl=0.25,
+        kl_most=0.25,
+        agreement=1.0,
+        perplexity=2.0,
+        saved_ms=1.5,
+        changed=5,
+        assignments=100,
+    )
+    engine.waiting = [dataclasses.replace(told, answer=1, kl=9.0), told]  # an earlier answer's comes first
     generate = engine.generate
 
     def lossy(*asked: object) -> Iterator[Piece]:
         for piece in generate(*asked):  # type: ignore[arg-type]
             if piece.stats is not None:
-                piece = dataclasses.replace(piece, stats=dataclasses.replace(piece.stats, exact=False, changed=5,
-                                                                             assignments=100, audit=2))
+                piece = dataclasses.replace(
+                    piece, stats=dataclasses.replace(piece.stats, exact=False, changed=5, assignments=100, audit=2)
+                )
             yield piece
 
     monkeypatch.setattr(engine, "generate", lossy)

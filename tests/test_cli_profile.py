@@ -71,15 +71,16 @@ def test_a_profile_is_kept_and_completed(model: Path, home: Path, capsys: pytest
 
     assert profile(model, home, "--parts", "gate_recall", "--tokens", "20", "--json") == 0
     found, said = result(capsys)
-    assert found["parts"] == ["counts", "gate_recall", "times"]       # what was there before stays
+    assert found["parts"] == ["counts", "gate_recall", "times"]  # what was there before stays
     assert "Activations" not in said and "Next-layer gate" in said
     assert found["gate_recall"][0] is None and len(found["gate_recall"]) == 3
     kept = stored(found["model_hash"])
     assert kept is not None and kept.counts is not None and kept.counts[0].sum() == 44 * 4
 
 
-def test_a_model_is_loaded_with_its_profile(model: Path, home: Path, capsys: pytest.CaptureFixture[str],
-                                            monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_loaded_with_its_profile(
+    model: Path, home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert profile(model, home, "--parts", "counts") == 0
     engines: list[Any] = []
     load_engine: Callable[..., Any] = chat.load
@@ -100,8 +101,9 @@ def test_a_model_is_loaded_with_its_profile(model: Path, home: Path, capsys: pyt
 @pytest.mark.usefixtures("once")
 def test_recorded_sessions(model: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     talk = home.parent / "talk.trace"
-    assert cli.main(["chat", "--model", str(model), "--prompt", "Hi", "--max-new-tokens", "3", "--record",
-                     str(talk)]) == 0
+    assert (
+        cli.main(["chat", "--model", str(model), "--prompt", "Hi", "--max-new-tokens", "3", "--record", str(talk)]) == 0
+    )
     capsys.readouterr()
     assert cli.main(["profile", "--model", str(model), "--trace", str(talk), "--json"]) == 0
     found, said = result(capsys)
@@ -113,8 +115,9 @@ def test_recorded_sessions(model: Path, home: Path, capsys: pytest.CaptureFixtur
 
 @pytest.mark.usefixtures("once")
 @pytest.mark.parametrize("had", [False, True])
-def test_ctrl_c_keeps_what_was(had: bool, model: Path, home: Path, capsys: pytest.CaptureFixture[str],
-                               monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_keeps_what_was(
+    had: bool, model: Path, home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = home.parent / "p.safetensors"
     if had:
         assert profile(model, home, "--parts", "counts", "--out", file) == 0
@@ -149,13 +152,19 @@ def test_another_models_profile_is_not_overwritten(model: Path, home: Path, caps
     assert "It will be replaced" in capsys.readouterr().err and load(file).has("counts")
 
 
-@pytest.mark.parametrize(("words", "why"), [
-    (["--parts", "counts,luck"], "'counts,luck' is not understood. Write all, or some of counts"),
-    (["--parts", ""], "is not understood"), (["--text", "nowhere.txt"], "no file or folder nowhere.txt"),
-    (["--trace", "nowhere"], "no file or folder nowhere"), (["--tokens", "0"], "whole number above 0"),
-    (["--model", "nowhere"], "nowhere")])
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--parts", "counts,luck"], "'counts,luck' is not understood. Write all, or some of counts"),
+        (["--parts", ""], "is not understood"),
+        (["--text", "nowhere.txt"], "no file or folder nowhere.txt"),
+        (["--trace", "nowhere"], "no file or folder nowhere"),
+        (["--tokens", "0"], "whole number above 0"),
+        (["--model", "nowhere"], "nowhere"),
+    ],
+)
 def test_errors_in_the_users_words(words: list[str], why: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match=r"^2$"):      # of argparse, or of ours
+    with pytest.raises(SystemExit, match=r"^2$"):  # of argparse, or of ours
         raise SystemExit(cli.main(["profile", *words]))
     assert why in capsys.readouterr().err
 
@@ -169,4 +178,3 @@ def test_the_bar_of_a_job_without_bytes(monkeypatch: pytest.MonkeyPatch, capsys:
     first, second = capsys.readouterr().err.lstrip("\r").split("\r")
     assert first.startswith("[........................]   0%  0:00  Reading 20 tokens")
     assert second.startswith("[########################] 100%  0:00  Reading") and "MB" not in second
-

@@ -49,8 +49,9 @@ def test_every_policy_and_size_beside_the_bound(trace: Path, capsys: pytest.Capt
 
 
 def test_choices_act(tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    few, _ = result(capsys, "--trace", trace, "--slots", "24", "--policies", "lru, random,belady", "--set",
-                    "eviction.random.seed=1")
+    few, _ = result(
+        capsys, "--trace", trace, "--slots", "24", "--policies", "lru, random,belady", "--set", "eviction.random.seed=1"
+    )
     assert list(few["hit_rate"]) == ["lru", "random"] and list(few["belady"]) == ["24"]
     other, _ = result(capsys, "--trace", trace, "--slots", "24", "--policies", "random")
     assert other["hit_rate"]["random"] != few["hit_rate"]["random"]
@@ -66,19 +67,29 @@ def test_choices_act(tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[
     assert own["hit_rate"]["lru"] == few["hit_rate"]["lru"] and "demo" in table
 
 
-@pytest.mark.parametrize(("words", "why"), [
-    ("--slots 25,x%", "'x%' is not understood"), ("--slots 110%", "not between one expert and all 48"),
-    ("--slots 0", "not between one"), ("--slots 1.5", "not understood"), ("--slots 5", "need at least 6"),
-    ("--policies lru,psychic", "no eviction called 'psychic'"), ("--policies lru --set seed=3", "no use for seed"),
-    ("--set eviction.lfu.half_life=-1", "between 0 and"), ("--compute-ms 5", "give both"),
-    ("--load-ms -1", "milliseconds"), ("--predictors recent", "or a --profile with measured times"),
-    ("--predictors psychic --compute-ms 5 --load-ms 1", "no predictor called 'psychic'"),
-    ("--predictors recent --compute-ms 5 --gbps 1", "and --expert-mb"),
-    ("--predictors estimator --compute-ms 5 --load-ms 1", "hidden states"), ("--experts 3", "but 3 experts were said"),
-    ("--trace nowhere.npz", "There is no trace nowhere.npz"),
-])
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("--slots 25,x%", "'x%' is not understood"),
+        ("--slots 110%", "not between one expert and all 48"),
+        ("--slots 0", "not between one"),
+        ("--slots 1.5", "not understood"),
+        ("--slots 5", "need at least 6"),
+        ("--policies lru,psychic", "no eviction called 'psychic'"),
+        ("--policies lru --set seed=3", "no use for seed"),
+        ("--set eviction.lfu.half_life=-1", "between 0 and"),
+        ("--compute-ms 5", "give both"),
+        ("--load-ms -1", "milliseconds"),
+        ("--predictors recent", "or a --profile with measured times"),
+        ("--predictors psychic --compute-ms 5 --load-ms 1", "no predictor called 'psychic'"),
+        ("--predictors recent --compute-ms 5 --gbps 1", "and --expert-mb"),
+        ("--predictors estimator --compute-ms 5 --load-ms 1", "hidden states"),
+        ("--experts 3", "but 3 experts were said"),
+        ("--trace nowhere.npz", "There is no trace nowhere.npz"),
+    ],
+)
 def test_errors_in_the_users_words(trace: Path, words: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match=r"^2$"):      # of argparse, or of ours
+    with pytest.raises(SystemExit, match=r"^2$"):  # of argparse, or of ours
         raise SystemExit(cli.main(["simulate", "--trace", str(trace), *words.split()]))
     assert why in capsys.readouterr().err
 
@@ -94,9 +105,20 @@ def profile(tmp_path: Path) -> Path:
     """Of the model that `trace` could be of: what it used, and a gate that guesses half of it."""
     ids = routes(0, 200, EXPERTS, LAYERS, K)
     counts = np.stack([np.bincount(ids[:, layer].ravel(), minlength=EXPERTS) for layer in range(LAYERS)])
-    known = Profile("m", "m" * 64, LAYERS, EXPERTS, K, 8, 200, "a test", "", counts=counts,
-                    gate_recall=np.array([np.nan, 0.5, 0.5], np.float32),
-                    similarity=np.array([0.5, 0.5], np.float32))
+    known = Profile(
+        "m",
+        "m" * 64,
+        LAYERS,
+        EXPERTS,
+        K,
+        8,
+        200,
+        "a test",
+        "",
+        counts=counts,
+        gate_recall=np.array([np.nan, 0.5, 0.5], np.float32),
+        similarity=np.array([0.5, 0.5], np.float32),
+    )
     store(known, tmp_path / "m.safetensors")
     return tmp_path / "m.safetensors"
 
@@ -124,34 +146,59 @@ def test_slots_by_use_and_pins_act(trace: Path, profile: Path, capsys: pytest.Ca
         assert 0 < pinned["14"] < 1
 
 
-@pytest.mark.parametrize(("words", "why"), [
-    ("--layer-slots profile", "needs a profile of this model"), ("--preset adapmoe", "needs a profile of this model"),
-    ("--pins 9:0", "this model has layers 0 to 2"), ("--pins top:1", "needs a profile"),
-    ("--slots 6 --pins 0:1", "Layer 0 has 2 slots"), ("--profile nowhere", "There is no profile nowhere")])
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("--layer-slots profile", "needs a profile of this model"),
+        ("--preset adapmoe", "needs a profile of this model"),
+        ("--pins 9:0", "this model has layers 0 to 2"),
+        ("--pins top:1", "needs a profile"),
+        ("--slots 6 --pins 0:1", "Layer 0 has 2 slots"),
+        ("--profile nowhere", "There is no profile nowhere"),
+    ],
+)
 def test_what_cannot_be_placed_is_said(trace: Path, capsys: pytest.CaptureFixture[str], words: str, why: str) -> None:
     assert cli.main(["simulate", "--trace", str(trace), *words.split()]) == 2
     assert why in capsys.readouterr().err
 
 
-def test_a_profile_of_another_model_is_refused(trace: Path, profile: Path, tmp_path: Path,
-                                               capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_profile_of_another_model_is_refused(
+    trace: Path, profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     np.savez(tmp_path / "other.npz", experts=routes(0, 20, 8, 2, K).transpose(1, 0, 2))
     assert cli.main(["simulate", "--trace", str(tmp_path / "other.npz"), "--profile", str(profile)]) == 2
     assert "layers of 16 experts" in capsys.readouterr().err
 
 
-def test_prefetchers_beside_what_perfect_prefetching_would_reach(trace: Path,
-                                                                  capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--trace", trace, "--slots", "25%,50%", "--predictors", "recent, none,transitions", "--compute-ms", 6,
-             "--gbps", 2, "--expert-mb", 3, "--latency-us", 500, "--start", "filled")
+def test_prefetchers_beside_what_perfect_prefetching_would_reach(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (
+        "--trace",
+        trace,
+        "--slots",
+        "25%,50%",
+        "--predictors",
+        "recent, none,transitions",
+        "--compute-ms",
+        6,
+        "--gbps",
+        2,
+        "--expert-mb",
+        3,
+        "--latency-us",
+        500,
+        "--start",
+        "filled",
+    )
     found, table = result(capsys, *words)
-    assert list(found["hit_rate"]) == list(found["prefetching"]) == ["lru"]      # unless others are named
+    assert list(found["hit_rate"]) == list(found["prefetching"]) == ["lru"]  # unless others are named
     for size in ("25%", "50%"):
         by_name = found["prefetching"]["lru"][size]
         assert list(by_name) == ["none", "recent", "transitions", "oracle"]
         none, oracle = by_name["none"], by_name["oracle"]
         assert none["hit_rate"] == pytest.approx(found["hit_rate"]["lru"][size])
-        load_ms = 0.5 + 3 / 2                                            # latency, and 3 MB at 2 GB/s
+        load_ms = 0.5 + 3 / 2  # latency, and 3 MB at 2 GB/s
         assert none["tpot_ms"] == pytest.approx(6 + load_ms * found["misses_per_token"]["lru"][size])
         assert none["net_ms"] == none["prefetch_bytes"] == 0 and none["recall_by_layer"] == [None] * LAYERS
         assert found["bound_ms"][size] <= oracle["tpot_ms"] + 1e-9 < none["tpot_ms"]
@@ -161,19 +208,30 @@ def test_prefetchers_beside_what_perfect_prefetching_would_reach(trace: Path,
     assert "prefetching" not in result(capsys, *words[:4])[0]
 
 
-def test_settings_of_prefetchers_act_and_times_may_come_from_a_profile(tmp_path: Path, trace: Path,
-                                                                       capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_of_prefetchers_act_and_times_may_come_from_a_profile(
+    tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     given = ("--trace", trace, "--predictors", "transitions", "--compute-ms", 6, "--load-ms", 3, "--policies", "lfu")
     plain, _ = result(capsys, *given)
     for pair in ("predictor.transitions.width=1", "prefetch_deadline=on", "eviction.lfu.half_life=3"):
         other, _ = result(capsys, *given, "--set", pair)
         assert other["prefetching"] != plain["prefetching"], pair
-    profile = Profile(model="m", model_hash="h" * 64, layers=LAYERS, experts=EXPERTS, top_k=K, hidden=8, tokens=9,
-                      source="s", created="2026-01-01T00:00:00+00:00",
-                      times={"att": 1.0, "moe": 0.8, "head": 0.6, "load": 3.0})
+    profile = Profile(
+        model="m",
+        model_hash="h" * 64,
+        layers=LAYERS,
+        experts=EXPERTS,
+        top_k=K,
+        hidden=8,
+        tokens=9,
+        source="s",
+        created="2026-01-01T00:00:00+00:00",
+        times={"att": 1.0, "moe": 0.8, "head": 0.6, "load": 3.0},
+    )
     store(profile, tmp_path / "p")
-    timed, _ = result(capsys, "--trace", trace, "--predictors", "transitions", "--policies", "lfu", "--profile",
-                      tmp_path / "p")
+    timed, _ = result(
+        capsys, "--trace", trace, "--predictors", "transitions", "--policies", "lfu", "--profile", tmp_path / "p"
+    )
     computed = timed["prefetching"]["lfu"]["50%"]["none"]["compute_ms"]
     assert computed == pytest.approx(LAYERS * 1.8 + 0.6)
 

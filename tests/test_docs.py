@@ -22,8 +22,9 @@ ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 def tracked() -> list[Path]:
     """The project's own text files: what git tracks or would; without git, what is not hidden or built."""
     try:
-        listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True,
-                                text=True, check=True).stdout.split("\0")
+        listed = subprocess.run(
+            ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.split("\0")
         paths = [ROOT / name for name in listed if name]
     except (OSError, subprocess.CalledProcessError):
         paths = [p for p in ROOT.rglob("*") if not {".venv", ".git", "__pycache__"} & set(p.parts)]
@@ -58,7 +59,8 @@ def test_the_policy_example_can_be_chosen(tmp_path: Path) -> None:
     script = code(README, "policy-example") + (
         "\nfrom app import cli\nfrom app.cli import options\n"
         "args = cli.parse('chat --eviction second_chance --set eviction.second_chance.chances=2'.split())\n"
-        "print(options.spec(args).settings.choice('eviction'))\n")
+        "print(options.spec(args).settings.choice('eviction'))\n"
+    )
     run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "('second_chance', {'chances': 2})"
 
@@ -82,9 +84,17 @@ def test_links_between_documents_lead_somewhere() -> None:
 
 
 def test_no_package_index_and_no_machine_path_is_named() -> None:
-    hosts = "|".join(re.escape("".join(parts)) for parts in (
-        ("py", "pi."), ("python", "hosted"), ("download.", "pytorch"), ("index", "-url"), ("find", "-links"),
-        ("/sim", "ple/")))
+    hosts = "|".join(
+        re.escape("".join(parts))
+        for parts in (
+            ("py", "pi."),
+            ("python", "hosted"),
+            ("download.", "pytorch"),
+            ("index", "-url"),
+            ("find", "-links"),
+            ("/sim", "ple/"),
+        )
+    )
     homes = "|".join(("root", "work", "home", "Users"))
     leak = re.compile(rf"{hosts}|(?<![\w.~}}])/(?:{homes})/\w")
     assert leak.search("--index-" + "url") and leak.search('open("/' + 'home/me")') and not leak.search("core/work/x")
@@ -93,8 +103,12 @@ def test_no_package_index_and_no_machine_path_is_named() -> None:
 
 def hits(pattern: re.Pattern[str], paths: list[Path]) -> list[str]:
     """Where a pattern occurs, as "file:line: text"."""
-    return [f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}" for path in paths for number, line in
-            enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1) if pattern.search(line)]
+    return [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}"
+        for path in paths
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1)
+        if pattern.search(line)
+    ]
 
 
 def test_nothing_is_left_to_do_in_the_code() -> None:

@@ -15,8 +15,14 @@ import torch
 from app import cli
 from app.cli import doctor, probes
 
-GPU = {"name": "NVIDIA Test", "usable": True, "total_bytes": 12 * 10**9, "free_bytes": 11 * 10**9, "capability": "8.9",
-       "pcie": {"generation": 1, "generation_max": 4, "width": 8, "width_max": 16}}
+GPU = {
+    "name": "NVIDIA Test",
+    "usable": True,
+    "total_bytes": 12 * 10**9,
+    "free_bytes": 11 * 10**9,
+    "capability": "8.9",
+    "pcie": {"generation": 1, "generation_max": 4, "width": 8, "width_max": 16},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -46,8 +52,9 @@ def test_the_text_shows_a_gpu_and_its_link(capsys: pytest.CaptureFixture[str], m
     assert "NVIDIA Test, 11.0 GB free of 12.0 GB, PCIe 1 x8 now, at most 4 x16" in capsys.readouterr().out
 
 
-def test_a_gpu_that_torch_cannot_use_is_a_problem(capsys: pytest.CaptureFixture[str],
-                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_torch_cannot_use_is_a_problem(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 1)
@@ -69,10 +76,13 @@ def test_without_a_driver_there_is_nothing_to_say(monkeypatch: pytest.MonkeyPatc
     assert probes.nvml_alone() == []
 
 
-@pytest.mark.parametrize(("version", "problems", "text"), [
-    ("2.14.0", 1, "2.14.0  (wanted: >=2.11,<2.14)"), ("", 0, "not installed  (wanted: >=2.11,<2.14)")])
-def test_a_version_out_of_bounds_is_a_problem(version: str, problems: int, text: str,
-                                              monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("version", "problems", "text"),
+    [("2.14.0", 1, "2.14.0  (wanted: >=2.11,<2.14)"), ("", 0, "not installed  (wanted: >=2.11,<2.14)")],
+)
+def test_a_version_out_of_bounds_is_a_problem(
+    version: str, problems: int, text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(doctor.launch, "installed", lambda name: version if name == "torch" else "")
     monkeypatch.setattr(probes, "gpus", list)
     found: dict[str, Any] = doctor.examine(tmp_path)

@@ -46,8 +46,11 @@ def venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_it_starts_on_an_old_python() -> None:
     source = (launch.ROOT / "launch.py").read_text(encoding="utf-8")
     tree = ast.parse(source, feature_version=(3, 7))
-    imported = {node.names[0].name.split(".")[0] if isinstance(node, ast.Import) else (node.module or "").split(".")[0]
-                for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)}
+    imported = {
+        node.names[0].name.split(".")[0] if isinstance(node, ast.Import) else (node.module or "").split(".")[0]
+        for node in tree.body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    }
     assert imported <= sys.stdlib_module_names
 
 
@@ -76,9 +79,18 @@ def test_versions_compare_as_the_standard_says(version: str, low: str, high: str
     assert launch.fits(version + local, wanted) == expected
 
 
-@pytest.mark.parametrize(("version", "fits"), [
-    ("2.11.0", True), ("2.13.9+cpu", True), ("2.14.0", False), ("2.10.1", False), ("2.14.0a0+git12", False),
-    ("", False), ("unknown", False)])
+@pytest.mark.parametrize(
+    ("version", "fits"),
+    [
+        ("2.11.0", True),
+        ("2.13.9+cpu", True),
+        ("2.14.0", False),
+        ("2.10.1", False),
+        ("2.14.0a0+git12", False),
+        ("", False),
+        ("unknown", False),
+    ],
+)
 def test_torch_stays_within_its_bounds(version: str, fits: bool) -> None:
     torch = next(r for r in launch.requirements("chat") if launch.name_of(r) == "torch")
     assert launch.fits(version, torch) is fits
@@ -164,8 +176,9 @@ def test_a_gpu_gets_the_build_its_driver_can_run(venv: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("system", "done", "runs"), [("posix", True, 2), ("nt", False, 1)])
-def test_without_uv_windows_stops_and_linux_goes_on(venv: Path, monkeypatch: pytest.MonkeyPatch, system: str,
-                                                    done: bool, runs: int) -> None:
+def test_without_uv_windows_stops_and_linux_goes_on(
+    venv: Path, monkeypatch: pytest.MonkeyPatch, system: str, done: bool, runs: int
+) -> None:
     calls = Calls(1)
     monkeypatch.setattr(launch, "WINDOWS", system == "nt")
     assert install(monkeypatch, calls, gpu=True) is done
@@ -173,8 +186,9 @@ def test_without_uv_windows_stops_and_linux_goes_on(venv: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(("code", "lacking"), [(1, ()), (0, ("torch",))])
-def test_a_failed_installation_is_never_called_done(venv: Path, monkeypatch: pytest.MonkeyPatch, code: int,
-                                                    lacking: tuple[str, ...]) -> None:
+def test_a_failed_installation_is_never_called_done(
+    venv: Path, monkeypatch: pytest.MonkeyPatch, code: int, lacking: tuple[str, ...]
+) -> None:
     assert not install(monkeypatch, Calls(code), gpu=False, lacking=lacking)
     assert launch.UNFINISHED.exists() or not code
 
@@ -185,8 +199,9 @@ def test_the_python_of_a_venv(venv: Path, monkeypatch: pytest.MonkeyPatch, windo
     assert launch.venv_python() == venv / where
 
 
-def test_a_python_without_ensurepip_is_named(venv: Path, monkeypatch: pytest.MonkeyPatch,
-                                             capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_python_without_ensurepip_is_named(
+    venv: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(launch, "find_spec", lambda name: None)
     assert launch.enter_venv(["ui"]) == 1
     assert "python3-venv" in capsys.readouterr().err
@@ -197,7 +212,7 @@ def test_a_real_venv_is_made_and_a_dead_one_repaired(venv: Path, monkeypatch: py
     monkeypatch.setattr(launch, "hand_over", lambda command: entered.append(command) or 0)
     python = launch.venv_python()
     python.parent.mkdir()
-    python.touch()          # does not start, like the one that an upgrade of the system's Python leaves behind
+    python.touch()  # does not start, like the one that an upgrade of the system's Python leaves behind
     assert not launch.works("import sys")
     assert launch.enter_venv(["doctor"]) == 0
     assert entered == [[str(python), str(launch.ROOT / "launch.py"), "doctor"]]

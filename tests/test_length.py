@@ -21,8 +21,9 @@ AB = [("a", "b")]
 
 def bytewise(normalizer: object = None) -> Tokenizer:
     made = Tokenizer(models.BPE(vocab={**BYTES, "ab": 256, "ĠĠ": 257}, merges=[*AB, ("Ġ", "Ġ")]))
-    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(r"\d"), "isolated"),
-                                                  pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(r"\d"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
     if normalizer is not None:
         made.normalizer = normalizer
     return made
@@ -50,20 +51,37 @@ def shortens() -> Tokenizer:
     return bytewise(normalizers.Replace("abcd", "a"))
 
 
-MAKERS = {"bytes": bytewise, "NFC": lambda: bytewise(normalizers.NFC()), "pieces": pieces, "words": words,
-          "eats spaces": eats_spaces, "shortens": shortens,
-          "strips": lambda: bytewise(normalizers.Strip()), "drops": lambda: bytewise(normalizers.StripAccents()),
-          "unigram": lambda: Tokenizer(models.Unigram([("<unk>", 0.0), ("a", -1.0)], 0, False))}
+MAKERS = {
+    "bytes": bytewise,
+    "NFC": lambda: bytewise(normalizers.NFC()),
+    "pieces": pieces,
+    "words": words,
+    "eats spaces": eats_spaces,
+    "shortens": shortens,
+    "strips": lambda: bytewise(normalizers.Strip()),
+    "drops": lambda: bytewise(normalizers.StripAccents()),
+    "unigram": lambda: Tokenizer(models.Unigram([("<unk>", 0.0), ("a", -1.0)], 0, False)),
+}
 
 
 def wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
-@pytest.mark.parametrize(("name", "limit"), [
-    ("bytes", TextLimit(2)), ("NFC", TextLimit(8)), ("pieces", TextLimit(6)), ("words", TextLimit(UNBOUNDED)),
-    ("eats spaces", TextLimit(7, skips_spaces=True)), ("shortens", TextLimit(8)),
-    ("strips", TextLimit(2, skips_spaces=True)), ("drops", TextLimit(UNBOUNDED)), ("unigram", TextLimit(UNBOUNDED))])
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [
+        ("bytes", TextLimit(2)),
+        ("NFC", TextLimit(8)),
+        ("pieces", TextLimit(6)),
+        ("words", TextLimit(UNBOUNDED)),
+        ("eats spaces", TextLimit(7, skips_spaces=True)),
+        ("shortens", TextLimit(8)),
+        ("strips", TextLimit(2, skips_spaces=True)),
+        ("drops", TextLimit(UNBOUNDED)),
+        ("unigram", TextLimit(UNBOUNDED)),
+    ],
+)
 def test_the_limit_follows_from_the_pipeline(name: str, limit: TextLimit) -> None:
     assert TextLimit.of(wrap(MAKERS[name]())) == limit
 
@@ -78,8 +96,13 @@ KINDS = {name: (wrap(make()), TextLimit.of(wrap(make()))) for name, make in MAKE
 
 
 @pytest.mark.parametrize("name", KINDS)
-@given(text=st.text(alphabet="abcd \n\u0301ᾂé☃1", max_size=60) | st.text(max_size=30) | st.sampled_from(
-    ["ab" * 40, "abcd" * 30, " " * 90, "\u03b1\u0313\u0300\u0345" * 20, "<|end|>" + " " * 99, "☃" * 80]))
+@given(
+    text=st.text(alphabet="abcd \n\u0301ᾂé☃1", max_size=60)
+    | st.text(max_size=30)
+    | st.sampled_from(
+        ["ab" * 40, "abcd" * 30, " " * 90, "\u03b1\u0313\u0300\u0345" * 20, "<|end|>" + " " * 99, "☃" * 80]
+    )
+)
 def test_what_fits_in_the_context_is_never_refused(name: str, text: str) -> None:
     tokenizer, limit = KINDS[name]
     limit.check(text, len(tokenizer(text, add_special_tokens=False).input_ids) or 1)

@@ -24,8 +24,17 @@ from core.trace.file import FRAME, MAGIC, MARK
 
 posix = pytest.mark.skipif(os.name == "nt", reason="needs POSIX files")
 READERS: dict[str, Callable[[Path], object]] = {
-    "a.trace": open_trace, "a.npz": open_trace, "a.csv": open_trace, "a.json": open_trace, "a.jsonl": open_trace,
-    "b.trace": FileTrace, "p.safetensors": load, "t.txt": texts, "t.jsonl": texts, "q.jsonl": questions}
+    "a.trace": open_trace,
+    "a.npz": open_trace,
+    "a.csv": open_trace,
+    "a.json": open_trace,
+    "a.jsonl": open_trace,
+    "b.trace": FileTrace,
+    "p.safetensors": load,
+    "t.txt": texts,
+    "t.jsonl": texts,
+    "q.jsonl": questions,
+}
 
 
 @posix
@@ -49,9 +58,20 @@ def test_odd_files_are_refused(tmp_path: Path, name: str, how: str) -> None:
     assert path.name in str(caught.value) or "list" in str(caught.value)
 
 
-@pytest.mark.parametrize("body", [
-    '[[0, 0, [1e999]]]', "[[1, 2, [3]], [0, 0, [1" + "0" * 400 + "]]]", '{"trace": 5}', '{"trace": {"a": 1}}', "7",
-    '[{"token": 0, "layer": 0, "experts": {"a": 1}}]', '[[0, 0, ["x"]]]', '[[null, null, [1]]]', "[[0, 0, [NaN]]]"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "[[0, 0, [1e999]]]",
+        "[[1, 2, [3]], [0, 0, [1" + "0" * 400 + "]]]",
+        '{"trace": 5}',
+        '{"trace": {"a": 1}}',
+        "7",
+        '[{"token": 0, "layer": 0, "experts": {"a": 1}}]',
+        '[[0, 0, ["x"]]]',
+        "[[null, null, [1]]]",
+        "[[0, 0, [NaN]]]",
+    ],
+)
 def test_lists_that_are_no_traces(tmp_path: Path, body: str) -> None:
     (tmp_path / "a.json").write_text(body)
     with pytest.raises(MoestroError):
@@ -69,12 +89,13 @@ def bomb() -> bytes:
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as packed:
         array = io.BytesIO()
-        np.lib.format.write_array_header_1_0(array, {"descr": "<i2", "fortran_order": False,
-                                                     "shape": (1 << 20, 1 << 10, 8)})
+        np.lib.format.write_array_header_1_0(
+            array, {"descr": "<i2", "fortran_order": False, "shape": (1 << 20, 1 << 10, 8)}
+        )
         packed.writestr("experts.npy", array.getvalue() + bytes(1 << 16))
     raw = bytearray(data.getvalue())
     at = raw.index(b"PK\x01\x02")
-    raw[at + 24: at + 28] = struct.pack("<I", 0xFFFF_FF00)
+    raw[at + 24 : at + 28] = struct.pack("<I", 0xFFFF_FF00)
     return bytes(raw)
 
 
@@ -91,8 +112,10 @@ def test_arrays_that_are_too_large_unpacked(tmp_path: Path, monkeypatch: pytest.
         list(FileTrace(tmp_path / "a.trace").chunks())
 
 
-@pytest.mark.parametrize(("name", "value"), [("layers", -1), ("experts", 10**400), ("top_k", 0), ("layers", "x"),
-                                             ("predictor", 7), ("version", [])])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("layers", -1), ("experts", 10**400), ("top_k", 0), ("layers", "x"), ("predictor", 7), ("version", [])],
+)
 def test_a_head_with_sizes_that_no_model_has(tmp_path: Path, name: str, value: object) -> None:
     head = {"version": 1, "layers": 2, "experts": 4, "top_k": 1, "model": "", "model_hash": "", name: value}
     (tmp_path / "a.trace").write_bytes(MAGIC + json.dumps(head).encode() + b"\n")
@@ -100,12 +123,32 @@ def test_a_head_with_sizes_that_no_model_has(tmp_path: Path, name: str, value: o
         open_trace(tmp_path / "a.trace")
 
 
-@pytest.mark.parametrize(("name", "value"), [
-    ("layers", "x"), ("tokens", None), ("model", 7), ("settings", []), ("hidden", -4), ("experts", 2**80),
-    ("top_k", True)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("layers", "x"),
+        ("tokens", None),
+        ("model", 7),
+        ("settings", []),
+        ("hidden", -4),
+        ("experts", 2**80),
+        ("top_k", True),
+    ],
+)
 def test_a_profile_with_a_good_checksum_and_odd_values(tmp_path: Path, name: str, value: object) -> None:
-    head = {"model": "m", "model_hash": "h", "layers": 2, "experts": 4, "top_k": 1, "hidden": 8, "tokens": 5,
-            "source": "s", "created": "2026-01-01T00:00:00", "times": None, "settings": {}}
+    head = {
+        "model": "m",
+        "model_hash": "h",
+        "layers": 2,
+        "experts": 4,
+        "top_k": 1,
+        "hidden": 8,
+        "tokens": 5,
+        "source": "s",
+        "created": "2026-01-01T00:00:00",
+        "times": None,
+        "settings": {},
+    }
     write_profile(tmp_path / "p.safetensors", KEY, head, {}, VERSION)
     assert load(tmp_path / "p.safetensors").layers == 2
     write_profile(tmp_path / "p.safetensors", KEY, {**head, name: value}, {}, VERSION)

@@ -38,6 +38,7 @@ def placed(slots: int, profile: Measured | None = None, **settings: object) -> A
 
 # ------------------------------------------------------------------ how pins are written
 
+
 def test_pins_have_one_spelling() -> None:
     for text in ("5:1, 0:3", "0:3 5:1", "5:1;0:3,", "0:3,5:1,5:1, none"):
         assert str(Pins.parse(text)) == "0:3, 5:1"
@@ -58,10 +59,15 @@ def test_pins_become_eids() -> None:
     assert Pins.parse("top:2, 0:5").eids(LAYERS, EXPERTS, COUNTS) == {0, 1, 5, 6, 7, 16, 14}
 
 
-@pytest.mark.parametrize(("text", "why"), [
-    ("3:0", "3:0 names layer 3, but this model has layers 0 to 2 with experts 0 to 5"),
-    ("0:6", "0:6 names expert 6"), ("top:7", "top:7 is more than the 6 experts"),
-    ("top:1", "top:1 needs a profile of this model.* launch.py profile`, or open the Calibrate tab")])
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("3:0", "3:0 names layer 3, but this model has layers 0 to 2 with experts 0 to 5"),
+        ("0:6", "0:6 names expert 6"),
+        ("top:7", "top:7 is more than the 6 experts"),
+        ("top:1", "top:1 needs a profile of this model.* launch.py profile`, or open the Calibrate tab"),
+    ],
+)
 def test_pins_that_the_model_does_not_have_are_refused(text: str, why: str) -> None:
     with pytest.raises(SettingError, match=why):
         placed(18, pins=text)
@@ -69,12 +75,16 @@ def test_pins_that_the_model_does_not_have_are_refused(text: str, why: str) -> N
 
 # ------------------------------------------------------------------ whether they leave room
 
+
 def test_a_pin_list_larger_than_the_slots_is_refused() -> None:
     assert placed(12, pins="1:0, 1:1").pinned == {6, 7}
-    with pytest.raises(SettingError, match=r"Layer 1 has 4 slots, of which 3 pinned experts leave 1, but a token may "
-                       "need 2 others. Pin fewer experts, or raise the budget"):
+    with pytest.raises(
+        SettingError,
+        match=r"Layer 1 has 4 slots, of which 3 pinned experts leave 1, but a token may "
+        "need 2 others. Pin fewer experts, or raise the budget",
+    ):
         placed(12, pins="1:0, 1:1, 1:2")
-    assert len(placed(18, pins=", ".join(f"1:{e}" for e in range(6))).pinned) == 6    # a whole layer needs no other
+    assert len(placed(18, pins=", ".join(f"1:{e}" for e in range(6))).pinned) == 6  # a whole layer needs no other
     with pytest.raises(SettingError, match="5 pinned experts leave 0, but a token may need 1 others"):
         placed(15, pins=", ".join(f"1:{e}" for e in range(5)))
 
@@ -94,10 +104,14 @@ def test_pinned_experts_raise_what_a_layer_gets_at_least() -> None:
 
 # ------------------------------------------------------------------ what needs a profile
 
+
 def test_what_needs_a_profile_says_so() -> None:
     assert placed(9).divide(9) == [3, 3, 3] and placed(9).usual.tolist() == [0.0] * 18
-    with pytest.raises(SettingError, match=r"Slots per layer 'By use' needs a profile of this model: run python "
-                       r"launch.py profile, or open the Calibrate tab"):
+    with pytest.raises(
+        SettingError,
+        match=r"Slots per layer 'By use' needs a profile of this model: run python "
+        r"launch.py profile, or open the Calibrate tab",
+    ):
         placed(9, layer_slots="profile")
     with pytest.raises(SettingError, match="'AdapMoE' needs a profile of this model that has gate_recall"):
         placed(9, Measured(COUNTS), layer_slots="adapmoe")

@@ -11,9 +11,22 @@ from core.errors import SettingError
 from core.presets import PRESETS, Preset, matching, preset
 from core.registry import NEEDS_PROFILE, variant
 
-METHODS = ("On-demand", "Mixtral-offloading", "AdapMoE", "MoE-Infinity", "Pre-gated MoE", "SE-MoE", "ProMoE",
-           "BuddyMoE", "MoEpic", "FineMoE", "ExpertFlow", "Speculating Experts",
-           "Speculating Experts, executed", "Auto")
+METHODS = (
+    "On-demand",
+    "Mixtral-offloading",
+    "AdapMoE",
+    "MoE-Infinity",
+    "Pre-gated MoE",
+    "SE-MoE",
+    "ProMoE",
+    "BuddyMoE",
+    "MoEpic",
+    "FineMoE",
+    "ExpertFlow",
+    "Speculating Experts",
+    "Speculating Experts, executed",
+    "Auto",
+)
 each = pytest.mark.parametrize("one", PRESETS, ids=lambda one: one.name)
 
 
@@ -25,7 +38,7 @@ def test_all_systems_are_there() -> None:
 def test_a_preset_is_accepted_and_found_again(one: Preset) -> None:
     settings = Settings(one.values)
     assert matching(settings) is one is preset(one.name)
-    assert matching(settings.with_({"budget": "25%", "link": "own", "pins": "0:1"})) is one   # none of its business
+    assert matching(settings.with_({"budget": "25%", "link": "own", "pins": "0:1"})) is one  # none of its business
     assert set(one.settings) <= set(one.values)
     assert all(settings[name] == value for name, value in one.settings.items())
 

@@ -35,10 +35,18 @@ def _huge(path: Path) -> None:
 
 
 ODD: list[tuple[Callable[[Path], None], str]] = [
-    (_fifo, "a pipe"), (_zero, "a device"), (_loop, "symbolic links"), (Path.mkdir, "a folder"), (_huge, "at most"),
-    (lambda path: path.symlink_to(path.parent / "nowhere"), "No such file"), (lambda path: None, "No such file"),
-    (lambda path: path.write_bytes(b"\xff\xfe{}"), "not UTF-8"), (lambda path: path.write_text("{" * 8), "not JSON"),
-    (lambda path: path.write_text("[" * 10**6), "nested deeper"), (lambda path: path.write_bytes(b""), "not JSON")]
+    (_fifo, "a pipe"),
+    (_zero, "a device"),
+    (_loop, "symbolic links"),
+    (Path.mkdir, "a folder"),
+    (_huge, "at most"),
+    (lambda path: path.symlink_to(path.parent / "nowhere"), "No such file"),
+    (lambda path: None, "No such file"),
+    (lambda path: path.write_bytes(b"\xff\xfe{}"), "not UTF-8"),
+    (lambda path: path.write_text("{" * 8), "not JSON"),
+    (lambda path: path.write_text("[" * 10**6), "nested deeper"),
+    (lambda path: path.write_bytes(b""), "not JSON"),
+]
 
 
 @posix
@@ -91,11 +99,23 @@ def test_good_json_is_what_python_reads(tmp_path: Path) -> None:
         assert read_json(tmp_path / "link.json") == body
 
 
-@pytest.mark.parametrize(("text", "said"), [
-    ('{"a": 1, "b": {"c": 1, "c": 2}}', "'c' twice"), ('{"a": NaN}', "NaN"), ("[-Infinity]", "-Infinity"),
-    ("[1e999]", "too large"), ('["\\ud800"]', "half of a surrogate"), ('{"\\udc00x": 1}', "half of a surrogate"),
-    ("[" * 65 + "]" * 65, "deeper than 64"), ('{"a":' * 65 + "1" + "}" * 65, "deeper than 64"),
-    ("[" + "9" * 5000 + "]", "digits"), ("\ufeff{}", "BOM"), ("", "line 1"), ("{} x", "Extra data")])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"a": 1, "b": {"c": 1, "c": 2}}', "'c' twice"),
+        ('{"a": NaN}', "NaN"),
+        ("[-Infinity]", "-Infinity"),
+        ("[1e999]", "too large"),
+        ('["\\ud800"]', "half of a surrogate"),
+        ('{"\\udc00x": 1}', "half of a surrogate"),
+        ("[" * 65 + "]" * 65, "deeper than 64"),
+        ('{"a":' * 65 + "1" + "}" * 65, "deeper than 64"),
+        ("[" + "9" * 5000 + "]", "digits"),
+        ("\ufeff{}", "BOM"),
+        ("", "line 1"),
+        ("{} x", "Extra data"),
+    ],
+)
 def test_json_that_could_mean_two_things_is_refused(text: str, said: str) -> None:
     with pytest.raises(BadJson, match=said):
         parse_json(text)

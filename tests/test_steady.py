@@ -18,7 +18,7 @@ class Knot:
 
 
 def test_what_exists_with_an_engine_is_not_looked_at_until_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steady, "gc", gc)                 # the real one
+    monkeypatch.setattr(steady, "gc", gc)  # the real one
     gc.unfreeze()
     lost, held = weakref.ref(Knot()), Knot()
     steady.settle()
@@ -26,6 +26,6 @@ def test_what_exists_with_an_engine_is_not_looked_at_until_it_is_gone(monkeypatc
     seen = weakref.ref(held)
     del held
     gc.collect()
-    assert seen() is not None                             # frozen
+    assert seen() is not None  # frozen
     steady.unsettle()
     assert seen() is None and gc.get_freeze_count() == 0

@@ -42,9 +42,12 @@ def v2(root: Path, path: str = "/") -> Path:
 
 
 def v1(root: Path, path: str, mounted_from: str = "/") -> Path:
-    proc(root, f"12:cpu,cpuacct:/elsewhere\n7:memory:{path}\n1:name=systemd:/x\n",
-         f"33 30 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"
-         f"34 30 0:30 {mounted_from} /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n")
+    proc(
+        root,
+        f"12:cpu,cpuacct:/elsewhere\n7:memory:{path}\n1:name=systemd:/x\n",
+        f"33 30 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"
+        f"34 30 0:30 {mounted_from} /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n",
+    )
     top = root / "sys/fs/cgroup/memory"
     top.mkdir(parents=True)
     return top
@@ -56,8 +59,13 @@ def test_without_control_groups_the_machine_is_what_counts(tmp_path: Path) -> No
 
 def test_a_group_of_version_2_with_its_file_cache(tmp_path: Path) -> None:
     top = v2(tmp_path, "/user.slice/app")
-    group(top / "user.slice/app", max=8 * GB, high="max", current=5 * GB,
-          stat=f"anon {2 * GB}\ninactive_file {2 * GB}\nactive_file {GB}\nfile_dirty {GB // 2}\nslab_reclaimable 0")
+    group(
+        top / "user.slice/app",
+        max=8 * GB,
+        high="max",
+        current=5 * GB,
+        stat=f"anon {2 * GB}\ninactive_file {2 * GB}\nactive_file {GB}\nfile_dirty {GB // 2}\nslab_reclaimable 0",
+    )
     assert host_memory(tmp_path) == HostMemory(int(5.5 * GB), 8 * GB)
 
 
@@ -75,8 +83,8 @@ def test_a_limit_beyond_the_machine_changes_nothing(tmp_path: Path) -> None:
 def test_the_tightest_of_nested_groups_counts(tmp_path: Path) -> None:
     top = v2(tmp_path, "/a/b/c")
     group(top / "a/b/c", max="max", current=GB)
-    group(top / "a/b", max=20 * GB, current=3 * GB)        # 17 GB are left under it ...
-    group(top / "a", max=24 * GB, current=23 * GB)         # ... and 1 GB under the one around it: others took them
+    group(top / "a/b", max=20 * GB, current=3 * GB)  # 17 GB are left under it ...
+    group(top / "a", max=24 * GB, current=23 * GB)  # ... and 1 GB under the one around it: others took them
     assert host_memory(tmp_path) == HostMemory(1 * GB, 20 * GB)
 
 
@@ -91,7 +99,7 @@ def test_a_full_group_has_nothing_left_rather_than_less(tmp_path: Path) -> None:
 
 
 def test_a_container_sees_its_own_group_at_the_top(tmp_path: Path) -> None:
-    group(v2(tmp_path, "/") , max=4 * GB, current=GB)
+    group(v2(tmp_path, "/"), max=4 * GB, current=GB)
     assert host_memory(tmp_path) == HostMemory(3 * GB, 4 * GB)
 
 
@@ -102,9 +110,13 @@ def test_a_path_outside_of_what_is_mounted_is_that_of_the_top(tmp_path: Path) ->
 
 def test_version_1_counts_the_groups_inside_it(tmp_path: Path) -> None:
     top = v1(tmp_path, "/job/step")
-    group(top, limit_in_bytes=9223372036854771712, usage_in_bytes=30 * GB)   # as "none" is written
-    group(top / "job", limit_in_bytes=10 * GB, usage_in_bytes=6 * GB,
-          stat=f"inactive_file 7\ntotal_inactive_file {2 * GB}\ntotal_active_file {GB}\ntotal_dirty {GB}")
+    group(top, limit_in_bytes=9223372036854771712, usage_in_bytes=30 * GB)  # as "none" is written
+    group(
+        top / "job",
+        limit_in_bytes=10 * GB,
+        usage_in_bytes=6 * GB,
+        stat=f"inactive_file 7\ntotal_inactive_file {2 * GB}\ntotal_active_file {GB}\ntotal_dirty {GB}",
+    )
     group(top / "job/step", limit_in_bytes=9223372036854771712, usage_in_bytes=6 * GB)
     assert host_memory(tmp_path) == HostMemory(6 * GB, 10 * GB)
 

@@ -22,11 +22,11 @@ from app.words import count
 from core.errors import BusyError, MoestroError, SettingError
 from core.registry import variant
 
-SMALL = 3000            # tokens x runs that are done before another process has started
-SMALL_BYTES = 200_000   # of a trace file that is read before another process has started
+SMALL = 3000  # tokens x runs that are done before another process has started
+SMALL_BYTES = 200_000  # of a trace file that is read before another process has started
 log = logging.getLogger("moestro.app")
 UNEXPECTED = "It broke off because of an error inside Moestro. Its details are in the log."
-KEPT = {"whatif": "whatif", "lab": "predictor_lab"}   # under which the store remembers the last answers
+KEPT = {"whatif": "whatif", "lab": "predictor_lab"}  # under which the store remembers the last answers
 
 
 class Analysis(Job):
@@ -132,8 +132,12 @@ class Analyst:
             return sources.from_store(self.store, source, target, question.limit)
         read: list[Routing] = []
         work = workers.here if Path(source.path).expanduser().stat().st_size <= SMALL_BYTES else workers.run
-        work([Task(sources.from_file, (source, str(target), question.limit))], job.cancelled,
-             lambda at, result: read.append(result), 1)
+        work(
+            [Task(sources.from_file, (source, str(target), question.limit))],
+            job.cancelled,
+            lambda at, result: read.append(result),
+            1,
+        )
         session = None
         if question.load is not None:
             try:

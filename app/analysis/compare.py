@@ -21,7 +21,7 @@ from core.simulate import BELADY, Clock, Config, Result, simulate
 from core.simulate.timed import ORACLE, Timed, TimedResult, timed
 from core.trace import FileTrace
 
-UNIT = 1000   # bytes of an expert whose size is not known: only ratios are then used
+UNIT = 1000  # bytes of an expert whose size is not known: only ratios are then used
 Work = Callable[[Sequence[Task]], list[Any]]
 """Does all tasks and returns their results in order."""
 
@@ -29,8 +29,9 @@ Work = Callable[[Sequence[Task]], list[Any]]
 def compare(question: Question, routing: Routing, work: Work) -> Table:
     """Policies at all budgets at once, then each prefetcher by itself."""
     clock, about = _begin(question, routing)
-    slots = whatif.sizes(question.budgets, routing.layers, routing.experts, routing.top_k, question.scope,
-                         question.in_force(routing))
+    slots = whatif.sizes(
+        question.budgets, routing.layers, routing.experts, routing.top_k, question.scope, question.in_force(routing)
+    )
     names = [v.name for v in variants("eviction") if v.name in {*question.policies, "lru", about.chosen[0]}]
     groups = [[question.cache(routing, name, n) for n in slots] for name in names]
     groups.append([replace(config, policy=BELADY, params={}, pinned=(), usual=()) for config in groups[0]])
@@ -43,13 +44,12 @@ def compare(question: Question, routing: Routing, work: Work) -> Table:
             own = question.own("predictor", predictor)
             ahead += [Timed(config, predictor, own, deadline) for group in groups[:-1] for config in group]
     tasks = [Task(_caches, (routing.path, group, question.start, clock)) for group in groups]
-    tasks += [Task(_ahead, (routing.path, one, clock, size, question.start, _light(one, profile)))
-              for one in ahead]
+    tasks += [Task(_ahead, (routing.path, one, clock, size, question.start, _light(one, profile))) for one in ahead]
     found = work(tasks)
     rows = [row for at in range(len(names)) for row in whatif.rows(found[at])]
     plain = {(row.policy, row.slots): row for row in rows}
     refused: dict[str, str] = {}
-    for one, result in zip(ahead, found[len(groups):], strict=True):
+    for one, result in zip(ahead, found[len(groups) :], strict=True):
         if isinstance(result, str):
             refused[one.predictor] = result
         else:
@@ -75,8 +75,10 @@ def test(question: Question, routing: Routing, work: Work) -> Lab:
     trials = [Timed(cache, NONE)]
     trials += [Timed(cache, name, question.own("predictor", name), deadline) for name in names]
     trials += [Timed(cache, ORACLE)] if clock else []
-    tasks = [Task(lab.run_one, (routing.path, one, most, clock, about.expert_bytes, question.start,
-                                        _light(one, profile))) for one in trials]
+    tasks = [
+        Task(lab.run_one, (routing.path, one, most, clock, about.expert_bytes, question.start, _light(one, profile)))
+        for one in trials
+    ]
     runs: list[Run] = work(tasks)
     base = runs[0].tpot_ms
     runs = [replace(run, saved_ms=less(base, run.tpot_ms)) for run in runs]
@@ -89,11 +91,21 @@ def _begin(question: Question, routing: Routing) -> tuple[Clock | None, About]:
     clock, told = clock_of(question, routing)
     settings = question.settings
     return clock, About(
-        routing.name, routing.model, routing.tokens, routing.layers, routing.experts, routing.top_k, question.scope,
-        question.start, question.expert_bytes or routing.expert_bytes,
-        None if clock is None else {name: getattr(clock, name) for name in Clock.__slots__}, told, routing.notes,
+        routing.name,
+        routing.model,
+        routing.tokens,
+        routing.layers,
+        routing.experts,
+        routing.top_k,
+        question.scope,
+        question.start,
+        question.expert_bytes or routing.expert_bytes,
+        None if clock is None else {name: getattr(clock, name) for name in Clock.__slots__},
+        told,
+        routing.notes,
         (settings.choice("eviction")[0], settings.choice("predictor")[0], question.in_force(routing)),
-        datetime.now(UTC).isoformat(timespec="milliseconds"))
+        datetime.now(UTC).isoformat(timespec="milliseconds"),
+    )
 
 
 def _caches(path: str, configs: list[Config], start: str, clock: Clock | None) -> list[Result]:

@@ -27,15 +27,15 @@ class Run:
 
     predictor: str
     problem: str = ""
-    recall: tuple[float | None, ...] = ()        # [L] at k
-    recall_most: tuple[float | None, ...] = ()   # [L] at the chosen m
+    recall: tuple[float | None, ...] = ()  # [L] at k
+    recall_most: tuple[float | None, ...] = ()  # [L] at the chosen m
     hit_rate: float | None = None
     tpot_ms: float | None = None
-    saved_ms: float | None = None                # TPOT without a prefetcher, less this one's
+    saved_ms: float | None = None  # TPOT without a prefetcher, less this one's
     prefetch_bytes: float | None = None
     wasted_bytes: float | None = None
     late_rate: float | None = None
-    replayed: bool = False                       # from what was recorded with the trace
+    replayed: bool = False  # from what was recorded with the trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Lab:
     """All prefetchers beside one cache: policy and slots of `about.chosen`."""
 
     about: About
-    most: int                      # m of recall@m
+    most: int  # m of recall@m
     runs: tuple[Run, ...]
 
     def dump(self) -> dict[str, Any]:
@@ -53,8 +53,10 @@ class Lab:
     @classmethod
     def read(cls, kept: Mapping[str, Any]) -> Lab:
         """From `dump`. Raises TypeError or KeyError for what another version wrote."""
-        runs = tuple(Run(**{**run, "recall": tuple(run["recall"]), "recall_most": tuple(run["recall_most"])})
-                     for run in kept["runs"])
+        runs = tuple(
+            Run(**{**run, "recall": tuple(run["recall"]), "recall_most": tuple(run["recall_most"])})
+            for run in kept["runs"]
+        )
         return cls(About.read(kept["about"]), kept["most"], runs)
 
     def ran(self) -> list[Run]:
@@ -71,8 +73,9 @@ def obstacle(predictor: str, profile: Profile | None) -> str:
     return ""
 
 
-def run_one(path: str, config: Timed, most: int, clock: Clock | None, blob_bytes: int, start: str,
-            profile: Profile | None) -> Run:
+def run_one(
+    path: str, config: Timed, most: int, clock: Clock | None, blob_bytes: int, start: str, profile: Profile | None
+) -> Run:
     """In another process: one prefetcher. With no clock only its recall is found."""
     trace = FileTrace(Path(path))
     try:
@@ -88,9 +91,19 @@ def run_one(path: str, config: Timed, most: int, clock: Clock | None, blob_bytes
 
 def _run(found: TimedResult, wide: tuple[float | None, ...], sized: bool) -> Run:
     tokens = max(1, found.tokens)
-    return Run(found.timed.predictor, "", found.recall_by_layer if wide else (), wide, found.hit_rate, found.tpot_ms,
-               None, found.prefetch_bytes / tokens if sized else None, found.wasted_bytes / tokens if sized else None,
-               found.late_rate, found.replayed)
+    return Run(
+        found.timed.predictor,
+        "",
+        found.recall_by_layer if wide else (),
+        wide,
+        found.hit_rate,
+        found.tpot_ms,
+        None,
+        found.prefetch_bytes / tokens if sized else None,
+        found.wasted_bytes / tokens if sized else None,
+        found.late_rate,
+        found.replayed,
+    )
 
 
 def named(predictor: str) -> str:
@@ -98,8 +111,21 @@ def named(predictor: str) -> str:
     return "Oracle (knows the future)" if predictor == ORACLE else title("predictor", predictor)
 
 
-COLUMNS = ("predictor", "layer", "recall_at_k", "recall_at_m", "m", "hit_rate", "predicted_tpot_ms", "saved_ms",
-           "prefetch_bytes_per_token", "wasted_bytes_per_token", "late_rate", "replayed_from_recording", "problem")
+COLUMNS = (
+    "predictor",
+    "layer",
+    "recall_at_k",
+    "recall_at_m",
+    "m",
+    "hit_rate",
+    "predicted_tpot_ms",
+    "saved_ms",
+    "prefetch_bytes_per_token",
+    "wasted_bytes_per_token",
+    "late_rate",
+    "replayed_from_recording",
+    "problem",
+)
 
 
 def to_csv(lab: Lab) -> str:
@@ -109,11 +135,24 @@ def to_csv(lab: Lab) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
     for run in lab.runs:
-        rest = (lab.most, run.hit_rate, run.tpot_ms, run.saved_ms, run.prefetch_bytes, run.wasted_bytes, run.late_rate,
-                run.replayed, run.problem)
+        rest = (
+            lab.most,
+            run.hit_rate,
+            run.tpot_ms,
+            run.saved_ms,
+            run.prefetch_bytes,
+            run.wasted_bytes,
+            run.late_rate,
+            run.replayed,
+            run.problem,
+        )
         layers: list[tuple[object, ...]] = [("all", mean(run.recall), mean(run.recall_most))]
         layers += [(layer, *pair) for layer, pair in enumerate(zip(run.recall, run.recall_most, strict=True))]
         for layer in layers:
-            writer.writerow(["" if value is None else f"{value:.10g}" if isinstance(value, float) else value
-                             for value in (run.predictor, *layer, *rest)])
+            writer.writerow(
+                [
+                    "" if value is None else f"{value:.10g}" if isinstance(value, float) else value
+                    for value in (run.predictor, *layer, *rest)
+                ]
+            )
     return out.getvalue()

@@ -11,9 +11,9 @@ import numpy.typing as npt
 from core.simulate import Clock
 
 Floats = npt.NDArray[np.float64]
-LEAST = 8        # passes: fewer say nothing
+LEAST = 8  # passes: fewer say nothing
 DISTURBED = 2.0  # times the median: a pass that took longer had to share the machine, and says nothing
-HALVINGS = 40    # of the interval in which one expert's product is sought
+HALVINGS = 40  # of the interval in which one expert's product is sought
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class Pass:
     total_ms: float
     stall_ms: float
     missed: tuple[int, ...]
-    copies_ms: tuple[float, ...]   # of each copy that ended in it
-    prefetched: bool               # copies were under way before they were needed
+    copies_ms: tuple[float, ...]  # of each copy that ended in it
+    prefetched: bool  # copies were under way before they were needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Measured:
 
     clock: Clock
     passes: int
-    error: float   # |predicted - measured| / measured of these passes
+    error: float  # |predicted - measured| / measured of these passes
 
 
 def measure(passes: Sequence[Pass], top_k: int, copy_ms: float | None = None) -> Measured | None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from core.evaluate.modes import chosen, residencies
 from core.evaluate.rows import Row, to_csv, to_json, with_savings
 
-MODES = ("exact", "random", "drop_rho1", "router_ranked", "buddy_rho1", "buddy_rho3", "buddy_rho3_tae")   # at first
+MODES = ("exact", "random", "drop_rho1", "router_ranked", "buddy_rho1", "buddy_rho3", "buddy_rho3_tae")  # at first
 RESIDENCIES = ".75, .5, .375"
 QUESTIONS, TOKENS = 24, 128
 
@@ -56,12 +56,23 @@ class Evaluate(Protocol):
     """What `measure` looks like. `found` is told of every answer so far. Raises MoestroError, and something when it is
     cancelled."""
 
-    def __call__(self, engine: Any, asked: Asked, found: Callable[[Answer], None],
-                 progress: Callable[[str, float], None], cancel: threading.Event) -> None: ...
+    def __call__(
+        self,
+        engine: Any,
+        asked: Asked,
+        found: Callable[[Answer], None],
+        progress: Callable[[str, float], None],
+        cancel: threading.Event,
+    ) -> None: ...
 
 
-def measure(engine: Any, asked: Asked, found: Callable[[Answer], None], progress: Callable[[str, float], None],
-            cancel: threading.Event) -> None:
+def measure(
+    engine: Any,
+    asked: Asked,
+    found: Callable[[Answer], None],
+    progress: Callable[[str, float], None],
+    cancel: threading.Event,
+) -> None:
     """Evaluate the loaded model, with the profile that it has."""
     from core.evaluate.run import evaluate, gather
     from core.evaluate.summary import about
@@ -73,8 +84,15 @@ def measure(engine: Any, asked: Asked, found: Callable[[Answer], None], progress
         rows.append(row)
         found(Answer(said, tuple(with_savings(rows))))
 
-    evaluate(engine, chosen(",".join(asked.modes)), residencies(asked.residencies), material, progress=progress,
-             cancel=cancel, on_row=add)
+    evaluate(
+        engine,
+        chosen(",".join(asked.modes)),
+        residencies(asked.residencies),
+        material,
+        progress=progress,
+        cancel=cancel,
+        on_row=add,
+    )
     found(Answer(said, tuple(with_savings(rows)), whole=True))
 
 

@@ -27,8 +27,8 @@ class Question:
     predictors: tuple[str, ...] = (NONE,)
     budgets: str = AUTO
     kind: Literal["whatif", "lab"] = "whatif"
-    most: int = 0                  # m of the lab's recall@m; 0 = twice as many as the router selects
-    limit: int = 0                 # tokens, the last ones; 0 = all
+    most: int = 0  # m of the lab's recall@m; 0 = twice as many as the router selects
+    limit: int = 0  # tokens, the last ones; 0 = all
     scope: str = "layer"
     start: str = "filled"
     compute_ms: float | None = None
@@ -36,11 +36,11 @@ class Question:
     expert_ms: float | None = None
     miss_ms: float | None = None
     expert_bytes: int = 0
-    settings: Settings = field(default_factory=Settings)   # of which the variants' own parameters are taken
-    load: int | None = None        # the session whose times stand in where a trace has none
-    slots: int = 0                 # in force now
-    shape: ModelShape | None = None                        # of the loaded model ...
-    profile: Profile | None = None                         # ... and what is known of it
+    settings: Settings = field(default_factory=Settings)  # of which the variants' own parameters are taken
+    load: int | None = None  # the session whose times stand in where a trace has none
+    slots: int = 0  # in force now
+    shape: ModelShape | None = None  # of the loaded model ...
+    profile: Profile | None = None  # ... and what is known of it
 
     def own(self, kind: str, name: str) -> dict[str, Value]:
         """A variant's own parameters as they are set."""
@@ -61,7 +61,10 @@ class Question:
         SettingError as the engine does."""
         shape = self.shape
         mine = shape is not None and (shape.layers, shape.experts, shape.top_k) == (
-            routing.layers, routing.experts, routing.top_k)
+            routing.layers,
+            routing.experts,
+            routing.top_k,
+        )
         if not mine:
             return Config(policy, slots, self.scope, self.own("eviction", policy))
         settings = self.settings.with_({"eviction": policy, "scope": self.scope})
@@ -79,8 +82,10 @@ def clock_of(question: Question, routing: Routing) -> tuple[Clock | None, str]:
     if measured is None or set(given) >= {"compute_ms", "load_ms"}:
         return clock, "times as typed"
     typed = f"; typed: {', '.join(given)}" if given else ""
-    return clock, (f"{routing.link + ', ' if routing.link else ''}times measured over {measured.passes} tokens, which "
-                   f"this clock repeats within {measured.error:.0%}{typed}")
+    return clock, (
+        f"{routing.link + ', ' if routing.link else ''}times measured over {measured.passes} tokens, which "
+        f"this clock repeats within {measured.error:.0%}{typed}"
+    )
 
 
 def numbers(values: Mapping[str, float | None]) -> dict[str, float | None]:

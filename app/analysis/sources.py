@@ -17,8 +17,8 @@ from core.trace import Chunk, FileTrace, Trace, TraceWriter, open_trace
 from core.trace.file import save
 from core.types import Outcome
 
-TIMED = 4000      # of the last passes, for the clock
-FILE = "file"     # the choice that asks for a path or an upload
+TIMED = 4000  # of the last passes, for the clock
+FILE = "file"  # the choice that asks for a path or an upload
 NOTHING = "Nothing has been recorded there yet. Ask the model something first, or choose another source."
 
 
@@ -29,7 +29,7 @@ class Source:
     kind: Literal["load", "chat", "file"]
     id: int = 0
     path: str = ""
-    experts: int = 0   # in a layer, where a file does not say; 0 = the largest id in it, plus one
+    experts: int = 0  # in a layer, where a file does not say; 0 = the largest id in it, plus one
 
     @classmethod
     def parse(cls, choice: str, path: str = "", experts: int = 0) -> Source:
@@ -55,7 +55,7 @@ class Routing:
     top_k: int
     model: str = ""
     model_hash: str = ""
-    expert_bytes: int = 0          # 0 = not known
+    expert_bytes: int = 0  # 0 = not known
     measured: Measured | None = None
     link: str = ""
     notes: tuple[str, ...] = ()
@@ -77,14 +77,26 @@ def from_file(source: Source, target: str, limit: int = 0) -> Routing:
     if not trace.tokens:
         raise TraceError(f"{path} has no tokens.")
     whole, model_hash = trace.tokens, getattr(trace, "model_hash", "")
-    notes = [f"{path.name} ends in the middle of a piece, which is left out."] if isinstance(
-        trace, FileTrace) and trace.cut else []
+    notes = (
+        [f"{path.name} ends in the middle of a piece, which is left out."]
+        if isinstance(trace, FileTrace) and trace.cut
+        else []
+    )
     if limit and whole > limit:
         notes.append(_limited(limit, whole))
         trace = shortened(trace, limit, Path(target))
     copy = trace if isinstance(trace, FileTrace) else save(trace, Path(target), packed=False)
-    return Routing(path.name, str(copy.path), trace.tokens, trace.layers, trace.experts, trace.top_k, trace.model,
-                   model_hash, notes=tuple(notes))
+    return Routing(
+        path.name,
+        str(copy.path),
+        trace.tokens,
+        trace.layers,
+        trace.experts,
+        trace.top_k,
+        trace.model,
+        model_hash,
+        notes=tuple(notes),
+    )
 
 
 def from_store(store: Store, source: Source, target: Path, limit: int = 0) -> Routing:
@@ -97,27 +109,50 @@ def from_store(store: Store, source: Source, target: Path, limit: int = 0) -> Ro
         raise TraceError(NOTHING)
     stored = found[-1]
     (last,) = store.steps.loads(stored.loads[-1:])
-    notes = [f"{count(sum(one.tokens for one in found[:-1]))} tokens of another model in this chat are left out."
-             ] if found[:-1] else []
-    whole = cast(Trace, stored)   # but that its sizes cannot be set
+    notes = (
+        [f"{count(sum(one.tokens for one in found[:-1]))} tokens of another model in this chat are left out."]
+        if found[:-1]
+        else []
+    )
+    whole = cast(Trace, stored)  # but that its sizes cannot be set
     if limit and stored.tokens > limit:
         notes.append(_limited(limit, stored.tokens))
         trace = shortened(whole, limit, target)
     else:
         trace = save(whole, target, packed=False)
     measured = measure(_passes(store, stored), stored.top_k, _copy_ms(last))
-    return Routing(_name(store, source), str(target), trace.tokens, stored.layers, stored.experts, stored.top_k,
-                   stored.model, stored.model_hash, last.shape.expert_bytes, measured, _link(last), tuple(notes))
+    return Routing(
+        _name(store, source),
+        str(target),
+        trace.tokens,
+        stored.layers,
+        stored.experts,
+        stored.top_k,
+        stored.model,
+        stored.model_hash,
+        last.shape.expert_bytes,
+        measured,
+        _link(last),
+        tuple(notes),
+    )
 
 
 def shortened(trace: Trace, tokens: int, target: Path) -> FileTrace:
     """The passes at the end of a trace that hold at most so many tokens, or its last pass, in a file of their own."""
     sizes = np.concatenate([chunk.sizes for chunk in trace.chunks()])
-    behind = np.cumsum(sizes[::-1])[::-1]                        # tokens from each pass to the end
+    behind = np.cumsum(sizes[::-1])[::-1]  # tokens from each pass to the end
     first = min(int((behind > tokens).sum()), len(sizes) - 1)
-    with TraceWriter(target, trace.layers, trace.experts, trace.top_k, model=trace.model, packed=False,
-                     model_hash=getattr(trace, "model_hash", ""), probs=getattr(trace, "probs", False),
-                     predictor=getattr(trace, "predictor", None)) as writer:
+    with TraceWriter(
+        target,
+        trace.layers,
+        trace.experts,
+        trace.top_k,
+        model=trace.model,
+        packed=False,
+        model_hash=getattr(trace, "model_hash", ""),
+        probs=getattr(trace, "probs", False),
+        predictor=getattr(trace, "predictor", None),
+    ) as writer:
         at = 0
         for chunk in trace.chunks():
             if at + len(chunk.sizes) > first:
@@ -134,10 +169,12 @@ def _from_pass(chunk: Chunk, first: int) -> Chunk:
     if ranked is not None:
         ranked = ranked[ranked["of"] >= first].copy()
         ranked["of"] -= first
-    of_tokens = {name: array[part] for name in ("ids", "tok", "weights", "probs")
-                 if (array := getattr(chunk, name)) is not None}
-    return replace(chunk, sizes=chunk.sizes[first:], decode=chunk.decode[first:], rid=chunk.rid[first:], ranked=ranked,
-                   **of_tokens)
+    of_tokens = {
+        name: array[part] for name in ("ids", "tok", "weights", "probs") if (array := getattr(chunk, name)) is not None
+    }
+    return replace(
+        chunk, sizes=chunk.sizes[first:], decode=chunk.decode[first:], rid=chunk.rid[first:], ranked=ranked, **of_tokens
+    )
 
 
 def _limited(limit: int, tokens: int) -> str:
@@ -148,8 +185,13 @@ def known(routing: Routing, other: Routing | None) -> Routing:
     """A trace file of the loaded model's shape takes over what its session measured."""
     if other is None or (routing.layers, routing.experts, routing.top_k) != (other.layers, other.experts, other.top_k):
         return routing
-    return replace(routing, expert_bytes=other.expert_bytes, measured=other.measured, link=other.link,
-                   notes=(*routing.notes, f"Times and sizes are those of {name_of(other.model)} in this session."))
+    return replace(
+        routing,
+        expert_bytes=other.expert_bytes,
+        measured=other.measured,
+        link=other.link,
+        notes=(*routing.notes, f"Times and sizes are those of {name_of(other.model)} in this session."),
+    )
 
 
 def _passes(store: Store, stored: StoredTrace) -> list[Pass]:
@@ -157,9 +199,11 @@ def _passes(store: Store, stored: StoredTrace) -> list[Pass]:
     marks = ", ".join("?" * len(stored.loads))
     where, values = (" AND chat = ?", (stored.chat,)) if stored.chat is not None else ("", ())
     with store.db.reader() as db:
-        rows = db.execute("SELECT total_ms, stall_ms, layer, outcome, transfers FROM steps WHERE layers > 0 AND "
-                          f"phase = 'decode' AND load IN ({marks}){where} ORDER BY id DESC LIMIT ?",
-                          (*stored.loads, *values, TIMED))
+        rows = db.execute(
+            "SELECT total_ms, stall_ms, layer, outcome, transfers FROM steps WHERE layers > 0 AND "
+            f"phase = 'decode' AND load IN ({marks}){where} ORDER BY id DESC LIMIT ?",
+            (*stored.loads, *values, TIMED),
+        )
         return [_pass(row, stored.layers) for row in rows]
 
 
@@ -167,9 +211,13 @@ def _pass(row: Any, layers: int) -> Pass:
     layer, outcome = np.frombuffer(row["layer"], "<i2"), np.frombuffer(row["outcome"], "u1")
     copies = np.frombuffer(row["transfers"], TRANSFER)
     took = (copies["ended_s"] - copies["started_s"]) * 1e3
-    return Pass(row["total_ms"], row["stall_ms"],
-                tuple(np.bincount(layer[outcome >= Outcome.LATE], minlength=layers).tolist()),
-                tuple(took[copies["decode"] != 0].tolist()), bool((copies["kind"] & DEMAND == 0).any()))
+    return Pass(
+        row["total_ms"],
+        row["stall_ms"],
+        tuple(np.bincount(layer[outcome >= Outcome.LATE], minlength=layers).tolist()),
+        tuple(took[copies["decode"] != 0].tolist()),
+        bool((copies["kind"] & DEMAND == 0).any()),
+    )
 
 
 def _name(store: Store, source: Source) -> str:

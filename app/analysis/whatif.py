@@ -16,9 +16,9 @@ from core.simulate import BELADY, Clock, Result
 from core.simulate.timed import TimedResult
 
 AUTO = "auto"
-STEP = 10        # percent between the budgets that "auto" stands for
-BEND = 2.0       # of the LRU curve: so many times steeper below the cliff than above it
-STEEP = 0.15     # and below it at least so much hit rate lost for every tenth of all experts
+STEP = 10  # percent between the budgets that "auto" stands for
+BEND = 2.0  # of the LRU curve: so many times steeper below the cliff than above it
+STEEP = 0.15  # and below it at least so much hit rate lost for every tenth of all experts
 NONE = "none"
 
 
@@ -34,12 +34,12 @@ class About:
     top_k: int
     scope: str
     start: str
-    expert_bytes: int              # 0 = not known
+    expert_bytes: int  # 0 = not known
     clock: dict[str, float] | None  # the fields of core.simulate.Clock; None = no times are predicted
-    link: str                      # the link and the clock in words
+    link: str  # the link and the clock in words
     notes: tuple[str, ...] = ()
-    chosen: tuple[str, str, int] = ("", NONE, 0)   # policy, prefetcher and slots in force when it was asked
-    created: str = ""              # ISO 8601
+    chosen: tuple[str, str, int] = ("", NONE, 0)  # policy, prefetcher and slots in force when it was asked
+    created: str = ""  # ISO 8601
 
     @classmethod
     def read(cls, kept: Mapping[str, Any]) -> About:
@@ -49,8 +49,12 @@ class About:
     def head(self) -> str:
         """Lines for the top of a CSV file; each begins with #."""
         lines = [f"# {field.name}: {_plain(getattr(self, field.name))}\n" for field in fields(self)]
-        return "".join([*lines, "# all figures are simulated: the recorded routing through the same policies with a "
-                        "virtual clock\n"])
+        return "".join(
+            [
+                *lines,
+                "# all figures are simulated: the recorded routing through the same policies with a virtual clock\n",
+            ]
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +65,10 @@ class Row:
     predictor: str
     slots: int
     hit_rate: float | None
-    misses: float | None           # per token
+    misses: float | None  # per token
     tpot_ms: float | None
-    copies: float | None           # experts over the link per token, prefetched ones included
-    wasted: float | None = None    # of those, copied for nothing
+    copies: float | None  # experts over the link per token, prefetched ones included
+    wasted: float | None = None  # of those, copied for nothing
     stall_ms: float | None = None
     saved_ms: float | None = None  # TPOT of the same cache without a prefetcher, less this one's
 
@@ -74,10 +78,10 @@ class Bound:
     """What nothing can beat with so many slots."""
 
     slots: int
-    hit_rate: float | None         # Belady's, first requests counted as misses
-    misses: float | None           # per token
-    tpot_ms: float | None          # of Belady without prefetching
-    perfect_ms: float | None       # every one of Belady's copies hidden behind computing as far as the link allows
+    hit_rate: float | None  # Belady's, first requests counted as misses
+    misses: float | None  # per token
+    tpot_ms: float | None  # of Belady without prefetching
+    perfect_ms: float | None  # every one of Belady's copies hidden behind computing as far as the link allows
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,7 @@ class Table:
 
     about: About
     rows: tuple[Row, ...]
-    bounds: tuple[Bound, ...]      # by rising slots
+    bounds: tuple[Bound, ...]  # by rising slots
 
     @property
     def resident_ms(self) -> float | None:
@@ -104,8 +108,9 @@ class Table:
 
     def curve(self, policy: str, predictor: str = NONE) -> list[Row]:
         """One policy and prefetcher by rising slots."""
-        return sorted((row for row in self.rows if (row.policy, row.predictor) == (policy, predictor)),
-                      key=lambda row: row.slots)
+        return sorted(
+            (row for row in self.rows if (row.policy, row.predictor) == (policy, predictor)), key=lambda row: row.slots
+        )
 
     def dump(self) -> dict[str, Any]:
         """As JSON keeps it."""
@@ -114,8 +119,11 @@ class Table:
     @classmethod
     def read(cls, kept: Mapping[str, Any]) -> Table:
         """From `dump`. Raises TypeError or KeyError for what another version wrote."""
-        return cls(About.read(kept["about"]), tuple(Row(**row) for row in kept["rows"]),
-                   tuple(Bound(**bound) for bound in kept["bounds"]))
+        return cls(
+            About.read(kept["about"]),
+            tuple(Row(**row) for row in kept["rows"]),
+            tuple(Bound(**bound) for bound in kept["bounds"]),
+        )
 
 
 def sizes(text: str, layers: int, experts: int, top_k: int, scope: str, now: int = 0) -> list[int]:
@@ -132,29 +140,47 @@ def sizes(text: str, layers: int, experts: int, top_k: int, scope: str, now: int
     for word in re.split(r"[,;\s]+", re.sub(r"\s+%", "%", text.strip())):
         match = re.fullmatch(r"(\d+(?:\.\d+)?)(%?)", word)
         if match is None or (not match[2] and "." in word):
-            raise SettingError(f"The budget {word!r} is not understood. Write shares like 25%, 50%, or numbers of "
-                               "experts, with commas between them; or auto.")
+            raise SettingError(
+                f"The budget {word!r} is not understood. Write shares like 25%, 50%, or numbers of "
+                "experts, with commas between them; or auto."
+            )
         slots = int(float(match[1]) / 100 * total + 1e-9) if match[2] else int(match[1])
         if not least <= slots <= total:
-            raise SettingError(f"The budget {word} does not work here: it must be between {least} experts "
-                               f"({100 * least / total:.3g} %), which one token needs, and all {total}.")
+            raise SettingError(
+                f"The budget {word} does not work here: it must be between {least} experts "
+                f"({100 * least / total:.3g} %), which one token needs, and all {total}."
+            )
         asked.add(slots)
     return sorted(asked)
 
 
 def rows(results: Sequence[Result]) -> list[Row]:
     """Of caches without a prefetcher, Belady's left out."""
-    return [Row(one.config.policy, NONE, one.config.slots, one.hit_rate, one.misses_per_token, one.tpot_ms,
-                one.misses_per_token, 0.0 if one.misses_per_token is not None else None)
-            for one in results if one.config.policy != BELADY]
+    return [
+        Row(
+            one.config.policy,
+            NONE,
+            one.config.slots,
+            one.hit_rate,
+            one.misses_per_token,
+            one.tpot_ms,
+            one.misses_per_token,
+            0.0 if one.misses_per_token is not None else None,
+        )
+        for one in results
+        if one.config.policy != BELADY
+    ]
 
 
 def bounds(results: Sequence[Result], clock: Clock | None) -> list[Bound]:
     """From Belady's results. METHODS section 8: the longer of computing and of the fewest copies any cache makes."""
     found = []
     for one in sorted(results, key=lambda result: result.config.slots):
-        perfect = None if clock is None or one.misses_per_token is None else max(
-            clock.compute_ms, one.misses_per_token * clock.load_ms)
+        perfect = (
+            None
+            if clock is None or one.misses_per_token is None
+            else max(clock.compute_ms, one.misses_per_token * clock.load_ms)
+        )
         found.append(Bound(one.config.slots, one.hit_rate, one.misses_per_token, one.tpot_ms, perfect))
     return found
 
@@ -163,9 +189,18 @@ def prefetched(found: TimedResult, blob_bytes: int, plain: Row | None) -> Row:
     """Of a cache with a prefetcher, simulated with experts of `blob_bytes`; `plain` = the same cache without one."""
     tokens, config = max(1, found.tokens), found.timed.config
     demand = found.demand_bytes / blob_bytes / tokens
-    return Row(config.policy, found.timed.predictor, config.slots, found.hit_rate, demand, found.tpot_ms,
-               demand + found.prefetch_bytes / blob_bytes / tokens, found.wasted_bytes / blob_bytes / tokens,
-               found.stall_ms, less(plain.tpot_ms if plain is not None else None, found.tpot_ms))
+    return Row(
+        config.policy,
+        found.timed.predictor,
+        config.slots,
+        found.hit_rate,
+        demand,
+        found.tpot_ms,
+        demand + found.prefetch_bytes / blob_bytes / tokens,
+        found.wasted_bytes / blob_bytes / tokens,
+        found.stall_ms,
+        less(plain.tpot_ms if plain is not None else None, found.tpot_ms),
+    )
 
 
 def cliff(points: Sequence[tuple[float, float]]) -> int | None:
@@ -178,8 +213,11 @@ def cliff(points: Sequence[tuple[float, float]]) -> int | None:
     """
     slopes = [(high[1] - low[1]) / (high[0] - low[0]) for low, high in pairwise(points)]
     slopes += [0.0] if points and points[-1][0] >= 1 else []
-    bends = [(below - above, at) for at, (below, above) in enumerate(pairwise(slopes), 1)
-             if below >= BEND * max(above, 0.0) and below / 10 >= STEEP]
+    bends = [
+        (below - above, at)
+        for at, (below, above) in enumerate(pairwise(slopes), 1)
+        if below >= BEND * max(above, 0.0) and below / 10 >= STEEP
+    ]
     return max(bends, key=lambda bend: (bend[0], -bend[1]))[1] if bends else None
 
 
@@ -200,10 +238,27 @@ def title(kind: str, name: str) -> str:
         return name
 
 
-COLUMNS = ("policy", "predictor", "slots", "share", "hit_rate", "predicted_tpot_ms", "predicted_stall_ms",
-           "misses_per_token", "copies_per_token", "bytes_per_token", "wasted_bytes_per_token", "saved_ms",
-           "belady_hit_rate", "hit_rate_to_belady", "belady_tpot_ms", "perfect_prefetch_tpot_ms",
-           "tpot_to_perfect_prefetch_ms", "everything_resident_tpot_ms", "tpot_to_everything_resident_ms")
+COLUMNS = (
+    "policy",
+    "predictor",
+    "slots",
+    "share",
+    "hit_rate",
+    "predicted_tpot_ms",
+    "predicted_stall_ms",
+    "misses_per_token",
+    "copies_per_token",
+    "bytes_per_token",
+    "wasted_bytes_per_token",
+    "saved_ms",
+    "belady_hit_rate",
+    "hit_rate_to_belady",
+    "belady_tpot_ms",
+    "perfect_prefetch_tpot_ms",
+    "tpot_to_perfect_prefetch_ms",
+    "everything_resident_tpot_ms",
+    "tpot_to_everything_resident_ms",
+)
 
 
 def to_csv(table: Table) -> str:
@@ -216,11 +271,32 @@ def to_csv(table: Table) -> str:
     size, resident = about.expert_bytes or None, table.resident_ms
     for row in table.rows:
         bound = table.bound(row.slots)
-        writer.writerow(["" if value is None else f"{value:.10g}" if isinstance(value, float) else value for value in (
-            row.policy, row.predictor, row.slots, row.slots / table.total, row.hit_rate, row.tpot_ms, row.stall_ms,
-            row.misses, row.copies, times(row.copies, size), times(row.wasted, size), row.saved_ms, bound.hit_rate,
-            less(bound.hit_rate, row.hit_rate), bound.tpot_ms, bound.perfect_ms, less(row.tpot_ms, bound.perfect_ms),
-            resident, less(row.tpot_ms, resident))])
+        writer.writerow(
+            [
+                "" if value is None else f"{value:.10g}" if isinstance(value, float) else value
+                for value in (
+                    row.policy,
+                    row.predictor,
+                    row.slots,
+                    row.slots / table.total,
+                    row.hit_rate,
+                    row.tpot_ms,
+                    row.stall_ms,
+                    row.misses,
+                    row.copies,
+                    times(row.copies, size),
+                    times(row.wasted, size),
+                    row.saved_ms,
+                    bound.hit_rate,
+                    less(bound.hit_rate, row.hit_rate),
+                    bound.tpot_ms,
+                    bound.perfect_ms,
+                    less(row.tpot_ms, bound.perfect_ms),
+                    resident,
+                    less(row.tpot_ms, resident),
+                )
+            ]
+        )
     return out.getvalue()
 
 

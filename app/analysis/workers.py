@@ -18,8 +18,10 @@ import psutil
 from core.errors import MoestroError
 
 POLL_S = 0.1
-DIED = ("A process that was simulating ended by itself; most likely memory ran out. Try again with fewer sizes or a "
-        "shorter trace.")
+DIED = (
+    "A process that was simulating ended by itself; most likely memory ran out. Try again with fewer sizes or a "
+    "shorter trace."
+)
 
 
 class Stopped(MoestroError):
@@ -70,8 +72,9 @@ def run(tasks: Sequence[Task], cancel: threading.Event, done: Callable[[int, Any
             process.close()
 
 
-def here(tasks: Sequence[Task], cancel: threading.Event, done: Callable[[int, Any], object],
-         processes: int = 1) -> None:
+def here(
+    tasks: Sequence[Task], cancel: threading.Event, done: Callable[[int, Any], object], processes: int = 1
+) -> None:
     """The same in this thread, for what takes less time than starting a process. Stops between two tasks."""
     for at, task in enumerate(tasks):
         if cancel.is_set():

@@ -16,20 +16,35 @@ from app.store.private import open_private, private_folder
 from core.errors import MoestroError
 
 # Each has HELP, add_arguments(parser) and run(args) -> exit code.
-COMMANDS = {"ui": ui, "chat": chat, "import": import_, "models": models, "profile": profile,
-            "simulate": simulate, "eval": eval, "bench": bench, "doctor": doctor, "data": data,
-            "settings": settings, "test": test}
-TALKS = {"chat", "eval", "profile"}   # commands that are given texts
+COMMANDS = {
+    "ui": ui,
+    "chat": chat,
+    "import": import_,
+    "models": models,
+    "profile": profile,
+    "simulate": simulate,
+    "eval": eval,
+    "bench": bench,
+    "doctor": doctor,
+    "data": data,
+    "settings": settings,
+    "test": test,
+}
+TALKS = {"chat", "eval", "profile"}  # commands that are given texts
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of every command; options for settings come out of the registry."""
-    parser = argparse.ArgumentParser(prog="launch.py", epilog="Without a command, the dashboard opens.",
-                                     description="Run Mixture-of-Experts models larger than GPU memory.")
+    parser = argparse.ArgumentParser(
+        prog="launch.py",
+        epilog="Without a command, the dashboard opens.",
+        description="Run Mixture-of-Experts models larger than GPU memory.",
+    )
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
     for name, module in COMMANDS.items():
-        command = commands.add_parser(name, help=module.HELP, description=module.HELP, allow_abbrev=False,
-                                      usage=f"launch.py {name} [options]")
+        command = commands.add_parser(
+            name, help=module.HELP, description=module.HELP, allow_abbrev=False, usage=f"launch.py {name} [options]"
+        )
         module.add_arguments(command)
         command.set_defaults(run=module.run)
     return parser
@@ -82,8 +97,9 @@ def write_log(error: Exception) -> str:
         private_folder(log.parent)
         with open_private(log, "ab") as file:
             asked = " ".join(without_prompt(sys.argv))
-            file.write(f"--- {datetime.now().astimezone():%Y-%m-%d %H:%M:%S%z}  {asked}\n{text}"
-                       .encode("utf-8", "replace"))
+            file.write(
+                f"--- {datetime.now().astimezone():%Y-%m-%d %H:%M:%S%z}  {asked}\n{text}".encode("utf-8", "replace")
+            )
     except OSError:
         return text
     return f"The details are in {log}"

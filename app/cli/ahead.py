@@ -20,18 +20,32 @@ Milliseconds = Callable[[str], float]
 
 def add_arguments(parser: argparse.ArgumentParser, number: Milliseconds) -> None:
     """Options of prefetching, of the link and of computing; `number` reads what is not negative."""
-    group = parser.add_argument_group("prefetching", "Needs what the link and computing take: below, or measured in a "
-                                      "profile.")
-    group.add_argument("--predictors", metavar="LIST", help="prefetchers, separated by commas, or all that this trace "
-                       f"serves; with --policies left out, on lru: {', '.join(v.name for v in variants('predictor'))}")
+    group = parser.add_argument_group(
+        "prefetching", "Needs what the link and computing take: below, or measured in a profile."
+    )
+    group.add_argument(
+        "--predictors",
+        metavar="LIST",
+        help="prefetchers, separated by commas, or all that this trace "
+        f"serves; with --policies left out, on lru: {', '.join(v.name for v in variants('predictor'))}",
+    )
     group.add_argument("--gbps", type=number, metavar="X", help="bandwidth of the link, in place of --load-ms")
     group.add_argument("--latency-us", type=number, default=0.0, metavar="X", help="added to every copy (default: 0)")
-    group.add_argument("--expert-mb", type=number, metavar="X", help="size of one expert in MB (10^6 bytes), for "
-                       "--gbps and to count bytes")
-    group.add_argument("--head-ms", type=number, metavar="X", help="of computing, what is outside the layers (default: "
-                       "0, or the profile's)")
-    group.add_argument("--predict-ms", type=number, default=0.0, metavar="X", help="a prefetcher's own time in a layer "
-                       "(default: 0)")
+    group.add_argument(
+        "--expert-mb",
+        type=number,
+        metavar="X",
+        help="size of one expert in MB (10^6 bytes), for --gbps and to count bytes",
+    )
+    group.add_argument(
+        "--head-ms",
+        type=number,
+        metavar="X",
+        help="of computing, what is outside the layers (default: 0, or the profile's)",
+    )
+    group.add_argument(
+        "--predict-ms", type=number, default=0.0, metavar="X", help="a prefetcher's own time in a layer (default: 0)"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +63,9 @@ def machine(args: argparse.Namespace, profile: Profile | None, layers: int, top_
     load_ms, compute_ms, head_ms = args.load_ms, args.compute_ms, args.head_ms
     if args.gbps is not None:
         if load_ms is not None or not args.gbps or not args.expert_mb:
-            raise SettingError("To say what a copy takes, give either --load-ms, or --gbps (more than 0) and "
-                               "--expert-mb.")
+            raise SettingError(
+                "To say what a copy takes, give either --load-ms, or --gbps (more than 0) and --expert-mb."
+            )
         load_ms = args.expert_mb / args.gbps
     load_ms = measured.get("load") if load_ms is None else load_ms + args.latency_us / 1e3
     head_ms = measured.get("head", 0.0) if head_ms is None else head_ms
@@ -65,12 +80,15 @@ def machine(args: argparse.Namespace, profile: Profile | None, layers: int, top_
         if args.predictors:
             how = "--compute-ms and one of --load-ms and --gbps, or a --profile with measured times"
         raise SettingError(f"To predict speed, give {how}.")
-    return Machine(Clock(compute_ms, load_ms, expert_ms, args.miss_ms, head_ms, args.predict_ms),
-                   round((args.expert_mb or 0.0) * 1e6))
+    return Machine(
+        Clock(compute_ms, load_ms, expert_ms, args.miss_ms, head_ms, args.predict_ms),
+        round((args.expert_mb or 0.0) * 1e6),
+    )
 
 
-def chosen(text: str, settings: Settings, trace: Trace, profile: Profile | None,
-           say: Callable[[str], None]) -> list[str]:
+def chosen(
+    text: str, settings: Settings, trace: Trace, profile: Profile | None, say: Callable[[str], None]
+) -> list[str]:
     """The prefetchers asked for, "none" first; of "all" those that the trace and the profile serve, and it is said
     which they do not. Raises SettingError for a name that is none."""
     if text.strip() != "all":
@@ -83,19 +101,31 @@ def chosen(text: str, settings: Settings, trace: Trace, profile: Profile | None,
         except MoestroError:
             needs_model = True
         if needs_model or any(profile is None or not profile.has(part) for part in one.needs):
-            say(f"{one.name} is left out: it needs what was not recorded with this trace"
-                f"{' or is not in a profile' if one.needs else ''}.")
+            say(
+                f"{one.name} is left out: it needs what was not recorded with this trace"
+                f"{' or is not in a profile' if one.needs else ''}."
+            )
         else:
             names.append(one.name)
     return list(dict.fromkeys([NONE, *names]))
 
 
-def run(trace: Trace, names: Sequence[str], caches: Sequence[Config], settings: Settings, at: Machine,
-        profile: Profile | None, start: str, processes: int, say: Callable[[str], None]) -> list[list[TimedResult]]:
+def run(
+    trace: Trace,
+    names: Sequence[str],
+    caches: Sequence[Config],
+    settings: Settings,
+    at: Machine,
+    profile: Profile | None,
+    start: str,
+    processes: int,
+    say: Callable[[str], None],
+) -> list[list[TimedResult]]:
     """[prefetcher][cache], and at the end those of the oracle. Raises SettingError or TraceError."""
     configs = [_timed(cache, name, settings) for name in [*names, ORACLE] for cache in caches]
-    found = timed(trace, configs, at.clock, max(1, at.blob_bytes), profile=profile, start=start, processes=processes,
-                  say=say)
+    found = timed(
+        trace, configs, at.clock, max(1, at.blob_bytes), profile=profile, start=start, processes=processes, say=say
+    )
     return [found[i : i + len(caches)] for i in range(0, len(found), len(caches))]
 
 
@@ -118,8 +148,10 @@ def table(found: Mapping[str, TimedResult], title: str, bound: float | None, blo
     width = max(len(name) for name in [*rows, "perfect prefetch"])
     heads = ("ms/token", "stall", "net ms", "hits", "ahead", "late", "recall", "copied", "wasted")
     unit = "MB" if blob_bytes else "experts"
-    lines = [f"{title}; copied and wasted in {unit} a token, net = what prefetching saved less what it cost:",
-             " " * (width + 2) + "".join(f"{head:>10}" for head in heads)]
+    lines = [
+        f"{title}; copied and wasted in {unit} a token, net = what prefetching saved less what it cost:",
+        " " * (width + 2) + "".join(f"{head:>10}" for head in heads),
+    ]
     lines += [_line(name, found[name], width, blob_bytes) for name in rows]
     lines.append(_line("perfect prefetch", found[ORACLE], width, blob_bytes))
     if bound is not None:
@@ -137,9 +169,11 @@ def _line(name: str, one: TimedResult, width: int, blob_bytes: int) -> str:
     known = [value for value in one.recall_by_layer if value is not None]
     tokens, unit = max(1, one.tokens), 1e6 if blob_bytes else 1.0
     copied, wasted = one.demand_bytes + one.prefetch_bytes, one.wasted_bytes
-    return (f"  {name:<{width}}{ms(one.tpot_ms)}{ms(one.stall_ms)}{ms(one.net_ms)}{share(one.hit_rate)}"
-            f"{share(one.prefetch_hit_rate)}{share(one.late_rate)}{share(sum(known) / len(known) if known else None)}"
-            f"{copied / tokens / unit:>10.2f}{wasted / tokens / unit:>10.2f}")
+    return (
+        f"  {name:<{width}}{ms(one.tpot_ms)}{ms(one.stall_ms)}{ms(one.net_ms)}{share(one.hit_rate)}"
+        f"{share(one.prefetch_hit_rate)}{share(one.late_rate)}{share(sum(known) / len(known) if known else None)}"
+        f"{copied / tokens / unit:>10.2f}{wasted / tokens / unit:>10.2f}"
+    )
 
 
 def summary(one: TimedResult) -> dict[str, object]:

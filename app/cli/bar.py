@@ -6,8 +6,8 @@ import shutil
 import sys
 import time
 
-BAR = 24         # characters
-EVERY_S = 0.1    # between two pictures of the bar
+BAR = 24  # characters
+EVERY_S = 0.1  # between two pictures of the bar
 
 
 class Bar:
@@ -38,8 +38,10 @@ class Bar:
         full = round(share * BAR)
         if not self._total:
             return f"[{'#' * full}{'.' * (BAR - full)}] {share:4.0%}  {clock(spent)}  {text}"
-        return (f"[{'#' * full}{'.' * (BAR - full)}] {share:4.0%}  {done / 1e6:,.0f} of {self._total / 1e6:,.0f} MB, "
-                f"{speed / 1e6:,.0f} MB/s{left}  {text}")
+        return (
+            f"[{'#' * full}{'.' * (BAR - full)}] {share:4.0%}  {done / 1e6:,.0f} of {self._total / 1e6:,.0f} MB, "
+            f"{speed / 1e6:,.0f} MB/s{left}  {text}"
+        )
 
     def _draw(self, line: str) -> None:
         line = line[: shutil.get_terminal_size().columns - 1]  # one that wraps cannot be drawn over

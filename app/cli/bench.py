@@ -20,37 +20,58 @@ from core.errors import MoestroError
 HELP = "Measure speed side by side with plain transformers and llama.cpp."
 RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results"
 # Modules of bench/ with run(its options ..., say) and table(result).
-BENCHES = ("quick", "tiers", "formats", "regret", "predictors", "methods", "overhead", "substitution", "lossy",
-           "soak")
-ASKED = ("model", "budget", "rounds", "tokens", "questions", "dtype", "keep", "small", "llama", "minutes",
-         "seed")
+BENCHES = ("quick", "tiers", "formats", "regret", "predictors", "methods", "overhead", "substitution", "lossy", "soak")
+ASKED = ("model", "budget", "rounds", "tokens", "questions", "dtype", "keep", "small", "llama", "minutes", "seed")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", default="quick", choices=BENCHES, help="which one (default: quick)")
-    asked = parser.add_argument_group("what to measure", "Each bench has some of these, and defaults of its own.",
-                                      argument_default=argparse.SUPPRESS)
-    asked.add_argument("--model", metavar="NAME", help='quick, regret, predictors, methods, overhead, lossy: '
-                       '"demo", or a folder with a model (default: demo)')
-    asked.add_argument("--budget", metavar="TEXT", type=options.checked(params()["budget"]),
-                       help="quick, regret: memory budget of the configurations that cache (default: 50%%)")
+    asked = parser.add_argument_group(
+        "what to measure", "Each bench has some of these, and defaults of its own.", argument_default=argparse.SUPPRESS
+    )
+    asked.add_argument(
+        "--model",
+        metavar="NAME",
+        help='quick, regret, predictors, methods, overhead, lossy: "demo", or a folder with a model (default: demo)',
+    )
+    asked.add_argument(
+        "--budget",
+        metavar="TEXT",
+        type=options.checked(params()["budget"]),
+        help="quick, regret: memory budget of the configurations that cache (default: 50%%)",
+    )
     asked.add_argument("--rounds", type=count, metavar="N", help="rounds to take medians of")
     asked.add_argument("--tokens", type=count, metavar="N", help="decode passes a round")
     asked.add_argument("--questions", type=count, metavar="N", help="lossy: questions that every mode answers")
-    asked.add_argument("--dtype", choices=next(p for p in LOADING if p.name == "dtype").choices,
-                       help="quick: compute type of both sides (default: auto, the checkpoint's)")
-    asked.add_argument("--keep", type=Path, metavar="DIR", help="tiers: where the generated model and its packs stay, "
-                       "12 GB; lossy: where it keeps what is measured, to go on when it broke off (default: bench in "
-                       "Moestro's data folder)")
-    asked.add_argument("--small", action="store_true", help="all but quick and regret: so little that it "
-                       "only shows that everything works")
-    asked.add_argument("--llama", metavar="PYTHON", help="tiers: a Python interpreter that has llama_cpp "
-                       "(default: this one, if it has)")
+    asked.add_argument(
+        "--dtype",
+        choices=next(p for p in LOADING if p.name == "dtype").choices,
+        help="quick: compute type of both sides (default: auto, the checkpoint's)",
+    )
+    asked.add_argument(
+        "--keep",
+        type=Path,
+        metavar="DIR",
+        help="tiers: where the generated model and its packs stay, "
+        "12 GB; lossy: where it keeps what is measured, to go on when it broke off (default: bench in "
+        "Moestro's data folder)",
+    )
+    asked.add_argument(
+        "--small",
+        action="store_true",
+        help="all but quick and regret: so little that it only shows that everything works",
+    )
+    asked.add_argument(
+        "--llama",
+        metavar="PYTHON",
+        help="tiers: a Python interpreter that has llama_cpp (default: this one, if it has)",
+    )
     asked.add_argument("--minutes", type=count, metavar="N", help="soak: how long (default: 60)")
     asked.add_argument("--seed", type=count, metavar="N", help="soak: of all that is drawn at random (default: 1)")
     parser.add_argument("--json", action="store_true", help="end with the result as one line of JSON")
-    parser.add_argument("--save", type=Path, metavar="FILE",
-                        help="where to write the result (default: a new file in bench/results)")
+    parser.add_argument(
+        "--save", type=Path, metavar="FILE", help="where to write the result (default: a new file in bench/results)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -27,17 +27,23 @@ HINT = """Write a message. /reset starts over, /set name value changes a setting
 figures, /quit or the end of input leaves. Ctrl-C stops an answer, or leaves when there is none."""
 
 
-HELD = 64   # passes with distributions that are kept in memory
-EXTRAS = {"probs": "the router's whole distributions (2 bytes a token, layer and expert)",
-          "ranks": "what the prefetcher named, so that one that looks at hidden states can be simulated",
-          "tokens": "the ids of the tokens, from which the text can be read"}
+HELD = 64  # passes with distributions that are kept in memory
+EXTRAS = {
+    "probs": "the router's whole distributions (2 bytes a token, layer and expert)",
+    "ranks": "what the prefetcher named, so that one that looks at hidden states can be simulated",
+    "tokens": "the ids of the tokens, from which the text can be read",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", metavar="TEXT", help="answer this and leave")
     parser.add_argument("--json", action="store_true", help="print one line of JSON with the figures after each answer")
-    parser.add_argument("--record", type=Path, metavar="FILE", help="write which experts every token chose to a new "
-                        "file, for `launch.py simulate`")
+    parser.add_argument(
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help="write which experts every token chose to a new file, for `launch.py simulate`",
+    )
     for name, what in EXTRAS.items():
         parser.add_argument(f"--record-{name}", action="store_true", help=f"record {what} as well")
     options.add_settings(parser)
@@ -86,8 +92,9 @@ def check_record(path: Path, spec: LoadSpec) -> None:
         raise MoestroError("Nothing can be recorded while telemetry is off. Leave out --telemetry off, or --record.")
 
 
-def record(path: Path | None, engine: EngineFace, spec: LoadSpec,
-           extras: Mapping[str, bool]) -> TraceWriter | nullcontext[None]:
+def record(
+    path: Path | None, engine: EngineFace, spec: LoadSpec, extras: Mapping[str, bool]
+) -> TraceWriter | nullcontext[None]:
     """A trace of what `engine` will route, with those of EXTRAS that are on; or nothing."""
     if path is None:
         return nullcontext()
@@ -95,8 +102,16 @@ def record(path: Path | None, engine: EngineFace, spec: LoadSpec,
         engine.keep(**extras)
     predictor = spec.settings.choice("predictor") if extras["ranks"] else None
     shape, hashed = engine.shape, str(engine.manifest().get("model_hash", ""))
-    return TraceWriter(path, shape.layers, shape.experts, shape.top_k, model=spec.model, model_hash=hashed,
-                       probs=extras["probs"], predictor=predictor)
+    return TraceWriter(
+        path,
+        shape.layers,
+        shape.experts,
+        shape.top_k,
+        model=spec.model,
+        model_hash=hashed,
+        probs=extras["probs"],
+        predictor=predictor,
+    )
 
 
 class Progress:
@@ -117,13 +132,14 @@ class Progress:
 class Chat:
     """A conversation with its history. A stopped or failed answer leaves no half of itself in the history."""
 
-    def __init__(self, engine: EngineFace, spec: LoadSpec, sampling: Sampling, as_json: bool,
-                 trace: TraceWriter | None = None) -> None:
+    def __init__(
+        self, engine: EngineFace, spec: LoadSpec, sampling: Sampling, as_json: bool, trace: TraceWriter | None = None
+    ) -> None:
         self.engine, self.spec, self.sampling, self.as_json = engine, spec, sampling, as_json
         self.trace, self.answers, self.missing = trace, 0, False
         self.history: list[dict[str, str]] = []
         self.stats: AnswerStats | None = None
-        self.quality: Quality | None = None   # of the last answer, if it was scored
+        self.quality: Quality | None = None  # of the last answer, if it was scored
 
     def ask(self, prompt: str) -> AnswerStats:
         """Stream one answer to stdout, then its figures. Raises MoestroError as the engine does."""
@@ -186,9 +202,15 @@ class Chat:
         loading = self.spec.describe()
         loading["format"] = str(self.engine.manifest().get("format", self.spec.format))  # a pack has its own
         sampling = {**dataclasses.asdict(self.sampling), "seed": stats.seed}
-        return {"model": self.spec.model, "text": text, **dataclasses.asdict(stats),
-                "quality": dataclasses.asdict(self.quality) if self.quality is not None else None, "loading": loading,
-                "settings": dict(self.engine.settings), "sampling": sampling}
+        return {
+            "model": self.spec.model,
+            "text": text,
+            **dataclasses.asdict(stats),
+            "quality": dataclasses.asdict(self.quality) if self.quality is not None else None,
+            "loading": loading,
+            "settings": dict(self.engine.settings),
+            "sampling": sampling,
+        }
 
     def converse(self) -> int:
         """Read messages and commands until the end of input, /quit, or Ctrl-C while nothing is being answered."""
@@ -228,8 +250,10 @@ class Chat:
             self.sampling = Sampling.checked(**dataclasses.asdict(self.sampling) | {name: checked})
         else:
             if self.trace is not None and self.trace.predictor is not None and name.startswith("predictor"):
-                raise MoestroError("What the prefetcher names is being recorded, so it stays the same. Start again "
-                                   "with another one, and another file to record into.")
+                raise MoestroError(
+                    "What the prefetcher names is being recorded, so it stays the same. Start again "
+                    "with another one, and another file to record into."
+                )
             self.engine.change({name: checked})
         return f"{name} = {checked}"
 
@@ -249,5 +273,7 @@ def line(stats: AnswerStats, quality: Quality | None = None) -> str:
     told = scored(dataclasses.asdict(quality) if quality is not None else None)
     marks = "".join(f" · {one}" for one in [lossy(dataclasses.asdict(stats)), *told])
     marks = (" · emulated link" if stats.emulated else "") + marks
-    return (f"[{stats.new_tokens} tokens · {stats.tok_s:.1f} tok/s · first after {stats.ttft_ms:.0f} ms{hit}"
-            f" · {stats.demand_bytes / 1e6:.1f} MB fetched{disk} · {stats.reason}{marks}]")
+    return (
+        f"[{stats.new_tokens} tokens · {stats.tok_s:.1f} tok/s · first after {stats.ttft_ms:.0f} ms{hit}"
+        f" · {stats.demand_bytes / 1e6:.1f} MB fetched{disk} · {stats.reason}{marks}]"
+    )

@@ -13,10 +13,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--check", action="store_true", help="check that the database is whole, with no limit of time")
     what.add_argument("--backup", action="store_true", help="make a copy now; the last two are kept")
-    what.add_argument("--restore", action="store_true", help="put the newest whole copy in the place of the database, "
-                      "which is kept under another name")
-    what.add_argument("--move-aside", action="store_true", help="give the database another name, so that the next "
-                      "start begins afresh")
+    what.add_argument(
+        "--restore",
+        action="store_true",
+        help="put the newest whole copy in the place of the database, which is kept under another name",
+    )
+    what.add_argument(
+        "--move-aside", action="store_true", help="give the database another name, so that the next start begins afresh"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -21,8 +21,12 @@ GB = 1e9
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-    parser.add_argument("--pack", type=Path, metavar="DIR",
-                        help="read this expert pack to its last byte instead, and say what is damaged")
+    parser.add_argument(
+        "--pack",
+        type=Path,
+        metavar="DIR",
+        help="read this expert pack to its last byte instead, and say what is damaged",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,10 +51,28 @@ def check_pack(pack: Path, as_json: bool) -> int:
     if manifest is not None and (wrong := problem(pack, manifest.model_hash)):
         found = found._replace(problems=(*found.problems, wrong))
     if as_json:
-        facts = {"format": manifest.format, "experts": manifest.total, "source": dict(manifest.source),
-                 "exact": dict(manifest.exact)} if manifest else {}
-        print(json.dumps({"pack": str(pack), "bytes": found.bytes, "seconds": round(seconds, 3), **facts,
-                          "problems": found.problems}, indent=2))
+        facts = (
+            {
+                "format": manifest.format,
+                "experts": manifest.total,
+                "source": dict(manifest.source),
+                "exact": dict(manifest.exact),
+            }
+            if manifest
+            else {}
+        )
+        print(
+            json.dumps(
+                {
+                    "pack": str(pack),
+                    "bytes": found.bytes,
+                    "seconds": round(seconds, 3),
+                    **facts,
+                    "problems": found.problems,
+                },
+                indent=2,
+            )
+        )
     else:
         print("\n".join(found.problems) or f"{pack} is whole: {found.bytes / GB:.2f} GB read in {seconds:.1f} s.")
     return 1 if found.problems else 0
@@ -62,10 +84,19 @@ def examine(folder: Path) -> dict[str, Any]:
 
     memory = host_memory()
     found = {
-        "moestro": __version__, "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "python": platform.python_version(), "executable": sys.executable, "packages": packages(), "cpu": probes.cpu(),
-        "memory": {"total_bytes": memory.total, "free_bytes": memory.available}, "gpus": probes.gpus(),
-        "link": probes.link(), "disk": probes.disk(folder), "data_dir": str(folder), "chromium": probes.chromium()}
+        "moestro": __version__,
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "packages": packages(),
+        "cpu": probes.cpu(),
+        "memory": {"total_bytes": memory.total, "free_bytes": memory.available},
+        "gpus": probes.gpus(),
+        "link": probes.link(),
+        "disk": probes.disk(folder),
+        "data_dir": str(folder),
+        "chromium": probes.chromium(),
+    }
     return found | {"problems": problems(found)}
 
 
@@ -75,18 +106,29 @@ def packages() -> list[dict[str, Any]]:
     for requirement in launch.requirements("ui"):
         name = launch.name_of(requirement)
         version = launch.installed(name)
-        rows.append({"name": name, "wanted": requirement.removeprefix(name), "version": version,
-                     "fits": launch.fits(version, requirement)})
+        rows.append(
+            {
+                "name": name,
+                "wanted": requirement.removeprefix(name),
+                "version": version,
+                "fits": launch.fits(version, requirement),
+            }
+        )
     return rows
 
 
 def problems(found: dict[str, Any]) -> list[str]:
     """What to mend, in the user's words."""
-    wrong = [f"{p['name']} {p['version']} is not {p['wanted']}: run `python launch.py`, which installs what fits."
-             for p in found["packages"] if p["version"] and not p["fits"]]
+    wrong = [
+        f"{p['name']} {p['version']} is not {p['wanted']}: run `python launch.py`, which installs what fits."
+        for p in found["packages"]
+        if p["version"] and not p["fits"]
+    ]
     if any(not gpu["usable"] for gpu in found["gpus"]):
-        wrong.append("There is an NVIDIA GPU, but this torch cannot use it: it is a CPU build, or the driver is too "
-                     "old for it. Update the driver, delete .venv and run `python launch.py` again.")
+        wrong.append(
+            "There is an NVIDIA GPU, but this torch cannot use it: it is a CPU build, or the driver is too "
+            "old for it. Update the driver, delete .venv and run `python launch.py` again."
+        )
     if problem := found["disk"].get("problem"):
         wrong.append(f"The data directory cannot be written: {problem}. Let MOESTRO_HOME name another.")
     return wrong
@@ -95,19 +137,29 @@ def problems(found: dict[str, Any]) -> list[str]:
 def report(found: dict[str, Any]) -> str:
     """The same for people."""
     cpu, memory, link, disk = found["cpu"], found["memory"], found["link"], found["disk"]
-    rows = [("Moestro", found["moestro"]), ("System", found["system"]),
-            ("Python", f"{found['python']}  {found['executable']}")]
-    rows += [(p["name"], f"{p['version'] or 'not installed'}{'' if p['fits'] else '  (wanted: ' + p['wanted'] + ')'}")
-             for p in found["packages"]]
-    rows += [("CPU", f"{cpu['name']}, {cpu['cores'] or '?'} cores, {cpu['threads']} threads"),
-             ("CPU vectors", f"torch uses {cpu['torch_uses']}; has {' '.join(cpu['flags']) or 'no known flags'}"),
-             ("Memory", f"{memory['free_bytes'] / GB:.1f} GB free of {memory['total_bytes'] / GB:.1f} GB")]
+    rows = [
+        ("Moestro", found["moestro"]),
+        ("System", found["system"]),
+        ("Python", f"{found['python']}  {found['executable']}"),
+    ]
+    rows += [
+        (p["name"], f"{p['version'] or 'not installed'}{'' if p['fits'] else '  (wanted: ' + p['wanted'] + ')'}")
+        for p in found["packages"]
+    ]
+    rows += [
+        ("CPU", f"{cpu['name']}, {cpu['cores'] or '?'} cores, {cpu['threads']} threads"),
+        ("CPU vectors", f"torch uses {cpu['torch_uses']}; has {' '.join(cpu['flags']) or 'no known flags'}"),
+        ("Memory", f"{memory['free_bytes'] / GB:.1f} GB free of {memory['total_bytes'] / GB:.1f} GB"),
+    ]
     rows += [("GPU", describe(gpu)) for gpu in found["gpus"]] or [("GPU", "none: experts are cached in main memory")]
     read = f"read {disk['read_gbps']:.1f} GB/s{' (cached)' if disk['cached'] else ''}" if disk["read_gbps"] else ""
     speeds = f"{read}, write {disk['write_gbps']:.1f} GB/s" if read else "not measured"
-    rows += [("Link", f"{link['gbps']:.1f} GB/s, {link['kind']}"),
-             ("Disk", f"{speeds}, {disk['free_bytes'] / GB:.0f} GB free in {disk['path']}"),
-             ("Data", found["data_dir"]), ("Chromium", found["chromium"] or "not found: the browser tests are skipped")]
+    rows += [
+        ("Link", f"{link['gbps']:.1f} GB/s, {link['kind']}"),
+        ("Disk", f"{speeds}, {disk['free_bytes'] / GB:.0f} GB free in {disk['path']}"),
+        ("Data", found["data_dir"]),
+        ("Chromium", found["chromium"] or "not found: the browser tests are skipped"),
+    ]
     rows += [("Problem", text) for text in found["problems"]]
     return "\n".join(f"{name:14} {text}" for name, text in rows)
 
@@ -116,6 +168,7 @@ def describe(gpu: dict[str, Any]) -> str:
     """One GPU on one line."""
     text = f"{gpu['name']}, {gpu['free_bytes'] / GB:.1f} GB free of {gpu['total_bytes'] / GB:.1f} GB"
     if pcie := gpu.get("pcie"):
-        text += (f", PCIe {pcie['generation']} x{pcie['width']} now, at most {pcie['generation_max']} "
-                 f"x{pcie['width_max']}")
+        text += (
+            f", PCIe {pcie['generation']} x{pcie['width']} now, at most {pcie['generation_max']} x{pcie['width_max']}"
+        )
     return text + ("" if gpu["usable"] else " (this torch cannot use it)")

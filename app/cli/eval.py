@@ -22,22 +22,58 @@ RESIDENCIES, QUESTIONS, TOKENS = ".75,.5,.375", 24, 192
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what to measure")
-    what.add_argument("--modes", default="all", metavar="LIST", help="configurations, separated by commas; --list "
-                      "prints them (default: all)")
-    what.add_argument("--residency", default=RESIDENCIES, metavar="LIST", help="shares of the experts in slots "
-                      f"(default: {RESIDENCIES})")
-    what.add_argument("--questions", type=number, default=QUESTIONS, metavar="N", help="questions a mode answers, half "
-                      f"of them in phrasings that were never trained (default: {QUESTIONS}; 0 = none)")
-    what.add_argument("--facts", type=Path, metavar="FILE", help="a .jsonl with question, answer and split (trained or "
-                      "unseen) a line (default: the demo model's own; other models have none)")
-    what.add_argument("--tokens", type=number, default=TOKENS, metavar="N", help="tokens of text for perplexity and "
-                      f"agreement (default: {TOKENS}; 0 = none)")
-    what.add_argument("--text", type=Path, metavar="PATH", help="a text file or folder (default: held-out "
-                      "documentation for the demo model, else the bundled prompts)")
-    what.add_argument("--predictors", metavar="LIST", help="prefetchers whose predictions the execute modes compute "
-                      "(default: gate, default_vectors, estimator, hybrid)")
-    what.add_argument("--tasks", default="", metavar="LIST", help="tasks of lm-evaluation-harness to run instead; it "
-                      "has to be installed")
+    what.add_argument(
+        "--modes",
+        default="all",
+        metavar="LIST",
+        help="configurations, separated by commas; --list prints them (default: all)",
+    )
+    what.add_argument(
+        "--residency",
+        default=RESIDENCIES,
+        metavar="LIST",
+        help=f"shares of the experts in slots (default: {RESIDENCIES})",
+    )
+    what.add_argument(
+        "--questions",
+        type=number,
+        default=QUESTIONS,
+        metavar="N",
+        help="questions a mode answers, half "
+        f"of them in phrasings that were never trained (default: {QUESTIONS}; 0 = none)",
+    )
+    what.add_argument(
+        "--facts",
+        type=Path,
+        metavar="FILE",
+        help="a .jsonl with question, answer and split (trained or "
+        "unseen) a line (default: the demo model's own; other models have none)",
+    )
+    what.add_argument(
+        "--tokens",
+        type=number,
+        default=TOKENS,
+        metavar="N",
+        help=f"tokens of text for perplexity and agreement (default: {TOKENS}; 0 = none)",
+    )
+    what.add_argument(
+        "--text",
+        type=Path,
+        metavar="PATH",
+        help="a text file or folder (default: held-out documentation for the demo model, else the bundled prompts)",
+    )
+    what.add_argument(
+        "--predictors",
+        metavar="LIST",
+        help="prefetchers whose predictions the execute modes compute "
+        "(default: gate, default_vectors, estimator, hybrid)",
+    )
+    what.add_argument(
+        "--tasks",
+        default="",
+        metavar="LIST",
+        help="tasks of lm-evaluation-harness to run instead; it has to be installed",
+    )
     what.add_argument("--task-dir", type=Path, metavar="DIR", help="a folder with tasks of your own (.yaml)")
     what.add_argument("--limit", type=number, metavar="N", help="examples of each task (default: all)")
     parser.add_argument("--list", action="store_true", help="print the modes and leave")
@@ -65,12 +101,16 @@ def run(args: argparse.Namespace) -> int:
         bar, cancel = Bar(), threading.Event()
         try:
             with stoppable(cancel):
-                result = tasks(args, engine, modes, shares, bar, cancel) if args.tasks else measured(
-                    args, engine, modes, shares, asked, texts, bar, cancel)
+                result = (
+                    tasks(args, engine, modes, shares, bar, cancel)
+                    if args.tasks
+                    else measured(args, engine, modes, shares, asked, texts, bar, cancel)
+                )
         except MoestroError:
             raise
         except Exception as error:
             from core.memory.store import Cancelled
+
             if not isinstance(error, Cancelled):
                 raise
             bar.end()
@@ -94,15 +134,25 @@ def given(args: argparse.Namespace) -> tuple[Any, Any]:
     asked = texts = None
     if args.facts is not None:
         from core.evaluate.questions import from_file
+
         asked = from_file(args.facts)
     if args.text is not None:
         from core.evaluate.passages import read
+
         texts = read(args.text)
     return asked, texts
 
 
-def measured(args: argparse.Namespace, engine: Any, modes: Sequence[Any], shares: Sequence[float], asked: Any,
-             texts: Any, bar: Bar, cancel: threading.Event) -> dict[str, Any]:
+def measured(
+    args: argparse.Namespace,
+    engine: Any,
+    modes: Sequence[Any],
+    shares: Sequence[float],
+    asked: Any,
+    texts: Any,
+    bar: Bar,
+    cancel: threading.Event,
+) -> dict[str, Any]:
     """Every mode at every residency, as plain data; writes the CSV."""
     from core.evaluate.calibrated import calibrated
     from core.evaluate.rows import to_csv, with_savings
@@ -111,8 +161,11 @@ def measured(args: argparse.Namespace, engine: Any, modes: Sequence[Any], shares
 
     material = gather(engine, args.questions, args.tokens, asked, texts)
     if args.questions and not material.questions:
-        print(material.note or f"There are no questions for {engine.model_name}: exact match is not measured. --facts "
-              "names a file.", file=sys.stderr)
+        print(
+            material.note
+            or f"There are no questions for {engine.model_name}: exact match is not measured. --facts names a file.",
+            file=sys.stderr,
+        )
     calibrated(engine, modes, lambda text, share: bar.show(f"calibrating: {text}", share), cancel)
     rows = with_savings(evaluate(engine, modes, shares, material, progress=bar.show, cancel=cancel))
     said = about(engine, material, str(args.text or ""), str(args.facts or ""))
@@ -122,15 +175,21 @@ def measured(args: argparse.Namespace, engine: Any, modes: Sequence[Any], shares
     return result(said, rows)
 
 
-def tasks(args: argparse.Namespace, engine: Any, modes: Sequence[Any], shares: Sequence[float], bar: Bar,
-          cancel: threading.Event) -> dict[str, Any]:
+def tasks(
+    args: argparse.Namespace,
+    engine: Any,
+    modes: Sequence[Any],
+    shares: Sequence[float],
+    bar: Bar,
+    cancel: threading.Event,
+) -> dict[str, Any]:
     """Every mode at every residency on tasks of the harness."""
     from core.evaluate.calibrated import calibrated
     from core.evaluate.harness import adapter
     from core.evaluate.scorer import Scorer
     from core.evaluate.tasks import evaluate_tasks
 
-    adapter(Scorer(engine))          # is it installed?
+    adapter(Scorer(engine))  # is it installed?
     calibrated(engine, modes, lambda text, share: bar.show(f"calibrating: {text}", share), cancel)
     names = [word for word in args.tasks.replace(" ", "").split(",") if word]
     found = evaluate_tasks(engine, modes, shares, names, args.task_dir, args.limit or None, bar.show, cancel)
@@ -146,16 +205,23 @@ def listing(modes: Sequence[Any]) -> str:
 def table(found: dict[str, Any]) -> str:
     """The result for a reader."""
     if "tasks" in found:
-        lines = [f"{one['mode']:28s} {one['residency']:6.1%}  {one['problem']}" + "; ".join(
-            f"{task}: " + ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
-            for task, figures in one["figures"].items()) for one in found["tasks"]]
+        lines = [
+            f"{one['mode']:28s} {one['residency']:6.1%}  {one['problem']}"
+            + "; ".join(
+                f"{task}: " + ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+                for task, figures in one["figures"].items()
+            )
+            for one in found["tasks"]
+        ]
         return "\n".join([f"{found['model']}, tasks of lm-evaluation-harness:", *lines])
     from core.evaluate.others import MUCH
 
     heads = ("mode", "match", "unseen", "perpl.", "agree", "changed", "MB/token", "tok/s")
-    lines = [f"{found['model']}: {found['questions']['seen']} + {found['questions']['unseen']} questions, "
-             f"{found['text']['tokens']} tokens of {found['text']['source']}; link: {found['link']}; "
-             f"{clock(found['seconds'])}"]
+    lines = [
+        f"{found['model']}: {found['questions']['seen']} + {found['questions']['unseen']} questions, "
+        f"{found['text']['tokens']} tokens of {found['text']['source']}; link: {found['link']}; "
+        f"{clock(found['seconds'])}"
+    ]
     if note := found["questions"].get("note"):
         lines.append(note)
     for share in dict.fromkeys(one["residency"] for one in found["rows"]):
@@ -173,9 +239,15 @@ def _line(one: dict[str, Any], best: bool) -> str:
     name = f"{'*' if best else ' '} {one['mode']:30s}"
     if one["problem"]:
         return f"{name}  {one['problem']}"
-    cells = [(one["exact_match"], "{:.1%}"), (one["unseen_match"], "{:.1%}"), (one["perplexity"], "{:.2f}"),
-             (one["agreement"], "{:.1%}"), (one["substituted_rate"], "{:.1%}"),
-             (one["link_bytes"] and one["link_bytes"] / 1e6, "{:.3f}"), (one["tok_s"], "{:.1f}")]
+    cells = [
+        (one["exact_match"], "{:.1%}"),
+        (one["unseen_match"], "{:.1%}"),
+        (one["perplexity"], "{:.2f}"),
+        (one["agreement"], "{:.1%}"),
+        (one["substituted_rate"], "{:.1%}"),
+        (one["link_bytes"] and one["link_bytes"] / 1e6, "{:.3f}"),
+        (one["tok_s"], "{:.1f}"),
+    ]
     return name + "".join(f"{'-' if value is None else form.format(value):>10s}" for value, form in cells)
 
 

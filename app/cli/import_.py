@@ -18,14 +18,26 @@ HELP = "Import a model into an expert pack, which opens in seconds and may be la
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="SRC",
-                        help='a model directory, a GGUF file, "demo", or a hub id (org/name, org/name:Q4_K_M)')
-    parser.add_argument("--format", default="auto", choices=("auto", *FORMATS), metavar="NAME",
-                        help=f"format of the experts (default: auto, as they are): {', '.join(FORMATS)}")
-    parser.add_argument("--out", type=Path, metavar="DIR",
-                        help="the new directory (default: packs/NAME-FORMAT in the data directory)")
-    parser.add_argument("--split", type=float, default=0.0, metavar="SHARE",
-                        help="keep this share of every expert apart as its top segment (default: 0, none)")
+    parser.add_argument(
+        "source", metavar="SRC", help='a model directory, a GGUF file, "demo", or a hub id (org/name, org/name:Q4_K_M)'
+    )
+    parser.add_argument(
+        "--format",
+        default="auto",
+        choices=("auto", *FORMATS),
+        metavar="NAME",
+        help=f"format of the experts (default: auto, as they are): {', '.join(FORMATS)}",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="the new directory (default: packs/NAME-FORMAT in the data directory)"
+    )
+    parser.add_argument(
+        "--split",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="keep this share of every expert apart as its top segment (default: 0, none)",
+    )
     parser.add_argument("--download", action="store_true", help="fetch the model from the hub if it is not here")
     parser.add_argument("--json", action="store_true", help="end with the result as one line of JSON")
 
@@ -43,8 +55,14 @@ def run(args: argparse.Namespace) -> int:
 
     bar, start = Bar(), time.perf_counter()
     try:
-        pack = import_model(args.source, args.out or default, format=args.format, split=args.split, progress=bar.show,
-                            download=args.download or agreed(args.source))
+        pack = import_model(
+            args.source,
+            args.out or default,
+            format=args.format,
+            split=args.split,
+            progress=bar.show,
+            download=args.download or agreed(args.source),
+        )
     except KeyboardInterrupt:
         bar.end()
         left = chosen[0].with_name(f"{chosen[0].name}.partial") if chosen else None
@@ -57,12 +75,24 @@ def run(args: argparse.Namespace) -> int:
     bar.end()
     manifest, seconds = check(pack), time.perf_counter() - start
     if args.json:
-        print(json.dumps({"pack": str(pack), "format": manifest.format, "bytes": manifest.bytes,
-                          "experts": manifest.total, "source": dict(manifest.source), "exact": dict(manifest.exact),
-                          "seconds": round(seconds, 3)}))
+        print(
+            json.dumps(
+                {
+                    "pack": str(pack),
+                    "format": manifest.format,
+                    "bytes": manifest.bytes,
+                    "experts": manifest.total,
+                    "source": dict(manifest.source),
+                    "exact": dict(manifest.exact),
+                    "seconds": round(seconds, 3),
+                }
+            )
+        )
     else:
-        print(f"{pack}\n{manifest.total} experts as {manifest.format}, {manifest.bytes / 1e9:.2f} GB, from "
-              f"{manifest.source['label']}, in {clock(seconds)}")
+        print(
+            f"{pack}\n{manifest.total} experts as {manifest.format}, {manifest.bytes / 1e9:.2f} GB, from "
+            f"{manifest.source['label']}, in {clock(seconds)}"
+        )
         print("\n".join(f"  {part}: {how}" for part, how in manifest.exact.items()))
         if "stored" in manifest.source:
             print(f"  The file has {manifest.source['stored']}")

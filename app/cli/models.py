@@ -20,13 +20,21 @@ HEADS = ("NAME", "KIND", "FORMAT", "SIZE", "EXPERTS", "LAST USED")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--folder", action="append", default=[], metavar="DIR",
-                        help="search this folder as well, two levels deep (may be given more than once)")
+    parser.add_argument(
+        "--folder",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="search this folder as well, two levels deep (may be given more than once)",
+    )
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
     parser.add_argument("--delete", metavar="NAME", help="delete a pack, by its name or path; needs --yes")
     parser.add_argument("--yes", action="store_true", help="delete without being asked again")
-    parser.add_argument("--from-cache", action="store_true",
-                        help="with --delete: also what is in the Hugging Face cache, which other programs use")
+    parser.add_argument(
+        "--from-cache",
+        action="store_true",
+        help="with --delete: also what is in the Hugging Face cache, which other programs use",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,9 +61,11 @@ def pick(found: Iterable[Entry], name: str) -> Entry:
     """The one entry of that name or path. Raises MoestroError."""
     same = [e for e in found if name in (e.name, e.path) or same_place(Path(name)) == Path(e.path)]
     if len(same) != 1:
-        raise MoestroError(f"There is no model {name!r}. `python launch.py models` lists them." if not same else
-                           f"{len(same)} models are called {name!r}. Give the path of one: "
-                           f"{', '.join(e.path for e in same)}.")
+        raise MoestroError(
+            f"There is no model {name!r}. `python launch.py models` lists them."
+            if not same
+            else f"{len(same)} models are called {name!r}. Give the path of one: {', '.join(e.path for e in same)}."
+        )
     return same[0]
 
 
@@ -70,8 +80,18 @@ def remove(entry: Entry, sure: bool, from_cache: bool) -> int:
 
 def listed(found: Iterable[Entry]) -> str:
     """The list as aligned text; the reason of what cannot be used stands under it."""
-    rows = [(one_line(e.name), e.kind, e.format, size(e.bytes) if e.bytes else "", _experts(e),
-             _utc(e.used)[:10] or "never", one_line(e.problem)) for e in found]
+    rows = [
+        (
+            one_line(e.name),
+            e.kind,
+            e.format,
+            size(e.bytes) if e.bytes else "",
+            _experts(e),
+            _utc(e.used)[:10] or "never",
+            one_line(e.problem),
+        )
+        for e in found
+    ]
     widths = [max(len(row[i]) for row in [*rows, HEADS]) for i in range(len(HEADS))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(HEADS, widths, strict=True)).rstrip()]
     for row in rows:

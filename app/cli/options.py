@@ -17,17 +17,32 @@ LIVE, LOAD, DRAW = "live:", "load:", "draw:"  # where in the namespace a generat
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """`--model`, and an option for each setting. A variant's own parameters are given with `--set name=value`."""
     loading = parser.add_argument_group("model")
-    loading.add_argument("--model", metavar="NAME", help='"demo", or a folder with a model (default: demo; in the '
-                         "dashboard, the last one)")
+    loading.add_argument(
+        "--model",
+        metavar="NAME",
+        help='"demo", or a folder with a model (default: demo; in the dashboard, the last one)',
+    )
     _add(loading, LOADING, LOAD)
     live = parser.add_argument_group("settings")
-    live.add_argument("--preset", metavar="NAME", type=preset_named, help="the values of a system of the literature; "
-                      f"what other options name comes on top: {', '.join(p.name for p in PRESETS)}")
+    live.add_argument(
+        "--preset",
+        metavar="NAME",
+        type=preset_named,
+        help="the values of a system of the literature; "
+        f"what other options name comes on top: {', '.join(p.name for p in PRESETS)}",
+    )
     known = params()
     _add(live, [known[p.name] for p in GENERAL], LIVE)
-    live.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", type=pair, dest="pairs",
-                      help="set anything by its full name, for example eviction.lfu.half_life=64; "
-                           "`launch.py settings` lists the names")
+    live.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        type=pair,
+        dest="pairs",
+        help="set anything by its full name, for example eviction.lfu.half_life=64; "
+        "`launch.py settings` lists the names",
+    )
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +68,10 @@ def sampling(args: argparse.Namespace) -> Sampling:
 def assign(name: str, value: object) -> tuple[str, str, Value]:
     """Check one value by its setting's name; (where it belongs, name, value). Raises SettingError."""
     groups: dict[str, Mapping[str, Param]] = {
-        LIVE: params(), LOAD: {p.name: p for p in LOADING}, DRAW: {p.name: p for p in SAMPLING}}
+        LIVE: params(),
+        LOAD: {p.name: p for p in LOADING},
+        DRAW: {p.name: p for p in SAMPLING},
+    }
     for where, known in groups.items():
         if name in known:
             return where, name, known[name].check(value)
@@ -63,8 +81,14 @@ def assign(name: str, value: object) -> tuple[str, str, Value]:
 
 def _add(group: Any, known: Any, where: str) -> None:
     for param in known:
-        group.add_argument(f"--{param.name.replace('_', '-')}", dest=where + param.name, default=argparse.SUPPRESS,
-                           type=checked(param), metavar=_metavar(param), help=_help(param))
+        group.add_argument(
+            f"--{param.name.replace('_', '-')}",
+            dest=where + param.name,
+            default=argparse.SUPPRESS,
+            type=checked(param),
+            metavar=_metavar(param),
+            help=_help(param),
+        )
 
 
 def checked(param: Param) -> Callable[[str], Value]:

@@ -23,9 +23,13 @@ def cpu() -> dict[str, Any]:
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     wanted = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "asimd")
     flags = set((fields.get("flags") or fields.get("Features") or "").split())
-    return {"name": fields.get("model name") or platform.processor() or platform.machine(),
-            "cores": psutil.cpu_count(logical=False), "threads": os.cpu_count(),
-            "torch_uses": torch.backends.cpu.get_cpu_capability(), "flags": [flag for flag in wanted if flag in flags]}
+    return {
+        "name": fields.get("model name") or platform.processor() or platform.machine(),
+        "cores": psutil.cpu_count(logical=False),
+        "threads": os.cpu_count(),
+        "torch_uses": torch.backends.cpu.get_cpu_capability(),
+        "flags": [flag for flag in wanted if flag in flags],
+    }
 
 
 def gpus() -> list[dict[str, Any]]:
@@ -36,9 +40,16 @@ def gpus() -> list[dict[str, Any]]:
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         properties = torch.cuda.get_device_properties(index)
         free, total = torch.cuda.mem_get_info(index)
-        found.append({"name": properties.name, "usable": True, "total_bytes": total, "free_bytes": free,
-                      "capability": f"{properties.major}.{properties.minor}",
-                      **nvml(str(getattr(properties, "uuid", "")), index)})
+        found.append(
+            {
+                "name": properties.name,
+                "usable": True,
+                "total_bytes": total,
+                "free_bytes": free,
+                "capability": f"{properties.major}.{properties.minor}",
+                **nvml(str(getattr(properties, "uuid", "")), index),
+            }
+        )
     return found or nvml_alone()
 
 
@@ -49,11 +60,15 @@ def nvml(uuid: str, index: int) -> dict[str, Any]:
     try:
         nv.nvmlInit()
         handle = nv.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}") if uuid else nv.nvmlDeviceGetHandleByIndex(index)
-        return {"driver": str(nv.nvmlSystemGetDriverVersion()), "pcie": {
-            "generation": nv.nvmlDeviceGetCurrPcieLinkGeneration(handle),
-            "generation_max": nv.nvmlDeviceGetMaxPcieLinkGeneration(handle),
-            "width": nv.nvmlDeviceGetCurrPcieLinkWidth(handle),
-            "width_max": nv.nvmlDeviceGetMaxPcieLinkWidth(handle)}}
+        return {
+            "driver": str(nv.nvmlSystemGetDriverVersion()),
+            "pcie": {
+                "generation": nv.nvmlDeviceGetCurrPcieLinkGeneration(handle),
+                "generation_max": nv.nvmlDeviceGetMaxPcieLinkGeneration(handle),
+                "width": nv.nvmlDeviceGetCurrPcieLinkWidth(handle),
+                "width_max": nv.nvmlDeviceGetMaxPcieLinkWidth(handle),
+            },
+        }
     except nv.NVMLError:
         return {}
 
@@ -66,8 +81,15 @@ def nvml_alone() -> list[dict[str, Any]]:
         nv.nvmlInit()
         handles = [nv.nvmlDeviceGetHandleByIndex(i) for i in range(nv.nvmlDeviceGetCount())]
         memory = [nv.nvmlDeviceGetMemoryInfo(handle) for handle in handles]
-        return [{"name": str(nv.nvmlDeviceGetName(handle)), "usable": False, "total_bytes": int(m.total),
-                 "free_bytes": int(m.free)} for handle, m in zip(handles, memory, strict=True)]
+        return [
+            {
+                "name": str(nv.nvmlDeviceGetName(handle)),
+                "usable": False,
+                "total_bytes": int(m.total),
+                "free_bytes": int(m.free),
+            }
+            for handle, m in zip(handles, memory, strict=True)
+        ]
     except nv.NVMLError:
         return []
 
@@ -92,8 +114,13 @@ def link(repeats: int = 5, size: int = 128 * MB) -> dict[str, Any]:
 def disk(folder: Path, size: int = 128 * MB) -> dict[str, Any]:
     """Write and read speed where the data directory is, or will be, in GB/s; nothing is left behind."""
     there = next((p for p in (folder, *folder.parents) if p.is_dir()), Path.cwd())
-    result: dict[str, Any] = {"path": str(there), "free_bytes": shutil.disk_usage(there).free, "write_gbps": None,
-                              "read_gbps": None, "cached": not hasattr(os, "posix_fadvise")}
+    result: dict[str, Any] = {
+        "path": str(there),
+        "free_bytes": shutil.disk_usage(there).free,
+        "write_gbps": None,
+        "read_gbps": None,
+        "cached": not hasattr(os, "posix_fadvise"),
+    }
     block = os.urandom(MB)
     try:
         with tempfile.TemporaryFile(dir=there, buffering=0) as file:

@@ -25,17 +25,43 @@ HELP = "Calibrate a model: measure its routing and its times, for the predictors
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--text", action="append", type=Path, default=[], metavar="PATH", help="a text file, a .jsonl "
-                        "of chats, or a folder of text files (may be given more than once; default: the bundled "
-                        "prompts)")
-    parser.add_argument("--trace", nargs="+", type=Path, default=[], metavar="FILE", help="recorded sessions of this "
-                        "model: their routing counts as well, or alone without --text")
-    parser.add_argument("--parts", default="all", metavar="LIST", help="what to gather, separated by commas; the rest "
-                        f"stays as it was (default: all): {', '.join(PARTS)}")
-    parser.add_argument("--tokens", type=positive, default=0, metavar="N", help="read no more of the texts than this "
-                        "(default: everything)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where to keep the profile (default: in the data "
-                        "folder, where it is found when the model is loaded)")
+    parser.add_argument(
+        "--text",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="PATH",
+        help="a text file, a .jsonl "
+        "of chats, or a folder of text files (may be given more than once; default: the bundled "
+        "prompts)",
+    )
+    parser.add_argument(
+        "--trace",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help="recorded sessions of this model: their routing counts as well, or alone without --text",
+    )
+    parser.add_argument(
+        "--parts",
+        default="all",
+        metavar="LIST",
+        help=f"what to gather, separated by commas; the rest stays as it was (default: all): {', '.join(PARTS)}",
+    )
+    parser.add_argument(
+        "--tokens",
+        type=positive,
+        default=0,
+        metavar="N",
+        help="read no more of the texts than this (default: everything)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="where to keep the profile (default: in the data folder, where it is found when the model is loaded)",
+    )
     parser.add_argument("--json", action="store_true", help="end with the result as one line of JSON")
     options.add_settings(parser)
 
@@ -68,8 +94,16 @@ def calibrated(args: argparse.Namespace, engine: Any, parts: set[str]) -> int:
     bar, cancel, began_s = Bar(), threading.Event(), time.perf_counter()
     try:
         with stoppable(cancel):
-            profile = calibrate(engine, texts, parts=parts, traces=traces, source=named(args), limit=args.tokens,
-                                progress=bar.show, cancel=cancel)
+            profile = calibrate(
+                engine,
+                texts,
+                parts=parts,
+                traces=traces,
+                source=named(args),
+                limit=args.tokens,
+                progress=bar.show,
+                cancel=cancel,
+            )
     except Cancelled:
         bar.end()
         print(f"Stopped. {'The profile is as it was' if old else 'Nothing was kept'}.", file=sys.stderr)
@@ -120,8 +154,10 @@ def report(profile: Profile, parts: set[str], file: Path, seconds: float) -> lis
     found = describe(profile)
     width = max(len(title) for title in TITLES.values())
     read = f"{profile.tokens:,} tokens of {profile.source}" if profile.tokens else "measured"
-    lines = [f"{profile.model}: {read}, in {clock(seconds)}",
-             *(f"  {TITLES[part]:<{width}}  {said}" for part, said in found.items())]
+    lines = [
+        f"{profile.model}: {read}, in {clock(seconds)}",
+        *(f"  {TITLES[part]:<{width}}  {said}" for part, said in found.items()),
+    ]
     if missing := [TITLES[part] for part in PARTS if part in parts and part not in found]:
         lines.append(f"  Not gathered, since only a text that the model reads can tell: {', '.join(missing)}")
     return [*lines, f"Saved in {file}, {size(file.stat().st_size)}"]
@@ -129,12 +165,24 @@ def report(profile: Profile, parts: set[str], file: Path, seconds: float) -> lis
 
 def summary(profile: Profile, file: Path, seconds: float) -> dict[str, object]:
     """The result for a program."""
-    recall = None if profile.gate_recall is None else [None if r != r else round(float(r), 4)
-                                                       for r in profile.gate_recall.tolist()]
-    return {"profile": str(file), "bytes": file.stat().st_size, "model": profile.model,
-            "model_hash": profile.model_hash, "tokens": profile.tokens, "source": profile.source,
-            "parts": list(profile.parts()), "times_ms": profile.times, "gate_recall": recall,
-            "trained_recall": profile.settings.get("recall"), "seconds": round(seconds, 3)}
+    recall = (
+        None
+        if profile.gate_recall is None
+        else [None if r != r else round(float(r), 4) for r in profile.gate_recall.tolist()]
+    )
+    return {
+        "profile": str(file),
+        "bytes": file.stat().st_size,
+        "model": profile.model,
+        "model_hash": profile.model_hash,
+        "tokens": profile.tokens,
+        "source": profile.source,
+        "parts": list(profile.parts()),
+        "times_ms": profile.times,
+        "gate_recall": recall,
+        "trained_recall": profile.settings.get("recall"),
+        "seconds": round(seconds, 3),
+    }
 
 
 def positive(text: str) -> int:

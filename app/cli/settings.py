@@ -61,8 +61,12 @@ def _own(kind: str, variant: Variant) -> list[tuple[str, Param]]:
 def _table(rows: Iterable[tuple[str, Param]]) -> str:
     lines = ["| Setting | Default | Bounds | What it does |", "|---|---|---|---|"]
     for name, param in rows:
-        cells = (f"`{name}`", _text(param.default), _bounds(param), f"{param.title}. {param.help}" if param.title else
-                 param.help)
+        cells = (
+            f"`{name}`",
+            _text(param.default),
+            _bounds(param),
+            f"{param.title}. {param.help}" if param.title else param.help,
+        )
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)
 

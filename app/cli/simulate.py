@@ -20,39 +20,92 @@ from core.simulate import BELADY, Clock, Config, Result, simulate
 from core.simulate.timed import ORACLE, TimedResult
 from core.trace import FileTrace, Trace, open_trace
 
-Fetched = dict[tuple[str, str], dict[str, TimedResult]]   # (policy, size) -> prefetcher -> what it did
+Fetched = dict[tuple[str, str], dict[str, TimedResult]]  # (policy, size) -> prefetcher -> what it did
 HELP = "Replay a routing trace through cache policies and sizes, without a model."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     known = params()
-    parser.add_argument("--trace", type=Path, required=True, metavar="FILE", help="a recorded session, an .npz with "
-                        "`experts` [layers, tokens, k], or a CSV or JSON list of token, layer, expert ids")
-    parser.add_argument("--slots", default="50%", metavar="LIST", help="sizes of the cache, separated by commas: "
-                        "shares of all experts (25%%,50%%) or numbers of experts (default: 50%%)")
-    parser.add_argument("--policies", metavar="LIST", help="cache policies, separated by commas, or all (default: all, "
-                        f"or the preset's): {', '.join(v.name for v in variants('eviction'))}")
-    parser.add_argument("--preset", type=options.preset_named, metavar="NAME", help="the cache of a system of the "
-                        "literature: its policy, scope and slots per layer; its prefetcher is left out")
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="a recorded session, an .npz with "
+        "`experts` [layers, tokens, k], or a CSV or JSON list of token, layer, expert ids",
+    )
+    parser.add_argument(
+        "--slots",
+        default="50%",
+        metavar="LIST",
+        help="sizes of the cache, separated by commas: "
+        "shares of all experts (25%%,50%%) or numbers of experts (default: 50%%)",
+    )
+    parser.add_argument(
+        "--policies",
+        metavar="LIST",
+        help="cache policies, separated by commas, or all (default: all, "
+        f"or the preset's): {', '.join(v.name for v in variants('eviction'))}",
+    )
+    parser.add_argument(
+        "--preset",
+        type=options.preset_named,
+        metavar="NAME",
+        help="the cache of a system of the "
+        "literature: its policy, scope and slots per layer; its prefetcher is left out",
+    )
     for name in PLACING:
-        parser.add_argument(f"--{name.replace('_', '-')}", type=options.checked(known[name]), metavar="X",
-                            help=f"{known[name].help} (default: {known[name].default or 'none'}, or the preset's)")
-    parser.add_argument("--profile", type=Path, metavar="FILE", help="a profile of the model, for what needs one "
-                        "(default: the one kept of the model that a recorded session names)")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", type=options.pair, dest="pairs",
-                        help="set a policy's own parameter, for example eviction.lfu.half_life=64")
-    parser.add_argument("--experts", type=int, default=0, metavar="N", help="experts in a layer, where the trace does "
-                        "not say (default: the largest id in it, plus one)")
-    parser.add_argument("--start", default="empty", choices=("empty", "filled"), help="caches start empty, or filled "
-                        "with every layer's first experts as the engine's are after a load (default: empty)")
-    clock = parser.add_argument_group("predicted speed", "With the first two given, milliseconds per token without "
-                                      "prefetching are predicted.")
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=options.checked(known[name]),
+            metavar="X",
+            help=f"{known[name].help} (default: {known[name].default or 'none'}, or the preset's)",
+        )
+    parser.add_argument(
+        "--profile",
+        type=Path,
+        metavar="FILE",
+        help="a profile of the model, for what needs one "
+        "(default: the one kept of the model that a recorded session names)",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        type=options.pair,
+        dest="pairs",
+        help="set a policy's own parameter, for example eviction.lfu.half_life=64",
+    )
+    parser.add_argument(
+        "--experts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="experts in a layer, where the trace does not say (default: the largest id in it, plus one)",
+    )
+    parser.add_argument(
+        "--start",
+        default="empty",
+        choices=("empty", "filled"),
+        help="caches start empty, or filled "
+        "with every layer's first experts as the engine's are after a load (default: empty)",
+    )
+    clock = parser.add_argument_group(
+        "predicted speed", "With the first two given, milliseconds per token without prefetching are predicted."
+    )
     clock.add_argument("--compute-ms", type=positive, metavar="X", help="of a token with everything resident")
     clock.add_argument("--load-ms", type=positive, metavar="X", help="to copy one expert over the link")
-    clock.add_argument("--expert-ms", type=positive, default=0.0, metavar="X", help="of that computing, one expert's "
-                       "share (default: 0, nothing is computed beside a copy)")
-    clock.add_argument("--miss-ms", type=positive, default=0.0, metavar="X", help="that a miss costs beside its copy "
-                       "(default: 0)")
+    clock.add_argument(
+        "--expert-ms",
+        type=positive,
+        default=0.0,
+        metavar="X",
+        help="of that computing, one expert's share (default: 0, nothing is computed beside a copy)",
+    )
+    clock.add_argument(
+        "--miss-ms", type=positive, default=0.0, metavar="X", help="that a miss costs beside its copy (default: 0)"
+    )
     ahead.add_arguments(parser, positive)
     parser.add_argument("--processes", type=int, default=0, metavar="N", help="at once (default: one per CPU core)")
     parser.add_argument("--json", action="store_true", help="end with the result as one line of JSON")
@@ -73,31 +126,47 @@ def run(args: argparse.Namespace) -> int:
     clock = None if machine is None else machine.clock
     predictors = ahead.chosen(args.predictors, settings, trace, profile, say) if args.predictors else []
     args.scope, args.layer_slots, args.pins = (str(settings[name]) for name in PLACING)
-    caches = [[Config.of(settings.with_({"eviction": name}), n, trace.layers, trace.experts, trace.top_k, profile)
-               for n in sizes.values()] for name in names]
+    caches = [
+        [
+            Config.of(settings.with_({"eviction": name}), n, trace.layers, trace.experts, trace.top_k, profile)
+            for n in sizes.values()
+        ]
+        for name in names
+    ]
     best = [replace(cache, policy=BELADY, params={}) for cache in caches[0]]
     configs = [cache for by_size in [*caches, best] for cache in by_size]
     results = simulate(trace, configs, start=args.start, clock=clock, processes=max(0, args.processes), say=say)
-    by_name = {name: dict(zip(sizes, results[i * len(sizes) :], strict=False)) for i, name in
-               enumerate([*names, BELADY])}
+    by_name = {
+        name: dict(zip(sizes, results[i * len(sizes) :], strict=False)) for i, name in enumerate([*names, BELADY])
+    }
     fetched: Fetched = {}
     if machine is not None and predictors:
         flat = [cache for by_size in caches for cache in by_size]
         rows = ahead.run(trace, predictors, flat, settings, machine, profile, args.start, max(0, args.processes), say)
-        fetched = {(name, size): dict(zip([*predictors, ORACLE], (row[at] for row in rows), strict=True))
-                   for at, (name, size) in enumerate((name, size) for name in names for size in sizes)}
+        fetched = {
+            (name, size): dict(zip([*predictors, ORACLE], (row[at] for row in rows), strict=True))
+            for at, (name, size) in enumerate((name, size) for name in names for size in sizes)
+        }
     seconds = time.perf_counter() - began_s
     print(table(args, trace, sizes, by_name))
     for (name, size), found in fetched.items():
         assert machine is not None
-        print(ahead.table(found, f"Prefetching, {name} with {size} ({sizes[size]})",
-                          ahead.bound_ms(by_name[BELADY][size], machine.clock), machine.blob_bytes))
+        print(
+            ahead.table(
+                found,
+                f"Prefetching, {name} with {size} ({sizes[size]})",
+                ahead.bound_ms(by_name[BELADY][size], machine.clock),
+                machine.blob_bytes,
+            )
+        )
     print(f"{seconds:.1f} s")
     if args.json:
         out = summary(args, trace, sizes, by_name, clock)
         if machine is not None and fetched:
-            out["prefetching"] = {name: {size: {one: ahead.summary(did) for one, did in fetched[name, size].items()}
-                                         for size in sizes} for name in names}
+            out["prefetching"] = {
+                name: {size: {one: ahead.summary(did) for one, did in fetched[name, size].items()} for size in sizes}
+                for name in names
+            }
             out["bound_ms"] = {size: ahead.bound_ms(by_name[BELADY][size], machine.clock) for size in sizes}
             out["expert_bytes"] = machine.blob_bytes or None
         print(json.dumps(out | {"seconds": seconds}))
@@ -122,7 +191,7 @@ def policies(text: str) -> list[str]:
     """The policies asked for. Raises SettingError that lists the choices."""
     if text.strip() == "all":
         return [v.name for v in variants("eviction")]
-    names = [word for word in text.replace(" ", "").split(",") if word != BELADY]   # which always stands beside them
+    names = [word for word in text.replace(" ", "").split(",") if word != BELADY]  # which always stands beside them
     return [variant("eviction", name).name for name in dict.fromkeys(names)]
 
 
@@ -133,9 +202,11 @@ def asked(args: argparse.Namespace) -> Settings:
     for _, name, value in args.pairs:
         ours = name.startswith("eviction.")
         if not ours and not (args.predictors and (name.startswith("predictor.") or name == "prefetch_deadline")):
-            raise SettingError(f"simulate has no use for {name}: it takes parameters of cache policies, like "
-                               "eviction.lfu.half_life=64, and with --predictors those of prefetchers, and "
-                               "prefetch_deadline.")
+            raise SettingError(
+                f"simulate has no use for {name}: it takes parameters of cache policies, like "
+                "eviction.lfu.half_life=64, and with --predictors those of prefetchers, and "
+                "prefetch_deadline."
+            )
         values[name] = value
     return Settings(values)
 
@@ -147,8 +218,10 @@ def profile_for(args: argparse.Namespace, trace: Trace) -> Profile | None:
         return stored(model_hash) if model_hash else None
     profile = load(args.profile, model_hash=model_hash or None, model=trace.model)
     if (profile.layers, profile.experts) != (trace.layers, trace.experts):
-        raise SettingError(f"{args.profile} is of a model with {profile.layers} layers of {profile.experts} experts, "
-                           f"the trace of one with {trace.layers} of {trace.experts}.")
+        raise SettingError(
+            f"{args.profile} is of a model with {profile.layers} layers of {profile.experts} experts, "
+            f"the trace of one with {trace.layers} of {trace.experts}."
+        )
     return profile
 
 
@@ -169,11 +242,13 @@ def table(args: argparse.Namespace, trace: Trace, sizes: dict[str, int], found: 
     width = max(len(name) for name in rows)
     tpot = found[BELADY][first].tpot_ms is not None
     heads = [f"{size} ({n})" for size, n in sizes.items()]
-    lines = [f"{args.trace.name}: {trace.tokens} tokens, {trace.layers} layers, {trace.experts} experts, "
-             f"top {trace.top_k}{'; ' + trace.model if trace.model else ''}",
-             f"Hit rate while decoding{' and predicted ms per token' if tpot else ''}, by slots; "
-             f"{'each layer its own' if args.scope == 'layer' else 'one pool for all layers'}, starting {args.start}:",
-             " " * (width + 2) + "".join(f"{head:>{18 if tpot else 14}}" for head in heads)]
+    lines = [
+        f"{args.trace.name}: {trace.tokens} tokens, {trace.layers} layers, {trace.experts} experts, "
+        f"top {trace.top_k}{'; ' + trace.model if trace.model else ''}",
+        f"Hit rate while decoding{' and predicted ms per token' if tpot else ''}, by slots; "
+        f"{'each layer its own' if args.scope == 'layer' else 'one pool for all layers'}, starting {args.start}:",
+        " " * (width + 2) + "".join(f"{head:>{18 if tpot else 14}}" for head in heads),
+    ]
     for name in rows:
         cells = []
         for size in sizes:
@@ -182,26 +257,46 @@ def table(args: argparse.Namespace, trace: Trace, sizes: dict[str, int], found: 
             cells.append(f"{rate:>8}{one.tpot_ms:>10.2f}" if one.tpot_ms is not None else f"{rate:>14}")
         lines.append(f"  {name:<{width}}" + "".join(cells))
     bound = found[BELADY][first]
-    lines.append(f"{BELADY} knows the future: no policy can do better. First requests of an expert count as misses "
-                 f"({bound.compulsory} of {bound.requests} requests).")
+    lines.append(
+        f"{BELADY} knows the future: no policy can do better. First requests of an expert count as misses "
+        f"({bound.compulsory} of {bound.requests} requests)."
+    )
     return "\n".join(lines)
 
 
-def summary(args: argparse.Namespace, trace: Trace, sizes: dict[str, int], found: dict[str, dict[str, Result]],
-            clock: Clock | None) -> dict[str, object]:
+def summary(
+    args: argparse.Namespace,
+    trace: Trace,
+    sizes: dict[str, int],
+    found: dict[str, dict[str, Result]],
+    clock: Clock | None,
+) -> dict[str, object]:
     """The result for a program. Rates by policy and by size as the user wrote it."""
     out: dict[str, object] = {
-        "trace": args.trace.name, "tokens": trace.tokens, "layers": trace.layers, "experts": trace.experts,
-        "top_k": trace.top_k, "scope": args.scope, "layer_slots": args.layer_slots, "pins": args.pins,
-        "start": args.start, "slots": sizes,
-        "hit_rate": {name: {size: one.hit_rate for size, one in by_size.items()} for name, by_size in found.items()
-                     if name != BELADY},
+        "trace": args.trace.name,
+        "tokens": trace.tokens,
+        "layers": trace.layers,
+        "experts": trace.experts,
+        "top_k": trace.top_k,
+        "scope": args.scope,
+        "layer_slots": args.layer_slots,
+        "pins": args.pins,
+        "start": args.start,
+        "slots": sizes,
+        "hit_rate": {
+            name: {size: one.hit_rate for size, one in by_size.items()}
+            for name, by_size in found.items()
+            if name != BELADY
+        },
         "belady": {size: one.hit_rate for size, one in found[BELADY].items()},
         "belady_warm": {size: warm(one) for size, one in found[BELADY].items()},
-        "prefill_hit_rate": {name: {size: one.prefill_hit_rate for size, one in by_size.items()}
-                             for name, by_size in found.items()},
-        "misses_per_token": {name: {size: one.misses_per_token for size, one in by_size.items()}
-                             for name, by_size in found.items()}}
+        "prefill_hit_rate": {
+            name: {size: one.prefill_hit_rate for size, one in by_size.items()} for name, by_size in found.items()
+        },
+        "misses_per_token": {
+            name: {size: one.misses_per_token for size, one in by_size.items()} for name, by_size in found.items()
+        },
+    }
     if clock is not None:
         out["tpot_ms"] = {name: {size: one.tpot_ms for size, one in by_size.items()} for name, by_size in found.items()}
     return out

@@ -12,6 +12,7 @@ HELP = "Run the linters, the type checker and the tests. What is not listed belo
 ROOT = Path(__file__).resolve().parents[2]
 CHECKS = (
     ("ruff", ("-m", "ruff", "check", ".")),
+    ("ruff format", ("-m", "ruff", "format", "--check", ".")),
     ("import-linter", ("-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-logo")),
     ("mypy", ("-m", "mypy", "--strict", "core")),
 )
@@ -22,9 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What pytest understands is passed on as it is."""
     parser.usage = "launch.py test [--all | --fuzz MINUTES] [anything pytest understands]"
     parser.add_argument("--all", action="store_true", help="also run the tests that take minutes (marked `long`)")
-    parser.add_argument("--fuzz", type=float, metavar="MINUTES", help="in place of the tests, damage files and "
-                        "requests at random for so long; what goes wrong is kept in tests/fuzz/seeds and replayed by "
-                        "every test run from then on")
+    parser.add_argument(
+        "--fuzz",
+        type=float,
+        metavar="MINUTES",
+        help="in place of the tests, damage files and requests at random for so long; what goes wrong is kept in "
+        "tests/fuzz/seeds and replayed by every test run from then on",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,4 +60,4 @@ def call(name: str, command: tuple[str, ...]) -> int:
             try:
                 return process.wait()
             except KeyboardInterrupt:
-                continue   # the tool has heard it too, and says how far it came
+                continue  # the tool has heard it too, and says how far it came

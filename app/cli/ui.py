@@ -16,15 +16,30 @@ FIRST, TRIED = 7860, 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--port", type=port_number, metavar="N",
-                        help=f"port to listen on (default: {FIRST}, or the next free one)")
-    parser.add_argument("--address", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: "
-                        "127.0.0.1, this machine alone; 0.0.0.0: every address of it). Beyond this machine a token "
-                        "is asked for")
-    parser.add_argument("--token", metavar="TOKEN", help="ask for this token (default: $MOESTRO_TOKEN; else none on "
-                        "this machine alone, and beyond it one that is made up)")
-    parser.add_argument("--allow-host", action="append", default=[], metavar="NAME", help="another name that the "
-                        "dashboard may be opened by; can be given more than once")
+    parser.add_argument(
+        "--port", type=port_number, metavar="N", help=f"port to listen on (default: {FIRST}, or the next free one)"
+    )
+    parser.add_argument(
+        "--address",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="address to listen on (default: "
+        "127.0.0.1, this machine alone; 0.0.0.0: every address of it). Beyond this machine a token "
+        "is asked for",
+    )
+    parser.add_argument(
+        "--token",
+        metavar="TOKEN",
+        help="ask for this token (default: $MOESTRO_TOKEN; else none on "
+        "this machine alone, and beyond it one that is made up)",
+    )
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="another name that the dashboard may be opened by; can be given more than once",
+    )
     parser.add_argument("--no-browser", action="store_true", help="do not open a browser")
     options.add_settings(parser)
 
@@ -55,15 +70,19 @@ def choose_port(host: str, asked: int | None) -> int:
     """The port asked for, or the first free one from 7860 on when none was. Raises MoestroError when taken."""
     if asked is not None:
         if problem := port_problem(host, asked):
-            raise MoestroError(f"Port {asked} on {host} cannot be used: {problem}. Give another with --port, or leave "
-                               "--port out and the next free one is taken.")
+            raise MoestroError(
+                f"Port {asked} on {host} cannot be used: {problem}. Give another with --port, or leave "
+                "--port out and the next free one is taken."
+            )
         return asked
     for port in range(FIRST, FIRST + TRIED):
         problem = port_problem(host, port)
         if not problem:
             return port
-    raise MoestroError(f"No port from {FIRST} to {FIRST + TRIED - 1} on {host} can be used: {problem}. Give one with "
-                       "--port, and check --address.")
+    raise MoestroError(
+        f"No port from {FIRST} to {FIRST + TRIED - 1} on {host} can be used: {problem}. Give one with "
+        "--port, and check --address."
+    )
 
 
 def port_problem(host: str, port: int) -> str:

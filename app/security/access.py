@@ -30,14 +30,18 @@ class Access:
 
     def __post_init__(self) -> None:
         if self.token is None and not hosts.is_loopback(self.address):
-            raise MoestroError(f"At {self.address or 'every address'} others on the network could use Moestro. Give a "
-                               "token that they must know, or listen on 127.0.0.1.")
+            raise MoestroError(
+                f"At {self.address or 'every address'} others on the network could use Moestro. Give a "
+                "token that they must know, or listen on 127.0.0.1."
+            )
         if self.token is not None and not (SHORTEST <= len(self.token) <= LONGEST and TOKEN.fullmatch(self.token)):
             raise MoestroError(f"A token has {SHORTEST} to {LONGEST} characters: letters, digits and . _ ~ - alone.")
         for name in self.names:
             if not NAME.fullmatch(name):
-                raise MoestroError(f"{name!r} is not a host's name: give it without http://, port and *, for example "
-                                   "--allow-host box.example.")
+                raise MoestroError(
+                    f"{name!r} is not a host's name: give it without http://, port and *, for example "
+                    "--allow-host box.example."
+                )
 
     @classmethod
     def chosen(cls, address: str, token: str | None = None, names: Iterable[str] = ()) -> Access:

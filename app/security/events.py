@@ -20,7 +20,7 @@ from app.security.gradio_guard import NO_EVENT, uploaded
 
 FIELDS = {"data", "event_data", "fn_index", "trigger_id", "session_hash"}
 SESSION = re.compile(r"[A-Za-z0-9_-]{1,64}")
-TOO_LARGE = 2.0**63   # for any number of the page
+TOO_LARGE = 2.0**63  # for any number of the page
 CHOICES = (gr.Dropdown, gr.Radio, gr.CheckboxGroup)
 KNOWN = (gr.Number, gr.Slider, gr.Checkbox, gr.Textbox, gr.File, gr.HTML, *CHOICES)
 
@@ -51,21 +51,23 @@ class Events:
         number, trigger, session = (body.get(name) for name in ("fn_index", "trigger_id", "session_hash"))
         _need(type(number) is int and number in self._events, "fn_index has to be the number of one of its events.")
         _need(trigger is None or type(trigger) is int, "trigger_id has to be a whole number or null.")
-        _need(isinstance(session, str) and SESSION.fullmatch(session) is not None,
-              "session_hash has to be up to 64 letters and digits.")
+        _need(
+            isinstance(session, str) and SESSION.fullmatch(session) is not None,
+            "session_hash has to be up to 64 letters and digits.",
+        )
         assert isinstance(number, int) and isinstance(session, str)
         inputs, data = self._events[number].inputs, body.get("data")
         _need(isinstance(data, list) and len(data) == len(inputs), f"data has to be a list of {len(inputs)} values.")
         assert isinstance(data, list)
         self._check_event_data(number, body.get("event_data"))
-        now = self._page.state_holder.session_data.get(session)   # components as this tab has them, with its choices
+        now = self._page.state_holder.session_data.get(session)  # components as this tab has them, with its choices
         for at, (one, value) in enumerate(zip(inputs, data, strict=True), start=1):
             shown = one if now is None else now.blocks_config.blocks.get(one._id, one)
             label = one.label or one.elem_id or type(one).__name__
             _check_value(shown, value, self._initial[one._id], f"Input {at} ({label})", label)
 
     def _check_event_data(self, number: int, value: object) -> None:
-        if (model := self._carried.get(number)) is None:   # the page sends values of any kind, which no handler sees
+        if (model := self._carried.get(number)) is None:  # the page sends values of any kind, which no handler sees
             return
         _need(isinstance(value, dict), "event_data has to be an object.")
         try:
@@ -77,13 +79,15 @@ class Events:
 
 def carried(handler: Any) -> type[BaseModel]:
     """The shape of the data that a handler's event carries, from the annotations of the class it takes."""
-    taken = next(hint for hint in get_type_hints(handler).values()
-                 if isinstance(hint, type) and issubclass(hint, gr.EventData))
+    taken = next(
+        hint for hint in get_type_hints(handler).values() if isinstance(hint, type) and issubclass(hint, gr.EventData)
+    )
     hints = get_type_hints(taken, include_extras=True)
     if not hints:
         raise TypeError(f"{handler} takes a {taken.__name__}, which does not say what is in it: see app/carried.py.")
     fields: dict[str, Any] = {
-        name: (hint, None if type(None) in get_args(hint) else ...) for name, hint in hints.items()}
+        name: (hint, None if type(None) in get_args(hint) else ...) for name, hint in hints.items()
+    }
     return create_model(taken.__name__, __config__=ConfigDict(strict=True), **fields)
 
 
@@ -99,8 +103,10 @@ def _check_value(one: Component, value: Any, initial: Any, name: str, label: str
             raise ValueError(f"“{label}” needs a number.")
         _need(initial is None or isinstance(one, gr.Number), f"{name} has to have a value.")
     elif isinstance(one, gr.Number | gr.Slider):
-        _need(type(value) in (int, float) and math.isfinite(value) and abs(value) < TOO_LARGE,
-              f"{name} has to be a number.")
+        _need(
+            type(value) in (int, float) and math.isfinite(value) and abs(value) < TOO_LARGE,
+            f"{name} has to be a number.",
+        )
         if (one.minimum is not None and value < one.minimum) or (one.maximum is not None and value > one.maximum):
             ends = [f"{word} {end}" for word, end in (("from", one.minimum), ("up to", one.maximum)) if end is not None]
             raise ValueError(f"“{label}” takes numbers {' '.join(ends)}.")
@@ -141,8 +147,11 @@ def _check_file(one: gr.File, value: object, name: str, label: str) -> None:
 def _alike(value: object, initial: object) -> bool:
     """Has it the keys and types of the value that the page began with? What was None there may be a number."""
     if isinstance(initial, dict):
-        return (isinstance(value, dict) and value.keys() == initial.keys()
-                and all(_alike(value[key], initial[key]) for key in initial))
+        return (
+            isinstance(value, dict)
+            and value.keys() == initial.keys()
+            and all(_alike(value[key], initial[key]) for key in initial)
+        )
     if initial is None:
         return value is None or (type(value) in (int, float) and math.isfinite(float(value)))  # type: ignore[arg-type]
     return type(value) is type(initial)

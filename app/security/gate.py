@@ -21,13 +21,19 @@ from app.security.access import Access
 from app.security.hosts import named_host
 
 log = logging.getLogger("moestro.app")
-NO_TOKEN = ("This Moestro asks for a token. Open the address that it printed when it was started; it ends in "
-            "?token=... Programs send the header Authorization: Bearer TOKEN.")
-GO_ON = ('<!doctype html><html lang="en"><meta http-equiv="refresh" content="0; url={url}"><title>Moestro</title>'
-         '<a href="{url}">Moestro</a></html>')
-REFUSED = ('<!doctype html><html lang="en"><title>Moestro</title><h1>Moestro asks for a token</h1><p>Open the address '
-           'that it printed when it was started: it ends in <code>?token=...</code></p><p>If you have done so in this '
-           'browser before, <a href="{url}">go on here</a>.</p></html>')
+NO_TOKEN = (
+    "This Moestro asks for a token. Open the address that it printed when it was started; it ends in "
+    "?token=... Programs send the header Authorization: Bearer TOKEN."
+)
+GO_ON = (
+    '<!doctype html><html lang="en"><meta http-equiv="refresh" content="0; url={url}"><title>Moestro</title>'
+    '<a href="{url}">Moestro</a></html>'
+)
+REFUSED = (
+    '<!doctype html><html lang="en"><title>Moestro</title><h1>Moestro asks for a token</h1><p>Open the address '
+    "that it printed when it was started: it ends in <code>?token=...</code></p><p>If you have done so in this "
+    'browser before, <a href="{url}">go on here</a>.</p></html>'
+)
 
 
 class Gate:
@@ -54,8 +60,9 @@ class Gate:
         named = headers.getlist("host")
         if len(named) == 1 and named_host(named[0]) in self.trusted:
             return None
-        return PlainTextResponse("Moestro does not answer to the name in this address. If it should, start it with "
-                                 "--allow-host NAME.", 400)
+        return PlainTextResponse(
+            "Moestro does not answer to the name in this address. If it should, start it with --allow-host NAME.", 400
+        )
 
     def unknown(self, headers: Headers, scope: Scope) -> Response | None:
         """401 without the token; whoever brings it in the address gets the cookie and is sent on."""
@@ -92,8 +99,11 @@ def foreign(headers: Headers, scope: Scope) -> Response | None:
     if origins:
         ours = all(origin_host(origin) == headers["host"].lower() for origin in origins)
     else:
-        plain_link = (headers.get("sec-fetch-mode") == "navigate" and scope.get("method") in ("GET", "HEAD")
-                      and headers.get("sec-fetch-dest", "document") == "document")
+        plain_link = (
+            headers.get("sec-fetch-mode") == "navigate"
+            and scope.get("method") in ("GET", "HEAD")
+            and headers.get("sec-fetch-dest", "document") == "document"
+        )
         ours = headers.get("sec-fetch-site") not in ("cross-site", "same-site") or plain_link
     if ours:
         return None

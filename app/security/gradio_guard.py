@@ -21,9 +21,19 @@ if TYPE_CHECKING:
     from app.security.events import Events
 
 EVENTS = "/gradio_api/run/predict"
-ROUTES = {"/", "/config", "/config/", "/theme.css", "/favicon.ico", "/robots.txt", "/manifest.json", EVENTS,
-          "/gradio_api/upload", "/gradio_api/upload_progress",
-          "/gradio_api/app_id"}  # asked for by a page whose event the server did not get: once it answers, it reloads
+ROUTES = {
+    "/",
+    "/config",
+    "/config/",
+    "/theme.css",
+    "/favicon.ico",
+    "/robots.txt",
+    "/manifest.json",
+    EVENTS,
+    "/gradio_api/upload",
+    "/gradio_api/upload_progress",
+    "/gradio_api/app_id",
+}  # asked for by a page whose event the server did not get: once it answers, it reloads
 FOLDERS = ("/assets/", "/static/")
 FILE = "/gradio_api/file="
 NO_EVENT = "This is not an event of the dashboard."

@@ -13,8 +13,22 @@ import secrets
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-FEATURES = ("accelerometer", "autoplay", "camera", "display-capture", "encrypted-media", "geolocation", "gyroscope",
-            "magnetometer", "microphone", "midi", "payment", "usb", "screen-wake-lock", "xr-spatial-tracking")
+FEATURES = (
+    "accelerometer",
+    "autoplay",
+    "camera",
+    "display-capture",
+    "encrypted-media",
+    "geolocation",
+    "gyroscope",
+    "magnetometer",
+    "microphone",
+    "midi",
+    "payment",
+    "usb",
+    "screen-wake-lock",
+    "xr-spatial-tracking",
+)
 ALWAYS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -29,10 +43,21 @@ FILES = "/gradio_api/file="
 def policy(nonce: str = "", sandbox: bool = False) -> str:
     """The Content-Security-Policy of a page whose own inline scripts carry `nonce`; none may run without one."""
     inline = f" 'nonce-{nonce}'" if nonce else ""
-    rules = ["default-src 'self'", f"script-src 'self'{inline} 'unsafe-eval'", "style-src 'self' 'unsafe-inline'",
-             "img-src 'self' data:", "media-src 'self'", "font-src 'self' data:", "connect-src 'self'",
-             "object-src 'none'", "frame-src 'none'", "worker-src 'self'", "base-uri 'self'", "form-action 'self'",
-             "frame-ancestors 'none'"]
+    rules = [
+        "default-src 'self'",
+        f"script-src 'self'{inline} 'unsafe-eval'",
+        "style-src 'self' 'unsafe-inline'",
+        "img-src 'self' data:",
+        "media-src 'self'",
+        "font-src 'self' data:",
+        "connect-src 'self'",
+        "object-src 'none'",
+        "frame-src 'none'",
+        "worker-src 'self'",
+        "base-uri 'self'",
+        "form-action 'self'",
+        "frame-ancestors 'none'",
+    ]
     return "; ".join([*rules, "sandbox"] if sandbox else rules)
 
 

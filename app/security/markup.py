@@ -97,7 +97,7 @@ def opened(line: str, item: int) -> Fence | None:
 
 def indent(line: str) -> int:
     """Columns of blanks and tabs before the first other character."""
-    return columns(line[:len(line) - len(line.lstrip(" \t"))])
+    return columns(line[: len(line) - len(line.lstrip(" \t"))])
 
 
 def columns(text: str) -> int:
@@ -108,7 +108,7 @@ def _outside(pattern: re.Pattern[str], text: str, change: Callable[[str], str]) 
     """`text` with all that `pattern` does not match changed."""
     parts, end = [], 0
     for match in pattern.finditer(text):
-        parts += [change(text[end:match.start()]), match[0]]
+        parts += [change(text[end : match.start()]), match[0]]
         end = match.end()
     return "".join([*parts, change(text[end:])])
 

@@ -18,8 +18,19 @@ from core.lossy import LOSSY
 from core.presets import PRESETS, Preset, matching, preset
 
 SHOWN = [param for param in GENERAL if param not in LOSSY and param.name != "budget"]
-ADVANCED = {"scope", "layer_slots", "pins", "prefetch_deadline", "prefetch_auto", "link", "link_gbps",
-            "link_latency_us", "telemetry", "regret", "regret_tokens"}
+ADVANCED = {
+    "scope",
+    "layer_slots",
+    "pins",
+    "prefetch_deadline",
+    "prefetch_auto",
+    "link",
+    "link_gbps",
+    "link_latency_us",
+    "telemetry",
+    "regret",
+    "regret_tokens",
+}
 ONLY_WITH: OnlyWith = {
     "layer_slots": {"scope": ("layer",)},
     "link_gbps": {"link": ("emulated",)},

@@ -32,10 +32,10 @@ class Knobs:
 
     def __init__(self, host: Host, shown: Iterable[Param], advanced: Collection[str], only_with: OnlyWith) -> None:
         self.host, self._advanced, self._only_with = host, advanced, only_with
-        self._refused: object = None                         # the state in which something was refused last
+        self._refused: object = None  # the state in which something was refused last
         self.controls: dict[str, Component] = {}
         self.notes: dict[str, gr.HTML] = {}
-        self.groups: dict[tuple[str, str], gr.Column] = {}   # (kind, variant) -> the variant's own controls
+        self.groups: dict[tuple[str, str], gr.Column] = {}  # (kind, variant) -> the variant's own controls
         for param in shown:
             if param.name in KINDS:
                 self._build_kind(param.name)

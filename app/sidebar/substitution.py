@@ -12,15 +12,28 @@ from app.host import Host
 from app.sidebar.knobs import Knobs, OnlyWith
 from core.lossy import LOSSY, WAYS
 
-EXACT = {"miss": "wait", "execute": "off"}   # whatever else is set, nothing changes an answer then
-ADVANCED = {"gate_temperature", "gate_margin", "protect", "drop_share", "drop_renormalise", "execute_weights",
-            "execute_share", "substitute.buddy.search_rank", "substitute.buddy.weighted", "substitute.buddy.smoothing",
-            "substitute.buddy.eta", "substitute.buddy.unique", "substitute.buddy.discount", "substitute.random.seed"}
+EXACT = {"miss": "wait", "execute": "off"}  # whatever else is set, nothing changes an answer then
+ADVANCED = {
+    "gate_temperature",
+    "gate_margin",
+    "protect",
+    "drop_share",
+    "drop_renormalise",
+    "execute_weights",
+    "execute_share",
+    "substitute.buddy.search_rank",
+    "substitute.buddy.weighted",
+    "substitute.buddy.smoothing",
+    "substitute.buddy.eta",
+    "substitute.buddy.unique",
+    "substitute.buddy.discount",
+    "substitute.random.seed",
+}
 REPLACES = {"miss": [way for way in WAYS if way != "wait"]}
 SUBSTITUTES = {"miss": [way for way in WAYS if way.startswith("substitute")]}
 DROPS = {"miss": [way for way in WAYS if "drop" in way]}
 ONLY_WITH: OnlyWith = {
-    "substitute": {"miss": [way for way in WAYS if way != "drop"]},   # one is chosen before it is put to use
+    "substitute": {"miss": [way for way in WAYS if way != "drop"]},  # one is chosen before it is put to use
     "substitute.": SUBSTITUTES,
     "substitute.buddy.discount": {"substitute.buddy.unique": (False,)},
     "rho": REPLACES,

@@ -7,7 +7,7 @@ from html import escape
 from app.words import size
 from core.types import Fit
 
-PROFILED = "the Calibrate tab"   # what says this can be had by calibrating
+PROFILED = "the Calibrate tab"  # what says this can be had by calibrating
 CALIBRATE = ' <button type="button" data-open="tab-calibrate">Calibrate now</button>'
 
 
@@ -59,7 +59,7 @@ def _tiers(fit: Fit) -> str:
     disk = f"{size(fit.disk)} of experts are read from it" if fit.disk else "not needed once loaded"
     around = ", bypassing the page cache" if fit.disk and fit.direct else ""
     return (
-        f'<dl><div><dt>Host memory</dt><dd><b>{size(fit.host)}</b> of {size(fit.host_free)} free</dd></div>'
+        f"<dl><div><dt>Host memory</dt><dd><b>{size(fit.host)}</b> of {size(fit.host_free)} free</dd></div>"
         f"<div><dt>Disk</dt><dd>{disk}{around}</dd></div></dl>"
     )
 

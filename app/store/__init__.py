@@ -21,7 +21,7 @@ from core.types import StepRecord
 __all__ = ["Chat", "DamagedError", "FullError", "Load", "Message", "Store", "StoreError", "StoredTrace", "data_dir"]
 log = logging.getLogger("moestro.store")
 RESERVE = 32 << 20  # bytes left on the disk that are for words alone
-ASK_EVERY = 32      # passes between two looks at how much is left
+ASK_EVERY = 32  # passes between two looks at how much is left
 
 
 def free_bytes(folder: Path) -> int:
@@ -36,8 +36,9 @@ class Store:
     """The open store. Raises StoreError, or BusyError while another process has it open. `check`: one of its database
     that was begun earlier."""
 
-    def __init__(self, folder: Path | None = None, free: Callable[[Path], int] = free_bytes,
-                 check: Check | None = None) -> None:
+    def __init__(
+        self, folder: Path | None = None, free: Callable[[Path], int] = free_bytes, check: Check | None = None
+    ) -> None:
         self.folder = folder or data_dir()
         self._free, self._passes, self._recording = free, 0, True
         self.db = Database(self.folder, check)
@@ -49,8 +50,16 @@ class Store:
             self.db.close()
             raise
 
-    def token(self, load: int, chat: int | None, answer: int | None, seq: int, text: str, step: StepRecord | None,
-              old: dict[str, Any]) -> bool:
+    def token(
+        self,
+        load: int,
+        chat: int | None,
+        answer: int | None,
+        seq: int,
+        text: str,
+        step: StepRecord | None,
+        old: dict[str, Any],
+    ) -> bool:
         """Commit one forward pass: the text it added and its record, both or neither; returns whether `step` is kept.
 
         It is dropped, so that words find room, where the disk has none for both, and while less than RESERVE is left.

@@ -18,10 +18,10 @@ from app.store.schema import MIGRATIONS, StoreError
 
 log = logging.getLogger("moestro.store")
 KEPT = 2
-EVERY_S = 24 * 3600.0   # a copy is made of what is older ...
-EVERY_ANSWERS = 50      # ... or after so many answers
-PAGES = 1024            # copied at a time
-SPARE = 64 << 20        # bytes that are left on the disk beside a copy
+EVERY_S = 24 * 3600.0  # a copy is made of what is older ...
+EVERY_ANSWERS = 50  # ... or after so many answers
+PAGES = 1024  # copied at a time
+SPARE = 64 << 20  # bytes that are left on the disk beside a copy
 
 
 class Backups:
@@ -50,8 +50,10 @@ class Backups:
         folder, source = self._db.path.parent, self._db.path
         size, room = source.stat().st_size, shutil.disk_usage(folder).free
         if room < size + SPARE:
-            raise StoreError(f"There is no room for a copy of the chats: it takes {size:,} bytes, and the disk has "
-                             f"{room:,} left. Free some space.")
+            raise StoreError(
+                f"There is no room for a copy of the chats: it takes {size:,} bytes, and the disk has "
+                f"{room:,} left. Free some space."
+            )
         into = private_folder(folder / "backups")
         part = into / "moestro.part"
         try:
@@ -61,8 +63,10 @@ class Backups:
                 db.backup(copy, pages=PAGES, progress=self._go_on)
                 copy.execute("PRAGMA journal_mode=DELETE")  # one file, whatever the original has beside it
             if damage := find_damage(part, self._stop):
-                raise StoreError(f"The copy of the chats is damaged, and so may they be: {damage}. The older copies "
-                                 "are kept; run `python launch.py data --check` when Moestro has ended.")
+                raise StoreError(
+                    f"The copy of the chats is damaged, and so may they be: {damage}. The older copies "
+                    "are kept; run `python launch.py data --check` when Moestro has ended."
+                )
             _flush(part)
             made = _free_name(into, "moestro-{}.sqlite3")
             part.replace(made)
@@ -121,8 +125,10 @@ def restore(folder: Path) -> tuple[Path, Path | None]:
     with closing(claim(folder)):
         whole = next((copy for copy in backups(folder) if _usable(copy)), None)
         if whole is None:
-            raise StoreError(f"There is no whole copy of the chats in {folder / 'backups'}. Use --move-aside to start "
-                             "afresh; nothing was changed.")
+            raise StoreError(
+                f"There is no whole copy of the chats in {folder / 'backups'}. Use --move-aside to start "
+                "afresh; nothing was changed."
+            )
         fresh = folder / f"{NAME}.new"
         try:
             touch_private(fresh)

@@ -62,12 +62,16 @@ class Chats:
 
     def all(self) -> list[Chat]:
         """Every chat, the one last written to first."""
-        return [Chat(**dict(row)) for row in self._db.rows(
-            """SELECT c.id, c.title, c.model, c.created,
+        return [
+            Chat(**dict(row))
+            for row in self._db.rows(
+                """SELECT c.id, c.title, c.model, c.created,
                       coalesce((SELECT max(created) FROM messages WHERE chat = c.id), c.created) AS updated,
                       (SELECT count(*) FROM messages WHERE chat = c.id AND replaced_by IS NULL) AS messages,
                       (SELECT count(*) FROM steps WHERE chat = c.id AND phase = 'decode') AS tokens
-               FROM chats c ORDER BY updated DESC, c.id DESC""")]
+               FROM chats c ORDER BY updated DESC, c.id DESC"""
+            )
+        ]
 
     def messages(self, chat: int, writing: str | None = None) -> list[Message]:
         """The messages of a chat as they stand, oldest first. Raises MoestroError if there is no such chat.
@@ -76,20 +80,34 @@ class Chats:
         """
         with self._db.tx():  # one state for all the queries
             self.require(chat)
-            found = self._db.rows("SELECT id, role, text, state, error, stats, created, quality FROM messages "
-                                  "WHERE chat = ? AND replaced_by IS NULL ORDER BY id", chat)
-            return [Message(**{**dict(row), **self._figures(row),
-                               "text": row["text"] if row["state"] != "writing" else
-                               writing if writing is not None else self._written(row["id"])})
-                    for row in found]
+            found = self._db.rows(
+                "SELECT id, role, text, state, error, stats, created, quality FROM messages "
+                "WHERE chat = ? AND replaced_by IS NULL ORDER BY id",
+                chat,
+            )
+            return [
+                Message(
+                    **{
+                        **dict(row),
+                        **self._figures(row),
+                        "text": row["text"]
+                        if row["state"] != "writing"
+                        else writing
+                        if writing is not None
+                        else self._written(row["id"]),
+                    }
+                )
+                for row in found
+            ]
 
     def require(self, chat: int) -> None:
         """Raises MoestroError if there is no such chat."""
         if not self._db.rows("SELECT 1 FROM chats WHERE id = ?", chat):
             raise MoestroError("That chat no longer exists. Pick another one, or start a new chat.")
 
-    def begin(self, chat: int | None, text: str | None, model: str,
-              replaces_from: int | None = None) -> tuple[int, int]:
+    def begin(
+        self, chat: int | None, text: str | None, model: str, replaces_from: int | None = None
+    ) -> tuple[int, int]:
         """Start an answer, to a new user message when `text` is given; returns (chat, answer) ids.
 
         `chat` None makes a new chat titled by `text`. Messages from id `replaces_from` on leave the chat in the same
@@ -99,13 +117,26 @@ class Chats:
         with self._db.tx() as db:
             if chat is None:
                 title = " ".join((text or "New chat").split())
-                title = title if len(title) <= TITLE_CHARS else title[:TITLE_CHARS - 1].rstrip() + "…"
-                chat = int(db.execute("INSERT INTO chats (title, model, created) VALUES (?, ?, ?)",
-                                      (title, model, now)).lastrowid or 0)
+                title = title if len(title) <= TITLE_CHARS else title[: TITLE_CHARS - 1].rstrip() + "…"
+                chat = int(
+                    db.execute(
+                        "INSERT INTO chats (title, model, created) VALUES (?, ?, ?)", (title, model, now)
+                    ).lastrowid
+                    or 0
+                )
             self.require(chat)
-            old = [row["id"] for row in self._db.rows(
-                "SELECT id FROM messages WHERE chat = ? AND replaced_by IS NULL AND id >= ?", chat, replaces_from)
-            ] if replaces_from is not None else []
+            old = (
+                [
+                    row["id"]
+                    for row in self._db.rows(
+                        "SELECT id FROM messages WHERE chat = ? AND replaced_by IS NULL AND id >= ?",
+                        chat,
+                        replaces_from,
+                    )
+                ]
+                if replaces_from is not None
+                else []
+            )
             insert = "INSERT INTO messages (chat, role, text, state, created, asked) VALUES (?, ?, ?, ?, ?, ?)"
             asked = None if text is None else db.execute(insert, (chat, "user", text, "done", now, None)).lastrowid
             answer = int(db.execute(insert, (chat, "assistant", "", "writing", now, asked)).lastrowid or 0)
@@ -120,8 +151,10 @@ class Chats:
     def finish(self, answer: int, state: State, stats: dict[str, Any] | None = None, error: str = "") -> None:
         """Fold the pieces of an answer into its text and give it its last state."""
         with self._db.tx() as db:
-            db.execute("UPDATE messages SET text = ?, state = ?, stats = ?, error = ? WHERE id = ?",
-                       (self._written(answer), state, json.dumps(stats) if stats else None, error, answer))
+            db.execute(
+                "UPDATE messages SET text = ?, state = ?, stats = ?, error = ? WHERE id = ?",
+                (self._written(answer), state, json.dumps(stats) if stats else None, error, answer),
+            )
             db.execute("DELETE FROM pieces WHERE message = ?", (answer,))
 
     def score(self, answer: int, quality: dict[str, Any]) -> None:
@@ -167,5 +200,6 @@ class Chats:
         return found
 
     def _written(self, answer: int) -> str:
-        return "".join(row["text"] for row in self._db.rows(
-            "SELECT text FROM pieces WHERE message = ? ORDER BY seq", answer))
+        return "".join(
+            row["text"] for row in self._db.rows("SELECT text FROM pieces WHERE message = ? ORDER BY seq", answer)
+        )

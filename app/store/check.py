@@ -13,8 +13,8 @@ from app.store.schema import DamagedError, StoreError
 
 NAME = "moestro.sqlite3"
 LOGS = ("-wal", "-journal")  # what SQLite keeps beside it of commits that are not in it yet
-HEADER_BYTES = 100            # with less no file is a database; one of ours never has less, see `database.create`
-MOST_S = 10.0          # that a start waits for the check; a larger file is checked on while it is used
+HEADER_BYTES = 100  # with less no file is a database; one of ours never has less, see `database.create`
+MOST_S = 10.0  # that a start waits for the check; a larger file is checked on while it is used
 INSTRUCTIONS = 100_000  # of SQLite between two looks at the clock
 
 
@@ -23,7 +23,7 @@ class Check:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.damage = ""                  # what SQLite found, once `ended`
+        self.damage = ""  # what SQLite found, once `ended`
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="moestro-check", daemon=True)
         self._thread.start()
@@ -72,8 +72,10 @@ def find_damage(path: Path, stop: threading.Event | None = None) -> str:
 
 def is_damage(error: Exception) -> bool:
     """Does an error of SQLite's mean that the file is not what it should be?"""
-    return (isinstance(error, UnicodeDecodeError)
-            or getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB))
+    return isinstance(error, UnicodeDecodeError) or getattr(error, "sqlite_errorcode", 0) & 0xFF in (
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_NOTADB,
+    )
 
 
 def said(error: Exception) -> str:
@@ -84,11 +86,16 @@ def said(error: Exception) -> str:
 def damaged(path: Path, how: str) -> str:
     """What to say of a damaged database, and what to do."""
     saved = backups(path.parent)
-    back = (f"`python launch.py data --restore` brings back the copy of {_when(saved[0])}, and "
-            if saved else "There is no copy of it to go back to. ")
-    return (f"The chats and figures in {path} are damaged ({how.splitlines()[0] if how else 'unreadable'}). Nothing "
-            f"was changed. {back}`python launch.py data --move-aside` starts afresh. Either keeps the damaged file "
-            "under another name; end Moestro before.")
+    back = (
+        f"`python launch.py data --restore` brings back the copy of {_when(saved[0])}, and "
+        if saved
+        else "There is no copy of it to go back to. "
+    )
+    return (
+        f"The chats and figures in {path} are damaged ({how.splitlines()[0] if how else 'unreadable'}). Nothing "
+        f"was changed. {back}`python launch.py data --move-aside` starts afresh. Either keeps the damaged file "
+        "under another name; end Moestro before."
+    )
 
 
 def backups(folder: Path) -> list[Path]:
@@ -105,5 +112,7 @@ def require_ours(db: sqlite3.Connection, path: Path) -> None:
     version = db.execute("PRAGMA user_version").fetchone()[0]
     tables = [row[0] for row in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
     if version == 0 and tables:
-        raise StoreError(f"{path} is another program's database: it has the table {tables[0]!r}. Move it away, or set "
-                         "MOESTRO_HOME to another folder.")
+        raise StoreError(
+            f"{path} is another program's database: it has the table {tables[0]!r}. Move it away, or set "
+            "MOESTRO_HOME to another folder."
+        )

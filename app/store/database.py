@@ -24,7 +24,7 @@ CHECKPOINT_PAGES = 16384  # 64 MB of log: tokens do not wait for the disk, `sett
 
 Kept = TypeVar("Kept", bound="dict[str, Any] | list[Any]")
 log = logging.getLogger("moestro.store")
-NO_ROOM = 1 << 20          # bytes: with less a disk counts as full
+NO_ROOM = 1 << 20  # bytes: with less a disk counts as full
 
 
 class Database:
@@ -89,8 +89,9 @@ class Database:
     def reader(self) -> Iterator[sqlite3.Connection]:
         """A connection of its own for a long read: sees one consistent state, blocks nobody."""
         try:
-            with closing(sqlite3.connect(self.path.resolve().as_uri() + "?mode=ro", uri=True,
-                                         isolation_level=None)) as db:
+            with closing(
+                sqlite3.connect(self.path.resolve().as_uri() + "?mode=ro", uri=True, isolation_level=None)
+            ) as db:
                 db.row_factory = sqlite3.Row
                 db.execute("BEGIN")
                 db.execute("SELECT 1 FROM sqlite_schema").fetchone()  # the state that is seen is that of now
@@ -137,8 +138,13 @@ def _connect(path: Path) -> sqlite3.Connection:
     try:
         db.row_factory = sqlite3.Row
         require_ours(db, path)
-        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON",
-                       f"wal_autocheckpoint={CHECKPOINT_PAGES}", "journal_size_limit=67108864"):
+        for pragma in (
+            "journal_mode=WAL",
+            "synchronous=NORMAL",
+            "foreign_keys=ON",
+            f"wal_autocheckpoint={CHECKPOINT_PAGES}",
+            "journal_size_limit=67108864",
+        ):
             db.execute(f"PRAGMA {pragma}")
         migrate(db)
         if wrong := wrong_tables(db):
@@ -181,8 +187,10 @@ def _hold(file: Path) -> sqlite3.Connection:
     except sqlite3.Error as error:
         guard.close()
         if "locked" in str(error):
-            raise BusyError(f"Another Moestro is already running on the data in {file.parent}. Use that one, close it, "
-                            "or set MOESTRO_HOME to another folder.") from None
+            raise BusyError(
+                f"Another Moestro is already running on the data in {file.parent}. Use that one, close it, "
+                "or set MOESTRO_HOME to another folder."
+            ) from None
         raise
     return guard
 
@@ -199,8 +207,10 @@ def _plain(error: Exception, doing: str, path: Path) -> StoreError:
     if isinstance(error, OverflowError):
         return StoreError(f"Moestro could not {doing}: there is no number so large here.")
     if isinstance(error, UnicodeEncodeError):
-        return StoreError(f"Moestro could not {doing}: the text holds half a character (a surrogate without its other "
-                          "half). Take it out.")
+        return StoreError(
+            f"Moestro could not {doing}: the text holds half a character (a surrogate without its other "
+            "half). Take it out."
+        )
     text = reason(error) if isinstance(error, OSError) else said(error)
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without what is particular to one call
     if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR) or "No space" in text:

@@ -15,15 +15,15 @@ from typing import IO, Literal
 log = logging.getLogger("moestro.store")
 FOLDER, FILE = 0o700, 0o600
 POSIX = os.name == "posix"
-OURS = ("moestro*.sqlite3*", "in-use.sqlite3*", "moestro.log*")            # files of the data folder itself
+OURS = ("moestro*.sqlite3*", "in-use.sqlite3*", "moestro.log*")  # files of the data folder itself
 INSIDE = ("analysis", "backups", "bench", "exports", "profiles", "uploads")  # ... and folders that hold nothing else
-PACKS = "packs"                                                            # only the folder: packs may be shared
+PACKS = "packs"  # only the folder: packs may be shared
 
 
 def private_folder(folder: Path) -> Path:
     """Make a folder that only its user may enter; one that is there already is closed to others. Raises OSError."""
     missing = [folder, *folder.parents]
-    for each in reversed(missing[:next((n for n, one in enumerate(missing) if one.exists()), 0)]):
+    for each in reversed(missing[: next((n for n, one in enumerate(missing) if one.exists()), 0)]):
         each.mkdir(FOLDER, exist_ok=True)
     folder.mkdir(FOLDER, exist_ok=True)  # raises when something else is there
     _close(folder, FOLDER)

@@ -84,8 +84,9 @@ def wrong_tables(db: sqlite3.Connection, migrations: tuple[str, ...] = MIGRATION
         migrate(fresh, migrations)
         tables = fresh.execute("SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
         for (table,) in tables.fetchall():
-            wanted, there = ({(row[1], row[2]) for row in each.execute(f"PRAGMA table_info({table})")}
-                             for each in (fresh, db))
+            wanted, there = (
+                {(row[1], row[2]) for row in each.execute(f"PRAGMA table_info({table})")} for each in (fresh, db)
+            )
             if lacking := sorted(name for name, _ in wanted - there):
                 return f"its table {table} has no {lacking[0]}" if there else f"it has no table {table}"
     return ""
@@ -95,8 +96,10 @@ def migrate(db: sqlite3.Connection, migrations: tuple[str, ...] = MIGRATIONS) ->
     """Bring the database to the newest version, each step whole or not at all. Raises StoreError if it is newer."""
     version = int(db.execute("PRAGMA user_version").fetchone()[0])
     if version > len(migrations):
-        raise StoreError(f"The chats on disk were written by a newer Moestro (version {version} of its tables, this "
-                         f"one knows {len(migrations)}). Update Moestro, or set MOESTRO_HOME to another folder.")
+        raise StoreError(
+            f"The chats on disk were written by a newer Moestro (version {version} of its tables, this "
+            f"one knows {len(migrations)}). Update Moestro, or set MOESTRO_HOME to another folder."
+        )
     if version < 0:
         raise DamagedError(f"The chats on disk are damaged: they are said to be of version {version}.")
     for number, script in enumerate(migrations[version:], version + 1):

@@ -21,16 +21,64 @@ from app.store.schema import StoreError
 from app.store.stored import Unfit, fields, moment, shape_of, text
 from core.types import ModelShape, StepRecord, Transfer
 
-SCALARS = ("phase", "tokens", "started_s", "total_ms", "compute_ms", "stall_ms", "idle_ms", "copy_ms",
-           "prefetch_issued", "prefetch_used", "prefetch_late", "prefetch_wasted", "demand_bytes", "prefetch_bytes",
-           "wasted_bytes", "disk_bytes", "slots", "device_bytes", "budget_bytes", "emulated", "exact",
-           "prefetch_evicted", "late_bytes", "evicted_bytes", "predict_ms", "net_ms")
-TRANSFER = np.dtype([("layer", "<i2"), ("expert", "<i2"), ("bytes", "<i8"), ("kind", "u1"), ("decode", "u1"),
-                     ("submitted_s", "<f8"), ("started_s", "<f8"), ("ended_s", "<f8")])
+SCALARS = (
+    "phase",
+    "tokens",
+    "started_s",
+    "total_ms",
+    "compute_ms",
+    "stall_ms",
+    "idle_ms",
+    "copy_ms",
+    "prefetch_issued",
+    "prefetch_used",
+    "prefetch_late",
+    "prefetch_wasted",
+    "demand_bytes",
+    "prefetch_bytes",
+    "wasted_bytes",
+    "disk_bytes",
+    "slots",
+    "device_bytes",
+    "budget_bytes",
+    "emulated",
+    "exact",
+    "prefetch_evicted",
+    "late_bytes",
+    "evicted_bytes",
+    "predict_ms",
+    "net_ms",
+)
+TRANSFER = np.dtype(
+    [
+        ("layer", "<i2"),
+        ("expert", "<i2"),
+        ("bytes", "<i8"),
+        ("kind", "u1"),
+        ("decode", "u1"),
+        ("submitted_s", "<f8"),
+        ("started_s", "<f8"),
+        ("ended_s", "<f8"),
+    ]
+)
 log = logging.getLogger("moestro.store")
 DEMAND, FROM_DISK = 1, 2  # bits of a transfer's kind
-_COLUMNS = ("load", "chat", "answer", "step", *SCALARS, "layers", "top_k", "ids", "layer", "expert", "outcome",
-            "transfers", "changed", "choices")
+_COLUMNS = (
+    "load",
+    "chat",
+    "answer",
+    "step",
+    *SCALARS,
+    "layers",
+    "top_k",
+    "ids",
+    "layer",
+    "expert",
+    "outcome",
+    "transfers",
+    "changed",
+    "choices",
+)
 _CHANGED = "INSERT INTO changes (load, chat, step, time, name, old, new) VALUES (?, ?, ?, ?, ?, ?, ?)"
 _INSERT = f"INSERT INTO steps ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
 
@@ -55,16 +103,29 @@ class Steps:
     def __init__(self, db: Database) -> None:
         self._db = db
         with db.tx() as tx:  # left open by a crash: it lasted until its last pass
-            tx.execute("UPDATE loads SET ended = created + coalesce((SELECT max(started_s + total_ms / 1000) "
-                       "FROM steps WHERE load = loads.id), 0) WHERE ended IS NULL")
+            tx.execute(
+                "UPDATE loads SET ended = created + coalesce((SELECT max(started_s + total_ms / 1000) "
+                "FROM steps WHERE load = loads.id), 0) WHERE ended IS NULL"
+            )
 
-    def add_load(self, model: str, spec: Mapping[str, object], settings: Mapping[str, object], shape: ModelShape,
-                 manifest: Mapping[str, object]) -> int:
+    def add_load(
+        self,
+        model: str,
+        spec: Mapping[str, object],
+        settings: Mapping[str, object],
+        shape: ModelShape,
+        manifest: Mapping[str, object],
+    ) -> int:
         """Note that a model was loaded; returns the id that its steps are recorded under."""
         texts = (json.dumps(dict(part), default=str) for part in (spec, settings, asdict(shape), manifest))
         with self._db.tx() as db:
-            return int(db.execute("INSERT INTO loads (model, created, spec, settings, shape, manifest) "
-                                  "VALUES (?, ?, ?, ?, ?, ?)", (model, time.time(), *texts)).lastrowid or 0)
+            return int(
+                db.execute(
+                    "INSERT INTO loads (model, created, spec, settings, shape, manifest) VALUES (?, ?, ?, ?, ?, ?)",
+                    (model, time.time(), *texts),
+                ).lastrowid
+                or 0
+            )
 
     def end_load(self, load: int) -> None:
         """Note that it was unloaded."""
@@ -78,22 +139,34 @@ class Steps:
         for row in self._db.rows("SELECT * FROM loads ORDER BY id"):
             if wanted is None or row["id"] in wanted:
                 try:
-                    found.append(Load(
-                        row["id"], text(row["model"], "model"), moment(row["created"], "created"),
-                        None if row["ended"] is None else moment(row["ended"], "ended"),
-                        fields(row["spec"], "spec"), fields(row["settings"], "settings"), shape_of(row["shape"]),
-                        fields(row["manifest"], "manifest")))
+                    found.append(
+                        Load(
+                            row["id"],
+                            text(row["model"], "model"),
+                            moment(row["created"], "created"),
+                            None if row["ended"] is None else moment(row["ended"], "ended"),
+                            fields(row["spec"], "spec"),
+                            fields(row["settings"], "settings"),
+                            shape_of(row["shape"]),
+                            fields(row["manifest"], "manifest"),
+                        )
+                    )
                 except Unfit as error:
-                    log.warning("what was recorded under load %s is left out, its description is damaged: %s",
-                                row["id"], error)
+                    log.warning(
+                        "what was recorded under load %s is left out, its description is damaged: %s", row["id"], error
+                    )
         return found
 
     def trace(self, model: str, tokens: int) -> npt.NDArray[np.int16] | None:
         """Recorded routing of a model's latest answers: expert ids [tokens, layers, k], oldest first, or None."""
         loads = self._db.rows("SELECT id FROM loads WHERE model = ? ORDER BY id DESC LIMIT 8", model)
         for load in loads:
-            rows = self._db.rows("SELECT ids, layers, top_k FROM steps WHERE load = ? AND phase = 'decode' AND layers "
-                                 "ORDER BY id DESC LIMIT ?", load["id"], tokens)
+            rows = self._db.rows(
+                "SELECT ids, layers, top_k FROM steps WHERE load = ? AND phase = 'decode' AND layers "
+                "ORDER BY id DESC LIMIT ?",
+                load["id"],
+                tokens,
+            )
             if rows:
                 return np.stack([np.frombuffer(r["ids"], "<i2").reshape(r["layers"], r["top_k"]) for r in rows[::-1]])
         return None
@@ -102,14 +175,34 @@ class Steps:
         """Record a forward pass, and the settings that changed just before it from their `old` values."""
         layers, _, top_k = step.ids.shape
         with self._db.tx() as db:
-            db.execute(_INSERT, (load, chat, answer, step.index, *(getattr(step, name) for name in SCALARS), layers,
-                                 top_k, _bytes(step.ids, "<i2"), _bytes(step.layer, "<i2"), _bytes(step.expert, "<i2"),
-                                 _bytes(step.outcome, "u1"), _transfers(step.transfers), step.changed,
-                                 step.lossy.choices.tobytes() if step.lossy is not None else b""))
+            db.execute(
+                _INSERT,
+                (
+                    load,
+                    chat,
+                    answer,
+                    step.index,
+                    *(getattr(step, name) for name in SCALARS),
+                    layers,
+                    top_k,
+                    _bytes(step.ids, "<i2"),
+                    _bytes(step.layer, "<i2"),
+                    _bytes(step.expert, "<i2"),
+                    _bytes(step.outcome, "u1"),
+                    _transfers(step.transfers),
+                    step.changed,
+                    step.lossy.choices.tobytes() if step.lossy is not None else b"",
+                ),
+            )
             if step.changes:
                 now = time.time()
-                db.executemany(_CHANGED, [(load, chat, step.index, now, name, str(old.get(name, "")), str(new))
-                                          for name, new in step.changes.items()])
+                db.executemany(
+                    _CHANGED,
+                    [
+                        (load, chat, step.index, now, name, str(old.get(name, "")), str(new))
+                        for name, new in step.changes.items()
+                    ],
+                )
 
     def delete(self, chat: int) -> None:
         """Delete what was recorded of a chat; its words stay, and so do the settings changes, which explain other
@@ -130,8 +223,10 @@ class Steps:
 
 def damaged_pass(number: int, error: Exception) -> str:
     """What to say of a recorded pass that cannot be read."""
-    return (f"What was recorded of pass {number} is damaged ({error}). Delete the recording of its chat in the tab "
-            "Sessions; its words are kept.")
+    return (
+        f"What was recorded of pass {number} is damaged ({error}). Delete the recording of its chat in the tab "
+        "Sessions; its words are kept."
+    )
 
 
 def _bytes(array: Any, dtype: str) -> bytes:
@@ -139,19 +234,53 @@ def _bytes(array: Any, dtype: str) -> bytes:
 
 
 def _transfers(transfers: tuple[Transfer, ...]) -> bytes:
-    return np.array([(t.layer, t.expert, t.bytes, DEMAND * t.demand + FROM_DISK * (t.origin == "disk"),
-                      t.phase == "decode", t.submitted_s, t.started_s, t.ended_s)
-                     for t in transfers], TRANSFER).tobytes() if transfers else b""
+    return (
+        np.array(
+            [
+                (
+                    t.layer,
+                    t.expert,
+                    t.bytes,
+                    DEMAND * t.demand + FROM_DISK * (t.origin == "disk"),
+                    t.phase == "decode",
+                    t.submitted_s,
+                    t.started_s,
+                    t.ended_s,
+                )
+                for t in transfers
+            ],
+            TRANSFER,
+        ).tobytes()
+        if transfers
+        else b""
+    )
 
 
 def _record(row: sqlite3.Row) -> StepRecord:
     scalars = {name: row[name] for name in SCALARS}
     scalars |= {"emulated": bool(row["emulated"]), "exact": bool(row["exact"])}
-    transfers = tuple(Transfer(layer, expert, size, bool(kind & DEMAND), submitted_s, started_s, ended_s,
-                               "decode" if decode else "prefill", "disk" if kind & FROM_DISK else "host")
-                      for layer, expert, size, kind, decode, submitted_s, started_s, ended_s
-                      in np.frombuffer(row["transfers"], TRANSFER).tolist())
-    return StepRecord(index=row["step"], **scalars,
-                      ids=np.frombuffer(row["ids"], "<i2").reshape(row["layers"], row["tokens"], row["top_k"]),
-                      layer=np.frombuffer(row["layer"], "<i2"), expert=np.frombuffer(row["expert"], "<i2"),
-                      outcome=np.frombuffer(row["outcome"], "u1"), transfers=transfers)
+    transfers = tuple(
+        Transfer(
+            layer,
+            expert,
+            size,
+            bool(kind & DEMAND),
+            submitted_s,
+            started_s,
+            ended_s,
+            "decode" if decode else "prefill",
+            "disk" if kind & FROM_DISK else "host",
+        )
+        for layer, expert, size, kind, decode, submitted_s, started_s, ended_s in np.frombuffer(
+            row["transfers"], TRANSFER
+        ).tolist()
+    )
+    return StepRecord(
+        index=row["step"],
+        **scalars,
+        ids=np.frombuffer(row["ids"], "<i2").reshape(row["layers"], row["tokens"], row["top_k"]),
+        layer=np.frombuffer(row["layer"], "<i2"),
+        expert=np.frombuffer(row["expert"], "<i2"),
+        outcome=np.frombuffer(row["outcome"], "u1"),
+        transfers=transfers,
+    )

@@ -11,21 +11,43 @@ from typing import Any
 from core.reading import BadJson, parse_json
 from core.types import ModelShape
 
-MOST = (1 << 63) - 1        # what a whole number in a table of an export can be
+MOST = (1 << 63) - 1  # what a whole number in a table of an export can be
 YEAR_10000_S = 253402300800.0
 WHOLE, FLAG, TEXT = ("whole",), ("flag",), ("text",)
 NUMBER = ("whole", "fraction")
 FIGURE = (*NUMBER, "none")
-STATS = {                   # fields of core.types.AnswerStats that are shown or exported, which every version wrote ...
-    "prompt_tokens": WHOLE, "new_tokens": WHOLE, "ttft_ms": NUMBER, "tpot_ms": NUMBER, "tok_s": NUMBER,
-    "hit_rate": FIGURE, "compute_ms": NUMBER, "stall_ms": NUMBER, "idle_ms": NUMBER, "exact": FLAG, "emulated": FLAG,
-    "reason": TEXT}
-LATER_STATS = {             # ... and that earlier versions did not
-    "disk_misses": WHOLE, "disk_bytes": WHOLE, "changed": WHOLE, "assignments": WHOLE, "seed": WHOLE,
-    "queued_ms": NUMBER, "unrecorded": WHOLE}
-QUALITY = {                 # of core.quality.told.Quality
-    "scored": WHOLE, "kl": FIGURE, "kl_most": FIGURE, "agreement": FIGURE, "perplexity": FIGURE, "saved_ms": FIGURE,
-    "note": TEXT}
+STATS = {  # fields of core.types.AnswerStats that are shown or exported, which every version wrote ...
+    "prompt_tokens": WHOLE,
+    "new_tokens": WHOLE,
+    "ttft_ms": NUMBER,
+    "tpot_ms": NUMBER,
+    "tok_s": NUMBER,
+    "hit_rate": FIGURE,
+    "compute_ms": NUMBER,
+    "stall_ms": NUMBER,
+    "idle_ms": NUMBER,
+    "exact": FLAG,
+    "emulated": FLAG,
+    "reason": TEXT,
+}
+LATER_STATS = {  # ... and that earlier versions did not
+    "disk_misses": WHOLE,
+    "disk_bytes": WHOLE,
+    "changed": WHOLE,
+    "assignments": WHOLE,
+    "seed": WHOLE,
+    "queued_ms": NUMBER,
+    "unrecorded": WHOLE,
+}
+QUALITY = {  # of core.quality.told.Quality
+    "scored": WHOLE,
+    "kl": FIGURE,
+    "kl_most": FIGURE,
+    "agreement": FIGURE,
+    "perplexity": FIGURE,
+    "saved_ms": FIGURE,
+    "note": TEXT,
+}
 
 
 class Unfit(ValueError):

@@ -18,7 +18,7 @@ from app.store.steps import Load, damaged_pass
 from core.trace import Chunk
 from core.trace.chunk import CHUNK, id_type
 
-PIECE = 256   # passes read at a time
+PIECE = 256  # passes read at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,12 @@ class StoredTrace:
                 ids.append(np.frombuffer(row["ids"], "<i2").reshape(self.layers, row["tokens"], self.top_k))
             except (ValueError, TypeError) as error:
                 raise StoreError(damaged_pass(row["id"], error)) from error
-        return Chunk(np.concatenate(ids, 1).transpose(1, 0, 2).astype(id_type(self.experts)),
-                     np.array([row["tokens"] for row in rows], np.int32),
-                     np.array([row["phase"] == "decode" for row in rows]),
-                     np.array([answers.setdefault(row["answer"], len(answers)) for row in rows], np.int32))
+        return Chunk(
+            np.concatenate(ids, 1).transpose(1, 0, 2).astype(id_type(self.experts)),
+            np.array([row["tokens"] for row in rows], np.int32),
+            np.array([row["phase"] == "decode" for row in rows]),
+            np.array([answers.setdefault(row["answer"], len(answers)) for row in rows], np.int32),
+        )
 
 
 def stored_traces(db: Database, loads: list[Load], chat: int | None) -> list[StoredTrace]:
@@ -82,8 +84,20 @@ def stored_traces(db: Database, loads: list[Load], chat: int | None) -> list[Sto
         if row["tokens"]:
             shape = same[0].shape
             wide = np.dtype(id_type(shape.experts)).itemsize
-            found.append(StoredTrace(db, ids, chat, shape.layers, shape.experts, shape.top_k, same[0].model,
-                                     str(model_hash), row["tokens"], row["size"] // 2 * wide))
+            found.append(
+                StoredTrace(
+                    db,
+                    ids,
+                    chat,
+                    shape.layers,
+                    shape.experts,
+                    shape.top_k,
+                    same[0].model,
+                    str(model_hash),
+                    row["tokens"],
+                    row["size"] // 2 * wide,
+                )
+            )
     return found
 
 

@@ -18,7 +18,7 @@ from core.errors import MoestroError
 from core.registry import variants
 
 KINDS = [".trace", ".npz", ".csv", ".json", ".jsonl"]
-TOKENS = 2000   # looked at unless the user says otherwise: prefetchers are simulated copy by copy
+TOKENS = 2000  # looked at unless the user says otherwise: prefetchers are simulated copy by copy
 
 # What a page shows: the "stamp" of the server's answers and whether the page is "dark".
 Shown = dict[str, Any]
@@ -38,44 +38,100 @@ class AnalysisTab:
                 with gr.Tab("Predictor lab", id="lab"):
                     self.lab = LabAnswer(host.analyst)
         self.news = gr.HTML(
-            {"stamp": "", "dark": True}, html_template="", elem_classes="job-news", apply_default_css=False,
-            js_on_load='import("/ui/jobs.js").then((m) => m.start(element, props, trigger, "analysis"));')
+            {"stamp": "", "dark": True},
+            html_template="",
+            elem_classes="job-news",
+            apply_default_css=False,
+            js_on_load='import("/ui/jobs.js").then((m) => m.start(element, props, trigger, "analysis"));',
+        )
         self.outputs = [self.news, self.alert, *self.whatif.outputs, *self.lab.outputs]
         self._wire()
 
     def _build_form(self) -> None:
-        self.source = gr.Dropdown([], label="Routing of", filterable=False, elem_id="whatif-source",
-                                  info="The tokens whose experts are asked for again, in the same order.")
+        self.source = gr.Dropdown(
+            [],
+            label="Routing of",
+            filterable=False,
+            elem_id="whatif-source",
+            info="The tokens whose experts are asked for again, in the same order.",
+        )
         with gr.Column(visible=False, elem_id="whatif-file") as self.file_group:
-            self.path = gr.Textbox("", label="Path", max_lines=1, elem_id="whatif-path", info="A recorded trace, an "
-                                   ".npz with `experts` [layers, tokens, k], or a CSV or JSON list of token, layer, "
-                                   "ids.")
-            self.upload = gr.File(label="Or drop a file here (at most 64 MB)", file_types=KINDS, height=96,
-                                  elem_id="whatif-upload")
-            self.experts = gr.Number(0, label="Experts in a layer", precision=0, elem_id="whatif-experts",
-                                     info="Where the file does not say. 0 = its largest id, plus one.")
-        self.limit = gr.Number(TOKENS, label="At most (tokens)", precision=0, elem_id="whatif-limit",
-                               info="The last ones; 0 = all. Prefetchers take a second for a few thousand.")
+            self.path = gr.Textbox(
+                "",
+                label="Path",
+                max_lines=1,
+                elem_id="whatif-path",
+                info="A recorded trace, an "
+                ".npz with `experts` [layers, tokens, k], or a CSV or JSON list of token, layer, "
+                "ids.",
+            )
+            self.upload = gr.File(
+                label="Or drop a file here (at most 64 MB)", file_types=KINDS, height=96, elem_id="whatif-upload"
+            )
+            self.experts = gr.Number(
+                0,
+                label="Experts in a layer",
+                precision=0,
+                elem_id="whatif-experts",
+                info="Where the file does not say. 0 = its largest id, plus one.",
+            )
+        self.limit = gr.Number(
+            TOKENS,
+            label="At most (tokens)",
+            precision=0,
+            elem_id="whatif-limit",
+            info="The last ones; 0 = all. Prefetchers take a second for a few thousand.",
+        )
         policies = [(v.title, v.name) for v in variants("eviction")]
         predictors = [(v.title, v.name) for v in variants("predictor")]
-        self.policies = gr.CheckboxGroup(policies, value=[name for _, name in policies], label="Cache policies",
-                                         elem_id="whatif-policies", info="Each with its parameters as they are set in "
-                                         "the sidebar. LRU and the one in use are always among them.")
-        self.predictors = gr.Dropdown(predictors, value=[whatif.NONE], multiselect=True, label="Prefetchers",
-                                      elem_id="whatif-predictors", info="Each beside every policy at every budget. The "
-                                      "lab tests all of them.")
-        self.budgets = gr.Textbox(whatif.AUTO, label="Budgets", max_lines=1, elem_id="whatif-budgets",
-                                  info="Shares of all experts (25%, 50%) or numbers of them. auto = every tenth; "
-                                  "in the lab the budget in use.")
+        self.policies = gr.CheckboxGroup(
+            policies,
+            value=[name for _, name in policies],
+            label="Cache policies",
+            elem_id="whatif-policies",
+            info="Each with its parameters as they are set in "
+            "the sidebar. LRU and the one in use are always among them.",
+        )
+        self.predictors = gr.Dropdown(
+            predictors,
+            value=[whatif.NONE],
+            multiselect=True,
+            label="Prefetchers",
+            elem_id="whatif-predictors",
+            info="Each beside every policy at every budget. The lab tests all of them.",
+        )
+        self.budgets = gr.Textbox(
+            whatif.AUTO,
+            label="Budgets",
+            max_lines=1,
+            elem_id="whatif-budgets",
+            info="Shares of all experts (25%, 50%) or numbers of them. auto = every tenth; "
+            "in the lab the budget in use.",
+        )
         with gr.Accordion("Caches, link and clock", open=False, elem_id="whatif-clock"):
-            self.scope = gr.Radio([("Each layer its own", "layer"), ("One pool for all", "global")], value="layer",
-                                  label="Slots", elem_id="whatif-scope")
-            self.begin = gr.Radio([("Filled, as after a load", "filled"), ("Empty", "empty")], value="filled",
-                                  label="Caches start", elem_id="whatif-start")
-            self.most = gr.Number(0, label="m of recall@m", precision=0, elem_id="whatif-most",
-                                  info="In the lab, beside recall@k. 0 = 2 k.")
-            html("<p class='minor'>Times of one token. 0 = as measured with the routing; a file from elsewhere "
-                 "takes those of this session if the model has the same shape.</p>")
+            self.scope = gr.Radio(
+                [("Each layer its own", "layer"), ("One pool for all", "global")],
+                value="layer",
+                label="Slots",
+                elem_id="whatif-scope",
+            )
+            self.begin = gr.Radio(
+                [("Filled, as after a load", "filled"), ("Empty", "empty")],
+                value="filled",
+                label="Caches start",
+                elem_id="whatif-start",
+            )
+            self.most = gr.Number(
+                0,
+                label="m of recall@m",
+                precision=0,
+                elem_id="whatif-most",
+                info="In the lab, beside recall@k. 0 = 2 k.",
+            )
+            html(
+                "<p class='minor'>Times of one token. 0 = as measured with the routing; a file from elsewhere "
+                "takes those of this session if the model has the same shape.</p>"
+            )
             with gr.Row(elem_classes="pair"):
                 self.compute = number("Computing (ms)", "whatif-compute", "With everything resident.")
                 self.load = number("One copy (ms)", "whatif-load", "One expert over the link.")
@@ -89,9 +145,24 @@ class AnalysisTab:
             self.compare = gr.Button("Compare", variant="primary", size="sm", elem_id="whatif-go", min_width=80)
             self.test = gr.Button("Test prefetchers", size="sm", elem_id="lab-go", min_width=80)
             self.cancel = gr.Button("Cancel", size="sm", elem_id="whatif-cancel", min_width=80)
-        self.form = [self.source, self.path, self.upload, self.experts, self.limit, self.policies, self.predictors,
-                     self.budgets, self.scope, self.begin, self.most, self.size, self.compute, self.load, self.product,
-                     self.miss]
+        self.form = [
+            self.source,
+            self.path,
+            self.upload,
+            self.experts,
+            self.limit,
+            self.policies,
+            self.predictors,
+            self.budgets,
+            self.scope,
+            self.begin,
+            self.most,
+            self.size,
+            self.compute,
+            self.load,
+            self.product,
+            self.miss,
+        ]
 
     def look(self, chosen: str | None) -> list[Any]:
         """The tab was opened: what routing there is now. Outputs: `looked`."""
@@ -115,21 +186,47 @@ class AnalysisTab:
         self.cancel.click(self.host.analyst.cancel, None, None, **ONCE)
 
     def _starter(self, kind: Any) -> Any:
-        def start(choice: str, path: str, upload: str | None, experts: float | None, limit: float | None,
-                  policies: list[str], predictors: list[str], budgets: str, scope: str, begin: str,
-                  most: float | None, size: float | None, *times: float | None) -> list[Any]:
+        def start(
+            choice: str,
+            path: str,
+            upload: str | None,
+            experts: float | None,
+            limit: float | None,
+            policies: list[str],
+            predictors: list[str],
+            budgets: str,
+            scope: str,
+            begin: str,
+            most: float | None,
+            size: float | None,
+            *times: float | None,
+        ) -> list[Any]:
             host = self.host
             memory, shape = host.memory(), host.shape
             if kind == "lab":
                 predictors = [v.name for v in variants("predictor") if v.name != whatif.NONE]
             try:
                 source = Source.parse(choice, path or upload or "", whole(experts))
-                host.analyst.start(Question(
-                    source, tuple(policies), tuple(predictors), budgets or whatif.AUTO, kind, whole(most),
-                    whole(limit), scope, begin, expert_bytes=whole((size or 0) * 1e6), settings=host.settings,
-                    load=host.load_id, shape=shape, profile=host.profile,
-                    slots=memory.experts // shape.expert_bytes if memory is not None and shape is not None else 0,
-                    **numbers(dict(zip(TIMES, times, strict=True)))))
+                host.analyst.start(
+                    Question(
+                        source,
+                        tuple(policies),
+                        tuple(predictors),
+                        budgets or whatif.AUTO,
+                        kind,
+                        whole(most),
+                        whole(limit),
+                        scope,
+                        begin,
+                        expert_bytes=whole((size or 0) * 1e6),
+                        settings=host.settings,
+                        load=host.load_id,
+                        shape=shape,
+                        profile=host.profile,
+                        slots=memory.experts // shape.expert_bytes if memory is not None and shape is not None else 0,
+                        **numbers(dict(zip(TIMES, times, strict=True))),
+                    )
+                )
             except MoestroError as error:
                 return [notice(str(error)), gr.skip()]
             return ["", gr.Tabs(selected=kind)]

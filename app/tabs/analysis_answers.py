@@ -29,14 +29,26 @@ class WhatIfAnswer:
                 self.hits = gr.Plot(show_label=False, elem_id="whatif-hits", min_width=320)
                 self.tpot = gr.Plot(show_label=False, elem_id="whatif-tpot", min_width=320)
             with gr.Row(elem_classes="head-row"):
-                self.budget = gr.Dropdown([], label="At a budget of", filterable=False, elem_id="whatif-budget",
-                                          min_width=180, scale=0)
-                html("<a href='/export/whatif.csv' download id='whatif-csv'>Download the table (CSV)</a>",
-                     elem_id="whatif-link")
+                self.budget = gr.Dropdown(
+                    [], label="At a budget of", filterable=False, elem_id="whatif-budget", min_width=180, scale=0
+                )
+                html(
+                    "<a href='/export/whatif.csv' download id='whatif-csv'>Download the table (CSV)</a>",
+                    elem_id="whatif-link",
+                )
             self.bars = gr.Plot(show_label=False, elem_id="whatif-bars")
             self.table = gr.HTML(elem_id="whatif-table", apply_default_css=False, js_on_load=SORTED)
-        self.outputs = [self.empty, self.answer, self.head, self.legend, self.hits, self.tpot, self.budget, self.bars,
-                        self.table]
+        self.outputs = [
+            self.empty,
+            self.answer,
+            self.head,
+            self.legend,
+            self.hits,
+            self.tpot,
+            self.budget,
+            self.bars,
+            self.table,
+        ]
 
     def values(self, budget: int | None, dark: bool) -> list[Any]:
         """The last answer, at `budget` if it has that one."""
@@ -46,10 +58,16 @@ class WhatIfAnswer:
         offered = budgets(table)
         slots = budget if budget in [n for _, n in offered] else nearest(table, table.about.chosen[2])
         timed = table.resident_ms is not None
-        return [gr.update(visible=False), gr.update(visible=True), summary(table), legend(table, dark),
-                budget_curve(table, "hit_rate", dark),
-                gr.update(value=budget_curve(table, "tpot_ms", dark) if timed else None, visible=timed),
-                gr.update(choices=offered, value=slots), *at_budget(table, slots, dark)]
+        return [
+            gr.update(visible=False),
+            gr.update(visible=True),
+            summary(table),
+            legend(table, dark),
+            budget_curve(table, "hit_rate", dark),
+            gr.update(value=budget_curve(table, "tpot_ms", dark) if timed else None, visible=timed),
+            gr.update(choices=offered, value=slots),
+            *at_budget(table, slots, dark),
+        ]
 
     def wire(self, news: gr.HTML) -> None:
         """`news` knows the page's colours."""
@@ -65,8 +83,10 @@ def at_budget(table: Table, slots: int, dark: bool) -> list[Any]:
     """The figure and the table at so many slots; 0 = the table at all of them. A page may still offer the budgets of
     an earlier answer: then the nearest is shown."""
     slots = nearest(table, slots) if slots else 0
-    return [gr.update(value=compared(table, slots, dark), visible=True) if slots else gr.update(visible=False),
-            listing(table, slots)]
+    return [
+        gr.update(value=compared(table, slots, dark), visible=True) if slots else gr.update(visible=False),
+        listing(table, slots),
+    ]
 
 
 class LabAnswer:
@@ -82,8 +102,10 @@ class LabAnswer:
             with gr.Row(elem_classes="plots"):
                 self.worth = gr.Plot(show_label=False, elem_id="lab-worth", min_width=320)
                 self.bars = gr.Plot(show_label=False, elem_id="lab-bars", min_width=320)
-            html("<a href='/export/predictors.csv' download id='lab-csv'>Download the table (CSV)</a>",
-                 elem_id="lab-link")
+            html(
+                "<a href='/export/predictors.csv' download id='lab-csv'>Download the table (CSV)</a>",
+                elem_id="lab-link",
+            )
             self.table = gr.HTML(elem_id="lab-table", apply_default_css=False, js_on_load=SORTED)
         self.outputs = [self.empty, self.answer, self.head, self.recall, self.most, self.worth, self.bars, self.table]
 
@@ -92,7 +114,16 @@ class LabAnswer:
         lab = self.analyst.lab
         if lab is None:
             return [gr.update(visible=True), gr.update(visible=False), *[gr.skip()] * 6]
-        plots = [lab_views.recall_map(lab, dark), lab_views.recall_map(lab, dark, most=True),
-                 lab_views.worth(lab, dark), lab_views.bars(lab, dark)]
-        return [gr.update(visible=False), gr.update(visible=True), lab_views.summary(lab),
-                *(gr.update(value=plot, visible=plot is not None) for plot in plots), lab_views.listing(lab)]
+        plots = [
+            lab_views.recall_map(lab, dark),
+            lab_views.recall_map(lab, dark, most=True),
+            lab_views.worth(lab, dark),
+            lab_views.bars(lab, dark),
+        ]
+        return [
+            gr.update(visible=False),
+            gr.update(visible=True),
+            lab_views.summary(lab),
+            *(gr.update(value=plot, visible=plot is not None) for plot in plots),
+            lab_views.listing(lab),
+        ]

@@ -17,8 +17,11 @@ def curves(table: Table, metric: str) -> dict[str, Points]:
     scale = 100.0 if metric == "hit_rate" else 1.0
     found: dict[str, Points] = {}
     for policy in dict.fromkeys(row.policy for row in table.rows):
-        points = [(100.0 * row.slots / table.total, scale * value) for row in table.curve(policy)
-                  if (value := getattr(row, metric)) is not None]
+        points = [
+            (100.0 * row.slots / table.total, scale * value)
+            for row in table.curve(policy)
+            if (value := getattr(row, metric)) is not None
+        ]
         if points:
             found[policy] = ([x for x, _ in points], [y for _, y in points])
     return found
@@ -27,8 +30,11 @@ def curves(table: Table, metric: str) -> dict[str, Points]:
 def bound_curve(table: Table, metric: str) -> Points:
     """The same for a bound: "hit_rate" or "tpot_ms" of Belady, or "perfect_ms"."""
     scale = 100.0 if metric == "hit_rate" else 1.0
-    points = [(100.0 * bound.slots / table.total, scale * value) for bound in table.bounds
-              if (value := getattr(bound, metric)) is not None]
+    points = [
+        (100.0 * bound.slots / table.total, scale * value)
+        for bound in table.bounds
+        if (value := getattr(bound, metric)) is not None
+    ]
     return [x for x, _ in points], [y for _, y in points]
 
 
@@ -41,30 +47,58 @@ def budget_curve(table: Table, metric: str, dark: bool) -> Any:
     traces, colour = [], colours(table, dark)
     for policy, (x, y) in sorted(curves(table, metric).items(), key=lambda one: one[0] == chosen):  # in use: on top
         mine = policy == chosen
-        traces.append(go.Scatter(
-            x=x, y=y, name=title("eviction", policy), mode="lines+markers", line=dict(
-                color=colour[policy], width=4 if mine else 1.6), marker=dict(size=7 if mine else 4),
-            opacity=1.0 if mine else 0.85, hovertemplate=f"%{{x:.3g}} % of experts: %{{y:.4g}} {unit}"))
+        traces.append(
+            go.Scatter(
+                x=x,
+                y=y,
+                name=title("eviction", policy),
+                mode="lines+markers",
+                line=dict(color=colour[policy], width=4 if mine else 1.6),
+                marker=dict(size=7 if mine else 4),
+                opacity=1.0 if mine else 0.85,
+                hovertemplate=f"%{{x:.3g}} % of experts: %{{y:.4g}} {unit}",
+            )
+        )
     limits = [("Belady", metric, "dash")]
     if metric == "tpot_ms":
         limits.append(("Perfect prefetch, same link", "perfect_ms", "dot"))
     for label, key, dash in limits:
         x, y = bound_curve(table, key)
-        traces.append(go.Scatter(x=x, y=y, name=label, mode="lines", line=dict(color=quiet(dark), width=2, dash=dash),
-                                 hovertemplate=f"%{{x:.3g}} % of experts: %{{y:.4g}} {unit}"))
+        traces.append(
+            go.Scatter(
+                x=x,
+                y=y,
+                name=label,
+                mode="lines",
+                line=dict(color=quiet(dark), width=2, dash=dash),
+                hovertemplate=f"%{{x:.3g}} % of experts: %{{y:.4g}} {unit}",
+            )
+        )
     made = figure(traces, dark, f"{name} over budgets (simulated)", "experts resident", f"{name} ({unit})")
     if metric == "tpot_ms" and table.resident_ms is not None:
-        made.add_hline(y=table.resident_ms, line=dict(color=quiet(dark), width=1, dash="longdash"),
-                       annotation=said("everything resident", quiet(dark)), annotation_position="bottom left")
+        made.add_hline(
+            y=table.resident_ms,
+            line=dict(color=quiet(dark), width=1, dash="longdash"),
+            annotation=said("everything resident", quiet(dark)),
+            annotation_position="bottom left",
+        )
     now = table.about.chosen[2]
     if now:
-        made.add_vline(x=100 * now / table.total, line=dict(color=accent(dark), width=1, dash="dot"),
-                       annotation=said("now", accent(dark)), annotation_position="top right")
+        made.add_vline(
+            x=100 * now / table.total,
+            line=dict(color=accent(dark), width=1, dash="dot"),
+            annotation=said("now", accent(dark)),
+            annotation_position="top right",
+        )
     if (edge := lru_cliff(table)) is not None:
         share = 100 * edge.slots / table.total
         made.add_vrect(x0=0, x1=share, fillcolor=CLIFF, opacity=0.08, line_width=0, layer="below")
-        made.add_vline(x=share, line=dict(color=CLIFF, width=1.5), annotation=said("LRU cliff", CLIFF),
-                       annotation_position="top left")
+        made.add_vline(
+            x=share,
+            line=dict(color=CLIFF, width=1.5),
+            annotation=said("LRU cliff", CLIFF),
+            annotation_position="top left",
+        )
     made.update_xaxes(ticksuffix=" %", range=[0, 102])
     return made
 
@@ -72,8 +106,10 @@ def budget_curve(table: Table, metric: str, dark: bool) -> Any:
 def colours(table: Table, dark: bool) -> dict[str, str]:
     """Policy -> its colour in every figure; the one in use has the page's own."""
     policies = sorted({row.policy for row in table.rows})
-    return {policy: accent(dark) if policy == table.about.chosen[0] else PALETTE[at % len(PALETTE)]
-            for at, policy in enumerate(policies)}
+    return {
+        policy: accent(dark) if policy == table.about.chosen[0] else PALETTE[at % len(PALETTE)]
+        for at, policy in enumerate(policies)
+    }
 
 
 def grid(table: Table, slots: int) -> tuple[list[str], list[str], list[list[float | None]], bool]:
@@ -108,15 +144,35 @@ def compared(table: Table, slots: int, dark: bool) -> Any:
     height = 120 + 26 * len(policies)
     if len(predictors) > 1:
         rows = values[::-1]
-        return figure([heatmap(rows, dark, x=[title("predictor", name) for name in predictors], y=names[::-1],
-                               reversescale=timed, texttemplate="%{z:.3g}", hovertemplate="%{y}, %{x}: %{z:.4g} "
-                               f"{unit}<extra></extra>")], dark, heading, height=height + 60)
+        return figure(
+            [
+                heatmap(
+                    rows,
+                    dark,
+                    x=[title("predictor", name) for name in predictors],
+                    y=names[::-1],
+                    reversescale=timed,
+                    texttemplate="%{z:.3g}",
+                    hovertemplate=f"%{{y}}, %{{x}}: %{{z:.4g}} {unit}<extra></extra>",
+                )
+            ],
+            dark,
+            heading,
+            height=height + 60,
+        )
     first = [row[0] for row in values]
     colour = colours(table, dark)
-    bars = go.Bar(x=first[::-1], y=names[::-1], orientation="h", width=0.62, cliponaxis=False,
-                  marker=dict(color=[colour[policy] for policy in policies[::-1]]), textposition="outside",
-                  text=["" if v is None else f"{v:.4g} {unit}" for v in first[::-1]],
-                  hovertemplate=f"%{{y}}: %{{x:.4g}} {unit}<extra></extra>")
+    bars = go.Bar(
+        x=first[::-1],
+        y=names[::-1],
+        orientation="h",
+        width=0.62,
+        cliponaxis=False,
+        marker=dict(color=[colour[policy] for policy in policies[::-1]]),
+        textposition="outside",
+        text=["" if v is None else f"{v:.4g} {unit}" for v in first[::-1]],
+        hovertemplate=f"%{{y}}: %{{x:.4g}} {unit}<extra></extra>",
+    )
     most = max((v for v in first if v is not None), default=1.0)
     made = figure([bars], dark, heading, f"{what} ({unit})", height=height, margin=dict(l=8, r=12, t=58, b=8))
     made.update_xaxes(range=[0, 1.3 * most])
@@ -125,9 +181,12 @@ def compared(table: Table, slots: int, dark: bool) -> Any:
     limits += [("perfect prefetch", bound.perfect_ms)] if timed else []
     for at, (label, value) in enumerate(limits):
         if value is not None:
-            made.add_vline(x=value, line=dict(color=quiet(dark), width=1.5, dash=("dash", "dot")[at]),
-                           annotation={**said(label, quiet(dark)), "yanchor": "bottom", "y": 1.0},
-                           annotation_position="top left" if at else "top right")
+            made.add_vline(
+                x=value,
+                line=dict(color=quiet(dark), width=1.5, dash=("dash", "dot")[at]),
+                annotation={**said(label, quiet(dark)), "yanchor": "bottom", "y": 1.0},
+                annotation_position="top left" if at else "top right",
+            )
     return made
 
 

@@ -16,7 +16,7 @@ from app.tabs.calibrate_views import EMPTY, NO_MODEL, kind_choices, part_choices
 from core.errors import MoestroError
 from core.profile import PARTS, profile_path
 
-TOKENS = 20_000   # read at most, unless the user says otherwise
+TOKENS = 20_000  # read at most, unless the user says otherwise
 
 Shown = dict[str, Any]
 
@@ -32,24 +32,59 @@ class CalibrateTab:
             with gr.Column(scale=9, min_width=320, elem_classes="job-answer"):
                 self._build_answer()
         self.news = gr.HTML(
-            {"stamp": "", "dark": True}, html_template="", elem_classes="job-news", apply_default_css=False,
-            js_on_load='import("/ui/jobs.js").then((m) => m.start(element, props, trigger, "calibration"));')
-        self.outputs = [self.news, self.alert, self.empty, self.found, self.head, self.confirm, self.question,
-                        self.counts, self.layer, self.pairs, self.entropy, self.recall, self.start, self.kinds]
+            {"stamp": "", "dark": True},
+            html_template="",
+            elem_classes="job-news",
+            apply_default_css=False,
+            js_on_load='import("/ui/jobs.js").then((m) => m.start(element, props, trigger, "calibration"));',
+        )
+        self.outputs = [
+            self.news,
+            self.alert,
+            self.empty,
+            self.found,
+            self.head,
+            self.confirm,
+            self.question,
+            self.counts,
+            self.layer,
+            self.pairs,
+            self.entropy,
+            self.recall,
+            self.start,
+            self.kinds,
+        ]
         self._wire()
 
     def _build_form(self) -> None:
-        html("<p class='minor'>The model reads texts, exactly as it would in a chat, and what its routers do is "
-             "written down. Chats have to wait meanwhile. Nothing leaves this machine.</p>")
+        html(
+            "<p class='minor'>The model reads texts, exactly as it would in a chat, and what its routers do is "
+            "written down. Chats have to wait meanwhile. Nothing leaves this machine.</p>"
+        )
         self.kinds = gr.CheckboxGroup(kind_choices(0, 0), value=["bundled"], label="Read", elem_id="calibration-kinds")
         self.text = gr.Textbox("", label="Text", lines=4, max_lines=8, visible=False, elem_id="calibration-text")
-        self.path = gr.Textbox("", label="File or folder", max_lines=1, visible=False, elem_id="calibration-path",
-                               info="A text file, a .jsonl of texts or chats, a folder that is searched for them, "
-                               "or a trace.")
-        self.limit = gr.Number(TOKENS, label="At most (tokens)", precision=0, elem_id="calibration-limit",
-                               info="0 = everything. More tokens make steadier figures and take longer.")
-        self.parts = gr.CheckboxGroup(part_choices(), value=list(PARTS), label="Measure", elem_id="calibration-parts",
-                                      info="What is not ticked stays as it was measured before.")
+        self.path = gr.Textbox(
+            "",
+            label="File or folder",
+            max_lines=1,
+            visible=False,
+            elem_id="calibration-path",
+            info="A text file, a .jsonl of texts or chats, a folder that is searched for them, or a trace.",
+        )
+        self.limit = gr.Number(
+            TOKENS,
+            label="At most (tokens)",
+            precision=0,
+            elem_id="calibration-limit",
+            info="0 = everything. More tokens make steadier figures and take longer.",
+        )
+        self.parts = gr.CheckboxGroup(
+            part_choices(),
+            value=list(PARTS),
+            label="Measure",
+            elem_id="calibration-parts",
+            info="What is not ticked stays as it was measured before.",
+        )
         self.rough = html(elem_id="calibration-rough")
         self.alert = html(elem_id="calibration-alert")
         progress("Calibrating", elem_id="calibration-progress")
@@ -66,8 +101,9 @@ class CalibrateTab:
                 self.delete = gr.Button("Delete…", size="sm", elem_id="profile-delete", min_width=80, scale=0)
             with gr.Row(visible=False, elem_classes="confirm", elem_id="profile-confirm") as self.confirm:
                 self.question = html()
-                self.yes = gr.Button("Delete", variant="stop", size="sm", elem_id="profile-delete-yes", min_width=80,
-                                     scale=0)
+                self.yes = gr.Button(
+                    "Delete", variant="stop", size="sm", elem_id="profile-delete-yes", min_width=80, scale=0
+                )
                 self.no = gr.Button("Keep", size="sm", elem_id="profile-delete-no", min_width=80, scale=0)
             self.counts = gr.Plot(show_label=False, elem_id="profile-counts")
             with gr.Row(elem_classes="plots"):
@@ -80,8 +116,13 @@ class CalibrateTab:
 
     def _wire(self) -> None:
         self.news.tick(self._renew, [self.news, self.layer], self.outputs, **LIVE)
-        gr.on([one.change if one in (self.kinds, self.parts) else one.blur for one in self.form], self._fields,
-              self.form, [self.text, self.path, self.rough], **LIVE)
+        gr.on(
+            [one.change if one in (self.kinds, self.parts) else one.blur for one in self.form],
+            self._fields,
+            self.form,
+            [self.text, self.path, self.rough],
+            **LIVE,
+        )
         self.layer.release(self._layer, [self.news, self.layer], self.pairs, **LIVE)
         self.start.click(self._start, self.form, self.alert, **ONCE)
         self.cancel.click(self.host.calibrator.cancel, None, None, **ONCE)
@@ -93,8 +134,11 @@ class CalibrateTab:
         """What the chosen kinds need, and how long it may take."""
         reading, host = self._reading(kinds, parts, text, path, limit), self.host
         said = rough(host.calibrator.characters(reading), reading.limit, host.calibrator.speed(host.load_id), parts)
-        return [gr.update(visible="text" in kinds), gr.update(visible="path" in kinds),
-                f"<p class='minor'>{said}</p>" if kinds and parts else ""]
+        return [
+            gr.update(visible="text" in kinds),
+            gr.update(visible="path" in kinds),
+            f"<p class='minor'>{said}</p>" if kinds and parts else "",
+        ]
 
     def _start(self, kinds: list[str], parts: list[str], text: str, path: str, limit: float | None) -> str:
         try:
@@ -124,25 +168,50 @@ class CalibrateTab:
         host, job, profile = self.host, self.host.calibrator.job, self.host.profile
         said = ""
         if job is not None and job.finished and job.model == host.model:
-            said = {"error": notice(job.error), "cancelled": notice("Cancelled. " + (
-                "The profile is as it was." if profile else "Nothing was kept."), "info")}.get(job.state, "")
+            said = {
+                "error": notice(job.error),
+                "cancelled": notice(
+                    "Cancelled. " + ("The profile is as it was." if profile else "Nothing was kept."), "info"
+                ),
+            }.get(job.state, "")
             said = said or notice(job.said, "info")
         said = said or notice(host.calibrator.problem)
         empty = NO_MODEL if host.model is None else EMPTY
         ready = gr.update(interactive=host.model is not None)
         kinds = gr.update(choices=kind_choices(*self._counts()))
         if profile is None:
-            return [shown, said, gr.update(value=empty, visible=True), gr.update(visible=False), *[gr.skip()] * 8,
-                    ready, kinds]
+            return [
+                shown,
+                said,
+                gr.update(value=empty, visible=True),
+                gr.update(visible=False),
+                *[gr.skip()] * 8,
+                ready,
+                kinds,
+            ]
         dark, at = shown["dark"], min(int(layer or 0), profile.layers - 1)
         path = profile_path(host.store.folder, profile.model_hash)
-        plots = [figures.counts(profile, dark), figures.pairs(profile, at, dark), figures.entropy(profile, dark),
-                 figures.recall(profile, dark)]
+        plots = [
+            figures.counts(profile, dark),
+            figures.pairs(profile, at, dark),
+            figures.entropy(profile, dark),
+            figures.recall(profile, dark),
+        ]
         drawn = [gr.update(value=plot, visible=plot is not None) for plot in plots]
-        return [shown, said, gr.update(visible=False), gr.update(visible=True),
-                summary(profile, path.stat().st_size if path.exists() else 0), gr.update(visible=False), "", drawn[0],
-                gr.update(maximum=max(1, profile.layers - 1), value=at, visible=profile.pairs is not None), *drawn[1:],
-                ready, kinds]
+        return [
+            shown,
+            said,
+            gr.update(visible=False),
+            gr.update(visible=True),
+            summary(profile, path.stat().st_size if path.exists() else 0),
+            gr.update(visible=False),
+            "",
+            drawn[0],
+            gr.update(maximum=max(1, profile.layers - 1), value=at, visible=profile.pairs is not None),
+            *drawn[1:],
+            ready,
+            kinds,
+        ]
 
     def _layer(self, now: Shown, layer: float) -> Any:
         profile = self.host.profile

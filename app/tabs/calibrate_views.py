@@ -16,18 +16,25 @@ EMPTY = (
     "<div class='empty-note'><b>Not calibrated yet</b><span>Calibrating runs texts through the loaded model and writes "
     "down what its routing is like. Some prefetchers, cache sizes and policies build on it.</span></div>"
 )
-NO_MODEL = ("<div class='empty-note'><b>No model is loaded</b><span>Load one in the sidebar to calibrate it.</span>"
-            "</div>")
+NO_MODEL = (
+    "<div class='empty-note'><b>No model is loaded</b><span>Load one in the sidebar to calibrate it.</span></div>"
+)
 HELP = {
-    "counts": "how often each expert is chosen", "pairs": "which experts are chosen together",
-    "defaults": "each expert's mean output", "gate_recall": "how well a router foresees the next layer",
-    "tae": "how sure the gate is of its choice", "maps": "router distributions of single tokens",
-    "likeness": "how alike the outputs of two experts are", "norms": "how large each expert's output is",
-    "first_table": "the usual first-layer experts of each token id", "times": "what attention, experts and copies take",
-    "estimator": "a small network, trained to foresee the next layer", "path": "a small network, trained to foresee "
-    "all layers from the text"}
-TRAINED = {"estimator": 0.5, "path": 1.0}   # training takes about so many times as long as reading
-CHARACTERS = 3.6                            # of a token, roughly, in running text
+    "counts": "how often each expert is chosen",
+    "pairs": "which experts are chosen together",
+    "defaults": "each expert's mean output",
+    "gate_recall": "how well a router foresees the next layer",
+    "tae": "how sure the gate is of its choice",
+    "maps": "router distributions of single tokens",
+    "likeness": "how alike the outputs of two experts are",
+    "norms": "how large each expert's output is",
+    "first_table": "the usual first-layer experts of each token id",
+    "times": "what attention, experts and copies take",
+    "estimator": "a small network, trained to foresee the next layer",
+    "path": "a small network, trained to foresee all layers from the text",
+}
+TRAINED = {"estimator": 0.5, "path": 1.0}  # training takes about so many times as long as reading
+CHARACTERS = 3.6  # of a token, roughly, in running text
 
 
 def part_choices() -> list[tuple[str, str]]:
@@ -53,7 +60,7 @@ def rough(characters: int, limit: int, tokens_s: float | None, parts: list[str])
     said = f"About {count(tokens)} tokens to read"
     if tokens_s is None:
         return f"{said}. How long that takes is told once it has begun."
-    reading = 2.0 * tokens / tokens_s   # watching the routers takes about as long again as reading
+    reading = 2.0 * tokens / tokens_s  # watching the routers takes about as long again as reading
     training = reading * sum(TRAINED.get(part, 0.0) for part in parts)
     more = f", and {spoken(training)} to train" if training > 1 else ""
     return f"{said}: roughly {spoken(reading)}{more}, judging by how fast prompts were read so far."
@@ -69,16 +76,25 @@ def spoken(seconds: float) -> str:
 
 def summary(profile: Profile, file_bytes: int) -> str:
     """What the profile has."""
-    facts = [f"{count(profile.tokens)} tokens of {escape(profile.source)}", f"made {when(profile.created)}",
-             f"{profile.layers} layers × {profile.experts} experts, top-{profile.top_k}", size(file_bytes),
-             f"hash {escape(profile.model_hash[:12])}"]
+    facts = [
+        f"{count(profile.tokens)} tokens of {escape(profile.source)}",
+        f"made {when(profile.created)}",
+        f"{profile.layers} layers × {profile.experts} experts, top-{profile.top_k}",
+        size(file_bytes),
+        f"hash {escape(profile.model_hash[:12])}",
+    ]
     said = describe(profile)
-    rows = "".join(f"<tr><td class='name'>{TITLES[part]}</td><td class='why'>{escape(text[:1].upper() + text[1:])}."
-                   f"{_users(part)}</td></tr>" for part, text in said.items())
+    rows = "".join(
+        f"<tr><td class='name'>{TITLES[part]}</td><td class='why'>{escape(text[:1].upper() + text[1:])}."
+        f"{_users(part)}</td></tr>"
+        for part, text in said.items()
+    )
     missing = [TITLES[part] for part in PARTS if part not in said]
     more = f"<p class='minor'>Not measured: {', '.join(missing)}.</p>" if missing else ""
-    return (f"<div class='whatif-head'><h3>Profile of {escape(name_of(profile.model))}</h3><p>{' · '.join(facts)}</p>"
-            f"<div class='rows-box'><table class='rows'><tbody>{rows}</tbody></table></div>{more}</div>")
+    return (
+        f"<div class='whatif-head'><h3>Profile of {escape(name_of(profile.model))}</h3><p>{' · '.join(facts)}</p>"
+        f"<div class='rows-box'><table class='rows'><tbody>{rows}</tbody></table></div>{more}</div>"
+    )
 
 
 def _users(part: str) -> str:
@@ -88,8 +104,10 @@ def _users(part: str) -> str:
 
 def question(profile: Profile) -> str:
     """What a deletion removes, to be agreed to."""
-    return (f"<p>Delete the profile of <b>{escape(name_of(profile.model))}</b> ({count(profile.tokens)} tokens, made "
-            f"{when(profile.created)}) for good?</p>")
+    return (
+        f"<p>Delete the profile of <b>{escape(name_of(profile.model))}</b> ({count(profile.tokens)} tokens, made "
+        f"{when(profile.created)}) for good?</p>"
+    )
 
 
 def when(created: str) -> str:

@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-PALETTE = ("#4c9be8", "#e69f00", "#2fb58c", "#d06fb2", "#9d8cf0", "#c9a227", "#56c5d8", "#e8705f", "#8aa84f", "#b08968",
-           "#7f93b2", "#c77dff")   # told apart on both grounds
-RAMPS = {True: [[0.0, "#101a2e"], [0.4, "#1f4e8c"], [0.75, "#2a9d9d"], [1.0, "#f5dc5a"]],
-         False: [[0.0, "#eef2f8"], [0.4, "#9cc4e6"], [0.75, "#3a7dbf"], [1.0, "#0b2a66"]]}   # the live deck's
+PALETTE = (
+    "#4c9be8",
+    "#e69f00",
+    "#2fb58c",
+    "#d06fb2",
+    "#9d8cf0",
+    "#c9a227",
+    "#56c5d8",
+    "#e8705f",
+    "#8aa84f",
+    "#b08968",
+    "#7f93b2",
+    "#c77dff",
+)  # told apart on both grounds
+RAMPS = {
+    True: [[0.0, "#101a2e"], [0.4, "#1f4e8c"], [0.75, "#2a9d9d"], [1.0, "#f5dc5a"]],
+    False: [[0.0, "#eef2f8"], [0.4, "#9cc4e6"], [0.75, "#3a7dbf"], [1.0, "#0b2a66"]],
+}  # the live deck's
 
 
 def text_colour(dark: bool) -> str:
@@ -23,8 +37,9 @@ def accent(dark: bool) -> str:
     return "#818cf8" if dark else "#4f46e5"
 
 
-def figure(traces: list[Any], dark: bool, title: str, x: str = "", y: str = "", height: int = 340,
-           **layout: Any) -> Any:
+def figure(
+    traces: list[Any], dark: bool, title: str, x: str = "", y: str = "", height: int = 340, **layout: Any
+) -> Any:
     """A plotly figure with one title line and named axes."""
     import plotly.graph_objects as go  # here: it takes as long to import as the rest of the page
 
@@ -36,12 +51,29 @@ def figure(traces: list[Any], dark: bool, title: str, x: str = "", y: str = "", 
 
     made = go.Figure(data=traces)
     made.update_layout(
-        template="plotly_dark" if dark else "plotly_white", height=height, autosize=True, paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)", font=dict(family="system-ui, sans-serif", size=12, color=text_colour(dark)),
-        title=dict(text=title, x=0, xref="container", y=1, yref="container", yanchor="top", pad=dict(t=10, l=8),
-                   font=dict(size=13)),
-        margin=dict(l=8, r=12, t=42, b=8), hoverlabel=dict(font=dict(size=12)), dragmode=False,
-        xaxis={**axis, "title": named(x)}, yaxis={**axis, "title": named(y)}, showlegend=False)
+        template="plotly_dark" if dark else "plotly_white",
+        height=height,
+        autosize=True,
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font=dict(family="system-ui, sans-serif", size=12, color=text_colour(dark)),
+        title=dict(
+            text=title,
+            x=0,
+            xref="container",
+            y=1,
+            yref="container",
+            yanchor="top",
+            pad=dict(t=10, l=8),
+            font=dict(size=13),
+        ),
+        margin=dict(l=8, r=12, t=42, b=8),
+        hoverlabel=dict(font=dict(size=12)),
+        dragmode=False,
+        xaxis={**axis, "title": named(x)},
+        yaxis={**axis, "title": named(y)},
+        showlegend=False,
+    )
     made.update_layout(**layout)
     return made
 
@@ -50,6 +82,11 @@ def heatmap(values: Any, dark: bool, **more: Any) -> Any:
     """A heatmap trace in the deck's colours."""
     import plotly.graph_objects as go
 
-    return go.Heatmap(z=values, colorscale=RAMPS[dark], xgap=1 if len(values) <= 64 else 0,
-                      ygap=1 if len(values) <= 64 else 0,
-                      colorbar=dict(thickness=10, outlinewidth=0, tickfont=dict(size=10)), **more)
+    return go.Heatmap(
+        z=values,
+        colorscale=RAMPS[dark],
+        xgap=1 if len(values) <= 64 else 0,
+        ygap=1 if len(values) <= 64 else 0,
+        colorbar=dict(thickness=10, outlinewidth=0, tickfont=dict(size=10)),
+        **more,
+    )

@@ -32,18 +32,36 @@ class LibraryTab:
                     html("<h2>Models on this machine</h2>")
                     self.refresh = gr.Button("Refresh", size="sm", elem_id="library-refresh", min_width=90, scale=0)
                 self.list = gr.HTML(
-                    {"html": "", "chosen": "", "sort": "used"}, html_template="${value.html}", elem_id="models",
+                    {"html": "", "chosen": "", "sort": "used"},
+                    html_template="${value.html}",
+                    elem_id="models",
                     apply_default_css=False,
-                    js_on_load='import("/ui/library.js").then((m) => m.start(element, props, trigger, watch));')
+                    js_on_load='import("/ui/library.js").then((m) => m.start(element, props, trigger, watch));',
+                )
                 self.folders = gr.Dropdown(
-                    [], value=host.library.folders, multiselect=True, allow_custom_value=True, elem_id="folders",
-                    label="Your folders", info="Searched two levels deep for packs, GGUF files and models. Type a path "
-                    "and press Enter.")
+                    [],
+                    value=host.library.folders,
+                    multiselect=True,
+                    allow_custom_value=True,
+                    elem_id="folders",
+                    label="Your folders",
+                    info="Searched two levels deep for packs, GGUF files and models. Type a path and press Enter.",
+                )
             with gr.Column(scale=4, min_width=300):
                 self._build_card()
                 self._build_form()
-        self.outputs = [self.list, self.card, self.about, self.open, self.take, self.delete, self.confirm,
-                        self.question, self.sure, self.alert]
+        self.outputs = [
+            self.list,
+            self.card,
+            self.about,
+            self.open,
+            self.take,
+            self.delete,
+            self.confirm,
+            self.question,
+            self.sure,
+            self.alert,
+        ]
         self._wire(model, tabs)
 
     def _build_card(self) -> None:
@@ -63,17 +81,38 @@ class LibraryTab:
     def _build_form(self) -> None:
         formats = [(AUTO, "auto"), *((f"{name}: {FORMATS[name].help}", name) for name in CHOICES[1:])]
         with gr.Column(elem_id="import-form"):
-            html("<h3>Import a model</h3><p class='minor'>It becomes an expert pack: opened at once from then on, "
-                 "with experts read from disk where memory is short. The source stays as it is.</p>")
-            self.source = gr.Textbox("", label="Model to import", max_lines=1, elem_id="import-source",
-                                     info="A folder, a GGUF file, or a name on the Hugging Face hub.")
-            self.format = gr.Dropdown(formats, value="auto", label="Expert format", filterable=False,
-                                      elem_id="import-format", info="How the pack keeps expert weights.")
-            self.out = gr.Textbox("", label="Output folder", max_lines=1, elem_id="import-out",
-                                  placeholder=str(self.host.library.packs),
-                                  info="Left empty: a folder among your packs.")
-            self.download = gr.Checkbox(label="Allow download", elem_id="import-download",
-                                        info="Only then is the hub asked; everything else stays on this machine.")
+            html(
+                "<h3>Import a model</h3><p class='minor'>It becomes an expert pack: opened at once from then on, "
+                "with experts read from disk where memory is short. The source stays as it is.</p>"
+            )
+            self.source = gr.Textbox(
+                "",
+                label="Model to import",
+                max_lines=1,
+                elem_id="import-source",
+                info="A folder, a GGUF file, or a name on the Hugging Face hub.",
+            )
+            self.format = gr.Dropdown(
+                formats,
+                value="auto",
+                label="Expert format",
+                filterable=False,
+                elem_id="import-format",
+                info="How the pack keeps expert weights.",
+            )
+            self.out = gr.Textbox(
+                "",
+                label="Output folder",
+                max_lines=1,
+                elem_id="import-out",
+                placeholder=str(self.host.library.packs),
+                info="Left empty: a folder among your packs.",
+            )
+            self.download = gr.Checkbox(
+                label="Allow download",
+                elem_id="import-download",
+                info="Only then is the hub asked; everything else stays on this machine.",
+            )
             self.failed = html(elem_id="import-alert")
             progress("Importing the model", elem_id="import-progress")
             with gr.Row(elem_classes="buttons"):
@@ -99,11 +138,16 @@ class LibraryTab:
             gr.update(visible=entry is not None and entry.can_open),
             gr.update(visible=entry is not None and entry.can_import),
             gr.update(visible=deletable),
-            *([gr.skip()] * 4 if confirm is None else [
-                gr.update(visible=confirm and deletable),
-                question(entry) if entry else "",
-                gr.update(visible=entry is not None and entry.where == "cache", value=False),
-                notice(problem)]),
+            *(
+                [gr.skip()] * 4
+                if confirm is None
+                else [
+                    gr.update(visible=confirm and deletable),
+                    question(entry) if entry else "",
+                    gr.update(visible=entry is not None and entry.where == "cache", value=False),
+                    notice(problem),
+                ]
+            ),
         ]
 
     def look(self, now: List) -> list[Any]:

@@ -8,8 +8,14 @@ from html import escape
 from app.candidates import Entry
 from app.words import size
 
-COLUMNS = {"name": "Name", "kind": "Kind", "format": "Format", "bytes": "Size", "experts": "Experts",
-           "used": "Last used"}
+COLUMNS = {
+    "name": "Name",
+    "kind": "Kind",
+    "format": "Format",
+    "bytes": "Size",
+    "experts": "Experts",
+    "used": "Last used",
+}
 NUMBERS = ("bytes", "experts", "used")  # sorted from the largest down
 WHERE = {"packs": "your packs", "cache": "Hugging Face cache", "folder": "your folders"}
 EMPTY = (
@@ -24,11 +30,14 @@ def table(entries: list[Entry], chosen: str, sort: str, importing: str = "") -> 
     if not entries:
         return EMPTY
     key = {"experts": lambda e: e.layers * e.experts, "name": lambda e: e.name.lower()}.get(
-        sort, lambda e: getattr(e, sort))
+        sort, lambda e: getattr(e, sort)
+    )
     ordered = sorted(entries, key=key, reverse=sort in NUMBERS)
     heads = "".join(
         f'<th scope="col" class="{column}" aria-sort="{_direction(column) if column == sort else "none"}">'
-        f'<button type="button" data-sort="{column}">{title}</button></th>' for column, title in COLUMNS.items())
+        f'<button type="button" data-sort="{column}">{title}</button></th>'
+        for column, title in COLUMNS.items()
+    )
     rows = "".join(_row(entry, entry.path == chosen, entry.path == importing) for entry in ordered)
     return f'<table class="models" role="grid"><thead><tr>{heads}</tr></thead>{rows}</table>'
 
@@ -40,13 +49,19 @@ def _direction(column: str) -> str:
 def _row(entry: Entry, chosen: bool, importing: bool) -> str:
     problem = "Being imported now." if importing else entry.problem
     cells = {
-        "name": f"<b>{escape(entry.name)}</b>", "kind": escape(entry.kind), "format": escape(entry.format),
-        "bytes": size(entry.bytes) if entry.bytes else "", "experts": experts(entry), "used": when(entry.used)[:10],
+        "name": f"<b>{escape(entry.name)}</b>",
+        "kind": escape(entry.kind),
+        "format": escape(entry.format),
+        "bytes": size(entry.bytes) if entry.bytes else "",
+        "experts": experts(entry),
+        "used": when(entry.used)[:10],
     }
     shown = "".join(f'<td class="{column}">{cell}</td>' for column, cell in cells.items())
     told = f'<tr><td colspan="{len(COLUMNS)}" class="why">{escape(problem)}</td></tr>' if problem else ""
-    return (f'<tbody tabindex="0" data-path="{escape(entry.path, quote=True)}" aria-selected="{str(chosen).lower()}">'
-            f"<tr>{shown}</tr>{told}</tbody>")
+    return (
+        f'<tbody tabindex="0" data-path="{escape(entry.path, quote=True)}" aria-selected="{str(chosen).lower()}">'
+        f"<tr>{shown}</tr>{told}</tbody>"
+    )
 
 
 def experts(entry: Entry) -> str:
@@ -59,9 +74,14 @@ def experts(entry: Entry) -> str:
 
 def about(entry: Entry, problem: str = "") -> str:
     """The chosen entry in words; `problem` stands in the place of the entry's own."""
-    rows = [("Kind", f"{entry.kind}, in {WHERE[entry.where]}"), ("Expert format", entry.format),
-            ("Size", size(entry.bytes) if entry.bytes else ""), ("Experts", experts(entry)),
-            ("Last used", when(entry.used)), ("Path", entry.path)]
+    rows = [
+        ("Kind", f"{entry.kind}, in {WHERE[entry.where]}"),
+        ("Expert format", entry.format),
+        ("Size", size(entry.bytes) if entry.bytes else ""),
+        ("Experts", experts(entry)),
+        ("Last used", when(entry.used)),
+        ("Path", entry.path),
+    ]
     listed = "".join(f"<div><dt>{name}</dt><dd>{escape(text)}</dd></div>" for name, text in rows if text)
     said = problem or entry.problem
     told = f'<p class="why">{escape(said)}</p>' if said else ""
@@ -70,10 +90,15 @@ def about(entry: Entry, problem: str = "") -> str:
 
 def question(entry: Entry) -> str:
     """What a deletion removes, to be agreed to."""
-    cache = (" It is in the Hugging Face cache, which other programs use as well: they will have to download it again."
-             if entry.where == "cache" else "")
-    return (f"<p>Delete <b>{escape(entry.name)}</b> for good? This removes {size(entry.bytes)}: "
-            f"<code>{escape(entry.path)}</code>.{cache}</p>")
+    cache = (
+        " It is in the Hugging Face cache, which other programs use as well: they will have to download it again."
+        if entry.where == "cache"
+        else ""
+    )
+    return (
+        f"<p>Delete <b>{escape(entry.name)}</b> for good? This removes {size(entry.bytes)}: "
+        f"<code>{escape(entry.path)}</code>.{cache}</p>"
+    )
 
 
 def when(seconds: float) -> str:

@@ -36,8 +36,10 @@ def answer(message: Message) -> str:
 def statistics(message: Message) -> str:
     """One line: what this answer cost. Prefill's hit rate is never mixed into decode's."""
     if message.unsaved:
-        return (f"Not saved: {message.unsaved} This answer stays here and is saved as soon as that is possible, unless "
-                "Moestro ends before.").replace("*", "")
+        return (
+            f"Not saved: {message.unsaved} This answer stays here and is saved as soon as that is possible, unless "
+            "Moestro ends before."
+        ).replace("*", "")
     if message.error:
         return f"Ended early: {message.error}".replace("*", "")
     if (stats := message.stats) is None:

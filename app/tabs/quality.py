@@ -30,26 +30,55 @@ class QualityTab:
             with gr.Column(scale=9, min_width=320, elem_classes="job-answer"):
                 self._build_answer()
         self.news = gr.HTML(
-            {"stamp": "", "dark": True}, html_template="", elem_classes="job-news", apply_default_css=False,
-            js_on_load='import("/ui/jobs.js").then((m) => m.start(element, props, trigger, "evaluation"));')
+            {"stamp": "", "dark": True},
+            html_template="",
+            elem_classes="job-news",
+            apply_default_css=False,
+            js_on_load='import("/ui/jobs.js").then((m) => m.start(element, props, trigger, "evaluation"));',
+        )
         self.outputs = [self.news, self.alert, self.empty, self.found, self.head, self.plot, self.table, self.start]
         self._wire()
 
     def _build_form(self) -> None:
-        html("<p class='minor'>The model answers questions and reads a text in every mode, at every residency, from "
-             "the same fresh cache. Chats have to wait meanwhile; your settings come back afterwards.</p>")
+        html(
+            "<p class='minor'>The model answers questions and reads a text in every mode, at every residency, from "
+            "the same fresh cache. Chats have to wait meanwhile; your settings come back afterwards.</p>"
+        )
         known = modes_of()
-        self.modes = gr.Dropdown([(mode.title, mode.name) for mode in known], value=list(MODES), multiselect=True,
-                                 label="Modes", elem_id="evaluation-modes", info="Lists of settings; what they do not "
-                                 "set is as in the sidebar. Exact is what the others are held against.")
+        self.modes = gr.Dropdown(
+            [(mode.title, mode.name) for mode in known],
+            value=list(MODES),
+            multiselect=True,
+            label="Modes",
+            elem_id="evaluation-modes",
+            info="Lists of settings; what they do not "
+            "set is as in the sidebar. Exact is what the others are held against.",
+        )
         self.every = gr.Button("All modes", size="sm", elem_id="evaluation-all", min_width=80)
-        self.residencies = gr.Textbox(RESIDENCIES, label="Residencies", max_lines=1, elem_id="evaluation-residencies",
-                                      info="Shares of the experts in slots: .75, .5 or 75%, 50%.")
+        self.residencies = gr.Textbox(
+            RESIDENCIES,
+            label="Residencies",
+            max_lines=1,
+            elem_id="evaluation-residencies",
+            info="Shares of the experts in slots: .75, .5 or 75%, 50%.",
+        )
         with gr.Row(elem_classes="pair"):
-            self.questions = gr.Number(QUESTIONS, label="Questions", precision=0, elem_id="evaluation-questions",
-                                       info="Of the demo model's own.", min_width=110)
-            self.tokens = gr.Number(TOKENS, label="Text (tokens)", precision=0, elem_id="evaluation-tokens",
-                                    info="For perplexity.", min_width=110)
+            self.questions = gr.Number(
+                QUESTIONS,
+                label="Questions",
+                precision=0,
+                elem_id="evaluation-questions",
+                info="Of the demo model's own.",
+                min_width=110,
+            )
+            self.tokens = gr.Number(
+                TOKENS,
+                label="Text (tokens)",
+                precision=0,
+                elem_id="evaluation-tokens",
+                info="For perplexity.",
+                min_width=110,
+            )
         self.alert = html(elem_id="evaluation-alert")
         progress("Evaluating", elem_id="evaluation-progress")
         with gr.Row(elem_classes="buttons"):
@@ -62,8 +91,10 @@ class QualityTab:
         with gr.Column(visible=False, elem_id="evaluation-found") as self.found:
             self.head = html(elem_id="evaluation-head")
             self.plot = gr.Plot(show_label=False, elem_id="evaluation-plot")
-            html("<a href='/export/quality.csv' download id='evaluation-csv'>Download the table (CSV)</a>",
-                 elem_id="evaluation-link")
+            html(
+                "<a href='/export/quality.csv' download id='evaluation-csv'>Download the table (CSV)</a>",
+                elem_id="evaluation-link",
+            )
             self.table = gr.HTML(elem_id="evaluation-table", apply_default_css=False, js_on_load=SORTED)
 
     def _wire(self) -> None:
@@ -91,5 +122,13 @@ class QualityTab:
         if answer is None:
             return [shown, said, gr.update(visible=True), gr.update(visible=False), *[gr.skip()] * 3, ready]
         plot = views.plot(answer, shown["dark"])
-        return [shown, said, gr.update(visible=False), gr.update(visible=True), views.summary(answer),
-                gr.update(value=plot, visible=plot is not None), views.listing(answer), ready]
+        return [
+            shown,
+            said,
+            gr.update(visible=False),
+            gr.update(visible=True),
+            views.summary(answer),
+            gr.update(value=plot, visible=plot is not None),
+            views.listing(answer),
+            ready,
+        ]

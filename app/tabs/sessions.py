@@ -54,8 +54,17 @@ class Sessions:
                     )
                     self.strip_no = gr.Button("Keep", size="sm", elem_id="recording-no", min_width=80)
                 self.alert = html(elem_id="sessions-alert")
-        self.outputs = [self.none, self.list, self.card, self.about, self.name, self.strip, self.confirm,
-                        self.confirm_strip, self.alert]
+        self.outputs = [
+            self.none,
+            self.list,
+            self.card,
+            self.about,
+            self.name,
+            self.strip,
+            self.confirm,
+            self.confirm_strip,
+            self.alert,
+        ]
         self._wire(chat, tabs)
 
     def show(self, chosen: int | None, problem: str = "", confirm: str = "") -> list[Any]:

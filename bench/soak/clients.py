@@ -13,23 +13,41 @@ from bench.soak.values import value
 from core.config import SAMPLING, params
 from core.types import ModelShape
 
-QUESTIONS = ("What does heapq.heappush do?", "What does sorted return?", "Where is os.path.join defined?",
-             "What does json.dumps take?", "Which exception does int raise?", "What does pathlib.Path.glob do?")
-LOOK_S = 0.25         # how often a page asks how an answer goes on
-TURNS = 4             # of one chat, before the page begins another
-REOPENED = 40         # actions after which a page is loaded anew
+QUESTIONS = (
+    "What does heapq.heappush do?",
+    "What does sorted return?",
+    "Where is os.path.join defined?",
+    "What does json.dumps take?",
+    "Which exception does int raise?",
+    "What does pathlib.Path.glob do?",
+)
+LOOK_S = 0.25  # how often a page asks how an answer goes on
+TURNS = 4  # of one chat, before the page begins another
+REOPENED = 40  # actions after which a page is loaded anew
 CHAT, STREAM, WHOLE, TURN, EXPORT = "dashboard chat", "/v1 streamed", "/v1 whole", "setting", "export"
 OFTEN = {CHAT: 4, STREAM: 2, WHOLE: 2, TURN: 6, EXPORT: 1}
-EXPORTS = ("/export/session.zip", "/export/whatif.csv", "/export/predictors.csv", "/export/quality.csv",
-           "/export/session.trace")
+EXPORTS = (
+    "/export/session.zip",
+    "/export/whatif.csv",
+    "/export/predictors.csv",
+    "/export/quality.csv",
+    "/export/session.trace",
+)
 
 
 class Client(threading.Thread):
     """One of those who use the server at once. It ends when `ended` is set; while `calm` is not set it begins nothing,
     so that a model can be loaded and unloaded."""
 
-    def __init__(self, url: str, dice: random.Random, shape: ModelShape, score: Score, calm: threading.Event,
-                 ended: threading.Event) -> None:
+    def __init__(
+        self,
+        url: str,
+        dice: random.Random,
+        shape: ModelShape,
+        score: Score,
+        calm: threading.Event,
+        ended: threading.Event,
+    ) -> None:
         super().__init__(name="soak-client", daemon=True)
         self._http, self._dice, self._shape, self._score = Http(url), dice, shape, score
         self._calm, self._ended = calm, ended
@@ -40,8 +58,13 @@ class Client(threading.Thread):
 
     def run(self) -> None:
         """Act until the end."""
-        do: dict[str, Callable[[], None]] = {CHAT: self._chat, STREAM: self._stream, WHOLE: self._whole,
-                                             TURN: self._turn, EXPORT: self._export}
+        do: dict[str, Callable[[], None]] = {
+            CHAT: self._chat,
+            STREAM: self._stream,
+            WHOLE: self._whole,
+            TURN: self._turn,
+            EXPORT: self._export,
+        }
         while not self._ended.is_set():
             if not self._calm.wait(0.5):
                 continue
@@ -82,7 +105,7 @@ class Client(threading.Thread):
             page.fire("chat", "edit", {"index": 0, "value": question, "previous_value": ""})
         if page.value("chat-alert"):
             page.set("chat-alert", "")
-            self._turns = TURNS     # a full context, say: the next one is another chat
+            self._turns = TURNS  # a full context, say: the next one is another chat
             return self._score.refused(how)
         self._turns += 1
         self._score.did(how)
@@ -117,11 +140,12 @@ class Client(threading.Thread):
             param = self._dice.choice([one for one in SAMPLING if one.name != "max_new_tokens"])
             element, alert = f"set-sampling-{param.name}", "sampling-alert"
         else:
-            element = self._dice.choice([name for name in self._knobs if page.has(name, "input") or
-                                         page.has(name, "submit")])
+            element = self._dice.choice(
+                [name for name in self._knobs if page.has(name, "input") or page.has(name, "submit")]
+            )
             param, alert = self._knobs[element], "cache-alert"
         if param.name == "telemetry":
-            return page.turn(element, self._dice.random() < 0.9)   # without it there is little to be measured
+            return page.turn(element, self._dice.random() < 0.9)  # without it there is little to be measured
         page.turn(element, value(param, self._shape, self._dice))
         alerts = [alert] if alert != "cache-alert" else [alert, "substitution-alert"]
         refused = any(page.value(one) for one in alerts)
@@ -134,8 +158,13 @@ class Client(threading.Thread):
 
     def _request(self, stream: bool) -> dict[str, object]:
         said = [{"role": "user", "content": self._dice.choice(QUESTIONS)}]
-        return {"messages": said, "stream": stream, "max_tokens": self._dice.randint(1, 60),
-                "temperature": round(self._dice.uniform(0, 1.5), 2), "seed": self._dice.randrange(1000)}
+        return {
+            "messages": said,
+            "stream": stream,
+            "max_tokens": self._dice.randint(1, 60),
+            "temperature": round(self._dice.uniform(0, 1.5), 2),
+            "seed": self._dice.randrange(1000),
+        }
 
     def _whole(self) -> None:
         """An answer in one piece, or a client that does not wait for it."""
@@ -172,7 +201,7 @@ class Client(threading.Thread):
     def _export(self) -> None:
         """A session, a chat or a table as a file; there may be nothing yet."""
         path = self._dice.choice(EXPORTS)
-        shown = ((self._page.value("tail") or {}).get("chat") if self._page else None)
+        shown = (self._page.value("tail") or {}).get("chat") if self._page else None
         if shown is not None and self._dice.random() < 0.6:
             path = f"/export/{shown}.{self._dice.choice(('zip', 'trace'))}"
         status, _ = self._http.ask(path)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 from statistics import fmean, median
 
-WARM_UP = 1 / 3    # share of a run that is left out: caches fill, libraries load
-CERTAIN = 2.0      # standard errors
-MOST = 240         # points: the pairs of more take long and say no more
+WARM_UP = 1 / 3  # share of a run that is left out: caches fill, libraries load
+CERTAIN = 2.0  # standard errors
+MOST = 240  # points: the pairs of more take long and say no more
 
 
 @dataclass(frozen=True, slots=True)

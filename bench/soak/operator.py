@@ -10,17 +10,25 @@ from pathlib import Path
 from bench.soak.page import Failed, Http, Page
 from bench.soak.score import Score
 
-FORMATS = ("int8", "int8-g32", "int4-g32", "int4-g32-sym", "mxfp4", "iq4_nl")   # that divide the demo model's rows
+FORMATS = ("int8", "int8-g32", "int4-g32", "int4-g32-sym", "mxfp4", "iq4_nl")  # that divide the demo model's rows
 LOADED_AS = ("checkpoint", "checkpoint", "int8", "int4-g32")
-LONGEST_S = 300.0    # for a load, an import, or for answers to end; longer is a hang
+LONGEST_S = 300.0  # for a load, an import, or for answers to end; longer is a hang
 LOOK_S = 0.2
 
 
 class Operator(threading.Thread):
     """Acts every `pause_s` seconds on average. For loading it asks the others to be calm first."""
 
-    def __init__(self, url: str, home: Path, dice: random.Random, score: Score, calm: threading.Event,
-                 ended: threading.Event, pause_s: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        home: Path,
+        dice: random.Random,
+        score: Score,
+        calm: threading.Event,
+        ended: threading.Event,
+        pause_s: float,
+    ) -> None:
         super().__init__(name="soak-operator", daemon=True)
         self._http, self._home, self._dice, self._score = Http(url), home, dice, score
         self._calm, self._ended, self._pause_s = calm, ended, pause_s

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-PATIENCE_S = 120.0   # of a request; longer is a hang
+PATIENCE_S = 120.0  # of a request; longer is a hang
 Value = Any
 
 
@@ -63,10 +63,12 @@ class Page:
         self._api = f"{config['api_prefix']}/run/predict"
         self._session = f"{random.getrandbits(48):012x}"
         self._values: dict[int, Value] = {one["id"]: _shown(one) for one in config["components"]}
-        self._ids: dict[str, int] = {name: one["id"] for one in config["components"]
-                                     if (name := one["props"].get("elem_id"))}
-        self._events = {(of, event): one for one in config["dependencies"] for of, event in one["targets"]
-                        if one["backend_fn"]}
+        self._ids: dict[str, int] = {
+            name: one["id"] for one in config["components"] if (name := one["props"].get("elem_id"))
+        }
+        self._events = {
+            (of, event): one for one in config["dependencies"] for of, event in one["targets"] if one["backend_fn"]
+        }
 
     def has(self, element: str, event: str) -> bool:
         """Is there such a component with such an event?"""
@@ -89,9 +91,16 @@ class Page:
         """Let an event happen, and show what comes of it."""
         of = self._ids[element]
         wired = self._events[of, event]
-        status, content = self._http.ask(self._api, {
-            "data": [self._values[one] for one in wired["inputs"]], "fn_index": wired["id"], "trigger_id": of,
-            "session_hash": self._session, "event_data": data})
+        status, content = self._http.ask(
+            self._api,
+            {
+                "data": [self._values[one] for one in wired["inputs"]],
+                "fn_index": wired["id"],
+                "trigger_id": of,
+                "session_hash": self._session,
+                "event_data": data,
+            },
+        )
         if status != 200:
             raise Failed(f"{element} {event}: {status} {content[:300].decode(errors='replace')}")
         for one, shown in zip(wired["outputs"], json.loads(content)["data"], strict=True):

@@ -21,42 +21,68 @@ MINUTE_S = 60.0
 class Seen:
     """Everything that was measured so far."""
 
-    minutes: float                     # asked for
+    minutes: float  # asked for
     seed: int
     clients: int
     held: list[Held] = field(default_factory=list)
     took_ms: dict[str, list[float]] = field(default_factory=dict)
-    recorded: tuple[int, int] = (0, 0)   # tokens and bytes of the database
+    recorded: tuple[int, int] = (0, 0)  # tokens and bytes of the database
     stopped: bool = False
 
 
 def result(seen: Seen, score: Score, complaints: Sequence[str], finished: bool) -> dict[str, Any]:
     """Everything as plain data. `complaints`: what the server logged; each line of an error in it is one more error."""
-    held = seen.held[after_warm_up([one.seconds for one in seen.held]):]
+    held = seen.held[after_warm_up([one.seconds for one in seen.held]) :]
     at = [one.seconds for one in held]
-    slopes = {name: slope(at, values) for name, values in (
-        ("own_mb", [one.own / 1e6 for one in held]), ("rss_mb", [one.rss / 1e6 for one in held]),
-        ("handles", [float(one.handles) for one in held]), ("threads", [float(one.threads) for one in held]))}
+    slopes = {
+        name: slope(at, values)
+        for name, values in (
+            ("own_mb", [one.own / 1e6 for one in held]),
+            ("rss_mb", [one.rss / 1e6 for one in held]),
+            ("handles", [float(one.handles) for one in held]),
+            ("threads", [float(one.threads) for one in held]),
+        )
+    }
     took = {path: quantiles(values) for path, values in seen.took_ms.items()}
     logged = [line for line in complaints if line.startswith("Traceback") or "ERROR" in line or "CRITICAL" in line]
     told = score.told()
     errors = score.errors + len(logged)
     tokens, size = seen.recorded
-    goals = {"memory does not grow": _still(slopes["own_mb"]), "handles do not grow": _still(slopes["handles"]),
-             "threads do not grow": _still(slopes["threads"]), "no error": errors == 0,
-             **{f"p95 of {path} under {GOAL_MS:.0f} ms": of["p95"] < GOAL_MS for path, of in took.items() if of}}
+    goals = {
+        "memory does not grow": _still(slopes["own_mb"]),
+        "handles do not grow": _still(slopes["handles"]),
+        "threads do not grow": _still(slopes["threads"]),
+        "no error": errors == 0,
+        **{f"p95 of {path} under {GOAL_MS:.0f} ms": of["p95"] < GOAL_MS for path, of in took.items() if of},
+    }
     return {
-        "finished": finished, "stopped": seen.stopped, "minutes_asked": seen.minutes,
+        "finished": finished,
+        "stopped": seen.stopped,
+        "minutes_asked": seen.minutes,
         "minutes": round((seen.held[-1].seconds - seen.held[0].seconds) / 60, 2) if seen.held else 0.0,
-        "seed": seen.seed, "clients": seen.clients, "warm_up_share": round(WARM_UP, 3), "cpus": os.cpu_count(),
-        "slopes": {name: one and {"per_minute": round(one.per_minute, 4), "error": round(one.error, 4)}
-                   for name, one in slopes.items()},
-        "took_ms": {path: {"n": len(seen.took_ms[path]), **{k: round(v, 2) for k, v in figures.items()}}
-                    for path, figures in took.items()},
-        "tokens": tokens, "database_bytes": size,
+        "seed": seen.seed,
+        "clients": seen.clients,
+        "warm_up_share": round(WARM_UP, 3),
+        "cpus": os.cpu_count(),
+        "slopes": {
+            name: one and {"per_minute": round(one.per_minute, 4), "error": round(one.error, 4)}
+            for name, one in slopes.items()
+        },
+        "took_ms": {
+            path: {"n": len(seen.took_ms[path]), **{k: round(v, 2) for k, v in figures.items()}}
+            for path, figures in took.items()
+        },
+        "tokens": tokens,
+        "database_bytes": size,
         "database_bytes_per_1000_tokens": round(1000 * size / tokens) if tokens else None,
-        **told, "errors": errors, "logged_errors": logged[:KEPT_LINES], "logged_lines": len(complaints),
-        "last_logged": list(complaints[-KEPT_LINES:]), "goals": goals, "course": course(seen.held)}
+        **told,
+        "errors": errors,
+        "logged_errors": logged[:KEPT_LINES],
+        "logged_lines": len(complaints),
+        "last_logged": list(complaints[-KEPT_LINES:]),
+        "goals": goals,
+        "course": course(seen.held),
+    }
 
 
 def _still(found: Slope | None) -> bool | None:
@@ -70,18 +96,34 @@ def course(held: Sequence[Held]) -> list[dict[str, float]]:
     minutes: dict[int, list[Held]] = {}
     for one in held:
         minutes.setdefault(int((one.seconds - held[0].seconds) // MINUTE_S), []).append(one)
-    return [{"minute": minute, "rss_mb": round(median(o.rss for o in of) / 1e6, 1),
-             "own_mb": round(median(o.own for o in of) / 1e6, 1), "handles": median(o.handles for o in of),
-             "threads": median(o.threads for o in of), "processes": median(o.processes for o in of),
-             "database_mb": round(median(o.database for o in of) / 1e6, 2)} for minute, of in minutes.items()]
+    return [
+        {
+            "minute": minute,
+            "rss_mb": round(median(o.rss for o in of) / 1e6, 1),
+            "own_mb": round(median(o.own for o in of) / 1e6, 1),
+            "handles": median(o.handles for o in of),
+            "threads": median(o.threads for o in of),
+            "processes": median(o.processes for o in of),
+            "database_mb": round(median(o.database for o in of) / 1e6, 2),
+        }
+        for minute, of in minutes.items()
+    ]
 
 
 def table(found: dict[str, Any]) -> str:
     """The result in short."""
-    units = {"own_mb": "MB, memory of its own, without files", "rss_mb": "MB, resident (RSS)",
-             "handles": "open handles", "threads": "threads"}
-    lines = [f"{found['minutes']:g} minutes, {found['clients']} clients, seed {found['seed']}, {found['tokens']} "
-             f"tokens, {found['cpus']} CPU cores", "", "growth a minute after the first third"]
+    units = {
+        "own_mb": "MB, memory of its own, without files",
+        "rss_mb": "MB, resident (RSS)",
+        "handles": "open handles",
+        "threads": "threads",
+    }
+    lines = [
+        f"{found['minutes']:g} minutes, {found['clients']} clients, seed {found['seed']}, {found['tokens']} "
+        f"tokens, {found['cpus']} CPU cores",
+        "",
+        "growth a minute after the first third",
+    ]
     for name, unit in units.items():
         one = found["slopes"][name]
         figure = "too short to tell" if one is None else f"{one['per_minute']:+.3f} ± {one['error']:.3f}"
@@ -96,6 +138,11 @@ def table(found: dict[str, Any]) -> str:
         lines.append(f"{what}: " + (", ".join(f"{name} {count}" for name, count in found[what].items()) or "nothing"))
     lines.append(f"errors: {found['errors']}")
     lines += [f"  {text}" for text in [*found["first_errors"], *found["logged_errors"]][:10]]
-    lines += ["", *(f"{'kept' if kept else 'too short to tell' if kept is None else 'MISSED'}: {goal}"
-                    for goal, kept in found["goals"].items())]
+    lines += [
+        "",
+        *(
+            f"{'kept' if kept else 'too short to tell' if kept is None else 'MISSED'}: {goal}"
+            for goal, kept in found["goals"].items()
+        ),
+    ]
     return "\n".join(lines)

@@ -26,9 +26,13 @@ SAMPLE_S, PROBE_S, WRITTEN_S = 5.0, 0.5, 30.0
 OPERATOR_S = 40.0
 
 
-def run(minutes: float = 60.0, seed: int = 1, small: bool = False,
-        so_far: Callable[[dict[str, Any]], None] = lambda _: None,
-        say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+def run(
+    minutes: float = 60.0,
+    seed: int = 1,
+    small: bool = False,
+    so_far: Callable[[dict[str, Any]], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
     """`so_far` is given the result every half minute, to be kept. Raises MoestroError when no server starts."""
     minutes = SMALL_MINUTES if small else minutes
     with tempfile.TemporaryDirectory(prefix="moestro-soak-") as folder, Server(Path(folder)) as server:
@@ -39,11 +43,20 @@ def run(minutes: float = 60.0, seed: int = 1, small: bool = False,
         dice = random.Random(seed)
         shape = _shape(server.http.ask("/live/frame")[1])
         everybody: list[threading.Thread] = [
-            Client(server.url, random.Random(dice.random()), shape, score, calm, ended) for _ in range(CLIENTS)]
-        everybody.append(Operator(server.url, server.home, random.Random(dice.random()), score, calm, ended,
-                                  1.0 if small else OPERATOR_S))
-        probe = subprocess.Popen([sys.executable, "-m", "bench.soak.probe", server.url, str(PROBE_S)], cwd=ROOT,
-                                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            Client(server.url, random.Random(dice.random()), shape, score, calm, ended) for _ in range(CLIENTS)
+        ]
+        everybody.append(
+            Operator(
+                server.url, server.home, random.Random(dice.random()), score, calm, ended, 1.0 if small else OPERATOR_S
+            )
+        )
+        probe = subprocess.Popen(
+            [sys.executable, "-m", "bench.soak.probe", server.url, str(PROBE_S)],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         reader = threading.Thread(target=_listen, args=(probe, seen, score), daemon=True)
         for one in (*everybody, reader):
             one.start()
@@ -68,8 +81,15 @@ def _shape(frame: bytes) -> ModelShape:
     return ModelShape(**json.loads(frame[4 : 4 + int.from_bytes(frame[:4], "little")])["shape"])
 
 
-def _watch(server: Server, seen: Seen, score: Score, seconds: float, pause_s: float,
-           so_far: Callable[[dict[str, Any]], None], say: Callable[[str], None]) -> None:
+def _watch(
+    server: Server,
+    seen: Seen,
+    score: Score,
+    seconds: float,
+    pause_s: float,
+    so_far: Callable[[dict[str, Any]], None],
+    say: Callable[[str], None],
+) -> None:
     began = written = time.monotonic()
     while (now := time.monotonic()) - began < seconds:
         held = server.held()
@@ -81,8 +101,10 @@ def _watch(server: Server, seen: Seen, score: Score, seconds: float, pause_s: fl
             written = now
             seen.recorded = server.recorded()
             so_far(result(seen, score, server.complaints(), finished=False))
-            say(f"{(now - began) / 60:5.1f} min  {held.own / 1e6:6.0f} MB  {held.handles} handles  {held.threads} "
-                f"threads  {seen.recorded[0]} tokens  {score.errors} errors")
+            say(
+                f"{(now - began) / 60:5.1f} min  {held.own / 1e6:6.0f} MB  {held.handles} handles  {held.threads} "
+                f"threads  {seen.recorded[0]} tokens  {score.errors} errors"
+            )
         time.sleep(min(pause_s, max(0.0, seconds - (now - began))))
 
 

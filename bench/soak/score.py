@@ -38,5 +38,9 @@ class Score:
     def told(self) -> dict[str, object]:
         """Everything as plain data."""
         with self._lock:
-            return {"done": dict(sorted(self._done.items())), "refused": dict(sorted(self._refused.items())),
-                    "errors": self.errors, "first_errors": list(self._errors)}
+            return {
+                "done": dict(sorted(self._done.items())),
+                "refused": dict(sorted(self._refused.items())),
+                "errors": self.errors,
+                "first_errors": list(self._errors),
+            }

@@ -55,13 +55,22 @@ class Server:
     def start(self) -> None:
         """Returns when the model is loaded."""
         command = [sys.executable, str(ROOT / "launch.py"), "ui", "--no-browser", "--port", str(self.port)]
-        apart = {"start_new_session": True} if os.name == "posix" else {
-            "creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}  # type: ignore[attr-defined]
+        apart = (
+            {"start_new_session": True}
+            if os.name == "posix"
+            else {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
+        )  # type: ignore[attr-defined]
         self.home.mkdir(parents=True, exist_ok=True)
         with self.log.open("a") as out:
             self.process = subprocess.Popen(
-                [*command, *self._arguments], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-                env={**os.environ, "MOESTRO_HOME": str(self.home)}, **apart)
+                [*command, *self._arguments],
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env={**os.environ, "MOESTRO_HOME": str(self.home)},
+                **apart,
+            )
         end = time.monotonic() + START_S
         while not self._is_ready():
             if self.process.poll() is not None or time.monotonic() > end:
@@ -90,7 +99,7 @@ class Server:
                 handles = one.num_fds() if hasattr(one, "num_fds") else getattr(one, "num_handles", int)()
                 now = (memory.rss, own, handles, one.num_threads(), 1)
             except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-                continue   # a child that has just ended
+                continue  # a child that has just ended
             found = tuple(a + b for a, b in zip(found, now, strict=True))  # type: ignore[assignment]
         rss, own, handles, threads, processes = found
         return Held(time.monotonic() - self._began, rss, own, handles, threads, processes, self.database())
@@ -139,7 +148,8 @@ class Server:
     def __enter__(self) -> Server:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.process.poll() is None:
             self.kill()

@@ -8,7 +8,7 @@ import random
 from core.registry import Param, Value
 from core.types import ModelShape
 
-FACTOR = 8.0   # numbers without a natural middle are drawn between default / 8 and default * 8
+FACTOR = 8.0  # numbers without a natural middle are drawn between default / 8 and default * 8
 
 
 def value(param: Param, shape: ModelShape, dice: random.Random) -> Value:
@@ -22,7 +22,7 @@ def value(param: Param, shape: ModelShape, dice: random.Random) -> Value:
     low = param.low if param.low is not None else 0.0
     high = param.high if param.high is not None else max(1.0, float(param.default) * FACTOR)
     default = float(param.default)
-    if default > 0 and high / max(low, 1e-9) > FACTOR**2:   # a wide range is drawn from around its default
+    if default > 0 and high / max(low, 1e-9) > FACTOR**2:  # a wide range is drawn from around its default
         low, high = max(low, default / FACTOR), min(high, default * FACTOR)
         found = math.exp(dice.uniform(math.log(low), math.log(high)))
     else:

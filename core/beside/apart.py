@@ -17,13 +17,13 @@ from core.policy.predict.aside import Task
 
 log = logging.getLogger("moestro.predict")
 COMMAND = python("core.beside.worker")
-RING = 1 << 20        # bytes, of messages and of answers
-SIGNS = 24            # bytes before them, int64, written by the process: the three below
-READY, DONE, ASLEEP = range(3)   # it works; how many messages it has worked on; it has to be woken
+RING = 1 << 20  # bytes, of messages and of answers
+SIGNS = 24  # bytes before them, int64, written by the process: the three below
+READY, DONE, ASLEEP = range(3)  # it works; how many messages it has worked on; it has to be woken
 SIZE = SIGNS + 2 * (COUNTS + RING)
-MOST = 1024           # messages that may wait: each may have a byte in the pipe, which must never be full
-MANY = 8              # messages behind from which on it is looked whether the process still runs
-LOOK_S = 2.5e-4       # how often it, or somebody who waits for it, looks for what has come
+MOST = 1024  # messages that may wait: each may have a byte in the pipe, which must never be full
+MANY = 8  # messages behind from which on it is looked whether the process still runs
+LOOK_S = 2.5e-4  # how often it, or somebody who waits for it, looks for what has come
 
 
 def parts(memory: memoryview) -> tuple[memoryview, Ring, Ring]:
@@ -43,8 +43,9 @@ class Apart:
         self._closed = self._lost = self._sent = False
         self._popen: subprocess.Popen[bytes] | None = None
         self._starting = threading.Lock()
-        self._thread = threading.Thread(target=self._start, args=(task, (*command, word)), daemon=True,
-                                        name="moestro-beside")
+        self._thread = threading.Thread(
+            target=self._start, args=(task, (*command, word)), daemon=True, name="moestro-beside"
+        )
         self._thread.start()
 
     @property
@@ -122,11 +123,14 @@ class Apart:
         assert self._popen is not None and self._popen.stdin is not None
         try:
             os.write(self._popen.stdin.fileno(), b"\0")
-        except (OSError, ValueError) as error:      # ValueError: closed meanwhile
+        except (OSError, ValueError) as error:  # ValueError: closed meanwhile
             self._say_lost(f"it ended ({type(error).__name__})")
 
     def _say_lost(self, why: str) -> None:
         if not (self._lost or self._closed):
             self._lost = True
-            log.warning("the process that predicts experts beside the model is gone: %s. Nothing is predicted until a "
-                        "predictor is chosen again.", why)
+            log.warning(
+                "the process that predicts experts beside the model is gone: %s. Nothing is predicted until a "
+                "predictor is chosen again.",
+                why,
+            )

@@ -1,8 +1,8 @@
 """Messages to and from a process beside, over its pipes: plain numbers and text, never objects.
 
-    uint32, uint32   little-endian: bytes of the head, bytes of the arrays
-    head             JSON; `arrays`: name, dtype, shape of each
-    arrays           one after the other, little-endian
+uint32, uint32   little-endian: bytes of the head, bytes of the arrays
+head             JSON; `arrays`: name, dtype, shape of each
+arrays           one after the other, little-endian
 """
 
 from __future__ import annotations

@@ -22,13 +22,20 @@ def python(module: str, *words: str) -> tuple[str, ...]:
 def start(command: Sequence[str], *, answers: bool, files: Sequence[int] = ()) -> subprocess.Popen[bytes]:
     """Run `command` with a pipe to its stdin and, with `answers`, one from its stdout; open `files` stay open in it.
     Raises OSError."""
-    return subprocess.Popen(list(command), cwd=ROOT, stdin=subprocess.PIPE, bufsize=-1 if answers else 0,
-                            stdout=subprocess.PIPE if answers else subprocess.DEVNULL, env={**os.environ, **LOW},
-                            creationflags=FLAGS, pass_fds=files)
+    return subprocess.Popen(
+        list(command),
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        bufsize=-1 if answers else 0,
+        stdout=subprocess.PIPE if answers else subprocess.DEVNULL,
+        env={**os.environ, **LOW},
+        creationflags=FLAGS,
+        pass_fds=files,
+    )
 
 
 def behave(niceness: int = 19) -> None:
     """In the process, first of all: Ctrl-C ends the application, and that ends this; and others come first."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(os, "nice"):                        # elsewhere it was started with a low priority
+    if hasattr(os, "nice"):  # elsewhere it was started with a low priority
         os.nice(niceness)

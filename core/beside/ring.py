@@ -1,10 +1,10 @@
 """Messages through memory that two processes share, one writing and the other reading: neither ever waits.
 
-    int64, int64     bytes written so far, bytes read so far
-    ring             frames one after the other, going on at the front where the end is reached
+int64, int64     bytes written so far, bytes read so far
+ring             frames one after the other, going on at the front where the end is reached
 
-    uint32, uint32   of a frame: its length and its checksum, for the reader may see the count before all of the bytes
-    message
+uint32, uint32   of a frame: its length and its checksum, for the reader may see the count before all of the bytes
+message
 """
 
 from __future__ import annotations

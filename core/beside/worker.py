@@ -19,8 +19,8 @@ from core.policy.predict.aside import Task
 from core.policy.predict.workers import make_worker
 
 BYTES = 4096
-NICE = 5               # what comes late is of no use, so it does not give way to everything on the machine
-QUIET_S = 0.05         # without a message, after which it sleeps
+NICE = 5  # what comes late is of no use, so it does not give way to everything on the machine
+QUIET_S = 0.05  # without a message, after which it sleeps
 
 
 def main(word: str) -> None:
@@ -38,13 +38,13 @@ def main(word: str) -> None:
         while (message := messages.get()) is not None:
             signs[ASLEEP] = 0
             if answer := worker.work(message):
-                answers.put(answer)         # nobody takes them where there is no room
+                answers.put(answer)  # nobody takes them where there is no room
             signs[DONE] += 1
             busy_s = time.monotonic()
         if signs[ASLEEP]:
             awake = os.read(sys.stdin.fileno(), BYTES)
         elif time.monotonic() - busy_s > QUIET_S:
-            signs[ASLEEP] = 1               # and one more look, for what came just now
+            signs[ASLEEP] = 1  # and one more look, for what came just now
         else:
             time.sleep(LOOK_S)
 

@@ -14,8 +14,8 @@ from core.profile import PARTS, Profile
 from core.profile.gather import calibrate
 from core.profile.texts import bundled
 
-READ = 20_000             # tokens of the bundled prompts, at most
-FILLS = frozenset({"counts"})   # a fresh cache begins with the experts used most
+READ = 20_000  # tokens of the bundled prompts, at most
+FILLS = frozenset({"counts"})  # a fresh cache begins with the experts used most
 
 
 def missing(engine: Engine, modes: Sequence[Mode], base: Settings) -> set[str]:
@@ -25,12 +25,17 @@ def missing(engine: Engine, modes: Sequence[Mode], base: Settings) -> set[str]:
         try:
             wanted |= set(needs(mode.over(base)))
         except SettingError:
-            pass   # it cannot run, and will say why
+            pass  # it cannot run, and will say why
     return {part for part in wanted & PARTS.keys() if engine.profile is None or not engine.profile.has(part)}
 
 
-def calibrated(engine: Engine, modes: Sequence[Mode], progress: Progress = lambda text, share: None,
-               cancel: threading.Event | None = None, limit: int = 0) -> Profile | None:
+def calibrated(
+    engine: Engine,
+    modes: Sequence[Mode],
+    progress: Progress = lambda text, share: None,
+    cancel: threading.Event | None = None,
+    limit: int = 0,
+) -> Profile | None:
     """Give the engine a profile that has what the modes need: its own, if that does, else one made now from the bundled
     chats and completed by its own. Nothing is written to disk. None: there was nothing to gather.
 
@@ -40,8 +45,9 @@ def calibrated(engine: Engine, modes: Sequence[Mode], progress: Progress = lambd
     wanted = missing(engine, modes, engine.settings)
     if not wanted:
         return engine.profile
-    texts = [text for text in bundled(engine.model_name) if not isinstance(text, str)]   # those are read for perplexity
-    fresh = calibrate(engine, texts, parts=wanted, source="the bundled prompts",
-                      limit=limit or READ, progress=progress, cancel=cancel)
+    texts = [text for text in bundled(engine.model_name) if not isinstance(text, str)]  # those are read for perplexity
+    fresh = calibrate(
+        engine, texts, parts=wanted, source="the bundled prompts", limit=limit or READ, progress=progress, cancel=cancel
+    )
     engine.use_profile(fresh if engine.profile is None else fresh.over(engine.profile))
     return engine.profile

@@ -14,8 +14,9 @@ from core.memory.store import Cancelled
 from core.types import StepRecord
 
 
-def follow(engine: Engine, ids: Sequence[int], start: int, cancel: threading.Event,
-           heard: Callable[[StepRecord], None]) -> Iterator[tuple[int, torch.Tensor]]:
+def follow(
+    engine: Engine, ids: Sequence[int], start: int, cancel: threading.Event, heard: Callable[[StepRecord], None]
+) -> Iterator[tuple[int, torch.Tensor]]:
     """For every position from `start` (at least 1) on: the position, and the logits [V] from which its token would have
     been drawn. ids[:start] is read as a prompt is, the rest token by token, with all settings in force.
 
@@ -27,7 +28,7 @@ def follow(engine: Engine, ids: Sequence[int], start: int, cancel: threading.Eve
         drawn.append((len(so_far), logits[0]))
         return int(ids[len(so_far)])
 
-    while start < len(ids):            # more than once only when a token of the text ends an answer
+    while start < len(ids):  # more than once only when a token of the text ends an answer
         pieces = engine.generate(Ids(ids[:start]), Sampling(max_new_tokens=len(ids) - start), cancel, draw)
         for piece in pieces:
             if piece.step is not None:

@@ -12,8 +12,8 @@ from core.config import SAMPLING, Sampling
 from core.errors import SettingError
 from core.evaluate.scorer import Scorer
 
-REQUIREMENT = "lm-eval>=0.4.9,<0.6"   # as in pyproject.toml, extra "harness"
-MOST = 256                            # tokens of an answer where a task does not say
+REQUIREMENT = "lm-eval>=0.4.9,<0.6"  # as in pyproject.toml, extra "harness"
+MOST = 256  # tokens of an answer where a task does not say
 
 
 def adapter(scorer: Scorer) -> Any:
@@ -22,8 +22,10 @@ def adapter(scorer: Scorer) -> Any:
     try:
         from lm_eval.api.model import LM
     except ImportError as error:
-        raise SettingError(f"Tasks need lm-evaluation-harness, which is not installed ({error}). Install it with: "
-                           f'{sys.executable} -m pip install "{REQUIREMENT}"') from None
+        raise SettingError(
+            f"Tasks need lm-evaluation-harness, which is not installed ({error}). Install it with: "
+            f'{sys.executable} -m pip install "{REQUIREMENT}"'
+        ) from None
 
     class Moestro(LM):
         """Thin: tokenizing and scoring are `core.evaluate.scorer`'s."""
@@ -43,8 +45,11 @@ def adapter(scorer: Scorer) -> Any:
 
         def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
             return chat_template.render(
-                scorer.engine.prompt.tokenizer, chat_history, add_generation_prompt=add_generation_prompt,
-                continue_final_message=not add_generation_prompt)
+                scorer.engine.prompt.tokenizer,
+                chat_history,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=not add_generation_prompt,
+            )
 
     return Moestro()
 
@@ -60,8 +65,9 @@ def _asked(words: dict[str, Any]) -> tuple[list[str], int, Sampling]:
     return [until] if isinstance(until, str) else list(until), most, sampling
 
 
-def run_tasks(scorer: Scorer, tasks: Sequence[str], folder: Path | None = None,
-              limit: int | None = None) -> dict[str, dict[str, float]]:
+def run_tasks(
+    scorer: Scorer, tasks: Sequence[str], folder: Path | None = None, limit: int | None = None
+) -> dict[str, dict[str, float]]:
     """Task -> its figures ("acc", "acc_stderr" ...). `folder` has tasks of one's own (.yaml); `limit` = examples of
     each. Raises SettingError when the harness is not installed or a task is not known."""
     model = adapter(scorer)
@@ -72,11 +78,25 @@ def run_tasks(scorer: Scorer, tasks: Sequence[str], folder: Path | None = None,
         raise SettingError(f"There is no folder {folder} with tasks.")
     manager = TaskManager(include_path=str(folder) if folder is not None else None)
     if unknown := [task for task in tasks if not manager.match_tasks([task])]:
-        raise SettingError(f"The harness has no task {' or '.join(map(repr, unknown))}. List its tasks with: "
-                           f"{sys.executable} -m lm_eval ls tasks")
-    found = simple_evaluate(model=model, tasks=list(tasks), task_manager=manager, limit=limit, bootstrap_iters=1000,
-                            log_samples=False, confirm_run_unsafe_code=False)
+        raise SettingError(
+            f"The harness has no task {' or '.join(map(repr, unknown))}. List its tasks with: "
+            f"{sys.executable} -m lm_eval ls tasks"
+        )
+    found = simple_evaluate(
+        model=model,
+        tasks=list(tasks),
+        task_manager=manager,
+        limit=limit,
+        bootstrap_iters=1000,
+        log_samples=False,
+        confirm_run_unsafe_code=False,
+    )
     results: dict[str, dict[str, Any]] = (found or {}).get("results", {})
-    return {task: {name.replace(",none", ""): float(value) for name, value in figures.items()
-                   if isinstance(value, (int, float)) and not isinstance(value, bool)}
-            for task, figures in results.items()}
+    return {
+        task: {
+            name.replace(",none", ""): float(value)
+            for name, value in figures.items()
+            if isinstance(value, (int, float)) and not isinstance(value, bool)
+        }
+        for task, figures in results.items()
+    }

@@ -10,9 +10,9 @@ from core.errors import SettingError
 from core.lossy import LOSSY, substitutes
 from core.registry import Value, variant
 
-UNLIMITED = 64                                                    # replacements per token: as many as there are
-PREDICTORS = ("gate", "default_vectors", "estimator", "hybrid")   # whose predictions are executed
-BASE: Mapping[str, Value] = {p.name: p.default for p in LOSSY} | {"quality_rate": 0.0}   # exact, and not metered
+UNLIMITED = 64  # replacements per token: as many as there are
+PREDICTORS = ("gate", "default_vectors", "estimator", "hybrid")  # whose predictions are executed
+BASE: Mapping[str, Value] = {p.name: p.default for p in LOSSY} | {"quality_rate": 0.0}  # exact, and not metered
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,12 @@ def _executed(predictors: Sequence[str]) -> Iterable[Mode]:
     for name in predictors:
         title = variant("predictor", name).title
         for weights, mark, whose in (("predicted", "", "the predicted weights"), ("true", "_true", "the true weights")):
-            yield Mode(f"execute_{name}{mark}", f"Execute: {title}{', true weights' if mark else ''}",
-                       f"The experts that the prefetcher named are computed, right or wrong, with {whose}.",
-                       {"predictor": name, "execute": "always", "execute_weights": weights})
+            yield Mode(
+                f"execute_{name}{mark}",
+                f"Execute: {title}{', true weights' if mark else ''}",
+                f"The experts that the prefetcher named are computed, right or wrong, with {whose}.",
+                {"predictor": name, "execute": "always", "execute_weights": weights},
+            )
 
 
 def _substituted(kind: str) -> dict[str, Value]:
@@ -58,23 +61,48 @@ def _substituted(kind: str) -> dict[str, Value]:
 _DROPPED: dict[str, Value] = {"miss": "drop", "rho": UNLIMITED}
 PLAIN: tuple[Mode, ...] = (
     Mode("exact", "Exact", "Every missing expert is waited for.", {}),
-    Mode("random", "Random resident", "A random resident expert in the place of a missing one.",
-         _substituted("random")),
+    Mode(
+        "random", "Random resident", "A random resident expert in the place of a missing one.", _substituted("random")
+    ),
     Mode("drop", "Drop", "Missing experts are left out.", _DROPPED),
-    Mode("drop_renormalised", "Drop, renormalised", "Missing experts are left out, their weight goes to the token's "
-         "others.", {**_DROPPED, "drop_renormalise": True}),
-    Mode("drop_rho1", "Drop, rho 1", "At most one missing expert of a token's in a layer is left out.",
-         {**_DROPPED, "rho": 1}),
-    Mode("drop_rho1_tae", "Drop, rho 1, TAE", "The same; tokens with peaked gate weights are left alone (TAE, lowest "
-         "15 %).", {**_DROPPED, "rho": 1, "gate": "percentile"}),
-    Mode("router_ranked", "Router's next best", "The resident expert with the highest router score that the token does "
-         "not have yet.", _substituted("router_ranked")),
-    Mode("similar", "Most alike", "The resident expert whose outputs are most like the missing one's.",
-         _substituted("similar")),
+    Mode(
+        "drop_renormalised",
+        "Drop, renormalised",
+        "Missing experts are left out, their weight goes to the token's others.",
+        {**_DROPPED, "drop_renormalise": True},
+    ),
+    Mode(
+        "drop_rho1",
+        "Drop, rho 1",
+        "At most one missing expert of a token's in a layer is left out.",
+        {**_DROPPED, "rho": 1},
+    ),
+    Mode(
+        "drop_rho1_tae",
+        "Drop, rho 1, TAE",
+        "The same; tokens with peaked gate weights are left alone (TAE, lowest 15 %).",
+        {**_DROPPED, "rho": 1, "gate": "percentile"},
+    ),
+    Mode(
+        "router_ranked",
+        "Router's next best",
+        "The resident expert with the highest router score that the token does not have yet.",
+        _substituted("router_ranked"),
+    ),
+    Mode(
+        "similar",
+        "Most alike",
+        "The resident expert whose outputs are most like the missing one's.",
+        _substituted("similar"),
+    ),
     Mode("cache_prior", "Lean towards the cache", "Routers prefer what is resident.", _substituted("cache_prior")),
     *_buddies(),
-    Mode("verify", "Verify: default vectors", "Predictions are executed only where they carry nine tenths of the true "
-         "router's weight.", {"predictor": "default_vectors", "execute": "verify"}),
+    Mode(
+        "verify",
+        "Verify: default vectors",
+        "Predictions are executed only where they carry nine tenths of the true router's weight.",
+        {"predictor": "default_vectors", "execute": "verify"},
+    ),
 )
 
 
@@ -90,8 +118,9 @@ def chosen(text: str, known: Sequence[Mode] | None = None) -> list[Mode]:
     if names == ["all"]:
         return list(by_name.values())
     if unknown := [name for name in names if name not in by_name]:
-        raise SettingError(f"There is no mode {' or '.join(map(repr, unknown))}. Choose all, or some of: "
-                           f"{', '.join(by_name)}.")
+        raise SettingError(
+            f"There is no mode {' or '.join(map(repr, unknown))}. Choose all, or some of: {', '.join(by_name)}."
+        )
     if not names:
         raise SettingError(f"Name at least one mode: all, or some of {', '.join(by_name)}.")
     return [mode for name, mode in by_name.items() if name in names]
@@ -113,7 +142,9 @@ def residencies(text: str) -> list[float]:
         except ValueError:
             share = 0.0
         if not 0 < share <= 1:
-            raise SettingError(f"residency {word!r} is not a share of the experts. Write shares above 0 and up to 1, "
-                               "like .75,.5 or 75%,50%.")
+            raise SettingError(
+                f"residency {word!r} is not a share of the experts. Write shares above 0 and up to 1, "
+                "like .75,.5 or 75%,50%."
+            )
         found.append(share)
     return sorted(set(found), reverse=True)

@@ -6,7 +6,7 @@ import time
 
 import psutil
 
-MUCH = 0.3   # cores: more is worth a word beside the figures
+MUCH = 0.3  # cores: more is worth a word beside the figures
 
 
 class Others:
@@ -24,5 +24,5 @@ class Others:
     def _now(self) -> tuple[float, float, float]:
         """Seconds: of the clock, of all cores that were not idle, of this process."""
         system, own = psutil.cpu_times(), self._process.cpu_times()
-        names = ("user", "nice", "system", "irq", "softirq", "interrupt", "dpc")   # some exist on Windows alone
+        names = ("user", "nice", "system", "irq", "softirq", "interrupt", "dpc")  # some exist on Windows alone
         return time.perf_counter(), sum(getattr(system, name, 0.0) for name in names), own.user + own.system

@@ -18,7 +18,7 @@ from core.memory.store import Cancelled
 from core.profile.texts import ASSETS, Text, from_path, tokenize
 from core.types import StepRecord
 
-WINDOW = 128   # tokens that are predicted in one go, each seeing those before it in the window
+WINDOW = 128  # tokens that are predicted in one go, each seeing those before it in the window
 
 
 def held_out(model: str) -> list[Text]:
@@ -76,10 +76,10 @@ class Heard:
     """A text as a mode read it, against the exact model. Sums over `tokens` positions."""
 
     tokens: int = 0
-    nll: float = 0.0            # nats
+    nll: float = 0.0  # nats
     nll_squares: float = 0.0
-    agreed: int = 0             # the likeliest token is the exact model's
-    kl: float = 0.0             # nats, of the exact distribution from this one
+    agreed: int = 0  # the likeliest token is the exact model's
+    kl: float = 0.0  # nats, of the exact distribution from this one
 
     def add(self, target: int, logits: torch.Tensor, exact: torch.Tensor) -> None:
         """One position: logits [V], and the exact model's log-probabilities [V]."""
@@ -93,8 +93,14 @@ class Heard:
         self.kl += float(torch.where(p > 0, p * (exact - mine), 0.0).sum())
 
 
-def listen(engine: Engine, pieces: Sequence[Sequence[int]], exact: Sequence[torch.Tensor], cancel: threading.Event,
-           passed: Callable[[StepRecord], None], progress: Callable[[int], None]) -> Heard:
+def listen(
+    engine: Engine,
+    pieces: Sequence[Sequence[int]],
+    exact: Sequence[torch.Tensor],
+    cancel: threading.Event,
+    passed: Callable[[StepRecord], None],
+    progress: Callable[[int], None],
+) -> Heard:
     """Read the pieces with the settings in force; `progress` is told of the positions so far."""
     heard = Heard()
     for ids, rows in zip(pieces, exact, strict=True):

@@ -18,7 +18,7 @@ from core.reading import require_regular
 from core.types import StepRecord
 
 T = TypeVar("T")
-SPLITS = {"trained": True, "unseen": False}   # of a questions file: was it trained in this very phrasing?
+SPLITS = {"trained": True, "unseen": False}  # of a questions file: was it trained in this very phrasing?
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,18 @@ def from_file(path: Path) -> list[Question]:
         require_regular(path, MOST_BYTES, SettingError)
         lines = path.read_text("utf-8-sig").splitlines()
         rows: list[dict[str, Any]] = [json.loads(line) for line in lines if line.strip()]
-        found = [Question(str(row["question"]), str(row["answer"]), SPLITS[row.get("split", "trained")])
-                 for row in rows if row.get("split", "trained") in SPLITS]
+        found = [
+            Question(str(row["question"]), str(row["answer"]), SPLITS[row.get("split", "trained")])
+            for row in rows
+            if row.get("split", "trained") in SPLITS
+        ]
     except OSError as error:
         raise SettingError(f"{path} cannot be read: {error.strerror}. Name a .jsonl file with questions.") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise SettingError(f'{path} is not understood ({error}). Each line must be {{"question": "...", "answer": '
-                           '"...", "split": "trained" or "unseen"}.') from error
+        raise SettingError(
+            f'{path} is not understood ({error}). Each line must be {{"question": "...", "answer": '
+            '"...", "split": "trained" or "unseen"}.'
+        ) from error
     if not found:
         raise SettingError(f"{path} has no question. Name a .jsonl file with questions and answers.")
     return found
@@ -76,8 +81,9 @@ def ask(engine: Engine, question: Question, cancel: threading.Event, heard: Call
     right: list[int] = engine.prompt.tokenizer(question.answer, add_special_tokens=False).input_ids
     enough, said, good = threading.Event(), 0, True
     stop = _Either(cancel, enough)
-    for piece in engine.generate([{"role": "user", "content": question.text}],
-                                 Sampling(max_new_tokens=len(right) + 1), stop):
+    for piece in engine.generate(
+        [{"role": "user", "content": question.text}], Sampling(max_new_tokens=len(right) + 1), stop
+    ):
         if piece.step is not None:
             heard(piece.step)
         if piece.kind == "token":

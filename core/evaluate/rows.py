@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from core.evaluate.tally import Tally
 from core.registry import Value
 
-if TYPE_CHECKING:   # who shows rows needs no torch
+if TYPE_CHECKING:  # who shows rows needs no torch
     from core.evaluate.passages import Heard
 
 # Figure -> (unit, what it is). Everything that shows a row takes its words from here.
@@ -50,7 +50,7 @@ class Row:
 
     mode: str
     title: str
-    residency: float                     # as asked for: share of the routed experts
+    residency: float  # as asked for: share of the routed experts
     slots: int = 0
     problem: str = ""
     exact_match: float | None = None
@@ -76,12 +76,12 @@ class Row:
     idle_ms: float | None = None
     copy_ms: float | None = None
     others_cores: float | None = None
-    questions: int = 0                   # asked, of both kinds
-    positions: int = 0                   # of the text
-    decoded: int = 0                     # tokens that the times and bytes are means of
+    questions: int = 0  # asked, of both kinds
+    positions: int = 0  # of the text
+    decoded: int = 0  # tokens that the times and bytes are means of
     link_bytes_total: int = 0
-    emulated: bool = False               # the link was
-    settings: Mapping[str, Value] = field(default_factory=dict)   # of the mode
+    emulated: bool = False  # the link was
+    settings: Mapping[str, Value] = field(default_factory=dict)  # of the mode
 
     @property
     def key(self) -> tuple[str, float]:
@@ -93,8 +93,17 @@ class Row:
         return cls(**kept)
 
 
-def row(mode: str, title: str, residency: float, slots: int, settings: Mapping[str, Value], verdicts: Sequence[
-        tuple[bool, bool]], heard: Heard, tally: Tally, others_cores: float | None = None) -> Row:
+def row(
+    mode: str,
+    title: str,
+    residency: float,
+    slots: int,
+    settings: Mapping[str, Value],
+    verdicts: Sequence[tuple[bool, bool]],
+    heard: Heard,
+    tally: Tally,
+    others_cores: float | None = None,
+) -> Row:
     """From what was measured; `verdicts` are (trained phrasing?, answered right?)."""
     seen = [right for trained, right in verdicts if trained]
     unseen = [right for trained, right in verdicts if not trained]
@@ -102,18 +111,39 @@ def row(mode: str, title: str, residency: float, slots: int, settings: Mapping[s
     perplexity, perplexity_se = perplexity_of(heard)
     tpot_ms = tally.mean("total_ms")
     return Row(
-        mode, title, residency, slots, exact_match=match, exact_match_se=match_se, unseen_match=other,
-        unseen_match_se=other_se, perplexity=perplexity, perplexity_se=perplexity_se,
+        mode,
+        title,
+        residency,
+        slots,
+        exact_match=match,
+        exact_match_se=match_se,
+        unseen_match=other,
+        unseen_match_se=other_se,
+        perplexity=perplexity,
+        perplexity_se=perplexity_se,
         agreement=heard.agreed / heard.tokens if heard.tokens else None,
-        kl=heard.kl / heard.tokens if heard.tokens else None, substituted_rate=tally.rate("changed", "assignments"),
-        substituted=tally.rate("substituted", "assignments"), dropped=tally.rate("dropped", "assignments"),
-        predicted=tally.rate("predicted", "assignments"), hit_rate=tally.rate("hits", "requests"),
-        link_bytes=tally.mean("link_bytes"), prefetch_bytes=tally.mean("prefetch_bytes"),
-        tok_s=1e3 / tpot_ms if tpot_ms else None, tpot_ms=tpot_ms, compute_ms=tally.mean("compute_ms"),
-        stall_ms=tally.mean("stall_ms"), idle_ms=tally.mean("idle_ms"), copy_ms=tally.mean("copy_ms"),
+        kl=heard.kl / heard.tokens if heard.tokens else None,
+        substituted_rate=tally.rate("changed", "assignments"),
+        substituted=tally.rate("substituted", "assignments"),
+        dropped=tally.rate("dropped", "assignments"),
+        predicted=tally.rate("predicted", "assignments"),
+        hit_rate=tally.rate("hits", "requests"),
+        link_bytes=tally.mean("link_bytes"),
+        prefetch_bytes=tally.mean("prefetch_bytes"),
+        tok_s=1e3 / tpot_ms if tpot_ms else None,
+        tpot_ms=tpot_ms,
+        compute_ms=tally.mean("compute_ms"),
+        stall_ms=tally.mean("stall_ms"),
+        idle_ms=tally.mean("idle_ms"),
+        copy_ms=tally.mean("copy_ms"),
         others_cores=others_cores,
-        questions=len(verdicts), positions=heard.tokens, decoded=tally.tokens, link_bytes_total=tally.link_bytes,
-        emulated=tally.emulated, settings=dict(settings))
+        questions=len(verdicts),
+        positions=heard.tokens,
+        decoded=tally.tokens,
+        link_bytes_total=tally.link_bytes,
+        emulated=tally.emulated,
+        settings=dict(settings),
+    )
 
 
 def rate(right: Sequence[bool]) -> tuple[float | None, float | None]:
@@ -139,8 +169,12 @@ def perplexity_of(heard: Heard) -> tuple[float | None, float | None]:
 def with_savings(rows: Sequence[Row]) -> list[Row]:
     """With what each saves over the link, where exact mode was run at the same residency."""
     exact = {one.residency: one.link_bytes for one in rows if one.mode == "exact"}
-    return [replace(one, saved=1 - one.link_bytes / whole) if (whole := exact.get(one.residency)) and
-            one.link_bytes is not None else one for one in rows]
+    return [
+        replace(one, saved=1 - one.link_bytes / whole)
+        if (whole := exact.get(one.residency)) and one.link_bytes is not None
+        else one
+        for one in rows
+    ]
 
 
 def front(points: Sequence[tuple[float | None, float | None]]) -> list[int]:
@@ -164,8 +198,10 @@ def pareto(rows: Sequence[Row], accuracy: str = "exact_match", speed: str = "tok
 
 def to_json(one: Row) -> dict[str, Any]:
     """For a program; a perplexity without end is None, as JSON has no such number."""
-    return {name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in asdict(one).items()}
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in asdict(one).items()
+    }
 
 
 def to_csv(rows: Sequence[Row], about: Mapping[str, object]) -> str:

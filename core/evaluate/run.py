@@ -25,10 +25,12 @@ from core.evaluate.tally import Tally
 from core.profile.texts import Text
 
 Progress = Callable[[str, float], None]
-QUESTIONS, TOKENS = 24, 192   # unless asked for otherwise
-ANSWER = 20                   # tokens of one, roughly, for how far it is
-NO_TEMPLATE = ("{} has no chat template, so it continues texts and answers no questions: exact match is not measured. "
-               "To measure it, load a version that was made to chat.")
+QUESTIONS, TOKENS = 24, 192  # unless asked for otherwise
+ANSWER = 20  # tokens of one, roughly, for how far it is
+NO_TEMPLATE = (
+    "{} has no chat template, so it continues texts and answers no questions: exact match is not measured. "
+    "To measure it, load a version that was made to chat."
+)
 BECAUSE = "The model is being evaluated."
 
 
@@ -37,8 +39,8 @@ class Material:
     """What modes are measured on: the same for all of them."""
 
     questions: Sequence[Question]
-    pieces: Sequence[Sequence[int]]    # of a text, as token ids; all but the first of each are predicted
-    note: str = ""                     # why questions that there are are not asked
+    pieces: Sequence[Sequence[int]]  # of a text, as token ids; all but the first of each are predicted
+    note: str = ""  # why questions that there are are not asked
 
     @property
     def tokens(self) -> int:
@@ -46,8 +48,13 @@ class Material:
         return sum(len(piece) - 1 for piece in self.pieces)
 
 
-def gather(engine: Engine, questions: int = QUESTIONS, tokens: int = TOKENS, asked: Sequence[Question] | None = None,
-           texts: Sequence[Text] | None = None) -> Material:
+def gather(
+    engine: Engine,
+    questions: int = QUESTIONS,
+    tokens: int = TOKENS,
+    asked: Sequence[Question] | None = None,
+    texts: Sequence[Text] | None = None,
+) -> Material:
     """So many questions and tokens of text for a loaded model. Without `asked` the demo model gets its own questions,
     any other none; without `texts` it is the text that comes with Moestro. A model without a chat template is asked
     nothing, and `note` says so: it continues texts, so that no answer of its would end where the right one does. Raises
@@ -64,15 +71,24 @@ def gather(engine: Engine, questions: int = QUESTIONS, tokens: int = TOKENS, ask
             raise SettingError(f"{note} Ask for tokens of text instead.")
     found = Material(sample(asked, questions), windows(engine, texts, tokens) if tokens else [], note)
     if not found.questions and not found.pieces:
-        raise SettingError(f"There are no questions for {engine.model_name}. Name a file of them, or ask for tokens of "
-                           "text.")
+        raise SettingError(
+            f"There are no questions for {engine.model_name}. Name a file of them, or ask for tokens of text."
+        )
     return found
 
 
-def evaluate(engine: Engine, modes: Sequence[Mode], residencies: Sequence[float], material: Material, *,
-             progress: Progress = lambda text, share: None, cancel: threading.Event | None = None,
-             on_row: Callable[[Row], None] = lambda row: None, done: Collection[tuple[str, float]] = (),
-             over: Mapping[str, object] | None = None) -> list[Row]:
+def evaluate(
+    engine: Engine,
+    modes: Sequence[Mode],
+    residencies: Sequence[float],
+    material: Material,
+    *,
+    progress: Progress = lambda text, share: None,
+    cancel: threading.Event | None = None,
+    on_row: Callable[[Row], None] = lambda row: None,
+    done: Collection[tuple[str, float]] = (),
+    over: Mapping[str, object] | None = None,
+) -> list[Row]:
     """Rows in the order of residencies and modes. `on_row` gets each as soon as it is known; (mode, residency) pairs in
     `done` are left out. What a mode does not set is as the engine has it, or as `over` says.
 
@@ -81,8 +97,9 @@ def evaluate(engine: Engine, modes: Sequence[Mode], residencies: Sequence[float]
     SettingError for residencies outside (0, 1].
     """
     if bad := [share for share in residencies if not 0 < share <= 1]:
-        raise SettingError(f"A residency of {bad[0]:g} is not possible: it is a share of the experts above 0 and up "
-                           "to 1.")
+        raise SettingError(
+            f"A residency of {bad[0]:g} is not possible: it is a share of the experts above 0 and up to 1."
+        )
     cancel = cancel or threading.Event()
     todo = [(share, mode) for share in residencies for mode in modes if (mode.name, share) not in done]
     rows: list[Row] = []
@@ -93,6 +110,7 @@ def evaluate(engine: Engine, modes: Sequence[Mode], residencies: Sequence[float]
         engine.change({**base, **BASE, "predictor": "none"})
         exact = reference(engine, material.pieces, cancel)
         for at, (share, mode) in enumerate(todo):
+
             def told(done: float, name: str = f"{mode.title} at {share:.4g} of the experts", at: int = at) -> None:
                 progress(name, (at + done) / len(todo))
 
@@ -112,8 +130,16 @@ def restored(engine: Engine, over: Mapping[str, object] | None = None) -> Iterat
         engine.change(dict(before))
 
 
-def _measure(engine: Engine, base: Settings, mode: Mode, share: float, material: Material,
-             exact: Sequence[torch.Tensor], told: Callable[[float], None], cancel: threading.Event) -> Row:
+def _measure(
+    engine: Engine,
+    base: Settings,
+    mode: Mode,
+    share: float,
+    material: Material,
+    exact: Sequence[torch.Tensor],
+    told: Callable[[float], None],
+    cancel: threading.Event,
+) -> Row:
     """One row. What is wrong with the mode, or with so few slots, is said in it."""
     tally, verdicts, others = Tally(), list[tuple[bool, bool]](), Others()
     whole = len(material.questions) * ANSWER + material.tokens
@@ -125,14 +151,21 @@ def _measure(engine: Engine, base: Settings, mode: Mode, share: float, material:
             verdicts.append((question.seen, ask(engine, question, cancel, tally)))
         if verdicts and material.pieces:
             start_mode(engine, settings)
-        heard = listen(engine, material.pieces, exact, cancel, tally,
-                       lambda tokens: told((len(verdicts) * ANSWER + tokens) / whole))
+        heard = listen(
+            engine,
+            material.pieces,
+            exact,
+            cancel,
+            tally,
+            lambda tokens: told((len(verdicts) * ANSWER + tokens) / whole),
+        )
     except BusyError:
         raise
     except MoestroError as error:
         return Row(mode.name, mode.title, share, problem=str(error), settings=dict(mode.settings))
-    return row(mode.name, mode.title, share, engine.residency.slots, mode.settings, verdicts, heard, tally,
-               others.cores())
+    return row(
+        mode.name, mode.title, share, engine.residency.slots, mode.settings, verdicts, heard, tally, others.cores()
+    )
 
 
 def start_mode(engine: Engine, settings: Settings) -> None:

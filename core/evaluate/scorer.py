@@ -22,8 +22,12 @@ from core.types import StepRecord
 class Scorer:
     """Over one engine, which it has to itself. `heard` is told of every forward pass."""
 
-    def __init__(self, engine: Engine, cancel: threading.Event | None = None,
-                 heard: Callable[[StepRecord], None] = lambda step: None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        cancel: threading.Event | None = None,
+        heard: Callable[[StepRecord], None] = lambda step: None,
+    ) -> None:
         self.engine, self._cancel, self._heard = engine, cancel or threading.Event(), heard
 
     def encode(self, text: str) -> list[int]:
@@ -54,8 +58,10 @@ class Scorer:
     def of(self, before: Sequence[int], ids: Sequence[int]) -> tuple[float, bool]:
         """The same for token ids; `before` has at least one."""
         if len(ids) >= self.engine.context:
-            raise ContextError(f"A text to be scored has {len(ids)} tokens, but the context holds "
-                               f"{self.engine.context}. Load the model with a longer context.")
+            raise ContextError(
+                f"A text to be scored has {len(ids)} tokens, but the context holds "
+                f"{self.engine.context}. Load the model with a longer context."
+            )
         whole = [*before, *ids][-self.engine.context :]
         start, total, greedy = len(whole) - len(ids), 0.0, True
         for at, logits in follow(self.engine, whole, start, self._cancel, self._heard):
@@ -76,8 +82,9 @@ class Scorer:
         room = max(1, self.engine.context - most)
         ids = (self.encode(context) or [self.start])[-room:]
         drawn = sampling or Sampling()
-        limited = Sampling(drawn.temperature, drawn.top_k, drawn.top_p, drawn.min_p, drawn.repetition_penalty,
-                           max(1, most), drawn.seed)
+        limited = Sampling(
+            drawn.temperature, drawn.top_k, drawn.top_p, drawn.min_p, drawn.repetition_penalty, max(1, most), drawn.seed
+        )
         enough, text, said = threading.Event(), "", list[int]()
         for piece in self.engine.generate(Ids(ids), limited, enough):
             if piece.step is not None:

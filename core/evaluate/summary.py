@@ -17,19 +17,30 @@ def about(engine: Engine, material: Material, text: str = "", questions: str = "
     pace = engine.transfers.pace
     own = engine.model_name == "demo"
     return {
-        "model": engine.model_name, "model_hash": engine.model_hash,
-        "layers": shape.layers, "experts": shape.experts, "top_k": shape.top_k, "expert_bytes": shape.expert_bytes,
-        "questions": {"seen": sum(one.seen for one in material.questions),
-                      "unseen": sum(not one.seen for one in material.questions),
-                      "source": questions or ("the demo model's facts" if own else "none"), "note": material.note},
-        "text": {"tokens": material.tokens,
-                 "source": text or ("held-out documentation of Python" if own else "the bundled prompts")},
+        "model": engine.model_name,
+        "model_hash": engine.model_hash,
+        "layers": shape.layers,
+        "experts": shape.experts,
+        "top_k": shape.top_k,
+        "expert_bytes": shape.expert_bytes,
+        "questions": {
+            "seen": sum(one.seen for one in material.questions),
+            "unseen": sum(not one.seen for one in material.questions),
+            "source": questions or ("the demo model's facts" if own else "none"),
+            "note": material.note,
+        },
+        "text": {
+            "tokens": material.tokens,
+            "source": text or ("held-out documentation of Python" if own else "the bundled prompts"),
+        },
         "link": f"emulated, {pace.gbps:g} GB/s and {pace.latency_us:g} us a copy" if pace else "this machine's own",
         "emulated": bool(pace),
-        "profile": None if profile is None else {"tokens": profile.tokens, "source": profile.source,
-                                                 "parts": list(profile.parts())},
+        "profile": None
+        if profile is None
+        else {"tokens": profile.tokens, "source": profile.source, "parts": list(profile.parts())},
         "settings": {name: engine.settings[name] for name in ("eviction", "scope", "layer_slots", "predictor")},
-        **{name: manifest[name] for name in ("format", "dtype", "device_name", "decode_threads", "versions")}}
+        **{name: manifest[name] for name in ("format", "dtype", "device_name", "decode_threads", "versions")},
+    }
 
 
 def result(said: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
@@ -37,7 +48,12 @@ def result(said: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
     agreement) and speed."""
     accuracy = "exact_match" if any(one.exact_match is not None for one in rows) else "agreement"
     shares = dict.fromkeys(one.residency for one in rows)
-    return {**said, "units": {name: unit for name, (unit, _) in FIGURES.items()},
-            "pareto": {f"{share:g}": [one.mode for one in pareto([r for r in rows if r.residency == share], accuracy)]
-                       for share in shares},
-            "rows": [to_json(one) for one in rows]}
+    return {
+        **said,
+        "units": {name: unit for name, (unit, _) in FIGURES.items()},
+        "pareto": {
+            f"{share:g}": [one.mode for one in pareto([r for r in rows if r.residency == share], accuracy)]
+            for share in shares
+        },
+        "rows": [to_json(one) for one in rows],
+    }

@@ -18,12 +18,12 @@ class Tally:
     stall_ms: float = 0.0
     idle_ms: float = 0.0
     copy_ms: float = 0.0
-    link_bytes: int = 0        # demand and prefetches
+    link_bytes: int = 0  # demand and prefetches
     prefetch_bytes: int = 0
     requests: int = 0
     hits: int = 0
-    assignments: int = 0       # (token, layer, expert) of the routers' choice
-    changed: int = 0           # ... that are not theirs: the sum of
+    assignments: int = 0  # (token, layer, expert) of the routers' choice
+    changed: int = 0  # ... that are not theirs: the sum of
     substituted: int = 0
     dropped: int = 0
     predicted: int = 0
@@ -33,8 +33,18 @@ class Tally:
         if step.phase != "decode":
             return
         self.tokens += step.tokens
-        for name in ("total_ms", "compute_ms", "stall_ms", "idle_ms", "copy_ms", "requests", "hits", "assignments",
-                     "changed", "prefetch_bytes"):
+        for name in (
+            "total_ms",
+            "compute_ms",
+            "stall_ms",
+            "idle_ms",
+            "copy_ms",
+            "requests",
+            "hits",
+            "assignments",
+            "changed",
+            "prefetch_bytes",
+        ):
             setattr(self, name, getattr(self, name) + getattr(step, name))
         self.link_bytes += step.demand_bytes + step.prefetch_bytes
         self.emulated |= step.emulated

@@ -16,10 +16,16 @@ from core.evaluate.scorer import Scorer
 from core.evaluate.tally import Tally
 
 
-def evaluate_tasks(engine: Engine, modes: Sequence[Mode], residencies: Sequence[float], tasks: Sequence[str],
-                   folder: Path | None = None, limit: int | None = None,
-                   progress: Progress = lambda text, share: None,
-                   cancel: threading.Event | None = None) -> list[dict[str, Any]]:
+def evaluate_tasks(
+    engine: Engine,
+    modes: Sequence[Mode],
+    residencies: Sequence[float],
+    tasks: Sequence[str],
+    folder: Path | None = None,
+    limit: int | None = None,
+    progress: Progress = lambda text, share: None,
+    cancel: threading.Event | None = None,
+) -> list[dict[str, Any]]:
     """One dict per residency and mode: the tasks' own figures, and beside them what was changed and how fast it was.
     The engine has its settings back afterwards. Raises SettingError without the harness, Cancelled."""
     found: list[dict[str, Any]] = []
@@ -37,8 +43,16 @@ def evaluate_tasks(engine: Engine, modes: Sequence[Mode], residencies: Sequence[
             if not problem:
                 figures = run_tasks(Scorer(engine, cancel, tally), tasks, folder, limit)
             tpot_ms = tally.mean("total_ms")
-            found.append({"mode": mode.name, "residency": share, "problem": problem, "figures": figures,
-                          "substituted_rate": tally.rate("changed", "assignments"),
-                          "link_bytes": tally.mean("link_bytes"), "tok_s": 1e3 / tpot_ms if tpot_ms else None,
-                          "emulated": tally.emulated})
+            found.append(
+                {
+                    "mode": mode.name,
+                    "residency": share,
+                    "problem": problem,
+                    "figures": figures,
+                    "substituted_rate": tally.rate("changed", "assignments"),
+                    "link_bytes": tally.mean("link_bytes"),
+                    "tok_s": 1e3 / tpot_ms if tpot_ms else None,
+                    "emulated": tally.emulated,
+                }
+            )
     return found

@@ -11,6 +11,21 @@ from core.hf.outline import KvLayer, Outline, outline
 from core.hf.rounded import round_linears, rounded_bytes
 from core.hf.skeleton import load_skeleton, meta_skeleton
 
-__all__ = ["CheckpointReader", "ExpertsSite", "Installed", "KvLayer", "Outline", "RouterOutput", "check_model",
-           "find_experts", "install", "load_skeleton", "meta_skeleton", "outline", "probe_router", "read_router",
-           "round_linears", "rounded_bytes"]
+__all__ = [
+    "CheckpointReader",
+    "ExpertsSite",
+    "Installed",
+    "KvLayer",
+    "Outline",
+    "RouterOutput",
+    "check_model",
+    "find_experts",
+    "install",
+    "load_skeleton",
+    "meta_skeleton",
+    "outline",
+    "probe_router",
+    "read_router",
+    "round_linears",
+    "rounded_bytes",
+]

@@ -16,17 +16,24 @@ class Most(NamedTuple):
     """Far above every model there is, and far below what would keep a machine busy for minutes."""
 
     layers: int = 1000
-    experts: int = 1 << 14           # routed ones, in a layer
-    width: int = 1 << 20             # of any layer
+    experts: int = 1 << 14  # routed ones, in a layer
+    width: int = 1 << 20  # of any layer
     vocabulary: int = 1 << 23
-    tokens: int = 1 << 30            # of context
+    tokens: int = 1 << 30  # of context
 
 
 MOST = Most()
 LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
-TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k", "num_selected_experts",
-         "top_k_experts")
+TOP_K = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "moe_topk",
+    "moe_k",
+    "moe_top_k",
+    "num_selected_experts",
+    "top_k_experts",
+)
 CONTEXT = ("max_position_embeddings", "n_positions", "max_sequence_length", "model_max_length")
 FULL = ("hidden_size", "d_model", "n_embd", "num_attention_heads", "n_head", "n_heads")
 """Widths that are at least 1 where they are stated."""
@@ -39,10 +46,24 @@ NUMBER_TYPE = re.compile(r"(torch\.)?(auto|half|float|double|bfloat16|float(16|3
 EPS = re.compile(r"(.*_)?(eps|epsilon)")
 BASE = re.compile(r"(.*_)?(rope_theta|rotary_emb_base|rope_local_base_freq|global_rope_theta|local_rope_theta)")
 ROPE = ("rope_parameters", "rope_scaling")
-ROPE_POSITIVE = ("factor", "short_factor", "long_factor", "low_freq_factor", "high_freq_factor", "beta_fast",
-                 "beta_slow", "attention_factor", "original_max_position_embeddings")
-SCALES = ("routed_scaling_factor", "attention_multiplier", "embedding_multiplier", "residual_multiplier",
-          "logits_scaling")
+ROPE_POSITIVE = (
+    "factor",
+    "short_factor",
+    "long_factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "beta_fast",
+    "beta_slow",
+    "attention_factor",
+    "original_max_position_embeddings",
+)
+SCALES = (
+    "routed_scaling_factor",
+    "attention_multiplier",
+    "embedding_multiplier",
+    "residual_multiplier",
+    "logits_scaling",
+)
 
 
 def wrong(config: Mapping[str, Any]) -> str:

@@ -64,8 +64,8 @@ class Reserved:
     Made by `reserve`, which gives a layer of transformers one of these classes and calls `_reserve`.
     """
 
-    window: int | None = None     # most positions kept; None = all of the context
-    state_bytes = 0               # allocated, the same for every context
+    window: int | None = None  # most positions kept; None = all of the context
+    state_bytes = 0  # allocated, the same for every context
 
     @property
     def growing_bytes(self) -> int:
@@ -87,8 +87,9 @@ class ReservedLayer(Reserved, DynamicLayer):
         self._rooms = Room(context, 2), Room(context, 2)
         self.is_initialized = False
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any,
-               **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append [batch, heads, n, dim] and return everything so far. Raises ValueError when the capacity is passed."""
         if not self.is_initialized:
             self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
@@ -118,8 +119,9 @@ class ReservedWindow(Reserved, DynamicSlidingWindowLayer):
         room = min(context, self.window)
         self._rooms = Room(room, 2), Room(room, 2)
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any,
-               **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """What is in the window, then [batch, heads, n, dim] behind it; the new ones' last positions are kept."""
         full: tuple[torch.Tensor, torch.Tensor] = super().update(key_states, value_states, *args, **kwargs)
         self.keys, self.values = (room.keep_last(t) for room, t in zip(self._rooms, full, strict=True))
@@ -175,7 +177,7 @@ class ReservedIndexed(ReservedLayer, cache_utils.DynamicIndexedLayer):
 
     @property
     def growing_bytes(self) -> int:
-        positions = getattr(self, "indexer_position_ids", None)    # the model's own, of some models, on one layer
+        positions = getattr(self, "indexer_position_ids", None)  # the model's own, of some models, on one layer
         return super().growing_bytes + self._index.bytes + (0 if positions is None else positions.nbytes)
 
     def clear(self) -> None:
@@ -192,7 +194,7 @@ RESERVED: dict[type[Any], type[Reserved]] = {
     LinearAttentionAndSlidingWindowAttentionLayer: ReservedHybridWindow,
     cache_utils.DynamicIndexedLayer: ReservedIndexed,
 }
-if hasattr(cache_utils, "DummyLayer"):    # since transformers 5.18: what has no attention, or looks at another's
+if hasattr(cache_utils, "DummyLayer"):  # since transformers 5.18: what has no attention, or looks at another's
     RESERVED[cache_utils.DummyLayer] = type("ReservedNothing", (Reserved, cache_utils.DummyLayer), {})
 
 
@@ -210,6 +212,6 @@ def reserve(cache: DynamicCache, context: int) -> list[Reserved]:
 def _reserved(layer: Any, context: int) -> Reserved:
     kind = RESERVED[type(layer)]
     own = kind.__new__(kind)
-    vars(own).update(vars(layer))     # what transformers set up from the config, in any version of it
+    vars(own).update(vars(layer))  # what transformers set up from the config, in any version of it
     own._reserve(context)
     return own

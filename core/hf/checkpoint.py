@@ -35,7 +35,7 @@ AHEAD = re.compile(r"\.(eh_proj|enorm|hnorm|shared_head|nextn|mtp)\b")
 class Recipe(NamedTuple):
     """Where a stacked parameter comes from: checkpoint tensors by pattern, in expert order, and how they are merged."""
 
-    converter: Any                   # transformers' WeightConverter; None: the tensor is stored as the model wants it
+    converter: Any  # transformers' WeightConverter; None: the tensor is stored as the model wants it
     keys: dict[str, list[str]]
 
 
@@ -94,8 +94,13 @@ class CheckpointReader:
         stored twice and equal, one: transformers ties them again."""
         tied = self._model.all_tied_weights_keys
         keys = {target: key for key, target in self._dense.items()}
-        double = {keys[target] for target, source in tied.items() if target in keys and source in keys
-                  and torch.equal(self._stored.read(keys[target]), self._stored.read(keys[source]))}
+        double = {
+            keys[target]
+            for target, source in tied.items()
+            if target in keys
+            and source in keys
+            and torch.equal(self._stored.read(keys[target]), self._stored.read(keys[source]))
+        }
         return [key for key in self._dense if key not in double]
 
     def content_hash(self) -> str:
@@ -126,12 +131,15 @@ class CheckpointReader:
 
     @staticmethod
     def _parts_of(recipe: Recipe, experts: int, expert: int) -> dict[str, tuple[str, int | None]]:
-        return {pattern: (keys[expert], None) if len(keys) == experts or len(keys) > 1 else (keys[0], expert)
-                for pattern, keys in recipe.keys.items()}
+        return {
+            pattern: (keys[expert], None) if len(keys) == experts or len(keys) > 1 else (keys[0], expert)
+            for pattern, keys in recipe.keys.items()
+        }
 
     def _part(self, target: str, expert: int) -> torch.Tensor:
-        tensors = {pattern: self._stored.read(name, row)
-                   for pattern, (name, row) in self._ingredients(target, expert).items()}
+        tensors = {
+            pattern: self._stored.read(name, row) for pattern, (name, row) in self._ingredients(target, expert).items()
+        }
         return self._merge(target, tensors, self._recipes[target])
 
     def _coded(self, part: str, target: str, expert: int) -> Coded | None:
@@ -149,12 +157,18 @@ class CheckpointReader:
         converter = recipe.converter
         if converter is None:
             return next(iter(ingredients.values())).squeeze(0)
-        halves = len(converter.target_patterns)      # more than one: this expert's, then as many of other targets
+        halves = len(converter.target_patterns)  # more than one: this expert's, then as many of other targets
         tensors: dict[str, Any] = {pattern: [tensor] * halves for pattern, tensor in ingredients.items()}
         for operation in converter.operations:
-            tensors = operation.convert(tensors, source_patterns=converter.source_patterns,
-                                        target_patterns=converter.target_patterns, full_layer_name=target,
-                                        model=_One(self.sites[0].parts), config=self._model.config, missing_keys=None)
+            tensors = operation.convert(
+                tensors,
+                source_patterns=converter.source_patterns,
+                target_patterns=converter.target_patterns,
+                full_layer_name=target,
+                model=_One(self.sites[0].parts),
+                config=self._model.config,
+                missing_keys=None,
+            )
         merged = next(value for name, value in tensors.items() if name in target)
         tensor: torch.Tensor = merged[0] if isinstance(merged, list) else merged
         return tensor.squeeze(0)
@@ -195,8 +209,10 @@ class CheckpointReader:
     def _check_shape(self, key: str, target: str, wanted: tuple[int, ...] | None) -> None:
         shape = tuple(self._stored.tensors[key].shape)
         if wanted is not None and shape != wanted:
-            raise ModelError(f"The checkpoint holds {key!r} in the shape {shape}, but by config.json {target!r} has "
-                             f"the shape {wanted}. They are not of the same model: download it again.")
+            raise ModelError(
+                f"The checkpoint holds {key!r} in the shape {shape}, but by config.json {target!r} has "
+                f"the shape {wanted}. They are not of the same model: download it again."
+            )
 
     def _check_layers(self, unused: Mapping[str, str], known: Mapping[str, object]) -> None:
         """Raises ModelError when the checkpoint has layers that config.json leaves out, other than those that predict
@@ -205,8 +221,9 @@ class CheckpointReader:
         for name in known:
             if at := NUMBERED.fullmatch(name):
                 last[at["before"]] = max(int(at["number"]), last.get(at["before"], 0))
-        ahead = {(at["before"], at["number"]) for key in unused
-                 if AHEAD.search(key) and (at := NUMBERED.fullmatch(key))}
+        ahead = {
+            (at["before"], at["number"]) for key in unused if AHEAD.search(key) and (at := NUMBERED.fullmatch(key))
+        }
         for key, name in unused.items():
             at = NUMBERED.fullmatch(name)
             if at is None or int(at["number"]) <= last.get(at["before"], int(at["number"])):
@@ -214,18 +231,27 @@ class CheckpointReader:
             alike = any(f"{at['before']}{n}{at['after']}" in known for n in range(last[at["before"]] + 1))
             stored = NUMBERED.fullmatch(key)
             if alike and (stored is None or (stored["before"], stored["number"]) not in ahead):
-                raise ModelError(f"The checkpoint holds weights of layer {at['number']} ({key!r}), but by config.json "
-                                 f"the model ends with layer {last[at['before']]}. Download config.json again.")
+                raise ModelError(
+                    f"The checkpoint holds weights of layer {at['number']} ({key!r}), but by config.json "
+                    f"the model ends with layer {last[at['before']]}. Download config.json again."
+                )
 
     def _check(self, target: str, experts: int, recipe: Recipe | None) -> None:
         wanted = 1 if recipe is None or recipe.converter is None else len(recipe.converter.source_patterns)
         counts = (experts, *getattr(self.sites[0].module, STORED, ()))
-        whole = recipe is not None and len(recipe.keys) == wanted and all(
-            len(keys) in counts or (len(keys) == 1 and (*self._stored.tensors[keys[0]].shape, 0)[0] in counts)
-            for keys in recipe.keys.values())
+        whole = (
+            recipe is not None
+            and len(recipe.keys) == wanted
+            and all(
+                len(keys) in counts or (len(keys) == 1 and (*self._stored.tensors[keys[0]].shape, 0)[0] in counts)
+                for keys in recipe.keys.values()
+            )
+        )
         if not whole:
-            raise ModelError(f"The checkpoint lacks weights of {target!r}, or stores them in a way that Moestro does "
-                             "not know. Download it again, or choose another model.")
+            raise ModelError(
+                f"The checkpoint lacks weights of {target!r}, or stores them in a way that Moestro does "
+                "not know. Download it again, or choose another model."
+            )
         assert recipe is not None
         site, _, part = target.rpartition(".")
         spec = next(s.parts[part] for s in self.sites if s.name == site)
@@ -233,16 +259,32 @@ class CheckpointReader:
             shape = self._stored.tensors[keys[0]].shape
             odd = next((key for key in keys[:experts] if self._stored.tensors[key].shape != shape), None)
             if odd is not None:
-                raise ModelError(f"The experts' weights {keys[0]!r} and {odd!r} are of different shapes, {shape} and "
-                                 f"{self._stored.tensors[odd].shape}. Download the model again.")
+                raise ModelError(
+                    f"The experts' weights {keys[0]!r} and {odd!r} are of different shapes, {shape} and "
+                    f"{self._stored.tensors[odd].shape}. Download the model again."
+                )
         try:
-            made = tuple(self._merge(target, {
-                pattern: torch.empty((1, *self._stored.tensors[name].shape[1:]) if row is not None else
-                                     self._stored.tensors[name].shape, device="meta")
-                for pattern, (name, row) in self._parts_of(recipe, experts, 0).items()}, recipe).shape)
+            made = tuple(
+                self._merge(
+                    target,
+                    {
+                        pattern: torch.empty(
+                            (1, *self._stored.tensors[name].shape[1:])
+                            if row is not None
+                            else self._stored.tensors[name].shape,
+                            device="meta",
+                        )
+                        for pattern, (name, row) in self._parts_of(recipe, experts, 0).items()
+                    },
+                    recipe,
+                ).shape
+            )
         except (RuntimeError, IndexError, ValueError) as error:
-            raise ModelError(f"The checkpoint's weights of {target!r} do not fit together: {error}. Download it again."
-                             ) from None
+            raise ModelError(
+                f"The checkpoint's weights of {target!r} do not fit together: {error}. Download it again."
+            ) from None
         if made != spec.shape:
-            raise ModelError(f"An expert of {target!r} has the shape {made} in the checkpoint, but {spec.shape} by "
-                             "config.json. They are not of the same model: download it again.")
+            raise ModelError(
+                f"An expert of {target!r} has the shape {made} in the checkpoint, but {spec.shape} by "
+                "config.json. They are not of the same model: download it again."
+            )

@@ -23,8 +23,9 @@ class Merger:
     def __init__(self) -> None:
         self._works: dict[Hashable, bool] = {}
 
-    def merge(self, parts: Mapping[str, Coded], convert: Callable[[Planes], torch.Tensor], kind: Hashable
-              ) -> Coded | None:
+    def merge(
+        self, parts: Mapping[str, Coded], convert: Callable[[Planes], torch.Tensor], kind: Hashable
+    ) -> Coded | None:
         """`parts` as stored, made one by `convert`; None where they are coded differently or do not merge as codes.
 
         `kind` names what is converted alike.
@@ -38,8 +39,12 @@ class Merger:
         if not self._works[known]:
             return None
         zeros = {p: c.zero for p, c in parts.items() if c.zero is not None}
-        return Coded(first.format, convert({p: c.codes for p, c in parts.items()}),
-                     convert({p: c.scale for p, c in parts.items()}), convert(zeros) if zeros else None)
+        return Coded(
+            first.format,
+            convert({p: c.codes for p, c in parts.items()}),
+            convert({p: c.scale for p, c in parts.items()}),
+            convert(zeros) if zeros else None,
+        )
 
 
 def _works(parts: Mapping[str, Coded], convert: Callable[[Planes], torch.Tensor]) -> bool:
@@ -53,7 +58,8 @@ def _works(parts: Mapping[str, Coded], convert: Callable[[Planes], torch.Tensor]
     split = [part for part, whole in zip(groups.shape, wanted.shape, strict=True) if part != whole]
     group = format_of(next(iter(parts.values())).format).group
     return torch.equal(spread(groups, wanted.shape), wanted) and (
-        wanted.numel() == groups.numel() * group if group else split == [1])
+        wanted.numel() == groups.numel() * group if group else split == [1]
+    )
 
 
 def spread(groups: torch.Tensor, shape: torch.Size) -> torch.Tensor:

@@ -23,26 +23,26 @@ class ExpertsSite:
     """One MoE layer. `index` counts MoE layers from 0. Holds references to the model's own modules, no weights."""
 
     index: int
-    name: str                        # dotted name of `module` in the model
-    module: nn.Module                # the experts; called with (hidden [T,H], ids [T,k], weights [T,k])
-    parent: nn.Module                # the block that owns router, experts and any shared expert
+    name: str  # dotted name of `module` in the model
+    module: nn.Module  # the experts; called with (hidden [T,H], ids [T,k], weights [T,k])
+    parent: nn.Module  # the block that owns router, experts and any shared expert
     router: nn.Module
     num_experts: int
     top_k: int
-    parts: dict[str, PartSpec]       # of ONE expert, in the model's own layout
+    parts: dict[str, PartSpec]  # of ONE expert, in the model's own layout
     has_gate: bool
     has_bias: bool
-    is_transposed: bool              # weights are [in, out] instead of [out, in]
-    is_concatenated: bool            # gate and up stand one after another; False: interleaved
+    is_transposed: bool  # weights are [in, out] instead of [out, in]
+    is_concatenated: bool  # gate and up stand one after another; False: interleaved
     has_post_expert_norm: bool
 
 
 class RouterOutput(NamedTuple):
     """What a router returned, in one order whatever the model's: versions of transformers differ."""
 
-    logits: torch.Tensor    # [T, E]
-    weights: torch.Tensor   # [T, k]
-    ids: torch.Tensor       # [T, k] integers
+    logits: torch.Tensor  # [T, E]
+    weights: torch.Tensor  # [T, k]
+    ids: torch.Tensor  # [T, k] integers
 
 
 def read_router(site: ExpertsSite, output: tuple[torch.Tensor, ...]) -> RouterOutput:
@@ -52,7 +52,7 @@ def read_router(site: ExpertsSite, output: tuple[torch.Tensor, ...]) -> RouterOu
     floats = [t.is_floating_point() for t in tensors]
     ids = [i for i, float_ in enumerate(floats) if not float_]
     wide = [i for i, float_ in enumerate(floats) if float_ and tensors[i].shape[-1] == site.num_experts]
-    if not wide and tensors and tensors[0].shape[-1] == site.num_experts + 1:     # one more: to use no expert (zaya)
+    if not wide and tensors and tensors[0].shape[-1] == site.num_experts + 1:  # one more: to use no expert (zaya)
         tensors, wide = (tensors[0][..., :-1], *tensors[1:]), [0]
     if len(tensors) < 3 or not ids or not wide:
         raise ModelError(f"The router {type(site.router).__name__} does not return logits, weights and expert ids")
@@ -72,8 +72,11 @@ def part_specs(module: nn.Module) -> dict[str, PartSpec]:
     if noted is not None:
         return noted
     experts: int = getattr(module, "num_experts")  # noqa: B009 - nn.Module types every attribute as Tensor | Module
-    return {name: PartSpec(tuple(p.shape[1:]), p.dtype) for name, p in module.named_parameters(recurse=False)
-            if p.dim() >= 2 and p.shape[0] == experts}
+    return {
+        name: PartSpec(tuple(p.shape[1:]), p.dtype)
+        for name, p in module.named_parameters(recurse=False)
+        if p.dim() >= 2 and p.shape[0] == experts
+    }
 
 
 def strip(model: nn.Module) -> None:
@@ -98,18 +101,30 @@ def find_experts(model: nn.Module) -> list[ExpertsSite]:
             parent = model.get_submodule(name.rpartition(".")[0])
             router = _router(parent, recorded, name)
             flag: dict[str, Any] = {f: getattr(module, f) for f in FLAGS}
-            sites.append(ExpertsSite(
-                index=len(sites), name=name, module=module, parent=parent, router=router,
-                top_k=_top_k(model, parent, router), parts=part_specs(module),
-                has_post_expert_norm=bool(getattr(module, "has_post_expert_norm", False)), **flag))
+            sites.append(
+                ExpertsSite(
+                    index=len(sites),
+                    name=name,
+                    module=module,
+                    parent=parent,
+                    router=router,
+                    top_k=_top_k(model, parent, router),
+                    parts=part_specs(module),
+                    has_post_expert_norm=bool(getattr(module, "has_post_expert_norm", False)),
+                    **flag,
+                )
+            )
     kind = str(getattr(getattr(model, "config", None), "model_type", type(model).__name__))
     if not sites:
         why = objection(model) or "transformers' experts interface serves none of its layers"
-        raise ModelError(f"{kind!r} is not a Mixture-of-Experts model that Moestro can run: {why}. Choose another "
-                         "model.")
+        raise ModelError(
+            f"{kind!r} is not a Mixture-of-Experts model that Moestro can run: {why}. Choose another model."
+        )
     if any(s.parts != sites[0].parts or s.num_experts != sites[0].num_experts for s in sites):
-        raise ModelError(f"The layers of this {kind!r} model have experts of different number or size, which Moestro "
-                         "does not support yet. Choose another model.")
+        raise ModelError(
+            f"The layers of this {kind!r} model have experts of different number or size, which Moestro "
+            "does not support yet. Choose another model."
+        )
     return sites
 
 
@@ -127,8 +142,10 @@ def _router(parent: nn.Module, recorded: tuple[type[nn.Module], ...], name: str)
     for child in (*(c for c in parent.modules() if c is not parent and isinstance(c, recorded)), *named):
         if isinstance(child, nn.Module):
             return child
-    raise ModelError(f"No router was found beside the experts {name!r}: this model is built in a way that Moestro does "
-                     "not know. Choose another model.")
+    raise ModelError(
+        f"No router was found beside the experts {name!r}: this model is built in a way that Moestro does "
+        "not know. Choose another model."
+    )
 
 
 def _top_k(model: nn.Module, parent: nn.Module, router: nn.Module) -> int:

@@ -21,8 +21,14 @@ QUANTIZATION = ("quantization_config", "compression_config")  # the second: what
 EDGE = 64 << 10  # bytes hashed at each end of a file
 INDEX = "model.safetensors.index.json"
 BESIDE = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-LIMITED = {"tokenizer.json": INDEX_BYTES, "tokenizer.model": INDEX_BYTES, "vocab.json": INDEX_BYTES,
-           "merges.txt": INDEX_BYTES, "chat_template.jinja": CONFIG_BYTES, "chat_template.json": CONFIG_BYTES}
+LIMITED = {
+    "tokenizer.json": INDEX_BYTES,
+    "tokenizer.model": INDEX_BYTES,
+    "vocab.json": INDEX_BYTES,
+    "merges.txt": INDEX_BYTES,
+    "chat_template.jinja": CONFIG_BYTES,
+    "chat_template.json": CONFIG_BYTES,
+}
 """Files beside config.json that are only looked at from outside: their libraries have limits of their own."""
 
 
@@ -46,8 +52,10 @@ def check_model(path: ModelPath) -> ModelFiles:
         return path
     files = check_files(Path(path))
     if kind := quantization(files.config):
-        raise ModelError(f"The checkpoint in {files.path} is quantized ({kind}), so it is imported once before it is "
-                         f"used: python launch.py import {files.path}, or Import in the Model tab.")
+        raise ModelError(
+            f"The checkpoint in {files.path} is quantized ({kind}), so it is imported once before it is "
+            f"used: python launch.py import {files.path}, or Import in the Model tab."
+        )
     return files
 
 
@@ -63,8 +71,9 @@ def check_files(root: Path) -> ModelFiles:
         _check_beside(root)
         return ModelFiles(root, config, _weight_files(root))
     except OSError as error:
-        raise ModelError(f"{root} cannot be read: {error.strerror or error}. Check the disk and your permissions."
-                         ) from None
+        raise ModelError(
+            f"{root} cannot be read: {error.strerror or error}. Check the disk and your permissions."
+        ) from None
 
 
 def quantization(config: dict[str, Any]) -> str:
@@ -86,8 +95,10 @@ def _config(root: Path) -> dict[str, Any]:
     file = root / "config.json"
     if not os.path.lexists(file):
         hint = f" GGUF files are imported: python launch.py import {root}." if any(root.glob("*.gguf")) else ""
-        raise ModelError(f"{root} has no config.json, so it is not a model directory. Give the directory that holds "
-                         f"config.json and *.safetensors.{hint}")
+        raise ModelError(
+            f"{root} has no config.json, so it is not a model directory. Give the directory that holds "
+            f"config.json and *.safetensors.{hint}"
+        )
     config = read_json(file, nonfinite=True)  # some models have Infinity as a limit
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str) or not config["model_type"]:
         raise ModelError(f"{file} names no model_type. Download it again.")
@@ -105,20 +116,24 @@ def _check_beside(root: Path) -> None:
             if not isinstance(found, dict):
                 raise ModelError(f"{file} is damaged: it holds no object. Download it again.")
             if type(found.get("model_max_length", 0)) not in (int, float, type(None)):
-                raise ModelError(f"{file} is damaged: its model_max_length is {found['model_max_length']!r:.60}, not a "
-                                 "number. Download it again.")
+                raise ModelError(
+                    f"{file} is damaged: its model_max_length is {found['model_max_length']!r:.60}, not a "
+                    "number. Download it again."
+                )
             for key in ("eos_token_id", "bos_token_id", "pad_token_id"):
                 ids = found.get(key)
                 if not all(i is None or type(i) is int for i in (ids if isinstance(ids, list) else [ids])):
-                    raise ModelError(f"{file} is damaged: its {key} is {ids!r:.60}, which is no token. Download it "
-                                     "again.")
+                    raise ModelError(
+                        f"{file} is damaged: its {key} is {ids!r:.60}, which is no token. Download it again."
+                    )
     for name, limit in LIMITED.items():
         if os.path.lexists(root / name):
             with open_regular(root / name) as handle:
                 size = os.fstat(handle.fileno()).st_size
             if size > limit:
-                raise ModelError(f"{root / name} is {size:,} bytes large, and such a file has {limit:,} at most. "
-                                 "Download it again.")
+                raise ModelError(
+                    f"{root / name} is {size:,} bytes large, and such a file has {limit:,} at most. Download it again."
+                )
 
 
 def _weight_files(root: Path) -> tuple[Path, ...]:
@@ -131,10 +146,13 @@ def _weight_files(root: Path) -> tuple[Path, ...]:
     if os.path.lexists(index):
         return _shards(root, _weight_map(index))
     if any(root.glob("*.bin")) or any(root.glob("*.pt")) or any(root.glob("*.pth")):
-        raise ModelError(f"{root} has its weights only as Python pickles (*.bin), which can run code when opened and "
-                         "are never read here. Use the model's safetensors version, or convert it.")
-    raise ModelError(f"{root} has no weights: neither model.safetensors nor model.safetensors.index.json. "
-                     "Download them.")
+        raise ModelError(
+            f"{root} has its weights only as Python pickles (*.bin), which can run code when opened and "
+            "are never read here. Use the model's safetensors version, or convert it."
+        )
+    raise ModelError(
+        f"{root} has no weights: neither model.safetensors nor model.safetensors.index.json. Download them."
+    )
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -142,13 +160,19 @@ def _weight_map(index: Path) -> dict[str, str]:
     found = read_json(index, INDEX_BYTES)
     found = found if isinstance(found, dict) else {}
     named = found.get("weight_map")
-    if not isinstance(named, dict) or not named or not isinstance(found.get("metadata", {}), dict) \
-            or not all(isinstance(name, str) for name in named.values()):
+    if (
+        not isinstance(named, dict)
+        or not named
+        or not isinstance(found.get("metadata", {}), dict)
+        or not all(isinstance(name, str) for name in named.values())
+    ):
         raise ModelError(f"{index} is damaged: it has no weight_map from tensors to files. Download it again.")
     for name in set(named.values()):
         if PureWindowsPath(name).name != name or not name.endswith(".safetensors"):
-            raise ModelError(f"{index} names {name[:200]!r}, which is not a safetensors file beside it. Download the "
-                             "model again, from a source that you trust.")
+            raise ModelError(
+                f"{index} names {name[:200]!r}, which is not a safetensors file beside it. Download the "
+                "model again, from a source that you trust."
+            )
     return named
 
 
@@ -156,18 +180,23 @@ def _shards(root: Path, named: dict[str, str]) -> tuple[Path, ...]:
     names = sorted(set(named.values()))
     missing = [n for n in names if not os.path.exists(root / n)]
     if missing:
-        raise ModelError(f"{len(missing)} of {len(names)} weight files are missing from {root}: "
-                         f"{', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}. Download them.")
+        raise ModelError(
+            f"{len(missing)} of {len(names)} weight files are missing from {root}: "
+            f"{', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}. Download them."
+        )
     place: dict[str, str] = {}
     for name in names:
         for tensor in read_header(root / name)[0]:
             if place.setdefault(tensor, name) != name:
-                raise ModelError(f"The tensor {tensor!r} is in {root / place[tensor]} and in {name}. Download the "
-                                 "model again.")
+                raise ModelError(
+                    f"The tensor {tensor!r} is in {root / place[tensor]} and in {name}. Download the model again."
+                )
     for tensor, name in named.items():
         if (found := place.get(tensor, name)) != name:  # one that is in none is missed by whoever needs it
-            raise ModelError(f"{root / INDEX} is damaged, or not of these files: it says that {tensor!r} is in "
-                             f"{name}, but it is in {found}. Download the model again.")
+            raise ModelError(
+                f"{root / INDEX} is damaged, or not of these files: it says that {tensor!r} is in "
+                f"{name}, but it is in {found}. Download the model again."
+            )
     return tuple(root / n for n in names)
 
 

@@ -23,8 +23,8 @@ from core.hf.adapters.marks import ASCENDING
 from core.hf.discover import ExpertsSite, RouterOutput, read_router
 from core.hf.quick_norms import quicken, restore
 
-NAME = "moestro"      # of our experts implementation in transformers' registry
-BOUND = "forward"     # attribute of an experts module that shadows its class's method while we compute it
+NAME = "moestro"  # of our experts implementation in transformers' registry
+BOUND = "forward"  # attribute of an experts module that shadows its class's method while we compute it
 
 ExpertsForward = Callable[[ExpertsSite, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(site, hidden [T,H], ids [T,k] int64, weights [T,k]) -> [T,H] in hidden's dtype."""
@@ -38,15 +38,21 @@ def register() -> None:
 
 
 def _unbound(module: nn.Module, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    raise ModelError("This model was loaded without its experts and nothing computes them yet. Load it through the "
-                     "engine.")
+    raise ModelError(
+        "This model was loaded without its experts and nothing computes them yet. Load it through the engine."
+    )
 
 
 class Installed:
     """Our hooks in one model. `uninstall` restores everything and may be called twice; also a context manager."""
 
-    def __init__(self, model: Any, sites: Sequence[ExpertsSite], experts_forward: ExpertsForward,
-                 router_observer: RouterObserver | None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        sites: Sequence[ExpertsSite],
+        experts_forward: ExpertsForward,
+        router_observer: RouterObserver | None,
+    ) -> None:
         self._model, self._sites = model, tuple(sites)
         self._before: dict[str, str | None] | None = model.get_experts_implementation()
         self._handles: list[RemovableHandle] = []
@@ -77,8 +83,12 @@ class Installed:
         self.uninstall()
 
 
-def install(model: Any, sites: Sequence[ExpertsSite], experts_forward: ExpertsForward,
-            router_observer: RouterObserver | None = None) -> Installed:
+def install(
+    model: Any,
+    sites: Sequence[ExpertsSite],
+    experts_forward: ExpertsForward,
+    router_observer: RouterObserver | None = None,
+) -> Installed:
     """Let `experts_forward` compute the experts of every site, and tell `router_observer` of every router call.
 
     Raises ModelError, having changed nothing, when the model has hooks of ours already.

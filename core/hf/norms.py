@@ -16,9 +16,9 @@ from torch import nn
 
 from core.hf.discover import ExpertsSite
 
-PLACE = "_moestro_place"   # on a router: what was found around it
-TOKENS = (1, 2, 3)         # of the run; not 0, which is often padding with a state of zeros
-LOUD = 16.0                # times a router's input is the noise: it must show beside a large residual stream
+PLACE = "_moestro_place"  # on a router: what was found around it
+TOKENS = (1, 2, 3)  # of the run; not 0, which is often padding with a state of zeros
+LOUD = 16.0  # times a router's input is the noise: it must show beside a large residual stream
 
 
 class Place(NamedTuple):
@@ -72,18 +72,19 @@ class _Run:
 
     def __init__(self, model: Any, sites: Sequence[ExpertsSite]) -> None:
         self._last = len(sites) - 1
-        self._normed: list[tuple[nn.Module, torch.Tensor]] = []   # (norm, its output) since the last router
-        self._again = False                                       # a layer is run for the second time
+        self._normed: list[tuple[nn.Module, torch.Tensor]] = []  # (norm, its output) since the last router
+        self._again = False  # a layer is run for the second time
         self.noise = 1.0
         self.norm: dict[int, nn.Module] = {}
         self.scale: dict[int, float | None] = {}
-        self.added: dict[int, torch.Tensor] = {}                  # what a layer's noise is, once
+        self.added: dict[int, torch.Tensor] = {}  # what a layer's noise is, once
         width = model.get_input_embeddings().weight.shape[-1]
         self._handles = [m.register_forward_hook(self._norm_ran) for m in model.modules() if _norm_like(m, width)]
         for site in sites:
             self._handles += [
                 site.router.register_forward_pre_hook(partial(self._router_runs, site.index), with_kwargs=True),
-                _layer(model, site.name).register_forward_hook(partial(self._layer_ran, site.index), with_kwargs=True)]
+                _layer(model, site.name).register_forward_hook(partial(self._layer_ran, site.index), with_kwargs=True),
+            ]
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -111,6 +112,7 @@ class _Run:
         self._normed.clear()
         rounding = torch.finfo(self.added[index].dtype).eps
         self.scale[index] = _multiple(_states(more), _states(output), self.added[index].float(), rounding)
+
 
 def _layer(model: nn.Module, name: str) -> nn.Module:
     """The innermost module around `name` that is an item of a list: a model's layer."""

@@ -32,7 +32,7 @@ class KvLayer:
 
     bytes_per_token: int
     window: int | None
-    state_bytes: int = 0              # of linear attention and short convolutions: the same for every context
+    state_bytes: int = 0  # of linear attention and short convolutions: the same for every context
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +41,21 @@ class Outline:
 
     hidden: int
     vocab: int
-    context_limit: int                # positions the model was made for
-    dense_bytes: int                  # parameters and buffers that are not routed experts
+    context_limit: int  # positions the model was made for
+    dense_bytes: int  # parameters and buffers that are not routed experts
     kv: tuple[KvLayer, ...]
     sites: tuple[ExpertsSite, ...]
-    states: StateLayers               # what a chunk of a prompt takes in layers that keep a state
-    weights_itemsize: int             # of the weights that routers return
-    linears: tuple[Linear, ...]       # layers outside the experts that can be rounded
-    closeness: float = 0.0            # how far logits may be from transformers', a share of the largest; 0.0 = equal
-    left_out: tuple[str, ...] = ()    # parts of a model of text and images or sound that are not loaded
+    states: StateLayers  # what a chunk of a prompt takes in layers that keep a state
+    weights_itemsize: int  # of the weights that routers return
+    linears: tuple[Linear, ...]  # layers outside the experts that can be rounded
+    closeness: float = 0.0  # how far logits may be from transformers', a share of the largest; 0.0 = equal
+    left_out: tuple[str, ...] = ()  # parts of a model of text and images or sound that are not loaded
 
     def kv_bytes(self, context: int) -> int:
         """KV cache and states of one sequence of `context` positions."""
-        return sum(layer.state_bytes + layer.bytes_per_token * min(context, layer.window or context)
-                   for layer in self.kv)
+        return sum(
+            layer.state_bytes + layer.bytes_per_token * min(context, layer.window or context) for layer in self.kv
+        )
 
 
 def outline(meta: Any) -> Outline:
@@ -63,10 +64,19 @@ def outline(meta: Any) -> Outline:
     sites = find_experts(meta)
     config = text_config(meta.config)
     kv, states, itemsize = _layers(meta, sites)
-    return Outline(hidden=config.hidden_size, vocab=config.vocab_size, context_limit=config.max_position_embeddings,
-                   dense_bytes=_dense_bytes(meta, sites), kv=kv, sites=tuple(sites), states=states,
-                   weights_itemsize=itemsize, linears=linears(meta, sites), left_out=keep_text(meta),
-                   closeness=max(getattr(site.module, CLOSE, 0.0) for site in sites))
+    return Outline(
+        hidden=config.hidden_size,
+        vocab=config.vocab_size,
+        context_limit=config.max_position_embeddings,
+        dense_bytes=_dense_bytes(meta, sites),
+        kv=kv,
+        sites=tuple(sites),
+        states=states,
+        weights_itemsize=itemsize,
+        linears=linears(meta, sites),
+        left_out=keep_text(meta),
+        closeness=max(getattr(site.module, CLOSE, 0.0) for site in sites),
+    )
 
 
 def _dense_bytes(meta: Any, sites: list[ExpertsSite]) -> int:
@@ -74,8 +84,11 @@ def _dense_bytes(meta: Any, sites: list[ExpertsSite]) -> int:
     experts = {f"{s.name}.{part}" for s in sites for part in s.parts}
     named = dict((*meta.named_parameters(), *meta.named_buffers()))
     wide = re.compile("|".join(p.replace("*", ".*") for p in meta._get_dtype_plan(meta.dtype)) or r"(?!)")
-    return sum(t.numel() * (max(t.itemsize, 4) if wide.search(name) else t.itemsize)
-               for name, t in named.items() if name not in experts)
+    return sum(
+        t.numel() * (max(t.itemsize, 4) if wide.search(name) else t.itemsize)
+        for name, t in named.items()
+        if name not in experts
+    )
 
 
 @torch.no_grad()
@@ -86,15 +99,22 @@ def _layers(meta: Any, sites: list[ExpertsSite]) -> tuple[tuple[KvLayer, ...], S
     try:
         cache = DynamicCache(config=meta.config)
         own = reserve(cache, 1)
-        with _all_selected(), install(meta, sites, lambda site, hidden, ids, weights: torch.zeros_like(hidden),
-                     lambda layer, args, kwargs, output: sizes.append(
-                         read_router(sites[layer], output).weights.itemsize)):
+        with (
+            _all_selected(),
+            install(
+                meta,
+                sites,
+                lambda site, hidden, ids, weights: torch.zeros_like(hidden),
+                lambda layer, args, kwargs, output: sizes.append(read_router(sites[layer], output).weights.itemsize),
+            ),
+        ):
             meta(torch.zeros(1, 1, dtype=torch.long, device="meta"), past_key_values=cache, use_cache=True)
             states = rehearse(meta, own)
     except Exception as error:  # the model's own code, run without weights
         log.info("the code of a %r does not run without weights: %s: %s", kind, type(error).__name__, error)
-        raise ModelError(f"{kind!r} does not work the way Moestro needs: {_reason(error)}. Choose another "
-                         "model.") from error
+        raise ModelError(
+            f"{kind!r} does not work the way Moestro needs: {_reason(error)}. Choose another model."
+        ) from error
     return tuple(KvLayer(layer.growing_bytes, layer.window, layer.state_bytes) for layer in own), states, max(sizes)
 
 
@@ -110,11 +130,15 @@ def _reason(error: Exception) -> str:
     """What stops a model's own code when it is run without weights, as one piece of a sentence."""
     if isinstance(error, ModelError):
         return str(error)
-    if isinstance(error, NotImplementedError) or "meta" in str(error):    # torch's own words for a missing number
-        return ("its code decides by the numbers that it computes, so what it takes cannot be told before its weights "
-                "are read")
-    if not isinstance(error, ValueError):                                # not written to be read by users
-        return ("transformers' own code for it does not run on text alone, or the sizes in its config.json contradict "
-                "each other")
+    if isinstance(error, NotImplementedError) or "meta" in str(error):  # torch's own words for a missing number
+        return (
+            "its code decides by the numbers that it computes, so what it takes cannot be told before its weights "
+            "are read"
+        )
+    if not isinstance(error, ValueError):  # not written to be read by users
+        return (
+            "transformers' own code for it does not run on text alone, or the sizes in its config.json contradict "
+            "each other"
+        )
     first = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", f"{str(error).strip()}\n".splitlines()[0]).rstrip(" .:")
-    return f"transformers' own code for it stops with \"{first or 'no reason given'}\""
+    return f'transformers\' own code for it stops with "{first or "no reason given"}"'

@@ -18,10 +18,10 @@ from core.native import numbers
 from core.native.compile import Function, compiled, widths
 from core.native.ir import Code, fp32
 
-MOST = 1 << 15      # numbers of a state, or of all heads: with more, torch's calls take no longer
+MOST = 1 << 15  # numbers of a state, or of all heads: with more, torch's calls take no longer
 ELEMENTS = 1 << 16  # numbers compared in a trial
 LANES = 16
-OWN = "forward"     # attribute of a module that shadows its class's method
+OWN = "forward"  # attribute of a module that shadows its class's method
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 
@@ -77,8 +77,15 @@ class _Quick:
         self._square, self._finish = _functions(form)
 
     def __call__(self, x: torch.Tensor, *more: Any, **named: Any) -> torch.Tensor:
-        if (x.numel() > MOST or x.dtype != self._form.dtype or not x.is_contiguous() or x.device.type != "cpu"
-                or torch.is_grad_enabled() or more or named):
+        if (
+            x.numel() > MOST
+            or x.dtype != self._form.dtype
+            or not x.is_contiguous()
+            or x.device.type != "cpu"
+            or torch.is_grad_enabled()
+            or more
+            or named
+        ):
             return self._own(x, *more, **named)
         squares, out = torch.empty(x.shape, dtype=torch.float32), torch.empty_like(x)
         at = x.data_ptr()

@@ -16,15 +16,15 @@ from transformers import DynamicCache
 
 from core.hf.cache import Reserved, ReservedStates, reserve
 
-SHORT, LONG = 64, 256     # tokens of the two chunks that are rehearsed
+SHORT, LONG = 64, 256  # tokens of the two chunks that are rehearsed
 
 
 class StateLayers(NamedTuple):
     """What a model's state layers do with a chunk of a prompt. Without such layers: nothing."""
 
-    carried: bool = True                             # a chunk goes on from the state that the one before left
-    short_bytes: int = 0      # most bytes of activations alive at once in a chunk of SHORT tokens ...
-    long_bytes: int = 0       # ... and of LONG
+    carried: bool = True  # a chunk goes on from the state that the one before left
+    short_bytes: int = 0  # most bytes of activations alive at once in a chunk of SHORT tokens ...
+    long_bytes: int = 0  # ... and of LONG
 
     def bytes(self, tokens: int) -> int:
         """The same for a chunk of `tokens`; beyond LONG by the line or parabola through zero and what was seen."""

@@ -21,19 +21,19 @@ from core.memory.codec.grouped import Grouped
 from core.memory.codec.kernels import SlotKernels, available, make_kernels, portable, say_unavailable
 
 WEIGHT, BIAS = "weight", "weight_bias"
-FEW = 8        # rows that a GPU computes straight out of the codes
-CLOSE = 0.03   # of the result's norm: what a GPU's kernels may differ from the portable product in a trial
+FEW = 8  # rows that a GPU computes straight out of the codes
+CLOSE = 0.03  # of the result's norm: what a GPU's kernels may differ from the portable product in a trial
 
 
 class Linear(NamedTuple):
     """One layer that can be rounded, as the model has it."""
 
-    name: str              # dotted, in the model
+    name: str  # dotted, in the model
     out: int
     columns: int
     has_bias: bool
-    bytes: int             # as it is
-    is_head: bool          # the output layer, which sees one position at a time
+    bytes: int  # as it is
+    is_head: bool  # the output layer, which sees one position at a time
 
 
 def linears(model: nn.Module, sites: Sequence[ExpertsSite]) -> tuple[Linear, ...]:
@@ -41,10 +41,13 @@ def linears(model: nn.Module, sites: Sequence[ExpertsSite]) -> tuple[Linear, ...
     kept = [m for site in sites for part in (site.module, site.router) for m in part.modules()]
     owners = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    return tuple(Linear(name, m.out_features, m.in_features, m.bias is not None,
-                        sum(p.nbytes for p in m.parameters()), m is head)
-                 for name, m in model.named_modules()
-                 if type(m) is nn.Linear and m not in kept and owners[id(m.weight)] == 1)
+    return tuple(
+        Linear(
+            name, m.out_features, m.in_features, m.bias is not None, sum(p.nbytes for p in m.parameters()), m is head
+        )
+        for name, m in model.named_modules()
+        if type(m) is nn.Linear and m not in kept and owners[id(m.weight)] == 1
+    )
 
 
 def codec_for(layer: Linear, format: str, dtype: torch.dtype, device: torch.device) -> Grouped | None:
@@ -53,8 +56,9 @@ def codec_for(layer: Linear, format: str, dtype: torch.dtype, device: torch.devi
 
 
 @lru_cache(maxsize=256)
-def _codec(out: int, columns: int, has_bias: bool, format: str, dtype: torch.dtype,
-           device: torch.device) -> Grouped | None:
+def _codec(
+    out: int, columns: int, has_bias: bool, format: str, dtype: torch.dtype, device: torch.device
+) -> Grouped | None:
     if columns % (format_of(format).group or 1):
         return None
     specs = {WEIGHT: PartSpec((out, columns), dtype)} | ({BIAS: PartSpec((out,), dtype)} if has_bias else {})
@@ -68,12 +72,16 @@ def rounded_bytes(layers: Sequence[Linear], format: str, dtype: torch.dtype, dev
     layer can be rounded here."""
     chosen = [(layer, codec) for layer in layers if (codec := codec_for(layer, format, dtype, device)) is not None]
     if not chosen:
-        raise ModelError(f"None of this model's dense layers can be kept as {format} here: that needs bfloat16 or "
-                         "float16 on a CPU with AVX2 and llvmlite, or Triton on a GPU, and layers that the format's "
-                         "groups divide. "
-                         "Choose dense weights as in the checkpoint.")
-    return (sum(layer.bytes - codec.slot_bytes for layer, codec in chosen),
-            max((codec.unpacked_bytes for layer, codec in chosen if not layer.is_head), default=0))
+        raise ModelError(
+            f"None of this model's dense layers can be kept as {format} here: that needs bfloat16 or "
+            "float16 on a CPU with AVX2 and llvmlite, or Triton on a GPU, and layers that the format's "
+            "groups divide. "
+            "Choose dense weights as in the checkpoint."
+        )
+    return (
+        sum(layer.bytes - codec.slot_bytes for layer, codec in chosen),
+        max((codec.unpacked_bytes for layer, codec in chosen if not layer.is_head), default=0),
+    )
 
 
 class Rounded(nn.Module):
@@ -112,8 +120,9 @@ class Rounded(nn.Module):
         return self._bias
 
 
-def round_linears(model: nn.Module, layers: Sequence[Linear], format: str, dtype: torch.dtype,
-                  device: torch.device) -> None:
+def round_linears(
+    model: nn.Module, layers: Sequence[Linear], format: str, dtype: torch.dtype, device: torch.device
+) -> None:
     """Replace those of `layers` that can be: one at a time, so that no more than one exists twice."""
     for layer in layers:
         codec = codec_for(layer, format, dtype, device)

@@ -28,8 +28,12 @@ from core.wording import reason
 BUILDING = threading.Lock()  # transformers builds models under number type and flags of the whole process
 
 
-def load_skeleton(path: ModelPath, dtype: torch.dtype | None = None, device: str | torch.device = "cpu",
-                  experts_implementation: str = NAME) -> Any:
+def load_skeleton(
+    path: ModelPath,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+    experts_implementation: str = NAME,
+) -> Any:
     """The model in eval mode on `device`, its dense weights in `dtype` (None: the checkpoint's), without experts.
 
     Until `hooks.install` has bound the experts, its forward raises. `save_pretrained` is blocked: it would write a
@@ -38,7 +42,7 @@ def load_skeleton(path: ModelPath, dtype: torch.dtype | None = None, device: str
     files = check_model(path)
     config, kind = _architecture(files)
     meta = _on_meta(config, kind, dtype)
-    sites = find_experts(meta)                   # not a MoE model: say so before anything is read
+    sites = find_experts(meta)  # not a MoE model: say so before anything is read
     ours = (name for one in getattr(sites[0].module, CONVERSIONS, ()) for name in one.source_patterns)
     unread = (r".",) if keep_text(meta) else (*(kind._keys_to_ignore_on_load_unexpected or ()), r"experts?\.", *ours)
     register()
@@ -58,15 +62,25 @@ def load_skeleton(path: ModelPath, dtype: torch.dtype | None = None, device: str
     try:
         with BUILDING, _no_progress_bar():
             model, info = Skeleton.from_pretrained(
-                str(files.path), config=config, dtype=dtype or "auto", experts_implementation=experts_implementation,
-                use_safetensors=True, local_files_only=True, trust_remote_code=False, output_loading_info=True)
+                str(files.path),
+                config=config,
+                dtype=dtype or "auto",
+                experts_implementation=experts_implementation,
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
     except Exception as error:  # transformers' and the model's own code, on files from anywhere
-        raise ModelError(f"The model in {files.path} could not be loaded: {reason(error)}. Download it again."
-                         ) from error
+        raise ModelError(
+            f"The model in {files.path} could not be loaded: {reason(error)}. Download it again."
+        ) from error
     missing = sorted(info["missing_keys"])
     if missing:
-        raise ModelError(f"The checkpoint in {files.path} lacks {len(missing)} weights that the model needs "
-                         f"({', '.join(missing[:3])}). Download it again.")
+        raise ModelError(
+            f"The checkpoint in {files.path} lacks {len(missing)} weights that the model needs "
+            f"({', '.join(missing[:3])}). Download it again."
+        )
     model.__class__ = kind
     model.save_pretrained = _blocked
     return model.to(device).eval()
@@ -91,8 +105,9 @@ def _on_meta(config: Any, kind: Any, dtype: torch.dtype | None) -> Any:
     except ModelError:
         raise
     except Exception as error:  # sizes that contradict each other fail anywhere in the model's own code
-        raise ModelError(f"config.json describes a model that cannot be built: {reason(error)}. Download it again."
-                         ) from error
+        raise ModelError(
+            f"config.json describes a model that cannot be built: {reason(error)}. Download it again."
+        ) from error
 
 
 def _architecture(files: ModelFiles) -> tuple[Any, Any]:
@@ -100,19 +115,24 @@ def _architecture(files: ModelFiles) -> tuple[Any, Any]:
     name = files.config["model_type"][:100]
     if name not in CONFIG_MAPPING:
         if files.config.get("auto_map"):
-            raise ModelError(f"The model in {files.path} ({name!r}) runs only with Python code that comes with it "
-                             "(auto_map in config.json). Moestro never runs such code. Choose another model.")
-        raise ModelError(f"The installed transformers does not know the model type {name!r}. Update transformers, or "
-                         "choose another model.")
+            raise ModelError(
+                f"The model in {files.path} ({name!r}) runs only with Python code that comes with it "
+                "(auto_map in config.json). Moestro never runs such code. Choose another model."
+            )
+        raise ModelError(
+            f"The installed transformers does not know the model type {name!r}. Update transformers, or "
+            "choose another model."
+        )
     try:
         config = AutoConfig.from_pretrained(str(files.path), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # whatever transformers' validation of a file from anywhere raises
-        raise ModelError(f"{files.path / 'config.json'} cannot be used: {reason(error)}. Download it again."
-                         ) from error
+        raise ModelError(f"{files.path / 'config.json'} cannot be used: {reason(error)}. Download it again.") from error
     found = text_class(config)
     if found is None:
-        raise ModelError(f"{name!r} is not a text-generating model that transformers can load as a causal language "
-                         "model. Choose another model.")
+        raise ModelError(
+            f"{name!r} is not a text-generating model that transformers can load as a causal language "
+            "model. Choose another model."
+        )
     return found
 
 
@@ -129,5 +149,7 @@ def _no_progress_bar() -> Iterator[None]:
 
 
 def _blocked(*args: object, **kwargs: object) -> NoReturn:
-    raise ModelError("This model was loaded without its experts, so saving it would write a broken model. Copy the "
-                     "original checkpoint instead.")
+    raise ModelError(
+        "This model was loaded without its experts, so saving it would write a broken model. Copy the "
+        "original checkpoint instead."
+    )

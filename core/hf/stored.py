@@ -19,9 +19,21 @@ from core.errors import ModelError
 from core.memory.codec.coded import Coded
 from core.reading import BadJson, open_regular, parse_json, shown
 
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-          "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-          "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu}
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+}
 HEADER_BYTES = 100 << 20  # as in safetensors itself
 
 
@@ -69,9 +81,15 @@ def _end(name: str, entry: Any) -> int:
     """Where a tensor ends. Raises BadJson unless its place, shape and number type say the same size."""
     entry = entry if isinstance(entry, dict) else {}
     dtype, shape, place = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
-    good = isinstance(dtype, str) and all(
-        isinstance(numbers, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in numbers)
-        for numbers in (shape, place)) and len(place) == 2 and place[0] <= place[1]
+    good = (
+        isinstance(dtype, str)
+        and all(
+            isinstance(numbers, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in numbers)
+            for numbers in (shape, place)
+        )
+        and len(place) == 2
+        and place[0] <= place[1]
+    )
     if not good:
         raise BadJson(f"its header does not say where {name[:200]!r} is")
     if dtype in DTYPES and place[1] - place[0] != math.prod(shape) * DTYPES[dtype].itemsize:

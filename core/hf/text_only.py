@@ -17,7 +17,7 @@ from transformers.models.auto.modeling_auto import (
 
 from core.composite import text_config
 
-LEFT_OUT = "_moestro_left_out"   # on a model: names of the parts that were taken out
+LEFT_OUT = "_moestro_left_out"  # on a model: names of the parts that were taken out
 MAPPINGS = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING)
 
 
@@ -43,8 +43,14 @@ def keep_text(model: Any) -> tuple[str, ...]:
     if known is not None:
         return known
     text = text_config(model.config)
-    found = next((name for name, module in model.named_modules()
-                  if name and getattr(module, "config", None) is text and hasattr(module, "layers")), "")
+    found = next(
+        (
+            name
+            for name, module in model.named_modules()
+            if name and getattr(module, "config", None) is text and hasattr(module, "layers")
+        ),
+        "",
+    )
     left_out: list[str] = []
     if text is not model.config and found:
         output = model.get_output_embeddings()

@@ -28,8 +28,14 @@ class Seen:
 
     __slots__ = ("_output", "_probs", "_site", "args", "kwargs", "layer", "residual")
 
-    def __init__(self, site: ExpertsSite, residual: torch.Tensor | None, args: tuple[Any, ...],
-                 kwargs: dict[str, Any], output: tuple[torch.Tensor, ...]) -> None:
+    def __init__(
+        self,
+        site: ExpertsSite,
+        residual: torch.Tensor | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: tuple[torch.Tensor, ...],
+    ) -> None:
         self.layer, self.residual, self.args, self.kwargs = site.index, residual, args, kwargs
         self._site, self._output = site, output
         self._probs: torch.Tensor | None = None
@@ -71,8 +77,14 @@ class Watch:
         self.remove()
 
 
-def watch(model: Any, sites: Sequence[ExpertsSite], on_router: Callable[[Seen], None],
-          on_embedding: Callable[[torch.Tensor], None] | None = None, *, norms: bool = True) -> Watch:
+def watch(
+    model: Any,
+    sites: Sequence[ExpertsSite],
+    on_router: Callable[[Seen], None],
+    on_embedding: Callable[[torch.Tensor], None] | None = None,
+    *,
+    norms: bool = True,
+) -> Watch:
     """Call `on_router` after every router, within the pass, before the layer's experts; `on_embedding` with [T, H],
     the embedding layer's output, before the first layer.
 
@@ -92,14 +104,21 @@ def watch(model: Any, sites: Sequence[ExpertsSite], on_router: Callable[[Seen], 
 
     for site, place in zip(sites, places, strict=True):
         if place.norm is not None:
-            handles.append(place.norm.register_forward_pre_hook(
-                lambda module, args, index=site.index: normed(index, args)))
-        handles.append(site.router.register_forward_hook(
-            lambda module, args, kwargs, output, site=site: routed(site, args, kwargs, output), with_kwargs=True))
+            handles.append(
+                place.norm.register_forward_pre_hook(lambda module, args, index=site.index: normed(index, args))
+            )
+        handles.append(
+            site.router.register_forward_hook(
+                lambda module, args, kwargs, output, site=site: routed(site, args, kwargs, output), with_kwargs=True
+            )
+        )
     if on_embedding is not None:
         tell = on_embedding
-        handles.append(model.get_input_embeddings().register_forward_hook(
-            lambda module, args, output: tell(output.reshape(-1, output.shape[-1]))))
+        handles.append(
+            model.get_input_embeddings().register_forward_hook(
+                lambda module, args, output: tell(output.reshape(-1, output.shape[-1]))
+            )
+        )
     return Watch(handles)
 
 
@@ -117,8 +136,11 @@ def answer(site: ExpertsSite, hidden: torch.Tensor, seen: Seen) -> RouterOutput:
     """The same as the router itself says it: logits [T, E], weights [T, k] and ids [T, k]."""
     like: torch.Tensor = next(iter((*seen.args, *seen.kwargs.values())))
     states = hidden.to(like.dtype)
-    states = states.reshape(like.shape) if states.numel() == like.numel() else \
-        states.reshape(*(1,) * (like.dim() - 2), *states.shape)
+    states = (
+        states.reshape(like.shape)
+        if states.numel() == like.numel()
+        else states.reshape(*(1,) * (like.dim() - 2), *states.shape)
+    )
     if seen.args:
         said = call_router(site, (states, *seen.args[1:]), seen.kwargs)
     else:

@@ -19,11 +19,11 @@ from core.errors import ModelError
 from core.hf.discover import ExpertsSite, RouterOutput, read_router
 
 Score = Literal["softmax", "sigmoid"]
-LEAST = 2            # tokens: with one, every rule without normalising fits as a constant
-ROUNDING = 8.0       # units in the last place that a router's own way of computing its weights may differ by
-DIGITS = 4           # of a constant at most, if it is as near to one of so few as can be measured
-TOKENS = 32          # a router is asked for to find its rule ...
-LOUDNESS = 2.0       # ... the states of which reach up to this much of a norm's output
+LEAST = 2  # tokens: with one, every rule without normalising fits as a constant
+ROUNDING = 8.0  # units in the last place that a router's own way of computing its weights may differ by
+DIGITS = 4  # of a constant at most, if it is as near to one of so few as can be measured
+TOKENS = 32  # a router is asked for to find its rule ...
+LOUDNESS = 2.0  # ... the states of which reach up to this much of a norm's output
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Rule:
         return self._weights(logits, ids).to(self.dtype)
 
     def _weights(self, logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        if self.score == "softmax" and self.normalised:                       # also where all of them are unlikely
+        if self.score == "softmax" and self.normalised:  # also where all of them are unlikely
             weights = logits.float().gather(-1, ids).softmax(-1)
         else:
             weights = self.scores(logits).gather(-1, ids)
@@ -61,8 +61,12 @@ def rule_of(output: RouterOutput) -> Rule | None:
     """
     if len(output.ids) < LEAST:
         raise ValueError(f"a rule shows in {LEAST} tokens or more")
-    found = [fit for score in get_args(Score) for normalised in (True, False)
-             if (fit := _fit(score, normalised, output)) is not None]
+    found = [
+        fit
+        for score in get_args(Score)
+        for normalised in (True, False)
+        if (fit := _fit(score, normalised, output)) is not None
+    ]
     return min(found, key=lambda fit: fit[0])[1] if found else None
 
 
@@ -70,7 +74,7 @@ def rules_of(model: Any, sites: Sequence[ExpertsSite]) -> tuple[Rule | None, ...
     """The rule of every layer, each router asked on drawn states: runs no pass, fires no hooks, any thread may ask."""
     embedding = model.get_input_embeddings().weight
     drawn = torch.randn(TOKENS, embedding.shape[-1], generator=torch.Generator().manual_seed(0))
-    loudness = torch.linspace(LOUDNESS / TOKENS, LOUDNESS, TOKENS)[:, None]   # so that some are undecided, some sure
+    loudness = torch.linspace(LOUDNESS / TOKENS, LOUDNESS, TOKENS)[:, None]  # so that some are undecided, some sure
     states = (drawn * loudness).to(embedding.device, embedding.dtype)
     return tuple(_ask(site, states) for site in sites)
 
@@ -82,7 +86,7 @@ def _ask(site: ExpertsSite, states: torch.Tensor) -> Rule | None:
     own = {p.name: getattr(site.parent, p.name) for p in more[1:] if hasattr(site.parent, p.name)}
     try:
         return rule_of(read_router(site, site.router.forward(states, **own)))
-    except (ModelError, RuntimeError, TypeError):    # a router that is called in a way of its own: no rule is known
+    except (ModelError, RuntimeError, TypeError):  # a router that is called in a way of its own: no rule is known
         return None
 
 
@@ -94,7 +98,7 @@ def _fit(score: Score, normalised: bool, output: RouterOutput) -> tuple[float, R
     single = torch.finfo(torch.float32).eps
     unit = max(torch.finfo(output.weights.dtype).eps, single)
     scale = _short(float(true.sum() / told.sum()), single + unit / math.sqrt(true.numel()))
-    off = (true - told * scale).abs() - torch.finfo(output.weights.dtype).tiny   # what a number can no longer show
+    off = (true - told * scale).abs() - torch.finfo(output.weights.dtype).tiny  # what a number can no longer show
     error = (off.clamp_min(0.0) / true.abs()).nan_to_num(0.0)
     if not bool(error.max() <= ROUNDING * unit):
         return None

@@ -25,9 +25,16 @@ Where = Path | Callable[[str, str], Path]
 """A directory, or what makes one of a model's name and its format."""
 
 
-def import_model(source: str, out: Where, *, format: str = "auto", split: float = 0.0,
-                 progress: Progress = lambda text, share, done, total: None, cancel: threading.Event | None = None,
-                 download: bool = False) -> Path:
+def import_model(
+    source: str,
+    out: Where,
+    *,
+    format: str = "auto",
+    split: float = 0.0,
+    progress: Progress = lambda text, share, done, total: None,
+    cancel: threading.Event | None = None,
+    download: bool = False,
+) -> Path:
     """Import `source` into a new directory `out`, and return that.
 
     `source`: a model directory, a GGUF file, "demo", or a hub id ("org/name", "org/name:Q4_K_M"), which is downloaded
@@ -58,8 +65,10 @@ def missing(source: str) -> HubModel | None:
 def refuse_existing(out: Path) -> None:
     """Raises ModelError when there is something already."""
     if out.expanduser().exists():
-        raise ModelError(f"{out} exists already, and nothing is ever overwritten. Choose another directory (--out), or "
-                         "delete it first.")
+        raise ModelError(
+            f"{out} exists already, and nothing is ever overwritten. Choose another directory (--out), or "
+            "delete it first."
+        )
 
 
 def name_of(path: Path) -> str:

@@ -19,11 +19,11 @@ from core.errors import ModelError
 from core.memory.store import Cancelled
 from core.sizes import human
 
-CHUNK = 1 << 20      # bytes read from the network at a time
-TRIES = 5            # attempts in a row that bring nothing
-PAUSE = 1.0          # seconds before the next one, times their number
-TIMEOUT = 60.0       # seconds without a byte
-MARGIN = 256 << 20   # disk space left free
+CHUNK = 1 << 20  # bytes read from the network at a time
+TRIES = 5  # attempts in a row that bring nothing
+PAUSE = 1.0  # seconds before the next one, times their number
+TIMEOUT = 60.0  # seconds without a byte
+MARGIN = 256 << 20  # disk space left free
 
 Progress = Callable[[str, float, int, int], None]
 
@@ -64,11 +64,15 @@ def list_files(repo: str, revision: str) -> list[Remote]:
     try:
         found = HfApi(endpoint()).model_info(repo, revision=revision, files_metadata=True).siblings or []
     except GatedRepoError:
-        raise ModelError(f"{repo} is given only to those who accepted its terms. Accept them at {endpoint()}/{repo}, "
-                         "run `hf auth login`, and try again.") from None
+        raise ModelError(
+            f"{repo} is given only to those who accepted its terms. Accept them at {endpoint()}/{repo}, "
+            "run `hf auth login`, and try again."
+        ) from None
     except RepositoryNotFoundError:
-        raise ModelError(f"There is no model {repo!r} at {endpoint()}, and no such directory here. Check the name; for "
-                         "a private model run `hf auth login` first.") from None
+        raise ModelError(
+            f"There is no model {repo!r} at {endpoint()}, and no such directory here. Check the name; for "
+            "a private model run `hf auth login` first."
+        ) from None
     except RevisionNotFoundError:
         raise ModelError(f"{repo} has no version {revision!r}. Leave it out, or check it.") from None
     except Exception as error:  # whatever the network library of this huggingface_hub raises
@@ -76,8 +80,9 @@ def list_files(repo: str, revision: str) -> list[Remote]:
     return [Remote(f.rfilename, int(f.size or 0), str(f.lfs.sha256) if f.lfs else "") for f in found]
 
 
-def download(repo: str, revision: str, files: list[Remote], progress: Progress, cancel: threading.Event | None
-             ) -> list[Path]:
+def download(
+    repo: str, revision: str, files: list[Remote], progress: Progress, cancel: threading.Event | None
+) -> list[Path]:
     """Bring files into the cache, those that are there already excepted. Returns where they lie.
 
     Raises ModelError when the disk has no room or a file arrives damaged, Unreachable, Cancelled.
@@ -90,6 +95,7 @@ def download(repo: str, revision: str, files: list[Remote], progress: Progress, 
     _check_space(blobs, missing)
     paths = []
     for file in files:
+
         def arrived(size: int, file: Remote = file, before: int = done) -> None:
             if cancel is not None and cancel.is_set():
                 raise Cancelled
@@ -99,8 +105,9 @@ def download(repo: str, revision: str, files: list[Remote], progress: Progress, 
         try:
             if file.sha256 and not (blobs / file.sha256).exists():
                 _stream(repo, revision, file, blobs, arrived)
-            path = Path(hf_hub_download(repo, file.name, revision=revision, endpoint=endpoint(),
-                                        cache_dir=blobs.parents[1]))
+            path = Path(
+                hf_hub_download(repo, file.name, revision=revision, endpoint=endpoint(), cache_dir=blobs.parents[1])
+            )
         except (Cancelled, ModelError, Unreachable):
             raise
         except Exception as error:  # whatever the network library of this huggingface_hub raises
@@ -124,9 +131,11 @@ def _have(blobs: Path, file: Remote) -> int:
 def _check_space(blobs: Path, missing: int) -> None:
     free = shutil.disk_usage(next(p for p in blobs.parents if p.exists())).free
     if missing + MARGIN > free:
-        raise ModelError(f"The download needs {human(missing)}, but only {human(free)} are free where the Hugging Face "
-                         f"cache is ({blobs.parents[1]}): {human(missing + MARGIN - free)} are missing. Make room, or "
-                         "set HF_HOME to a directory on another disk.")
+        raise ModelError(
+            f"The download needs {human(missing)}, but only {human(free)} are free where the Hugging Face "
+            f"cache is ({blobs.parents[1]}): {human(missing + MARGIN - free)} are missing. Make room, or "
+            "set HF_HOME to a directory on another disk."
+        )
 
 
 def _stream(repo: str, revision: str, file: Remote, blobs: Path, arrived: Callable[[int], None]) -> None:

@@ -22,8 +22,10 @@ PICKLES = (".bin", ".pt", ".pth")
 HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 NAME = r"[A-Za-z0-9][\w.-]*"
-ADDRESS = re.compile(rf"(?:(?:https?://[^/]+|hf\.co|huggingface\.co)/)?({NAME}/{NAME}?)(?:/(?:tree|blob|resolve)/([^/:]+)(?:/([^:]*))?)?/?"
-                     r"(?::([^/:][^:]*))?")
+ADDRESS = re.compile(
+    rf"(?:(?:https?://[^/]+|hf\.co|huggingface\.co)/)?({NAME}/{NAME}?)(?:/(?:tree|blob|resolve)/([^/:]+)(?:/([^:]*))?)?/?"
+    r"(?::([^/:][^:]*))?"
+)
 
 Progress = Callable[[str, float, int, int], None]
 
@@ -54,8 +56,10 @@ def parse(text: str) -> HubModel | None:
     host = rest.partition("/")[0].lower()
     known = (*HOSTS, endpoint().partition("://")[2].lower()) if found else ()
     if found and (scheme.lower() not in ("http", "https") or host not in known):
-        raise ModelError(f"{host or text!r} is not the Hugging Face hub. Models are downloaded from huggingface.co "
-                         "only: give org/name, or its address there.")
+        raise ModelError(
+            f"{host or text!r} is not the Hugging Face hub. Models are downloaded from huggingface.co "
+            "only: give org/name, or its address there."
+        )
     match = ADDRESS.fullmatch(text.strip())
     if match is None or ("://" not in text and match[1].startswith((".", "~"))):
         return None
@@ -94,18 +98,27 @@ def _choose_gguf(model: HubModel, names: list[str]) -> list[str]:
             sets.setdefault(PART.sub("", name), []).append(name)
     if not sets:
         if any(name.endswith(PICKLES) for name in names):
-            raise ModelError(f"{model.repo} has its weights only as Python pickles (*.bin), which can run code when "
-                             "opened and are never read here. Choose a safetensors or GGUF version of the model.")
+            raise ModelError(
+                f"{model.repo} has its weights only as Python pickles (*.bin), which can run code when "
+                "opened and are never read here. Choose a safetensors or GGUF version of the model."
+            )
         raise ModelError(f"{model.repo} has neither safetensors nor GGUF files. Choose another version of the model.")
     wanted = model.wanted.lower()
-    found = [whole for whole, parts in sets.items() if not wanted or wanted in (
-        p.lower() for whole_or_part in (whole, *parts) for p in (whole_or_part, PurePosixPath(whole_or_part).name))]
+    found = [
+        whole
+        for whole, parts in sets.items()
+        if not wanted
+        or wanted
+        in (p.lower() for whole_or_part in (whole, *parts) for p in (whole_or_part, PurePosixPath(whole_or_part).name))
+    ]
     found = found or [n for n in sets if re.search(rf"(?<![a-z0-9]){re.escape(wanted)}(?![a-z0-9_])", n.lower())]
     if len(found) != 1:
         what = f"no GGUF file {model.wanted!r}" if not found else f"{len(found)} GGUF files"
-        raise ModelError(f"{model.repo} has {what}. Name one of them after a colon, as in {model.repo}:"
-                         f"{PurePosixPath(next(iter(sets))).name}. There are: "
-                         f"{', '.join(PurePosixPath(n).name for n in sets)}.")
+        raise ModelError(
+            f"{model.repo} has {what}. Name one of them after a colon, as in {model.repo}:"
+            f"{PurePosixPath(next(iter(sets))).name}. There are: "
+            f"{', '.join(PurePosixPath(n).name for n in sets)}."
+        )
     return sets[found[0]]
 
 
@@ -118,8 +131,10 @@ def fetch(model: HubModel, allowed: bool, progress: Progress, cancel: threading.
     if not allowed:
         if (path := cached(model)) is not None:
             return path
-        raise ModelError(f"There is no directory or file {str(model)!r} on this machine. If a model on the hub is "
-                         "meant, it is downloaded only on your word: add --download.")
+        raise ModelError(
+            f"There is no directory or file {str(model)!r} on this machine. If a model on the hub is "
+            "meant, it is downloaded only on your word: add --download."
+        )
     try:
         files = look(model)
     except ModelError as error:
@@ -129,8 +144,9 @@ def fetch(model: HubModel, allowed: bool, progress: Progress, cancel: threading.
     try:
         paths = download(model.repo, model.revision, files, progress, cancel)
     except Unreachable as error:
-        raise ModelError(f"The download of {model} broke off: {error} What has come is kept; run the same command "
-                         "to go on.") from error
+        raise ModelError(
+            f"The download of {model} broke off: {error} What has come is kept; run the same command to go on."
+        ) from error
     return _entrance(paths)
 
 
@@ -168,8 +184,10 @@ def by_hand(model: HubModel, why: str) -> str:
             weights = ", ".join(sorted(shards))
         what = f"config.json, generation_config.json, all tokenizer files, model.safetensors.index.json and {weights}"
     start = folder if not model.wanted else folder / "FILE.gguf"
-    return (f"{why}To fetch the model by hand, get {what} from {page}, put them into {folder}, and run: python "
-            f"launch.py import {start}")
+    return (
+        f"{why}To fetch the model by hand, get {what} from {page}, put them into {folder}, and run: python "
+        f"launch.py import {start}"
+    )
 
 
 def _entrance(paths: list[Path]) -> Path:

@@ -34,14 +34,14 @@ class Job:
     """A checked import: everything that is known before a weight is read."""
 
     source: Source
-    name: str                                             # of the model, for people
+    name: str  # of the model, for people
     reader: CheckpointReader
-    site: ExpertsSite                                     # any: all have the same experts
+    site: ExpertsSite  # any: all have the same experts
     codec: Codec
     numbers: Numbers
     cutter: Segments | None
     dense: dict[str, tuple[torch.dtype, tuple[int, ...]]]  # checkpoint tensors outside the experts
-    shell: Path                                           # config and tokenizer, in a directory of their own
+    shell: Path  # config and tokenizer, in a directory of their own
     hash: str
 
     @property
@@ -64,15 +64,21 @@ class Job:
 
     def identity(self, moestro: str) -> dict[str, Any]:
         """What tells this import from another one."""
-        return identity_of(self.hash, self.codec.name, self.numbers,
-                           self.cutter.segments[0].stop if self.cutter else 0, moestro)
+        return identity_of(
+            self.hash, self.codec.name, self.numbers, self.cutter.segments[0].stop if self.cutter else 0, moestro
+        )
 
     @property
     def facts(self) -> dict[str, str]:
         """What the manifest says of the source."""
         notes = getattr(self.source, "notes", ()) if self.codec.name == self.source.best_format else ()
-        return {"kind": self.source.kind, "label": self.source.label, "name": self.name, "hash": self.hash,
-                **({"stored": " / ".join(notes)} if notes else {})}
+        return {
+            "kind": self.source.kind,
+            "label": self.source.label,
+            "name": self.name,
+            "hash": self.hash,
+            **({"stored": " / ".join(notes)} if notes else {}),
+        }
 
     def encode(self, layer: int, expert: int) -> tuple[torch.Tensor, dict[str, str]]:
         """One expert's bytes as they stand in the pack (uint8), and how each part's numbers came about."""
@@ -81,8 +87,10 @@ class Job:
         except OSError as error:
             raise ModelError(f"{self.source.path} cannot be read: {error.strerror or error}. Check the disk.") from None
         blob = self.codec.encode(parts)
-        return (self.cutter.cut(blob) if self.cutter else blob,
-                {name: self._origin(part, self.site.parts[name].is_weight) for name, part in parts.items()})
+        return (
+            self.cutter.cut(blob) if self.cutter else blob,
+            {name: self._origin(part, self.site.parts[name].is_weight) for name, part in parts.items()},
+        )
 
     def _origin(self, part: torch.Tensor | Coded, is_weight: bool) -> str:
         """Where a part's numbers in the pack come from, in words."""
@@ -117,8 +125,9 @@ def open_job(path: Path, name: str, format: str, split: float) -> Iterator[Job]:
             raise type(error)(text) from error
         raise
     except OSError as error:  # of reading headers, or of the directory for short-lived files
-        raise ModelError(for_people(f"{path} cannot be imported: {error}. Check the disk and your permissions.", folder,
-                                    path)) from error
+        raise ModelError(
+            for_people(f"{path} cannot be imported: {error}. Check the disk and your permissions.", folder, path)
+        ) from error
 
 
 def for_people(text: str, folder: str, path: Path) -> str:
@@ -138,17 +147,29 @@ def _plan(source: Source, name: str, format: str, split: float, shell: Path) -> 
     meta = meta_skeleton(source.write_shell(shell))
     reader = CheckpointReader(meta, source.tensors)
     site, chosen = reader.sites[0], choose_format(source) if format == "auto" else format
-    numbers = numbers_of(format_of(chosen), source.dense_dtype,
-                         source.numbers if chosen == source.exact_format else None)
-    codec = make_codec(chosen, specs=site.parts, dtype=source.dense_dtype, device=CPU,
-                       is_transposed=site.is_transposed, stored=numbers)
+    numbers = numbers_of(
+        format_of(chosen), source.dense_dtype, source.numbers if chosen == source.exact_format else None
+    )
+    codec = make_codec(
+        chosen, specs=site.parts, dtype=source.dense_dtype, device=CPU, is_transposed=site.is_transposed, stored=numbers
+    )
     cutter = None
     if split:
         experts = Experts(site.parts, site.is_transposed, site.has_gate, site.is_concatenated)
         cutter = Segments(codec.blob_layout, experts, top_of(experts, format_of(chosen).group, split))
     stated = source.tensors.tensors
-    return Job(source, name, reader, site, codec, numbers, cutter,
-               {n: (stated[n].dtype, tuple(stated[n].shape)) for n in reader.dense_names()}, shell, source.hash())
+    return Job(
+        source,
+        name,
+        reader,
+        site,
+        codec,
+        numbers,
+        cutter,
+        {n: (stated[n].dtype, tuple(stated[n].shape)) for n in reader.dense_names()},
+        shell,
+        source.hash(),
+    )
 
 
 def choose_format(source: Source) -> str:

@@ -23,14 +23,15 @@ from core.memory.pack.manifest import DENSE, layer_file
 from core.memory.store import Cancelled
 from core.sizes import human
 
-SPARE = 16 << 20        # bytes: config, tokenizer, manifest and the file system's own
-IN_FLIGHT = 384 << 20   # bytes of experts being encoded at a time, at most (but always one)
+SPARE = 16 << 20  # bytes: config, tokenizer, manifest and the file system's own
+IN_FLIGHT = 384 << 20  # bytes of experts being encoded at a time, at most (but always one)
 
 Encoded = tuple[torch.Tensor, dict[str, str]]
 
 
-def write_pack(job: Job, out: Path, progress: Callable[[str, float, int, int], None],
-               cancel: threading.Event | None) -> Path:
+def write_pack(
+    job: Job, out: Path, progress: Callable[[str, float, int, int], None], cancel: threading.Event | None
+) -> Path:
     """Write what is missing of a pack and give it its name. Raises ModelError, Cancelled."""
     try:
         with PackWriter(out, job.identity(__version__)) as writer:
@@ -48,25 +49,36 @@ def check_space(job: Job, out: Path, done: int) -> None:
     shell = sum(file.stat().st_size for file in job.shell.iterdir())
     need, free = job.bytes - done + shell + SPARE, free_bytes(out.parent)
     if need > free:
-        raise ModelError(f"The pack needs {human(need)} more disk space, but only {human(free)} are free in "
-                         f"{out.parent}: {human(need - free)} are missing. Delete something, choose a directory on "
-                         "another disk (--out), or a smaller expert format.")
+        raise ModelError(
+            f"The pack needs {human(need)} more disk space, but only {human(free)} are free in "
+            f"{out.parent}: {human(need - free)} are missing. Delete something, choose a directory on "
+            "another disk (--out), or a smaller expert format."
+        )
 
 
 def failed(out: Path, error: OSError) -> str:
     """What to say when the system refuses a write."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return (f"There is no room left for {out} ({error.strerror}). Make room and run the same import again: it "
-                "goes on where it stopped.")
-    return (f"{out} cannot be written: {error.strerror or error}. Check the disk and your permissions, or choose "
-            "another directory.")
+        return (
+            f"There is no room left for {out} ({error.strerror}). Make room and run the same import again: it "
+            "goes on where it stopped."
+        )
+    return (
+        f"{out} cannot be written: {error.strerror or error}. Check the disk and your permissions, or choose "
+        "another directory."
+    )
 
 
 class Work:
     """One import at work."""
 
-    def __init__(self, job: Job, writer: PackWriter, progress: Callable[[str, float, int, int], None],
-                 cancel: threading.Event | None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        writer: PackWriter,
+        progress: Callable[[str, float, int, int], None],
+        cancel: threading.Event | None,
+    ) -> None:
         self._job, self._writer, self._progress, self._cancel = job, writer, progress, cancel
         self._done = 0
         self._text = ""
@@ -105,8 +117,9 @@ class Work:
         try:
             return self._job.source.tensors.read(name)
         except OSError as error:
-            raise ModelError(f"{self._job.source.path} cannot be read: {error.strerror or error}. Check the "
-                             "disk.") from None
+            raise ModelError(
+                f"{self._job.source.path} cannot be read: {error.strerror or error}. Check the disk."
+            ) from None
 
     def _blobs(self, layer: int, origins: Counter[tuple[str, str]]) -> Iterator[torch.Tensor]:
         """A layer's encoded experts in order, a few of them being encoded at a time."""
@@ -132,13 +145,26 @@ class Work:
         job, writer = self._job, self._writer
         layers = [writer.finished[layer_file(layer)] for layer in range(job.layers)]
         return Manifest(
-            model_hash=job.hash, format=job.codec.name, numbers=job.numbers, layers=job.layers,
-            experts=job.site.num_experts, top_k=job.site.top_k, parts=job.site.parts,
-            is_transposed=job.site.is_transposed, has_gate=job.site.has_gate, is_concatenated=job.site.is_concatenated,
-            layout=job.codec.blob_layout, segments=job.cutter.segments if job.cutter else (),
-            padded_bytes=job.padded_bytes, files=writer.entries(), sums=tuple(layer.sums for layer in layers),
-            source=job.facts, exact=exactness([layer.notes for layer in layers]), moestro=__version__,
-            created=datetime.now(UTC).isoformat(timespec="seconds"))
+            model_hash=job.hash,
+            format=job.codec.name,
+            numbers=job.numbers,
+            layers=job.layers,
+            experts=job.site.num_experts,
+            top_k=job.site.top_k,
+            parts=job.site.parts,
+            is_transposed=job.site.is_transposed,
+            has_gate=job.site.has_gate,
+            is_concatenated=job.site.is_concatenated,
+            layout=job.codec.blob_layout,
+            segments=job.cutter.segments if job.cutter else (),
+            padded_bytes=job.padded_bytes,
+            files=writer.entries(),
+            sums=tuple(layer.sums for layer in layers),
+            source=job.facts,
+            exact=exactness([layer.notes for layer in layers]),
+            moestro=__version__,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
 
 
 def noted(origins: Counter[tuple[str, str]]) -> dict[str, str]:
@@ -154,6 +180,9 @@ def exactness(layers: list[Mapping[str, str]]) -> dict[str, str]:
     found: dict[str, str] = {}
     for part in layers[0]:
         counts = Counter(notes[part] for notes in layers)
-        found[part] = next(iter(counts)) if len(counts) == 1 else ", ".join(
-            f"{text} ({n} layer{'s' if n > 1 else ''})" for text, n in counts.most_common())
+        found[part] = (
+            next(iter(counts))
+            if len(counts) == 1
+            else ", ".join(f"{text} ({n} layer{'s' if n > 1 else ''})" for text, n in counts.most_common())
+        )
     return found

@@ -24,8 +24,9 @@ class Arena:
     def __init__(self, codec: Codec, device: torch.device, paged: bool = False) -> None:
         """`paged`: slots are whole pages, for a disk to write into them; on a CPU only."""
         self.codec, self.device = codec, device
-        self._new: Callable[[int], torch.Tensor] = aligned if paged else partial(
-            torch.empty, dtype=torch.uint8, device=device)
+        self._new: Callable[[int], torch.Tensor] = (
+            aligned if paged else partial(torch.empty, dtype=torch.uint8, device=device)
+        )
         self._slot_bytes = page_up(codec.slot_bytes) if paged else codec.slot_bytes
         self._slots: dict[int, Slot] = {}
         self._next = 0

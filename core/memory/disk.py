@@ -85,9 +85,9 @@ class HostCache(PackStore):
         super().__init__(reader, codec, rows, pin)
         self._lock = threading.Lock()
         self._free = list(range(rows))
-        self._row: OrderedDict[int, int] = OrderedDict()     # eid -> row, the one fetched last at the end
-        self._busy: set[int] = set()                         # eids being read or placed
-        self._placed: dict[int, Any] = {}                    # row -> CUDA event of the last copy out of it
+        self._row: OrderedDict[int, int] = OrderedDict()  # eid -> row, the one fetched last at the end
+        self._busy: set[int] = set()  # eids being read or placed
+        self._placed: dict[int, Any] = {}  # row -> CUDA event of the last copy out of it
         self._pin = pin
 
     def origin(self, eid: int) -> Origin:

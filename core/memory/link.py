@@ -19,7 +19,7 @@ class Pace:
     later - not when a thread happened to wake - so oversleeping does not make the link slower than it says.
     """
 
-    gbps: float           # GB/s (1e9 bytes); 0 = no pacing
+    gbps: float  # GB/s (1e9 bytes); 0 = no pacing
     latency_us: float
     _free_s: float = 0.0  # when the link is free again, on perf_counter
 

@@ -16,6 +16,6 @@ class Slot:
     """Its bytes, their typed views, and the last computation that read it."""
 
     index: int
-    raw: torch.Tensor      # uint8 [slot_bytes]
-    parts: SlotParts       # typed views into raw
-    fence: Any = None      # CUDA event after the last computation from this slot; None on CPU
+    raw: torch.Tensor  # uint8 [slot_bytes]
+    parts: SlotParts  # typed views into raw
+    fence: Any = None  # CUDA event after the last computation from this slot; None on CPU

@@ -50,8 +50,9 @@ def slabs(count: int, row_bytes: int, pin: bool) -> list[torch.Tensor]:
     """`count` rows of host memory [row_bytes] uint8, in a few large allocations (pinned for a GPU)."""
     per_slab = max(1, SLAB_BYTES // row_bytes)
     sizes = [min(per_slab, count - start) for start in range(0, count, per_slab)]
-    made = (torch.empty(n * row_bytes, dtype=torch.uint8, pin_memory=True) if pin else aligned(n * row_bytes)
-            for n in sizes)
+    made = (
+        torch.empty(n * row_bytes, dtype=torch.uint8, pin_memory=True) if pin else aligned(n * row_bytes) for n in sizes
+    )
     return [row for slab in made for row in slab.view(-1, row_bytes)]
 
 
@@ -62,18 +63,24 @@ class HostStore:
         self._codec = codec
         self._blobs = slabs(count, codec.blob_bytes, pin)
 
-    def fill(self, experts: Iterator[dict[str, torch.Tensor]], progress: Callable[[float], None],
-             cancel: threading.Event | None) -> None:
+    def fill(
+        self,
+        experts: Iterator[dict[str, torch.Tensor]],
+        progress: Callable[[float], None],
+        cancel: threading.Event | None,
+    ) -> None:
         """Encode every expert in eid order, one at a time. Raises Cancelled when `cancel` is set."""
         self._fill((self._codec.encode(parts) for parts in experts), progress, cancel)
 
-    def fill_raw(self, blobs: Iterator[torch.Tensor], progress: Callable[[float], None],
-                 cancel: threading.Event | None) -> None:
+    def fill_raw(
+        self, blobs: Iterator[torch.Tensor], progress: Callable[[float], None], cancel: threading.Event | None
+    ) -> None:
         """Copy encoded experts (uint8 [>= blob_bytes]) in eid order. Raises Cancelled when `cancel` is set."""
         self._fill((blob[: self.blob_bytes] for blob in blobs), progress, cancel)
 
-    def _fill(self, blobs: Iterator[torch.Tensor], progress: Callable[[float], None],
-              cancel: threading.Event | None) -> None:
+    def _fill(
+        self, blobs: Iterator[torch.Tensor], progress: Callable[[float], None], cancel: threading.Event | None
+    ) -> None:
         for eid, blob in enumerate(blobs):
             if cancel is not None and cancel.is_set():
                 raise Cancelled

@@ -17,21 +17,39 @@ class Ticket:
     """One copy: queued -> started -> landed, or queued -> cancelled. Times are seconds on its link's clock, and
     `landed_s` may lie in the future while an emulated link holds the copy back."""
 
-    __slots__ = ("begin", "bytes", "demand", "disk_bytes", "displaced", "done", "eid", "error", "event", "landed_s",
-                 "number", "phase", "priority", "score", "slot", "started_s", "state", "submitted_s")
+    __slots__ = (
+        "begin",
+        "bytes",
+        "demand",
+        "disk_bytes",
+        "displaced",
+        "done",
+        "eid",
+        "error",
+        "event",
+        "landed_s",
+        "number",
+        "phase",
+        "priority",
+        "score",
+        "slot",
+        "started_s",
+        "state",
+        "submitted_s",
+    )
 
     def __init__(self, eid: int, slot: Slot, size: int, demand: bool, phase: str) -> None:
         self.eid, self.slot, self.bytes, self.demand, self.phase = eid, slot, size, demand, phase
-        self.disk_bytes = 0             # read from disk for it, known when it is over
+        self.disk_bytes = 0  # read from disk for it, known when it is over
         self.state = QUEUED
-        self.done = threading.Event()   # CPU: bytes are there; CUDA: the copy is issued and `event` is recorded
-        self.begin: Any = None          # CUDA events around the copy
+        self.done = threading.Event()  # CPU: bytes are there; CUDA: the copy is issued and `event` is recorded
+        self.begin: Any = None  # CUDA events around the copy
         self.event: Any = None
-        self.error: BaseException | None = None   # why the bytes are not there although the copy is over
+        self.error: BaseException | None = None  # why the bytes are not there although the copy is over
         self.submitted_s = self.started_s = self.landed_s = 0.0
-        self.score = self.priority = 0.0          # of a prefetch: how likely it is used, and its place in the queue
-        self.displaced = -1                       # eid that left its slot for a prefetch; -1 = nobody did
-        self.number = 0                           # in the order of submission
+        self.score = self.priority = 0.0  # of a prefetch: how likely it is used, and its place in the queue
+        self.displaced = -1  # eid that left its slot for a prefetch; -1 = nobody did
+        self.number = 0  # in the order of submission
 
 
 class Queue:
@@ -40,7 +58,7 @@ class Queue:
 
     def __init__(self) -> None:
         self.demand: deque[Ticket] = deque()
-        self.prefetch: list[Ticket] = []          # the next one last
+        self.prefetch: list[Ticket] = []  # the next one last
         self._count = 0
 
     def push(self, ticket: Ticket) -> None:

@@ -23,7 +23,7 @@ from core.memory.ticket import CANCELLED, LANDED, QUEUED, STARTED, Queue, Ticket
 
 __all__ = ["CANCELLED", "LANDED", "QUEUED", "STARTED", "Ticket", "TransferEngine"]
 
-SPANS = 64   # copies whose time is remembered
+SPANS = 64  # copies whose time is remembered
 
 
 class TransferEngine:
@@ -33,16 +33,17 @@ class TransferEngine:
         self._fetch, self._cuda = fetch, device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if self._cuda else None
         self.pace = Pace(0.0, 0.0)
-        self.hurried = False                         # copies are not held back to the pace: nobody measures them
+        self.hurried = False  # copies are not held back to the pace: nobody measures them
         self._queue = Queue()
-        self._flying: list[Ticket] = []              # started, and this process is not done with them
-        self._spans: deque[float] = deque(maxlen=SPANS)   # seconds of the last copies
+        self._flying: list[Ticket] = []  # started, and this process is not done with them
+        self._spans: deque[float] = deque(maxlen=SPANS)  # seconds of the last copies
         self._lock = threading.Condition()
         self._closing = False
         self._finished: deque[Ticket] = deque(maxlen=65536)
         self._stalls: list[tuple[Any, Any, bool]] = []
-        self._threads = [threading.Thread(target=self._serve, name=f"moestro-link-{i}", daemon=True)
-                         for i in range(workers)]
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"moestro-link-{i}", daemon=True) for i in range(workers)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -236,7 +237,7 @@ class TransferEngine:
         ticket.done.set()
         with self._lock:
             self._flying.remove(ticket)
-            if self._queue.prefetch and ticket.demand:   # they waited for it
+            if self._queue.prefetch and ticket.demand:  # they waited for it
                 self._lock.notify()
 
     def _next(self) -> Ticket | None:
@@ -259,7 +260,7 @@ class TransferEngine:
         while (ticket := self._next()) is not None:
             self._copy(ticket)
             if self._cuda:  # two copies in flight keep the link busy and the rest of the queue cancellable ...
-                waited = previous if ticket.demand else ticket   # ... but a demand never waits for two prefetches
+                waited = previous if ticket.demand else ticket  # ... but a demand never waits for two prefetches
                 if waited is not None and waited.event is not None:
                     waited.event.synchronize()
                 previous = ticket

@@ -15,7 +15,7 @@ log = logging.getLogger("moestro.kernels")
 
 Function = Callable[..., None]
 NEEDS = {64: ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma", "f16c"), 32: ("avx2", "fma", "f16c")}
-CPUS = {64: "x86-64-v4", 32: "x86-64-v3"}   # by the bytes of a vector: instructions that such CPUs have
+CPUS = {64: "x86-64-v4", 32: "x86-64-v3"}  # by the bytes of a vector: instructions that such CPUs have
 
 
 @functools.cache
@@ -35,8 +35,11 @@ def widths() -> tuple[int, ...]:
             reason = "this CPU has no AVX2"
         except Exception as error:  # a broken installation, or a system that lets nobody make code
             reason = f"llvmlite cannot compile here ({type(error).__name__}: {error})"
-    log.warning("Experts in quantized formats are computed on the CPU by dequantising them each time, which is slow, "
-                "because %s.", reason)
+    log.warning(
+        "Experts in quantized formats are computed on the CPU by dequantising them each time, which is slow, "
+        "because %s.",
+        reason,
+    )
     return ()
 
 
@@ -68,7 +71,7 @@ def compiled(*codes: Code, width: int) -> dict[str, Function]:
     return made
 
 
-_engines: list[Any] = []    # what owns the machine code
+_engines: list[Any] = []  # what owns the machine code
 
 
 def address(function: Function) -> int:

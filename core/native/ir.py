@@ -12,7 +12,7 @@ class Loop:
 
     def __init__(self, index: str, values: list[str]) -> None:
         self.index, self.values = index, values
-        self.next: Sequence[str] = ()   # what the values are in the next turn; to be set inside the loop
+        self.next: Sequence[str] = ()  # what the values are in the next turn; to be set inside the loop
 
 
 class Code:
@@ -23,7 +23,7 @@ class Code:
         self.name, self.arguments = signature.split("@")[1].split("(")[0], signature.count("%")
         self._lines = [f"define {signature} #0 {{", "entry:"]
         self._block, self._count = "entry", 0
-        self.declared: set[str] = set()     # what it calls
+        self.declared: set[str] = set()  # what it calls
 
     def let(self, instruction: str) -> str:
         """Append an instruction; returns the name of its value."""
@@ -76,16 +76,19 @@ class Code:
         return self.pick(f"<{count} x {kind}>", one, [0] * count)
 
     @contextmanager
-    def loop(self, start: str | int, end: str | int, step: int = 1,
-             carried: Sequence[tuple[str, str]] = ()) -> Iterator[Loop]:
+    def loop(
+        self, start: str | int, end: str | int, step: int = 1, carried: Sequence[tuple[str, str]] = ()
+    ) -> Iterator[Loop]:
         """for index in range(start, end, step), carrying (type, first value)s, the last ones afterwards."""
         self._count += 1
         name, before = f"loop{self._count}", self._block
         self.do(f"br label %{name}")
         self.begin(name)
         index = self.let(f"phi i64 [ {start}, %{before} ], [ %{name}.i, %{name}.last ]")
-        values = [self.let(f"phi {kind} [ {first}, %{before} ], [ %{name}.c{i}, %{name}.last ]")
-                  for i, (kind, first) in enumerate(carried)]
+        values = [
+            self.let(f"phi {kind} [ {first}, %{before} ], [ %{name}.c{i}, %{name}.last ]")
+            for i, (kind, first) in enumerate(carried)
+        ]
         more = self.let(f"icmp slt i64 {index}, {end}")
         self.do(f"br i1 {more}, label %{name}.body, label %{name}.end")
         self.begin(f"{name}.body")

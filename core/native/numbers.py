@@ -24,7 +24,7 @@ def floats(code: Code, raw: str, count: int, dtype: torch.dtype) -> str:
         return code.let(f"fpext <{count} x half> {raw} to <{count} x float>")
     wide = code.let(f"zext <{count} x {kind}> {raw} to {ints}")
     shifted = code.let(f"shl {ints} {wide}, {splat('i32', count, 16 if kind == 'i16' else 23)}")
-    if kind == "i8":                                                         # a subnormal, and not a number
+    if kind == "i8":  # a subnormal, and not a number
         ends = [code.let(f"icmp eq {ints} {wide}, {splat('i32', count, end)}") for end in (0, 255)]
         odd = code.let(f"or <{count} x i1> {ends[0]}, {ends[1]}")
         more = code.let(f"select <{count} x i1> {odd}, {ints} {splat('i32', count, 1 << 22)}, {ints} zeroinitializer")

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
-UNLIKELY = 1e-6   # the least probability there is: 1 / p and p x f stay finite
+UNLIKELY = 1e-6  # the least probability there is: 1 / p and p x f stay finite
 
 
 class Hints:
@@ -24,7 +24,7 @@ class Hints:
         size = layers * experts
         self.layers, self.experts = layers, experts
         self._told: set[int] = set()
-        self.version = 0   # grows with every change
+        self.version = 0  # grows with every change
         self.probability: Floats = np.ones(size)
         self.predicted: npt.NDArray[np.bool_] = np.zeros(size, np.bool_)
         self.usual: Floats = np.zeros(size)

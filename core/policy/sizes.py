@@ -18,7 +18,7 @@ from core.policy.slots import shares
 from core.registry import register
 
 Floats = npt.NDArray[np.float64]
-EVEN = 1e-9   # so little is a more even division worth
+EVEN = 1e-9  # so little is a more even division worth
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,8 +28,8 @@ class Facts:
     experts: int
     top_k: int
     least: tuple[int, ...]
-    counts: npt.NDArray[Any] | None = None        # [layers, experts] how often a profile saw each expert used
-    gate_recall: npt.NDArray[Any] | None = None   # [layers] of the next-layer gate; NaN = it cannot predict that layer
+    counts: npt.NDArray[Any] | None = None  # [layers, experts] how often a profile saw each expert used
+    gate_recall: npt.NDArray[Any] | None = None  # [layers] of the next-layer gate; NaN = it cannot predict that layer
 
 
 def gains(counts: npt.NDArray[Any]) -> Floats:
@@ -80,7 +80,7 @@ class Allocation:
         best = np.full(total + 1, -np.inf)
         best[0] = 0.0
         for layer in range(layers):
-            top = layer * experts + 1                       # totals that the layers before can have, plus one
+            top = layer * experts + 1  # totals that the layers before can have, plus one
             after = np.full(total + 1, -np.inf)
             for c in range(least[layer], experts + 1):
                 reached = after[c : c + top]
@@ -135,15 +135,26 @@ class Division:
         return shares(slots, len(self.facts.least))
 
 
-@register("layer_slots", "uniform", title="Even", help="Every layer has as many slots as every other.",
-          source="Mixtral-offloading (Eliseev and Mazur 2023)")
+@register(
+    "layer_slots",
+    "uniform",
+    title="Even",
+    help="Every layer has as many slots as every other.",
+    source="Mixtral-offloading (Eliseev and Mazur 2023)",
+)
 class Uniform(Division):
     """The base class as it is."""
 
 
-@register("layer_slots", "profile", title="By use", help="Each slot goes to the layer where the next most used expert "
-          "of a profile answers most requests, so that layers with a few favourites get few slots and layers that use "
-          "all of their experts get many.", source="marginal gain of the static hit rate")
+@register(
+    "layer_slots",
+    "profile",
+    title="By use",
+    help="Each slot goes to the layer where the next most used expert "
+    "of a profile answers most requests, so that layers with a few favourites get few slots and layers that use "
+    "all of their experts get many.",
+    source="marginal gain of the static hit rate",
+)
 class ByUse(Division):
     """The largest static hit rate that any division has on the profile's counts."""
 
@@ -155,10 +166,15 @@ class ByUse(Division):
         return greedy(gains(counts), slots, self.facts.least)
 
 
-@register("layer_slots", "adapmoe", title="AdapMoE", help="The division with the fewest loads to expect, by dynamic "
-          "programming over all divisions: a layer gains less from slots where a profile finds its next-layer gate to "
-          "predict well, or few experts to do the work. It counts on the next-layer gate as prefetcher.",
-          source="AdapMoE (Zhong et al. 2024), its cache allocation")
+@register(
+    "layer_slots",
+    "adapmoe",
+    title="AdapMoE",
+    help="The division with the fewest loads to expect, by dynamic "
+    "programming over all divisions: a layer gains less from slots where a profile finds its next-layer gate to "
+    "predict well, or few experts to do the work. It counts on the next-layer gate as prefetcher.",
+    source="AdapMoE (Zhong et al. 2024), its cache allocation",
+)
 class AdapMoE(Division):
     """Minimal sum of `adapmoe_loads`. Unlike the paper, hit rates come from the profile's counts and not from the slots
     alone, every token has k experts (skipping some is lossy), and a layer keeps at least what one token needs."""

@@ -23,7 +23,7 @@ class GateAhead:
         self._sites = sites
         self._found, self._cosine = np.zeros(len(sites)), np.zeros(len(sites))
         self._tokens = np.zeros(len(sites), np.int64)
-        self._asked: tuple[int, torch.Tensor, torch.Tensor] | None = None   # (of which layer, ids, h of the one before)
+        self._asked: tuple[int, torch.Tensor, torch.Tensor] | None = None  # (of which layer, ids, h of the one before)
 
     def add(self, run: LayerRun) -> None:
         """The next layer of a pass."""

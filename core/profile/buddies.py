@@ -21,7 +21,7 @@ from core.profile.file import DAMAGED, read, told, write
 from core.profile.profile import Profile
 
 NAME = "buddies.safetensors"
-KEY = "moestro.buddies"     # of the JSON text in the file's head
+KEY = "moestro.buddies"  # of the JSON text in the file's head
 VERSION = 1
 TYPES = {"peers": "int16", "together": "float32", "whole": "float32"}
 _PLAIN = ("model", "model_hash", "layers", "experts", "top_k", "hidden", "tokens", "source", "created")
@@ -31,8 +31,10 @@ def save(profile: Profile, path: Path) -> None:
     """Write the lists of a profile that has part pairs; at every moment the file is the old one or the new one. Raises
     ProfileError, keeping the old."""
     if profile.pairs is None:
-        raise ProfileError(f"The profile of {profile.model} does not say which experts are chosen together. Calibrate "
-                           "the model again, with the part pairs.")
+        raise ProfileError(
+            f"The profile of {profile.model} does not say which experts are chosen together. Calibrate "
+            "the model again, with the part pairs."
+        )
     arrays = _named(rank(profile.pairs), "")
     if profile.pairs_weighted is not None:
         arrays |= _named(rank(profile.pairs_weighted), "_weighted")
@@ -40,8 +42,10 @@ def save(profile: Profile, path: Path) -> None:
     try:
         write(path, KEY, {**head, "alpha": 1.0, "k_max": MOST}, arrays, VERSION)
     except (OSError, SafetensorError) as error:
-        raise ProfileError(f"The buddy lists cannot be written to {path}: {error}. Check that the folder may be "
-                           "written to; the profile itself is kept elsewhere.") from error
+        raise ProfileError(
+            f"The buddy lists cannot be written to {path}: {error}. Check that the folder may be "
+            "written to; the profile itself is kept elsewhere."
+        ) from error
 
 
 def load(path: Path, *, model_hash: str | None = None, model: str = "") -> Profile:
@@ -53,12 +57,15 @@ def load(path: Path, *, model_hash: str | None = None, model: str = "") -> Profi
         head, arrays = read(path, KEY, VERSION)
         found = _profile(head, arrays)
     except DAMAGED as error:
-        raise ProfileError(f"The buddy lists {path} are damaged ({told(error)}). Delete the file, or calibrate the "
-                           "model again.") from error
+        raise ProfileError(
+            f"The buddy lists {path} are damaged ({told(error)}). Delete the file, or calibrate the model again."
+        ) from error
     if model_hash is not None and found.model_hash != model_hash:
-        raise ProfileError(f"The buddy lists {path} were made for {found.model} ({found.model_hash[:12]}) and say "
-                           f"nothing about {model or 'this model'} ({model_hash[:12]}). Delete the file, or calibrate "
-                           "this model.")
+        raise ProfileError(
+            f"The buddy lists {path} were made for {found.model} ({found.model_hash[:12]}) and say "
+            f"nothing about {model or 'this model'} ({model_hash[:12]}). Delete the file, or calibrate "
+            "this model."
+        )
     return found
 
 

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from core.errors import ProfileError
 from core.reading import parse_json, require_regular
 
-SUM = "moestro.checksum"   # in the file's head, beside the JSON text
+SUM = "moestro.checksum"  # in the file's head, beside the JSON text
 Arrays = dict[str, npt.NDArray[Any]]
 DAMAGED = (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError)
 """What reading a damaged file may raise, and what making sense of it."""
@@ -31,13 +31,13 @@ def write(path: Path, key: str, said: Mapping[str, Any], arrays: Arrays, version
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fresh.unlink(missing_ok=True)
-        os.close(os.open(fresh, os.O_CREAT | os.O_WRONLY, 0o600))   # it says what the user's texts are like
+        os.close(os.open(fresh, os.O_CREAT | os.O_WRONLY, 0o600))  # it says what the user's texts are like
         save_file(arrays, fresh, {key: text, SUM: checksum(text, arrays)})
         with fresh.open("r+b") as file:
             os.fsync(file.fileno())
         os.replace(fresh, path)
     except (OSError, SafetensorError):
-        with contextlib.suppress(OSError):     # nothing may be written there
+        with contextlib.suppress(OSError):  # nothing may be written there
             fresh.unlink(missing_ok=True)
         raise
 

@@ -23,14 +23,22 @@ from core.trace import Trace
 
 Progress = Callable[[str, float], None]
 
-ROUTING = frozenset({"counts", "pairs", "tae", "first_table", "path"})   # what a trace can tell
-SHARES = {"read": 2.0, "likeness": 0.5, "times": 0.2, "estimator": 1.0, "path": 2.0}      # of the progress bar
-HELD_OUT = 10                                                            # one in so many is not trained on, but tested
+ROUTING = frozenset({"counts", "pairs", "tae", "first_table", "path"})  # what a trace can tell
+SHARES = {"read": 2.0, "likeness": 0.5, "times": 0.2, "estimator": 1.0, "path": 2.0}  # of the progress bar
+HELD_OUT = 10  # one in so many is not trained on, but tested
 
 
-def calibrate(engine: Engine, texts: Sequence[Text], *, parts: Collection[str] = frozenset(PARTS),
-              traces: Sequence[Trace] = (), source: str = "", limit: int = 0,
-              progress: Progress = lambda text, share: None, cancel: threading.Event | None = None) -> Profile:
+def calibrate(
+    engine: Engine,
+    texts: Sequence[Text],
+    *,
+    parts: Collection[str] = frozenset(PARTS),
+    traces: Sequence[Trace] = (),
+    source: str = "",
+    limit: int = 0,
+    progress: Progress = lambda text, share: None,
+    cancel: threading.Event | None = None,
+) -> Profile:
     """Gather `parts` (names of PARTS) of the loaded model's profile. One pass over the texts: each is read as a prompt
     is, windows of 2048 tokens at most, with the true router deciding; no more than `limit` tokens, unless it is 0.
     Traces add their routing.
@@ -51,7 +59,7 @@ def calibrate(engine: Engine, texts: Sequence[Text], *, parts: Collection[str] =
         asked = ", ".join(sorted(wanted - PARTS.keys())) or "without a name"
         raise SettingError(f"A profile has no part {asked}. Its parts: {', '.join(PARTS)}.")
     if engine.shape.layers < 2:
-        wanted -= {"gate_recall", "estimator"}      # nothing comes before the one layer
+        wanted -= {"gate_recall", "estimator"}  # nothing comes before the one layer
     for trace in traces:
         check_trace(trace, engine)
     read = [tokens for text in texts if len((tokens := tokenize(engine.prompt.tokenizer, text)).ids)]
@@ -69,15 +77,27 @@ def check_trace(trace: Trace, engine: Engine) -> None:
     ours = engine.shape.layers, engine.shape.experts, engine.shape.top_k
     name, hashed = trace.model or "another model", str(getattr(trace, "model_hash", ""))
     if hashed and hashed != engine.model_hash:
-        raise ProfileError(f"This trace was recorded with {name} ({hashed[:12]}), not with {engine.model_name} "
-                           f"({engine.model_hash[:12]}). Give traces of the model that is calibrated.")
+        raise ProfileError(
+            f"This trace was recorded with {name} ({hashed[:12]}), not with {engine.model_name} "
+            f"({engine.model_hash[:12]}). Give traces of the model that is calibrated."
+        )
     if (trace.layers, trace.experts, trace.top_k) != ours:
-        raise ProfileError(f"This trace is of a model with {trace.layers} layers of {trace.experts} experts, "
-                           f"{trace.top_k} active; {engine.model_name} has {ours[0]} of {ours[1]}, {ours[2]} active.")
+        raise ProfileError(
+            f"This trace is of a model with {trace.layers} layers of {trace.experts} experts, "
+            f"{trace.top_k} active; {engine.model_name} has {ours[0]} of {ours[1]}, {ours[2]} active."
+        )
 
 
-def _gather(engine: Engine, bench: Workbench, read: Sequence[Tokens], traces: Sequence[Trace], wanted: set[str],
-            source: str, progress: Progress, cancel: threading.Event) -> Profile:
+def _gather(
+    engine: Engine,
+    bench: Workbench,
+    read: Sequence[Tokens],
+    traces: Sequence[Trace],
+    wanted: set[str],
+    source: str,
+    progress: Progress,
+    cancel: threading.Event,
+) -> Profile:
     seen, settings, stage = Observer(bench, wanted), dict[str, object](), _stages(wanted, progress)
     if wanted != {"times"}:
         with bench.unpaced(), bench.watched(seen.layer, seen.embedding):
@@ -100,11 +120,22 @@ def _gather(engine: Engine, bench: Workbench, read: Sequence[Tokens], traces: Se
     settings |= {name: about[name] for name in ("format", "dtype", "device", "device_name", "versions")}
     settings |= {"recall": recall} if recall else {}
     profile = Profile(
-        engine.model_name, engine.model_hash, shape.layers, shape.experts, shape.top_k, shape.hidden, seen.tokens,
-        source or f"{len(read)} texts", datetime.now().astimezone().isoformat(timespec="seconds"), **found, nets=nets,
-        settings=settings)
-    settings["gathered"] = {part: {"tokens": seen.tokens, "source": profile.source, "created": profile.created}
-                            for part in profile.parts()}
+        engine.model_name,
+        engine.model_hash,
+        shape.layers,
+        shape.experts,
+        shape.top_k,
+        shape.hidden,
+        seen.tokens,
+        source or f"{len(read)} texts",
+        datetime.now().astimezone().isoformat(timespec="seconds"),
+        **found,
+        nets=nets,
+        settings=settings,
+    )
+    settings["gathered"] = {
+        part: {"tokens": seen.tokens, "source": profile.source, "created": profile.created} for part in profile.parts()
+    }
     progress("Calibrated", 1.0)
     return profile
 
@@ -124,8 +155,9 @@ def _stages(wanted: set[str], progress: Progress) -> Callable[[str], Progress]:
     return stage
 
 
-def _read(seen: Observer, read: Sequence[Tokens], traces: Sequence[Trace], progress: Progress,
-          cancel: threading.Event) -> None:
+def _read(
+    seen: Observer, read: Sequence[Tokens], traces: Sequence[Trace], progress: Progress, cancel: threading.Event
+) -> None:
     total = sum(len(text.ids) for text in read) + sum(trace.tokens for trace in traces)
     passes = chain.from_iterable([*map(seen.read, read), *map(seen.replay, traces)])
     for _ in chain((None,), passes):
@@ -195,7 +227,9 @@ def _path(seen: Observer, progress: Progress, cancel: threading.Event) -> Traine
 
 
 _TRAINED: dict[str, Callable[[Observer, Progress, threading.Event], Trained | None]] = {
-    "estimator": _estimator, "path": _path}
+    "estimator": _estimator,
+    "path": _path,
+}
 
 
 def _plain(values: torch.Tensor) -> list[float | None]:

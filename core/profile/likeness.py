@@ -13,7 +13,7 @@ from core.memory.store import Cancelled
 from core.profile.samples import Draw
 from core.runtime.workbench import LayerRun, Workbench
 
-TOKENS = 256              # inputs of each layer that all its experts are given ...
+TOKENS = 256  # inputs of each layer that all its experts are given ...
 OUTPUTS_BYTES = 256 << 20  # ... fewer where their outputs would take more than this
 
 
@@ -28,7 +28,7 @@ class Likeness:
 
     def __init__(self, layers: int, experts: int, hidden: int) -> None:
         self._draw = Draw(max(8, min(TOKENS, OUTPUTS_BYTES // (2 * experts * hidden))))
-        self._given: torch.Tensor | None = None       # [L, N, H]
+        self._given: torch.Tensor | None = None  # [L, N, H]
         self._shape = layers, hidden
 
     def begin(self, tokens: int) -> None:
@@ -44,8 +44,9 @@ class Likeness:
             kept = run.given[self._draw.rows.to(run.given.device)]
             self._given[run.seen.layer, torch.from_numpy(self._draw.slots)] = kept.cpu()
 
-    def measure(self, bench: Workbench, progress: Callable[[str, float], None],
-                cancel: threading.Event) -> npt.NDArray[np.float16] | None:
+    def measure(
+        self, bench: Workbench, progress: Callable[[str, float], None], cancel: threading.Event
+    ) -> npt.NDArray[np.float16] | None:
         """[L, E, E] mean over the sample of the cosine of two experts' outputs, 1 of each with itself. An output of
         length 0 is like nothing. None when nothing was read. Raises Cancelled."""
         if self._given is None or not self._draw.count:
@@ -55,7 +56,7 @@ class Likeness:
         for layer, row in enumerate(found):
             given = self._given[layer, : min(self._draw.count, bench.chunk * bench.shape.top_k)]
             if len(given) == 1:
-                given = given.expand(2, -1)           # as many tokens as it takes to be computed together
+                given = given.expand(2, -1)  # as many tokens as it takes to be computed together
             outs = torch.empty(experts, len(given), given.shape[1], dtype=torch.float16)
             at_once = max(1, bench.chunk * bench.shape.top_k // len(given))
             for first in range(0, experts, at_once):

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 CAPACITY = 1000
-DISTANCE = 3      # layers that the embedding stands for when redundancy is weighed; FineMoE's prefetch distance
+DISTANCE = 3  # layers that the embedding stands for when redundancy is weighed; FineMoE's prefetch distance
 
 Floats = npt.NDArray[np.float32]
 
@@ -18,8 +18,9 @@ class MapStore:
     In memory: 4 * capacity * (L * E + H) bytes, and for n new ones at a time 4 * n * (L * E + H + capacity + n).
     """
 
-    def __init__(self, layers: int, experts: int, hidden: int, capacity: int = CAPACITY,
-                 distance: int = DISTANCE) -> None:
+    def __init__(
+        self, layers: int, experts: int, hidden: int, capacity: int = CAPACITY, distance: int = DISTANCE
+    ) -> None:
         self._shape = layers, experts
         self._share = min(distance, layers) / layers
         self._maps = np.zeros((capacity, layers * experts), np.float32)
@@ -39,8 +40,8 @@ class MapStore:
         """All redundancies in a few products; what a replacement changes is then carried over."""
         if not len(maps):
             return
-        old = self._redundancy(keys, maps, self._keys, self._maps)      # [n, capacity]
-        new = self._redundancy(keys, maps, keys, maps)                  # [n, n]
+        old = self._redundancy(keys, maps, self._keys, self._maps)  # [n, capacity]
+        new = self._redundancy(keys, maps, keys, maps)  # [n, n]
         owner: dict[int, int] = {}
         for i in range(len(maps)):
             at = int(old[i].argmax())

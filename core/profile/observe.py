@@ -19,7 +19,7 @@ from core.profile.texts import Tokens
 from core.runtime.workbench import LayerRun, Workbench
 from core.trace import Chunk, Trace
 
-WINDOW = 2048    # a longer text is read as several, each from its own beginning
+WINDOW = 2048  # a longer text is read as several, each from its own beginning
 
 
 class Observer:

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-LARGEST = 65504.0   # of a float16
+LARGEST = 65504.0  # of a float16
 
 
 class Outputs:
@@ -28,7 +28,7 @@ class Outputs:
     def means(self) -> npt.NDArray[np.float16]:
         """d_{l,e} [L, E, H]; zeros for an expert that no token chose."""
         found = np.empty(tuple(self._sums.shape), np.float16)
-        for row, sums, counts in zip(found, self._sums, self._counts, strict=True):   # a layer at a time: less memory
+        for row, sums, counts in zip(found, self._sums, self._counts, strict=True):  # a layer at a time: less memory
             row[:] = (sums / counts.clamp_min(1)[:, None]).clamp(-LARGEST, LARGEST).numpy()
         return found
 

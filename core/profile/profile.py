@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 VERSION = 1
-KEY = "moestro.profile"   # of the JSON text in the file's head
-NET = "net."              # before the names of trained weights in the file
+KEY = "moestro.profile"  # of the JSON text in the file's head
+NET = "net."  # before the names of trained weights in the file
 
 Ints = npt.NDArray[np.integer]
 Floats = npt.NDArray[np.floating]
@@ -32,23 +32,41 @@ Floats = npt.NDArray[np.floating]
 class FirstTable(NamedTuple):
     """The experts of layer 0 that each token id usually takes."""
 
-    tokens: npt.NDArray[np.int32]    # [V'] token ids that were seen, rising
-    experts: npt.NDArray[np.int16]   # [V', k] most frequent first; -1 where fewer were seen
+    tokens: npt.NDArray[np.int32]  # [V'] token ids that were seen, rising
+    experts: npt.NDArray[np.int16]  # [V', k] most frequent first; -1 where fewer were seen
 
 
 # Part -> its arrays. What is gathered, asked for and reported goes by these names.
 PARTS: dict[str, tuple[str, ...]] = {
-    "counts": ("counts",), "pairs": ("pairs", "pairs_weighted"), "defaults": ("defaults",),
-    "gate_recall": ("gate_recall", "similarity"), "tae": ("tae",), "maps": ("maps", "map_keys"),
-    "likeness": ("likeness",), "norms": ("norms",), "first_table": ("first_table",), "times": ("times",),
-    "estimator": (), "path": ()}
+    "counts": ("counts",),
+    "pairs": ("pairs", "pairs_weighted"),
+    "defaults": ("defaults",),
+    "gate_recall": ("gate_recall", "similarity"),
+    "tae": ("tae",),
+    "maps": ("maps", "map_keys"),
+    "likeness": ("likeness",),
+    "norms": ("norms",),
+    "first_table": ("first_table",),
+    "times": ("times",),
+    "estimator": (),
+    "path": (),
+}
 # Array -> (number type in the file, its sides: L layers, E experts, K top-k, H hidden, - any).
 ARRAYS: dict[str, tuple[str, str]] = {
-    "counts": ("int64", "LE"), "pairs": ("float32", "LEE"), "pairs_weighted": ("float32", "LEE"),
-    "defaults": ("float16", "LEH"), "gate_recall": ("float32", "L"), "similarity": ("float32", "l"),
-    "tae": ("float32", "LP"), "maps": ("float16", "-LE"), "map_keys": ("float16", "-H"),
-    "likeness": ("float16", "LEE"), "norms": ("float32", "LE"),
-    "first_tokens": ("int32", "-"), "first_experts": ("int16", "-K")}
+    "counts": ("int64", "LE"),
+    "pairs": ("float32", "LEE"),
+    "pairs_weighted": ("float32", "LEE"),
+    "defaults": ("float16", "LEH"),
+    "gate_recall": ("float32", "L"),
+    "similarity": ("float32", "l"),
+    "tae": ("float32", "LP"),
+    "maps": ("float16", "-LE"),
+    "map_keys": ("float16", "-H"),
+    "likeness": ("float16", "LEE"),
+    "norms": ("float32", "LE"),
+    "first_tokens": ("int32", "-"),
+    "first_experts": ("int16", "-K"),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,23 +80,23 @@ class Profile:
     top_k: int
     hidden: int
     tokens: int
-    source: str                                  # in the user's words
-    created: str                                 # ISO 8601
-    counts: Ints | None = None                   # int64 [L, E] tokens that chose the expert
-    pairs: Floats | None = None                  # float32 [L, E, E] tokens that chose both; diagonal 0
-    pairs_weighted: Floats | None = None         # float32 [L, E, E] sum of the smaller of the two weights; diagonal 0
-    defaults: Floats | None = None               # float16 [L, E, H] mean output of the expert, unweighted; 0 if unused
-    gate_recall: Floats | None = None            # float32 [L] recall@k of router l asked with h_{l-1}; [0] is NaN
-    similarity: Floats | None = None             # float32 [L-1] mean cosine of h_l and h_{l+1}
-    tae: Floats | None = None                    # float32 [L, 101] percentiles of the tokens' gate entropy
-    likeness: Floats | None = None               # float16 [L, E, E] mean cosine of two experts' outputs; diagonal 1
-    norms: Floats | None = None                  # float32 [L, E] mean norm of the expert's output; 0 if unused
-    maps: Floats | None = None                   # float16 [N, L, E] router distributions of single tokens ...
-    map_keys: Floats | None = None               # float16 [N, H] ... and the output of the embedding for them
+    source: str  # in the user's words
+    created: str  # ISO 8601
+    counts: Ints | None = None  # int64 [L, E] tokens that chose the expert
+    pairs: Floats | None = None  # float32 [L, E, E] tokens that chose both; diagonal 0
+    pairs_weighted: Floats | None = None  # float32 [L, E, E] sum of the smaller of the two weights; diagonal 0
+    defaults: Floats | None = None  # float16 [L, E, H] mean output of the expert, unweighted; 0 if unused
+    gate_recall: Floats | None = None  # float32 [L] recall@k of router l asked with h_{l-1}; [0] is NaN
+    similarity: Floats | None = None  # float32 [L-1] mean cosine of h_l and h_{l+1}
+    tae: Floats | None = None  # float32 [L, 101] percentiles of the tokens' gate entropy
+    likeness: Floats | None = None  # float16 [L, E, E] mean cosine of two experts' outputs; diagonal 1
+    norms: Floats | None = None  # float32 [L, E] mean norm of the expert's output; 0 if unused
+    maps: Floats | None = None  # float16 [N, L, E] router distributions of single tokens ...
+    map_keys: Floats | None = None  # float16 [N, H] ... and the output of the embedding for them
     first_table: FirstTable | None = None
-    times: dict[str, float] | None = None        # ms: "att" and "moe" of one layer, "head", "load" of one expert
-    nets: dict[str, Tensor] = field(default_factory=dict)       # weights "estimator.*" and "path.*"
-    settings: dict[str, object] = field(default_factory=dict)   # the nets' configurations, and what times rest on
+    times: dict[str, float] | None = None  # ms: "att" and "moe" of one layer, "head", "load" of one expert
+    nets: dict[str, Tensor] = field(default_factory=dict)  # weights "estimator.*" and "path.*"
+    settings: dict[str, object] = field(default_factory=dict)  # the nets' configurations, and what times rest on
 
     def has(self, part: str) -> bool:
         """Whether a part (a name of PARTS) was gathered. Raises KeyError for any other name."""
@@ -95,8 +113,9 @@ class Profile:
         """A trained network's configuration and its weights by their own names. Raises KeyError without it."""
         config = self.settings[name]
         assert isinstance(config, Mapping)
-        weights = {full.removeprefix(f"{name}."): one.numpy() for full, one in self.nets.items()
-                   if full.startswith(f"{name}.")}
+        weights = {
+            full.removeprefix(f"{name}."): one.numpy() for full, one in self.nets.items() if full.startswith(f"{name}.")
+        }
         return {key: int(value) for key, value in config.items()}, weights
 
     def over(self, old: Profile) -> Profile:
@@ -106,22 +125,25 @@ class Profile:
         values = {name: getattr(old, name) for part in kept for name in PARTS[part]}
         nets = {name: value for name, value in old.nets.items() if name.partition(".")[0] in kept}
         settings = dict(self.settings)
-        for name, said in old.settings.items():         # what is said of a kept part stays with it
+        for name, said in old.settings.items():  # what is said of a kept part stays with it
             if name in kept:
                 settings[name] = said
             elif name == "gathered" and isinstance(said, dict):
                 mine = settings.get(name)
                 settings[name] = {part: said[part] for part in kept if part in said} | (
-                    mine if isinstance(mine, dict) else {})
-        values |= {} if self.tokens else {"tokens": old.tokens, "source": old.source}   # only times were measured
+                    mine if isinstance(mine, dict) else {}
+                )
+        values |= {} if self.tokens else {"tokens": old.tokens, "source": old.source}  # only times were measured
         return replace(self, **values, nets={**nets, **self.nets}, settings=settings)
 
 
 def check_model(profile: Profile, model_hash: str, model: str = "") -> None:
     """Raises ProfileError, naming both, when a profile is not of this model."""
     if profile.model_hash != model_hash:
-        raise ProfileError(f"This profile was measured on {profile.model} ({profile.model_hash[:12]}) and says nothing "
-                           f"about {model or 'this model'} ({model_hash[:12]}). Calibrate this model to get its own.")
+        raise ProfileError(
+            f"This profile was measured on {profile.model} ({profile.model_hash[:12]}) and says nothing "
+            f"about {model or 'this model'} ({model_hash[:12]}). Calibrate this model to get its own."
+        )
 
 
 def profile_path(data_dir: Path, model_hash: str) -> Path:
@@ -135,8 +157,9 @@ def save(profile: Profile, path: Path) -> None:
     try:
         write(path, KEY, head, _arrays(profile), VERSION)
     except (OSError, SafetensorError) as error:
-        raise ProfileError(f"The profile cannot be written to {path}: {error}. Make room, or check that the folder may "
-                           "be written to.") from error
+        raise ProfileError(
+            f"The profile cannot be written to {path}: {error}. Make room, or check that the folder may be written to."
+        ) from error
 
 
 def load(path: Path, *, model_hash: str | None = None, model: str = "") -> Profile:
@@ -154,8 +177,19 @@ def load(path: Path, *, model_hash: str | None = None, model: str = "") -> Profi
     return profile
 
 
-_PLAIN = ("model", "model_hash", "layers", "experts", "top_k", "hidden", "tokens", "source", "created", "times",
-          "settings")
+_PLAIN = (
+    "model",
+    "model_hash",
+    "layers",
+    "experts",
+    "top_k",
+    "hidden",
+    "tokens",
+    "source",
+    "created",
+    "times",
+    "settings",
+)
 
 
 def _arrays(profile: Profile) -> dict[str, npt.NDArray[Any]]:
@@ -163,22 +197,33 @@ def _arrays(profile: Profile) -> dict[str, npt.NDArray[Any]]:
     found: dict[str, Any] = {name: getattr(profile, name, None) for name in ARRAYS}
     found |= {"first_tokens": table and table.tokens, "first_experts": table and table.experts}
     arrays = {name: np.ascontiguousarray(value, ARRAYS[name][0]) for name, value in found.items() if value is not None}
-    nets = {NET + name: np.ascontiguousarray((value.float() if value.is_floating_point() else value).cpu().numpy())
-            for name, value in profile.nets.items()}
+    nets = {
+        NET + name: np.ascontiguousarray((value.float() if value.is_floating_point() else value).cpu().numpy())
+        for name, value in profile.nets.items()
+    }
     return arrays | nets
 
 
 def _profile(head: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Profile:
     plain = {name: head[name] for name in _PLAIN}
     check_head(plain)
-    sizes = {"L": plain["layers"], "l": plain["layers"] - 1, "E": plain["experts"], "K": plain["top_k"],
-             "H": plain["hidden"], "P": 101}
+    sizes = {
+        "L": plain["layers"],
+        "l": plain["layers"] - 1,
+        "E": plain["experts"],
+        "K": plain["top_k"],
+        "H": plain["hidden"],
+        "P": 101,
+    }
     values: dict[str, Any] = {}
     for name in ARRAYS.keys() & arrays.keys():
         kind, sides = ARRAYS[name]
         values[name] = array = arrays[name]
-        if array.dtype != kind or array.ndim != len(sides) or any(
-                side != "-" and array.shape[i] != sizes[side] for i, side in enumerate(sides)):
+        if (
+            array.dtype != kind
+            or array.ndim != len(sides)
+            or any(side != "-" and array.shape[i] != sizes[side] for i, side in enumerate(sides))
+        ):
             raise ValueError(f"{name} is {array.dtype} {list(array.shape)}")
     check_arrays(values, plain["experts"])
     check_nets(plain["settings"], [name.removeprefix(NET) for name in arrays if name.startswith(NET)])

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from core.profile.profile import FirstTable
 
-BINS = 1 << 14   # of a gate entropy in [0, 1]
+BINS = 1 << 14  # of a gate entropy in [0, 1]
 
 Ids = npt.NDArray[Any]
 Floats = npt.NDArray[np.floating]
@@ -43,7 +43,8 @@ class Activations:
             least = np.minimum(shares[:, :, None], shares[:, None, :])
             cells = ids[:, :, None] * self._experts + ids[:, None, :]
             self._weighted[layer] += np.bincount(cells.ravel(), least.ravel(), self._experts**2).reshape(
-                self._experts, self._experts)
+                self._experts, self._experts
+            )
 
     def pairs(self) -> npt.NDArray[np.float32]:
         """[L, E, E] tokens that chose both."""

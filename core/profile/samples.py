@@ -12,8 +12,8 @@ from core.policy.predict.nets.path import Passage
 from core.runtime.workbench import LayerRun
 from core.trace.chunk import id_type
 
-TOKENS = 8192              # most tokens whose states are kept ...
-STATES_BYTES = 256 << 20   # ... and most bytes of them
+TOKENS = 8192  # most tokens whose states are kept ...
+STATES_BYTES = 256 << 20  # ... and most bytes of them
 PATH_TOKENS = 32768
 SEED = 0
 
@@ -80,7 +80,7 @@ class Paths:
     def __init__(self, experts: int, tokens: int = PATH_TOKENS) -> None:
         self._type, self._room, self._count = id_type(experts), tokens, 0
         self._random = np.random.default_rng(SEED)
-        self._kept: list[tuple[float, int, Passage]] = []              # a heap; the one to go next first
+        self._kept: list[tuple[float, int, Passage]] = []  # a heap; the one to go next first
 
     def add(self, tokens: npt.NDArray[np.integer], ids: npt.NDArray[np.integer], prompt: int) -> None:
         """A text's tokens [T] and choices [T, L, k]; its first `prompt` tokens are what was asked."""

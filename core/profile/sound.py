@@ -11,8 +11,12 @@ SIZES = {"layers": 10_000, "experts": 2**15, "top_k": 2**15, "hidden": 2**20}
 WORDS = ("model", "model_hash", "source", "created")
 TIMES = ("att", "moe", "head", "load")
 NETS = ("estimator", "path")
-TOGETHER = (("pairs", "pairs_weighted"), ("gate_recall", "similarity"), ("maps", "map_keys"),
-            ("first_tokens", "first_experts"))   # arrays of one part
+TOGETHER = (
+    ("pairs", "pairs_weighted"),
+    ("gate_recall", "similarity"),
+    ("maps", "map_keys"),
+    ("first_tokens", "first_experts"),
+)  # arrays of one part
 
 
 def check_head(head: Mapping[str, Any]) -> None:
@@ -45,12 +49,15 @@ def check_arrays(arrays: Mapping[str, Any], experts: int) -> None:
     for name, array in arrays.items():
         kind = array.dtype.kind
         bad = np.isnan(array) if name == "defaults" else ~np.isfinite(array) if kind == "f" else None
-        if bad is not None and (bad[1:] if name == "gate_recall" else bad).any():    # it is NaN in the first
+        if bad is not None and (bad[1:] if name == "gate_recall" else bad).any():  # it is NaN in the first
             raise ValueError(f"{name} has numbers that are infinite or none")
     if "counts" in arrays and (arrays["counts"] < 0).any():
         raise ValueError("it counts fewer than no tokens")
-    if "first_experts" in arrays and arrays["first_experts"].size and not (
-            -1 <= int(arrays["first_experts"].min()) <= int(arrays["first_experts"].max()) < experts):
+    if (
+        "first_experts" in arrays
+        and arrays["first_experts"].size
+        and not (-1 <= int(arrays["first_experts"].min()) <= int(arrays["first_experts"].max()) < experts)
+    ):
         raise ValueError("first_experts names an expert that is not there")
     if "first_tokens" in arrays and (np.diff(arrays["first_tokens"], prepend=-1) <= 0).any():
         raise ValueError("first_tokens does not rise")

@@ -22,7 +22,7 @@ Text = str | Sequence[Mapping[str, str]]
 
 ASSETS = Path(__file__).parents[2] / "assets"
 MOST_BYTES = 1 << 30  # of one file of texts
-DEMO_CHATS = 400     # questions of the demo model's own set
+DEMO_CHATS = 400  # questions of the demo model's own set
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,10 @@ def bundled(model: str) -> list[Text]:
     if model != "demo":
         return from_file(ASSETS / "prompts.jsonl")
     rows = [json.loads(line) for line in (ASSETS / "demo" / "questions.jsonl").read_text("utf-8").splitlines()]
-    return [[{"role": "user", "content": row["question"]}, {"role": "assistant", "content": row["answer"]}]
-            for row in rows[:: max(1, len(rows) // DEMO_CHATS)]]
+    return [
+        [{"role": "user", "content": row["question"]}, {"role": "assistant", "content": row["answer"]}]
+        for row in rows[:: max(1, len(rows) // DEMO_CHATS)]
+    ]
 
 
 def from_path(path: Path) -> list[Text]:
@@ -48,8 +50,11 @@ def from_path(path: Path) -> list[Text]:
         return from_file(path)
     if not path.is_dir():
         raise ProfileError(f"There is no file or folder {path}.")
-    files = sorted(p for p in path.rglob("*") if p.is_file() and not any(
-        part.startswith(".") for part in p.relative_to(path).parts))
+    files = sorted(
+        p
+        for p in path.rglob("*")
+        if p.is_file() and not any(part.startswith(".") for part in p.relative_to(path).parts)
+    )
     found = [text for file in files if _is_text(file) for text in from_file(file)]
     if not found:
         raise ProfileError(f"There is no text file in {path}. Name a folder with files in UTF-8.")
@@ -68,8 +73,10 @@ def from_file(path: Path) -> list[Text]:
     except UnicodeDecodeError as error:
         raise ProfileError(f"{path} is not a text in UTF-8. Name a text file, or save it as UTF-8.") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ProfileError(f'{path} is not understood ({error}). Each line must be {{"text": "..."}} or {{"messages": '
-                           '[{"role": "user", "content": "..."}]}.') from error
+        raise ProfileError(
+            f'{path} is not understood ({error}). Each line must be {{"text": "..."}} or {{"messages": '
+            '[{"role": "user", "content": "..."}]}.'
+        ) from error
     found = [one for one in found if not isinstance(one, str) or one.strip()]
     if not found:
         raise ProfileError(f"{path} is empty. Name a file with text.")
@@ -104,7 +111,7 @@ def _chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, st
     if tokenizer.chat_template is not None:
         try:
             text = chat_template.render(tokenizer, messages, add_generation_prompt=opens)
-        except TemplateError:   # some insist on whose turn it is, or know no system message: then it is a plain text
+        except TemplateError:  # some insist on whose turn it is, or know no system message: then it is a plain text
             pass
     ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
     return ids
@@ -124,6 +131,6 @@ def _is_text(path: Path) -> bool:
     try:
         head.decode("utf-8")
     except UnicodeDecodeError as error:
-        if len(head) < 4096 or error.start < len(head) - 3:          # not merely a character that was cut
+        if len(head) < 4096 or error.start < len(head) - 3:  # not merely a character that was cut
             return False
     return bool(head.strip()) and b"\0" not in head

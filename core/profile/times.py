@@ -25,9 +25,9 @@ from core.memory.ticket import Ticket
 from core.runtime.lease import Lease
 from core.runtime.workbench import LayerRun, Workbench
 
-PROMPT = 64        # tokens read before the timed ones
-PASSES = 32        # most that are timed, after the first, which warms up
-LONGEST_S = 10.0   # of timing passes; a slow model is timed over fewer, at least FEWEST
+PROMPT = 64  # tokens read before the timed ones
+PASSES = 32  # most that are timed, after the first, which warms up
+LONGEST_S = 10.0  # of timing passes; a slow model is timed over fewer, at least FEWEST
 FEWEST = 3
 COPIES = 15
 
@@ -59,8 +59,9 @@ class Clock:
         return [(b - a) * 1e3 for a, b in pairwise(marks)]
 
 
-def measure(bench: Workbench, tokens: Sequence[int],
-            cancel: threading.Event) -> tuple[dict[str, float], dict[str, object]]:
+def measure(
+    bench: Workbench, tokens: Sequence[int], cancel: threading.Event
+) -> tuple[dict[str, float], dict[str, object]]:
     """Times in ms ("att" and "moe" of a layer, "head", "load" of an expert), and what they rest on. Raises Cancelled.
 
     `tokens`: any text's, at least three. Experts are brought in before each pass, and the pass is timed only if that
@@ -89,11 +90,15 @@ def measure(bench: Workbench, tokens: Sequence[int],
             if time.perf_counter() - began_s > LONGEST_S and at - start >= FEWEST:
                 break
     bench.threads.use("prefill")
-    gaps_of = np.array(resident or others)                               # [passes, 2L + 1]
+    gaps_of = np.array(resident or others)  # [passes, 2L + 1]
     return _summed(gaps_of) | {"load": (loaded := _copies(bench, cancel))[0]}, {
-        "passes": len(gaps_of), "all_resident": bool(resident), "prompt_tokens": start, "load_from": loaded[1],
+        "passes": len(gaps_of),
+        "all_resident": bool(resident),
+        "prompt_tokens": start,
+        "load_from": loaded[1],
         "att_by_layer": np.median(gaps_of[:, 0:-1:2], axis=0).round(5).tolist(),
-        "moe_by_layer": np.median(gaps_of[:, 1::2], axis=0).round(5).tolist()}
+        "moe_by_layer": np.median(gaps_of[:, 1::2], axis=0).round(5).tolist(),
+    }
 
 
 def _summed(gaps: npt.NDArray[np.float64]) -> dict[str, float]:
@@ -173,7 +178,7 @@ def _copies(bench: Workbench, cancel: threading.Event) -> tuple[float, str]:
             bench.transfers.settle(ticket)
             if ticket.event is not None:
                 ticket.event.synchronize()
-            bench.transfers.take_finished()                              # on a GPU, now it is known when it landed
+            bench.transfers.take_finished()  # on a GPU, now it is known when it landed
         finally:
             _release(bench, lease)
         spans.append((ticket.landed_s - ticket.started_s) * 1e3)

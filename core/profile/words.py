@@ -10,10 +10,19 @@ import numpy.typing as npt
 from core.profile.profile import Profile
 
 TITLES = {
-    "counts": "Activations", "pairs": "Co-activations", "defaults": "Default vectors", "gate_recall": "Next-layer gate",
-    "tae": "Gate entropy", "maps": "Expert maps", "likeness": "Alike experts", "norms": "Output norms",
-    "first_table": "First-layer table", "times": "Measured times",
-    "estimator": "Estimator", "path": "Routing-path predictor"}
+    "counts": "Activations",
+    "pairs": "Co-activations",
+    "defaults": "Default vectors",
+    "gate_recall": "Next-layer gate",
+    "tae": "Gate entropy",
+    "maps": "Expert maps",
+    "likeness": "Alike experts",
+    "norms": "Output norms",
+    "first_table": "First-layer table",
+    "times": "Measured times",
+    "estimator": "Estimator",
+    "path": "Routing-path predictor",
+}
 
 
 def describe(profile: Profile) -> dict[str, str]:
@@ -26,8 +35,10 @@ def _counts(profile: Profile) -> str:
     shares = np.sort(profile.counts, axis=1)[:, ::-1].cumsum(1) / np.maximum(profile.counts.sum(1, keepdims=True), 1)
     quarter = max(1, profile.experts // 4)
     unused = int((profile.counts == 0).sum())
-    return (f"the busiest quarter of a layer's experts takes {shares[:, quarter - 1].mean():.0%} of the choices; "
-            f"{f'{unused} of {profile.counts.size} experts were' if unused else 'none was'} never chosen")
+    return (
+        f"the busiest quarter of a layer's experts takes {shares[:, quarter - 1].mean():.0%} of the choices; "
+        f"{f'{unused} of {profile.counts.size} experts were' if unused else 'none was'} never chosen"
+    )
 
 
 def _pairs(profile: Profile) -> str:
@@ -41,8 +52,10 @@ def _defaults(profile: Profile) -> str:
 
 def _gate(profile: Profile) -> str:
     assert profile.gate_recall is not None and profile.similarity is not None
-    return (f"names {np.nanmean(profile.gate_recall):.1%} of the next layer's experts; states of neighbouring layers "
-            f"have a cosine of {np.nanmean(profile.similarity):.2f}")
+    return (
+        f"names {np.nanmean(profile.gate_recall):.1%} of the next layer's experts; states of neighbouring layers "
+        f"have a cosine of {np.nanmean(profile.similarity):.2f}"
+    )
 
 
 def _tae(profile: Profile) -> str:
@@ -58,8 +71,10 @@ def _maps(profile: Profile) -> str:
 
 def _likeness(profile: Profile) -> str:
     best = best_pairs(profile)
-    return (f"the most alike experts of a layer have outputs with a cosine of {best.min():.2f} to {best.max():.2f}, "
-            "by layer")
+    return (
+        f"the most alike experts of a layer have outputs with a cosine of {best.min():.2f} to {best.max():.2f}, "
+        "by layer"
+    )
 
 
 def _norms(profile: Profile) -> str:
@@ -88,8 +103,10 @@ def _times(profile: Profile) -> str:
     assert profile.times is not None
     said, at = profile.settings.get("times"), profile.times
     emulated = isinstance(said, dict) and said.get("link") == "emulated"
-    return (f"attention {at['att']:.3g} ms and experts {at['moe']:.3g} ms a layer, the rest {at['head']:.3g} ms; one "
-            f"expert is copied in {at['load']:.3g} ms{' over an emulated link' if emulated else ''}")
+    return (
+        f"attention {at['att']:.3g} ms and experts {at['moe']:.3g} ms a layer, the rest {at['head']:.3g} ms; one "
+        f"expert is copied in {at['load']:.3g} ms{' over an emulated link' if emulated else ''}"
+    )
 
 
 def _trained(part: str) -> Callable[[Profile], str]:
@@ -104,6 +121,16 @@ def _trained(part: str) -> Callable[[Profile], str]:
 
 
 _SAID: dict[str, Callable[[Profile], str]] = {
-    "counts": _counts, "pairs": _pairs, "defaults": _defaults, "gate_recall": _gate, "tae": _tae, "maps": _maps,
-    "likeness": _likeness, "norms": _norms, "first_table": _table, "times": _times,
-    "estimator": _trained("estimator"), "path": _trained("path")}
+    "counts": _counts,
+    "pairs": _pairs,
+    "defaults": _defaults,
+    "gate_recall": _gate,
+    "tae": _tae,
+    "maps": _maps,
+    "likeness": _likeness,
+    "norms": _norms,
+    "first_table": _table,
+    "times": _times,
+    "estimator": _trained("estimator"),
+    "path": _trained("path"),
+}

@@ -12,8 +12,8 @@ from core.quality.saved import Shadow
 from core.runtime.workbench import Workbench
 from core.types import StepRecord
 
-CHUNK = 64                # tokens of one pass
-LOGITS_BYTES = 8 << 20    # of the logits of one pass, at most a quarter of the workspace
+CHUNK = 64  # tokens of one pass
+LOGITS_BYTES = 8 << 20  # of the logits of one pass, at most a quarter of the workspace
 
 
 @dataclass(slots=True)
@@ -24,9 +24,9 @@ class Spoken:
     prompt: Sequence[int]
     said: Sequence[int]
     rows: Mapping[int, torch.Tensor]
-    steps: Sequence[StepRecord] = ()      # its passes
-    shadow: Shadow | None = None          # as the cache was then; to be copied before it is used
-    left: int = 3             # times that it may be begun
+    steps: Sequence[StepRecord] = ()  # its passes
+    shadow: Shadow | None = None  # as the cache was then; to be copied before it is used
+    left: int = 3  # times that it may be begun
     broken_off: bool = False  # the last time
 
 
@@ -65,8 +65,7 @@ def _rows(bench: Workbench, answer: Spoken) -> int:
     return max(1, min(LOGITS_BYTES, bench.workspace // 4) // (row.numel() * row.itemsize))
 
 
-def _read(bench: Workbench, ids: Sequence[int], first: int, last: int,
-          rows: int) -> Iterator[tuple[int, torch.Tensor]]:
+def _read(bench: Workbench, ids: Sequence[int], first: int, last: int, rows: int) -> Iterator[tuple[int, torch.Tensor]]:
     """(position, logits [n, V] from there on) for positions first..last. What comes before is read without logits."""
     cache, chunk = bench.kv.fresh(), min(CHUNK, bench.chunk) if bench.carried else bench.chunk
     rows = min(rows, chunk) if bench.carried else 1

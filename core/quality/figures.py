@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-FLOOR = -1e3   # nats: less likely than this counts as this likely, so that a divergence is a number
+FLOOR = -1e3  # nats: less likely than this counts as this likely, so that a divergence is a number
 
 
 def divergence(exact: torch.Tensor, lossy: torch.Tensor) -> tuple[float, bool]:
@@ -20,7 +20,7 @@ def divergence(exact: torch.Tensor, lossy: torch.Tensor) -> tuple[float, bool]:
     agrees = int(exact.argmax()) == int(lossy.argmax())
     p, q = exact.float().log_softmax(-1), lossy.float().log_softmax(-1).clamp_min_(FLOOR)
     terms = q.neg_().add_(p).mul_(p.exp())
-    return max(0.0, float(terms.masked_fill_(p == -math.inf, 0.0).sum())), agrees     # what cannot be adds nothing
+    return max(0.0, float(terms.masked_fill_(p == -math.inf, 0.0).sum())), agrees  # what cannot be adds nothing
 
 
 def log_probability(logits: torch.Tensor, token: int) -> float:

@@ -19,8 +19,8 @@ from core.registry import Value
 from core.runtime.workbench import LetGo, Workbench
 from core.types import StepRecord
 
-WAITING = 4      # answers that wait to be scored, at most
-ROLLING = 16     # answers that the rolling figures are over
+WAITING = 4  # answers that wait to be scored, at most
+ROLLING = 16  # answers that the rolling figures are over
 TOO_MANY = "not scored: newer answers took its place"
 TOO_OFTEN = "not scored: it was interrupted too often"
 
@@ -31,7 +31,7 @@ class Meter:
 
     def __init__(self, device: torch.device, cache: Cache, copy_ms: Callable[[], float]) -> None:
         self.waits, self._cache = Waits(copy_ms), cache
-        self.quality: Quality | None = None      # over the last answers
+        self.quality: Quality | None = None  # over the last answers
         self._landing = Landing() if device.type == "cuda" else None
         self._sample = Sample(self._landing)
         self._token = self._number = 0
@@ -130,7 +130,15 @@ def _quiet(bench: Workbench, stop: Callable[[], bool]) -> bool:
 def _quality(answer: Spoken, scores: Scores, saved_ms: float | None, note: str = "") -> Quality:
     n = len(scores.kl)
     return Quality(
-        answer=answer.number, tokens=len(answer.said), scored=n, kl=sum(scores.kl) / n if n else None,
-        kl_most=max(scores.kl) if n else None, agreement=sum(scores.agrees) / n if n else None,
-        perplexity=perplexity(scores.log_p), saved_ms=saved_ms, note=note,
-        changed=sum(step.changed for step in answer.steps), assignments=sum(step.assignments for step in answer.steps))
+        answer=answer.number,
+        tokens=len(answer.said),
+        scored=n,
+        kl=sum(scores.kl) / n if n else None,
+        kl_most=max(scores.kl) if n else None,
+        agreement=sum(scores.agrees) / n if n else None,
+        perplexity=perplexity(scores.log_p),
+        saved_ms=saved_ms,
+        note=note,
+        changed=sum(step.changed for step in answer.steps),
+        assignments=sum(step.assignments for step in answer.steps),
+    )

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-GOLDEN = 0.6180339887498949   # its multiples modulo 1 are spread evenly, and so are those below any bound, over time
-MOST_TOKENS = 128             # of one answer
+GOLDEN = 0.6180339887498949  # its multiples modulo 1 are spread evenly, and so are those below any bound, over time
+MOST_TOKENS = 128  # of one answer
 MOST_BYTES = 32 << 20
 
 
@@ -42,7 +42,7 @@ class Sample:
 
     def __init__(self, landing: Landing | None = None) -> None:
         self.rows: dict[int, torch.Tensor] = {}
-        self._landing = landing       # on a GPU
+        self._landing = landing  # on a GPU
         self._landed: int | None = None
         self._limit = 1.0
 

@@ -25,7 +25,7 @@ from core.policy.eviction import GONE, Eviction, Roster, victim
 from core.runtime.pool import Pool
 from core.types import Outcome, StepRecord
 
-WINDOW = 256   # decoded tokens that waited for something
+WINDOW = 256  # decoded tokens that waited for something
 
 
 class Cache(Protocol):
@@ -44,7 +44,7 @@ class Waits:
 
     def __init__(self, copy_ms: Callable[[], float]) -> None:
         self._copy_ms = copy_ms
-        self._last: deque[tuple[float, int]] = deque(maxlen=WINDOW)   # (stall ms, requests waited for)
+        self._last: deque[tuple[float, int]] = deque(maxlen=WINDOW)  # (stall ms, requests waited for)
 
     def note(self, steps: Sequence[StepRecord]) -> None:
         """More forward passes of the session, of any answer."""
@@ -66,7 +66,7 @@ class Shadow:
         self._experts = cache.experts
         self._policy = cache.make_policy(Roster(cache.layers, cache.experts))
         pools = [cache.pool(layer) for layer in range(cache.layers)]
-        self._pools = [(pool.part, pool.capacity) for pool in pools]     # of each layer
+        self._pools = [(pool.part, pool.capacity) for pool in pools]  # of each layer
         self._held = dict.fromkeys((pool.part.start for pool in pools), 0)
         self._now = self._tick = 0
 

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 class Quality:
     """None = there is nothing to say it of."""
 
-    answer: int                 # AnswerStats.audit of the (last) answer
-    tokens: int                 # said
-    scored: int                 # distributions that were compared
-    kl: float | None            # mean over these of KL(exact || lossy), nats
-    kl_most: float | None       # the largest of them
-    agreement: float | None     # share of these whose likeliest token is the exact model's
-    perplexity: float | None    # of the exact model on all tokens said
-    saved_ms: float | None      # waiting for copies that was saved, a decoded token; an estimate: core.quality.saved
-    changed: int                # (token, layer, expert) assignments that were not the router's ...
-    assignments: int            # ... of so many
-    note: str = ""              # why there are no figures, as part of a line; "" = there are
+    answer: int  # AnswerStats.audit of the (last) answer
+    tokens: int  # said
+    scored: int  # distributions that were compared
+    kl: float | None  # mean over these of KL(exact || lossy), nats
+    kl_most: float | None  # the largest of them
+    agreement: float | None  # share of these whose likeliest token is the exact model's
+    perplexity: float | None  # of the exact model on all tokens said
+    saved_ms: float | None  # waiting for copies that was saved, a decoded token; an estimate: core.quality.saved
+    changed: int  # (token, layer, expert) assignments that were not the router's ...
+    assignments: int  # ... of so many
+    note: str = ""  # why there are no figures, as part of a line; "" = there are
 
     @property
     def rate(self) -> float:
@@ -37,12 +37,17 @@ def together(some: Sequence[Quality]) -> Quality | None:
     nats = sum(one.tokens * math.log(one.perplexity or 1.0) for one in told)
     worst = [one.kl_most for one in some if one.kl_most is not None]
     return Quality(
-        answer=some[-1].answer, tokens=sum(one.tokens for one in some), scored=sum(one.scored for one in some),
-        kl=_mean([(one.kl, one.scored) for one in some]), kl_most=max(worst) if worst else None,
+        answer=some[-1].answer,
+        tokens=sum(one.tokens for one in some),
+        scored=sum(one.scored for one in some),
+        kl=_mean([(one.kl, one.scored) for one in some]),
+        kl_most=max(worst) if worst else None,
         agreement=_mean([(one.agreement, one.scored) for one in some]),
         perplexity=math.exp(nats / sum(one.tokens for one in told)) if told else None,
         saved_ms=_mean([(one.saved_ms, one.tokens) for one in some]),
-        changed=sum(one.changed for one in some), assignments=sum(one.assignments for one in some))
+        changed=sum(one.changed for one in some),
+        assignments=sum(one.assignments for one in some),
+    )
 
 
 def _mean(values: Sequence[tuple[float | None, int]]) -> float | None:

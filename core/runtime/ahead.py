@@ -46,8 +46,15 @@ class Ahead:
             if not self.take_back(self.fresh[eid]):
                 self.waste(eid, evicted=False)
 
-    def issue(self, guesses: Sequence[Guess], at: int, phase: str, pools: Sequence[Pool], size_bytes: int,
-              fetch: Callable[[int, Pool, dict[int, Pool]], Ticket | None]) -> None:
+    def issue(
+        self,
+        guesses: Sequence[Guess],
+        at: int,
+        phase: str,
+        pools: Sequence[Pool],
+        size_bytes: int,
+        fetch: Callable[[int, Pool, dict[int, Pool]], Ticket | None],
+    ) -> None:
         """Rank `guesses` of layer `at` with what is queued, and `fetch(eid, its pool, all that are named)` by priority.
 
         `fetch` gives the copy that is about to be queued, or None where nothing worse than a guess may leave; then
@@ -62,8 +69,14 @@ class Ahead:
             return
         best = self.schedule.sort(guesses, at)
         named = fitting(best, pools, experts)
-        ranked = self.schedule.rank([g for g in best if g.layer * experts + g.expert in named], at, queued,
-                                    lambda eid: not is_resident(eid), link, size_bytes)
+        ranked = self.schedule.rank(
+            [g for g in best if g.layer * experts + g.expert in named],
+            at,
+            queued,
+            lambda eid: not is_resident(eid),
+            link,
+            size_bytes,
+        )
         for ticket in ranked.drop:
             self.take_back(ticket)
         if ranked.priorities:

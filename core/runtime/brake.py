@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from core.types import StepRecord
 
-WINDOW = 32      # decoded tokens that a judgement rests on
-REST = 128       # tokens of the first pause; each one that follows a failed trial is twice as long ...
-LONGEST = 4096   # ... up to this
-MARGIN = 0.02    # of a token's time: what the loss must exceed before prefetching is paused
+WINDOW = 32  # decoded tokens that a judgement rests on
+REST = 128  # tokens of the first pause; each one that follows a failed trial is twice as long ...
+LONGEST = 4096  # ... up to this
+MARGIN = 0.02  # of a token's time: what the loss must exceed before prefetching is paused
 
 
 class Brake:
@@ -29,7 +29,7 @@ class Brake:
 
     def restart(self) -> None:
         """Forget what was measured: something else is prefetched, or otherwise. A pause is over."""
-        self._window: deque[tuple[float, float]] = deque(maxlen=WINDOW)   # (net, total) ms of the last tokens
+        self._window: deque[tuple[float, float]] = deque(maxlen=WINDOW)  # (net, total) ms of the last tokens
         self._warming, self._left, self._rest, self._trial = WINDOW, 0, REST, False
         self.paused = False
 
@@ -52,8 +52,10 @@ class Brake:
         net_ms, total_ms = (sum(column) / WINDOW for column in zip(*self._window, strict=True))
         if net_ms < (0.0 if self._trial else -MARGIN * total_ms):
             self.paused, self._left = True, self._rest
-            self.say(f"prefetching paused: it cost {-net_ms:.2f} ms a token more than it saved; next try in "
-                     f"{self._rest} tokens")
+            self.say(
+                f"prefetching paused: it cost {-net_ms:.2f} ms a token more than it saved; next try in "
+                f"{self._rest} tokens"
+            )
             self._rest = min(LONGEST, 2 * self._rest)
         elif self._trial:
             self._trial, self._rest = False, REST

@@ -40,8 +40,8 @@ class ExpertMath:
         self._norm = experts.post_expert_norm if getattr(experts, "has_post_expert_norm", False) else None
         self._one_by_one = bool(getattr(experts, ASCENDING, False))
         self.stack = isinstance(codec, Direct)
-        self.placed = False                                       # rows have to be told their places: `needs_places`
-        self.tap: Callable[[torch.Tensor], None] | None = None    # told of all pairs' outputs, before their weights
+        self.placed = False  # rows have to be told their places: `needs_places`
+        self.tap: Callable[[torch.Tensor], None] | None = None  # told of all pairs' outputs, before their weights
         self.grouped = GroupedMath(kernels, self.up_name, self.has_bias, self._gate) if kernels is not None else None
 
     def needs_places(self) -> bool:

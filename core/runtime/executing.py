@@ -55,7 +55,7 @@ class Executing:
 
     def __init__(self, foresight: Foresight) -> None:
         self._foresight = foresight
-        self._reweighed: torch.Tensor | None = None      # a count, on the device
+        self._reweighed: torch.Tensor | None = None  # a count, on the device
         self.use("off")
 
     def use(self, mode: str, weights: str = "predicted", share: float = 1.0) -> None:
@@ -90,7 +90,7 @@ class Executing:
         rule, logits = self._foresight.rule(layer), self._foresight.output(layer).logits
         if self.mode == "verify":
             changed = changed & self._carried(rule.scores(logits), taken, ids)
-        differs = changed.any(-1, keepdim=True)                       # where nothing does all is the router's, exactly
+        differs = changed.any(-1, keepdim=True)  # where nothing does all is the router's, exactly
         found = torch.where(differs, rule.weigh(logits, taken).to(weights.dtype), weights)
         return Executed(torch.where(differs, taken, ids), found, changed)
 
@@ -103,16 +103,16 @@ class Executing:
     def _carried(self, scores: torch.Tensor, taken: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """[T, 1] whether the predicted experts carry enough of what the chosen ones do."""
         if self._share >= 1.0:
-            return torch.zeros_like(ids[:, :1], dtype=torch.bool)     # two sets may weigh the same
+            return torch.zeros_like(ids[:, :1], dtype=torch.bool)  # two sets may weigh the same
         return scores.gather(1, taken).sum(-1, True) >= self._share * scores.gather(1, ids).sum(-1, True)
 
 
 def aligned(told: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(`place` [T, k], `changed` [T, k]): told.gather(1, place) has the experts that both have where `ids` has them,
     and its others, in their order, where they are `changed`. No expert twice in a row of either."""
-    same = told[:, :, None] == ids[:, None, :]                        # [T, told, ids]
+    same = told[:, :, None] == ids[:, None, :]  # [T, told, ids]
     changed = ~same.any(1)
-    spare = same.any(2).byte().argsort(dim=1, stable=True)            # those told that are new come first
+    spare = same.any(2).byte().argsort(dim=1, stable=True)  # those told that are new come first
     free = (~changed).byte().argsort(dim=1, stable=True)
     place = torch.empty_like(spare).scatter_(1, free, spare)
     return torch.where(changed, place, same.byte().argmax(1)), changed

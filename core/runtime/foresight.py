@@ -31,19 +31,19 @@ class Foresight:
 
     def __init__(self, model: Any, sites: Sequence[ExpertsSite], shape: ModelShape) -> None:
         self.shape = shape
-        self.request = 0                                  # prompts so far
-        self.tokens: Sequence[int] = ()                   # ids of the pass that is running
+        self.request = 0  # prompts so far
+        self.tokens: Sequence[int] = ()  # ids of the pass that is running
         self.profile: Profile | None = None
         self.predictor: Predictor = NoPrediction()
         self._model, self._sites = model, tuple(sites)
         self._watch: Watch | None = None
         self._seen: Seen | None = None
-        self._begun = False                               # `begin` was called for the pass that comes
-        self._attends = False                             # somebody beside the predictor asks what routers answer
-        self._output: tuple[int, RouterOutput] | None = None       # (layer, its answer) while somebody does
-        self._named: Named | None = None                  # what the predictor named, while somebody asks
+        self._begun = False  # `begin` was called for the pass that comes
+        self._attends = False  # somebody beside the predictor asks what routers answer
+        self._output: tuple[int, RouterOutput] | None = None  # (layer, its answer) while somebody does
+        self._named: Named | None = None  # what the predictor named, while somebody asks
         self._predicted: Predicted | None = None
-        self.remembers = self._certain = False            # predicted routings are kept; and surely computed
+        self.remembers = self._certain = False  # predicted routings are kept; and surely computed
 
     # ------------------------------------------------------------------ life
 
@@ -103,7 +103,7 @@ class Foresight:
             self.tokens, self._begun = self.tokens if self._begun else (), False
         if not self.predictor.looks:
             return ()
-        seen, self._seen, self._predicted = self._seen, None, None      # its tensors live no longer than the look
+        seen, self._seen, self._predicted = self._seen, None, None  # its tensors live no longer than the look
         guesses = self.predictor.predict(View(self, layer, chosen, weights, seen))
         if self._predicted is not None:
             guesses = self._predicted.first(guesses, certain=self._certain)
@@ -160,22 +160,23 @@ class Foresight:
         return answer(self._sites[of], hidden, seen)
 
     @torch.no_grad()
-    def default(self, layer: int, of: int, chosen: Sequence[Sequence[int]], weights: torch.Tensor | None,
-                seen: Seen) -> torch.Tensor | None:
+    def default(
+        self, layer: int, of: int, chosen: Sequence[Sequence[int]], weights: torch.Tensor | None, seen: Seen
+    ) -> torch.Tensor | None:
         """[T, H] quasi-hidden state q = Norm_of(r + c * D), D = sum over the chosen experts of weight * default vector,
         c = how much of its experts' output the layer adds. None where that is not how the layer works."""
         scale, norm = place_of(self._sites[layer]).scale, norm_of(self._sites[of])
         if scale is None or norm is None or seen.residual is None or weights is None:
             return None
         if len(chosen) == 1:
-            named, share = list(chosen[0]), weights.float()                                           # [1, k]
+            named, share = list(chosen[0]), weights.float()  # [1, k]
         else:
             named = sorted({expert for row in chosen for expert in row})
             column = {expert: i for i, expert in enumerate(named)}
             at = torch.tensor([[column[expert] for expert in row] for row in chosen], device=weights.device)
-            share = torch.zeros(len(chosen), len(named), device=weights.device)                        # [T, n]
+            share = torch.zeros(len(chosen), len(named), device=weights.device)  # [T, n]
             share.scatter_add_(1, at, weights.float())
-        vectors, device = self._defaults[layer, named], seen.residual.device                          # [n, H]
+        vectors, device = self._defaults[layer, named], seen.residual.device  # [n, H]
         if device.type == "cuda":
             vectors = vectors.pin_memory().to(device, non_blocking=True)
         return norm(seen.residual + (scale * (share @ vectors.float())).to(seen.residual.dtype))

@@ -13,24 +13,33 @@ from core.profile import Profile
 from core.registry import Value
 from core.types import ModelShape
 
-NEVER = -1.0     # an entropy that nothing is at or below
-ALWAYS = 2.0     # a share or a margin that nothing reaches
+NEVER = -1.0  # an entropy that nothing is at or below
+ALWAYS = 2.0  # a share or a margin that nothing reaches
 
 
-def gates_of(settings: Mapping[str, Value], shape: ModelShape, profile: Profile | None,
-             device: torch.device) -> list[Gates]:
+def gates_of(
+    settings: Mapping[str, Value], shape: ModelShape, profile: Profile | None, device: torch.device
+) -> list[Gates]:
     """One a layer. The settings' `miss` is not "wait"; what they need of the profile is there."""
     way, margin = str(settings["miss"]), float(settings["gate_margin"])
     buddy = settings["substitute"] == "buddy"
-    return [Gates(tau=tau, temperature=temperature(settings),
-                  margin=margin if margin < 1 else ALWAYS,
-                  beta=float(settings["beta"]) if settings["batch_gate"] == "fixed" else ALWAYS,
-                  rho=int(settings["rho"]),
-                  unique=not buddy or bool(settings["substitute.buddy.unique"]),
-                  discount=float(settings["substitute.buddy.discount"]) if buddy else 0.0,
-                  protected=protected, order=tuple(way.split("_")), drop_share=float(settings["drop_share"]))
-            for tau, protected in zip(_taus(settings, shape, profile), _protected(settings, shape, profile, device),
-                                      strict=True)]
+    return [
+        Gates(
+            tau=tau,
+            temperature=temperature(settings),
+            margin=margin if margin < 1 else ALWAYS,
+            beta=float(settings["beta"]) if settings["batch_gate"] == "fixed" else ALWAYS,
+            rho=int(settings["rho"]),
+            unique=not buddy or bool(settings["substitute.buddy.unique"]),
+            discount=float(settings["substitute.buddy.discount"]) if buddy else 0.0,
+            protected=protected,
+            order=tuple(way.split("_")),
+            drop_share=float(settings["drop_share"]),
+        )
+        for tau, protected in zip(
+            _taus(settings, shape, profile), _protected(settings, shape, profile, device), strict=True
+        )
+    ]
 
 
 def temperature(settings: Mapping[str, Value]) -> float:
@@ -52,8 +61,9 @@ def _taus(settings: Mapping[str, Value], shape: ModelShape, profile: Profile | N
     return [float(settings["gate_tau"]) if settings["gate"] == "tau" else NEVER] * shape.layers
 
 
-def _protected(settings: Mapping[str, Value], shape: ModelShape, profile: Profile | None,
-               device: torch.device) -> list[torch.Tensor | None]:
+def _protected(
+    settings: Mapping[str, Value], shape: ModelShape, profile: Profile | None, device: torch.device
+) -> list[torch.Tensor | None]:
     norms = profile.norms if profile is not None else None
     eids = Pins.parse(str(settings["protect"]), "protect").eids(shape.layers, shape.experts, norms, "protect")
     if not eids:

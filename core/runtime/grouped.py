@@ -10,17 +10,18 @@ from core.memory.arena import Slot
 from core.memory.codec.kernels import LANES_MOST, SlotKernels
 from core.runtime.lease import Held
 
-FEW = 64                # rows that are computed straight out of slots; each reads its expert's weights anew
-TOGETHER = LANES_MOST   # experts of a prompt that are computed together
-LATE = 4                # of those still on their way: what has landed is computed while the next are copied
+FEW = 64  # rows that are computed straight out of slots; each reads its expert's weights anew
+TOGETHER = LANES_MOST  # experts of a prompt that are computed together
+LATE = 4  # of those still on their way: what has landed is computed while the next are copied
 DOWN = "down_proj"
 
 
 class GroupedMath:
     """What ExpertMath does an expert at a time, for several. Biases and activations are the model's own."""
 
-    def __init__(self, kernels: SlotKernels, up: str, has_bias: bool,
-                 gate: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(
+        self, kernels: SlotKernels, up: str, has_bias: bool, gate: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
         """`up` = the name of the first matrix, `gate` = [n, 2I] -> [n, I]."""
         self._kernels, self._up, self._bias, self._gate = kernels, up, has_bias, gate
 

@@ -24,7 +24,7 @@ class Keeping:
         self._watch: Watch | None = None
         self._probs: list[torch.Tensor] = []
         self._tokens: Sequence[int] | None = None
-        self._named: list[tuple[int, Sequence[Guess]]] | None = None   # (layer, guesses) of this pass; None = not kept
+        self._named: list[tuple[int, Sequence[Guess]]] | None = None  # (layer, guesses) of this pass; None = not kept
 
     def __call__(self, *, probs: bool, ranks: bool, tokens: bool) -> None:
         """From the next pass on step records also have distributions (`probs`), guesses (`ranks`) and token ids. Only

@@ -44,14 +44,14 @@ class Counts:
     used: int = 0
     late: int = 0
     wasted: int = 0
-    evicted: int = 0                                       # of the wasted: put out before their layer was reached
+    evicted: int = 0  # of the wasted: put out before their layer was reached
     demand_bytes: int = 0
     prefetch_bytes: int = 0
     late_bytes: int = 0
     wasted_bytes: int = 0
     evicted_bytes: int = 0
-    spared: list[Ticket] = field(default_factory=list)     # prefetches that were asked for, in time or late
-    lost: list[Ticket] = field(default_factory=list)       # demands of what had left for a wasted prefetch
+    spared: list[Ticket] = field(default_factory=list)  # prefetches that were asked for, in time or late
+    lost: list[Ticket] = field(default_factory=list)  # demands of what had left for a wasted prefetch
 
     def arrived(self, ticket: Ticket, *, late: bool) -> None:
         """A prefetched expert was asked for, and was there or on its way."""

@@ -12,8 +12,13 @@ from core.choices import TAE_BINS, Action, LossyLook
 from core.types import StepRecord
 
 
-def look(window: Sequence[StepRecord], tail: Sequence[StepRecord], layers: int, threshold: Sequence[float],
-         buddies: npt.NDArray[np.float32] | None) -> LossyLook:
+def look(
+    window: Sequence[StepRecord],
+    tail: Sequence[StepRecord],
+    layers: int,
+    threshold: Sequence[float],
+    buddies: npt.NDArray[np.float32] | None,
+) -> LossyLook:
     """`window` = the passes that "now" means, `tail` those of the timelines; the rest as in LossyLook."""
     did = [step for step in window if step.lossy is not None]
     assignments = sum(step.assignments for step in did)
@@ -23,9 +28,15 @@ def look(window: Sequence[StepRecord], tail: Sequence[StepRecord], layers: int, 
             assert step.lossy is not None
             rows = step.lossy.choices
             per_layer[:, at] += np.bincount(rows["layer"][rows["action"] == action], minlength=layers)
-    return LossyLook(sum(step.changed for step in did) / max(1, assignments),
-                     per_layer / max(1.0, assignments / layers), _entropies(did, layers),
-                     np.array(threshold, np.float32), _mean("delta", tail), _mean("beta", tail), buddies)
+    return LossyLook(
+        sum(step.changed for step in did) / max(1, assignments),
+        per_layer / max(1.0, assignments / layers),
+        _entropies(did, layers),
+        np.array(threshold, np.float32),
+        _mean("delta", tail),
+        _mean("beta", tail),
+        buddies,
+    )
 
 
 def _entropies(steps: Sequence[StepRecord], layers: int) -> npt.NDArray[np.uint32]:

@@ -41,8 +41,8 @@ class MissPolicy:
         self.profile: Profile | None = None
         self._shape, self._residency, self._foresight, self._device = shape, residency, foresight, device
         self._substitute: Substitute | None = None
-        self._gates: list[Gates] = []               # of each layer; empty: every miss is waited for
-        self._budget = -1.0                         # bytes that a pass may copy on demand; < 0: no adaptive gate
+        self._gates: list[Gates] = []  # of each layer; empty: every miss is waited for
+        self._budget = -1.0  # bytes that a pass may copy on demand; < 0: no adaptive gate
         self._temperature, self._renormalise = 1.0, False
         self.begin()
 
@@ -61,10 +61,11 @@ class MissPolicy:
         self._budget = float(settings["beta_budget"]) * 1e6 if adaptive else -1.0
         self._temperature = temperature(settings)
         self._renormalise = bool(settings["drop_renormalise"])
-        self.executing.use(str(settings["execute"]), str(settings["execute_weights"]),
-                           float(settings["execute_share"]))
-        self._foresight.attend(states=self.executing.active or bool(self._substitute and self._substitute.logits),
-                               names=bool(self._substitute and self._substitute.named))
+        self.executing.use(str(settings["execute"]), str(settings["execute_weights"]), float(settings["execute_share"]))
+        self._foresight.attend(
+            states=self.executing.active or bool(self._substitute and self._substitute.logits),
+            names=bool(self._substitute and self._substitute.named),
+        )
 
     @property
     def active(self) -> bool:
@@ -108,7 +109,7 @@ class MissPolicy:
         layers = self._shape.layers
         tae = np.full((layers, tokens), np.nan, np.float16)
         if len(self._weights) == layers:
-            gates = torch.stack(self._weights).float().cpu().numpy()             # [L, T, k]
+            gates = torch.stack(self._weights).float().cpu().numpy()  # [L, T, k]
             sharp = gates ** (1.0 / self._temperature) if self._temperature != 1.0 else gates
             tae = entropy(sharp.reshape(-1, sharp.shape[-1])).reshape(layers, tokens).astype(np.float16)
         rows = np.concatenate(self._rows) if self._rows else np.empty(0, CHOICE)
@@ -123,12 +124,25 @@ class MissPolicy:
             return now
         chosen: list[list[int]] = ids.tolist()
         token, place = (at.numpy() for at in torch.where(changed.cpu()))
-        self._note(layer, token, np.array(now.asked)[token, place], np.array(chosen)[token, place],
-                   np.uint8(Action.PREDICTED), np.uint8(0))
+        self._note(
+            layer,
+            token,
+            np.array(now.asked)[token, place],
+            np.array(chosen)[token, place],
+            np.uint8(Action.PREDICTED),
+            np.uint8(0),
+        )
         wanted = distinct(chosen)
         spared = set(now.wanted).difference(wanted)
-        return replace(now, ids=ids, weights=weights, chosen=chosen, wanted=wanted,
-                       fates=[Fate(expert, Outcome.PREDICTED) for expert in sorted(spared)], executed=True)
+        return replace(
+            now,
+            ids=ids,
+            weights=weights,
+            chosen=chosen,
+            wanted=wanted,
+            fates=[Fate(expert, Outcome.PREDICTED) for expert in sorted(spared)],
+            executed=True,
+        )
 
     def _replace(self, layer: int, now: Routed, missing: list[int]) -> Routed:
         """Substitute or drop what is missing, as far as the gates allow."""
@@ -140,8 +154,14 @@ class MissPolicy:
             gates = replace(gates, beta=0.0 if self._delta[layer] <= share else ALWAYS)
         elif gates.beta < ALWAYS:
             self._beta[layer] = gates.beta
-        ask = Ask(layer, now.ids, now.weights, torch.tensor(lacks, device=self._device),
-                  torch.tensor(ready, device=self._device), *self._told(layer, source))
+        ask = Ask(
+            layer,
+            now.ids,
+            now.weights,
+            torch.tensor(lacks, device=self._device),
+            torch.tensor(ready, device=self._device),
+            *self._told(layer, source),
+        )
         if len(now.chosen) > 1 or (source is not None and source.reroutes):
             found = batch.select(ask, gates, source)
             ids, action, why = found.ids.tolist(), found.action.cpu().numpy(), found.why.cpu().numpy()
@@ -165,8 +185,16 @@ class MissPolicy:
         left = self._budget - self._residency.counts.demand_bytes
         return max(0, int(left / (self._shape.layers - layer) / self._shape.expert_bytes))
 
-    def _taken(self, layer: int, now: Routed, missing: list[int], ids: list[list[int]], action: Bytes, why: Bytes,
-               weights: torch.Tensor | None) -> Routed:
+    def _taken(
+        self,
+        layer: int,
+        now: Routed,
+        missing: list[int],
+        ids: list[list[int]],
+        action: Bytes,
+        why: Bytes,
+        weights: torch.Tensor | None,
+    ) -> Routed:
         """Note what was decided, [T, k] each, and the routing that follows from it; `weights`, if they are new."""
         token, place = np.nonzero(action)
         done, asked = action[token, place], np.array(now.chosen)[token, place]

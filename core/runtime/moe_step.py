@@ -36,8 +36,16 @@ if TYPE_CHECKING:
 class MoEStep:
     """All MoE layers of one model. `foresight` names what to fetch ahead."""
 
-    def __init__(self, experts: Sequence[Any], codec: Codec, residency: Residency, transfers: TransferEngine,
-                 recorder: Recorder, foresight: Foresight, top_k: int) -> None:
+    def __init__(
+        self,
+        experts: Sequence[Any],
+        codec: Codec,
+        residency: Residency,
+        transfers: TransferEngine,
+        recorder: Recorder,
+        foresight: Foresight,
+        top_k: int,
+    ) -> None:
         kernels = make_kernels(codec)
         self._math = [ExpertMath(module, codec, kernels) for module in experts]
         placed = self._math[0].needs_places()
@@ -46,8 +54,8 @@ class MoEStep:
         self._residency, self._transfers, self._recorder = residency, transfers, recorder
         self._foresight, self._top_k = foresight, top_k
         self._idle = any(getattr(module, IDLE, False) for module in experts)
-        self._last = residency.experts               # where what is not computed is sorted
-        self.miss: MissPolicy | None = None          # what may be done instead of waiting; None: nothing
+        self._last = residency.experts  # where what is not computed is sorted
+        self.miss: MissPolicy | None = None  # what may be done instead of waiting; None: nothing
 
     def stack_if_worth_it(self, hidden: int, dtype: torch.dtype) -> None:
         """Try, with the experts that are resident, whether a token's experts are best computed in one product, or
@@ -71,12 +79,12 @@ class MoEStep:
             math.tap = tell
 
     def __call__(self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        asked: list[list[int]] = ids.tolist()                      # the layer's only sync with the device
+        asked: list[list[int]] = ids.tolist()  # the layer's only sync with the device
         if self.miss is not None and self.miss.active:
             routed = self.miss.route(layer, ids, weights, asked)
         else:
             routed = Routed(ids, weights, asked, distinct(asked), asked)
-            if self._idle and len(asked) > 1:          # one token's experts are computed once each anyway
+            if self._idle and len(asked) > 1:  # one token's experts are computed once each anyway
                 routed = routed.without_idle()
         if self._residency.expects:
             self._residency.arrive(layer, routed.wanted)
@@ -110,7 +118,7 @@ class MoEStep:
         nothing = any(NOTHING in row for row in routed.chosen) if routed.chosen is not routed.asked else False
         flat = routed.ids.reshape(-1)
         sorted_ids, order = torch.sort(flat.masked_fill(flat == NOTHING, self._last) if nothing else flat)
-        grouped = hidden[order // k]                               # [T * k, H], expert by expert, nothing last
+        grouped = hidden[order // k]  # [T * k, H], expert by expert, nothing last
         ends = torch.bincount(sorted_ids, minlength=self._last).cumsum(0).tolist()
         rows = {e: slice(ends[e - 1] if e else 0, ends[e]) for e in wanted}
         out = torch.zeros_like(grouped) if nothing else torch.empty_like(grouped)
@@ -170,5 +178,5 @@ def _places(order: Sequence[int], some: Sequence[Held]) -> Places | None:
     """Where one token's pairs stand when they are sorted by expert, as transformers' grouped_mm has them."""
     ranked = sorted(order)
     if any(held.expert not in ranked for held in some):
-        return None                                      # not what the router chose
+        return None  # not what the router chose
     return Places([ranked.index(held.expert) for held in some], len(ranked))

@@ -13,4 +13,3 @@ def estimator_of(profile: Profile | None, device: torch.device) -> Estimator:
     """The profile's estimator in fp32 on `device`; it must be there."""
     assert profile is not None
     return estimator.from_tensors(profile.nets, profile.settings).to(device)
-

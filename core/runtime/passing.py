@@ -9,8 +9,13 @@ from core.runtime.lease import Lease
 from core.runtime.residency import Residency
 
 
-def in_waves(residency: Residency, layer: int, wanted: Sequence[int], release: Callable[[Lease], None],
-             look_ahead: Callable[[], None]) -> Iterator[Lease]:
+def in_waves(
+    residency: Residency,
+    layer: int,
+    wanted: Sequence[int],
+    release: Callable[[Lease], None],
+    look_ahead: Callable[[], None],
+) -> Iterator[Lease]:
     """Lease all of `wanted`, in waves when they do not fit: while one computes, the next one's experts arrive.
 
     Each lease is released when the next one is asked for. `look_ahead` is called once the last one is acquired.

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import torch
 
-BLOCK = 128     # no fewer numbers than torch computes in one step, and a multiple of it
-ROWS = 7        # of a trial ...
-TRIALS = 24     # ... and how often: a last bit differs in some numbers only
+BLOCK = 128  # no fewer numbers than torch computes in one step, and a multiple of it
+ROWS = 7  # of a trial ...
+TRIALS = 24  # ... and how often: a last bit differs in some numbers only
 
 Gate = Callable[[torch.Tensor], torch.Tensor]
 
@@ -49,8 +49,8 @@ def scattered(gate: Gate, y: torch.Tensor, places: Places) -> torch.Tensor:
 def consecutive(gate: Gate, y: torch.Tensor, start: int, total: int) -> torch.Tensor:
     """The gate of rows [n, width] that stand at start, start + 1, ... of any number."""
     end = start + len(y)
-    first = start // BLOCK * BLOCK                        # as many whole blocks are before it in both
-    last = min(total, -(-end // BLOCK) * BLOCK + BLOCK)   # the end of all, or one that is far enough away
+    first = start // BLOCK * BLOCK  # as many whole blocks are before it in both
+    last = min(total, -(-end // BLOCK) * BLOCK + BLOCK)  # the end of all, or one that is far enough away
     rows = y.new_zeros(last - first, y.shape[1])
     rows[start - first : end - first] = y
     return gate(rows)[start - first : end - first]

@@ -32,7 +32,7 @@ class Experts(Protocol):
 class Pool:
     """`capacity` slots for the experts of `part`, of which `free` hold nothing. Mutated by Residency only."""
 
-    part: slice                     # eids
+    part: slice  # eids
     capacity: int = 0
     free: list[Slot] = field(default_factory=list)
 
@@ -59,8 +59,9 @@ def first(eids: Sequence[int], capacities: Sequence[int], experts: int) -> list[
     return kept
 
 
-def resize(pools: Sequence[Pool], capacities: Sequence[int], arena: Slots,
-           make_room: Callable[[Pool], Slot | None]) -> None:
+def resize(
+    pools: Sequence[Pool], capacities: Sequence[int], arena: Slots, make_room: Callable[[Pool], Slot | None]
+) -> None:
     """Shrink first, then grow, so that the arena never holds more than before or after. Raises BudgetError when the
     device is full; the pools are then as large as there was room."""
     sizes = list(zip(pools, capacities, strict=True))
@@ -80,5 +81,7 @@ def _allocate(arena: Slots) -> Slot:
     try:
         return arena.allocate()
     except RuntimeError as error:  # torch raises OutOfMemoryError, a RuntimeError, and so does its CPU allocator
-        raise BudgetError("The device has no memory left for the experts this budget asks for. Lower the budget, "
-                          f"or close what else uses the device. ({error})") from error
+        raise BudgetError(
+            "The device has no memory left for the experts this budget asks for. Lower the budget, "
+            f"or close what else uses the device. ({error})"
+        ) from error

@@ -38,7 +38,7 @@ class Recorded(StepRecord):
         build = self._later.get(name) if name in LATER else None
         if build is not None:
             setattr(self, name, build())
-            self._later.pop(name, None)    # last: who finds it gone finds the field
+            self._later.pop(name, None)  # last: who finds it gone finds the field
         return object.__getattribute__(self, name)
 
 
@@ -53,11 +53,11 @@ class Recorder:
         self._ids: list[list[list[int]]] = []
         self._held: list[tuple[int, Sequence[Held | Fate]]] = []
         self.stall_s = 0.0
-        self.toll = Toll()               # of prefetching
+        self.toll = Toll()  # of prefetching
         self.brake = Brake()
         self.keeping: Keeping | None = None
         self.miss: MissPolicy | None = None
-        self.tainted = False             # something of the text so far was computed lossily
+        self.tainted = False  # something of the text so far was computed lossily
 
     def begin(self) -> None:
         """Forget the previous pass."""
@@ -76,24 +76,50 @@ class Recorder:
             self._ids.append(ids)
             self._held.append((layer, held))
 
-    def end(self, phase: Phase, tokens: int, started_s: float, model_s: float, device_bytes: int, budget_bytes: int,
-            changes: dict[str, object]) -> StepRecord:
+    def end(
+        self,
+        phase: Phase,
+        tokens: int,
+        started_s: float,
+        model_s: float,
+        device_bytes: int,
+        budget_bytes: int,
+        changes: dict[str, object],
+    ) -> StepRecord:
         """The pass is over. `model_s` = the forward call, waits for copies included; `spent` adds what follows it."""
         counts, finished = self._residency.take_counts(), self._transfers.take_finished()
         stalled_s, late_s = self._transfers.device_stall_s()
         stall_s = min(self.stall_s + stalled_s, model_s)
         record = Recorded(
-            self._later(phase, tokens, finished), index=self._index, phase=phase, tokens=tokens,
-            started_s=started_s - self.born_s, total_ms=model_s * 1e3, compute_ms=(model_s - stall_s) * 1e3,
-            stall_ms=stall_s * 1e3, idle_ms=0.0, copy_ms=_busy_s(finished) * 1e3,
-            prefetch_issued=counts.issued, prefetch_used=counts.used, prefetch_late=counts.late,
-            prefetch_wasted=counts.wasted, prefetch_evicted=counts.evicted, late_bytes=counts.late_bytes,
-            evicted_bytes=counts.evicted_bytes, predict_ms=self.toll.predict_s * 1e3,
+            self._later(phase, tokens, finished),
+            index=self._index,
+            phase=phase,
+            tokens=tokens,
+            started_s=started_s - self.born_s,
+            total_ms=model_s * 1e3,
+            compute_ms=(model_s - stall_s) * 1e3,
+            stall_ms=stall_s * 1e3,
+            idle_ms=0.0,
+            copy_ms=_busy_s(finished) * 1e3,
+            prefetch_issued=counts.issued,
+            prefetch_used=counts.used,
+            prefetch_late=counts.late,
+            prefetch_wasted=counts.wasted,
+            prefetch_evicted=counts.evicted,
+            late_bytes=counts.late_bytes,
+            evicted_bytes=counts.evicted_bytes,
+            predict_ms=self.toll.predict_s * 1e3,
             net_ms=self.toll.net_ms(counts, finished, self.toll.late_s + late_s, stall_s),
-            demand_bytes=counts.demand_bytes, prefetch_bytes=counts.prefetch_bytes,
-            wasted_bytes=counts.wasted_bytes, disk_bytes=sum([t.disk_bytes for t in finished]),
-            slots=self._residency.slots, device_bytes=device_bytes, budget_bytes=budget_bytes,
-            emulated=bool(self._transfers.pace), changes=changes)
+            demand_bytes=counts.demand_bytes,
+            prefetch_bytes=counts.prefetch_bytes,
+            wasted_bytes=counts.wasted_bytes,
+            disk_bytes=sum([t.disk_bytes for t in finished]),
+            slots=self._residency.slots,
+            device_bytes=device_bytes,
+            budget_bytes=budget_bytes,
+            emulated=bool(self._transfers.pace),
+            changes=changes,
+        )
         record.lossy = self.miss.take(tokens) if self.miss is not None else None
         self.tainted |= record.lossy is not None and record.lossy.changed + record.lossy.reweighed > 0
         record.exact = not self.tainted
@@ -123,15 +149,44 @@ class Recorder:
         counts = array("h", [n for layer, hs in held for n in (layer, len(hs))])
         experts = [h.expert for _, hs in held for h in hs]
         outcomes = bytes([h.outcome for _, hs in held for h in hs])
-        copies = [(t.eid, t.bytes, t.demand, t.submitted_s - born_s, t.started_s - born_s, t.landed_s - born_s,
-                   t.disk_bytes > 0) for t in finished] if self.enabled else []
+        copies = (
+            [
+                (
+                    t.eid,
+                    t.bytes,
+                    t.demand,
+                    t.submitted_s - born_s,
+                    t.started_s - born_s,
+                    t.landed_s - born_s,
+                    t.disk_bytes > 0,
+                )
+                for t in finished
+            ]
+            if self.enabled
+            else []
+        )
         top_k, of = self._shape.top_k, self._shape.experts
-        return {"ids": lambda: np.frombuffer(ids, np.int16).reshape(-1, tokens, top_k),
-                "layer": lambda: np.repeat(*np.frombuffer(counts, np.int16).reshape(-1, 2).T),
-                "expert": lambda: np.array(experts, np.int16), "outcome": lambda: np.frombuffer(outcomes, np.uint8),
-                "transfers": lambda: tuple([Transfer(*divmod(eid, of), size, demand, submitted_s, started_s, ended_s,
-                                                     phase, "disk" if disk else "host")
-                                            for eid, size, demand, submitted_s, started_s, ended_s, disk in copies])}
+        return {
+            "ids": lambda: np.frombuffer(ids, np.int16).reshape(-1, tokens, top_k),
+            "layer": lambda: np.repeat(*np.frombuffer(counts, np.int16).reshape(-1, 2).T),
+            "expert": lambda: np.array(experts, np.int16),
+            "outcome": lambda: np.frombuffer(outcomes, np.uint8),
+            "transfers": lambda: tuple(
+                [
+                    Transfer(
+                        *divmod(eid, of),
+                        size,
+                        demand,
+                        submitted_s,
+                        started_s,
+                        ended_s,
+                        phase,
+                        "disk" if disk else "host",
+                    )
+                    for eid, size, demand, submitted_s, started_s, ended_s, disk in copies
+                ]
+            ),
+        }
 
 
 def _busy_s(copies: Sequence[Ticket]) -> float:

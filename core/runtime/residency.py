@@ -93,8 +93,11 @@ class Residency(Lendable):
     def lacking(self, layer: int, wanted: Sequence[int]) -> list[int]:
         """Those of `wanted` that would have to be fetched: no slot, or a copy that is only queued."""
         base, slots, tickets = layer * self.experts, self._slot, self._tickets
-        return [e for e in wanted if slots[base + e] is None
-                or ((ticket := tickets.get(base + e)) is not None and ticket.state == QUEUED)]
+        return [
+            e
+            for e in wanted
+            if slots[base + e] is None or ((ticket := tickets.get(base + e)) is not None and ticket.state == QUEUED)
+        ]
 
     def standing(self, layer: int) -> tuple[list[bool], list[bool]]:
         """Of each expert of `layer`: would it have to be fetched, can it be computed at once? Neither: on its way."""
@@ -142,4 +145,3 @@ class Residency(Lendable):
         ticket.displaced = self._gone
         self._place(eid, slot, ticket)
         return ticket
-

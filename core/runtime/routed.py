@@ -9,7 +9,7 @@ import torch
 
 from core.runtime.lease import Fate, Held
 
-NOTHING = -1   # in the place of an expert that was dropped
+NOTHING = -1  # in the place of an expert that was dropped
 
 
 def distinct(chosen: Sequence[Sequence[int]]) -> list[int]:
@@ -30,7 +30,7 @@ class Routed:
     wanted: list[int]
     asked: list[list[int]]
     fates: Sequence[Fate] = ()
-    executed: bool = False        # a predicted routing, which is then what comes next follows from
+    executed: bool = False  # a predicted routing, which is then what comes next follows from
 
     def without_idle(self) -> Routed:
         """Without pairs of weight 0, which nothing is computed for; itself where there are none. All are asked for."""

@@ -15,7 +15,7 @@ from statistics import median
 from core.memory.ticket import Link, Ticket
 from core.policy.predict import Guess
 
-WINDOW = 33   # layers whose time is remembered; odd, so that a median is one of them
+WINDOW = 33  # layers whose time is remembered; odd, so that a median is one of them
 
 
 class Rhythm:
@@ -27,7 +27,7 @@ class Rhythm:
 
     def __init__(self, layers: int) -> None:
         self._layers = layers
-        self._spans: dict[tuple[str, bool], deque[float]] = {}    # (phase, to the next token) -> seconds
+        self._spans: dict[tuple[str, bool], deque[float]] = {}  # (phase, to the next token) -> seconds
         self._last: tuple[str, int, float] | None = None
         self._phase = ""
 
@@ -40,8 +40,7 @@ class Rhythm:
         self._last, self._phase = (phase, layer, now_s), phase
 
     def until(self, at: int, distance: int) -> float:
-        """Seconds from layer `at` (-1 = before the first) to the layer `distance` ahead; infinite before any is known.
-        """
+        """Seconds from layer `at` (-1 = before the first) to the layer `distance` ahead; infinite before one is known."""
         spans = self._spans.get((self._phase, False))
         if not spans:
             return math.inf
@@ -76,8 +75,15 @@ class Schedule:
         """By falling priority; equal ones stay in the order in which they were made."""
         return sorted(guesses, key=lambda guess: -guess.score / self.distance(at, guess.layer))
 
-    def rank(self, guesses: Sequence[Guess], at: int, queued: Iterable[Ticket], absent: Callable[[int], bool],
-             link: Link, size_bytes: int) -> Ranked:
+    def rank(
+        self,
+        guesses: Sequence[Guess],
+        at: int,
+        queued: Iterable[Ticket],
+        absent: Callable[[int], bool],
+        link: Link,
+        size_bytes: int,
+    ) -> Ranked:
         """`guesses` made in layer `at` and the prefetches that are `queued` in one order. `absent(eid)`: in no slot.
 
         A copy is in time when those before it in this order and what the link is busy with leave room for it before its
@@ -89,13 +95,20 @@ class Schedule:
         for ticket in queued:
             ticket.score = told.get(ticket.eid, ticket.score)
             entries.append((ticket.score / self.distance(at, ticket.eid // self.experts), ticket.eid, ticket))
-        entries += [(score / self.distance(at, eid // self.experts), eid, None) for eid, score in told.items()
-                    if absent(eid)]
+        entries += [
+            (score / self.distance(at, eid // self.experts), eid, None) for eid, score in told.items() if absent(eid)
+        ]
         entries.sort(key=lambda entry: -entry[0])
         return self._in_time(entries, told, at, link, size_bytes)
 
-    def _in_time(self, entries: Iterable[tuple[float, int, Ticket | None]], told: dict[int, float], at: int, link: Link,
-                 size_bytes: int) -> Ranked:
+    def _in_time(
+        self,
+        entries: Iterable[tuple[float, int, Ticket | None]],
+        told: dict[int, float],
+        at: int,
+        link: Link,
+        size_bytes: int,
+    ) -> Ranked:
         ranked, one_s = Ranked(), link.copy_s(size_bytes) if self.deadline else 0.0
         begin_s = link.backlog_s(size_bytes) if one_s else 0.0
         for priority, eid, ticket in entries:

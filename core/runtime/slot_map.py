@@ -34,22 +34,22 @@ class SlotMap:
     make_policy: Callable[[Roster], Eviction]
     scope: str
     slots: int
-    now: int = 0                                                   # forward passes so far
+    now: int = 0  # forward passes so far
     phase: str = "prefill"
     counts: Counts = field(default_factory=Counts)
-    divide: Callable[[int], Sequence[int]] | None = None           # slots of each layer, of all; None: evenly
-    pinned: frozenset[int] = frozenset()                           # eids that leave only when there is no other choice
+    divide: Callable[[int], Sequence[int]] | None = None  # slots of each layer, of all; None: evenly
+    pinned: frozenset[int] = frozenset()  # eids that leave only when there is no other choice
     last_used: list[int] = field(init=False)
-    hints: Hints = field(init=False)                               # what predictors tell the policy
+    hints: Hints = field(init=False)  # what predictors tell the policy
     policy: Eviction = field(init=False)
-    ahead: Ahead = field(init=False)                               # what was prefetched
-    _tick: int = 0                                                 # requests and admissions so far
-    _layer: int = 0                                                # being computed
-    _slot: list[Slot | None] = field(init=False)                   # eid -> slot: the map
+    ahead: Ahead = field(init=False)  # what was prefetched
+    _tick: int = 0  # requests and admissions so far
+    _layer: int = 0  # being computed
+    _slot: list[Slot | None] = field(init=False)  # eid -> slot: the map
     _pools: list[Pool] = field(init=False)
-    _tickets: dict[int, Ticket] = field(default_factory=dict)      # eid -> its unfinished copy
-    _leased: dict[int, int] = field(default_factory=dict)          # eid -> how many leases hold it
-    _gone: int = -1                                                # who left to make room the last time
+    _tickets: dict[int, Ticket] = field(default_factory=dict)  # eid -> its unfinished copy
+    _leased: dict[int, int] = field(default_factory=dict)  # eid -> how many leases hold it
+    _gone: int = -1  # who left to make room the last time
 
     def __post_init__(self) -> None:
         self._slot = [None] * (self.layers * self.experts)
@@ -58,9 +58,14 @@ class SlotMap:
         self.ahead = Ahead(self, self.layers)
         self._build_pools()
 
-    def reshape(self, *, slots: int | None = None, scope: str | None = None,
-                make_policy: Callable[[Roster], Eviction] | None = None,
-                divide: Callable[[int], Sequence[int]] | None = None) -> None:
+    def reshape(
+        self,
+        *,
+        slots: int | None = None,
+        scope: str | None = None,
+        make_policy: Callable[[Roster], Eviction] | None = None,
+        divide: Callable[[int], Sequence[int]] | None = None,
+    ) -> None:
         """Change size, scope, policy or the layers' slots between two passes; the experts used last stay, pinned ones
         before them. No lease may be open."""
         if self._leased:
@@ -139,8 +144,14 @@ class SlotMap:
     def places(self) -> list[int]:
         """Where each expert is, by eid, as core.types.Place says it. Safe to call from any thread."""
         flying = {eid for eid, ticket in self._tickets.copy().items() if not self.transfers.landed(ticket)}
-        return [(Place.DISK if self.store.origin(eid) == "disk" else Place.HOST) if slot is None
-                else Place.IN_FLIGHT if eid in flying else Place.RESIDENT for eid, slot in enumerate(self._slot)]
+        return [
+            (Place.DISK if self.store.origin(eid) == "disk" else Place.HOST)
+            if slot is None
+            else Place.IN_FLIGHT
+            if eid in flying
+            else Place.RESIDENT
+            for eid, slot in enumerate(self._slot)
+        ]
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every invariant of the map holds. Call it between two passes."""
@@ -200,7 +211,7 @@ class SlotMap:
         try:
             resize(self._pools, self._capacities(), self.arena, self._make_room)
         finally:
-            self.slots = len(self.arena)   # fewer than asked for, if the device ran full
+            self.slots = len(self.arena)  # fewer than asked for, if the device ran full
 
     def _capacities(self) -> list[int]:
         if self.scope == "layer":
@@ -210,8 +221,10 @@ class SlotMap:
     def _build_pools(self) -> None:
         """New pools and policies; pinned residents move over, then others in the order of their last use, as far as
         there is room."""
-        old = sorted((eid for eid, s in enumerate(self._slot) if s is not None),
-                     key=lambda e: (e not in self.pinned, -self.last_used[e], e))
+        old = sorted(
+            (eid for eid, s in enumerate(self._slot) if s is not None),
+            key=lambda e: (e not in self.pinned, -self.last_used[e], e),
+        )
         capacities = self._capacities()
         keep = first(old, capacities, self.experts)
         before, kept = self._pools, set().union(*keep)

@@ -16,8 +16,8 @@ from core.runtime.lease import Counts
 from core.runtime.pool import Pool
 from core.runtime.slot_map import SlotMap
 
-STAYS = 2**60   # above every tick
-SHARE = 4   # a pool lends one slot in so many, divided by its layers, or as many as a pass needs at least
+STAYS = 2**60  # above every tick
+SHARE = 4  # a pool lends one slot in so many, divided by its layers, or as many as a pass needs at least
 
 
 @dataclass(slots=True)
@@ -51,12 +51,23 @@ class Lendable(SlotMap):
         assert self.quiet() and not self._leased, "the cache is in use"
         for eid in [eid for eid, ticket in self._tickets.items() if ticket.error is not None]:
             self.evict(self.pool(eid // self.experts), eid)
-        self._tickets.clear()                                # all landed: what they brought is simply there
+        self._tickets.clear()  # all landed: what they brought is simply there
         orders = [self._worth(pool) for pool in self._pools]
-        aside = Aside([eid for order in orders for eid in reversed(order)], self.policy, self.hints, self.ahead,
-                      self.counts, self.pinned, self.last_used[:], self.now, self.phase, self._layer, self._tick)
+        aside = Aside(
+            [eid for order in orders for eid in reversed(order)],
+            self.policy,
+            self.hints,
+            self.ahead,
+            self.counts,
+            self.pinned,
+            self.last_used[:],
+            self.now,
+            self.phase,
+            self._layer,
+            self._tick,
+        )
         self.hints = Hints(self.layers, self.experts)
-        self.policy = Eviction(Roster(self.layers, self.experts, hints=self.hints))   # first in, first out
+        self.policy = Eviction(Roster(self.layers, self.experts, hints=self.hints))  # first in, first out
         self.ahead, self.counts = Ahead(self, self.layers), Counts()
         stay: set[int] = set(self.pinned)
         for pool, order in zip(self._pools, orders, strict=True):
@@ -79,7 +90,7 @@ class Lendable(SlotMap):
                 if not stop():
                     self._fetch_back(eid)
         finally:
-            for eid in [*self._tickets]:                     # broken off
+            for eid in [*self._tickets]:  # broken off
                 self.evict(self.pool(eid // self.experts), eid)
             self._restore(aside)
 

@@ -18,9 +18,9 @@ from core.types import Frame, Memory, ModelShape, Outcome, Place, StepRecord
 
 Changing = tuple[Sequence[float], npt.NDArray[np.float32] | None]
 """[L] entropies at or below which nothing is replaced, and how good j is in the place of i, [E, E], in one layer."""
-RING = 512     # forward passes kept for the timelines: with its copies a pass can take 15 kB, and a deck shows 240
-WINDOW = 64    # passes that "now" means: tok/s, hit rate and link rate are over the last 64
-FOLD = 512     # passes counted at once at the latest
+RING = 512  # forward passes kept for the timelines: with its copies a pass can take 15 kB, and a deck shows 240
+WINDOW = 64  # passes that "now" means: tok/s, hit rate and link rate are over the last 64
+FOLD = 512  # passes counted at once at the latest
 
 
 class Telemetry:
@@ -58,8 +58,18 @@ class Telemetry:
             self._fold()
             return self._activations.copy()
 
-    def frame(self, layer: int, points: int, places: Sequence[int], memory: Memory, *, busy: bool, emulated: bool,
-              link_peak_gbps: float, lossy: Changing | None = None) -> Frame:
+    def frame(
+        self,
+        layer: int,
+        points: int,
+        places: Sequence[int],
+        memory: Memory,
+        *,
+        busy: bool,
+        emulated: bool,
+        link_peak_gbps: float,
+        lossy: Changing | None = None,
+    ) -> Frame:
         """One consistent look. `points` = how many passes the timelines show, at most RING; `lossy`: what may change
         answers now."""
         with self._lock:
@@ -81,21 +91,39 @@ class Telemetry:
 
         wasted = column("wasted_bytes", np.float32)
         return Frame(
-            version=self.version, shape=self._shape, busy=busy, place=self._place(places, kept), hit_rate=hit_rate,
-            coactivation=coactivation, window=WINDOW, step=column("index", np.int32),
-            decode=np.array([s.phase == "decode" for s in tail], np.uint8), started_s=column("started_s", np.float32),
-            total_ms=column("total_ms", np.float32), compute_ms=column("compute_ms", np.float32),
-            stall_ms=column("stall_ms", np.float32), predict_ms=column("predict_ms", np.float32),
+            version=self.version,
+            shape=self._shape,
+            busy=busy,
+            place=self._place(places, kept),
+            hit_rate=hit_rate,
+            coactivation=coactivation,
+            window=WINDOW,
+            step=column("index", np.int32),
+            decode=np.array([s.phase == "decode" for s in tail], np.uint8),
+            started_s=column("started_s", np.float32),
+            total_ms=column("total_ms", np.float32),
+            compute_ms=column("compute_ms", np.float32),
+            stall_ms=column("stall_ms", np.float32),
+            predict_ms=column("predict_ms", np.float32),
             requests=column("requests", np.int32),
-            hits=column("hits", np.int32), demand_bytes=column("demand_bytes", np.float32),
-            prefetch_bytes=(column("prefetch_bytes", np.float32) - wasted).clip(0), wasted_bytes=wasted,
+            hits=column("hits", np.int32),
+            demand_bytes=column("demand_bytes", np.float32),
+            prefetch_bytes=(column("prefetch_bytes", np.float32) - wasted).clip(0),
+            wasted_bytes=wasted,
             disk_bytes=column("disk_bytes", np.float32),
-            marks=list(self.marks), memory=memory, tok_s=1e3 / tpot_ms if tpot_ms else 0.0, tpot_ms=tpot_ms,
+            marks=list(self.marks),
+            memory=memory,
+            tok_s=1e3 / tpot_ms if tpot_ms else 0.0,
+            tpot_ms=tpot_ms,
             hit=float(hits.sum() / requests.sum()) if requests.sum() else float("nan"),
-            link_gbps=moved / span_s / 1e9 if span_s else 0.0, link_peak_gbps=link_peak_gbps, emulated=emulated,
+            link_gbps=moved / span_s / 1e9 if span_s else 0.0,
+            link_peak_gbps=link_peak_gbps,
+            emulated=emulated,
             exact=kept[-1].exact if kept else True,
-            net_ms=float(np.mean([s.net_ms for s in decode])) if decode else 0.0, prefetched=_prefetched(window),
-            lossy=None if lossy is None else look(window, tail, self._shape.layers, *lossy))
+            net_ms=float(np.mean([s.net_ms for s in decode])) if decode else 0.0,
+            prefetched=_prefetched(window),
+            lossy=None if lossy is None else look(window, tail, self._shape.layers, *lossy),
+        )
 
     def _place(self, places: Sequence[int], kept: Sequence[StepRecord]) -> npt.NDArray[np.uint8]:
         place = np.array(places, np.uint8).reshape(self._shape.layers, self._shape.experts)
@@ -110,7 +138,7 @@ class Telemetry:
         self._pending.clear()
         if not routed:
             return
-        ids = np.concatenate(routed, axis=1).astype(np.int64)   # [L, tokens, k]
+        ids = np.concatenate(routed, axis=1).astype(np.int64)  # [L, tokens, k]
         experts = self._shape.experts
         base = (np.arange(self._shape.layers) * experts)[:, None, None] + ids
         np.add.at(self._activations.reshape(-1), base.ravel(), 1)
@@ -120,8 +148,9 @@ class Telemetry:
 
 def _prefetched(steps: Sequence[StepRecord]) -> tuple[int, int, int, int]:
     """Experts used, late, wasted, and of these evicted before their layer was reached."""
-    used, late, wasted, evicted = (sum(getattr(step, f"prefetch_{name}") for step in steps)
-                                   for name in ("used", "late", "wasted", "evicted"))
+    used, late, wasted, evicted = (
+        sum(getattr(step, f"prefetch_{name}") for step in steps) for name in ("used", "late", "wasted", "evicted")
+    )
     return used, late, wasted, evicted
 
 

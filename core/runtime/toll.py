@@ -23,9 +23,9 @@ class Toll:
     """One pass after the other. Copies of a prefetch may end passes before its computing is over, or after."""
 
     def __init__(self) -> None:
-        self._under_way: list[tuple[float, float]] = []   # (start, end) of prefetches that had not landed a pass ago
-        self.predict_s = 0.0                              # of this pass, on the computing thread ...
-        self.late_s = 0.0                                 # ... and waited for late prefetches
+        self._under_way: list[tuple[float, float]] = []  # (start, end) of prefetches that had not landed a pass ago
+        self.predict_s = 0.0  # of this pass, on the computing thread ...
+        self.late_s = 0.0  # ... and waited for late prefetches
 
     def begin(self) -> None:
         """A pass begins."""

@@ -15,7 +15,7 @@ from core.memory.codec.kernels import portable
 from core.runtime.compute import ExpertMath
 from core.runtime.grouped import FEW
 
-CLOSE = 0.03   # of the result's norm: far above the rounding of 16-bit numbers, far below any mistake
+CLOSE = 0.03  # of the result's norm: far above the rounding of 16-bit numbers, far below any mistake
 
 
 @torch.inference_mode()

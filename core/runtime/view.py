@@ -21,8 +21,14 @@ if TYPE_CHECKING:
 class View:
     """One look of one predictor. `seen` is the layer's router call, kept for predictors that ask; `weights` [T, k]."""
 
-    def __init__(self, foresight: Foresight, layer: int, ids: Sequence[Sequence[int]], weights: torch.Tensor | None,
-                 seen: Seen | None) -> None:
+    def __init__(
+        self,
+        foresight: Foresight,
+        layer: int,
+        ids: Sequence[Sequence[int]],
+        weights: torch.Tensor | None,
+        seen: Seen | None,
+    ) -> None:
         shape = foresight.shape
         self.layer, self.layers, self.experts, self.top_k = layer, shape.layers, shape.experts, shape.top_k
         self.request, self.tokens, self.ids = foresight.request, foresight.tokens, ids
@@ -88,8 +94,9 @@ class View:
         """Whether what is predicted of `layer` is kept as a routing."""
         return self._foresight.remembers and layer == self.layer + 1
 
-    def _keep(self, ids: torch.Tensor, weights: torch.Tensor, scores: npt.NDArray[np.float64],
-              named: npt.NDArray[np.int64]) -> None:
+    def _keep(
+        self, ids: torch.Tensor, weights: torch.Tensor, scores: npt.NDArray[np.float64], named: npt.NDArray[np.int64]
+    ) -> None:
         """The next layer's routing: ids and weights [T, k], the scores [E] and the distinct experts that go with it, of
         one token in its order."""
         row: list[int] = named.tolist()
@@ -97,8 +104,9 @@ class View:
         experts.sort(key=lambda guess: -guess.score)
         self._foresight.keep(Predicted(self.layer + 1, ids, weights, experts, row if len(self.ids) == 1 else None))
 
-    def _union(self, probs: torch.Tensor,
-               ids: torch.Tensor | None = None) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    def _union(
+        self, probs: torch.Tensor, ids: torch.Tensor | None = None
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
         """([n, E] that some token asks, from [n, T, E]; the distinct ones of `ids` [T, k], of one token in its order).
         One wait for the device."""
         logs = torch.log1p(-probs.double().clamp_max(1.0)).sum(1)
@@ -118,7 +126,7 @@ def _asked(logits: npt.NDArray[np.float64], ids: npt.NDArray[np.int64], top_k: i
     p /= p.sum(1, keepdims=True)
     row, others = np.arange(len(p))[:, None], p.copy()
     others[row, ids] = 0.0
-    least = np.nextafter(others.max(1, keepdims=True).astype(np.float32), np.float32(2.0))   # shows in what follows
+    least = np.nextafter(others.max(1, keepdims=True).astype(np.float32), np.float32(2.0))  # shows in what follows
     p[row, ids] = np.maximum(p[row, ids], least)
     with np.errstate(divide="ignore"):
         return union(np.log1p(-np.minimum(p, 1.0)), top_k)

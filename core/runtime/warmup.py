@@ -17,9 +17,9 @@ from core.runtime.recorder import Recorder
 from core.types import Phase
 
 PASSES = 9
-LONGEST_S = 0.5   # of timing one number of threads; a slow model is timed over fewer passes
-SHORT = 64        # tokens of a prompt: with more, torch's products take longer than those out of codes
-WORTH_IT = 0.97   # more threads must be this much faster: what they cost the rest of the machine is not in the time
+LONGEST_S = 0.5  # of timing one number of threads; a slow model is timed over fewer passes
+SHORT = 64  # tokens of a prompt: with more, torch's products take longer than those out of codes
+WORTH_IT = 0.97  # more threads must be this much faster: what they cost the rest of the machine is not in the time
 
 
 class Split(NamedTuple):
@@ -50,8 +50,9 @@ class Threads:
         share(wanted.coded)
 
 
-def choose_threads(device: torch.device, asked: int, coded: bool,
-                   time_pass_ms: Callable[[], float]) -> tuple[Threads, float]:
+def choose_threads(
+    device: torch.device, asked: int, coded: bool, time_pass_ms: Callable[[], float]
+) -> tuple[Threads, float]:
     """Threads for a model, and the milliseconds of a decode pass with them (0 on a GPU, where nothing is timed).
 
     `asked` = 0 takes the fastest of 1, 2, 4 ... all; `coded` = something is multiplied out of codes.

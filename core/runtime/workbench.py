@@ -36,11 +36,11 @@ class LetGo(Exception):
 class LayerRun:
     """One MoE layer of a pass over T tokens, after it. The tensors are the pass's own: clone what is kept."""
 
-    seen: Seen               # its router's call; `seen.layer` is its index
-    ids: torch.Tensor        # int64 [T, k] experts that were computed
-    weights: torch.Tensor    # [T, k] as the experts were given them
-    outs: torch.Tensor       # [T * k, H] what each returned, before its weight; a token's k in a row
-    given: torch.Tensor      # [T, H] what the experts were given
+    seen: Seen  # its router's call; `seen.layer` is its index
+    ids: torch.Tensor  # int64 [T, k] experts that were computed
+    weights: torch.Tensor  # [T, k] as the experts were given them
+    outs: torch.Tensor  # [T * k, H] what each returned, before its weight; a token's k in a row
+    given: torch.Tensor  # [T, H] what the experts were given
 
 
 @dataclass(slots=True)
@@ -51,8 +51,8 @@ class Workbench:
     sites: Sequence[ExpertsSite]
     shape: ModelShape
     device: torch.device
-    context: int             # tokens that one cache holds
-    chunk: int               # most tokens of one pass
+    context: int  # tokens that one cache holds
+    chunk: int  # most tokens of one pass
     step: MoEStep
     residency: Residency
     transfers: TransferEngine
@@ -60,10 +60,10 @@ class Workbench:
     kv: KVCache
     threads: Threads
     foresight: Foresight
-    carried: bool = True     # a pass goes on from the state that the one before left; else a prompt is one pass
-    workspace: int = 0       # bytes that a pass may take for activations
+    carried: bool = True  # a pass goes on from the state that the one before left; else a prompt is one pass
+    workspace: int = 0  # bytes that a pass may take for activations
     _predictor: Predictor = field(init=False)
-    _traces: bool = field(init=False, default=True)   # left in the recorder and the counters
+    _traces: bool = field(init=False, default=True)  # left in the recorder and the counters
     _miss: MissPolicy | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -80,26 +80,34 @@ class Workbench:
         self.recorder.forget()
         self._traces = True
         inputs = torch.tensor([list(ids)], device=self.device)
-        logits: torch.Tensor = self.model(input_ids=inputs, past_key_values=cache, use_cache=True,
-                                          logits_to_keep=keep).logits
+        logits: torch.Tensor = self.model(
+            input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=keep
+        ).logits
         return logits[0]
 
     @contextmanager
-    def watched(self, on_layer: Callable[[LayerRun], None],
-                on_embedding: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    def watched(
+        self, on_layer: Callable[[LayerRun], None], on_embedding: Callable[[torch.Tensor], None]
+    ) -> Iterator[None]:
         """Inside, `on_layer` is told of every MoE layer, in order, and `on_embedding` of the embedding's output [T, H]
         before the first. Both are called within the pass, on its thread."""
         seen: list[Seen] = []
         outs: list[torch.Tensor] = []
 
         def ran(module: torch.nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-            run = LayerRun(seen.pop(), args[1].reshape(-1, args[1].shape[-1]),
-                           args[2].reshape(-1, args[2].shape[-1]), outs.pop(),
-                           args[0].reshape(-1, args[0].shape[-1]))
+            run = LayerRun(
+                seen.pop(),
+                args[1].reshape(-1, args[1].shape[-1]),
+                args[2].reshape(-1, args[2].shape[-1]),
+                outs.pop(),
+                args[0].reshape(-1, args[0].shape[-1]),
+            )
             on_layer(run)
 
-        hooks: list[Any] = [watch(self.model, self.sites, seen.append, on_embedding),
-                            *[site.module.register_forward_hook(ran) for site in self.sites]]
+        hooks: list[Any] = [
+            watch(self.model, self.sites, seen.append, on_embedding),
+            *[site.module.register_forward_hook(ran) for site in self.sites],
+        ]
         self.step.tap(outs.append)
         try:
             yield
@@ -138,6 +146,7 @@ class Workbench:
     @contextmanager
     def interruptible(self, stop: Callable[[], bool]) -> Iterator[None]:
         """Inside, a pass raises LetGo before the next MoE layer's experts as soon as `stop()`."""
+
         def look(*_: object) -> None:
             if stop():
                 raise LetGo

@@ -28,8 +28,16 @@ class Cache:
     """`slots[c]` = slots of copy c: a number, which layers share evenly, or one for each layer. Ids are those of
     `core.policy.eviction.Roster`. What `hints` has pinned is there from the start and never leaves."""
 
-    def __init__(self, make: Callable[[Roster], Eviction], layers: int, experts: int, top_k: int, scope: str,
-                 slots: Sequence[int | Sequence[int]], hints: Hints | None = None) -> None:
+    def __init__(
+        self,
+        make: Callable[[Roster], Eviction],
+        layers: int,
+        experts: int,
+        top_k: int,
+        scope: str,
+        slots: Sequence[int | Sequence[int]],
+        hints: Hints | None = None,
+    ) -> None:
         """Raises SettingError when a lane has fewer slots than a token needs in a layer."""
         self.roster = Roster(layers, experts, len(slots), hints)
         self.policy = make(self.roster)
@@ -39,8 +47,10 @@ class Cache:
         for sizes in each:
             if min(sizes) < top_k:
                 least = f"{layers} layers with slots of their own need" if pools > 1 else "a cache needs"
-                raise SettingError(f"{sum(sizes)} slots are too few: a token needs {top_k} experts in a layer, so "
-                                   f"{least} at least {top_k * pools}.")
+                raise SettingError(
+                    f"{sum(sizes)} slots are too few: a token needs {top_k} experts in a layer, so "
+                    f"{least} at least {top_k * pools}."
+                )
             if problem := crowded(np.flatnonzero(self.roster.hints.pinned).tolist(), sizes, layers * experts, top_k):
                 raise SettingError(problem)
         self.capacity: Ints = np.concatenate(each)
@@ -48,12 +58,12 @@ class Cache:
         self._stays = frozenset(self._pinned.tolist())
         self.room: Ints = self.capacity - np.bincount(self._pinned // self.width, minlength=self.lanes)
         self.free = self.capacity.copy()
-        self._room = True                                       # some lane has free slots
+        self._room = True  # some lane has free slots
         self._tick = 0
         self._start: Ints = np.arange(self.lanes) * self.width
         self._all = slice(0, self.roster.size)
-        self.missing: npt.NDArray[np.bool_] = np.zeros((self.lanes, top_k), np.bool_)   # of the last `together` ...
-        self.gone = NOBODY                                      # ... and who left: of each lane, first to last
+        self.missing: npt.NDArray[np.bool_] = np.zeros((self.lanes, top_k), np.bool_)  # of the last `together` ...
+        self.gone = NOBODY  # ... and who left: of each lane, first to last
         for eid in self._pinned.tolist():
             self._admit(eid)
 
@@ -113,18 +123,18 @@ class Cache:
         stay = scores[pinned]
         scores[ids] = scores[pinned] = GONE
         order = np.argsort(-need, kind="stable")
-        rounds = (self.lanes - np.bincount(need).cumsum()).tolist()   # lanes that need more than 0, 1, 2 ... experts
+        rounds = (self.lanes - np.bincount(need).cumsum()).tolist()  # lanes that need more than 0, 1, 2 ... experts
         lanes = order[: rounds[0]]
         table = scores.reshape(self.lanes, self.width).take(lanes, 0)
         if not policy.moves:
-            scores[ids], scores[pinned] = held, stay            # it was the policy's own array
+            scores[ids], scores[pinned] = held, stay  # it was the policy's own array
         flat, left = table.reshape(-1), []
         for count in rounds[:-1]:
             at = table[:count].argmin(1)
             at += start[:count]
             flat[at] = GONE
             left.append(at)
-        gone = np.concatenate(left)                             # places in the table
+        gone = np.concatenate(left)  # places in the table
         gone += (start.take(lanes) - start[: len(lanes)]).take(gone // self.width)
         policy.left(gone)
         self.gone = gone

@@ -17,12 +17,12 @@ class Clock:
     than `compute_ms` the engine computes (its own compute_ms) with a budget that makes it miss, per miss.
     """
 
-    compute_ms: float   # of a token with everything resident
-    load_ms: float      # one expert over the link
-    expert_ms: float    # of that compute, one expert's product: what is resident is computed while copies are under way
-    miss_ms: float = 0.0   # what a miss costs the computing thread beside its copy: eviction, a product of its own
-    head_ms: float = 0.0   # of that compute, what is outside the layers; the rest is spread over them evenly
-    predict_ms: float = 0.0   # a predictor's own time in one layer, on the computing thread; not in compute_ms
+    compute_ms: float  # of a token with everything resident
+    load_ms: float  # one expert over the link
+    expert_ms: float  # of that compute, one expert's product: what is resident is computed while copies are under way
+    miss_ms: float = 0.0  # what a miss costs the computing thread beside its copy: eviction, a product of its own
+    head_ms: float = 0.0  # of that compute, what is outside the layers; the rest is spread over them evenly
+    predict_ms: float = 0.0  # a predictor's own time in one layer, on the computing thread; not in compute_ms
 
     def layer_ms(self, layers: int, top_k: int) -> float:
         """Of computing, a layer's part without its experts: attention and router."""

@@ -44,21 +44,49 @@ class Sums:
 
     def add(self, counts: Counts) -> None:
         """The counts of one pass."""
-        for name in ("issued", "used", "late", "wasted", "evicted", "demand_bytes", "prefetch_bytes", "late_bytes",
-                     "wasted_bytes", "evicted_bytes"):
+        for name in (
+            "issued",
+            "used",
+            "late",
+            "wasted",
+            "evicted",
+            "demand_bytes",
+            "prefetch_bytes",
+            "late_bytes",
+            "wasted_bytes",
+            "evicted_bytes",
+        ):
             setattr(self.counts, name, getattr(self.counts, name) + getattr(counts, name))
 
 
 class Course:
     """`clock` says how long things take; `deadline` is the setting prefetch_deadline."""
 
-    def __init__(self, trace: Trace, config: Config, predictor: Predictor, clock: Clock, blob_bytes: int, *,
-                 start: str = "empty", deadline: bool = False, profile: Facts | None = None) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        config: Config,
+        predictor: Predictor,
+        clock: Clock,
+        blob_bytes: int,
+        *,
+        start: str = "empty",
+        deadline: bool = False,
+        profile: Facts | None = None,
+    ) -> None:
         self.trace, self.clock, self.predictor, self.profile = trace, clock, predictor, profile
         self.link = VirtualLink(0.0)
-        self.residency = Residency(trace.layers, trace.experts, VirtualSlots(), VirtualExperts(blob_bytes), self.link,
-                                   maker(config), config.scope, config.slots,
-                                   divide=(lambda slots: config.sizes) if config.sizes else None)
+        self.residency = Residency(
+            trace.layers,
+            trace.experts,
+            VirtualSlots(),
+            VirtualExperts(blob_bytes),
+            self.link,
+            maker(config),
+            config.scope,
+            config.slots,
+            divide=(lambda slots: config.sizes) if config.sizes else None,
+        )
         self.residency.ahead.schedule.deadline = deadline
         self.residency.hints.profile(config.usual or 0.0, config.pinned)
         self.residency.pin(config.pinned)
@@ -68,10 +96,10 @@ class Course:
         self.link.restart()
         self.link.load_s = clock.load_ms / 1e3
         self.sums: dict[Phase, Sums] = {"prefill": Sums(), "decode": Sums()}
-        self.recalled = np.zeros((2, trace.layers))        # guessed and chosen, chosen; of decoded tokens by layer
+        self.recalled = np.zeros((2, trace.layers))  # guessed and chosen, chosen; of decoded tokens by layer
         self._layer_s = clock.layer_ms(trace.layers, trace.top_k) / 1e3
         self._toll = Toll()
-        self._said: dict[int, list[int]] = {}              # layer -> what was last named for it, best first
+        self._said: dict[int, list[int]] = {}  # layer -> what was last named for it, best first
 
     def run(self) -> dict[Phase, Sums]:
         """The whole trace."""

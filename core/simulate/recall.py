@@ -14,7 +14,7 @@ from core.simulate.timed import Timed, predictor_for
 from core.simulate.trace_view import TraceView
 from core.trace import Trace
 
-WIDTH = "width"   # the parameter that says how many experts to name
+WIDTH = "width"  # the parameter that says how many experts to name
 
 
 def recall(trace: Trace, config: Timed, most: int, profile: Facts | None = None) -> tuple[float | None, ...]:

@@ -57,18 +57,18 @@ class Standing:
     """Hit rates of the same last `tokens` decoded tokens."""
 
     tokens: int
-    own: float                  # the engine's own count
-    belady: float               # the bound: no rate below is above it
-    rates: dict[str, float]     # each policy's shadow
+    own: float  # the engine's own count
+    belady: float  # the bound: no rate below is above it
+    rates: dict[str, float]  # each policy's shadow
 
 
 @dataclass(frozen=True, slots=True)
 class Passed:
     """One pass of the window. A decoded token keeps its ids, anything else only which experts it used."""
 
-    ids: npt.NDArray[Any] | None         # [layers, k], all distinct within a layer; None = not counted
-    used: npt.NDArray[np.bool_] | None   # [layers, experts]
-    hits: Ints                           # [2 + policies] of the engine: hits, requests; then each shadow's hits
+    ids: npt.NDArray[Any] | None  # [layers, k], all distinct within a layer; None = not counted
+    used: npt.NDArray[np.bool_] | None  # [layers, experts]
+    hits: Ints  # [2 + policies] of the engine: hits, requests; then each shadow's hits
 
 
 class Shadows:
@@ -78,7 +78,7 @@ class Shadows:
         self.setup, self.window = setup, window
         self._replays = [_replay(setup, name, params) for name, params in setup.policies.items()]
         self._passes: deque[Passed] = deque()
-        self.tokens = 0                  # decoded tokens in the window
+        self.tokens = 0  # decoded tokens in the window
 
     def warm(self, chunk: Chunk) -> None:
         """Passes of the past: the caches learn from them, nothing is counted."""
@@ -112,8 +112,12 @@ class Shadows:
             return None
         own, requests, *found = np.sum([p.hits for p in self._passes if p.ids is not None], 0).tolist()
         asked = self.tokens * self.setup.layers * self.setup.top_k
-        return Standing(self.tokens, own / requests if requests else 0.0, most_hits(self.setup, self._passes) / asked,
-                        {name: hits / asked for name, hits in zip(self.setup.policies, found, strict=True)})
+        return Standing(
+            self.tokens,
+            own / requests if requests else 0.0,
+            most_hits(self.setup, self._passes) / asked,
+            {name: hits / asked for name, hits in zip(self.setup.policies, found, strict=True)},
+        )
 
     def _used(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         used = np.zeros((self.setup.layers, self.setup.experts), np.bool_)

@@ -15,24 +15,28 @@ from core.simulate.cache import Cache
 from core.trace import Chunk, Trace
 
 Ints = npt.NDArray[np.int64]
-BLOCK = 256   # tokens whose ids are widened at once: few enough to stay in the processor's cache
+BLOCK = 256  # tokens whose ids are widened at once: few enough to stay in the processor's cache
 
 
 @dataclass(slots=True)
 class Tally:
     """What was counted, per copy and layer. Requests as METHODS section 9: distinct experts of a layer in a pass."""
 
-    requests: Ints                # [2, copies, layers]; 0 = prefill, 1 = decode
-    misses: Ints                  # [2, copies, layers]
-    by_misses: Ints               # [copies, layers, k + 1] decoded tokens that missed 0 ... k experts
-    first: Ints                   # [2, layers] requests for experts that the trace had not asked for before
+    requests: Ints  # [2, copies, layers]; 0 = prefill, 1 = decode
+    misses: Ints  # [2, copies, layers]
+    by_misses: Ints  # [copies, layers, k + 1] decoded tokens that missed 0 ... k experts
+    first: Ints  # [2, layers] requests for experts that the trace had not asked for before
 
     @classmethod
     def empty(cls, copies: int, layers: int, k: int) -> Tally:
         """Nothing yet."""
         both = (2, copies, layers)
-        return cls(np.zeros(both, np.int64), np.zeros(both, np.int64), np.zeros((copies, layers, k + 1), np.int64),
-                   np.zeros((2, layers), np.int64))
+        return cls(
+            np.zeros(both, np.int64),
+            np.zeros(both, np.int64),
+            np.zeros((copies, layers, k + 1), np.int64),
+            np.zeros((2, layers), np.int64),
+        )
 
 
 @dataclass(slots=True)
@@ -73,13 +77,13 @@ class Replay:
         the next use of each id, for Belady alone."""
         roster = self.cache.roster
         ordered = np.sort(chunk.ids, 2)
-        plain = (ordered[..., 1:] != ordered[..., :-1]).all((1, 2)).tolist()     # no id is repeated
+        plain = (ordered[..., 1:] != ordered[..., :-1]).all((1, 2)).tolist()  # no id is repeated
         misses = np.zeros((len(chunk.sizes), roster.copies * roster.layers), np.int64)
         requests = np.full(misses.shape, self.trace.top_k, np.int64)
         at = first = end = 0
         for i, size in enumerate(chunk.sizes.tolist()):
             self._now += 1
-            if at + size > end:                                                  # widen the ids of some tokens at once
+            if at + size > end:  # widen the ids of some tokens at once
                 first, end = at, at + max(size, BLOCK)
                 ids = self._everywhere(chunk.ids[first:end])
             rows = ids[at - first : at - first + size]
@@ -142,7 +146,7 @@ class Replay:
         flat = ids.reshape(-1)
         fresh = np.flatnonzero(~self._asked.take(flat))[::-1]
         first = np.full(self._asked.size, -1)
-        first[flat[fresh]] = fresh                     # the last to write is the first in the trace
+        first[flat[fresh]] = fresh  # the last to write is the first in the trace
         eids = np.flatnonzero(first >= 0)
         phase = np.repeat(chunk.decode, chunk.sizes)[first[eids] // ids[0].size].astype(np.int64)
         np.add.at(self.tally.first, (phase, eids // self.trace.experts), 1)

@@ -19,7 +19,7 @@ from core.simulate.replay import Replay, Tally
 from core.trace import Trace
 
 BELADY = "belady"
-SMALL = 20_000   # tokens x configurations that are done before a second process has started
+SMALL = 20_000  # tokens x configurations that are done before a second process has started
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +30,29 @@ class Config:
     slots: int
     scope: str = "layer"
     params: Mapping[str, Value] = field(default_factory=dict)
-    sizes: tuple[int, ...] = ()     # slots of each layer, `slots` in all; () = the same for every layer
-    pinned: tuple[int, ...] = ()    # eids that never leave
-    usual: tuple[float, ...] = ()   # how often a profile saw each expert, by eid; () = no profile
+    sizes: tuple[int, ...] = ()  # slots of each layer, `slots` in all; () = the same for every layer
+    pinned: tuple[int, ...] = ()  # eids that never leave
+    usual: tuple[float, ...] = ()  # how often a profile saw each expert, by eid; () = no profile
 
     @classmethod
-    def of(cls, settings: Settings, slots: int, layers: int, experts: int, top_k: int,
-           profile: Measured | None = None) -> Config:
+    def of(
+        cls, settings: Settings, slots: int, layers: int, experts: int, top_k: int, profile: Measured | None = None
+    ) -> Config:
         """The cache that the engine makes of these settings. Raises SettingError as the engine does."""
         placed = place(settings, layers, experts, top_k, profile)
         if problem := placed.problem(slots):
             raise SettingError(problem)
         name, own = settings.choice("eviction")
         scope = str(settings["scope"])
-        return cls(name, slots, scope, own, tuple(placed.divide(slots)) if scope == "layer" else (),
-                   tuple(sorted(placed.pinned)), tuple(placed.usual.tolist()) if placed.usual.any() else ())
+        return cls(
+            name,
+            slots,
+            scope,
+            own,
+            tuple(placed.divide(slots)) if scope == "layer" else (),
+            tuple(sorted(placed.pinned)),
+            tuple(placed.usual.tolist()) if placed.usual.any() else (),
+        )
 
     @property
     def capacity(self) -> int | tuple[int, ...]:
@@ -65,12 +73,12 @@ class Result:
     config: Config
     requests: int
     hits: int
-    compulsory: int                 # of the misses: requests for experts the trace had not asked for before
+    compulsory: int  # of the misses: requests for experts the trace had not asked for before
     hit_rate: float | None
     prefill_hit_rate: float | None
     misses_per_token: float | None
     layer_hit_rate: tuple[float | None, ...]
-    tpot_ms: float | None = None    # predicted, when a clock was given
+    tpot_ms: float | None = None  # predicted, when a clock was given
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,29 +92,51 @@ class Job:
     def run(self, trace: Trace) -> Tally:
         """In this process."""
         first = self.configs[0]
-        return Replay(trace, maker(first), [c.capacity for c in self.configs], first.scope, self.start,
-                      first.hints(trace.layers, trace.experts)).run()
+        return Replay(
+            trace,
+            maker(first),
+            [c.capacity for c in self.configs],
+            first.scope,
+            self.start,
+            first.hints(trace.layers, trace.experts),
+        ).run()
 
 
-def simulate(trace: Trace, configs: Sequence[Config], *, start: str = "empty", clock: Clock | None = None,
-             processes: int = 0, say: Callable[[str], None] = lambda text: None) -> list[Result]:
+def simulate(
+    trace: Trace,
+    configs: Sequence[Config],
+    *,
+    start: str = "empty",
+    clock: Clock | None = None,
+    processes: int = 0,
+    say: Callable[[str], None] = lambda text: None,
+) -> list[Result]:
     """Replay `trace` through every configuration; results in their order. Raises SettingError or TraceError.
 
     `start`: "empty" caches, or "filled" as the engine's are after a load. `processes`: 0 = one per CPU core.
     """
     if start not in ("empty", "filled"):
         raise SettingError(f"A cache starts empty or filled, not {start!r}.")
-    for config in configs:                                      # say at once what cannot be
-        Cache(maker(config), trace.layers, trace.experts, trace.top_k, config.scope, [config.capacity],
-              config.hints(trace.layers, trace.experts))
+    for config in configs:  # say at once what cannot be
+        Cache(
+            maker(config),
+            trace.layers,
+            trace.experts,
+            trace.top_k,
+            config.scope,
+            [config.capacity],
+            config.hints(trace.layers, trace.experts),
+        )
     processes = processes or os.cpu_count() or 1
     jobs = _jobs(configs, start, processes)
     alone = processes == 1 or len(jobs) == 1 or trace.tokens * len(configs) <= SMALL
     found: dict[int, Result] = {}
     for number, tally in here(jobs, trace) if alone else spread(jobs, trace, processes):
         job = jobs[number]
-        found |= {at: _result(config, tally, copy, clock)
-                  for copy, (at, config) in enumerate(zip(job.at, job.configs, strict=True))}
+        found |= {
+            at: _result(config, tally, copy, clock)
+            for copy, (at, config) in enumerate(zip(job.at, job.configs, strict=True))
+        }
         say(f"{len(found)} of {len(configs)}: {job.configs[0].policy}")
     return [found[at] for at in range(len(configs))]
 
@@ -140,11 +170,16 @@ def _result(config: Config, tally: Tally, copy: int, clock: Clock | None) -> Res
     by_misses = tally.by_misses[copy]
     tokens = int(by_misses[0].sum())
     return Result(
-        config, int(requests[1].sum()), int((requests - misses)[1].sum()), int(tally.first[1].sum()),
-        _rate(requests[1].sum(), misses[1].sum()), _rate(requests[0].sum(), misses[0].sum()),
+        config,
+        int(requests[1].sum()),
+        int((requests - misses)[1].sum()),
+        int(tally.first[1].sum()),
+        _rate(requests[1].sum(), misses[1].sum()),
+        _rate(requests[0].sum(), misses[0].sum()),
         float((by_misses * range(by_misses.shape[1])).sum()) / tokens if tokens else None,
         tuple(_rate(r, m) for r, m in zip(requests[1], misses[1], strict=True)),
-        clock.tpot_ms(by_misses) if clock else None)
+        clock.tpot_ms(by_misses) if clock else None,
+    )
 
 
 def _rate(requests: int, misses: int) -> float | None:

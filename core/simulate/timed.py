@@ -21,7 +21,7 @@ from core.trace import FileTrace, Trace
 from core.types import Outcome
 
 ORACLE = "oracle"
-SMALL = 2000   # tokens x configurations that are done before a second process has started
+SMALL = 2000  # tokens x configurations that are done before a second process has started
 
 
 class Gathered(Facts, Measured, Protocol):
@@ -51,9 +51,9 @@ class TimedResult:
     timed: Timed
     tokens: int
     hit_rate: float | None
-    prefetch_hit_rate: float | None     # of requests: hits on experts that a prefetch brought
+    prefetch_hit_rate: float | None  # of requests: hits on experts that a prefetch brought
     late_rate: float | None
-    tpot_ms: float | None               # compute + stall
+    tpot_ms: float | None  # compute + stall
     compute_ms: float | None
     stall_ms: float | None
     net_ms: float | None
@@ -84,15 +84,24 @@ class Job:
     def run(self, trace: Trace) -> TimedResult:
         """In this process. Raises TraceError or SettingError."""
         predictor = predictor_for(self.timed, trace)
-        course = follow(trace, self.timed, self.clock, self.blob_bytes, predictor, start=self.start,
-                        profile=self.profile)
+        course = follow(
+            trace, self.timed, self.clock, self.blob_bytes, predictor, start=self.start, profile=self.profile
+        )
         sums = course.run()["decode"]
         return _result(self.timed, sums, course, isinstance(predictor, Replayed))
 
 
-def timed(trace: Trace, configs: Sequence[Timed], clock: Clock, blob_bytes: int, *, profile: Gathered | None = None,
-          start: str = "empty", processes: int = 0,
-          say: Callable[[str], None] = lambda text: None) -> list[TimedResult]:
+def timed(
+    trace: Trace,
+    configs: Sequence[Timed],
+    clock: Clock,
+    blob_bytes: int,
+    *,
+    profile: Gathered | None = None,
+    start: str = "empty",
+    processes: int = 0,
+    say: Callable[[str], None] = lambda text: None,
+) -> list[TimedResult]:
     """Run every configuration over `trace`; results in their order. Raises SettingError or TraceError before any runs.
 
     `clock.load_ms` is what one expert of `blob_bytes` takes on the link, latency included. `processes`: 0 = one a core.
@@ -100,10 +109,18 @@ def timed(trace: Trace, configs: Sequence[Timed], clock: Clock, blob_bytes: int,
     for config in configs:
         if not isinstance(predictor_for(config, trace), Oracle | Replayed):
             check_needs({"predictor": config.predictor}, profile, ("predictor",))
-        follow(trace, config, clock, blob_bytes, Replayed())     # say at once what cannot be
+        follow(trace, config, clock, blob_bytes, Replayed())  # say at once what cannot be
     processes = processes or os.cpu_count() or 1
-    jobs = [Job(config, clock, blob_bytes, start, profile if config.predictor != ORACLE and
-                variant("predictor", config.predictor).needs else None) for config in configs]
+    jobs = [
+        Job(
+            config,
+            clock,
+            blob_bytes,
+            start,
+            profile if config.predictor != ORACLE and variant("predictor", config.predictor).needs else None,
+        )
+        for config in configs
+    ]
     alone = processes == 1 or len(jobs) == 1 or trace.tokens * len(configs) <= SMALL
     found: dict[int, TimedResult] = {}
     for at, result in here(jobs, trace) if alone else spread(jobs, trace, processes):
@@ -128,15 +145,25 @@ def predictor_for(config: Timed, trace: Trace) -> Predictor:
     asked = {p.name: p.check(config.params.get(p.name, p.default)) for p in known}
     if name != config.predictor or params != asked:
         recorded = f"it has those of {name} with {_words(params)}" if name else "it has none"
-        raise TraceError(f"The prefetcher {config.predictor} looks at the model's hidden states. Without the model it "
-                         "can only be replayed from what it named, and this trace does not have that for these "
-                         f"settings: {recorded}. Record it: chat --predictor {config.predictor} --record FILE "
-                         "--record-ranks.")
+        raise TraceError(
+            f"The prefetcher {config.predictor} looks at the model's hidden states. Without the model it "
+            "can only be replayed from what it named, and this trace does not have that for these "
+            f"settings: {recorded}. Record it: chat --predictor {config.predictor} --record FILE "
+            "--record-ranks."
+        )
     return Replayed()
 
 
-def follow(trace: Trace, config: Timed, clock: Clock, blob_bytes: int, predictor: Predictor, *, start: str = "empty",
-           profile: Gathered | None = None) -> Course:
+def follow(
+    trace: Trace,
+    config: Timed,
+    clock: Clock,
+    blob_bytes: int,
+    predictor: Predictor,
+    *,
+    start: str = "empty",
+    profile: Gathered | None = None,
+) -> Course:
     """A configuration, ready to run. Raises SettingError when the cache is too small."""
     cache = config.config
     need = trace.top_k * (trace.layers if cache.scope == "layer" else 1)
@@ -153,12 +180,28 @@ def _result(config: Timed, sums: Sums, course: Course, replayed: bool) -> TimedR
 
     hits = sums.outcomes[Outcome.HIT] + sums.outcomes[Outcome.PREFETCH_HIT]
     return TimedResult(
-        config, tokens, rate(hits, asked), rate(sums.outcomes[Outcome.PREFETCH_HIT], asked),
-        rate(sums.outcomes[Outcome.LATE], asked), rate((sums.compute_s + sums.stall_s) * 1e3, tokens),
-        rate(sums.compute_s * 1e3, tokens), rate(sums.stall_s * 1e3, tokens), rate(sums.net_ms, tokens),
-        counts.demand_bytes, counts.prefetch_bytes, counts.wasted_bytes, counts.late_bytes, counts.evicted_bytes,
-        counts.issued, counts.used, counts.late, counts.wasted, counts.evicted,
-        tuple(rate(*pair) for pair in course.recalled.T.tolist()), replayed)
+        config,
+        tokens,
+        rate(hits, asked),
+        rate(sums.outcomes[Outcome.PREFETCH_HIT], asked),
+        rate(sums.outcomes[Outcome.LATE], asked),
+        rate((sums.compute_s + sums.stall_s) * 1e3, tokens),
+        rate(sums.compute_s * 1e3, tokens),
+        rate(sums.stall_s * 1e3, tokens),
+        rate(sums.net_ms, tokens),
+        counts.demand_bytes,
+        counts.prefetch_bytes,
+        counts.wasted_bytes,
+        counts.late_bytes,
+        counts.evicted_bytes,
+        counts.issued,
+        counts.used,
+        counts.late,
+        counts.wasted,
+        counts.evicted,
+        tuple(rate(*pair) for pair in course.recalled.T.tolist()),
+        replayed,
+    )
 
 
 def _words(params: Mapping[str, Value]) -> str:

@@ -60,18 +60,24 @@ class TraceView:
     def path(self) -> Net:
         """The profile's network. Raises TraceError when the trace has no token ids."""
         if not self.tokens:
-            raise TraceError("This prefetcher reads the tokens, which the trace does not have. Record it with `chat "
-                             "--record FILE --record-tokens`.")
+            raise TraceError(
+                "This prefetcher reads the tokens, which the trace does not have. Record it with `chat "
+                "--record FILE --record-tokens`."
+            )
         assert self.profile is not None
         return self.profile.net("path")
 
     def _probs(self) -> npt.NDArray[np.float32]:
         """[T, E] of this layer's router."""
         if self._chunk.probs is None:
-            raise TraceError("This prefetcher looks at the router's whole distributions, which the trace does not have."
-                             " Record it with `chat --record FILE --record-probs`.")
+            raise TraceError(
+                "This prefetcher looks at the router's whole distributions, which the trace does not have."
+                " Record it with `chat --record FILE --record-probs`."
+            )
         return self._chunk.probs[self._part, self.layer].astype(np.float32)
 
     def _blind(self) -> TraceError:
-        return TraceError("This prefetcher looks at the model's hidden states, which no trace has. Record what it "
-                          "names with `chat --predictor NAME --record FILE --record-ranks`, and simulate it on that.")
+        return TraceError(
+            "This prefetcher looks at the model's hidden states, which no trace has. Record what it "
+            "names with `chat --predictor NAME --record FILE --record-ranks`, and simulate it on that."
+        )

@@ -23,9 +23,14 @@ class AwqMatrix(IntegerMatrix):
         self._files, self._prefix = files, prefix
         (columns, words), zeros, scales = (stored(files, f"{prefix}.{s}", prefix) for s in SUFFIXES)
         self.shape = (words * 8, columns)
-        if files.tensors[f"{prefix}.qweight"].dtype != torch.int32 or zeros != (*scales[:1], words) \
-                or files.tensors[f"{prefix}.qzeros"].dtype != torch.int32 or not all((columns, *scales)) \
-                or scales[1:] != (words * 8,) or columns % scales[0]:
+        if (
+            files.tensors[f"{prefix}.qweight"].dtype != torch.int32
+            or zeros != (*scales[:1], words)
+            or files.tensors[f"{prefix}.qzeros"].dtype != torch.int32
+            or not all((columns, *scales))
+            or scales[1:] != (words * 8,)
+            or columns % scales[0]
+        ):
             raise mismatch(prefix, f"qzeros {zeros} and scales {scales} do not fit qweight {(columns, words)}")
 
     def unpack(self) -> Integers:
@@ -45,8 +50,10 @@ def matrices(files: TensorFiles, config: dict[str, Any]) -> tuple[dict[str, Matr
     version = str(config.get("version") or config.get("checkpoint_format") or "gemm").lower()
     bits, group = config.get("bits", config.get("w_bit", 4)), config.get("group_size", config.get("q_group_size", 128))
     if version != "gemm" or bits != 4:
-        raise ModelError(f"This is an AWQ checkpoint of {bits} bits in the {version!r} layout. AWQ is read with 4 bits "
-                         "in the gemm layout: use such a version of the model.")
+        raise ModelError(
+            f"This is an AWQ checkpoint of {bits} bits in the {version!r} layout. AWQ is read with 4 bits "
+            "in the gemm layout: use such a version of the model."
+        )
     prefixes = [n.removesuffix(".qweight") for n in files.tensors if n.endswith(".qweight")]
     found: dict[str, Matrix] = {f"{p}.weight": AwqMatrix(files, p) for p in prefixes}
     label = "AWQ 4-bit, " + ("one scale a row" if group == -1 else f"groups of {group}")

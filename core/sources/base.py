@@ -15,8 +15,19 @@ from core.hf.files import ModelFiles, content_hash
 from core.hf.tensors import Tensors
 from core.memory.codec.formats import Numbers
 
-SHELL = ("generation_config.json", "tokenizer*", "*token*.json", "vocab.*", "merges.txt", "chat_template*",
-         "*.tiktoken", "spiece.model", "sentencepiece*.model", "tekken.json", "LICENSE*")  # what goes along, by name
+SHELL = (
+    "generation_config.json",
+    "tokenizer*",
+    "*token*.json",
+    "vocab.*",
+    "merges.txt",
+    "chat_template*",
+    "*.tiktoken",
+    "spiece.model",
+    "sentencepiece*.model",
+    "tekken.json",
+    "LICENSE*",
+)  # what goes along, by name
 
 
 @dataclass
@@ -29,15 +40,15 @@ class Source:
     """
 
     path: Path
-    kind: str                        # safetensors, gptq, awq, compressed-tensors, bitsandbytes, fp8, mxfp4, gguf
-    label: str                       # in the user's words: "GPTQ 4-bit, groups of 128"
-    config: dict[str, Any]           # config.json without quantization_config
+    kind: str  # safetensors, gptq, awq, compressed-tensors, bitsandbytes, fp8, mxfp4, gguf
+    label: str  # in the user's words: "GPTQ 4-bit, groups of 128"
+    config: dict[str, Any]  # config.json without quantization_config
     tensors: Tensors
-    exact_format: str | None         # our format that holds the experts' codes exactly; None: they must be rounded anew
-    numbers: Numbers | None          # number types that make it lossless; None where exact_format is None
-    dense_dtype: torch.dtype         # of dequantised weights outside the experts
+    exact_format: str | None  # our format that holds the experts' codes exactly; None: they must be rounded anew
+    numbers: Numbers | None  # number types that make it lossless; None where exact_format is None
+    dense_dtype: torch.dtype  # of dequantised weights outside the experts
     files: ModelFiles | None = None  # of a model directory
-    best_format: str | None = None   # suits the experts best where nothing holds them exactly; None: by their size
+    best_format: str | None = None  # suits the experts best where nothing holds them exactly; None: by their size
 
     def write_shell(self, directory: Path) -> ModelFiles:
         """Write config.json into an existing directory and copy the tokenizer and generation files beside it, so that

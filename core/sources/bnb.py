@@ -34,11 +34,13 @@ class BnbMatrix(Matrix):
                 raise ValueError("a size of 0")
         except (ValueError, KeyError, TypeError) as error:
             raise mismatch(name, f"its quant_state cannot be read ({error!r})") from None
-        missing = [p for p in (PARTS if "nested_blocksize" in self._state else PARTS[:2])
-                   if f"{name}.{p}" not in files.tensors]
+        missing = [
+            p for p in (PARTS if "nested_blocksize" in self._state else PARTS[:2]) if f"{name}.{p}" not in files.tensors
+        ]
         if missing:
-            raise ModelError(f"The quantized weight {name!r} lacks {missing[0]!r}. The checkpoint is incomplete: "
-                             "download it again.")
+            raise ModelError(
+                f"The quantized weight {name!r} lacks {missing[0]!r}. The checkpoint is incomplete: download it again."
+            )
         numbers = torch.Size(self.shape).numel()
         blocks, table = (torch.Size(files.tensors[f"{name}.{p}"].shape).numel() for p in PARTS[:2])
         if blocks != -(-numbers // self._block) or table != 16:
@@ -57,13 +59,21 @@ class BnbMatrix(Matrix):
         return rows(weight.view(self.shape), row)
 
     def coded(self, row: int | None) -> Coded | None:
-        if self.kind != "nf4" or self._block % GROUP or self.shape[-1] % GROUP \
-                or not torch.equal(self._part("quant_map").float(), table("nf4", torch.device("cpu"))):
+        if (
+            self.kind != "nf4"
+            or self._block % GROUP
+            or self.shape[-1] % GROUP
+            or not torch.equal(self._part("quant_map").float(), table("nf4", torch.device("cpu")))
+        ):
             return None
         groups = torch.Size(self.shape).numel() // GROUP
         scale = self._absmax().repeat_interleave(self._block // GROUP)[:groups]
-        return Coded("nf4", rows(self._codes().view(self.shape), row),
-                     rows(scale.view(*self.shape[:-1], self.shape[-1] // GROUP), row), None)
+        return Coded(
+            "nf4",
+            rows(self._codes().view(self.shape), row),
+            rows(scale.view(*self.shape[:-1], self.shape[-1] // GROUP), row),
+            None,
+        )
 
     def _part(self, part: str) -> torch.Tensor:
         return self._files.read(f"{self._name}.{part}")
@@ -86,13 +96,17 @@ class BnbMatrix(Matrix):
 def matrices(files: TensorFiles, config: dict[str, Any]) -> tuple[dict[str, Matrix], list[str], str]:
     """(weights by name, the tensors they are made of, a label). Raises ModelError for what is not read."""
     if config.get("load_in_8bit") or any(n.endswith(".SCB") for n in files.tensors):
-        raise ModelError("This is a bitsandbytes 8-bit checkpoint, which is not read. Use the original model, and "
-                         "choose the format int8 here.")
+        raise ModelError(
+            "This is a bitsandbytes 8-bit checkpoint, which is not read. Use the original model, and "
+            "choose the format int8 here."
+        )
     states = {n.partition(STATE)[0]: n for n in files.tensors if STATE in n}
     bare = [n for n in files.tensors if n.endswith(".absmax") and n.removesuffix(".absmax") not in states]
     if bare:
-        raise ModelError(f"The quantized weight {bare[0].removesuffix('.absmax')!r} lacks its quant_state. The "
-                         "checkpoint is incomplete: download it again.")
+        raise ModelError(
+            f"The quantized weight {bare[0].removesuffix('.absmax')!r} lacks its quant_state. The "
+            "checkpoint is incomplete: download it again."
+        )
     found: dict[str, Matrix] = {n: BnbMatrix(files, n, state) for n, state in states.items()}
     taken = [*states.values(), *(f"{n}.{p}" for n in states for p in PARTS)]
     kind = str(config.get("bnb_4bit_quant_type", "fp4")).upper()

@@ -17,8 +17,16 @@ from core.sources.fp8 import FLOATS, Fp8Matrix
 from core.sources.integers import IntegerMatrix, Integers, order_of, unpacked
 from core.sources.mxfp4 import PackedMxfp4Matrix
 
-READ = ("pack-quantized", "int-quantized", "naive-quantized", "float-quantized", "mxfp4-pack-quantized",
-        "mxfp8-quantized", "mixed-precision", "dense")
+READ = (
+    "pack-quantized",
+    "int-quantized",
+    "naive-quantized",
+    "float-quantized",
+    "mxfp4-pack-quantized",
+    "mxfp8-quantized",
+    "mixed-precision",
+    "dense",
+)
 PARTS = ("packed", "scale", "shape", "zero_point", "g_idx")
 
 
@@ -46,7 +54,8 @@ class PackedMatrix(IntegerMatrix):
     def unpack(self) -> Integers:
         packed, scale, _, zero, index = (
             self._files.read(name) if (name := f"{self._prefix}.weight_{part}") in self._files.tensors else None
-            for part in PARTS)
+            for part in PARTS
+        )
         assert packed is not None and scale is not None
         points = None
         if zero is not None and zero.dtype == torch.int32:
@@ -80,8 +89,9 @@ class ByteMatrix(IntegerMatrix):
         return Integers(8, codes, scale, points, None)
 
 
-def matrices(files: TensorFiles, config: dict[str, Any], dtype: torch.dtype
-             ) -> tuple[dict[str, Matrix], list[str], str]:
+def matrices(
+    files: TensorFiles, config: dict[str, Any], dtype: torch.dtype
+) -> tuple[dict[str, Matrix], list[str], str]:
     """(weights by name, the tensors they are made of, a label). Raises ModelError for what is not read."""
     groups = [g for g in (config.get("config_groups") or {}).values() if isinstance(g, dict)]
     kinds = {str(k) for k in (config.get("format"), *(g.get("format") for g in groups)) if k}
@@ -89,8 +99,10 @@ def matrices(files: TensorFiles, config: dict[str, Any], dtype: torch.dtype
     transforms = (config.get("transform_config") or {}).get("config_groups")
     wrong = sorted(kinds - set(READ)) or [sparse][: sparse != "dense"] or ["transformed"][: bool(transforms)]
     if wrong:
-        raise ModelError(f"This compressed-tensors checkpoint is in the format {wrong[0]!r}, which is not read. Use a "
-                         "version in pack-quantized, int-quantized or float-quantized, or the original model.")
+        raise ModelError(
+            f"This compressed-tensors checkpoint is in the format {wrong[0]!r}, which is not read. Use a "
+            "version in pack-quantized, int-quantized or float-quantized, or the original model."
+        )
     weights = [w for w in (g.get("weights") for g in groups) if isinstance(w, dict)]
     bits = {int(w.get("num_bits", 0)) for w in weights if w.get("type", "int") == "int"}
     block = next((tuple(w["block_structure"]) for w in weights if w.get("block_structure")), None)

@@ -35,8 +35,9 @@ class Matrix(ABC):
 class Decoded:
     """The `Tensors` of a quantized checkpoint."""
 
-    def __init__(self, files: TensorFiles, matrices: Mapping[str, Matrix], parts: Iterable[str], dtype: torch.dtype
-                 ) -> None:
+    def __init__(
+        self, files: TensorFiles, matrices: Mapping[str, Matrix], parts: Iterable[str], dtype: torch.dtype
+    ) -> None:
         """`matrices` by the name of the weight, `parts` the stored tensors that they are made of, `dtype` what dense
         copies of them are kept in."""
         taken = set(parts)
@@ -74,12 +75,16 @@ def rows(tensor: torch.Tensor, row: int | None) -> torch.Tensor:
 def stored(files: TensorFiles, name: str, of: str) -> tuple[int, ...]:
     """The shape of a tensor that the quantized weight `of` needs. Raises ModelError when it is missing."""
     if name not in files.tensors:
-        raise ModelError(f"The quantized weight {of!r} lacks {name.rpartition('.')[2]!r}. The checkpoint is "
-                         "incomplete: download it again.")
+        raise ModelError(
+            f"The quantized weight {of!r} lacks {name.rpartition('.')[2]!r}. The checkpoint is "
+            "incomplete: download it again."
+        )
     return files.tensors[name].shape
 
 
 def mismatch(of: str, why: str) -> ModelError:
     """The error for a weight whose tensors do not fit together."""
-    return ModelError(f"The quantized weight {of!r} is stored in a way that Moestro does not know: {why}. Use another "
-                      "version of the model.")
+    return ModelError(
+        f"The quantized weight {of!r} is stored in a way that Moestro does not know: {why}. Use another "
+        "version of the model."
+    )

@@ -49,8 +49,10 @@ def open_directory(path: Path) -> Source:
     except BaseException as error:
         tensors.close()
         if isinstance(error, UNFIT):  # settings or shapes that contradict each other fail anywhere in a format's code
-            raise ModelError(f"{path} is damaged: its weights do not fit its quantization_config "
-                             f"({reason(error)}). Download it again.") from error
+            raise ModelError(
+                f"{path} is damaged: its weights do not fit its quantization_config "
+                f"({reason(error)}). Download it again."
+            ) from error
         raise
     return Source(path, kind, label, config, decoded, exact, numbers, dtype, files, exact or _nearest(decoded))
 
@@ -59,12 +61,16 @@ def _plain(path: Path, config: dict[str, Any], tensors: TensorFiles, dtype: torc
     """A checkpoint that is not quantized: its experts' number type is what it is in most of their weights."""
     for name in tensors.tensors:
         if name.endswith(MARKS):
-            raise ModelError(f"{path} stores codes ({name}), but its config.json has no quantization_config, so how to "
-                             "read them is unknown. Download config.json again.")
+            raise ModelError(
+                f"{path} stores codes ({name}), but its config.json has no quantization_config, so how to "
+                "read them is unknown. Download config.json again."
+            )
     stored = _usual(tensors.tensors, _experts(tensors.tensors))
     if stored not in FLOATS:
-        raise ModelError(f"{path} stores its weights as {str(stored).removeprefix('torch.')} without scales. Use a "
-                         "version in bfloat16, float16 or float32.")
+        raise ModelError(
+            f"{path} stores its weights as {str(stored).removeprefix('torch.')} without scales. Use a "
+            "version in bfloat16, float16 or float32."
+        )
     label = f"safetensors {str(stored).removeprefix('torch.')}"
     numbers = Numbers(stored, stored, stored)
     return Source(path, "safetensors", label, config, tensors, "checkpoint", numbers, dtype, files)
@@ -86,8 +92,11 @@ def _quantization(files: ModelFiles) -> dict[str, Any] | None:
 
 def _without_quantization(config: dict[str, Any]) -> dict[str, Any]:
     """A config as that of the dequantised model, the configs within it too."""
-    return {name: _without_quantization(value) if isinstance(value, dict) else value
-            for name, value in config.items() if name not in QUANTIZATION}
+    return {
+        name: _without_quantization(value) if isinstance(value, dict) else value
+        for name, value in config.items()
+        if name not in QUANTIZATION
+    }
 
 
 def _made(quantization: dict[str, Any], tensors: TensorFiles, dtype: torch.dtype) -> tuple[str, Made]:
@@ -106,9 +115,11 @@ def _made(quantization: dict[str, Any], tensors: TensorFiles, dtype: torch.dtype
         "mxfp4": lambda: mxfp4.matrices(tensors, quantization),
     }
     if method not in makers:
-        raise ModelError(f"This checkpoint is quantized with {method or 'an unnamed method'}, which is not read. Read "
-                         f"are {', '.join(makers)} and GGUF. Use such a version of the model, or the original one, and "
-                         "choose an expert format here.")
+        raise ModelError(
+            f"This checkpoint is quantized with {method or 'an unnamed method'}, which is not read. Read "
+            f"are {', '.join(makers)} and GGUF. Use such a version of the model, or the original one, and "
+            "choose an expert format here."
+        )
     return method, makers[method]()
 
 

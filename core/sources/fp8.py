@@ -24,13 +24,16 @@ class Fp8Matrix(Matrix):
 
     bits = 8
 
-    def __init__(self, files: TensorFiles, name: str, scale: str, block: tuple[int, int] | None, dtype: torch.dtype
-                 ) -> None:
+    def __init__(
+        self, files: TensorFiles, name: str, scale: str, block: tuple[int, int] | None, dtype: torch.dtype
+    ) -> None:
         self._files, self._name, self._scale, self._dtype = files, name, scale, dtype
         self.shape = files.tensors[name].shape
         self._grid = _grid(files.tensors[scale].shape, self.shape, name)
-        self._blocks = [_block(whole, parts, given, name) for whole, parts, given
-                        in zip(self.shape[-2:], self._grid[-2:], block or (0, 0), strict=True)]
+        self._blocks = [
+            _block(whole, parts, given, name)
+            for whole, parts, given in zip(self.shape[-2:], self._grid[-2:], block or (0, 0), strict=True)
+        ]
 
     def read(self, row: int | None) -> torch.Tensor:
         """In the model's number type, as transformers loads it."""
@@ -83,14 +86,16 @@ def pairs(files: TensorFiles) -> dict[str, str]:
         if at.dtype in FLOATS:
             scale = next((f"{name}{s}" for s in SCALES if f"{name}{s}" in files.tensors), None)
             if scale is None:
-                raise ModelError(f"The FP8 weight {name!r} has no scale. The checkpoint is incomplete: download it "
-                                 "again.")
+                raise ModelError(
+                    f"The FP8 weight {name!r} has no scale. The checkpoint is incomplete: download it again."
+                )
             found[name] = scale
     return found
 
 
-def matrices(files: TensorFiles, config: dict[str, Any], dtype: torch.dtype
-             ) -> tuple[dict[str, Matrix], list[str], str]:
+def matrices(
+    files: TensorFiles, config: dict[str, Any], dtype: torch.dtype
+) -> tuple[dict[str, Matrix], list[str], str]:
     """(weights by name, the tensors they are made of, a label). Raises ModelError for what is not read."""
     given = config.get("weight_block_size")
     block = (int(given[0]), int(given[1])) if given else None

@@ -28,8 +28,12 @@ class GptqMatrix(IntegerMatrix):
             raise mismatch(prefix, f"GPTQ of {self.bits or 'unknown'} bits is not read, only of 4 and of 8")
         self.shape = (out, words * 32 // self.bits)
         self.groups = scales[0]
-        if scales[1:] != (out,) or zeros[0] != scales[0] or not all((words, *scales)) \
-                or files.tensors[f"{prefix}.qzeros"].dtype != torch.int32:
+        if (
+            scales[1:] != (out,)
+            or zeros[0] != scales[0]
+            or not all((words, *scales))
+            or files.tensors[f"{prefix}.qzeros"].dtype != torch.int32
+        ):
             raise mismatch(prefix, f"scales {scales} and qzeros {zeros} do not fit qweight {(words, out)}")
 
     def unpack(self) -> Integers:
@@ -52,15 +56,19 @@ def matrices(files: TensorFiles, config: dict[str, Any]) -> tuple[dict[str, Matr
     """(weights by name, the tensors they are made of, a label). Raises ModelError for what GPTQ is not read."""
     kind = str(config.get("checkpoint_format") or config.get("format") or "").lower()
     if kind not in FORMATS:
-        raise ModelError(f"This GPTQ checkpoint is in the {kind!r} format, which only one kernel reads. Use a version "
-                         "whose checkpoint_format is gptq or gptq_v2.")
+        raise ModelError(
+            f"This GPTQ checkpoint is in the {kind!r} format, which only one kernel reads. Use a version "
+            "whose checkpoint_format is gptq or gptq_v2."
+        )
     bits, group = config.get("bits"), config.get("group_size", -1)
     if bits is not None and bits not in (4, 8):
-        raise ModelError(f"This is a GPTQ checkpoint of {bits} bits. GPTQ is read with 4 and with 8 bits: use such a "
-                         "version of the model.")
+        raise ModelError(
+            f"This is a GPTQ checkpoint of {bits} bits. GPTQ is read with 4 and with 8 bits: use such a "
+            "version of the model."
+        )
     prefixes = [n.removesuffix(".qweight") for n in files.tensors if n.endswith(".qweight")]
     found: dict[str, Matrix] = {
-        f"{p}.weight": GptqMatrix(files, p, bool(config.get("sym")), group == -1, FORMATS[kind] == 1)
-        for p in prefixes}
+        f"{p}.weight": GptqMatrix(files, p, bool(config.get("sym")), group == -1, FORMATS[kind] == 1) for p in prefixes
+    }
     label = f"GPTQ {bits or 4}-bit, " + ("one scale a row" if group == -1 else f"groups of {group}")
     return found, [f"{p}.{s}" for p in prefixes for s in SUFFIXES], label

@@ -16,10 +16,10 @@ class Integers(NamedTuple):
     """weight = (code - point) * scale, in fp32. Groups are runs of columns unless `order` says otherwise."""
 
     bits: int
-    codes: torch.Tensor              # [out, in] uint8
-    scale: torch.Tensor              # [out, groups] fp16, bf16 or fp32
-    points: torch.Tensor | None      # [out, groups] integers; None: 2 ** (bits - 1) everywhere
-    order: torch.Tensor | None       # [in] each column's group; None: groups of equal size, one after another
+    codes: torch.Tensor  # [out, in] uint8
+    scale: torch.Tensor  # [out, groups] fp16, bf16 or fp32
+    points: torch.Tensor | None  # [out, groups] integers; None: 2 ** (bits - 1) everywhere
+    order: torch.Tensor | None  # [in] each column's group; None: groups of equal size, one after another
 
     @property
     def middle(self) -> int:
@@ -93,8 +93,9 @@ def order_of(index: torch.Tensor, groups: int) -> torch.Tensor | None:
     least, most = int(index.min()), int(index.max())
     if (least < 0 and most >= 0) or most >= groups:
         raise ValueError(f"its columns name groups from {least} to {most}, of {groups} groups")
-    if columns % groups == 0 and (torch.equal(index.long(), torch.arange(columns) // (columns // groups))
-                                  or bool((index == -1).all())):
+    if columns % groups == 0 and (
+        torch.equal(index.long(), torch.arange(columns) // (columns // groups)) or bool((index == -1).all())
+    ):
         return None
     return index
 

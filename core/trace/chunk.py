@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-CHUNK = 4096   # tokens in one piece, or a few more
+CHUNK = 4096  # tokens in one piece, or a few more
 RANKED = np.dtype([("of", "<i4"), ("at", "<i2"), ("layer", "<i2"), ("expert", "<i2"), ("score", "<f4")])
 """One guess of a predictor: in which pass (its place in the chunk) and in which layer it was made (-1 = before the
 first), and what it was: an expert, its layer, and how likely it is asked for."""
@@ -25,14 +25,14 @@ class Chunk:
     """Whole forward passes in a row: p of them with n tokens in all. A token's ids are distinct unless it has fewer
     than k experts in a layer; then one of them is repeated."""
 
-    ids: npt.NDArray[Any]                           # uint8 or int16 [n, layers, k]
-    sizes: npt.NDArray[np.int32]                    # [p] tokens of each pass
-    decode: npt.NDArray[np.bool_]                   # [p] False = prefill
-    rid: npt.NDArray[np.int32]                      # [p] which request (answer)
-    tok: npt.NDArray[np.int32] | None = None        # [n] input token ids
+    ids: npt.NDArray[Any]  # uint8 or int16 [n, layers, k]
+    sizes: npt.NDArray[np.int32]  # [p] tokens of each pass
+    decode: npt.NDArray[np.bool_]  # [p] False = prefill
+    rid: npt.NDArray[np.int32]  # [p] which request (answer)
+    tok: npt.NDArray[np.int32] | None = None  # [n] input token ids
     weights: npt.NDArray[np.float16] | None = None  # [n, layers, k] of the router, in the order of ids
-    probs: npt.NDArray[np.float16] | None = None    # [n, layers, E] the router's whole distributions
-    ranked: npt.NDArray[Any] | None = None          # RANKED [g] what the running predictor named, in its order
+    probs: npt.NDArray[np.float16] | None = None  # [n, layers, E] the router's whole distributions
+    ranked: npt.NDArray[Any] | None = None  # RANKED [g] what the running predictor named, in its order
 
 
 class Trace(Protocol):
@@ -54,8 +54,16 @@ class Trace(Protocol):
 class ArrayTrace:
     """A trace in memory, one pass per token."""
 
-    def __init__(self, ids: npt.NDArray[Any], experts: int, *, model: str = "", rid: npt.NDArray[Any] | None = None,
-                 tok: npt.NDArray[Any] | None = None, weights: npt.NDArray[Any] | None = None) -> None:
+    def __init__(
+        self,
+        ids: npt.NDArray[Any],
+        experts: int,
+        *,
+        model: str = "",
+        rid: npt.NDArray[Any] | None = None,
+        tok: npt.NDArray[Any] | None = None,
+        weights: npt.NDArray[Any] | None = None,
+    ) -> None:
         """`ids` and `weights` [tokens, layers, k], `rid` and `tok` [tokens]."""
         self._tokens: int = ids.shape[0]
         self.layers: int = ids.shape[1]
@@ -73,7 +81,9 @@ class ArrayTrace:
             n = part.stop - start
             yield Chunk(
                 np.ascontiguousarray(self._ids[part], id_type(self.experts)),
-                np.ones(n, np.int32), np.ones(n, np.bool_),
+                np.ones(n, np.int32),
+                np.ones(n, np.bool_),
                 np.zeros(n, np.int32) if self._rid is None else self._rid[part].astype(np.int32),
                 None if self._tok is None else self._tok[part].astype(np.int32),
-                None if self._weights is None else self._weights[part].astype(np.float16))
+                None if self._weights is None else self._weights[part].astype(np.float16),
+            )

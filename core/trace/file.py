@@ -27,13 +27,13 @@ from core.trace.sound import TooLarge, predictor_of, problem_of, require_bounded
 from core.types import StepRecord
 
 MAGIC = b"moestro-trace\n"
-VERSION = 2   # 2: router distributions and what a predictor named; a file with neither is one of version 1
-PENDING_BYTES = 16 << 20          # written at the latest when so much has gathered
-FRAME = struct.Struct("<4sIIQ")   # mark, tokens, passes, bytes
+VERSION = 2  # 2: router distributions and what a predictor named; a file with neither is one of version 1
+PENDING_BYTES = 16 << 20  # written at the latest when so much has gathered
+FRAME = struct.Struct("<4sIIQ")  # mark, tokens, passes, bytes
 MARK = b"pass"
-HEAD_BYTES = 1 << 20              # most that the head may have
+HEAD_BYTES = 1 << 20  # most that the head may have
 LIMITS = {"layers": 10_000, "experts": 2**15, "top_k": 2**15}
-PACKED_MOST = 1100                # no compression of an .npz makes one byte of more than so many
+PACKED_MOST = 1100  # no compression of an .npz makes one byte of more than so many
 
 
 def _private(name: str, flags: int) -> int:
@@ -44,9 +44,19 @@ def _private(name: str, flags: int) -> int:
 class TraceWriter:
     """Collects passes and writes them `CHUNK` tokens at a time. Close it, or use it as a context manager."""
 
-    def __init__(self, path: Path, layers: int, experts: int, top_k: int, *, model: str = "", model_hash: str = "",
-                 packed: bool = True, probs: bool = False,
-                 predictor: tuple[str, Mapping[str, Value]] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        layers: int,
+        experts: int,
+        top_k: int,
+        *,
+        model: str = "",
+        model_hash: str = "",
+        packed: bool = True,
+        probs: bool = False,
+        predictor: tuple[str, Mapping[str, Value]] | None = None,
+    ) -> None:
         """`packed` = compressed. `probs`: passes come with the router's distributions. `predictor`: they come with what
         this one named, its name and its parameters. Raises TraceError when the file cannot be made."""
         self._ids_type, self._packed = id_type(experts), packed
@@ -54,8 +64,14 @@ class TraceWriter:
         self._pending: list[Chunk] = []
         self._tokens = self._bytes = 0
         self.probs, self.predictor = probs, predictor
-        head: dict[str, Any] = {"version": 2 if probs or predictor else 1, "layers": layers, "experts": experts,
-                                "top_k": top_k, "model": model, "model_hash": model_hash}
+        head: dict[str, Any] = {
+            "version": 2 if probs or predictor else 1,
+            "layers": layers,
+            "experts": experts,
+            "top_k": top_k,
+            "model": model,
+            "model_hash": model_hash,
+        }
         if predictor:
             head["predictor"] = {"name": predictor[0], "params": dict(predictor[1])}
         try:
@@ -64,8 +80,13 @@ class TraceWriter:
             raise TraceError(f"The trace {path} cannot be written: {error.strerror}.") from error
         self._file.write(MAGIC + json.dumps(head).encode() + b"\n")
 
-    def add(self, step: StepRecord, rid: int = 0, tok: npt.NDArray[Any] | None = None,
-            weights: npt.NDArray[Any] | None = None) -> None:
+    def add(
+        self,
+        step: StepRecord,
+        rid: int = 0,
+        tok: npt.NDArray[Any] | None = None,
+        weights: npt.NDArray[Any] | None = None,
+    ) -> None:
         """One forward pass. `tok` [tokens], else the step's own; `weights` [layers, tokens, k]. One recorded without
         its routing (telemetry off) is left out. Distributions and guesses are the step's, if the file is to have them.
         """
@@ -73,20 +94,30 @@ class TraceWriter:
             probs = step.probs.transpose(1, 0, 2) if self.probs and step.probs is not None else None
             ranked = step.ranked if self.predictor and step.ranked is not None else None
             tok = step.tok if tok is None else tok
-            self.write(Chunk(step.ids.transpose(1, 0, 2).astype(self._ids_type), np.array([step.tokens], np.int32),
-                             np.array([step.phase == "decode"]), np.array([rid], np.int32),
-                             None if tok is None else np.asarray(tok, np.int32),
-                             None if weights is None else weights.transpose(1, 0, 2).astype(np.float16),
-                             probs, ranked))
+            self.write(
+                Chunk(
+                    step.ids.transpose(1, 0, 2).astype(self._ids_type),
+                    np.array([step.tokens], np.int32),
+                    np.array([step.phase == "decode"]),
+                    np.array([rid], np.int32),
+                    None if tok is None else np.asarray(tok, np.int32),
+                    None if weights is None else weights.transpose(1, 0, 2).astype(np.float16),
+                    probs,
+                    ranked,
+                )
+            )
 
     def write(self, chunk: Chunk) -> None:
         """Some passes; they reach the disk with the others of their frame."""
         if chunk.ids.shape[1:] != self._shape:
-            raise TraceError(f"A pass of shape {chunk.ids.shape[1:]} (layers, k) does not belong to a trace of "
-                             f"{self._shape}.")
+            raise TraceError(
+                f"A pass of shape {chunk.ids.shape[1:]} (layers, k) does not belong to a trace of {self._shape}."
+            )
         if chunk.probs is not None and chunk.probs.shape[1:] != (self._shape[0], self._experts):
-            raise TraceError(f"Distributions of shape {chunk.probs.shape[1:]} (layers, experts) do not belong to a "
-                             f"trace of {(self._shape[0], self._experts)}.")
+            raise TraceError(
+                f"Distributions of shape {chunk.probs.shape[1:]} (layers, experts) do not belong to a "
+                f"trace of {(self._shape[0], self._experts)}."
+            )
         if self._pending and _extras(chunk) != _extras(self._pending[-1]):
             self.flush()
         self._pending.append(chunk)
@@ -123,8 +154,9 @@ class TraceWriter:
     def __enter__(self) -> TraceWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -141,8 +173,10 @@ class FileTrace:
                 head = parse_json(file.readline(HEAD_BYTES))
                 version = whole(head["version"], 2**31)
                 if version > VERSION:
-                    raise TraceError(f"{path} was written by a later version of Moestro (trace version {version}; this "
-                                     f"one reads up to {VERSION}). Update Moestro.")
+                    raise TraceError(
+                        f"{path} was written by a later version of Moestro (trace version {version}; this "
+                        f"one reads up to {VERSION}). Update Moestro."
+                    )
                 self.layers, self.experts, self.top_k = (whole(head[name], most) for name, most in LIMITS.items())
                 self.model, self.model_hash = text(head["model"]), text(head["model_hash"])
                 self.predictor = predictor_of(head.get("predictor"))
@@ -172,8 +206,10 @@ class FileTrace:
             if mark != MARK:
                 raise TraceError(f"{self.path} is damaged at byte {at}. Record or export it again.")
             if tokens * self.layers * self.top_k > PACKED_MOST * size:
-                raise TraceError(f"{self.path} is damaged at byte {at}: so many tokens are not in so few bytes. Record "
-                                 "or export it again.")
+                raise TraceError(
+                    f"{self.path} is damaged at byte {at}: so many tokens are not in so few bytes. Record "
+                    "or export it again."
+                )
             if file.tell() + size > end:
                 return frames, True
             frames.append((file.tell(), size, tokens))
@@ -188,8 +224,9 @@ class FileTrace:
         except TooLarge as error:
             raise TraceError(f"{self.path} is damaged: {error}. Record or export it again.") from None
         except Exception as error:  # zlib, zipfile and numpy each have their own
-            raise TraceError(f"{self.path} is damaged: a frame cannot be unpacked. Record or export it again."
-                             ) from error
+            raise TraceError(
+                f"{self.path} is damaged: a frame cannot be unpacked. Record or export it again."
+            ) from error
         if problem := problem_of(chunk, (tokens, self.layers, self.top_k), self.experts):
             raise TraceError(f"{self.path} is damaged: {problem}. Record or export it again.")
         return chunk
@@ -200,8 +237,16 @@ def save(trace: Trace, path: Path, *, packed: bool = True) -> FileTrace:
     chunks = iter(trace.chunks())
     first = next(chunks, None)
     told = trace.predictor if isinstance(trace, FileTrace) else None
-    with TraceWriter(path, trace.layers, trace.experts, trace.top_k, model=trace.model, packed=packed, predictor=told,
-                     probs=first is not None and first.probs is not None) as writer:
+    with TraceWriter(
+        path,
+        trace.layers,
+        trace.experts,
+        trace.top_k,
+        model=trace.model,
+        packed=packed,
+        predictor=told,
+        probs=first is not None and first.probs is not None,
+    ) as writer:
         for chunk in () if first is None else chain([first], chunks):
             writer.write(chunk)
     return FileTrace(path)

@@ -19,11 +19,11 @@ from core.trace.file import MAGIC, FileTrace
 from core.trace.sound import TooLarge, require_bounded
 
 KINDS = "Moestro's own traces, .npz with an array `experts` [layers, tokens, k], .csv, .json and .jsonl"
-IDS = ("experts", "expert_ids", "expert", "ids")   # names of the field of expert ids in JSON objects
-Row = tuple[int, int, list[int]]                   # token, layer, expert ids
-JSON_BYTES = 1 << 30   # most that is read of a JSON trace, which is taken apart in memory
-MOST_EXPERTS = 2**15   # in a layer, and ids of one token there
-MOST_IDS = 2**31       # in all of a trace that is held in memory
+IDS = ("experts", "expert_ids", "expert", "ids")  # names of the field of expert ids in JSON objects
+Row = tuple[int, int, list[int]]  # token, layer, expert ids
+JSON_BYTES = 1 << 30  # most that is read of a JSON trace, which is taken apart in memory
+MOST_EXPERTS = 2**15  # in a layer, and ids of one token there
+MOST_IDS = 2**31  # in all of a trace that is held in memory
 WORD = re.compile(r"[^\s,;|\[\](){}'\"]+")
 DIGITS = re.compile(r"[+-]?[0-9]{1,18}")
 
@@ -70,8 +70,9 @@ def _npz(path: Path, opened: BinaryIO, experts: int) -> ArrayTrace:
         raise TraceError(f"{path} has no array `experts` [layers, tokens, k]. It has: {', '.join(names[:9])}.")
     ids = arrays.pop("experts")
     if ids.ndim != 3 or ids.dtype.kind not in "iu" or 0 in ids.shape:
-        raise TraceError(f"`experts` in {path} must be whole numbers [layers, tokens, k], not {ids.dtype} "
-                         f"{list(ids.shape)}.")
+        raise TraceError(
+            f"`experts` in {path} must be whole numbers [layers, tokens, k], not {ids.dtype} {list(ids.shape)}."
+        )
     extras = {name: _extra(path, name, array, ids.shape) for name, array in arrays.items()}
     count = _experts(path, int(ids.min()), int(ids.max()), experts)
     if "weights" in extras:
@@ -82,8 +83,9 @@ def _npz(path: Path, opened: BinaryIO, experts: int) -> ArrayTrace:
 def _extra(path: Path, name: str, array: Any, shape: tuple[int, ...]) -> Any:
     """An array beside `experts` of this shape: the router's weights, token ids, or the answers they belong to."""
     if array.shape != (shape if name == "weights" else shape[1:2]):
-        raise TraceError(f"`{name}` in {path} has shape {list(array.shape)}, which does not go with `experts` "
-                         f"{list(shape)}.")
+        raise TraceError(
+            f"`{name}` in {path} has shape {list(array.shape)}, which does not go with `experts` {list(shape)}."
+        )
     if name == "weights":
         half = np.finfo(np.float16)
         if array.dtype.kind not in "fiu" or not (np.abs(array.astype(np.float64)) <= half.max).all():
@@ -182,9 +184,16 @@ def _listed(path: Path, rows: Iterable[Row], experts: int) -> ArrayTrace:
             raise TraceError(f"{path} has no experts for token {token} in layer {missing[0]}.")
     k = max(len(ids) for by_layer in found.values() for ids in by_layer.values())
     if k > MOST_EXPERTS or k * len(found) * len(layers) > MOST_IDS:
-        raise TraceError(f"{path} names up to {k:,} experts for each of {len(found):,} tokens in {len(layers):,} "
-                         "layers, which is more than any model uses.")
-    array: Any = np.array([[ids + ids[:1] * (k - len(ids)) for ids in (by_layer[layer] for layer in layers)]
-                           for by_layer in found.values()], np.int64)
+        raise TraceError(
+            f"{path} names up to {k:,} experts for each of {len(found):,} tokens in {len(layers):,} "
+            "layers, which is more than any model uses."
+        )
+    array: Any = np.array(
+        [
+            [ids + ids[:1] * (k - len(ids)) for ids in (by_layer[layer] for layer in layers)]
+            for by_layer in found.values()
+        ],
+        np.int64,
+    )
     count = _experts(path, int(array.min()), int(array.max()), experts)
     return ArrayTrace(array.astype(id_type(count)), count)

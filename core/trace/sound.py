@@ -12,7 +12,7 @@ import numpy.typing as npt
 from core.registry import Value
 from core.trace.chunk import RANKED, Chunk
 
-UNPACKED_BYTES = 4 << 30   # most that the arrays of one frame, or of an `.npz`, may have
+UNPACKED_BYTES = 4 << 30  # most that the arrays of one frame, or of an `.npz`, may have
 
 
 class TooLarge(ValueError):
@@ -55,8 +55,14 @@ def problem_of(chunk: Chunk, shape: tuple[int, int, int], experts: int) -> str:
     """What is wrong with the arrays of a frame that should have ids of this shape [tokens, layers, k], or ""."""
     (tokens, layers, _), ids, passes = shape, chunk.ids, chunk.sizes.size
     wanted: dict[str, tuple[str, tuple[int, ...]]] = {
-        "ids": ("iu", shape), "sizes": ("iu", (passes,)), "decode": ("b", (passes,)), "rid": ("iu", (passes,)),
-        "tok": ("iu", (tokens,)), "weights": ("f", shape), "probs": ("f", (tokens, layers, experts))}
+        "ids": ("iu", shape),
+        "sizes": ("iu", (passes,)),
+        "decode": ("b", (passes,)),
+        "rid": ("iu", (passes,)),
+        "tok": ("iu", (tokens,)),
+        "weights": ("f", shape),
+        "probs": ("f", (tokens, layers, experts)),
+    }
     for name, (kinds, sides) in wanted.items():
         array = getattr(chunk, name)
         if array is not None and (array.dtype.kind not in kinds or array.shape != sides):
@@ -74,5 +80,8 @@ def problem_of(chunk: Chunk, shape: tuple[int, int, int], experts: int) -> str:
 
 def _sound(ranked: npt.NDArray[Any], passes: int, layers: int, experts: int) -> bool:
     bounds = {"of": (0, passes), "at": (-1, layers), "layer": (0, layers), "expert": (0, experts)}
-    return ranked.dtype == RANKED and ranked.ndim == 1 and all(
-        ((low <= ranked[name]) & (ranked[name] < high)).all() for name, (low, high) in bounds.items())
+    return (
+        ranked.dtype == RANKED
+        and ranked.ndim == 1
+        and all(((low <= ranked[name]) & (ranked[name] < high)).all() for name, (low, high) in bounds.items())
+    )

@@ -27,8 +27,9 @@ class QuickEngine(FakeEngine):
     def __init__(self, spec: LoadSpec) -> None:
         super().__init__(spec, token_s=0.0)
 
-    def generate(self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling,
-                 cancel: threading.Event | None = None) -> Iterator[Piece]:
+    def generate(
+        self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling, cancel: threading.Event | None = None
+    ) -> Iterator[Piece]:
         kind = type(self)
         kind.together += 1
         kind.most_together = max(kind.most_together, kind.together)
@@ -43,8 +44,9 @@ class GatedEngine(QuickEngine):
 
     gate = threading.Semaphore(0)
 
-    def generate(self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling,
-                 cancel: threading.Event | None = None) -> Iterator[Piece]:
+    def generate(
+        self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling, cancel: threading.Event | None = None
+    ) -> Iterator[Piece]:
         assert cancel is not None
         for piece in super().generate(messages, sampling, cancel):
             yield piece

@@ -32,8 +32,9 @@ class EndlessEngine(QuickEngine):
     def fresh(cls) -> type[EndlessEngine]:
         return type("Endless", (cls,), {"reading": threading.Event(), "talking": threading.Event(), "late_steps": 0})
 
-    def generate(self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling,
-                 cancel: threading.Event | None = None) -> Iterator[Piece]:
+    def generate(
+        self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling, cancel: threading.Event | None = None
+    ) -> Iterator[Piece]:
         assert cancel is not None and not isinstance(messages, str)
         kind, reads = type(self), "read for ever" in messages[-1]["content"]
         for number in range(ENDLESS):
@@ -65,8 +66,11 @@ def post(port: int, body: Mapping[str, Any] | bytes, path: str = "/v1/chat/compl
     """A connection over which this was asked; its answer has not been read yet."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     client = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
-    client.sendall(f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\n"
-                   f"content-length: {len(data)}\r\n\r\n".encode() + data)
+    client.sendall(
+        f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(data)}\r\n\r\n".encode()
+        + data
+    )
     return client
 
 

@@ -60,16 +60,27 @@ def chatted(tmp_path: Path) -> Iterator[tuple[Host, int]]:
 
 def test_a_chat_is_put_through_every_policy_and_budget(chatted: tuple[Host, int]) -> None:
     host, chat = chatted
-    question = Question(Source("chat", chat), ("lfu", "fifo"), settings=host.settings, load=host.load_id,
-                        slots=32, shape=SHAPE, budgets="25%, 50%, 100%")
+    question = Question(
+        Source("chat", chat),
+        ("lfu", "fifo"),
+        settings=host.settings,
+        load=host.load_id,
+        slots=32,
+        shape=SHAPE,
+        budgets="25%, 50%, 100%",
+    )
     job = over(host.analyst.start(question))
     assert (job.state, job.error, job.share) == ("done", "", 1.0)
     made = host.analyst.table
     assert made is not None
     assert {(row.policy, row.slots) for row in made.rows} == {
-        (policy, slots) for policy in ("lru", "lfu", "fifo") for slots in (16, 32, 64)}
+        (policy, slots) for policy in ("lru", "lfu", "fifo") for slots in (16, 32, 64)
+    }
     assert (made.about.name, made.about.model, made.about.expert_bytes) == (
-        "“How does the cache behave?”", "demo", SHAPE.expert_bytes)
+        "“How does the cache behave?”",
+        "demo",
+        SHAPE.expert_bytes,
+    )
     for row in made.rows:
         bound = made.bound(row.slots)
         assert row.hit_rate is not None and row.tpot_ms is not None
@@ -128,18 +139,33 @@ def test_a_file_of_the_loaded_model_s_shape_takes_its_times(chatted: tuple[Host,
     host, _ = chatted
     random = np.random.default_rng(0)
     path = tmp_path / "same.npz"
-    np.savez(path, experts=random.random((SHAPE.layers, 40, SHAPE.experts)).argsort(2)[..., :SHAPE.top_k])
-    over(host.analyst.start(Question(Source("file", path=str(path), experts=SHAPE.experts), ("lru",), budgets="50%",
-                                     settings=host.settings, load=host.load_id)))
+    np.savez(path, experts=random.random((SHAPE.layers, 40, SHAPE.experts)).argsort(2)[..., : SHAPE.top_k])
+    over(
+        host.analyst.start(
+            Question(
+                Source("file", path=str(path), experts=SHAPE.experts),
+                ("lru",),
+                budgets="50%",
+                settings=host.settings,
+                load=host.load_id,
+            )
+        )
+    )
     made = host.analyst.table
     assert made is not None
     assert made.about.clock is not None
     assert any("in this session" in note for note in made.about.notes)
 
 
-@pytest.mark.parametrize(("name", "content", "said"), [
-    ("gone.npz", None, "There is no file"), ("bad.npz", b"nonsense", "not a readable .npz"),
-    ("words.txt", b"hello", "not a trace"), ("empty.csv", b"", "no rows")])
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("gone.npz", None, "There is no file"),
+        ("bad.npz", b"nonsense", "not a readable .npz"),
+        ("words.txt", b"hello", "not a trace"),
+        ("empty.csv", b"", "no rows"),
+    ],
+)
 def test_bad_files_say_what_is_wrong(tmp_path: Path, name: str, content: bytes | None, said: str) -> None:
     analyst, path = Analyst(Store(tmp_path / "home")), tmp_path / name
     question = Question(Source("file", path=str(path)), ("lru",))
@@ -207,8 +233,15 @@ def test_one_at_a_time_and_stopped_when_asked(tmp_path: Path, trace: Path, monke
 
 def test_the_lab_says_what_each_foresees_and_why_some_cannot(tmp_path: Path, trace: Path) -> None:
     analyst = Analyst(Store(tmp_path / "home"))
-    question = Question(Source("file", path=str(trace), experts=EXPERTS), predictors=("recent", "transitions", "gate",
-                        "estimator"), kind="lab", compute_ms=5.0, load_ms=1.0, expert_bytes=1000, budgets="50%")
+    question = Question(
+        Source("file", path=str(trace), experts=EXPERTS),
+        predictors=("recent", "transitions", "gate", "estimator"),
+        kind="lab",
+        compute_ms=5.0,
+        load_ms=1.0,
+        expert_bytes=1000,
+        budgets="50%",
+    )
     job = over(analyst.start(question))
     assert job.error == ""
     lab = analyst.lab
@@ -260,8 +293,9 @@ def test_a_session_s_trace_has_its_passes_and_answers(chatted: tuple[Host, int])
 
 def test_the_last_tokens_are_whole_passes(tmp_path: Path) -> None:
     sizes = np.array([4, 1, 1, 1], np.int32)
-    chunk = Chunk(ids(7).astype(np.uint8), sizes, sizes == 1, np.arange(4, dtype=np.int32),
-                  tok=np.arange(7, dtype=np.int32))
+    chunk = Chunk(
+        ids(7).astype(np.uint8), sizes, sizes == 1, np.arange(4, dtype=np.int32), tok=np.arange(7, dtype=np.int32)
+    )
     with TraceWriter(tmp_path / "whole.trace", LAYERS, EXPERTS, K, model="demo", model_hash="h") as writer:
         writer.write(chunk)
     whole = FileTrace(tmp_path / "whole.trace")
@@ -270,8 +304,8 @@ def test_the_last_tokens_are_whole_passes(tmp_path: Path) -> None:
         [found] = short.chunks()
         assert found.sizes.tolist() == kept
         assert found.tok is not None
-        assert found.tok.tolist() == list(range(7))[-sum(kept):]
-        assert np.array_equal(found.ids, chunk.ids[-sum(kept):])
+        assert found.tok.tolist() == list(range(7))[-sum(kept) :]
+        assert np.array_equal(found.ids, chunk.ids[-sum(kept) :])
         assert short.model_hash == "h"
     routing = sources.from_file(Source("file", path=str(whole.path)), str(tmp_path / "x.trace"), 2)
     assert routing.tokens == 2

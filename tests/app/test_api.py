@@ -38,8 +38,15 @@ def ask(host: Host, text: str = "hello") -> int:
 
 
 def test_health_tells_what_is_loaded(client: TestClient, host: Host) -> None:
-    assert client.get("/healthz").json() == {"status": "ok", "model": "demo", "busy": False, "waiting": 0,
-                                             "loading": None, "importing": None, "version": __version__}
+    assert client.get("/healthz").json() == {
+        "status": "ok",
+        "model": "demo",
+        "busy": False,
+        "waiting": 0,
+        "loading": None,
+        "importing": None,
+        "version": __version__,
+    }
     host.unload()
     assert client.get("/healthz").json()["model"] is None
 
@@ -162,16 +169,20 @@ def test_there_is_no_api_documentation_to_browse(client: TestClient) -> None:
 
 # -- the OpenAI subset -------------------------------------------------------------------------------------------------
 
-ASK: dict[str, Any] = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}],
-                       "max_tokens": 3, "temperature": 0}
+ASK: dict[str, Any] = {
+    "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}],
+    "max_tokens": 3,
+    "temperature": 0,
+}
 
 
 def test_models_and_a_whole_completion(client: TestClient, host: Host) -> None:
     assert [m["id"] for m in client.get("/v1/models").json()["data"]] == ["demo"]
     told = client.post("/v1/chat/completions", json=ASK).json()
     assert told["object"] == "chat.completion"
-    assert told["choices"] == [{"index": 0, "message": {"role": "assistant", "content": "the cache keeps "},
-                                "finish_reason": "length"}]
+    assert told["choices"] == [
+        {"index": 0, "message": {"role": "assistant", "content": "the cache keeps "}, "finish_reason": "length"}
+    ]
     assert told["usage"] == {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
     assert host.store.chats.all() == [], "the API's answers are nobody's chat"
     assert host.load_id is not None
@@ -188,12 +199,17 @@ def test_a_streamed_completion(client: TestClient) -> None:
     assert [c["finish_reason"] for c in chunks if c["finish_reason"]] == ["length"]
 
 
-@pytest.mark.parametrize(("change", "told", "param"), [
-    ({"messages": []}, "empty", None), ({"temperature": 99}, "temperature must lie between", None),
-    ({"logprobs": True}, "logprobs: Extra inputs are not permitted", "logprobs"),
-    ({"messages": [{"role": "user"}]}, "messages.0.content: Field required", "messages.0.content"),
-    ({"messages": [{"role": "user", "content": ""}] * 4097}, "at most 4096", "messages"),
-    ({"x" * 5000: 1}, "Extra inputs", "x" * 200)])
+@pytest.mark.parametrize(
+    ("change", "told", "param"),
+    [
+        ({"messages": []}, "empty", None),
+        ({"temperature": 99}, "temperature must lie between", None),
+        ({"logprobs": True}, "logprobs: Extra inputs are not permitted", "logprobs"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content: Field required", "messages.0.content"),
+        ({"messages": [{"role": "user", "content": ""}] * 4097}, "at most 4096", "messages"),
+        ({"x" * 5000: 1}, "Extra inputs", "x" * 200),
+    ],
+)
 def test_bad_requests_are_told(client: TestClient, change: dict[str, Any], told: str, param: str | None) -> None:
     answer = client.post("/v1/chat/completions", json={**ASK, **change})
     assert answer.status_code == 400
@@ -202,12 +218,21 @@ def test_bad_requests_are_told(client: TestClient, change: dict[str, Any], told:
     assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", param, None)
 
 
-@pytest.mark.parametrize(("method", "path", "body", "status"), [
-    ("POST", "/chat/completions", b"{", 400), ("POST", "/chat/completions", b"[" * 100_000, 400),
-    ("POST", "/chat/completions", b"\xff", 400), ("POST", "/chat/completions", b"", 400),
-    ("GET", "/chat/completions", b"", 404), ("DELETE", "/models", b"", 404), ("GET", "/nothing", b"", 404)])
-def test_every_error_of_the_api_has_its_form(client: TestClient, method: str, path: str, body: bytes,
-                                             status: int) -> None:
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("POST", "/chat/completions", b"{", 400),
+        ("POST", "/chat/completions", b"[" * 100_000, 400),
+        ("POST", "/chat/completions", b"\xff", 400),
+        ("POST", "/chat/completions", b"", 400),
+        ("GET", "/chat/completions", b"", 404),
+        ("DELETE", "/models", b"", 404),
+        ("GET", "/nothing", b"", 404),
+    ],
+)
+def test_every_error_of_the_api_has_its_form(
+    client: TestClient, method: str, path: str, body: bytes, status: int
+) -> None:
     answer = client.request(method, f"/v1{path}", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == status
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
@@ -215,12 +240,22 @@ def test_every_error_of_the_api_has_its_form(client: TestClient, method: str, pa
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("failure", "status", "kind", "code"), [
-    (ContextError("Too long."), 400, "invalid_request_error", "context_length_exceeded"),
-    (RuntimeError("inside"), 500, "server_error", None)])
+@pytest.mark.parametrize(
+    ("failure", "status", "kind", "code"),
+    [
+        (ContextError("Too long."), 400, "invalid_request_error", "context_length_exceeded"),
+        (RuntimeError("inside"), 500, "server_error", None),
+    ],
+)
 def test_an_answer_that_fails_is_told_as_whose_fault_it_is(
-        client: TestClient, monkeypatch: pytest.MonkeyPatch, failure: Exception, status: int, kind: str,
-        code: str | None, stream: bool) -> None:
+    client: TestClient,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: Exception,
+    status: int,
+    kind: str,
+    code: str | None,
+    stream: bool,
+) -> None:
     def fail(*_: Any) -> Any:
         raise failure
 

@@ -37,24 +37,39 @@ def sparse(path: Path) -> None:
 
 
 ODD: dict[str, Callable[[Path], None]] = {
-    "pipe": lambda path: os.mkfifo(path), "zero": lambda path: path.symlink_to("/dev/zero"),
-    "loop": lambda path: path.symlink_to(path), "huge": sparse, "folder": lambda path: path.mkdir(),
-    "nowhere": lambda path: path.symlink_to("nowhere"), "deep": lambda path: path.write_text("[" * 200_000),
+    "pipe": lambda path: os.mkfifo(path),
+    "zero": lambda path: path.symlink_to("/dev/zero"),
+    "loop": lambda path: path.symlink_to(path),
+    "huge": sparse,
+    "folder": lambda path: path.mkdir(),
+    "nowhere": lambda path: path.symlink_to("nowhere"),
+    "deep": lambda path: path.write_text("[" * 200_000),
     "deep object": lambda path: path.write_text('{"text_config":' * 200_000),
     "empty": lambda path: path.write_bytes(b""),
-    "bytes": lambda path: path.write_bytes(bytes(range(256)) * 8), "null": lambda path: path.write_text("null"),
-    "odd values": lambda path: path.write_text(json.dumps({
-        "num_experts": 10**400, "weight_map": {"a": [1], "b": {"c": 1}, "d": "e\0f", "g": "h" * 9000}, "digest": 1,
-        "quantization_config": {"bits": [[]], "quant_method": "x" * 10**6}, "pack": [],
-        "text_config": {"num_experts": 8}}))}
+    "bytes": lambda path: path.write_bytes(bytes(range(256)) * 8),
+    "null": lambda path: path.write_text("null"),
+    "odd values": lambda path: path.write_text(
+        json.dumps(
+            {
+                "num_experts": 10**400,
+                "weight_map": {"a": [1], "b": {"c": 1}, "d": "e\0f", "g": "h" * 9000},
+                "digest": 1,
+                "quantization_config": {"bits": [[]], "quant_method": "x" * 10**6},
+                "pack": [],
+                "text_config": {"num_experts": 8},
+            }
+        )
+    ),
+}
 
 
 @posix
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("how", ODD)
 @pytest.mark.timeout(30)
-def test_one_bad_file_is_one_line_and_the_rest_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str,
-                                                         how: str) -> None:
+def test_one_bad_file_is_one_line_and_the_rest_is_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, how: str
+) -> None:
     mine = tmp_path / "mine"
     checkpoint(mine / "good", MOE)
     bad = checkpoint(mine / "bad", MOE) if name != "model.gguf" else mine
@@ -80,11 +95,16 @@ def test_a_gguf_header_that_never_ends_is_given_up(tmp_path: Path) -> None:
     """Zero-length texts in their millions, texts of gigabytes, sizes that no integer holds."""
     head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1000)
     key = struct.pack("<Q", 1) + b"k"
-    for at, body in enumerate([
-            key + struct.pack("<IIQ", 9, 8, MOST_TEXTS + 1), key + struct.pack("<IQ", 8, 2**63),
-            key + struct.pack("<IIQ", 9, 10, 2**63), key + struct.pack("<IIQ", 9, 9, 2**40),
+    for at, body in enumerate(
+        [
+            key + struct.pack("<IIQ", 9, 8, MOST_TEXTS + 1),
+            key + struct.pack("<IQ", 8, 2**63),
+            key + struct.pack("<IIQ", 9, 10, 2**63),
+            key + struct.pack("<IIQ", 9, 9, 2**40),
             key + struct.pack("<I", 99),
-            (key + struct.pack("<IIQ", 9, 8, MOST_TEXTS // 2)) + struct.pack("<Q", 2**63)]):
+            (key + struct.pack("<IIQ", 9, 8, MOST_TEXTS // 2)) + struct.pack("<Q", 2**63),
+        ]
+    ):
         (tmp_path / f"{at}.gguf").write_bytes(head + body + b"\0" * 4096)
         with pytest.raises(ValueError, match="damaged"):
             read_head(tmp_path / f"{at}.gguf")
@@ -126,8 +146,14 @@ def test_folders_that_may_not_be_read_and_circles(tmp_path: Path, monkeypatch: p
         return listing(folder)
 
     monkeypatch.setattr(Path, "iterdir", refuse)
-    folders = [str(mine), str(mine / "self"), "~nobody-of-this-name/x", "a\0b", "x" * 5000,
-               str(mine / "good" / "config.json")]
+    folders = [
+        str(mine),
+        str(mine / "self"),
+        "~nobody-of-this-name/x",
+        "a\0b",
+        "x" * 5000,
+        str(mine / "good" / "config.json"),
+    ]
     found = scan(tmp_path / "packs", folders, {"a\0b": 1.0, "~nobody-of-this-name": 2.0, "x" * 5000: 3.0})
     assert [e.name for e in found if not e.problem] == ["good"]
     assert "Permission denied" in next(e.problem for e in found if e.name == "shut")
@@ -182,8 +208,9 @@ def test_a_garbled_store_does_not_stop_the_list(tmp_path: Path, folders: str) ->
     Store(tmp_path / "home").close()
     with closing(sqlite3.connect(tmp_path / "home" / "moestro.sqlite3")) as db:
         db.execute("INSERT INTO memory VALUES ('folders', ?)", (folders,))
-        db.execute("INSERT INTO loads (model, created, spec, settings, shape, manifest) "
-                   "VALUES ('x', 1e300, '', '', '', '')")
+        db.execute(
+            "INSERT INTO loads (model, created, spec, settings, shape, manifest) VALUES ('x', 1e300, '', '', '', '')"
+        )
         db.commit()
     assert cli.main(["models"]) == 0
     (tmp_path / "home" / "moestro.sqlite3").write_bytes(b"no database" * 999)

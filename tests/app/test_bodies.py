@@ -85,7 +85,7 @@ def test_a_sender_of_40_mb_hears_why_it_was_refused(host: Host) -> None:
     with serving(build_app(host)) as port:
         answer = httpx.post(f"http://127.0.0.1:{port}{COMPLETE}", content=b"x" * 40 * MB, headers=JSON, timeout=20)
         assert answer.status_code == 413
-        with post(port, b"") as client:   # a client that goes in the middle of its body
+        with post(port, b"") as client:  # a client that goes in the middle of its body
             client.sendall(f"POST {COMPLETE} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 99\r\n\r\nx".encode())
         assert httpx.get(f"http://127.0.0.1:{port}/healthz").status_code == 200
 
@@ -96,25 +96,42 @@ def test_a_text_far_beyond_the_context_is_refused_before_it_is_read(client: Test
         host.chat(None, "x" * 60_000)
     assert host.store.chats.all() == before
     error = client.post(COMPLETE, json=ask("x" * 60_000)).json()["error"]
-    assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", "messages",
-                                                              "context_length_exceeded")
+    assert (error["type"], error["param"], error["code"]) == (
+        "invalid_request_error",
+        "messages",
+        "context_length_exceeded",
+    )
 
 
 def nested(levels: int) -> bytes:
     return b'{"data": ' + b"[" * (levels - 1) + b"]" * (levels - 1) + b"}"
 
 
-@pytest.mark.parametrize(("body", "wrong"), [
-    (rb'{"x": "\ud800"}', "half a character"), (rb'{"x": "\udc00\ud800"}', "half a character"),
-    (rb'{"\uDBFF": 1}', "half a character"), (b'{"x": "\xed\xa0\x80"}', "half a character"),
-    ('{"x": "\ud800"}'.encode("utf-16", "surrogatepass"), "half a character"),
-    (rb'{"x": "\ud83d\ude00 \\ud800"}', ""), ('{"x": "😀"}'.encode(), ""),
-    (b'{"x": 9223372036854775808}', "63 bits"), (b'{"x": -9223372036854775808}', "63 bits"),
-    (b'{"x": [' + b"9" * 5000 + b"]}", "63 bits"), (b'{"x": 9223372036854775807}', ""),
-    (b'{"x": "9223372036854775808 is too long for a number"}', ""), (b'{"x": 1e400}', ""),
-    (nested(MOST_DEPTH), ""), (nested(MOST_DEPTH + 1), "inside one another"), (b"[" * 100_000, "inside one another"),
-    (nested(100_000), "inside one another"), (b'{"x": [' + b"[]," * 5000 + b"[]]}", ""),
-    (b"no JSON \x00", ""), (b"", "")])
+@pytest.mark.parametrize(
+    ("body", "wrong"),
+    [
+        (rb'{"x": "\ud800"}', "half a character"),
+        (rb'{"x": "\udc00\ud800"}', "half a character"),
+        (rb'{"\uDBFF": 1}', "half a character"),
+        (b'{"x": "\xed\xa0\x80"}', "half a character"),
+        ('{"x": "\ud800"}'.encode("utf-16", "surrogatepass"), "half a character"),
+        (rb'{"x": "\ud83d\ude00 \\ud800"}', ""),
+        ('{"x": "😀"}'.encode(), ""),
+        (b'{"x": 9223372036854775808}', "63 bits"),
+        (b'{"x": -9223372036854775808}', "63 bits"),
+        (b'{"x": [' + b"9" * 5000 + b"]}", "63 bits"),
+        (b'{"x": 9223372036854775807}', ""),
+        (b'{"x": "9223372036854775808 is too long for a number"}', ""),
+        (b'{"x": 1e400}', ""),
+        (nested(MOST_DEPTH), ""),
+        (nested(MOST_DEPTH + 1), "inside one another"),
+        (b"[" * 100_000, "inside one another"),
+        (nested(100_000), "inside one another"),
+        (b'{"x": [' + b"[]," * 5000 + b"[]]}", ""),
+        (b"no JSON \x00", ""),
+        (b"", ""),
+    ],
+)
 def test_json_that_nothing_behind_could_take_is_refused(client: TestClient, body: bytes, wrong: str) -> None:
     assert (wrong in wrong_with(body)) if wrong else wrong_with(body) == ""
     answer = client.post("/gradio_api/run/predict", content=body, headers=JSON)
@@ -123,10 +140,20 @@ def test_json_that_nothing_behind_could_take_is_refused(client: TestClient, body
 
 
 @pytest.mark.parametrize("number", [2**63, 10**30, -1])
-@pytest.mark.parametrize("url", ["/live/frame?layer={}", "/live/state?chat={}", "/live/state?answer={}",
-                                 "/live/state?since={}", "/export/{}.zip", "/export/{}.trace",
-                                 "/export/session.zip?load={}", "/export/session.trace?load={}",
-                                 "/export/1.trace?load={}"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "/live/frame?layer={}",
+        "/live/state?chat={}",
+        "/live/state?answer={}",
+        "/live/state?since={}",
+        "/export/{}.zip",
+        "/export/{}.trace",
+        "/export/session.zip?load={}",
+        "/export/session.trace?load={}",
+        "/export/1.trace?load={}",
+    ],
+)
 def test_numbers_that_nothing_can_have_are_refused(host: Host, client: TestClient, url: str, number: int) -> None:
     if url.startswith("/live/state"):
         from app import pulse
@@ -138,11 +165,18 @@ def test_numbers_that_nothing_can_have_are_refused(host: Host, client: TestClien
     assert 400 <= answer.status_code < 500, answer.text
 
 
-@pytest.mark.parametrize(("change", "told"), [
-    ({"seed": 2**63}, "63 bits"), ({"seed": -2}, "seed must lie between -1 and 9223372036854775807, not -2"),
-    ({"temperature": 10**400}, "63 bits"), ({"messages": [{"role": "user", "content": "\ud800"}]}, "half a character"),
-    ({"model": "\udfff"}, "half a character"), ({"max_tokens": float("inf")}, "max_tokens"),
-    ({"temperature": float("nan")}, "temperature")])
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"seed": 2**63}, "63 bits"),
+        ({"seed": -2}, "seed must lie between -1 and 9223372036854775807, not -2"),
+        ({"temperature": 10**400}, "63 bits"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "half a character"),
+        ({"model": "\udfff"}, "half a character"),
+        ({"max_tokens": float("inf")}, "max_tokens"),
+        ({"temperature": float("nan")}, "temperature"),
+    ],
+)
 def test_the_api_refuses_them_too(client: TestClient, change: dict[str, Any], told: str) -> None:
     answer = client.post(COMPLETE, content=json.dumps({**ask("hello"), **change}), headers=JSON)
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
@@ -152,8 +186,14 @@ def test_the_api_refuses_them_too(client: TestClient, change: dict[str, Any], to
 @pytest.mark.parametrize("chat", [10**30, int(1e30), 2**63])
 def test_the_store_says_so_of_numbers_it_has_no_room_for(host: Host, chat: int) -> None:
     """As an event of the dashboard may name them, of which a floating point number looks harmless."""
-    for asked in (lambda: host.regenerate(chat), lambda: host.messages(chat), lambda: host.rename(chat, "x"),
-                  lambda: host.delete(chat), lambda: host.edit(chat, 0, "x"), lambda: host.chat(chat, "x")):
+    for asked in (
+        lambda: host.regenerate(chat),
+        lambda: host.messages(chat),
+        lambda: host.rename(chat, "x"),
+        lambda: host.delete(chat),
+        lambda: host.edit(chat, 0, "x"),
+        lambda: host.chat(chat, "x"),
+    ):
         with pytest.raises(StoreError, match="no number so large"):
             asked()
     assert host.answer(chat) is None

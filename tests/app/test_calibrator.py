@@ -65,9 +65,14 @@ def test_a_profile_is_made_kept_and_used(host: Host, tmp_path: Path) -> None:
 def test_nobody_else_uses_the_model_meanwhile(host: Host) -> None:
     job = host.calibrate(SLOW)
     assert host.busy
-    for ask in (lambda: host.chat(None, "hello"), lambda: host.complete([{"role": "user", "content": "x"}],
-                host.sampling), host.unload, host.delete_profile, lambda: host.calibrate(TEXT),
-                lambda: host.load(host.plan("demo"))):
+    for ask in (
+        lambda: host.chat(None, "hello"),
+        lambda: host.complete([{"role": "user", "content": "x"}], host.sampling),
+        host.unload,
+        host.delete_profile,
+        lambda: host.calibrate(TEXT),
+        lambda: host.load(host.plan("demo")),
+    ):
         with pytest.raises(BusyError, match="being calibrated"):
             ask()
     host.calibrator.cancel()
@@ -88,10 +93,17 @@ def test_it_waits_for_no_answer(tmp_path: Path, gated: type[GatedEngine]) -> Non
     host.close()
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    ({"kinds": ()}, "one thing to read"), ({"parts": ()}, "one thing to measure"), ({"text": " "}, "Paste a text"),
-    ({"kinds": ("path",)}, "Give a path"), ({"kinds": ("nonsense",)}, "no nonsense"),
-    ({"parts": ("nonsense",)}, "no nonsense")])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"kinds": ()}, "one thing to read"),
+        ({"parts": ()}, "one thing to measure"),
+        ({"text": " "}, "Paste a text"),
+        ({"kinds": ("path",)}, "Give a path"),
+        ({"kinds": ("nonsense",)}, "no nonsense"),
+        ({"parts": ("nonsense",)}, "no nonsense"),
+    ],
+)
 def test_a_form_that_lacks_something_is_refused(host: Host, change: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingError, match=said):
         host.calibrate(replace(TEXT, **change))
@@ -108,9 +120,11 @@ def test_without_a_model_there_is_nothing_to_calibrate(tmp_path: Path) -> None:
 def test_what_goes_wrong_leaves_the_old_profile(host: Host, tmp_path: Path) -> None:
     over(host.calibrate(TEXT))
     before = host.profile
-    for reading, said in ((replace(TEXT, text="broken"), "cannot be read"),
-                          (replace(TEXT, kinds=("path",), path=str(tmp_path / "gone")), "no file or folder"),
-                          (replace(TEXT, kinds=("traces",)), "nothing to read")):
+    for reading, said in (
+        (replace(TEXT, text="broken"), "cannot be read"),
+        (replace(TEXT, kinds=("path",), path=str(tmp_path / "gone")), "no file or folder"),
+        (replace(TEXT, kinds=("traces",)), "nothing to read"),
+    ):
         job = over(host.calibrate(reading))
         assert job.state == "error"
         assert said in job.error
@@ -130,8 +144,10 @@ def test_an_error_inside_is_told_without_its_details(tmp_path: Path) -> None:
 
 def test_a_profile_that_cannot_be_used_is_said_and_ignored(tmp_path: Path) -> None:
     path = profile_path(tmp_path, "fake")
-    for spoil, said in ((lambda: path.write_bytes(b"nonsense"), "damaged"),
-                        (lambda: save(fake_profile("Other", "other"), path), "Other")):
+    for spoil, said in (
+        (lambda: path.write_bytes(b"nonsense"), "damaged"),
+        (lambda: save(fake_profile("Other", "other"), path), "Other"),
+    ):
         path.parent.mkdir(exist_ok=True)
         spoil()
         host = new_host(tmp_path)
@@ -143,8 +159,9 @@ def test_a_profile_that_cannot_be_used_is_said_and_ignored(tmp_path: Path) -> No
         host.close()
 
 
-def test_a_profile_is_deleted_only_while_nothing_needs_it(host: Host, tmp_path: Path,
-                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_is_deleted_only_while_nothing_needs_it(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     over(host.calibrate(TEXT))
     path = profile_path(tmp_path, "fake")
 

@@ -64,8 +64,14 @@ def nowhere(text: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFi
 @pytest.mark.parametrize("kind", [ValueError, MoestroError, RuntimeError])
 @pytest.mark.parametrize("way", ["chat", "whole", "stream"])
 def test_an_answer_that_fails_leaves_no_words_in_the_log(
-        quoting: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-        capfd: pytest.CaptureFixture[str], tmp_path: Path, way: str, kind: type[Exception]) -> None:
+    quoting: Host,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    way: str,
+    kind: type[Exception],
+) -> None:
     monkeypatch.setattr(Quoting, "kind", kind)
     with caplog.at_level(logging.DEBUG):
         if way == "chat":
@@ -78,7 +84,8 @@ def test_an_answer_that_fails_leaves_no_words_in_the_log(
 
 
 def test_a_route_that_fails_leaves_no_words_in_the_log(
-        quoting: Host, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    quoting: Host, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     def ui(app: FastAPI) -> None:
         @app.post("/v1x/fail")
         def fail(body: dict[str, Any]) -> None:
@@ -86,11 +93,15 @@ def test_a_route_that_fails_leaves_no_words_in_the_log(
 
     quoting.complete = lambda *_: (_ for _ in ()).throw(TypeError(f"complete of {CANARY}"))  # type: ignore[method-assign]
     with TestClient(build_app(quoting, ui), base_url=HOME) as client:
-        for path, body in (("/v1x/fail", {"x": CANARY}), ("/v1/chat/completions", ask(CANARY)),
-                           ("/v1/chat/completions", {"messages": CANARY})):
+        for path, body in (
+            ("/v1x/fail", {"x": CANARY}),
+            ("/v1/chat/completions", ask(CANARY)),
+            ("/v1/chat/completions", {"messages": CANARY}),
+        ):
             answer = client.post(path, json=body)
-            assert answer.json()["error"]["type"] == ("invalid_request_error" if path.endswith("s") and
-                                                      "content" not in str(body) else "server_error")
+            assert answer.json()["error"]["type"] == (
+                "invalid_request_error" if path.endswith("s") and "content" not in str(body) else "server_error"
+            )
             assert CANARY not in answer.text
     told = nowhere(CANARY, caplog, capfd, tmp_path)
     assert "unexpected error in POST /v1x/fail" in told
@@ -98,16 +109,22 @@ def test_a_route_that_fails_leaves_no_words_in_the_log(
 
 
 def test_an_event_of_the_page_that_fails_tells_the_page_and_leaves_no_words_in_the_log(
-        tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str],
-        monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Host, "chat", lambda self, chat, text: {}[text])
     host = open_host(tmp_path)
     with TestClient(build(host), base_url=HOME, raise_server_exceptions=False) as client:
         config = client.get("/config").json()
         box = next(c["id"] for c in config["components"] if c["props"].get("elem_id") == "message")
         send = next(one for one in config["dependencies"] if [box, "submit"] in one["targets"])
-        reply = client.post("/gradio_api/run/predict", json={
-            "data": [CANARY, {"open": True, "chat": None, "stamp": ""}], "fn_index": send["id"], "session_hash": "me"})
+        reply = client.post(
+            "/gradio_api/run/predict",
+            json={
+                "data": [CANARY, {"open": True, "chat": None, "stamp": ""}],
+                "fn_index": send["id"],
+                "session_hash": "me",
+            },
+        )
     host.close()
     assert reply.status_code == 200
     assert "error inside Moestro" in reply.text
@@ -116,7 +133,8 @@ def test_an_event_of_the_page_that_fails_tells_the_page_and_leaves_no_words_in_t
 
 @pytest.mark.parametrize("words", [["--prompt", CANARY], [f"--prompt={CANARY}\nand more {CANARY}"]])
 def test_the_log_of_the_command_line_has_neither_the_prompt_nor_what_quotes_it(
-        words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("MOESTRO_HOME", str(tmp_path))
     monkeypatch.setattr(sys, "argv", ["launch.py", "chat", *words, "--model", "demo"])
 

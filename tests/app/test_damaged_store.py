@@ -23,7 +23,7 @@ from app.tabs.messages import statistics
 from core.errors import BusyError
 from tests.app.test_store import a_step, load_of
 
-DEEP = "replace(hex(zeroblob(50000)), '0', '[')"     # JSON of 100,000 lists inside each other
+DEEP = "replace(hex(zeroblob(50000)), '0', '[')"  # JSON of 100,000 lists inside each other
 
 
 def filled(folder: Path, words: str = "one ") -> Path:
@@ -62,7 +62,7 @@ def test_damage_is_told_before_anything_is_written(tmp_path: Path, how: str) -> 
     elif how == "the header":
         path.write_bytes(b"SQLite format 4\0" + path.read_bytes()[16:])
     elif how == "the end":
-        path.write_bytes(path.read_bytes()[:5 * 4096])
+        path.write_bytes(path.read_bytes()[: 5 * 4096])
     else:
         path.write_bytes(b"this is no database" * 1000)
     before = path.read_bytes()
@@ -70,7 +70,7 @@ def test_damage_is_told_before_anything_is_written(tmp_path: Path, how: str) -> 
         Store(tmp_path)
     assert str(path) in str(caught.value)
     assert path.read_bytes() == before
-    move_aside(tmp_path)     # nothing holds the folder any more
+    move_aside(tmp_path)  # nothing holds the folder any more
 
 
 @pytest.mark.parametrize("left", [0, 1, 99])
@@ -81,7 +81,7 @@ def test_a_file_cut_to_less_than_a_header_is_damaged_and_not_new(tmp_path: Path,
         Store(tmp_path)
     assert path.stat().st_size == left
     assert move_aside(tmp_path) is not None
-    assert said(tmp_path) == ""      # a new one
+    assert said(tmp_path) == ""  # a new one
 
 
 @pytest.mark.parametrize("end", ["-wal", "-journal"])
@@ -97,8 +97,9 @@ def test_what_is_left_beside_a_lost_database_is_neither_used_nor_deleted(tmp_pat
     assert said(tmp_path) == ""
 
 
-def test_a_start_that_ended_before_the_database_was_made_leaves_no_damage(tmp_path: Path,
-                                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_ended_before_the_database_was_made_leaves_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def killed(self: Path, target: Path) -> Path:
         raise KeyboardInterrupt
 
@@ -128,8 +129,9 @@ def test_a_damaged_in_use_file_is_not_taken_for_damaged_chats(tmp_path: Path) ->
 
 @pytest.mark.parametrize("value", ["zeroblob(3)", "'null'", "'[]'", "'{}'", "'[1'", DEEP])
 @pytest.mark.parametrize("column", ["stats", "quality"])
-def test_damaged_figures_of_a_message_are_left_out_and_its_words_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture,
-                                                                      column: str, value: str) -> None:
+def test_damaged_figures_of_a_message_are_left_out_and_its_words_stay(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, column: str, value: str
+) -> None:
     path = filled(tmp_path, "word ")
     with closing(sqlite3.connect(path)) as db:
         db.execute(f"UPDATE messages SET {column} = {value} WHERE role = 'assistant'")
@@ -145,9 +147,18 @@ def test_damaged_figures_of_a_message_are_left_out_and_its_words_stay(tmp_path: 
     store.close()
 
 
-@pytest.mark.parametrize("change", [
-    "model = zeroblob(3)", "ended = zeroblob(3)", "created = 1e308", f"settings = {DEEP}",
-    "spec = 'null'", "manifest = '[]'", "shape = '{\"layers\": \"2\"}'"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "model = zeroblob(3)",
+        "ended = zeroblob(3)",
+        "created = 1e308",
+        f"settings = {DEEP}",
+        "spec = 'null'",
+        "manifest = '[]'",
+        'shape = \'{"layers": "2"}\'',
+    ],
+)
 def test_a_damaged_load_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture, change: str) -> None:
     path = filled(tmp_path)
     with closing(sqlite3.connect(path)) as db:
@@ -159,10 +170,16 @@ def test_a_damaged_load_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFix
     store.close()
 
 
-@pytest.mark.parametrize(("sql", "told"), [
-    ("DROP TABLE pieces", "no table pieces"), ("ALTER TABLE messages DROP COLUMN error", "messages has no error"),
-    ("ALTER TABLE steps RENAME COLUMN ids TO id5", "steps has no ids"), ("PRAGMA user_version = -7", "version -7"),
-    ("PRAGMA user_version = 99", "newer Moestro.*version 99")])
+@pytest.mark.parametrize(
+    ("sql", "told"),
+    [
+        ("DROP TABLE pieces", "no table pieces"),
+        ("ALTER TABLE messages DROP COLUMN error", "messages has no error"),
+        ("ALTER TABLE steps RENAME COLUMN ids TO id5", "steps has no ids"),
+        ("PRAGMA user_version = -7", "version -7"),
+        ("PRAGMA user_version = 99", "newer Moestro.*version 99"),
+    ],
+)
 def test_a_whole_database_with_other_tables_is_refused(tmp_path: Path, sql: str, told: str) -> None:
     path = filled(tmp_path)
     with closing(sqlite3.connect(path)) as db:
@@ -207,8 +224,10 @@ def test_a_check_ends_when_it_is_told_to(tmp_path: Path) -> None:
     path = filled(tmp_path)
     with closing(sqlite3.connect(path)) as db:
         db.execute("CREATE TABLE big (a INTEGER PRIMARY KEY, b)")
-        db.execute("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 300000) "
-                   "INSERT INTO big SELECT i, i FROM n")
+        db.execute(
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 300000) "
+            "INSERT INTO big SELECT i, i FROM n"
+        )
         db.commit()
     check = Check(path)
     check.stop()
@@ -288,8 +307,9 @@ def test_there_is_no_copy_without_room(tmp_path: Path, monkeypatch: pytest.Monke
     store.close()
 
 
-def test_moved_aside_and_restored_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                        capsys: pytest.CaptureFixture[str]) -> None:
+def test_moved_aside_and_restored_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("MOESTRO_HOME", str(tmp_path))
     path = filled(tmp_path, "first ")
     assert main(["data", "--backup"]) == 0
@@ -337,15 +357,31 @@ def test_nothing_is_moved_under_a_running_moestro(tmp_path: Path) -> None:
 def test_a_start_on_a_damaged_database_says_what_to_do(tmp_path: Path) -> None:
     spoil(filled(tmp_path))
     start = "from app.cli import main; raise SystemExit(main(['ui', '--no-browser']))"
-    ended = subprocess.run([sys.executable, "-c", start], env={**os.environ, "MOESTRO_HOME": str(tmp_path)},
-                           capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(
+        [sys.executable, "-c", start],
+        env={**os.environ, "MOESTRO_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert ended.returncode == 2
     assert "data --move-aside" in ended.stderr
     assert "Traceback" not in ended.stderr + ended.stdout
 
 
-@pytest.mark.parametrize("garbage", ["[1, 2", "[1]", '"x"', "null", '{"eviction": [1], "budget": {"a": 1}, "x": NaN}',
-                                     '{"temperature": "hot", "seed": 1e99}', "[" * 3000, "7"])
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        "[1, 2",
+        "[1]",
+        '"x"',
+        "null",
+        '{"eviction": [1], "budget": {"a": 1}, "x": NaN}',
+        '{"temperature": "hot", "seed": 1e99}',
+        "[" * 3000,
+        "7",
+    ],
+)
 def test_garbage_among_what_is_remembered_is_forgotten(tmp_path: Path, garbage: str) -> None:
     from tests.app.conftest import open_host
 
@@ -367,8 +403,9 @@ def test_a_damaged_recording_is_told_and_the_rest_is_read(tmp_path: Path) -> Non
     path = filled(tmp_path)
     with closing(sqlite3.connect(path)) as db:
         db.execute("UPDATE steps SET ids = x'0102030405' WHERE id = 5")
-        db.execute("INSERT INTO loads (model, created, spec, settings, shape, manifest) "
-                   "VALUES ('x', 1, '{', '', '', '')")
+        db.execute(
+            "INSERT INTO loads (model, created, spec, settings, shape, manifest) VALUES ('x', 1, '{', '', '', '')"
+        )
         db.commit()
     store = Store(tmp_path)
     (chat,) = store.chats.all()

@@ -47,8 +47,11 @@ def test_rows_are_found_kept_and_exported(host: Host, tmp_path: Path) -> None:
     job = over(host.evaluate(SMALL))
     assert (job.state, job.error, job.share) == ("done", "", 1.0) and host.settings == settings
     answer = host.evaluator.answer
-    assert answer is not None and answer.whole and [row.key for row in answer.rows] == [
-        ("exact", 0.5), ("drop", 0.5), ("exact", 0.25), ("drop", 0.25)]
+    assert (
+        answer is not None
+        and answer.whole
+        and [row.key for row in answer.rows] == [("exact", 0.5), ("drop", 0.5), ("exact", 0.25), ("drop", 0.25)]
+    )
     state = jobs_state(host)["evaluation"]
     assert state["stamp"] != stamp and state["state"] == "done" and not host.busy
     text = client.get("/export/quality.csv").text
@@ -83,8 +86,11 @@ def test_the_engine_is_its_own_meanwhile_and_cancelling_gives_it_back(host: Host
 
 
 def test_what_is_wrong_is_said(host: Host) -> None:
-    for asked, why in ((replace(SMALL, modes=()), "at least one mode"), (replace(SMALL, modes=("magic",)), "no mode"),
-                       (replace(SMALL, residencies="2"), "not a share of the experts")):
+    for asked, why in (
+        (replace(SMALL, modes=()), "at least one mode"),
+        (replace(SMALL, modes=("magic",)), "no mode"),
+        (replace(SMALL, residencies="2"), "not a share of the experts"),
+    ):
         with pytest.raises(SettingError, match=why):
             host.evaluate(asked)
     job = over(host.evaluate(replace(SMALL, modes=("random",))))
@@ -96,16 +102,20 @@ def test_what_is_wrong_is_said(host: Host) -> None:
 
 def rows() -> tuple[Row, ...]:
     exact = Row("exact", "Exact", 0.5, **FIGURES)
-    return (exact, replace(exact, mode="drop", title="Drop", exact_match=0.5, exact_match_se=0.3, tok_s=80.0),
-            replace(exact, mode="slow", title="Slow & lossy", exact_match=0.9, tok_s=20.0),
-            Row("buddy_rho1", "Buddies, rho 1", 0.5, problem="It needs a <profile>."))
+    return (
+        exact,
+        replace(exact, mode="drop", title="Drop", exact_match=0.5, exact_match_se=0.3, tok_s=80.0),
+        replace(exact, mode="slow", title="Slow & lossy", exact_match=0.9, tok_s=20.0),
+        Row("buddy_rho1", "Buddies, rho 1", 0.5, problem="It needs a <profile>."),
+    )
 
 
 @pytest.mark.parametrize("dark", [True, False])
 def test_the_front_stands_out(dark: bool) -> None:
     answer = Answer(ABOUT, rows(), whole=True)
     assert {share: [row.mode for row in rows] for share, rows in quality_views.fronts(answer).items()} == {
-        0.5: ["drop", "exact"]}
+        0.5: ["drop", "exact"]
+    }
     drawn = quality_views.plot(answer, dark)
     line, points = drawn.data
     assert (list(line.x), list(line.y)) == ([80.0, 50.0], [50.0, 100.0])

@@ -44,14 +44,22 @@ def rows(table: pd.DataFrame) -> Any:
 
 
 def outcomes(steps: list[StepRecord]) -> Counter[tuple[str, int, int, int]]:
-    return Counter((s.phase, int(layer), int(expert), int(outcome)) for s in steps
-                   for layer, expert, outcome in zip(s.layer, s.expert, s.outcome, strict=True))
+    return Counter(
+        (s.phase, int(layer), int(expert), int(outcome))
+        for s in steps
+        for layer, expert, outcome in zip(s.layer, s.expert, s.outcome, strict=True)
+    )
 
 
 def check_outcomes(row: Any, counted: Counter[int]) -> None:
     assert (row.requests, row.hits, row.prefetch_hits, row.late, row.misses, row.disk_misses) == (
-        counted.total(), counted[Outcome.HIT] + counted[Outcome.PREFETCH_HIT], counted[Outcome.PREFETCH_HIT],
-        counted[Outcome.LATE], counted[Outcome.MISS], counted[Outcome.MISS_DISK])
+        counted.total(),
+        counted[Outcome.HIT] + counted[Outcome.PREFETCH_HIT],
+        counted[Outcome.PREFETCH_HIT],
+        counted[Outcome.LATE],
+        counted[Outcome.MISS],
+        counted[Outcome.MISS_DISK],
+    )
     if hasattr(row, "hit_rate") and row.requests:
         assert row.hit_rate == pytest.approx(row.hits / row.requests)
 
@@ -80,7 +88,12 @@ def test_every_table_of_a_chat_against_brute_force(two_chats: tuple[Host, int, i
     assert tokens["answer"].nunique() == 2
     for row, step in zip(rows(tokens), steps, strict=True):
         assert (row.phase, row.tokens, row.slots, row.demand_bytes, row.disk_bytes) == (
-            step.phase, step.tokens, step.slots, step.demand_bytes, step.disk_bytes)
+            step.phase,
+            step.tokens,
+            step.slots,
+            step.demand_bytes,
+            step.disk_bytes,
+        )
         assert row.start_s == pytest.approx(step.started_s)
         assert row.compute_ms + row.stall_ms + row.idle_ms == pytest.approx(row.total_ms)
         check_outcomes(row, Counter(step.outcome.tolist()))
@@ -90,8 +103,17 @@ def test_every_table_of_a_chat_against_brute_force(two_chats: tuple[Host, int, i
     assert len(layers) == 2 * 4
     assert len(experts) == 2 * 4 * 16
     for row in rows(layers):
-        check_outcomes(row, Counter({o: sum(n for (p, layer, _, out), n in by_expert.items()
-                                            if (p, layer, out) == (row.phase, row.layer, o)) for o in Outcome}))
+        check_outcomes(
+            row,
+            Counter(
+                {
+                    o: sum(
+                        n for (p, layer, _, out), n in by_expert.items() if (p, layer, out) == (row.phase, row.layer, o)
+                    )
+                    for o in Outcome
+                }
+            ),
+        )
     routed, pairs = Counter[Any](), Counter[Any]()
     for step in steps:
         for layer, ids in enumerate(step.ids.tolist()):
@@ -101,8 +123,7 @@ def test_every_table_of_a_chat_against_brute_force(two_chats: tuple[Host, int, i
     for row in rows(experts):
         check_outcomes(row, Counter({o: by_expert[row.phase, row.layer, row.expert, o] for o in Outcome}))
         assert row.activations == routed[row.phase, row.layer, row.expert]
-    assert {(r.phase, r.layer, r.expert_i, r.expert_j): r.tokens
-            for r in rows(tables["coactivation"])} == dict(pairs)
+    assert {(r.phase, r.layer, r.expert_i, r.expert_j): r.tokens for r in rows(tables["coactivation"])} == dict(pairs)
 
     moved = [t for s in steps for t in s.transfers]
     told = tables["transfers"]
@@ -116,7 +137,13 @@ def test_every_table_of_a_chat_against_brute_force(two_chats: tuple[Host, int, i
 
     [change] = tables["settings"].to_dict("records")
     assert {n: change[n] for n in ("load", "chat", "index", "name", "old", "new")} == {
-        "load": host.load_id, "chat": chat, "index": 13, "name": "budget", "old": "50%", "new": "75%"}
+        "load": host.load_id,
+        "chat": chat,
+        "index": 13,
+        "name": "budget",
+        "old": "50%",
+        "new": "75%",
+    }
 
 
 def test_lossy_choices_are_counted_with_their_reasons(host: Host, tmp_path: Path) -> None:
@@ -129,10 +156,13 @@ def test_lossy_choices_are_counted_with_their_reasons(host: Host, tmp_path: Path
     for _, changed, choices in stored:
         assert changed == int((np.frombuffer(choices, CHOICE)["action"] >= Action.SUBSTITUTE).sum())
     events = [(row["phase"], event) for row in stored for event in np.frombuffer(row["choices"], CHOICE)]
-    counted = Counter((phase, int(e["layer"]), Action(e["action"]).name.lower(), Why(e["why"]).name.lower())
-                      for phase, e in events)
-    assert {(r.phase, r.layer, r.action, r.why): r.count_ for r in rows(tables["choices"].rename(
-        columns={"count": "count_"}))} == counted
+    counted = Counter(
+        (phase, int(e["layer"]), Action(e["action"]).name.lower(), Why(e["why"]).name.lower()) for phase, e in events
+    )
+    assert {
+        (r.phase, r.layer, r.action, r.why): r.count_
+        for r in rows(tables["choices"].rename(columns={"count": "count_"}))
+    } == counted
     assert tables["tokens"].changed.sum() == sum(row["changed"] for row in stored) > 0
     assert tables["tokens"].dropped.sum() > 0 == tables["tokens"].substituted.sum()
 
@@ -187,8 +217,9 @@ def test_passes_without_telemetry_count_no_requests(host: Host, tmp_path: Path) 
     assert manifest["exact"] is False
 
 
-def test_a_model_that_is_exact_up_to_rounding_is_not_called_exact(host: Host, tmp_path: Path,
-                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_exact_up_to_rounding_is_not_called_exact(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert host_state(host)["closeness"] == 0.0
     monkeypatch.setattr(QuickEngine, "closeness", 1e-6)
     assert host.load(host.plan("demo")).join(WAIT_S)

@@ -17,8 +17,17 @@ from core.types import Fit
 from tests.fakes import fake_estimate, fake_pack
 
 STATS: dict[str, Any] = {
-    "tok_s": 12.5, "new_tokens": 7, "ttft_ms": 800.0, "hit_rate": 0.75, "compute_ms": 60.0, "stall_ms": 30.0,
-    "idle_ms": 10.0, "reason": "stop", "exact": True, "emulated": False}
+    "tok_s": 12.5,
+    "new_tokens": 7,
+    "ttft_ms": 800.0,
+    "hit_rate": 0.75,
+    "compute_ms": 60.0,
+    "stall_ms": 30.0,
+    "idle_ms": 10.0,
+    "reason": "stop",
+    "exact": True,
+    "emulated": False,
+}
 
 
 def fit(model: str = "demo", budget: str = "50%", **changes: Any) -> Fit:
@@ -40,8 +49,10 @@ def test_the_expected_speed_says_what_it_rests_on() -> None:
     assert "Expected" not in fit_card(fit(basis="", problem="Too small."))
 
 
-@pytest.mark.parametrize(("low", "high", "digits", "text"), [
-    (3.2, 8.9, 1, "3.2–8.9"), (100, 100, 0, "100"), (12.4, 12.2, 0, "12"), (9, 21, 0, "9–21")])
+@pytest.mark.parametrize(
+    ("low", "high", "digits", "text"),
+    [(3.2, 8.9, 1, "3.2–8.9"), (100, 100, 0, "100"), (12.4, 12.2, 0, "12"), (9, 21, 0, "9–21")],
+)
 def test_ranges(low: float, high: float, digits: int, text: str) -> None:
     assert span(low, high, digits) == text
 
@@ -61,12 +72,21 @@ def test_a_warning_may_be_overridden_and_a_problem_may_not() -> None:
     assert "all the same" not in bad
 
 
-@pytest.mark.parametrize(("stats", "line"), [
-    ({}, "12.5 tok/s · 7 tokens · TTFT 800 ms · hit rate 75.0 % · stall 30 % · finished · EXACT"),
-    ({"disk_misses": 1, "disk_bytes": 4096}, "12.5 tok/s · 7 tokens · TTFT 800 ms · hit rate 75.0 % · 1 miss from disk "
-     "(4.1 kB) · stall 30 % · finished · EXACT"),
-    ({"disk_misses": 0, "disk_bytes": 0}, "12.5 tok/s · 7 tokens · TTFT 800 ms · hit rate 75.0 % · stall 30 % · "
-     "finished · EXACT")])
+@pytest.mark.parametrize(
+    ("stats", "line"),
+    [
+        ({}, "12.5 tok/s · 7 tokens · TTFT 800 ms · hit rate 75.0 % · stall 30 % · finished · EXACT"),
+        (
+            {"disk_misses": 1, "disk_bytes": 4096},
+            "12.5 tok/s · 7 tokens · TTFT 800 ms · hit rate 75.0 % · 1 miss from disk "
+            "(4.1 kB) · stall 30 % · finished · EXACT",
+        ),
+        (
+            {"disk_misses": 0, "disk_bytes": 0},
+            "12.5 tok/s · 7 tokens · TTFT 800 ms · hit rate 75.0 % · stall 30 % · finished · EXACT",
+        ),
+    ],
+)
 def test_the_line_under_an_answer_names_the_disk_only_where_one_was_read(stats: dict[str, Any], line: str) -> None:
     message = Message(id=1, role="assistant", text="x", state="done", stats=STATS | stats, error="", created=0.0)
     assert statistics(message) == line
@@ -79,7 +99,12 @@ def test_names_and_sizes() -> None:
     assert name_of(str(cached)) == "org/Big-MoE"
     assert name_of(str(cached / "x-Q4_K_M.gguf")) == "org/Big-MoE/x-Q4_K_M.gguf"
     assert [size(n) for n in (12, 4096, 9_990_000, 123_456_789, 18_500_000_000)] == [
-        "12 B", "4.1 kB", "9.99 MB", "123 MB", "18.5 GB"]
+        "12 B",
+        "4.1 kB",
+        "9.99 MB",
+        "123 MB",
+        "18.5 GB",
+    ]
 
 
 def test_what_is_not_loaded_is_said() -> None:

@@ -73,8 +73,9 @@ def test_the_last_room_is_left_to_words(tmp_path: Path) -> None:
     store.close()
 
 
-def test_an_answer_goes_on_is_shown_whole_and_is_saved_when_there_is_room(full: Host, gated: type[GatedEngine],
-                                                                           tmp_path: Path) -> None:
+def test_an_answer_goes_on_is_shown_whole_and_is_saved_when_there_is_room(
+    full: Host, gated: type[GatedEngine], tmp_path: Path
+) -> None:
     answer = full.chat(None, "hello")
     gated.gate.release(3)
     follow(answer, lambda a: a.n_tokens == 3)
@@ -91,7 +92,7 @@ def test_an_answer_goes_on_is_shown_whole_and_is_saved_when_there_is_room(full: 
     assert texts(full, chat)[1] == ("assistant", answer.text, "done")
     assert "Not saved: The disk is full" in str(shown(full.messages(chat or 0))[1]["content"])
     before = stamp(full, chat)
-    with pytest.raises(FullError, match="disk is full"):   # nothing newer gets before it, and nothing changes
+    with pytest.raises(FullError, match="disk is full"):  # nothing newer gets before it, and nothing changes
         full.chat(chat, "more")
     with pytest.raises(FullError, match="disk is full"):
         full.regenerate(chat or 0)
@@ -156,12 +157,12 @@ def test_settings_act_and_are_remembered_later(tmp_path: Path) -> None:
     fill(host.store)
     with pytest.raises(FullError):
         host.store.db.put("filler", "x" * 100_000)
-    host.remember("folders", ["y" * 100_000])       # what is too large takes what fits with it ...
+    host.remember("folders", ["y" * 100_000])  # what is too large takes what fits with it ...
     assert host.change("eviction", "fifo") == ""
     assert host.settings["eviction"] == "fifo"
     assert host.set_sampling(temperature=0.25) == ""
     free(host.store)
-    assert host.change("regret", False) == ""       # ... and everything is tried again
+    assert host.change("regret", False) == ""  # ... and everything is tried again
     host.close()
     host = open_host(tmp_path, QuickEngine, loaded=False)
     assert (host.settings["eviction"], host.sampling.temperature) == ("fifo", 0.25)

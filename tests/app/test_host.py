@@ -56,8 +56,12 @@ def test_a_second_answer_in_the_same_chat_is_refused(gated_host: Host, gated: ty
     answer = gated_host.chat(None, "one")
     assert answer.chat_id is not None
     chat = answer.chat_id
-    for ask in (lambda: gated_host.chat(chat, "two"), lambda: gated_host.regenerate(chat),
-                lambda: gated_host.edit(chat, 0, "two"), lambda: gated_host.delete(chat)):
+    for ask in (
+        lambda: gated_host.chat(chat, "two"),
+        lambda: gated_host.regenerate(chat),
+        lambda: gated_host.edit(chat, 0, "two"),
+        lambda: gated_host.delete(chat),
+    ):
         with pytest.raises(BusyError, match="being answered"):
             ask()
     gated.gate.release(100)
@@ -81,8 +85,13 @@ def test_a_message_without_a_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_chat_that_is_gone_is_refused(host: Host) -> None:
-    for ask in (lambda: host.chat(77, "hello"), lambda: host.regenerate(77), lambda: host.edit(77, 0, "hello"),
-                lambda: host.delete(77), lambda: host.rename(77, "new")):
+    for ask in (
+        lambda: host.chat(77, "hello"),
+        lambda: host.regenerate(77),
+        lambda: host.edit(77, 0, "hello"),
+        lambda: host.delete(77),
+        lambda: host.rename(77, "new"),
+    ):
         with pytest.raises(MoestroError, match="no longer exists"):
             ask()
 
@@ -90,8 +99,9 @@ def test_a_chat_that_is_gone_is_refused(host: Host) -> None:
 class ShortEngine(QuickEngine):
     """Has a context of 40 tokens and says so as the real engine does: at the first piece."""
 
-    def generate(self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling,
-                 cancel: threading.Event | None = None) -> Iterator[Piece]:
+    def generate(
+        self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling, cancel: threading.Event | None = None
+    ) -> Iterator[Piece]:
         if not isinstance(messages, str) and self.count_tokens(messages) > 40:
             raise ContextError("The chat has more tokens than the context holds.")
         yield from super().generate(messages, sampling, cancel)
@@ -120,8 +130,9 @@ def test_a_prompt_longer_than_the_context_changes_nothing(tmp_path: Path) -> Non
 class BrokenEngine(QuickEngine):
     """Breaks at the fourth token of its first answer."""
 
-    def generate(self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling,
-                 cancel: threading.Event | None = None) -> Iterator[Piece]:
+    def generate(
+        self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling, cancel: threading.Event | None = None
+    ) -> Iterator[Piece]:
         first = not self._steps
         for number, piece in enumerate(super().generate(messages, sampling, cancel)):
             if first and number == 4:
@@ -129,8 +140,9 @@ class BrokenEngine(QuickEngine):
             yield piece
 
 
-def test_an_unexpected_error_mid_answer_is_told_plainly_and_logged(tmp_path: Path,
-                                                                   caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unexpected_error_mid_answer_is_told_plainly_and_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     host = open_host(tmp_path, BrokenEngine)
     with caplog.at_level(logging.ERROR, "moestro.app"):
         answer = ended(host.chat(None, "hello"))
@@ -168,8 +180,9 @@ def test_an_answer_that_breaks_off_lets_go_of_the_engine(tmp_path: Path, monkeyp
     kept: list[Any] = []  # a reference, so that only an explicit close can end the generator
 
     class Kept(QuickEngine):
-        def generate(self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling,
-                     cancel: threading.Event | None = None) -> Iterator[Piece]:
+        def generate(
+            self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling, cancel: threading.Event | None = None
+        ) -> Iterator[Piece]:
             kept.append(super().generate(messages, sampling, cancel))
             return iter(kept[-1])
 
@@ -184,8 +197,9 @@ def test_an_answer_that_breaks_off_lets_go_of_the_engine(tmp_path: Path, monkeyp
     host.close()
 
 
-def test_stop_keeps_what_was_written_and_takes_back_what_was_not_begun(gated_host: Host,
-                                                                       gated: type[GatedEngine]) -> None:
+def test_stop_keeps_what_was_written_and_takes_back_what_was_not_begun(
+    gated_host: Host, gated: type[GatedEngine]
+) -> None:
     first, second = gated_host.chat(None, "one"), gated_host.chat(None, "two")
     assert first.chat_id is not None
     assert second.chat_id is not None
@@ -226,8 +240,9 @@ def test_the_engine_sees_the_chat_as_shown(tmp_path: Path) -> None:
     seen: list[list[dict[str, str]]] = []
 
     class Listening(QuickEngine):
-        def generate(self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling,
-                     cancel: threading.Event | None = None) -> Iterator[Piece]:
+        def generate(
+            self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling, cancel: threading.Event | None = None
+        ) -> Iterator[Piece]:
             assert not isinstance(messages, str)
             seen.append([dict(m) for m in messages])
             yield from super().generate(messages, sampling, cancel)
@@ -235,8 +250,11 @@ def test_the_engine_sees_the_chat_as_shown(tmp_path: Path) -> None:
     host = open_host(tmp_path, Listening)
     first = ended(host.chat(None, "one"))
     ended(host.chat(first.chat_id, "two"))
-    assert seen[1] == [{"role": "user", "content": "one"}, {"role": "assistant", "content": first.text},
-                       {"role": "user", "content": "two"}]
+    assert seen[1] == [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": first.text},
+        {"role": "user", "content": "two"},
+    ]
     assert first.chat_id is not None
     ended(host.regenerate(first.chat_id))
     assert seen[2] == seen[1]
@@ -256,7 +274,9 @@ def test_close_stops_saves_and_refuses_more(tmp_path: Path, gated: type[GatedEng
     store = Store(tmp_path)
     assert first.chat_id is not None
     assert [(m.text, m.state) for m in store.chats.messages(first.chat_id)] == [
-        ("one", "done"), ("the cache keeps what ", "stopped")]
+        ("one", "done"),
+        ("the cache keeps what ", "stopped"),
+    ]
     assert [c.title for c in store.chats.all()] == ["one"]
     assert store.steps.loads()[0].ended is not None
     store.close()

@@ -71,7 +71,12 @@ def test_an_import_is_told_as_it_goes_while_chatting_goes_on(host: Host, steered
     job = host.importer.start("models/Qwen3-Tiny", "int8")
     assert steered.halfway.wait(WAIT_S)
     assert (job.state, job.text, job.share, job.bytes_done, job.bytes_total) == (
-        "running", "Layer 3 of 4", 0.5, 20 * MB, 40 * MB)
+        "running",
+        "Layer 3 of 4",
+        0.5,
+        20 * MB,
+        40 * MB,
+    )
     assert ended(host.chat(None, "hello")).error == ""
     with pytest.raises(BusyError, match="is being imported"):
         host.importer.start("another")
@@ -178,7 +183,13 @@ def test_every_tab_is_told_of_it(host: Host, steered: Steered) -> None:
     assert steered.halfway.wait(WAIT_S)
     now = client.get("/live/state").json()
     assert {n: now["import"][n] for n in ("state", "name", "share", "done", "total", "resume")} == {
-        "state": "running", "name": "Qwen3-Tiny", "share": 0.5, "done": 20 * MB, "total": 40 * MB, "resume": False}
+        "state": "running",
+        "name": "Qwen3-Tiny",
+        "share": 0.5,
+        "done": 20 * MB,
+        "total": 40 * MB,
+        "resume": False,
+    }
     host.importer.cancel()
     over(job)
     after = client.get("/live/state").json()
@@ -186,10 +197,18 @@ def test_every_tab_is_told_of_it(host: Host, steered: Steered) -> None:
     assert len({state["host"]["library"] for state in (before, now, after)}) == 3
 
 
-@pytest.mark.parametrize(("given", "told"), [
-    ({"source": None}, "source"), ({"out": None}, "output folder"), ({"format": []}, "format"),
-    ({"download": "x"}, "download"), ({"out": "a\0b"}, "output folder"), ({"out": "x" * 5000}, "output folder"),
-    ({"out": "~there is no such user/x"}, "output folder")])
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"source": None}, "source"),
+        ({"out": None}, "output folder"),
+        ({"format": []}, "format"),
+        ({"download": "x"}, "download"),
+        ({"out": "a\0b"}, "output folder"),
+        ({"out": "x" * 5000}, "output folder"),
+        ({"out": "~there is no such user/x"}, "output folder"),
+    ],
+)
 def test_what_a_program_sends_in_place_of_text_is_refused(host: Host, given: dict[str, Any], told: str) -> None:
     with pytest.raises(MoestroError, match=told):
         host.importer.start(**{"source": "models/Qwen3-Tiny", **given})

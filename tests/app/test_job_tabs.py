@@ -15,12 +15,17 @@ from tests.app.test_whatif import ABOUT, row, table
 from tests.fake_profiles import fake_profile
 from tests.fakes import SHAPE
 
-LAB = Lab(ABOUT, 4, (
-    Run("none", hit_rate=0.5, tpot_ms=14.0, saved_ms=0.0, prefetch_bytes=0.0, wasted_bytes=0.0),
-    Run("recent", "", (0.5, 0.7), (0.6, 0.9), 0.6, 13.0, 1.0, 4e6, 1e6, 0.1),
-    Run("transitions", "", (0.4, None), (0.5, None), 0.55, 14.5, -0.5, 8e6, 6e6, 0.2, replayed=True),
-    Run("oracle", hit_rate=1.0, tpot_ms=10.0, saved_ms=4.0, prefetch_bytes=9e6, wasted_bytes=0.0),
-    Run("gate", "It looks at <hidden> states.")))
+LAB = Lab(
+    ABOUT,
+    4,
+    (
+        Run("none", hit_rate=0.5, tpot_ms=14.0, saved_ms=0.0, prefetch_bytes=0.0, wasted_bytes=0.0),
+        Run("recent", "", (0.5, 0.7), (0.6, 0.9), 0.6, 13.0, 1.0, 4e6, 1e6, 0.1),
+        Run("transitions", "", (0.4, None), (0.5, None), 0.55, 14.5, -0.5, 8e6, 6e6, 0.2, replayed=True),
+        Run("oracle", hit_rate=1.0, tpot_ms=10.0, saved_ms=4.0, prefetch_bytes=9e6, wasted_bytes=0.0),
+        Run("gate", "It looks at <hidden> states."),
+    ),
+)
 
 
 def test_curves_are_in_percent_and_milliseconds() -> None:
@@ -65,7 +70,7 @@ def test_one_budget_is_compared_the_fastest_first() -> None:
 
 def test_the_table_has_bounds_last_and_marks_what_is_in_use() -> None:
     text = analysis_views.listing(table(), 10)
-    body = text[text.index("<tbody>"):]
+    body = text[text.index("<tbody>") :]
     assert body.index("LFU") < body.index("LRU") < body.index("Belady") < body.index("Everything resident")
     assert text.count("<tr class='chosen'>") == 1
     assert "hit" in text
@@ -78,9 +83,13 @@ def test_the_table_has_bounds_last_and_marks_what_is_in_use() -> None:
 def test_names_from_elsewhere_are_text() -> None:
     mean = "<img src=x onerror=alert(1)>"
     about = replace(ABOUT, name=mean, model=mean, link=mean, notes=(mean,))
-    for text in (analysis_views.summary(replace(table(), about=about)), lab_views.summary(replace(LAB, about=about)),
-                 calibrate_views.summary(fake_profile(mean, source=mean), 10), lab_views.listing(LAB),
-                 calibrate_views.question(fake_profile(mean))):
+    for text in (
+        analysis_views.summary(replace(table(), about=about)),
+        lab_views.summary(replace(LAB, about=about)),
+        calibrate_views.summary(fake_profile(mean, source=mean), 10),
+        lab_views.listing(LAB),
+        calibrate_views.question(fake_profile(mean)),
+    ):
         assert "<img" not in text
         assert "<hidden>" not in text
 
@@ -120,8 +129,13 @@ def test_the_lab_survives_being_kept_and_has_a_csv() -> None:
 
 
 def test_a_profile_s_figures() -> None:
-    profile = replace(fake_profile(parts=("counts", "pairs", "gate_recall", "tae", "times")),
-                      counts=np.array([[30, 10, 0, 0], [10, 10, 10, 10]]), layers=2, experts=4, top_k=2)
+    profile = replace(
+        fake_profile(parts=("counts", "pairs", "gate_recall", "tae", "times")),
+        counts=np.array([[30, 10, 0, 0], [10, 10, 10, 10]]),
+        layers=2,
+        experts=4,
+        top_k=2,
+    )
     shares = calibrate_figures.shares(profile)
     assert shares is not None
     assert shares.tolist() == [[150.0, 50.0, 0.0, 0.0], [50.0] * 4]
@@ -130,14 +144,22 @@ def test_a_profile_s_figures() -> None:
     assert pairs is not None and profile.pairs is not None
     assert pairs[0, 1] == pytest.approx(np.log10(1 + profile.pairs[1, 0, 1]))
     for dark in (True, False):
-        drawn = [calibrate_figures.counts(profile, dark), calibrate_figures.pairs(profile, 99, dark),
-                 calibrate_figures.entropy(profile, dark), calibrate_figures.recall(profile, dark)]
+        drawn = [
+            calibrate_figures.counts(profile, dark),
+            calibrate_figures.pairs(profile, 99, dark),
+            calibrate_figures.entropy(profile, dark),
+            calibrate_figures.recall(profile, dark),
+        ]
         assert all("http" not in one.to_json() for one in drawn)
     assert f"layer {SHAPE.layers - 1}" in drawn[1].layout.title.text, "a layer there is not is the last one"
     assert drawn[3].data[0].y[0] is None, "nothing comes before layer 0"
     bare = fake_profile(parts=())
-    assert [calibrate_figures.counts(bare, True), calibrate_figures.pairs(bare, 0, True),
-            calibrate_figures.entropy(bare, True), calibrate_figures.recall(bare, True)] == [None] * 4
+    assert [
+        calibrate_figures.counts(bare, True),
+        calibrate_figures.pairs(bare, 0, True),
+        calibrate_figures.entropy(bare, True),
+        calibrate_figures.recall(bare, True),
+    ] == [None] * 4
 
 
 def test_a_profile_in_words() -> None:
@@ -147,7 +169,9 @@ def test_a_profile_in_words() -> None:
     assert "Not measured: Default vectors" in text
     assert {part for _, part in calibrate_views.part_choices()} == set(PARTS) == set(calibrate_views.HELP)
     assert calibrate_views.kind_choices(3, 1200)[1:3] == [
-        ("Chats on this machine (3)", "chats"), ("Recorded routing (1\u202f200 tokens)", "traces")]
+        ("Chats on this machine (3)", "chats"),
+        ("Recorded routing (1\u202f200 tokens)", "traces"),
+    ]
     assert "Estimator" in calibrate_views.needed_by("estimator")
 
 

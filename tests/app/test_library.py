@@ -47,6 +47,7 @@ def cached(hub: Path, repo: str, config: dict[str, Any]) -> Path:
 
 def gguf(file: Path, *, experts: int = 8, kind: int = 15, version: int = 3) -> Path:
     """The header of a GGUF file, with a tokenizer's long arrays in the middle."""
+
     def text(value: str) -> bytes:
         return struct.pack("<Q", len(value.encode())) + value.encode()
 
@@ -58,7 +59,8 @@ def gguf(file: Path, *, experts: int = 8, kind: int = 15, version: int = 3) -> P
         text("qwen3moe.expert_count") + struct.pack("<II", 4, experts),
         text("qwen3moe.expert_used_count") + struct.pack("<II", 4, 2),
         text("qwen3moe.big_endian") + struct.pack("<I?", 7, False),
-        text("general.file_type") + struct.pack("<II", 4, kind)]
+        text("general.file_type") + struct.pack("<II", 4, kind),
+    ]
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(b"GGUF" + struct.pack("<IQQ", version, 0, len(entries)) + b"".join(entries))
     return file
@@ -90,8 +92,12 @@ def test_packs_the_cache_and_folders_are_found_each_once(tmp_path: Path, hub: Pa
     found = by_name(scan(packs, [str(mine), str(mine), str(packs)], {str(pack): 5.0}))
     assert next(iter(found)) == "Tiny-int4", "what was used last comes first"
     assert {n: (e.where, e.kind) for n, e in found.items()} == {
-        "Tiny-int4": ("packs", PACK), "org/Sparse": ("cache", "safetensors"), "Elsewhere": ("folder", PACK),
-        "Mixtral": ("folder", "safetensors"), "qwen3-Q4_K_M.gguf": ("folder", "GGUF")}
+        "Tiny-int4": ("packs", PACK),
+        "org/Sparse": ("cache", "safetensors"),
+        "Elsewhere": ("folder", PACK),
+        "Mixtral": ("folder", "safetensors"),
+        "qwen3-Q4_K_M.gguf": ("folder", "GGUF"),
+    }
     assert not any(e.problem for e in found.values())
     tiny, sparse, file = found["Tiny-int4"], found["org/Sparse"], found["qwen3-Q4_K_M.gguf"]
     assert (tiny.format, tiny.layers, tiny.experts, tiny.top_k, tiny.used) == ("int4-g64", 4, 16, 2, 5.0)
@@ -102,15 +108,22 @@ def test_packs_the_cache_and_folders_are_found_each_once(tmp_path: Path, hub: Pa
     assert [e.can_import for e in (tiny, sparse, file)] == [False, True, True]
 
 
-@pytest.mark.parametrize(("config", "kind", "format"), [
-    ({"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}}, "GPTQ", "4 bit, g128"),
-    ({"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 64}}, "AWQ", "4 bit, g64"),
-    ({"quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized"}},
-     "compressed-tensors", "pack-quantized"),
-    ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "bitsandbytes", "4 bit"),
-    ({"quantization_config": {"quant_method": "fp8"}}, "FP8", "fp8"),
-    ({"quantization_config": {"quant_method": "mxfp4"}}, "MXFP4", "mxfp4"),
-    ({"torch_dtype": "float16", "dtype": None}, "safetensors", "float16")])
+@pytest.mark.parametrize(
+    ("config", "kind", "format"),
+    [
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}}, "GPTQ", "4 bit, g128"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 64}}, "AWQ", "4 bit, g64"),
+        (
+            {"quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized"}},
+            "compressed-tensors",
+            "pack-quantized",
+        ),
+        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "bitsandbytes", "4 bit"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "FP8", "fp8"),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, "MXFP4", "mxfp4"),
+        ({"torch_dtype": "float16", "dtype": None}, "safetensors", "float16"),
+    ],
+)
 def test_how_a_checkpoint_is_quantised_is_told(tmp_path: Path, config: dict[str, Any], kind: str, format: str) -> None:
     entry = look(checkpoint(tmp_path / "model", MOE | config), "folder")
     assert entry is not None
@@ -118,8 +131,12 @@ def test_how_a_checkpoint_is_quantised_is_told(tmp_path: Path, config: dict[str,
 
 
 def test_layers_are_those_with_experts(tmp_path: Path) -> None:
-    for config, layers in (({"first_k_dense_replace": 1}, 15), ({"mlp_only_layers": [0, 1]}, 14),
-                           ({"decoder_sparse_step": 2}, 8), ({}, 16)):
+    for config, layers in (
+        ({"first_k_dense_replace": 1}, 15),
+        ({"mlp_only_layers": [0, 1]}, 14),
+        ({"decoder_sparse_step": 2}, 8),
+        ({}, 16),
+    ):
         entry = look(checkpoint(tmp_path / "model", MOE | config), "folder")
         assert entry is not None
         assert entry.layers == layers
@@ -135,8 +152,9 @@ def test_what_cannot_be_read_is_a_row_with_its_reason(tmp_path: Path, hub: Path)
     checkpoint(mine / "torn", MOE)
     (mine / "torn" / "config.json").write_text('{"num_experts": 6')
     part = checkpoint(mine / "half", MOE)
-    (part / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {
-        "a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}))
+    (part / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}})
+    )
     (checkpoint(mine / "bare", MOE) / "model.safetensors").unlink()
     gguf(mine / "cut.gguf").write_bytes(gguf(mine / "cut.gguf").read_bytes()[:-30])
     (mine / "no.gguf").write_bytes(b"GIF89a")
@@ -150,10 +168,17 @@ def test_what_cannot_be_read_is_a_row_with_its_reason(tmp_path: Path, hub: Path)
     found = by_name(scan(packs, [str(mine), str(tmp_path / "gone")], {}))
     said = {name: entry.problem for name, entry in found.items()}
     for name, words in {
-        "flipped": "damaged", "short": "experts-00000.bin is damaged", "torn": "config.json is damaged",
-        "half": "1 of 2 weight files are missing, model-00002", "bare": "no safetensors", "cut.gguf": "not finished",
-        "no.gguf": "not a GGUF file", "set-00001-of-00003.gguf": "1 of its 3 files", "Stopped": "goes on where it",
-        str(tmp_path / "gone"): "no such folder", "Hugging Face cache": "refs",
+        "flipped": "damaged",
+        "short": "experts-00000.bin is damaged",
+        "torn": "config.json is damaged",
+        "half": "1 of 2 weight files are missing, model-00002",
+        "bare": "no safetensors",
+        "cut.gguf": "not finished",
+        "no.gguf": "not a GGUF file",
+        "set-00001-of-00003.gguf": "1 of its 3 files",
+        "Stopped": "goes on where it",
+        str(tmp_path / "gone"): "no such folder",
+        "Hugging Face cache": "refs",
     }.items():
         assert words in said.pop(name), name
     assert said == {}
@@ -236,7 +261,8 @@ def test_folders_are_remembered(library: Host, tmp_path: Path) -> None:
 
 
 def test_the_terminal_lists_and_deletes_while_a_dashboard_is_open(
-        library: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    library: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("MOESTRO_HOME", str(library.store.folder))
     checkpoint(tmp_path / "kept" / "Kept", MOE)
     checkpoint(tmp_path / "once" / "Once", MOE)
@@ -258,8 +284,9 @@ def test_the_terminal_lists_and_deletes_while_a_dashboard_is_open(
     assert not (library.library.packs / "Tiny").exists()
 
 
-def test_an_empty_machine_is_told_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                             capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_machine_is_told_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("MOESTRO_HOME", str(tmp_path / "nothing"))
     assert cli.main(["models"]) == 0
     assert "launch.py import" in capsys.readouterr().out

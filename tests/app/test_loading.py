@@ -31,8 +31,13 @@ class SlowLoad(QuickEngine):
     alive: ClassVar[set[str]] = set()  # of this class; each test makes one of its own
 
     @classmethod
-    def load(cls, spec: LoadSpec, progress: Callable[[str, float], None] = lambda text, share: None,
-             cancel: threading.Event | None = None, profile: Profiles | None = None) -> FakeEngine:
+    def load(
+        cls,
+        spec: LoadSpec,
+        progress: Callable[[str, float], None] = lambda text, share: None,
+        cancel: threading.Event | None = None,
+        profile: Profiles | None = None,
+    ) -> FakeEngine:
         progress("Reading weights", 0.25)
         cls.began.set()
         while not cls.go.wait(0.01):
@@ -123,11 +128,16 @@ def test_a_load_that_does_not_fit_is_told_before_anything_is_given_up(slow_host:
     assert slow_host.settings["budget"] == "50%"
 
 
-@pytest.mark.parametrize(("failure", "told"), [
-    (ModelError("The file model.safetensors is cut short. Download it again."), "cut short"),
-    (RuntimeError("tensor of shape [3]"), "error inside Moestro")])
-def test_a_failed_load_keeps_the_old_model(slow_host: Host, slow: type[SlowLoad], failure: Exception, told: str,
-                                           caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (ModelError("The file model.safetensors is cut short. Download it again."), "cut short"),
+        (RuntimeError("tensor of shape [3]"), "error inside Moestro"),
+    ],
+)
+def test_a_failed_load_keeps_the_old_model(
+    slow_host: Host, slow: type[SlowLoad], failure: Exception, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
     slow.failure = failure
     slow.go.set()
     loading = slow_host.load(slow_host.plan("new"))
@@ -140,7 +150,8 @@ def test_a_failed_load_keeps_the_old_model(slow_host: Host, slow: type[SlowLoad]
 
 
 def test_when_memory_holds_one_model_a_failed_load_says_what_became_of_the_old(
-        slow_host: Host, slow: type[SlowLoad], monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_host: Host, slow: type[SlowLoad], monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[Memory | None] = []
 
     def estimate(spec: LoadSpec, instead_of: Memory | None = None, trace: object = None) -> Any:

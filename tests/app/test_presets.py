@@ -27,8 +27,10 @@ def section(tmp_path: Path) -> Iterator[CacheSection]:
 
 def shown(section: CacheSection, values: list[Any]) -> dict[Any, Any]:
     """What each control would show."""
-    return {part: value["value"] if isinstance(value, dict) and "value" in value else value
-            for part, value in zip(section.outputs, values, strict=True)}
+    return {
+        part: value["value"] if isinstance(value, dict) and "value" in value else value
+        for part, value in zip(section.outputs, values, strict=True)
+    }
 
 
 @pytest.mark.parametrize("one", [p for p in PRESETS if not p.needs], ids=lambda one: one.name)

@@ -27,8 +27,18 @@ from core.types import Piece
 from tests.app.conftest import WAIT_S, QuickEngine, ended, open_host
 from tests.app.test_export import read
 
-FIGURES = Quality(answer=1, tokens=12, scored=3, kl=0.0213, kl_most=0.05, agreement=0.972, perplexity=3.456,
-                  saved_ms=1.23, changed=31, assignments=1000)
+FIGURES = Quality(
+    answer=1,
+    tokens=12,
+    scored=3,
+    kl=0.0213,
+    kl_most=0.05,
+    agreement=0.972,
+    perplexity=3.456,
+    saved_ms=1.23,
+    changed=31,
+    assignments=1000,
+)
 
 
 class LossyEngine(QuickEngine):
@@ -38,14 +48,16 @@ class LossyEngine(QuickEngine):
     audited = threading.Event()
     breaks = False
 
-    def generate(self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling,
-                 cancel: threading.Event | None = None) -> Iterator[Piece]:
+    def generate(
+        self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling, cancel: threading.Event | None = None
+    ) -> Iterator[Piece]:
         for piece in super().generate(messages, sampling, cancel):
             if piece.stats is not None:
                 number = len(self.waiting) + 1 + (self.quality.answer if self.quality is not None else 0)
                 self.waiting.append(replace(FIGURES, answer=number))
-                piece = replace(piece, stats=replace(piece.stats, exact=False, changed=31, assignments=1000,
-                                                     audit=number))
+                piece = replace(
+                    piece, stats=replace(piece.stats, exact=False, changed=31, assignments=1000, audit=number)
+                )
             yield piece
 
     def audit(self, stop: threading.Event | None = None) -> Quality | None:
@@ -100,8 +112,10 @@ def test_an_answer_is_scored_kept_and_shown(lossy_host: Host, engine: type[Lossy
     assert quality_of(lossy_host, chat) == asdict(FIGURES)
     assert lossy_host.quality == FIGURES
     assert stamp(lossy_host, chat) != before, "no page would show it"
-    assert statistics(lossy_host.messages(chat)[-1]) == \
-        f"{told} · KL 0.021 · agrees 97.2 % · perplexity 3.46 · saved ~1.2 ms/token"
+    assert (
+        statistics(lossy_host.messages(chat)[-1])
+        == f"{told} · KL 0.021 · agrees 97.2 % · perplexity 3.46 · saved ~1.2 ms/token"
+    )
 
 
 def test_the_deck_is_told(lossy_host: Host) -> None:
@@ -135,8 +149,9 @@ def test_nothing_is_scored_while_an_answer_is_written(tmp_path: Path, engine: ty
     tokens = threading.Semaphore(0)
 
     class Gated(engine):  # type: ignore[misc, valid-type]
-        def generate(self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling,
-                     cancel: threading.Event | None = None) -> Iterator[Piece]:
+        def generate(
+            self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling, cancel: threading.Event | None = None
+        ) -> Iterator[Piece]:
             for piece in super().generate(messages, sampling, cancel):
                 assert tokens.acquire(timeout=WAIT_S)
                 yield piece
@@ -144,7 +159,7 @@ def test_nothing_is_scored_while_an_answer_is_written(tmp_path: Path, engine: ty
     host = open_host(tmp_path, Gated)
     engine.gate.clear()
     first, second = host.chat(None, "one"), host.chat(None, "two")
-    for _ in range(14):                                          # all of the first answer
+    for _ in range(14):  # all of the first answer
         tokens.release()
     ended(first)
     assert not engine.audited.is_set()
@@ -158,8 +173,9 @@ def test_nothing_is_scored_while_an_answer_is_written(tmp_path: Path, engine: ty
     host.close()
 
 
-def test_an_audit_that_fails_is_logged_and_the_next_one_is_made(lossy_host: Host, engine: type[LossyEngine],
-                                                                caplog: pytest.LogCaptureFixture) -> None:
+def test_an_audit_that_fails_is_logged_and_the_next_one_is_made(
+    lossy_host: Host, engine: type[LossyEngine], caplog: pytest.LogCaptureFixture
+) -> None:
     engine.breaks = True
     with caplog.at_level(logging.ERROR, "moestro.app"):
         first = ended(lossy_host.chat(None, "one")).chat_id
@@ -234,8 +250,9 @@ def test_a_store_from_before_it_opens(tmp_path: Path) -> None:
     store.close()
 
 
-@pytest.mark.parametrize(("share", "text"), [(0.0, "0 %"), (0.00042, "0.042 %"), (0.031, "3.1 %"), (0.314, "31.4 %"),
-                                             (1.0, "100 %")])
+@pytest.mark.parametrize(
+    ("share", "text"), [(0.0, "0 %"), (0.00042, "0.042 %"), (0.031, "3.1 %"), (0.314, "31.4 %"), (1.0, "100 %")]
+)
 def test_percentages(share: float, text: str) -> None:
     assert percent(share) == text
 

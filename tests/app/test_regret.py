@@ -133,8 +133,14 @@ def test_another_policy_begins_a_new_count_and_another_budget_new_shadows(host: 
     ask(host, chat)
     all_steps = list(host.store.steps.records(load=host.load_id))
     standing = expected(host, all_steps, len(steps), host.settings)
-    told(host.regret, host.load_id, host.settings, lambda view: view["tokens"] == 40 and
-         (view["belady"], view["alone"]) == (standing.belady, standing.rates["lfu"]))
+    told(
+        host.regret,
+        host.load_id,
+        host.settings,
+        lambda view: (
+            view["tokens"] == 40 and (view["belady"], view["alone"]) == (standing.belady, standing.rates["lfu"])
+        ),
+    )
 
 
 def test_off_ends_the_process_and_on_begins_again(host: Host) -> None:
@@ -226,7 +232,7 @@ def test_a_process_that_falls_behind_delays_nobody_and_the_oldest_are_left_out()
     meter.add(1, SHAPE, settings, steps[0])
     assert slow.asked.wait(WAIT_S)
     for step in steps[1:]:
-        meter.add(1, SHAPE, settings, step)          # it answers nothing, and yet this returns
+        meter.add(1, SHAPE, settings, step)  # it answers nothing, and yet this returns
     slow.go.set()
     view = told(meter, 1, settings, lambda view: view["tokens"] == regret.QUEUE + 1)
     assert view["left_out"] == 299
@@ -249,10 +255,14 @@ def test_a_process_that_is_lost_is_replaced_and_too_many_losses_are_told(host: H
     pid = host.regret.pid
     assert pid is not None
     psutil.Process(pid).kill()
-    ask(host, chat)                                  # its first passes find nobody, the others a new one ...
-    ask(host, chat)                                  # ... which these are enough for, however few those were
-    told(host.regret, host.load_id, host.settings,
-         lambda view: view["state"] == "ready" and host.regret.pid not in (None, pid))
+    ask(host, chat)  # its first passes find nobody, the others a new one ...
+    ask(host, chat)  # ... which these are enough for, however few those were
+    told(
+        host.regret,
+        host.load_id,
+        host.settings,
+        lambda view: view["state"] == "ready" and host.regret.pid not in (None, pid),
+    )
 
     def broken() -> Process:
         raise Lost("it could not be started")

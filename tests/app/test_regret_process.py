@@ -28,9 +28,25 @@ def passes(count: int) -> list[StepRecord]:
     layer = np.repeat(np.arange(SHAPE.layers, dtype=np.int16), SHAPE.top_k)
     found = []
     for index in range(count):
-        ids = random.random((SHAPE.layers, 1, SHAPE.experts)).argsort(-1)[..., :SHAPE.top_k].astype(np.int16)
-        found.append(StepRecord(index, "decode", 1, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, ids, layer, ids.ravel(),
-                                np.zeros(len(layer), np.uint8), slots=SHAPE.total // 2))
+        ids = random.random((SHAPE.layers, 1, SHAPE.experts)).argsort(-1)[..., : SHAPE.top_k].astype(np.int16)
+        found.append(
+            StepRecord(
+                index,
+                "decode",
+                1,
+                0.0,
+                1.0,
+                1.0,
+                0.0,
+                0.0,
+                0.0,
+                ids,
+                layer,
+                ids.ravel(),
+                np.zeros(len(layer), np.uint8),
+                slots=SHAPE.total // 2,
+            )
+        )
     return found
 
 
@@ -40,7 +56,7 @@ def test_the_process_is_modest_and_ends_with_whoever_started_it() -> None:
     told = psutil.Process(process.pid)
     if os.name == "posix":
         assert told.nice() == 19
-    process._to.close()                              # as when the application is killed
+    process._to.close()  # as when the application is killed
     assert told.wait(WAIT_S) == 0
     process.end()
     with pytest.raises(Lost):
@@ -48,22 +64,28 @@ def test_the_process_is_modest_and_ends_with_whoever_started_it() -> None:
 
 
 def test_the_process_needs_no_torch() -> None:
-    code = ("import sys; from app.regret_worker import Shop; Shop(); "
-            "sys.exit(len({'torch', 'transformers'} & {*sys.modules}))")
+    code = (
+        "import sys; from app.regret_worker import Shop; Shop(); "
+        "sys.exit(len({'torch', 'transformers'} & {*sys.modules}))"
+    )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
 def test_messages_arrive_as_they_were_sent() -> None:
     stream = io.BytesIO()
-    sent = {"ids": np.arange(12, dtype=np.int16).reshape(3, 2, 2), "decode": np.array([True, False]),
-            "none": np.zeros((0, 4), np.float32)}
+    sent = {
+        "ids": np.arange(12, dtype=np.int16).reshape(3, 2, 2),
+        "decode": np.array([True, False]),
+        "none": np.zeros((0, 4), np.float32),
+    }
     messages.write(stream, {"warm": True, "n": 1.5}, sent)
     messages.write(stream, {"report": True})
     stream.seek(0)
     head, found = messages.read(stream)
     assert head == {"warm": True, "n": 1.5}
-    assert {name: (a.dtype, a.tolist()) for name, a in found.items()} == \
-        {name: (a.dtype, a.tolist()) for name, a in sent.items()}
+    assert {name: (a.dtype, a.tolist()) for name, a in found.items()} == {
+        name: (a.dtype, a.tolist()) for name, a in sent.items()
+    }
     assert messages.read(stream) == ({"report": True}, {})
     with pytest.raises(EOFError):
         messages.read(stream)

@@ -15,10 +15,16 @@ from tests.app.conftest import WAIT_S, GatedEngine, ended, follow, open_host
 from tests.fakes import FakeEngine
 
 
-@pytest.mark.parametrize(("name", "value", "told"), [
-    ("budgets", "50%", "no setting called 'budgets'"), ("budget", "150%", "between 0 % and 100 %"),
-    ("eviction", "psychic", "Choose one of"), ("link_gbps", "fast", "must be a number"),
-    ("link_gbps", float("nan"), "must lie between")])
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("budgets", "50%", "no setting called 'budgets'"),
+        ("budget", "150%", "between 0 % and 100 %"),
+        ("eviction", "psychic", "Choose one of"),
+        ("link_gbps", "fast", "must be a number"),
+        ("link_gbps", float("nan"), "must lie between"),
+    ],
+)
 def test_a_bad_setting_is_told_and_changes_nothing(host: Host, name: str, value: object, told: str) -> None:
     before = dict(host.settings)
     assert told in host.change(name, value)
@@ -35,8 +41,9 @@ def test_a_bad_sampling_value_is_told_and_changes_nothing(host: Host) -> None:
     assert host.sampling == replace(before, temperature=0.5)
 
 
-def test_an_engine_that_refuses_or_fails_a_change_is_told(host: Host, monkeypatch: pytest.MonkeyPatch,
-                                                          caplog: pytest.LogCaptureFixture) -> None:
+def test_an_engine_that_refuses_or_fails_a_change_is_told(
+    host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def refuse(self: FakeEngine, changes: Mapping[str, object]) -> None:
         raise BudgetError("The device has only 3 GB free.")
 

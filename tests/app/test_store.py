@@ -27,31 +27,67 @@ SHAPE = ModelShape(layers=2, experts=8, top_k=2, hidden=4, expert_bytes=100)
 def a_step(index: int = 0, tokens: int = 1) -> StepRecord:
     ids = np.arange(2 * tokens * 2).reshape(2, tokens, 2).astype(np.int16) % 8
     return StepRecord(  # a hit, a miss from host memory, one from disk, and one whose copy was late
-        index=index, phase="decode" if tokens == 1 else "prefill", tokens=tokens, started_s=1.5, total_ms=4.0,
-        compute_ms=2.5, stall_ms=1.0, idle_ms=0.5, copy_ms=1.25, ids=ids, layer=np.array([0, 0, 1, 1], np.int16),
-        expert=np.array([1, 2, 3, 7], np.int16), outcome=np.array([0, 3, 4, 2], np.uint8), slots=5, exact=False,
-        disk_bytes=4096, prefetch_evicted=1, late_bytes=7, evicted_bytes=5, predict_ms=0.25, net_ms=-0.5,
-        transfers=(Transfer(1, 7, 2**33, True, 1.0, 1.25, 1.5, "decode"),
-                   Transfer(0, 2, 5, False, 1.0, 1.0, 2.0, "prefill"),
-                   Transfer(1, 3, 5, True, 1.0, 1.5, 2.0, "decode", "disk"),
-                   Transfer(1, 4, 5, False, 1.0, 1.75, 2.0, "decode", "disk")))
+        index=index,
+        phase="decode" if tokens == 1 else "prefill",
+        tokens=tokens,
+        started_s=1.5,
+        total_ms=4.0,
+        compute_ms=2.5,
+        stall_ms=1.0,
+        idle_ms=0.5,
+        copy_ms=1.25,
+        ids=ids,
+        layer=np.array([0, 0, 1, 1], np.int16),
+        expert=np.array([1, 2, 3, 7], np.int16),
+        outcome=np.array([0, 3, 4, 2], np.uint8),
+        slots=5,
+        exact=False,
+        disk_bytes=4096,
+        prefetch_evicted=1,
+        late_bytes=7,
+        evicted_bytes=5,
+        predict_ms=0.25,
+        net_ms=-0.5,
+        transfers=(
+            Transfer(1, 7, 2**33, True, 1.0, 1.25, 1.5, "decode"),
+            Transfer(0, 2, 5, False, 1.0, 1.0, 2.0, "prefill"),
+            Transfer(1, 3, 5, True, 1.0, 1.5, 2.0, "decode", "disk"),
+            Transfer(1, 4, 5, False, 1.0, 1.75, 2.0, "decode", "disk"),
+        ),
+    )
 
 
-STATS = {"prompt_tokens": 3, "new_tokens": 2, "ttft_ms": 20.5, "tpot_ms": 9, "tok_s": 3.5, "hit_rate": None,
-         "compute_ms": 1.0, "stall_ms": 0.0, "idle_ms": 0.5, "exact": True, "emulated": False, "reason": "stop"}
+STATS = {
+    "prompt_tokens": 3,
+    "new_tokens": 2,
+    "ttft_ms": 20.5,
+    "tpot_ms": 9,
+    "tok_s": 3.5,
+    "hit_rate": None,
+    "compute_ms": 1.0,
+    "stall_ms": 0.0,
+    "idle_ms": 0.5,
+    "exact": True,
+    "emulated": False,
+    "reason": "stop",
+}
 
 
 def load_of(store: Store) -> int:
     return store.steps.add_load("demo", {"model": "demo"}, {"budget": "50%"}, SHAPE, {"device": "cpu"})
 
 
-@pytest.mark.parametrize(("env", "platform", "expected"), [
-    ({"MOESTRO_HOME": "/somewhere", "XDG_DATA_HOME": "/x"}, "linux", Path("/somewhere")),
-    ({"XDG_DATA_HOME": "/x"}, "linux", Path("/x/moestro")),
-    ({}, "linux", Path.home() / ".local" / "share" / "moestro"),
-    ({"LOCALAPPDATA": "/local"}, "win32", Path("/local/moestro")),
-    ({}, "win32", Path.home() / "AppData" / "Local" / "moestro"),
-    ({"XDG_DATA_HOME": "/x"}, "darwin", Path.home() / "Library" / "Application Support" / "moestro")])
+@pytest.mark.parametrize(
+    ("env", "platform", "expected"),
+    [
+        ({"MOESTRO_HOME": "/somewhere", "XDG_DATA_HOME": "/x"}, "linux", Path("/somewhere")),
+        ({"XDG_DATA_HOME": "/x"}, "linux", Path("/x/moestro")),
+        ({}, "linux", Path.home() / ".local" / "share" / "moestro"),
+        ({"LOCALAPPDATA": "/local"}, "win32", Path("/local/moestro")),
+        ({}, "win32", Path.home() / "AppData" / "Local" / "moestro"),
+        ({"XDG_DATA_HOME": "/x"}, "darwin", Path.home() / "Library" / "Application Support" / "moestro"),
+    ],
+)
 def test_the_data_directory_of_each_system(env: dict[str, str], platform: str, expected: Path) -> None:
     assert data_dir(env, platform) == expected
 
@@ -166,8 +202,9 @@ CHILD = """
 
 
 def test_a_kill_costs_at_most_the_token_being_made(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(CHILD), str(tmp_path)], cwd=ROOT, text=True,
-                          stdout=subprocess.PIPE) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(CHILD), str(tmp_path)], cwd=ROOT, text=True, stdout=subprocess.PIPE
+    ) as child:
         assert child.stdout is not None
         told = ""
         for line in child.stdout:
@@ -283,15 +320,42 @@ def test_a_migration_is_whole_or_not_at_all_and_keeps_the_data(tmp_path: Path) -
 def test_a_store_from_before_the_disk_tier_opens_and_reads_as_it_was(tmp_path: Path) -> None:
     old = sqlite3.connect(tmp_path / "moestro.sqlite3", isolation_level=None)
     migrate(old, MIGRATIONS[:1])
-    old.execute("INSERT INTO loads (model, created, spec, settings, shape, manifest) VALUES ('demo', 1.0, ?, '{}', ?, "
-                "'{}')", ('{"model": "demo", "format": "int4", "group_size": 64}', json.dumps(asdict(SHAPE))))
+    old.execute(
+        "INSERT INTO loads (model, created, spec, settings, shape, manifest) VALUES ('demo', 1.0, ?, '{}', ?, '{}')",
+        ('{"model": "demo", "format": "int4", "group_size": 64}', json.dumps(asdict(SHAPE))),
+    )
     copy = struct.pack("<hhqBBddd", 1, 7, 2**33, 1, 1, 1.0, 1.25, 1.5)  # one on demand, in decode
     values = {
-        "load": 1, "step": 0, "phase": "decode", "tokens": 1, "started_s": 1.5, "total_ms": 4.0, "compute_ms": 2.5,
-        "stall_ms": 1.0, "idle_ms": 0.5, "copy_ms": 1.25, "prefetch_issued": 0, "prefetch_used": 0, "prefetch_late": 0,
-        "prefetch_wasted": 0, "demand_bytes": 2**33, "prefetch_bytes": 0, "wasted_bytes": 0, "slots": 5,
-        "device_bytes": 6, "budget_bytes": 7, "emulated": 0, "exact": 1, "layers": 2, "top_k": 2,
-        "ids": b"\x01\x00" * 4, "layer": b"\x00\x00", "expert": b"\x01\x00", "outcome": b"\x03", "transfers": copy}
+        "load": 1,
+        "step": 0,
+        "phase": "decode",
+        "tokens": 1,
+        "started_s": 1.5,
+        "total_ms": 4.0,
+        "compute_ms": 2.5,
+        "stall_ms": 1.0,
+        "idle_ms": 0.5,
+        "copy_ms": 1.25,
+        "prefetch_issued": 0,
+        "prefetch_used": 0,
+        "prefetch_late": 0,
+        "prefetch_wasted": 0,
+        "demand_bytes": 2**33,
+        "prefetch_bytes": 0,
+        "wasted_bytes": 0,
+        "slots": 5,
+        "device_bytes": 6,
+        "budget_bytes": 7,
+        "emulated": 0,
+        "exact": 1,
+        "layers": 2,
+        "top_k": 2,
+        "ids": b"\x01\x00" * 4,
+        "layer": b"\x00\x00",
+        "expert": b"\x01\x00",
+        "outcome": b"\x03",
+        "transfers": copy,
+    }
     old.execute(f"INSERT INTO steps ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})", [*values.values()])
     old.close()
     store = Store(tmp_path)
@@ -300,8 +364,9 @@ def test_a_store_from_before_the_disk_tier_opens_and_reads_as_it_was(tmp_path: P
     assert step.transfers == (Transfer(1, 7, 2**33, True, 1.0, 1.25, 1.5, "decode", "host"),)
     store.steps.add(1, None, None, a_step(1), {})
     assert [s.disk_bytes for s in store.steps.records(load=1)] == [0, 4096]
-    assert [(s.prefetch_evicted, s.late_bytes, s.evicted_bytes, s.predict_ms, s.net_ms)
-            for s in store.steps.records(load=1)] == [(0, 0, 0, 0.0, 0.0), (1, 7, 5, 0.25, -0.5)]
+    assert [
+        (s.prefetch_evicted, s.late_bytes, s.evicted_bytes, s.predict_ms, s.net_ms) for s in store.steps.records(load=1)
+    ] == [(0, 0, 0, 0.0, 0.0), (1, 7, 5, 0.25, -0.5)]
     store.close()
 
 

@@ -33,20 +33,42 @@ def acting(section: SubstitutionSection) -> set[str]:
     return {name for name, part in section.knobs.controls.items() if "." not in name and shown[part]["visible"]}
 
 
-@pytest.mark.parametrize(("changes", "shown"), [
-    ({}, {"substitute"}),
-    ({"miss": "substitute"}, {"substitute", "rho", "gate", "gate_margin", "batch_gate", "protect", "quality_rate"}),
-    ({"miss": "drop"}, {"rho", "gate", "gate_margin", "batch_gate", "protect", "quality_rate", "drop_share",
-                        "drop_renormalise"}),
-    ({"miss": "drop", "gate": "tau", "batch_gate": "fixed"},
-     {"rho", "gate", "gate_margin", "batch_gate", "protect", "quality_rate", "drop_share", "drop_renormalise",
-      "gate_tau", "gate_temperature", "beta"}),
-    ({"gate": "tau", "batch_gate": "adaptive"}, {"substitute"}),
-    ({"predictor": "gate", "execute": "verify"}, {"substitute", "execute_weights", "execute_share", "quality_rate"}),
-    ({"predictor": "gate", "execute": "always"}, {"substitute", "execute_weights", "quality_rate"}),
-])
-def test_a_control_shows_where_it_does_something(section: SubstitutionSection, changes: dict[str, object],
-                                                 shown: set[str]) -> None:
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [
+        ({}, {"substitute"}),
+        ({"miss": "substitute"}, {"substitute", "rho", "gate", "gate_margin", "batch_gate", "protect", "quality_rate"}),
+        (
+            {"miss": "drop"},
+            {"rho", "gate", "gate_margin", "batch_gate", "protect", "quality_rate", "drop_share", "drop_renormalise"},
+        ),
+        (
+            {"miss": "drop", "gate": "tau", "batch_gate": "fixed"},
+            {
+                "rho",
+                "gate",
+                "gate_margin",
+                "batch_gate",
+                "protect",
+                "quality_rate",
+                "drop_share",
+                "drop_renormalise",
+                "gate_tau",
+                "gate_temperature",
+                "beta",
+            },
+        ),
+        ({"gate": "tau", "batch_gate": "adaptive"}, {"substitute"}),
+        (
+            {"predictor": "gate", "execute": "verify"},
+            {"substitute", "execute_weights", "execute_share", "quality_rate"},
+        ),
+        ({"predictor": "gate", "execute": "always"}, {"substitute", "execute_weights", "quality_rate"}),
+    ],
+)
+def test_a_control_shows_where_it_does_something(
+    section: SubstitutionSection, changes: dict[str, object], shown: set[str]
+) -> None:
     assert section.host.change_many({"substitute": "random", **changes}) == ""
     assert acting(section) == {"miss", "execute"} | shown
 
@@ -109,5 +131,5 @@ def test_the_look_at_what_is_changed_survives_the_wire(host: Host) -> None:
 
 def test_shares_are_sent_in_255ths_of_the_largest_and_only_nothing_is_nothing() -> None:
     top, sent = frames.share_scale(np.array([[0.0, 1e-9], [0.25, 0.5]], np.float32))
-    assert (top, sent.tolist()) == (0.5, [[0, 1], [127, 255]])   # 127.5 goes down
+    assert (top, sent.tolist()) == (0.5, [[0, 1], [127, 255]])  # 127.5 goes down
     assert frames.share_scale(np.zeros((2, 2), np.float32))[1].tolist() == [[0, 0], [0, 0]]

@@ -31,14 +31,14 @@ def asked(host: Host, chat: int | None = None) -> int:
 
 def test_a_chat_is_a_trace_of_what_the_engine_routed(host: Host, tmp_path: Path) -> None:
     chat = asked(host)
-    asked(host)                                         # of another chat
+    asked(host)  # of another chat
     asked(host, chat)
     (found,) = host.store.traces(chat)
     steps = list(host.store.steps.records(chat=chat))
     assert (found.layers, found.experts, found.top_k) == (SHAPE.layers, SHAPE.experts, SHAPE.top_k)
     assert (found.model, found.model_hash) == ("demo", "fake")
     assert found.tokens == sum(step.tokens for step in steps)
-    assert found.size == found.tokens * SHAPE.layers * SHAPE.top_k      # a byte an id
+    assert found.size == found.tokens * SHAPE.layers * SHAPE.top_k  # a byte an id
     file = FileTrace(traces.write(found, tmp_path / "out" / "chat.trace"))
     assert (file.model, file.model_hash, file.tokens) == ("demo", "fake", found.tokens)
     (chunk,) = file.chunks()
@@ -55,15 +55,30 @@ def test_a_chat_is_a_trace_of_what_the_engine_routed(host: Host, tmp_path: Path)
 def a_step(shape: ModelShape, index: int, tokens: int) -> StepRecord:
     ids = np.random.default_rng(index).integers(0, shape.experts, (shape.layers, tokens, shape.top_k), np.int16)
     none = np.zeros(0, np.int16)
-    return StepRecord(index, "decode" if tokens == 1 else "prefill", tokens, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, ids, none,
-                      none, none.astype(np.uint8))
+    return StepRecord(
+        index,
+        "decode" if tokens == 1 else "prefill",
+        tokens,
+        0.0,
+        1.0,
+        1.0,
+        0.0,
+        0.0,
+        0.0,
+        ids,
+        none,
+        none,
+        none.astype(np.uint8),
+    )
 
 
 def test_a_chat_with_two_models_has_two_traces_and_long_ones_come_in_pieces(tmp_path: Path) -> None:
     store = Store(tmp_path)
     small, large = ModelShape(2, 8, 2, 4, 100), ModelShape(3, 300, 2, 4, 100)
-    loads = [store.steps.add_load(name, {}, {}, shape, {"model_hash": name})
-             for name, shape in (("a", small), ("b", large), ("a", small))]
+    loads = [
+        store.steps.add_load(name, {}, {}, shape, {"model_hash": name})
+        for name, shape in (("a", small), ("b", large), ("a", small))
+    ]
     chat, answer = store.chats.begin(None, "hello", "a")
     plan = [(loads[0], small, 1), (loads[1], large, 5000), (loads[1], large, 1), (loads[2], small, 3)]
     made = [a_step(shape, index, tokens) for index, (_, shape, tokens) in enumerate(plan)]
@@ -73,8 +88,10 @@ def test_a_chat_with_two_models_has_two_traces_and_long_ones_come_in_pieces(tmp_
     assert (first.model, first.loads, first.tokens) == ("a", (loads[0], loads[2]), 4)
     assert (second.model, second.tokens, second.size) == ("b", 5001, 5001 * 3 * 2 * 2)
     assert [len(chunk.ids) for chunk in second.chunks()] == [5000, 1]
-    assert np.concatenate([c.ids for c in second.chunks()]).transpose(1, 0, 2).tolist() == \
-        np.concatenate([made[1].ids, made[2].ids], 1).tolist()
+    assert (
+        np.concatenate([c.ids for c in second.chunks()]).transpose(1, 0, 2).tolist()
+        == np.concatenate([made[1].ids, made[2].ids], 1).tolist()
+    )
     assert traces.find(store, chat, None) == second
     assert traces.find(store, chat, loads[0]) == first
     for wrong in ((chat + 1, None), (chat, 99), (None, 99), (None, None)):
@@ -91,7 +108,7 @@ def test_a_crash_keeps_every_pass_that_was_computed(gated_host: Host, gated: typ
         return now.n_tokens == 5
 
     follow(answer, written)
-    copy = tmp_path / "crashed"                         # what is on disk while the answer is being written
+    copy = tmp_path / "crashed"  # what is on disk while the answer is being written
     copy.mkdir()
     for file in tmp_path.glob("moestro.sqlite3*"):
         (copy / file.name).write_bytes(file.read_bytes())

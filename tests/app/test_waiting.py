@@ -46,7 +46,8 @@ def port(busy_host: Host) -> Iterator[int]:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("phase", ["talk", "read"])
 def test_an_answer_ends_within_a_step_when_its_client_leaves(
-        port: int, busy_host: Host, endless: type[EndlessEngine], stream: bool, phase: str) -> None:
+    port: int, busy_host: Host, endless: type[EndlessEngine], stream: bool, phase: str
+) -> None:
     client = post(port, ask(f"{phase} for ever", stream=stream))
     assert (endless.talking if phase == "talk" else endless.reading).wait(WAIT_S)
     client.close()
@@ -56,7 +57,8 @@ def test_an_answer_ends_within_a_step_when_its_client_leaves(
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_leaves_the_queue_when_its_client_leaves(
-        port: int, busy_host: Host, endless: type[EndlessEngine], stream: bool) -> None:
+    port: int, busy_host: Host, endless: type[EndlessEngine], stream: bool
+) -> None:
     first = busy_host.complete([{"role": "user", "content": "talk for ever"}], busy_host.sampling)
     assert endless.talking.wait(WAIT_S)
     client = post(port, ask("read for ever", stream=stream))

@@ -16,8 +16,21 @@ from core.simulate import BELADY, Clock, Config, Result
 from core.simulate.timed import Timed, TimedResult
 
 CLOCK = {"compute_ms": 10.0, "load_ms": 2.0, "expert_ms": 0.0, "miss_ms": 0.0, "head_ms": 0.0, "predict_ms": 0.0}
-ABOUT = About("this session", "demo", 100, 2, 8, 2, "layer", "filled", 1_000_000, CLOCK, "times as typed",
-              chosen=("lru", "none", 8), created="2026-01-01T00:00:00+00:00")
+ABOUT = About(
+    "this session",
+    "demo",
+    100,
+    2,
+    8,
+    2,
+    "layer",
+    "filled",
+    1_000_000,
+    CLOCK,
+    "times as typed",
+    chosen=("lru", "none", 8),
+    created="2026-01-01T00:00:00+00:00",
+)
 
 
 def row(policy: str, slots: int, hit: float, predictor: str = "none") -> Row:
@@ -29,8 +42,9 @@ def table(hits: dict[int, float] | None = None) -> Table:
     """LRU and LFU over four budgets of 16 experts; Belady five points better."""
     hits = hits or {4: 0.1, 6: 0.2, 10: 0.8, 12: 0.85}
     rows = [row("lru", n, h) for n, h in hits.items()] + [row("lfu", n, h + 0.02) for n, h in hits.items()]
-    bounds = [Bound(n, h + 0.05, 4 * (0.95 - h), 10 + 8 * (0.95 - h), max(10.0, 8 * (0.95 - h)))
-              for n, h in hits.items()]
+    bounds = [
+        Bound(n, h + 0.05, 4 * (0.95 - h), 10 + 8 * (0.95 - h), max(10.0, 8 * (0.95 - h))) for n, h in hits.items()
+    ]
     return Table(ABOUT, tuple(rows), tuple(bounds))
 
 
@@ -42,9 +56,17 @@ def test_budgets_are_shares_or_numbers_of_experts() -> None:
     assert sizes("", 2, 8, 2, "layer", now=3) == sizes("AUTO", 2, 8, 2, "layer")
 
 
-@pytest.mark.parametrize(("text", "said"), [
-    ("10%", "between 4 experts"), ("17", "all 16"), ("1.5", "not understood"), ("half", "not understood"),
-    ("-5", "not understood"), ("0", "between 4 experts")])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("10%", "between 4 experts"),
+        ("17", "all 16"),
+        ("1.5", "not understood"),
+        ("half", "not understood"),
+        ("-5", "not understood"),
+        ("0", "between 4 experts"),
+    ],
+)
 def test_budgets_that_cannot_be_say_so(text: str, said: str) -> None:
     with pytest.raises(SettingError, match=said):
         sizes(text, 2, 8, 2, "layer")
@@ -55,8 +77,8 @@ def test_the_cliff_is_where_the_slope_below_exceeds_the_one_above_by_most() -> N
     assert cliff([(0.2, 0.1), (0.4, 0.2), (0.6, 0.8), (0.8, 0.85)]) == 2
     # a loop that fits from half on: nothing is hit below, everything above
     assert cliff([(0.1, 0.0), (0.3, 0.0), (0.5, 1.0), (0.7, 1.0)]) == 2
-    assert cliff([(0.2, 0.2), (0.4, 0.4), (0.6, 0.6), (0.8, 0.8)]) is None       # experts chosen evenly: a line
-    assert cliff([(0.2, 0.90), (0.4, 0.94), (0.6, 0.95), (0.8, 0.95)]) is None   # a bend, but nothing much is lost
+    assert cliff([(0.2, 0.2), (0.4, 0.4), (0.6, 0.6), (0.8, 0.8)]) is None  # experts chosen evenly: a line
+    assert cliff([(0.2, 0.90), (0.4, 0.94), (0.6, 0.95), (0.8, 0.95)]) is None  # a bend, but nothing much is lost
     assert cliff([(0.5, 0.5), (1.0, 1.0)]) is None
     assert cliff([(0.5, 0.0), (1.0, 1.0)]) == 1, "a loop that only everything holds"
     assert cliff([]) is None
@@ -71,17 +93,41 @@ def test_lru_s_cliff_is_found_in_a_table() -> None:
 
 def test_bounds_by_hand() -> None:
     """6 misses a token at 2 ms each take 12 ms, more than the 10 ms of computing; 3 take 6 ms, which hide behind it."""
-    results = [Result(Config(BELADY, slots), 400, 0, 0, 0.4, None, misses, (), 10 + 2 * misses)
-               for slots, misses in ((8, 3.0), (4, 6.0))]
+    results = [
+        Result(Config(BELADY, slots), 400, 0, 0, 0.4, None, misses, (), 10 + 2 * misses)
+        for slots, misses in ((8, 3.0), (4, 6.0))
+    ]
     assert whatif.bounds(results, Clock(10.0, 2.0, 0.0)) == [
-        Bound(4, 0.4, 6.0, 22.0, 12.0), Bound(8, 0.4, 3.0, 16.0, 10.0)]
+        Bound(4, 0.4, 6.0, 22.0, 12.0),
+        Bound(8, 0.4, 3.0, 16.0, 10.0),
+    ]
     assert [bound.perfect_ms for bound in whatif.bounds(results, None)] == [None, None]
 
 
 def test_a_prefetcher_s_row_counts_every_copy_and_what_it_saved() -> None:
     plain = row("lru", 8, 0.5)
-    found = TimedResult(Timed(Config("lru", 8), "recent"), 10, 0.7, 0.2, 0.05, 12.5, 10.0, 2.5, 1.4, 12_000, 30_000,
-                        5_000, 0, 0, 30, 20, 1, 5, 0, (0.5, 0.5))
+    found = TimedResult(
+        Timed(Config("lru", 8), "recent"),
+        10,
+        0.7,
+        0.2,
+        0.05,
+        12.5,
+        10.0,
+        2.5,
+        1.4,
+        12_000,
+        30_000,
+        5_000,
+        0,
+        0,
+        30,
+        20,
+        1,
+        5,
+        0,
+        (0.5, 0.5),
+    )
     made = whatif.prefetched(found, 1000, plain)
     assert (made.misses, made.copies, made.wasted) == (1.2, 4.2, 0.5)
     assert made.saved_ms == pytest.approx(plain.tpot_ms - 12.5 if plain.tpot_ms else None)
@@ -101,7 +147,7 @@ def test_csv_has_every_row_with_its_bounds() -> None:
     head = [line for line in lines if line.startswith("#")]
     assert "# name: two lines, one, name" in head
     assert any("simulated" in line for line in head)
-    rows = list(csv.DictReader(lines[len(head):]))
+    rows = list(csv.DictReader(lines[len(head) :]))
     assert len(rows) == 8
     first = rows[0]
     assert (first["policy"], first["slots"], first["share"]) == ("lru", "4", "0.25")

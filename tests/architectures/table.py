@@ -11,21 +11,55 @@ import transformers
 from tests.architectures.trial import Outcome
 
 EXAMPLES = {
-    "afmoe": "Trinity Mini", "aria": "Aria", "bailing_hybrid": "Ling 2.5", "cohere2_moe": "Command A MoE",
-    "dbrx": "DBRX Instruct", "deepseek_v2": "DeepSeek-V2-Lite", "deepseek_v3": "DeepSeek-V3, Kimi K2",
-    "deepseek_v32": "DeepSeek-V3.2", "deepseek_v4": "DeepSeek-V4", "doge": "Doge 120M MoE", "dots1": "dots.llm1",
-    "ernie4_5_moe": "ERNIE 4.5 21B-A3B", "ernie4_5_vl_moe": "ERNIE 4.5 VL 28B-A3B", "exaone_moe": "K-EXAONE",
-    "flex_olmo": "FlexOlmo 7x7B", "gemma4": "Gemma 4 26B-A4B", "glm4_moe": "GLM-4.5-Air",
+    "afmoe": "Trinity Mini",
+    "aria": "Aria",
+    "bailing_hybrid": "Ling 2.5",
+    "cohere2_moe": "Command A MoE",
+    "dbrx": "DBRX Instruct",
+    "deepseek_v2": "DeepSeek-V2-Lite",
+    "deepseek_v3": "DeepSeek-V3, Kimi K2",
+    "deepseek_v32": "DeepSeek-V3.2",
+    "deepseek_v4": "DeepSeek-V4",
+    "doge": "Doge 120M MoE",
+    "dots1": "dots.llm1",
+    "ernie4_5_moe": "ERNIE 4.5 21B-A3B",
+    "ernie4_5_vl_moe": "ERNIE 4.5 VL 28B-A3B",
+    "exaone_moe": "K-EXAONE",
+    "flex_olmo": "FlexOlmo 7x7B",
+    "gemma4": "Gemma 4 26B-A4B",
+    "glm4_moe": "GLM-4.5-Air",
     "glm4_moe_lite": "GLM-4.7-Flash",
-    "glm4v_moe": "GLM-4.5V", "glm_moe_dsa": "GLM-5", "gpt_oss": "gpt-oss-20b", "granitemoe": "Granite 3.1 3B-A800M",
-    "granitemoehybrid": "Granite 4.0 H Small", "hunyuan_v1_moe": "Hunyuan-A13B", "jamba": "Jamba Mini",
-    "jetmoe": "JetMoE 8B", "kimi_k25": "Kimi K2.5", "kimi_linear": "Kimi Linear 48B-A3B", "lfm2_moe": "LFM2 8B-A1B",
-    "llama4": "Llama 4 Scout", "longcat_flash": "LongCat-Flash", "mimo_v2_flash": "MiMo-V2-Flash",
-    "minimax": "MiniMax-Text-01", "minimax_m2": "MiniMax-M2", "mistral3": "Mistral Small 4", "mixtral": "Mixtral 8x7B",
-    "nemotron_h": "Nemotron 3 Nano", "olmoe": "OLMoE 1B-7B", "phimoe": "Phi-3.5-MoE", "qwen2_moe": "Qwen1.5-MoE-A2.7B",
-    "qwen3_5_moe": "Qwen3.5 35B-A3B", "qwen3_moe": "Qwen3 30B-A3B", "qwen3_next": "Qwen3-Next 80B-A3B",
-    "qwen3_omni_moe_thinker": "Qwen3-Omni 30B-A3B", "qwen3_vl_moe": "Qwen3-VL 30B-A3B", "solar_open": "Solar Open 100B",
-    "step3p7": "Step 3.7 Flash", "switch_transformers": "Switch Base 8", "zaya": "ZAYA1",
+    "glm4v_moe": "GLM-4.5V",
+    "glm_moe_dsa": "GLM-5",
+    "gpt_oss": "gpt-oss-20b",
+    "granitemoe": "Granite 3.1 3B-A800M",
+    "granitemoehybrid": "Granite 4.0 H Small",
+    "hunyuan_v1_moe": "Hunyuan-A13B",
+    "jamba": "Jamba Mini",
+    "jetmoe": "JetMoE 8B",
+    "kimi_k25": "Kimi K2.5",
+    "kimi_linear": "Kimi Linear 48B-A3B",
+    "lfm2_moe": "LFM2 8B-A1B",
+    "llama4": "Llama 4 Scout",
+    "longcat_flash": "LongCat-Flash",
+    "mimo_v2_flash": "MiMo-V2-Flash",
+    "minimax": "MiniMax-Text-01",
+    "minimax_m2": "MiniMax-M2",
+    "mistral3": "Mistral Small 4",
+    "mixtral": "Mixtral 8x7B",
+    "nemotron_h": "Nemotron 3 Nano",
+    "olmoe": "OLMoE 1B-7B",
+    "phimoe": "Phi-3.5-MoE",
+    "qwen2_moe": "Qwen1.5-MoE-A2.7B",
+    "qwen3_5_moe": "Qwen3.5 35B-A3B",
+    "qwen3_moe": "Qwen3 30B-A3B",
+    "qwen3_next": "Qwen3-Next 80B-A3B",
+    "qwen3_omni_moe_thinker": "Qwen3-Omni 30B-A3B",
+    "qwen3_vl_moe": "Qwen3-VL 30B-A3B",
+    "solar_open": "Solar Open 100B",
+    "step3p7": "Step 3.7 Flash",
+    "switch_transformers": "Switch Base 8",
+    "zaya": "ZAYA1",
 }
 HEAD = """# Architectures
 
@@ -45,8 +79,9 @@ add types: `python -m tests.architectures > docs/architectures.md` makes this pa
 def page(outcomes: Iterable[Outcome]) -> str:
     """The whole page."""
     lines = ["| model type | for example | logits | why, or what is left out |", "|---|---|---|---|"]
-    lines += [f"| {one.model_type} | {EXAMPLES.get(one.model_type, '')} | {_logits(one)} | {_why(one)} |"
-              for one in outcomes]
+    lines += [
+        f"| {one.model_type} | {EXAMPLES.get(one.model_type, '')} | {_logits(one)} | {_why(one)} |" for one in outcomes
+    ]
     return HEAD.format(version=transformers.__version__) + "\n".join(lines) + "\n"
 
 

@@ -20,8 +20,15 @@ from tests.architectures.trial import known, random_model, save, try_type
 
 PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
 BOUND = 1e-6
-ADAPTED = {"step3p7": "exact", "zaya": "exact", "ernie4_5_vl_moe": "exact", "llama4": "close",
-           "longcat_flash": "exact", "dbrx": "close", "jetmoe": "exact"}
+ADAPTED = {
+    "step3p7": "exact",
+    "zaya": "exact",
+    "ernie4_5_vl_moe": "exact",
+    "llama4": "close",
+    "longcat_flash": "exact",
+    "dbrx": "close",
+    "jetmoe": "exact",
+}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -110,7 +117,7 @@ def test_the_page_is_what_is_found() -> None:
     if Version(transformers.__version__) < Version(version):
         pytest.skip(f"the page is of transformers {version}")
 
-    def rows(of: str) -> set[str]:          # a tiny one that could not be made depends on what else is installed
+    def rows(of: str) -> set[str]:  # a tiny one that could not be made depends on what else is installed
         return {line for line in of.splitlines() if line.startswith("| ") and "| untried |" not in line}
 
     assert rows(page([try_type(name) for name in moe_types()])) == rows(text)

@@ -30,8 +30,11 @@ PROMPT = torch.randint(3, 250, (24,), generator=torch.Generator().manual_seed(1)
 CHUNKS = (16, 8)
 AUTOS = (AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForMultimodalLM)
 TURNS: dict[str, list[object]] = {
-    "budget": ["all", "50%", "62.5%", "75%"], "eviction": ["lru", "lfu", "random", "none"],
-    "predictor": ["none", "gate"], "scope": ["layer", "global"]}
+    "budget": ["all", "50%", "62.5%", "75%"],
+    "eviction": ["lru", "lfu", "random", "none"],
+    "predictor": ["none", "gate"],
+    "scope": ["layer", "global"],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ def transformers_own(path: Path, dtype: torch.dtype) -> Any:
     try:
         model.set_experts_implementation("grouped_mm")
     except (ValueError, AttributeError):
-        pass                                  # experts without transformers' interface: there is one way only
+        pass  # experts without transformers' interface: there is one way only
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()
     return model

@@ -19,7 +19,9 @@ def test_every_format_has_a_row_that_makes_sense() -> None:
     assert rows["checkpoint"]["ffn_ratio"] == 1
     order = ["checkpoint", "int8-g32", "int4-g32", "int4-g64", "int4-g128", "int3", "int2"]
     assert sorted(order, key=lambda name: rows[name]["weight_error"]) == order
-    assert all(rows[name]["weight_error"] < rows[name]["output_error"] < 2.5 * rows[name]["weight_error"] + 0.01
-               for name in LOADABLE)
+    assert all(
+        rows[name]["weight_error"] < rows[name]["output_error"] < 2.5 * rows[name]["weight_error"] + 0.01
+        for name in LOADABLE
+    )
     text = formats.table(result)
     assert len(text.splitlines()) == 3 + len(LOADABLE) and all(name in text for name in LOADABLE)

@@ -52,8 +52,11 @@ def test_the_gguf_file_holds_the_same_weights(model: Path, tmp_path: Path) -> No
 
     reader = gguf.GGUFReader(write_bf16(model, tmp_path / "model.gguf"))
     found = {tensor.name: tensor for tensor in reader.tensors}
-    names = {gguf.TENSOR_NAMES[kind].format(bid=layer) + ".weight" for layer in range(TINY.layers)
-             for kind in gguf.MODEL_TENSORS[gguf.MODEL_ARCH.QWEN3MOE]}
+    names = {
+        gguf.TENSOR_NAMES[kind].format(bid=layer) + ".weight"
+        for layer in range(TINY.layers)
+        for kind in gguf.MODEL_TENSORS[gguf.MODEL_ARCH.QWEN3MOE]
+    }
     assert set(found) == names
     ours = weights(model)
     stacked = torch.stack([ours[f"model.layers.1.mlp.experts.{e}.down_proj.weight"] for e in range(TINY.experts)])

@@ -26,12 +26,15 @@ def test_an_ordering_must_fall_everywhere() -> None:
 
 
 def test_claims_are_held_against_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lossy, "CLAIMS", (lossy.Claim("says", ("exact", "drop")),
-                                          lossy.Claim("speed", ("drop", "exact"), ("tok_s",))))
-    rows = [{"mode": "exact", "residency": 0.75, "exact_match": 1.0, "kl": 0.0, "tok_s": 9.0},
-            {"mode": "drop", "residency": 0.75, "exact_match": 0.5, "kl": 0.2, "tok_s": 8.0},
-            {"mode": "exact", "residency": 0.5, "exact_match": 1.0, "kl": 0.0, "tok_s": 7.0},
-            {"mode": "drop", "residency": 0.5, "exact_match": 1.0, "kl": 0.3, "tok_s": 8.0}]
+    monkeypatch.setattr(
+        lossy, "CLAIMS", (lossy.Claim("says", ("exact", "drop")), lossy.Claim("speed", ("drop", "exact"), ("tok_s",)))
+    )
+    rows = [
+        {"mode": "exact", "residency": 0.75, "exact_match": 1.0, "kl": 0.0, "tok_s": 9.0},
+        {"mode": "drop", "residency": 0.75, "exact_match": 0.5, "kl": 0.2, "tok_s": 8.0},
+        {"mode": "exact", "residency": 0.5, "exact_match": 1.0, "kl": 0.0, "tok_s": 7.0},
+        {"mode": "drop", "residency": 0.5, "exact_match": 1.0, "kl": 0.3, "tok_s": 8.0},
+    ]
     found = {(one["claim"], one["figure"]): one["holds"] for one in lossy.orderings(rows)}
     assert found == {("says", "exact_match"): "in part", ("says", "kl"): "yes", ("speed", "tok_s"): "in part"}
     known = {mode.name for mode in modes_of()}
@@ -43,8 +46,10 @@ def test_the_bound_is_what_computing_and_copying_have_in_common() -> None:
     def copy(layer: int, ms: float) -> Any:
         return SimpleNamespace(layer=layer, started_s=1.0, ended_s=1.0 + ms / 1e3)
 
-    steps: Any = [SimpleNamespace(compute_ms=4.0, transfers=(copy(0, 1.0), copy(0, 2.0), copy(1, 5.0))),
-                  SimpleNamespace(compute_ms=8.0, transfers=(copy(1, 9.0),))]
+    steps: Any = [
+        SimpleNamespace(compute_ms=4.0, transfers=(copy(0, 1.0), copy(0, 2.0), copy(1, 5.0))),
+        SimpleNamespace(compute_ms=8.0, transfers=(copy(1, 9.0),)),
+    ]
     # a token computes 6 ms, 3 in each layer; it copies 1.5 ms in layer 0 and 7 ms in layer 1: 1.5 + 3
     assert speculating.bound_ms(steps, 2) == pytest.approx(4.5)
 
@@ -68,7 +73,7 @@ def test_what_was_measured_is_kept(tmp_path: Path) -> None:
     with file.open("a", encoding="utf-8") as torn:
         torn.write(json.dumps(asdict(rows[0]))[:40])
     again = lossy.Kept(tmp_path, {"tokens": 8})
-    pace.gbps = 0.5                                                     # another load timed it so
+    pace.gbps = 0.5  # another load timed it so
     assert again.rows == rows and again.link(engine)["link_gbps"] == 0.25
     assert lossy.Kept(tmp_path, {"tokens": 9}).rows == []
     again.done()
@@ -87,8 +92,9 @@ def test_all_of_it_on_the_demo_model(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [row["mode"] for row in found["rows"]] == ["exact", "drop", "execute_gate"]
     assert found["rows"][0]["kl"] == 0 and found["rows"][1]["saved"] == 1.0 and found["emulated"]
     layers = found["layers"]
-    assert {len(rates) for rates in (*found["speculating"]["cosine"].values(),
-                                     *found["speculating"]["recall"].values())} == {layers - 1}
+    assert {
+        len(rates) for rates in (*found["speculating"]["cosine"].values(), *found["speculating"]["recall"].values())
+    } == {layers - 1}
     for row in found["speculating"]["tpot"].values():
         assert row["systems"].keys() == speculating.SYSTEMS.keys() and row["bound_ms"] > 0
         for one in row["systems"].values():

@@ -21,13 +21,24 @@ def figures(hit: float, recall: float) -> dict[str, float]:
 
 
 def test_an_ordering_holds_everywhere_in_part_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(methods, "ORDERINGS", {
-        "always": ("policy", "lcp", "lru"), "sometimes": ("hit", "gate", "request"),
-        "never": ("recall", "gate", "request"), "a tie is no more": ("heed", "plec", "lru")})
-    found = {"hit_rate": {"layer": {"25%": {"lcp": 0.5, "lru": 0.4}, "50%": {"lcp": 0.8, "lru": 0.7}}},
-             "prefetchers": {"25%": {"gate": figures(0.3, 0.2), "request": figures(0.2, 0.4)},
-                             "50%": {"gate": figures(0.6, 0.2), "request": figures(0.7, 0.4)}},
-             "behind": {"25%": {"plec": figures(0.5, 0.1), "lru": figures(0.5, 0.1)}}}
+    monkeypatch.setattr(
+        methods,
+        "ORDERINGS",
+        {
+            "always": ("policy", "lcp", "lru"),
+            "sometimes": ("hit", "gate", "request"),
+            "never": ("recall", "gate", "request"),
+            "a tie is no more": ("heed", "plec", "lru"),
+        },
+    )
+    found = {
+        "hit_rate": {"layer": {"25%": {"lcp": 0.5, "lru": 0.4}, "50%": {"lcp": 0.8, "lru": 0.7}}},
+        "prefetchers": {
+            "25%": {"gate": figures(0.3, 0.2), "request": figures(0.2, 0.4)},
+            "50%": {"gate": figures(0.6, 0.2), "request": figures(0.7, 0.4)},
+        },
+        "behind": {"25%": {"plec": figures(0.5, 0.1), "lru": figures(0.5, 0.1)}},
+    }
     said = {one["claim"]: one["holds"] for one in methods.orderings(found)}
     assert said == {"always": "yes", "sometimes": "in part", "never": "no", "a tie is no more": "no"}
 

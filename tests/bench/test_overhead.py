@@ -20,7 +20,7 @@ def test_what_a_predictor_adds_is_compared_pair_by_pair_by_hand() -> None:
     with_it = [figures(11.0, 0.5), figures(21.0, 0.5), figures(41.0, 0.5)]
     told = overhead.judged(with_it, [figures(10.0, 0.0), figures(20.0, 0.0), figures(40.0, 0.0)])
     assert (told["total_ms"], told["none_ms"], told["added_ms"], told["predict_ms"]) == (21.0, 20.0, 1.0, 0.5)
-    assert told["beyond"] == pytest.approx(0.5 / 20.0)              # of 5 %, 2.5 % and 1.25 % the middle one
+    assert told["beyond"] == pytest.approx(0.5 / 20.0)  # of 5 %, 2.5 % and 1.25 % the middle one
     assert told["kept"] and not told["blocks"]
 
 

@@ -34,10 +34,17 @@ class Script(Predictor):
 
 
 def test_recall_goes_by_the_last_word_on_each_layer_by_hand() -> None:
-    heard = Overheard(Script(
-        [Guess(0, 1, 0.9), Guess(1, 7, 0.5)],                          # before the first pass
-        [Guess(1, 2, 0.2), Guess(1, 4, 0.1), Guess(1, 3, 0.3)], [Guess(0, 5, 0.5)],
-        [], [Guess(1, 1, 1.0)], [Guess(0, 0, 1.0)]), patient=True)     # and the second
+    heard = Overheard(
+        Script(
+            [Guess(0, 1, 0.9), Guess(1, 7, 0.5)],  # before the first pass
+            [Guess(1, 2, 0.2), Guess(1, 4, 0.1), Guess(1, 3, 0.3)],
+            [Guess(0, 5, 0.5)],
+            [],
+            [Guess(1, 1, 1.0)],
+            [Guess(0, 0, 1.0)],
+        ),
+        patient=True,
+    )  # and the second
     for one in (Pass(1, np.array([[[0, 1]], [[2, 3]]])), Pass(1, np.array([[[5, 6]], [[0, 1]]]))):
         heard.begin(Looking(one, -1, 8))
         for layer in range(2):
@@ -80,6 +87,6 @@ def test_all_of_it_on_the_demo_model(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(one["recall_by_layer"]) == layers
         assert 0 <= one["recall_at_k"] <= one["recall_of_all_named"] <= 1
     assert found["all_next"]["recall_of_all_named"] > 0.9 and found["all_next"]["named"] > result["top_k"]
-    assert found["gate"]["recall_at_k"] > found["routing_path"]["recall_at_k"]      # which was never trained
+    assert found["gate"]["recall_at_k"] > found["routing_path"]["recall_at_k"]  # which was never trained
     text = predictors.table(result)
     assert all(name in text for name in found)

@@ -94,8 +94,13 @@ def test_random_values_are_valid_and_every_knob_moves() -> None:
 
 
 def seen_for(minutes: int, growth_mb: float) -> Seen:
-    seen = Seen(minutes, 1, 10, took_ms={"/healthz": [1.0] * 99 + [80.0], "/live/frame": [60.0] * 100},
-                recorded=(2000, 5_000_000))
+    seen = Seen(
+        minutes,
+        1,
+        10,
+        took_ms={"/healthz": [1.0] * 99 + [80.0], "/live/frame": [60.0] * 100},
+        recorded=(2000, 5_000_000),
+    )
     dice = random.Random(1)
     for at in range(0, minutes * 60, 5):
         size = int(3e8 + 1e6 * (growth_mb * at / 60 + dice.gauss(0, 2)))
@@ -108,9 +113,14 @@ def test_goals_are_kept_and_missed() -> None:
     score.did("asked")
     score.refused("load")
     found = result(seen_for(12, 0.0), score, ["something harmless"], finished=True)
-    assert found["goals"] == {"memory does not grow": True, "handles do not grow": True, "threads do not grow": True,
-                              "no error": True, "p95 of /healthz under 50 ms": True,
-                              "p95 of /live/frame under 50 ms": False}
+    assert found["goals"] == {
+        "memory does not grow": True,
+        "handles do not grow": True,
+        "threads do not grow": True,
+        "no error": True,
+        "p95 of /healthz under 50 ms": True,
+        "p95 of /live/frame under 50 ms": False,
+    }
     assert found["database_bytes_per_1000_tokens"] == 2_500_000
     assert (found["done"], found["refused"], found["errors"]) == ({"asked": 1}, {"load": 1}, 0)
     assert "MISSED: p95 of /live/frame" in table(found)
@@ -139,8 +149,13 @@ def test_nothing_seen_is_still_a_result() -> None:
 @pytest.mark.long
 def test_a_few_seconds_of_the_real_thing(tmp_path: Path) -> None:
     file = tmp_path / "soak.json"
-    done = subprocess.run([sys.executable, "launch.py", "bench", "soak", "--small", "--json", "--save", str(file)],
-                          cwd=ROOT, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        [sys.executable, "launch.py", "bench", "soak", "--small", "--json", "--save", str(file)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(file.read_text())
     assert json.loads(done.stdout.splitlines()[-1]) == found

@@ -65,11 +65,24 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
 def test_everything_is_measured_and_told(tmp_path: Path, in_process: list[Job]) -> None:
     said: list[str] = []
     found = json.loads(json.dumps(tiers.run(rounds=1, tokens=4, keep=tmp_path, small=True, say=said.append)))
-    more = ["moestro", "fit"] * (len(tiers.BUDGETS) - 1)            # at the budgets below 100 %
+    more = ["moestro", "fit"] * (len(tiers.BUDGETS) - 1)  # at the budgets below 100 %
     assert [job["kind"] for job in in_process] == [
-        "import", "import", "moestro", "transformers", "fit", *more, "moestro", "moestro", "fit", *more]
+        "import",
+        "import",
+        "moestro",
+        "transformers",
+        "fit",
+        *more,
+        "moestro",
+        "moestro",
+        "fit",
+        *more,
+    ]
     assert [job["dense"] for job in in_process if job.get("budget") == "100%" and job["kind"] == "moestro"] == [
-        "checkpoint", "int4-g64", "checkpoint"]
+        "checkpoint",
+        "int4-g64",
+        "checkpoint",
+    ]
     assert all(tuple(one) == tiers.BUDGETS for one in found["tok_s"].values())
     assert set(found["tok_s"]["bf16"]["100%"]) == {"moestro", "transformers"}
     assert found["tok_s"]["int4"]["100%"].keys() == {"moestro", "moestro, dense layers as in the checkpoint"}

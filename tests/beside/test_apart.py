@@ -26,15 +26,31 @@ LAYERS, EXPERTS, WAIT_S = 4, 6, 30
 def maps(**told: int) -> tuple[Task, list[bytes]]:
     """A search, and two passes for it."""
     random = np.random.default_rng(0)
-    task = Task("maps", {"layers": LAYERS, "experts": EXPERTS, "top_k": 2, "distance": 2, "capacity": 8, "semantic": 1,
-                         "dynamic": 1, "learn": 1, **told},
-                {"maps": random.dirichlet(np.ones(EXPERTS), (5, LAYERS)).astype(np.float16),
-                 "map_keys": random.standard_normal((5, HIDDEN)).astype(np.float16)})
+    task = Task(
+        "maps",
+        {
+            "layers": LAYERS,
+            "experts": EXPERTS,
+            "top_k": 2,
+            "distance": 2,
+            "capacity": 8,
+            "semantic": 1,
+            "dynamic": 1,
+            "learn": 1,
+            **told,
+        },
+        {
+            "maps": random.dirichlet(np.ones(EXPERTS), (5, LAYERS)).astype(np.float16),
+            "map_keys": random.standard_normal((5, HIDDEN)).astype(np.float16),
+        },
+    )
     heard = []
     for number in range(2):
         heard.append(opened(number, 1) + random.standard_normal(HIDDEN).astype("<f4").tobytes())
-        heard += [followed(number, layer) + random.dirichlet(np.ones(EXPERTS)).astype("<f4").tobytes()
-                  for layer in range(LAYERS)]
+        heard += [
+            followed(number, layer) + random.dirichlet(np.ones(EXPERTS)).astype("<f4").tobytes()
+            for layer in range(LAYERS)
+        ]
     return task, heard
 
 
@@ -62,7 +78,7 @@ def test_the_answers_are_those_that_it_gives_here(case: Any) -> None:
     task, heard = case()
     apart, here = Apart(task), AtOnce(make_worker(task))
     try:
-        for message in heard:                             # some of it before the process has started
+        for message in heard:  # some of it before the process has started
             apart.give(message)
             here.give(message)
         assert (apart.wait(), apart.behind, apart.ready) == (here.wait(), 0, True)
@@ -102,14 +118,14 @@ def test_closing_ends_it_at_once_and_twice_is_once(caplog: pytest.LogCaptureFixt
     assert not process.is_running()
     apart.give(b"more")
     assert apart.wait() == [] and not caplog.records
-    Apart(maps()[0]).close()                              # before it has started, too
+    Apart(maps()[0]).close()  # before it has started, too
 
 
 def test_it_ends_with_whoever_started_it() -> None:
     apart = Apart(maps()[0])
     process = process_of(apart)
     assert apart._popen is not None and apart._popen.stdin is not None
-    apart._popen.stdin.close()                            # as when the application is killed
+    apart._popen.stdin.close()  # as when the application is killed
     assert process.wait(WAIT_S) == 0
     apart.close()
 

@@ -42,7 +42,7 @@ def test_a_message_counts_only_when_all_of_it_has_arrived(torn: int) -> None:
 
 def test_memory_is_shared() -> None:
     ours, word, files = share(4096)
-    theirs = join(word, 4096)                             # closes the file, as a process does with its own
+    theirs = join(word, 4096)  # closes the file, as a process does with its own
     assert len(files) <= 1
     ours[:8] = struct.pack("<q", 77)
     assert struct.unpack("<q", theirs[:8]) == (77,)

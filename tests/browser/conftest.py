@@ -142,7 +142,7 @@ def open_page(profile: Any, server: Server) -> Iterator[Open]:
     def open_(path: str = "/", width: int = 1366, height: int = 768, scheme: str = "dark", url: str = "") -> Dashboard:
         page = profile.new_page()
         pages.append(page)
-        page.set_default_timeout(90_000)   # of a machine that may be busy with other tests
+        page.set_default_timeout(90_000)  # of a machine that may be busy with other tests
         page.set_viewport_size({"width": width, "height": height})
         page.emulate_media(color_scheme=scheme)
         page.on("request", note_request)

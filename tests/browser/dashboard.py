@@ -139,8 +139,11 @@ class Dashboard:
         for patience_ms in (20_000, 20_000, 40_000):
             self.page.click(button)
             try:
-                self.page.wait_for_function("([s, t]) => document.querySelector(s)?.innerText.includes(t)",
-                                            arg=[selector, text], timeout=patience_ms)
+                self.page.wait_for_function(
+                    "([s, t]) => document.querySelector(s)?.innerText.includes(t)",
+                    arg=[selector, text],
+                    timeout=patience_ms,
+                )
             except TimeoutError:
                 continue
             return

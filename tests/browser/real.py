@@ -20,7 +20,7 @@ from core.types import Piece
 from tests.browser.lengths import ENDLESS, with_length
 
 PACE_S, LATER_S = 0.02, 1.0
-QUICK = 200   # tokens at the first pace; then the context, which is an end that cannot be put off, is left for later
+QUICK = 200  # tokens at the first pace; then the context, which is an end that cannot be put off, is left for later
 
 
 class PacedEngine(Engine):

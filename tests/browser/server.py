@@ -68,8 +68,13 @@ def estimate(spec: LoadSpec) -> Fit:
 def host() -> Host:
     """The host that was asked for in the environment."""
     if os.environ.get("MOESTRO_TEST_ENGINE") != "real":
-        made = Host(engine=SlowEngine, estimate=estimate, importing=fake_import, calibrating=fake_calibrate,
-                    evaluating=fake_evaluate)
+        made = Host(
+            engine=SlowEngine,
+            estimate=estimate,
+            importing=fake_import,
+            calibrating=fake_calibrate,
+            evaluating=fake_evaluate,
+        )
         made.set_sampling(max_new_tokens=ENDLESS)
         return made
     from tests.browser.real import real_host

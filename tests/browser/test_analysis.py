@@ -28,7 +28,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def analysis(dashboard: Dashboard) -> Dashboard:
     dashboard.page.get_by_role("tab", name="Analysis").click()
-    dashboard.page.wait_for_selector("#whatif-go:visible, #whatif-cancel:visible")   # the one hides the other
+    dashboard.page.wait_for_selector("#whatif-go:visible, #whatif-cancel:visible")  # the one hides the other
     return dashboard
 
 

@@ -41,8 +41,10 @@ def test_a_calibration_ends_with_a_summary_and_opens_what_needs_it(open_page: Op
         for figure in ("counts", "pairs", "entropy", "recall"):
             page.wait_for_selector(f"#profile-{figure} .plot-container .main-svg")
         dashboard.slide("profile-layer", 2)
-        page.evaluate("document.querySelector('#profile-layer input[type=range]').dispatchEvent("
-                      "new Event('pointerup', {bubbles: true}))")
+        page.evaluate(
+            "document.querySelector('#profile-layer input[type=range]').dispatchEvent("
+            "new Event('pointerup', {bubbles: true}))"
+        )
         dashboard.wait_text("#profile-pairs", "layer 2")
         assert len(list(server.home.glob("profiles/*.safetensors"))) == 1
         dashboard.choose("set-predictor", "Default vectors")

@@ -39,7 +39,7 @@ def test_modes_beside_each_other_and_a_cancel(open_page: Open) -> None:
     only(dashboard, "Exact", "Verify: default vectors")
     page.click("#evaluation-go")
     page.wait_for_selector("#evaluation-cancel", state="visible")
-    page.wait_for_selector("#evaluation-table tbody tr")                 # measured before it stands still
+    page.wait_for_selector("#evaluation-table tbody tr")  # measured before it stands still
     dashboard.wait_text("#evaluation-head", "Not all modes")
     other = quality(open_page())
     other.page.wait_for_selector("#evaluation-cancel", state="visible")

@@ -17,23 +17,39 @@ ELSEWHERE = "http://127.0.0.9:9"
 COVER = '<div style="position:fixed;inset:0;z-index:99999;background:red" id="cover">Your session ended</div>'
 FORM = f'<form action="{ELSEWHERE}"><input name="password" autofocus><button>Log in</button></form>'
 PAYLOADS = [
-    f"<script>{RUN}</script>", f'<img src=x onerror="{RUN}">', f'<svg onload="{RUN}"><circle r=9 /></svg>',
-    f'<iframe srcdoc="<script>parent.{RUN}</script>"></iframe>', f'<iframe src="javascript:parent.{RUN}"></iframe>',
-    f'<body onload="{RUN}">', f'<details open ontoggle="{RUN}">x</details>', f'<input autofocus onfocus="{RUN}">',
-    f'<video src=x onerror="{RUN}"></video>', f'<a href="javascript:{RUN}" id=bait>a</a>', f"[b](javascript:{RUN})",
+    f"<script>{RUN}</script>",
+    f'<img src=x onerror="{RUN}">',
+    f'<svg onload="{RUN}"><circle r=9 /></svg>',
+    f'<iframe srcdoc="<script>parent.{RUN}</script>"></iframe>',
+    f'<iframe src="javascript:parent.{RUN}"></iframe>',
+    f'<body onload="{RUN}">',
+    f'<details open ontoggle="{RUN}">x</details>',
+    f'<input autofocus onfocus="{RUN}">',
+    f'<video src=x onerror="{RUN}"></video>',
+    f'<a href="javascript:{RUN}" id=bait>a</a>',
+    f"[b](javascript:{RUN})",
     f'<math><mtext><table><mglyph><style><img src=x onerror="{RUN}">',
     f'<svg><script href="data:text/javascript,{RUN}" />',
-    f'<object data="data:text/html,<script>{RUN}</script>"></object>', f'<marquee onstart="{RUN}">m</marquee>',
+    f'<object data="data:text/html,<script>{RUN}</script>"></object>',
+    f'<marquee onstart="{RUN}">m</marquee>',
     f'<svg><animate onbegin="{RUN}" attributeName=x dur=1s>',
     f'<meta http-equiv="refresh" content="0;url={ELSEWHERE}">',
-    f'<base href="{ELSEWHERE}/">', f'<link rel="stylesheet" href="{ELSEWHERE}/x.css">',
+    f'<base href="{ELSEWHERE}/">',
+    f'<link rel="stylesheet" href="{ELSEWHERE}/x.css">',
     f"<style>@import '{ELSEWHERE}/y.css';</style>",
-    "<style>#send, #chat-live { display: none !important }</style>", f'<img src="{ELSEWHERE}/pixel.png">',
-    f"![remote]({ELSEWHERE}/pixel.png)", f'<video autoplay src="{ELSEWHERE}/v.mp4"></video>',
-    f'<audio autoplay src="{ELSEWHERE}/a.mp3"></audio>', f'<embed src="{ELSEWHERE}/e.swf">', COVER, FORM,
-    f"| `a | {COVER}` |\n|---|---|\n| 1 | 2 |", f"$$\\href{{javascript:{RUN}}}{{x}} <img src=x onerror=\"{RUN}\">$$",
+    "<style>#send, #chat-live { display: none !important }</style>",
+    f'<img src="{ELSEWHERE}/pixel.png">',
+    f"![remote]({ELSEWHERE}/pixel.png)",
+    f'<video autoplay src="{ELSEWHERE}/v.mp4"></video>',
+    f'<audio autoplay src="{ELSEWHERE}/a.mp3"></audio>',
+    f'<embed src="{ELSEWHERE}/e.swf">',
+    COVER,
+    FORM,
+    f"| `a | {COVER}` |\n|---|---|\n| 1 | 2 |",
+    f'$$\\href{{javascript:{RUN}}}{{x}} <img src=x onerror="{RUN}">$$',
     f"```mermaid\ngraph LR\nA[\"<img src=x onerror='{RUN}'>\"]-->B\nclick A call alert(1)\n```",
-    f"```html\n{COVER}\n```"]
+    f"```html\n{COVER}\n```",
+]
 GOOD = """# Head
 
 A **bold** word, `vector<int>`, <b>no tag</b> and 1 < 2 in $$\\frac{a}{b} < c$$
@@ -54,9 +70,11 @@ A **bold** word, `vector<int>`, <b>no tag</b> and 1 < 2 in $$\\frac{a}{b} < c$$
 
 def reached(page: Any) -> bool:
     """Is what is seen at the middle of the Send button that button?"""
-    return bool(page.evaluate("""() => { const box = document.querySelector('#send').getBoundingClientRect();
+    return bool(
+        page.evaluate("""() => { const box = document.querySelector('#send').getBoundingClientRect();
         const seen = document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2);
-        return seen !== null && seen.closest('#send') !== null; }"""))
+        return seen !== null && seen.closest('#send') !== null; }""")
+    )
 
 
 @pytest.fixture

@@ -22,8 +22,9 @@ def shelf(server: Server, tmp_path: Path) -> Iterator[Path]:
     model = tmp_path / "mine" / "Mixtral"
     model.mkdir(parents=True)
     (model / "model.safetensors").write_bytes(b"x" * 2_000_000)
-    (model / "config.json").write_text(json.dumps(
-        {"num_local_experts": 8, "num_experts_per_tok": 2, "num_hidden_layers": 32, "dtype": "bfloat16"}))
+    (model / "config.json").write_text(
+        json.dumps({"num_local_experts": 8, "num_experts_per_tok": 2, "num_hidden_layers": 32, "dtype": "bfloat16"})
+    )
     yield packs
     for pack in sorted(packs.rglob("*"), key=lambda path: -len(path.parts)):
         pack.rmdir() if pack.is_dir() else pack.unlink()
@@ -78,8 +79,10 @@ def test_what_is_there_is_listed_and_what_is_broken_says_why(library: Dashboard,
     page.wait_for_selector("#open-model")
     page.wait_for_selector("#delete-model", state="hidden")
     page.click("#import-this")
-    page.wait_for_function("path => document.querySelector('#import-source').querySelector('input, textarea').value"
-                           ".endsWith(path)", arg="Mixtral")
+    page.wait_for_function(
+        "path => document.querySelector('#import-source').querySelector('input, textarea').value.endsWith(path)",
+        arg="Mixtral",
+    )
     page.locator("#folders .token-remove").first.click()
     page.wait_for_function("!document.querySelector('#models').innerText.includes('Mixtral')")
 

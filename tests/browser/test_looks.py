@@ -25,8 +25,12 @@ def test_fits_the_screen(open_page: Open, tmp_path: Path, width: int, scheme: st
         assert len(image.convert("RGB").resize((200, 200)).getcolors(40_000) or ()) > 50
         corner = image.convert("L").crop((width - 4, SIZES[width] - 4, width, SIZES[width])).getextrema()[1]
     assert (int(str(corner)) < 80) == (scheme == "dark")
-    for tab, part in (("Library", "#import-form"), ("Calibrate", "#calibration-go"), ("Analysis", "#whatif-go"),
-                      ("Sessions", "#sessions")):
+    for tab, part in (
+        ("Library", "#import-form"),
+        ("Calibrate", "#calibration-go"),
+        ("Analysis", "#whatif-go"),
+        ("Sessions", "#sessions"),
+    ):
         dashboard.page.get_by_role("tab", name=tab).click()
         dashboard.page.wait_for_selector(part)
         assert dashboard.page.evaluate(FITS), tab

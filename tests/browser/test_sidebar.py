@@ -259,8 +259,6 @@ def test_pins_show_in_the_residency_map_and_bad_ones_are_explained_and_put_back(
     dashboard.page.keyboard.press("Escape")
     dashboard.type_in("set-pins", "everything")
     dashboard.wait_text("#cache-alert", "Write layer:expert pairs")
-    dashboard.page.wait_for_function(
-        "document.querySelector('#set-pins textarea, #set-pins input').value === '0:1'"
-    )
+    dashboard.page.wait_for_function("document.querySelector('#set-pins textarea, #set-pins input').value === '0:1'")
     dashboard.type_in("set-pins", "")
     dashboard.page.wait_for_function("!document.querySelector('#cache-alert .notice')")

@@ -27,9 +27,17 @@ from tests.fakes import fake_estimate
 
 FILES = Path(__file__).parent / "files"
 SETTINGS = {  # what the user had changed
-    "budget": "60%", "eviction": "lcp", "pins": "1:3, 2:5", "predictor": "transitions", "link": "emulated",
-    "link_gbps": 2.5, "miss": "substitute_drop", "substitute": "cache_prior", "rho": 3,
-    "predictor.transitions.width": 6}
+    "budget": "60%",
+    "eviction": "lcp",
+    "pins": "1:3, 2:5",
+    "predictor": "transitions",
+    "link": "emulated",
+    "link_gbps": 2.5,
+    "miss": "substitute_drop",
+    "substitute": "cache_prior",
+    "rho": 3,
+    "predictor.transitions.width": 6,
+}
 
 
 @pytest.fixture
@@ -79,12 +87,32 @@ def test_a_pack_is_whole_and_answers() -> None:
     assert pieces[-1].kind == "end" and sum(piece.kind == "token" for piece in pieces) == 4
 
 
-@pytest.mark.parametrize(("name", "asked"), [
-    ("caches", ["--slots", "25%,50%,75%"]),
-    ("prefetchers", ["--predictors", "all", "--slots", "50%", "--compute-ms", "5", "--load-ms", "0.2",
-                     "--expert-ms", "0.02", "--profile", str(FILES / "profile.safetensors")])])
-def test_a_trace_gives_the_figures_that_it_gave(name: str, asked: list[str],
-                                                capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("caches", ["--slots", "25%,50%,75%"]),
+        (
+            "prefetchers",
+            [
+                "--predictors",
+                "all",
+                "--slots",
+                "50%",
+                "--compute-ms",
+                "5",
+                "--load-ms",
+                "0.2",
+                "--expert-ms",
+                "0.02",
+                "--profile",
+                str(FILES / "profile.safetensors"),
+            ],
+        ),
+    ],
+)
+def test_a_trace_gives_the_figures_that_it_gave(
+    name: str, asked: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["simulate", "--trace", str(FILES / "chat.trace"), *asked, "--processes", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     for place, value in leaves(json.loads((FILES / "simulated.json").read_text())[name]):

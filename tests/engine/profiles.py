@@ -19,12 +19,20 @@ def drawn_profile(engine: Engine, seed: int = 0) -> Profile:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         estimating, e_settings = estimator.to_tensors(Estimator(layers, experts, hidden, 16))
-        walking, p_settings = path.to_tensors(RoutingPath(layers, experts, torch.arange(3, 60), d_ff=32, heads=2,
-                                                          d_kv=8, blocks=1))
+        walking, p_settings = path.to_tensors(
+            RoutingPath(layers, experts, torch.arange(3, 60), d_ff=32, heads=2, d_kv=8, blocks=1)
+        )
     tokens = np.arange(3, 200, dtype=np.int32)
     return Profile(
-        model=engine.model_name, model_hash=engine.model_hash, layers=layers, experts=experts, top_k=k, hidden=hidden,
-        tokens=64, source="drawn", created="2026-01-01T00:00:00+00:00",
+        model=engine.model_name,
+        model_hash=engine.model_hash,
+        layers=layers,
+        experts=experts,
+        top_k=k,
+        hidden=hidden,
+        tokens=64,
+        source="drawn",
+        created="2026-01-01T00:00:00+00:00",
         counts=random.integers(1, 50, (layers, experts)),
         defaults=(random.standard_normal((layers, experts, hidden)) * 0.1).astype(np.float16),
         gate_recall=np.array([np.nan, *([0.9, 0.3] * layers)[: layers - 1]], np.float32),
@@ -32,4 +40,6 @@ def drawn_profile(engine: Engine, seed: int = 0) -> Profile:
         maps=random.dirichlet(np.ones(experts), (9, layers)).astype(np.float16),
         map_keys=random.standard_normal((9, hidden)).astype(np.float16),
         first_table=FirstTable(tokens, random.random((len(tokens), experts)).argsort(1)[:, :k].astype(np.int16)),
-        nets={**estimating, **walking}, settings={**e_settings, **p_settings})
+        nets={**estimating, **walking},
+        settings={**e_settings, **p_settings},
+    )

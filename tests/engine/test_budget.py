@@ -44,7 +44,7 @@ def test_a_budget_too_small_says_how_much_is_needed(model: Path) -> None:
         Engine.load(spec(model, "20%", context=256))
     with pytest.raises(BudgetError, match=r"It is .* short"):
         Engine.load(spec(model, "1MB", context=256))
-    Engine.load(spec(model, str(fit.budget_min), context=256)).unload()   # exactly what it asked for suffices
+    Engine.load(spec(model, str(fit.budget_min), context=256)).unload()  # exactly what it asked for suffices
     with pytest.raises(BudgetError):
         Engine.load(spec(model, str(fit.budget_min - 1), context=256))
 
@@ -79,7 +79,7 @@ def test_a_change_in_mid_answer_acts_from_the_next_token_on(engine: Engine) -> N
         pieces.append(piece)
         if sum(p.kind == "token" for p in pieces) == 4:
             engine.change({"budget": "100%", "eviction": "lfu"})
-            assert engine.residency.slots == 12                      # not yet: a pass owns the cache
+            assert engine.residency.slots == 12  # not yet: a pass owns the cache
     steps = [p.step for p in pieces if p.step is not None]
     assert [s.slots for s in steps] == [12] * 4 + [24] * 6
     assert [s.changes for s in steps if s.changes] == [{"budget": "100%", "eviction": "lfu"}]
@@ -105,8 +105,16 @@ def test_growing_into_a_full_device_keeps_what_there_is(engine: Engine, monkeypa
     list(engine.generate(CHAT, Sampling(max_new_tokens=2)))
 
 
-@pytest.mark.parametrize("bad", [{"nothing": 1}, {"eviction": "mru"}, {"link_gbps": -1},
-                                 {"eviction.lfu.half_life": 1.5}, {"predictor.gate.width": "many"}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"nothing": 1},
+        {"eviction": "mru"},
+        {"link_gbps": -1},
+        {"eviction.lfu.half_life": 1.5},
+        {"predictor.gate.width": "many"},
+    ],
+)
 def test_bad_settings_are_refused_by_name(engine: Engine, bad: dict[str, object]) -> None:
     before = engine.settings
     with pytest.raises(SettingError, match=next(iter(bad)).split(".")[-1]):
@@ -122,9 +130,9 @@ def test_no_such_model_and_no_such_format(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("device", "freed"), [("cpu", (7, 7)), ("cuda", (2, 5))])
-def test_what_is_loaded_now_counts_as_free_when_it_makes_room(model: Path, engine: Engine, device: str,
-                                                              freed: tuple[int, int],
-                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_loaded_now_counts_as_free_when_it_makes_room(
+    model: Path, engine: Engine, device: str, freed: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On a CPU the model and its host copies are in one memory; on a GPU each gives back to its own."""
     monkeypatch.setattr("core.room.free_bytes", lambda device: (10**9, 10**9))
     planned = plan(spec(model, "50%"))

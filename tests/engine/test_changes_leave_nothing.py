@@ -13,7 +13,7 @@ from core.config import Sampling
 from core.engine import Engine
 from core.registry import variants
 
-RECORDS = {"Recorded", "Transfer", "StepRecord", "Ticket", "Lossy"}   # bounded, see test_telemetry.py
+RECORDS = {"Recorded", "Transfer", "StepRecord", "Ticket", "Lossy"}  # bounded, see test_telemetry.py
 VALUES = {
     "predictor": [v.name for v in variants("predictor") if not v.needs],
     "eviction": [v.name for v in variants("eviction") if not v.needs],
@@ -38,15 +38,18 @@ def alive(engine: Engine) -> dict[str, int]:
     gc.collect()
     ours = Counter(type(one).__qualname__ for one in gc.get_objects() if type(one).__module__.startswith("core."))
     process = psutil.Process()
-    return {**{name: count for name, count in ours.items() if name not in RECORDS},
-            "hooks": sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in engine.model.modules()),
-            "threads": threading.active_count(), "processes": len(process.children()),
-            "files": process.num_fds() if hasattr(process, "num_fds") else 0}
+    return {
+        **{name: count for name, count in ours.items() if name not in RECORDS},
+        "hooks": sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in engine.model.modules()),
+        "threads": threading.active_count(),
+        "processes": len(process.children()),
+        "files": process.num_fds() if hasattr(process, "num_fds") else 0,
+    }
 
 
 @pytest.mark.parametrize("name", VALUES)
 def test_changing_a_setting_leaves_nothing_behind(engine: Engine, name: str) -> None:
-    engine.change({"quality_rate": 0.0})   # or what lossy answers are to be compared by would wait for its turn
+    engine.change({"quality_rate": 0.0})  # or what lossy answers are to be compared by would wait for its turn
     through(engine, name)
     before = alive(engine)
     for _ in range(3):

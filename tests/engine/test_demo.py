@@ -27,8 +27,9 @@ def ask(engine: Engine, question: str) -> tuple[str, AnswerStats]:
     return "".join(p.text for p in pieces), stats
 
 
-@pytest.mark.parametrize("settings", [{}, {"predictor": "gate"}, {"eviction": "none"},
-                                      {"eviction": "lfu", "scope": "global"}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"predictor": "gate"}, {"eviction": "none"}, {"eviction": "lfu", "scope": "global"}]
+)
 def test_suggested_questions_are_answered_right_under_any_policy(demo: Engine, settings: dict[str, object]) -> None:
     rows = [json.loads(line) for line in (DEMO / "questions.jsonl").read_text(encoding="utf-8").splitlines()]
     suggested = [row for row in rows if row["suggest"]]

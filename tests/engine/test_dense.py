@@ -18,7 +18,7 @@ from tests.checkpoints import make_checkpoint
 from tests.equality.passes import plain_transformers, run
 from tests.tiny_tokenizer import save_tokenizer
 
-ROUNDING = 0.05   # of the logits' norm: bf16 sums in another order
+ROUNDING = 0.05  # of the logits' norm: bf16 sums in another order
 pytestmark = pytest.mark.skipif(not widths(), reason="this CPU has no AVX2, so nothing is rounded")
 
 
@@ -30,10 +30,20 @@ def spec(path: Path, **values: object) -> LoadSpec:
     return LoadSpec.checked(str(path), Settings({"budget": "50%"}), context=256, **values)
 
 
-@pytest.mark.parametrize(("arch", "format"), [
-    ("qwen3_moe", "int4-g32"), ("qwen3_moe", "int8-g32"), ("qwen3_moe", "int8"), ("qwen2_moe", "int4-g32"),
-    ("gpt_oss", "int4-g64"), ("deepseek_v2", "int4-g32"), ("glm4_moe", "nf4"), ("qwen3_next", "int4-g32"),
-    ("granitemoehybrid", "int8-g32")])
+@pytest.mark.parametrize(
+    ("arch", "format"),
+    [
+        ("qwen3_moe", "int4-g32"),
+        ("qwen3_moe", "int8-g32"),
+        ("qwen3_moe", "int8"),
+        ("qwen2_moe", "int4-g32"),
+        ("gpt_oss", "int4-g64"),
+        ("deepseek_v2", "int4-g32"),
+        ("glm4_moe", "nf4"),
+        ("qwen3_next", "int4-g32"),
+        ("granitemoehybrid", "int8-g32"),
+    ],
+)
 def test_logits_are_those_of_what_the_codes_stand_for(arch: str, format: str, tmp_path: Path) -> None:
     path = checkpoint(arch, tmp_path)
     exact = plain_transformers(path, torch.bfloat16)

@@ -31,7 +31,7 @@ OFF = {"execute": "off", "predictor": "none"}
 
 class Case(NamedTuple):
     engine: Engine
-    plain: Any            # transformers' own model of the same weights
+    plain: Any  # transformers' own model of the same weights
     logits: torch.Tensor  # what it says
 
 
@@ -39,8 +39,11 @@ class Case(NamedTuple):
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     """Of different kinds: plain; routers with a bias, groups and a scale, that weigh by sigmoids; the demo model."""
     name = request.param
-    path = model_path("demo") if name == "demo" else save_tokenizer(
-        make_checkpoint(name, tmp_path_factory.mktemp(name), num_hidden_layers=4))
+    path = (
+        model_path("demo")
+        if name == "demo"
+        else save_tokenizer(make_checkpoint(name, tmp_path_factory.mktemp(name), num_hidden_layers=4))
+    )
     spec = "demo" if name == "demo" else str(path)
     settings = Settings({"budget": "50%", "link": "own", "quality_rate": 0})
     engine = Engine.load(LoadSpec.checked(spec, settings, dtype="float32", context=256))
@@ -88,8 +91,10 @@ def hooked(plain: Any, routers: Sequence[Any], answer: Callable[[int, Any, torch
         given[layer] = args[0]
         return answer(layer, output, given[layer - 1]) if layer else output
 
-    handles = [router.register_forward_hook(lambda module, args, output, layer=layer: hook(layer, args, output))
-               for layer, router in enumerate(routers)]
+    handles = [
+        router.register_forward_hook(lambda module, args, output, layer=layer: hook(layer, args, output))
+        for layer, router in enumerate(routers)
+    ]
     try:
         return passes(plain, DynamicCache(config=plain.config))
     finally:
@@ -108,7 +113,7 @@ def test_routers_asked_early_are_executed(case: Case, engine: Engine) -> None:
     assert not near(wanted, case.logits)
     for distance in (1, 3):
         assert near(executed(engine, **{"predictor.gate.distance": distance}), wanted)
-    engine.recorder.brake.paused = True               # prefetching is, what is computed is not
+    engine.recorder.brake.paused = True  # prefetching is, what is computed is not
     assert near(passes(engine.model, engine.fresh_cache()), wanted)
     engine.recorder.brake.paused = False
     engine.change({"execute": "off"})
@@ -141,7 +146,7 @@ def test_the_estimators_distribution_is_executed(case: Case, engine: Engine) -> 
     def answer(layer: int, own: Any, before: torch.Tensor) -> Any:
         told = engine.foresight.estimator.probabilities(before.reshape(-1, before.shape[-1]), layer)
         scores, ids = told.topk(engine.shape.top_k)
-        scores = scores / (1 + scores) if sigmoid else scores        # the sigmoid of log p
+        scores = scores / (1 + scores) if sigmoid else scores  # the sigmoid of log p
         if getattr(routers[layer], "norm_topk_prob", True):
             scores = scores / scores.sum(-1, keepdim=True)
         return own[0], scores * scale, ids
@@ -170,8 +175,12 @@ def test_default_vectors_follow_what_is_executed(case: Case, engine: Engine) -> 
     def first(module: Any, args: tuple[Any, ...], output: Any) -> None:
         computed[0] = output
 
-    handles = [block.post_attention_layernorm.register_forward_pre_hook(
-        lambda module, args, layer=layer: residual.update({layer: args[0]})) for layer, block in enumerate(blocks)]
+    handles = [
+        block.post_attention_layernorm.register_forward_pre_hook(
+            lambda module, args, layer=layer: residual.update({layer: args[0]})
+        )
+        for layer, block in enumerate(blocks)
+    ]
     handles.append(routers[0].register_forward_hook(first))
     wanted = hooked(case.plain, routers, answer)
     for handle in handles:
@@ -187,8 +196,9 @@ def test_verified_wholly_nothing_changes(case: Case, engine: Engine, predictor: 
 
 
 @pytest.mark.parametrize("weights", ["predicted", "true"])
-def test_with_true_predictions_nothing_changes(case: Case, engine: Engine, weights: str,
-                                               monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_true_predictions_nothing_changes(
+    case: Case, engine: Engine, weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The routers' own answers are recorded, and given in the place of their early ones."""
     true: dict[tuple[int, int], RouterOutput] = {}
     step_now = [0]
@@ -213,8 +223,9 @@ def test_with_true_predictions_nothing_changes(case: Case, engine: Engine, weigh
 
 @pytest.mark.parametrize("predictor", ABLE)
 @pytest.mark.parametrize("mode", ["always", "verify"])
-def test_what_is_executed_is_fetched_before_all_else(engine: Engine, predictor: str, mode: str,
-                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_executed_is_fetched_before_all_else(
+    engine: Engine, predictor: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also when the predictor itself may name but one expert, and none so unlikely."""
     issue, keep = engine.residency.prefetch, engine.foresight.keep
     told: dict[int, Predicted] = {}
@@ -236,15 +247,22 @@ def test_what_is_executed_is_fetched_before_all_else(engine: Engine, predictor: 
 
     monkeypatch.setattr(engine.foresight, "keep", kept)
     monkeypatch.setattr(type(engine.residency), "prefetch", lambda self, *args: prefetch(*args))
-    executed(engine, predictor=predictor, execute=mode, execute_share=0.5,
-             **{f"predictor.{predictor}.width": 1, f"predictor.{predictor}.floor": 1.0})
+    executed(
+        engine,
+        predictor=predictor,
+        execute=mode,
+        execute_share=0.5,
+        **{f"predictor.{predictor}.width": 1, f"predictor.{predictor}.floor": 1.0},
+    )
     assert len(seen) == (engine.shape.layers - 1) * (2 + STEPS)
 
 
 @pytest.mark.parametrize("name", [v.name for v in variants("predictor") if v.name not in ABLE])
 def test_predictors_that_tell_no_routing_are_refused(engine: Engine, name: str) -> None:
-    for first, then in (({"predictor": name}, {"execute": "always"}), ({"predictor": "gate", "execute": "verify"},
-                                                                       {"predictor": name})):
+    for first, then in (
+        ({"predictor": name}, {"execute": "always"}),
+        ({"predictor": "gate", "execute": "verify"}, {"predictor": name}),
+    ):
         engine.change({**OFF, **first})
         with pytest.raises(SettingError, match="Default vectors, Estimator, Estimator where needed, Next-layer gate"):
             engine.change(then)
@@ -279,6 +297,6 @@ def test_others_are_told_what_routers_answer_and_what_was_named(case: Case, engi
         assert foresight.output(last).logits.shape == (1, engine.shape.experts)
         scores = foresight.named(0)
         assert scores.shape == (engine.shape.experts,) and bool((scores > 0).all()) == bool(named)
-        assert not foresight.named(0).any()           # once
+        assert not foresight.named(0).any()  # once
     foresight.attend(states=False, names=False)
     assert len(hooks) == before

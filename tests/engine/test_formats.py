@@ -24,8 +24,9 @@ def round_experts(model: Any, format: str) -> Codec:
     """Replace every expert of a plain model by what the format keeps of it."""
     codec: Codec | None = None
     for site in find_experts(model):
-        codec = make_codec(format, specs=site.parts, dtype=torch.float32, device=torch.device("cpu"),
-                           is_transposed=site.is_transposed)
+        codec = make_codec(
+            format, specs=site.parts, dtype=torch.float32, device=torch.device("cpu"), is_transposed=site.is_transposed
+        )
         for expert in range(site.num_experts):
             weights = {part: getattr(site.module, part).data[expert] for part in site.parts}
             slot = torch.empty(codec.slot_bytes, dtype=torch.uint8)
@@ -38,9 +39,14 @@ def round_experts(model: Any, format: str) -> Codec:
     return codec
 
 
-@pytest.mark.parametrize(("arch", "format"), [
-    *(("qwen3_moe", format) for format in ("int8", "int4-g64", "nf4", "int3", "int2")),
-    ("mixtral", "int4-g32-sym"), *(("gpt_oss", format) for format in ("int4-g32", "int8-g32", "mxfp4", "iq4_nl"))])
+@pytest.mark.parametrize(
+    ("arch", "format"),
+    [
+        *(("qwen3_moe", format) for format in ("int8", "int4-g64", "nf4", "int3", "int2")),
+        ("mixtral", "int4-g32-sym"),
+        *(("gpt_oss", format) for format in ("int4-g32", "int8-g32", "mxfp4", "iq4_nl")),
+    ],
+)
 def test_the_engine_computes_with_the_rounded_weights(arch: str, format: str, tmp_path: Path) -> None:
     path = save_tokenizer(make_checkpoint(arch, tmp_path / arch))
     exact, _ = run(plain_transformers(path, torch.float32), None, lambda step: None, steps=4)

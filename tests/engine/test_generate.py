@@ -87,8 +87,9 @@ def test_narrow_sampling_is_greedy(engine: Engine, name: str, value: float) -> N
 
 
 def test_the_repetition_penalty_acts(engine: Engine) -> None:
-    assert [p.token for p in talk(engine, max_new_tokens=24)] != \
-        [p.token for p in talk(engine, max_new_tokens=24, repetition_penalty=2.0)]
+    assert [p.token for p in talk(engine, max_new_tokens=24)] != [
+        p.token for p in talk(engine, max_new_tokens=24, repetition_penalty=2.0)
+    ]
 
 
 def test_stopping_ends_the_answer_and_keeps_what_was_said(engine: Engine) -> None:
@@ -132,8 +133,9 @@ def test_two_answers_at_once_are_refused_and_the_first_goes_on(engine: Engine) -
     assert [p.kind for p in first][-1] == "end"
 
 
-def test_an_answer_that_begins_while_a_setting_is_applied_waits_for_it(engine: Engine,
-                                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_begins_while_a_setting_is_applied_waits_for_it(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun, go_on, apply = threading.Event(), threading.Event(), engine._knobs.apply
     pieces: list[Piece] = []
 
@@ -181,8 +183,9 @@ def test_telemetry_off_records_nothing_and_answers_the_same(engine: Engine) -> N
     assert engine.frame().step.size == before
 
 
-def test_an_answer_that_breaks_off_within_a_layer_leaves_the_engine_usable(engine: Engine,
-                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_breaks_off_within_a_layer_leaves_the_engine_usable(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said = [p.token for p in talk(engine, max_new_tokens=6)]
     with monkeypatch.context() as patched:
         patched.setattr("core.runtime.compute.ExpertMath.combine", lambda *_: 1 / 0)

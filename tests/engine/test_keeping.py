@@ -30,13 +30,14 @@ def test_distributions_guesses_and_tokens_of_every_pass(engine: Engine) -> None:
         assert step.probs is not None and step.ranked is not None and step.tok is not None
         assert step.probs.shape == (shape.layers, step.tokens, shape.experts) and step.probs.dtype == np.float16
         assert step.probs.sum(2) == pytest.approx(1.0, abs=0.01)
-        likeliest = -np.sort(-step.probs, 2)[..., : shape.top_k]             # of these the router takes the experts
+        likeliest = -np.sort(-step.probs, 2)[..., : shape.top_k]  # of these the router takes the experts
         assert np.take_along_axis(step.probs, step.ids.astype(np.int64), 2) == pytest.approx(likeliest, abs=1e-3)
         assert (np.diff(step.ranked["at"]) >= 0).all() and set(step.ranked["at"].tolist()) == set(range(shape.layers))
         assert (step.ranked["layer"] == (step.ranked["at"] + 1) % shape.layers).all()
         assert (step.ranked["of"] == 0).all() and ((step.ranked["score"] >= 0) & (step.ranked["score"] <= 1)).all()
-    assert np.concatenate([s.tok for s in steps if s.tok is not None]).tolist()[: steps[0].tokens] == \
-        engine.prompt.tokens(TEXT)
+    assert np.concatenate([s.tok for s in steps if s.tok is not None]).tolist()[
+        : steps[0].tokens
+    ] == engine.prompt.tokens(TEXT)
     engine.keep(probs=False, ranks=False, tokens=False)
     assert all(s.probs is None and s.ranked is None and s.tok is None for s in answered(engine))
 
@@ -57,7 +58,8 @@ def test_prefetching_that_does_not_pay_is_paused_and_said(engine: Engine, monkey
     assert [s.predict_ms > 0 for s in steps] == [True] * 4 + [False] * 3 + [True]
     assert [text for _, text in engine.telemetry.marks if text.startswith("prefetching")] == [
         "prefetching paused: it cost 1000000.00 ms a token more than it saved; next try in 3 tokens",
-        "prefetching is tried again"]
+        "prefetching is tried again",
+    ]
     engine.change({"prefetch_auto": False})
     assert all(s.predict_ms > 0 for s in answered(engine) if s.phase == "decode")
 

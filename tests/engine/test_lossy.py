@@ -25,14 +25,25 @@ from tests.equality.passes import PROMPT, plain_transformers
 ANSWER = [5, 77, 130, 9, 201, 44, 18, 240]
 RESIDENT = {"budget": "50%"}
 FORBIDDING: tuple[dict[str, object], ...] = (
-    {"rho": 0}, {"gate": "tau", "gate_tau": 1.0}, {"gate_margin": 0.0}, {"batch_gate": "fixed", "beta": 0.0},
-    {"batch_gate": "adaptive", "beta_budget": 65536.0}, {"protect": "top:8"}, {"gate": "percentile",
-                                                                               "gate_percentile": 100.0})
+    {"rho": 0},
+    {"gate": "tau", "gate_tau": 1.0},
+    {"gate_margin": 0.0},
+    {"batch_gate": "fixed", "beta": 0.0},
+    {"batch_gate": "adaptive", "beta_budget": 65536.0},
+    {"protect": "top:8"},
+    {"gate": "percentile", "gate_percentile": 100.0},
+)
 WAYS: tuple[dict[str, object], ...] = (
-    {"miss": "substitute", "substitute": "buddy", "rho": 64}, {"miss": "substitute", "substitute": "similar", "rho": 1},
-    {"miss": "substitute", "substitute": "random"}, {"miss": "substitute", "substitute": "router_ranked"},
-    {"miss": "drop", "rho": 1}, {"miss": "drop", "rho": 64}, {"miss": "substitute_drop", "rho": 64},
-    {"miss": "drop", "drop_share": 0.4}, {"miss": "substitute", "substitute": "predicted", "predictor": "gate"})
+    {"miss": "substitute", "substitute": "buddy", "rho": 64},
+    {"miss": "substitute", "substitute": "similar", "rho": 1},
+    {"miss": "substitute", "substitute": "random"},
+    {"miss": "substitute", "substitute": "router_ranked"},
+    {"miss": "drop", "rho": 1},
+    {"miss": "drop", "rho": 64},
+    {"miss": "substitute_drop", "rho": 64},
+    {"miss": "drop", "drop_share": 0.4},
+    {"miss": "substitute", "substitute": "predicted", "predictor": "gate"},
+)
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +52,13 @@ def engine(model: Path) -> Iterator[Engine]:
     random, shape = np.random.default_rng(3), engine.shape
     square = (shape.layers, shape.experts, shape.experts)
     pairs = random.integers(1, 40, square).astype(np.float32)
-    profile = replace(drawn_profile(engine), pairs=pairs + pairs.transpose(0, 2, 1),
-                      likeness=random.random(square).astype(np.float16),
-                      norms=random.random(square[:2]).astype(np.float32),
-                      tae=np.sort(random.random((shape.layers, 101)).astype(np.float32), 1).clip(0.1, 0.9))
+    profile = replace(
+        drawn_profile(engine),
+        pairs=pairs + pairs.transpose(0, 2, 1),
+        likeness=random.random(square).astype(np.float16),
+        norms=random.random(square[:2]).astype(np.float32),
+        tae=np.sort(random.random((shape.layers, 101)).astype(np.float32), 1).clip(0.1, 0.9),
+    )
     profile.tae[:, 100] = 1.0
     engine.use_profile(profile)
     yield engine
@@ -84,8 +98,9 @@ def told(reference: Any, events: list[Lossy]) -> list[torch.Tensor]:
     """The same passes through transformers, with the experts exchanged that the events name."""
     sites, now = find_experts(reference), events[:1]
 
-    def exchange(site: Any, original: Any, hidden: torch.Tensor, ids: torch.Tensor,
-                 weights: torch.Tensor) -> torch.Tensor:
+    def exchange(
+        site: Any, original: Any, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
         ids, weights = ids.clone(), weights.clone()
         rows = now[0].choices
         for row in rows[(rows["layer"] == site.index) & (rows["action"] >= Action.SUBSTITUTE)]:
@@ -117,15 +132,16 @@ def told(reference: Any, events: list[Lossy]) -> list[torch.Tensor]:
 def test_what_is_computed_is_what_the_events_say(engine: Engine, reference: Any, way: dict[str, object]) -> None:
     logits, events = run(engine, **way)
     assert sum(one.changed for one in events if one) > 0
-    drops = any(one.count(Action.DROP) for one in events if one)   # not computed here, computed and weighed 0 there, so
+    drops = any(one.count(Action.DROP) for one in events if one)  # not computed here, computed and weighed 0 there, so
     for mine, theirs in zip(logits, told(reference, [one for one in events if one]), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4 * drops, atol=1e-4 * drops)     # products differ in size
+        torch.testing.assert_close(mine, theirs, rtol=1e-4 * drops, atol=1e-4 * drops)  # products differ in size
 
 
 @pytest.mark.parametrize("way", ["substitute", "drop", "substitute_drop"])
 @pytest.mark.parametrize("gates", FORBIDDING, ids=lambda gates: "-".join(map(str, gates)))
-def test_what_gates_forbid_leaves_every_bit_as_it_was(engine: Engine, reference: Any, gates: dict[str, object],
-                                                      way: str) -> None:
+def test_what_gates_forbid_leaves_every_bit_as_it_was(
+    engine: Engine, reference: Any, gates: dict[str, object], way: str
+) -> None:
     logits, events = run(engine, miss=way, **gates)
     waited = [row for one in events if one for row in one.choices]
     assert waited and all(row["action"] == Action.WAIT and row["why"] != Why.ALLOWED for row in waited)
@@ -175,7 +191,7 @@ def test_turning_everything_off_in_mid_answer_is_exact_from_the_next_token_on(en
     again = phases.index("prefill", phases.index("decode"))
     assert not any(step.exact for step in steps[:again]) and all(step.exact for step in steps[again:])
     prompt = engine.prompt.tokens("What is it?")
-    assert steps[again].tokens == len(prompt) + 5                       # all but the token that comes next
+    assert steps[again].tokens == len(prompt) + 5  # all but the token that comes next
     with torch.inference_mode():
         from transformers import DynamicCache
 
@@ -228,10 +244,17 @@ def test_frames_show_what_is_done(engine: Engine) -> None:
     assert engine.frame().lossy is None
 
 
-@pytest.mark.parametrize(("settings", "why"), [
-    ({"execute": "always"}, "Choose one of these"), ({"protect": "9:1", "miss": "drop"}, "names layer 9"),
-    ({"miss": "anything"}, "no choice"), ({"rho": 65}, "between 0 and 64"), ({"protect": "x"}, "not understood"),
-    ({"substitute.buddy.alpha": "1.5"}, "1")])
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"execute": "always"}, "Choose one of these"),
+        ({"protect": "9:1", "miss": "drop"}, "names layer 9"),
+        ({"miss": "anything"}, "no choice"),
+        ({"rho": 65}, "between 0 and 64"),
+        ({"protect": "x"}, "not understood"),
+        ({"substitute.buddy.alpha": "1.5"}, "1"),
+    ],
+)
 def test_what_cannot_be_is_refused_and_changes_nothing(engine: Engine, settings: dict[str, object], why: str) -> None:
     before = engine.settings
     with pytest.raises(SettingError, match=why):
@@ -239,8 +262,9 @@ def test_what_cannot_be_is_refused_and_changes_nothing(engine: Engine, settings:
     assert engine.settings is before
 
 
-@pytest.mark.parametrize("settings", [{"miss": "substitute"}, {"miss": "drop", "gate": "percentile"},
-                                      {"miss": "drop", "protect": "top:1"}])
+@pytest.mark.parametrize(
+    "settings", [{"miss": "substitute"}, {"miss": "drop", "gate": "percentile"}, {"miss": "drop", "protect": "top:1"}]
+)
 def test_without_a_profile_the_way_to_one_is_told(engine: Engine, settings: dict[str, object]) -> None:
     profile = engine.profile
     engine.use_profile(None)

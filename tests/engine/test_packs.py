@@ -41,14 +41,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def packs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The model as it is, in halves, and rounded to 4 bits."""
     folder = tmp_path_factory.mktemp("packs")
-    return {"whole": import_model(str(model), folder / "whole"),
-            "split": import_model(str(model), folder / "split", split=0.5),
-            "int4": import_model(str(model), folder / "int4", format="int4-g32")}
+    return {
+        "whole": import_model(str(model), folder / "whole"),
+        "split": import_model(str(model), folder / "split", split=0.5),
+        "int4": import_model(str(model), folder / "int4", format="int4-g32"),
+    }
 
 
 def load(path: Path, budget: str = "50%", **choices: object) -> Engine:
-    return Engine.load(LoadSpec.checked(str(path), Settings({"budget": budget, "eviction": "lru"}), context=256,
-                                        **choices))
+    return Engine.load(
+        LoadSpec.checked(str(path), Settings({"budget": budget, "eviction": "lru"}), context=256, **choices)
+    )
 
 
 def logits(engine: Engine) -> torch.Tensor:
@@ -69,11 +72,22 @@ def expected(model: Path) -> torch.Tensor:
     return found
 
 
-@pytest.mark.parametrize(("pack", "host", "budget"), [
-    ("whole", "none", "all"), ("whole", "none", "50%"), ("whole", "none", "25%"), ("whole", "all", "25%"),
-    ("whole", "200kB", "25%"), ("split", "none", "all"), ("split", "none", "25%"), ("split", "200kB", "25%")])
-def test_every_tier_gives_the_same_logits(packs: dict[str, Path], expected: torch.Tensor, pack: str, host: str,
-                                          budget: str) -> None:
+@pytest.mark.parametrize(
+    ("pack", "host", "budget"),
+    [
+        ("whole", "none", "all"),
+        ("whole", "none", "50%"),
+        ("whole", "none", "25%"),
+        ("whole", "all", "25%"),
+        ("whole", "200kB", "25%"),
+        ("split", "none", "all"),
+        ("split", "none", "25%"),
+        ("split", "200kB", "25%"),
+    ],
+)
+def test_every_tier_gives_the_same_logits(
+    packs: dict[str, Path], expected: torch.Tensor, pack: str, host: str, budget: str
+) -> None:
     engine = load(packs[pack], budget, host=host)
     assert torch.equal(logits(engine), expected)
     engine.residency.check_integrity()
@@ -155,7 +169,8 @@ def test_a_recorded_trace_narrows_the_forecast(packs: dict[str, Path], engine: E
 
 
 def test_more_host_memory_than_there_is_is_refused_before_anything_is_read(
-        packs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    packs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = LoadSpec.checked(str(packs["whole"]), Settings({"budget": "50%"}), context=256)
     free = estimate(spec).budget + HOST_MARGIN
     monkeypatch.setattr("core.room.free_bytes", lambda device: (free, 10**12))
@@ -180,7 +195,7 @@ def test_a_flipped_bit_is_found_before_it_is_computed_with(packs: dict[str, Path
     before = set(threading.enumerate())
     with pytest.raises(ModelError, match="damaged"):
         load(copy, "all")
-    for thread in set(threading.enumerate()) - before:                  # one of transformers' may be ending just now
+    for thread in set(threading.enumerate()) - before:  # one of transformers' may be ending just now
         thread.join(20)
         assert not thread.is_alive(), "somebody is left waiting for work"
 
@@ -190,7 +205,7 @@ def test_a_damaged_expert_breaks_one_answer_off_and_nothing_else(packs: dict[str
     shutil.copytree(packs["whole"], copy)
     engine = load(copy, "25%")
     resident = engine.residency
-    for layer in range(engine.shape.layers):     # damage whatever has not been read yet
+    for layer in range(engine.shape.layers):  # damage whatever has not been read yet
         file = copy / layer_file(layer)
         raw = bytearray(file.read_bytes())
         size = len(raw) // engine.shape.experts
@@ -214,13 +229,19 @@ def test_a_pack_and_a_config_that_disagree(packs: dict[str, Path], tmp_path: Pat
         estimate(LoadSpec.checked(str(copy)))
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    (lambda b: b.update(is_transposed=True), "order of a matrix"),
-    (lambda b: b.update(has_gate=False), "gate"), (lambda b: b.update(top_k=2), "experts a token uses"),
-    (lambda b: b.update(is_concatenated=False), "order of gate and up"),
-    (lambda b: b["parts"]["down_proj"].update(shape=[64, 32]), "parts of an expert")])
-def test_a_manifest_of_another_model_is_refused(packs: dict[str, Path], tmp_path: Path, change: Change, words: str
-                                                ) -> None:
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda b: b.update(is_transposed=True), "order of a matrix"),
+        (lambda b: b.update(has_gate=False), "gate"),
+        (lambda b: b.update(top_k=2), "experts a token uses"),
+        (lambda b: b.update(is_concatenated=False), "order of gate and up"),
+        (lambda b: b["parts"]["down_proj"].update(shape=[64, 32]), "parts of an expert"),
+    ],
+)
+def test_a_manifest_of_another_model_is_refused(
+    packs: dict[str, Path], tmp_path: Path, change: Change, words: str
+) -> None:
     pack = Path(shutil.copytree(packs["whole"], tmp_path / "pack"))
     seal(pack, change)
     with pytest.raises(ModelError, match=f"differ in the ({words}).*Import the model again"):
@@ -253,8 +274,9 @@ def test_turning_knobs_while_it_reads_from_disk(engine: Engine, expected: torch.
         engine.residency.check_integrity()
 
 
-def test_buddy_lists_travel_with_the_pack(packs: dict[str, Path], model: Path, tmp_path: Path,
-                                          caplog: pytest.LogCaptureFixture) -> None:
+def test_buddy_lists_travel_with_the_pack(
+    packs: dict[str, Path], model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """With a pack that has them buddies can be substituted on a machine that never calibrated the model; those of
     another model are told of and not used."""
     pack = tmp_path / "pack"

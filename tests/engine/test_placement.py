@@ -30,8 +30,19 @@ def profile_of(engine: Engine) -> Profile:
     counts = (1000 * np.exp(-steep * np.arange(shape.experts))).astype(np.int64)
     recall = np.linspace(0.2, 0.9, shape.layers, dtype=np.float32)
     recall[0] = np.nan
-    return Profile("demo", engine.model_hash, shape.layers, shape.experts, shape.top_k, shape.hidden, 1000, "a test",
-                   "", counts=counts, gate_recall=recall)
+    return Profile(
+        "demo",
+        engine.model_hash,
+        shape.layers,
+        shape.experts,
+        shape.top_k,
+        shape.hidden,
+        1000,
+        "a test",
+        "",
+        counts=counts,
+        gate_recall=recall,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +103,14 @@ def test_what_needs_a_profile_is_refused_without_one_and_keeps_its_profile(engin
         Engine.load(LoadSpec.checked("demo", Settings({"layer_slots": "profile"}), device="cpu"))
 
 
-@pytest.mark.parametrize(("pins", "why"), [("99:0", "names layer 99"), ("0:0, 0:1, 0:2, 0:3, 0:4, 0:5, 0:6, 0:7, 0:8, "
-                                            "0:9, 0:10, 0:11, 0:12", "Layer 0 has"), ("top:1", "needs a profile")])
+@pytest.mark.parametrize(
+    ("pins", "why"),
+    [
+        ("99:0", "names layer 99"),
+        ("0:0, 0:1, 0:2, 0:3, 0:4, 0:5, 0:6, 0:7, 0:8, 0:9, 0:10, 0:11, 0:12", "Layer 0 has"),
+        ("top:1", "needs a profile"),
+    ],
+)
 @pytest.mark.parametrize("finds", [None, lambda model_hash: None], ids=["no profiles", "none found"])
 def test_a_model_is_not_loaded_with_pins_that_it_cannot_have(pins: str, why: str, finds: Any) -> None:
     with pytest.raises(SettingError, match=why):
@@ -107,7 +124,7 @@ def test_pins_and_sizes_of_the_load_are_there_from_the_start(engine: Engine) -> 
     pinned = {31, *(layer * fresh.shape.experts for layer in range(fresh.shape.layers))}
     assert fresh.residency.pinned == pinned and all(map(fresh.residency.is_resident, pinned))
     assert len(set(capacities(fresh))) > 1 and sum(capacities(fresh)) == len(fresh.arena)
-    assert fresh.residency.take_counts().demand_bytes == 0        # what a load copies is no demand
+    assert fresh.residency.take_counts().demand_bytes == 0  # what a load copies is no demand
     fresh.unload()
 
 
@@ -129,8 +146,14 @@ def test_pins_are_there_at_once_and_stay(engine: Engine) -> None:
     engine.change({"pins": ", ".join(f"{layer}:{expert}" for layer, expert in pins)})
     assert all(engine.residency.is_resident(eid) for eid in eids)
     assert set(engine.frame().pinned) == eids
-    for change in ({}, {"eviction": "none"}, {"eviction": "random"}, {"scope": "global"}, {"scope": "layer"},
-                   {"budget": "35%"}):
+    for change in (
+        {},
+        {"eviction": "none"},
+        {"eviction": "random"},
+        {"scope": "global"},
+        {"scope": "layer"},
+        {"budget": "35%"},
+    ):
         engine.change(change)
         assert said(engine) == expected
         assert all(engine.residency.is_resident(eid) for eid in eids), change
@@ -171,10 +194,17 @@ def test_static_keeps_what_the_profile_saw_used_most(engine: Engine) -> None:
     assert np.mean(kept) > 0.9
 
 
-@pytest.mark.parametrize("change", [{"layer_slots": "profile"}, {"layer_slots": "adapmoe", "eviction": "lfu"},
-                                    {"eviction": "static"}, {"pins": "0:3, 1:5, top:1"},
-                                    {"pins": "top:2", "scope": "global", "eviction": "lcp"}],
-                         ids=lambda change: "-".join(change.values()))
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"layer_slots": "profile"},
+        {"layer_slots": "adapmoe", "eviction": "lfu"},
+        {"eviction": "static"},
+        {"pins": "0:3, 1:5, top:1"},
+        {"pins": "top:2", "scope": "global", "eviction": "lcp"},
+    ],
+    ids=lambda change: "-".join(change.values()),
+)
 def test_the_simulator_agrees_request_by_request(engine: Engine, change: dict[str, object], tmp_path: Path) -> None:
     shape, steps, profile = engine.shape, list[StepRecord](), profile_of(engine)
     engine.use_profile(profile)
@@ -186,13 +216,20 @@ def test_the_simulator_agrees_request_by_request(engine: Engine, change: dict[st
                 steps.append(piece.step)
                 writer.add(piece.step, 0)
     config = Config.of(engine.settings, engine.residency.slots, shape.layers, shape.experts, shape.top_k, profile)
-    replay = Replay(FileTrace(tmp_path / "t"), maker(config), [config.capacity], config.scope, "filled",
-                    config.hints(shape.layers, shape.experts))
+    replay = Replay(
+        FileTrace(tmp_path / "t"),
+        maker(config),
+        [config.capacity],
+        config.scope,
+        "filled",
+        config.hints(shape.layers, shape.experts),
+    )
     tally: Any = replay.run()
     misses = sum(np.bincount(step.layer[step.outcome >= 3], minlength=shape.layers) for step in steps)
     assert tally.misses.sum((0, 1)).tolist() == misses.tolist()
-    assert np.flatnonzero(replay.cache.policy.score != GONE).tolist() == \
-        [eid for eid in range(shape.total) if engine.residency.is_resident(eid)]
+    assert np.flatnonzero(replay.cache.policy.score != GONE).tolist() == [
+        eid for eid in range(shape.total) if engine.residency.is_resident(eid)
+    ]
 
 
 def refill(engine: Engine) -> None:

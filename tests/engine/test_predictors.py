@@ -27,8 +27,8 @@ from tests.tiny_tokenizer import save_tokenizer
 STEPS = 4
 NAMES = [v.name for v in variants("predictor")]
 NEEDY = [v.name for v in variants("predictor") if v.needs]
-ROUTERS = ["gate", "stride", "default_vectors", "hybrid", "token_table"]     # that ask a router of a later layer
-BESIDE = ["expert_map", "routing_path"]                                      # that have work done in a process
+ROUTERS = ["gate", "stride", "default_vectors", "hybrid", "token_table"]  # that ask a router of a later layer
+BESIDE = ["expert_map", "routing_path"]  # that have work done in a process
 
 
 class Case(NamedTuple):
@@ -148,8 +148,9 @@ def test_a_model_that_is_called_directly_is_predicted_too(exact: Engine, name: s
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_layer_waits_for_the_device_once_more_at_most(exact: Engine, name: str,
-                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_waits_for_the_device_once_more_at_most(
+    exact: Engine, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What a predictor asks for comes to the host in one piece."""
     exact.change({"predictor": name})
     waits: list[int] = []
@@ -163,8 +164,9 @@ def test_a_layer_waits_for_the_device_once_more_at_most(exact: Engine, name: str
 
 @pytest.mark.parametrize("scope", ["layer", "global"])
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "none"])
-def test_every_predictor_names_experts_in_either_scope(exact: Engine, name: str, scope: str,
-                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_predictor_names_experts_in_either_scope(
+    exact: Engine, name: str, scope: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also more than there are slots for."""
     exact.change({"predictor": name, "scope": scope, "budget": "50%"})
     exact.foresight.predictor.patient = True
@@ -198,9 +200,11 @@ class Listener(Predictor):
 def test_every_prompt_begins_a_request_and_every_pass_is_announced(exact: Engine) -> None:
     exact.change({"predictor": "recent"})
     exact.foresight.predictor = listener = Listener()
-    answers = [[p.token for p in exact.generate("Why do caches work?", Sampling(max_new_tokens=3)) if p.kind == "token"]
-               for _ in range(2)]
-    first, second = (sorted({request for request, _, _ in listener.heard}))
+    answers = [
+        [p.token for p in exact.generate("Why do caches work?", Sampling(max_new_tokens=3)) if p.kind == "token"]
+        for _ in range(2)
+    ]
+    first, second = sorted({request for request, _, _ in listener.heard})
     assert second == first + 1
     prompts = [i for i, (_, tokens, _) in enumerate(listener.heard) if tokens > 1]
     assert [listener.heard[i][0] for i in prompts] == [first, second]
@@ -275,7 +279,8 @@ def test_what_works_beside_is_heard_and_ends_with_its_predictor(exact: Engine, n
 
 @pytest.mark.parametrize("name", BESIDE)
 def test_a_process_beside_that_dies_is_said_once_and_computing_goes_on(
-        exact: Engine, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    exact: Engine, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     exact.change({"predictor": name})
     beside = exact.foresight.predictor.beside
     assert isinstance(beside, Apart)

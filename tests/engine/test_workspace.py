@@ -17,7 +17,7 @@ STATES = ["granitemoehybrid", "inkling_text", "jamba", "lfm2_moe", "nemotron_h",
 
 def peak_bytes(engine: Engine, prompt: str) -> int:
     """Most bytes that torch's CPU allocator had handed out at once during an answer, above what it had before."""
-    list(engine.generate(prompt, Sampling(max_new_tokens=2)))        # the KV cache is allocated by then
+    list(engine.generate(prompt, Sampling(max_new_tokens=2)))  # the KV cache is allocated by then
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         list(engine.generate(prompt, Sampling(max_new_tokens=2)))
     events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
@@ -32,9 +32,13 @@ def peak_bytes(engine: Engine, prompt: str) -> int:
 EVERY = [*sorted(ARCHITECTURES), *STATES]
 
 
-@pytest.mark.parametrize(("arch", "dtype"), [
-    *((arch, ("float32", "bfloat16")[i % 2]) for i, arch in enumerate(EVERY)),     # some in both
-    *((arch, ("bfloat16", "float32")[i % 2]) for i, arch in enumerate(EVERY) if arch in ("qwen3_moe", "jamba"))])
+@pytest.mark.parametrize(
+    ("arch", "dtype"),
+    [
+        *((arch, ("float32", "bfloat16")[i % 2]) for i, arch in enumerate(EVERY)),  # some in both
+        *((arch, ("bfloat16", "float32")[i % 2]) for i, arch in enumerate(EVERY) if arch in ("qwen3_moe", "jamba")),
+    ],
+)
 def test_a_full_prefill_chunk_stays_within_the_workspace(arch: str, dtype: str, tmp_path: Path) -> None:
     path = save_tokenizer(make_checkpoint(arch, tmp_path / arch, max_position_embeddings=1024))
     engine = Engine.load(LoadSpec.checked(str(path), Settings({"budget": "all"}), dtype=dtype, context=1000))

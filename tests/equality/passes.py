@@ -23,8 +23,9 @@ def plain_transformers(path: Path, dtype: torch.dtype) -> Any:
 
 
 @torch.inference_mode()
-def run(model: Any, cache: Any, before: Callable[[int], None], steps: int = STEPS,
-        chunks: Sequence[int] = (len(PROMPT),)) -> tuple[torch.Tensor, list[int]]:
+def run(
+    model: Any, cache: Any, before: Callable[[int], None], steps: int = STEPS, chunks: Sequence[int] = (len(PROMPT),)
+) -> tuple[torch.Tensor, list[int]]:
     """Logits [len(PROMPT) + steps, V] and the greedy tokens; `before(step)` is called ahead of each pass but the
     prompt's first chunks."""
     *first, ids = torch.tensor([PROMPT]).split(list(chunks), dim=1)

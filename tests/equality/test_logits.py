@@ -55,10 +55,15 @@ def test_logits_are_identical_while_everything_is_turned_between_tokens(engine: 
     sizes = []
 
     def turn(step: int) -> None:
-        engine.change({
-            "budget": ["all", "50%", "62.5%", "75%"][step % 4], "scope": ["layer", "global"][step // 4 % 2],
-            "eviction": ["lru", "lfu", "random", "none"][step // 3 % 4], "predictor": ["none", "gate"][step // 2 % 2],
-            "link": ["own", "emulated"][step // 5 % 2]})
+        engine.change(
+            {
+                "budget": ["all", "50%", "62.5%", "75%"][step % 4],
+                "scope": ["layer", "global"][step // 4 % 2],
+                "eviction": ["lru", "lfu", "random", "none"][step // 3 % 4],
+                "predictor": ["none", "gate"][step // 2 % 2],
+                "link": ["own", "emulated"][step // 5 % 2],
+            }
+        )
         engine.residency.check_integrity()
         assert engine.memory().used <= engine.memory().budget
         sizes.append(len(engine.arena))
@@ -93,8 +98,9 @@ def test_bfloat16_is_identical_too(reference: Reference) -> None:
         engine.unload()
 
 
-def test_logits_are_identical_wherever_experts_are_computed_together(engine: Engine, reference: Reference,
-                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_are_identical_wherever_experts_are_computed_together(
+    engine: Engine, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However slow it is here: stacking is used if a trial finds it equal, and then whole answers are."""
     engine.change(settings_of(engine, CASES["half"], "gate"))
     with monkeypatch.context() as patched:

@@ -23,9 +23,9 @@ from tests.checkpoints import EXTRA, MORE, make_checkpoint
 from tests.equality.passes import PROMPT, plain_transformers, run
 from tests.tiny_tokenizer import save_tokenizer
 
-CHUNKS = (10, 9, 5)    # of the prompt: longer than a convolution, shorter than a window, and the other way round
+CHUNKS = (10, 9, 5)  # of the prompt: longer than a convolution, shorter than a window, and the other way round
 STEPS = 8
-KNOWN = [arch for arch in EXTRA | MORE if arch in CONFIG_MAPPING]    # older versions of transformers have not all
+KNOWN = [arch for arch in EXTRA | MORE if arch in CONFIG_MAPPING]  # older versions of transformers have not all
 
 
 @pytest.fixture(scope="module", params=KNOWN)
@@ -64,19 +64,20 @@ def test_chunks_and_decode_are_identical(path: Path, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("arch", ["lfm2_moe", "qwen3_next", "nemotron_h", "jamba", "inkling_text", "deepseek_v32"])
-def test_an_answer_broken_off_leaves_no_trace_in_the_next(arch: str, tmp_path: Path,
-                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_broken_off_leaves_no_trace_in_the_next(
+    arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("core.sizes.PREFILL_CHUNK", 8)
     path = save_tokenizer(make_checkpoint(arch, tmp_path))
     engine = load(path, "float32", context=128)
     monkeypatch.setattr(engine.prompt, "tokens", lambda messages, context: PROMPT)
     sampling = Sampling(max_new_tokens=STEPS)
     try:
-        whole = arch == "jamba"    # transformers' own layers do not go on from the state of the chunk before
+        whole = arch == "jamba"  # transformers' own layers do not go on from the state of the chunk before
         assert engine.sizes.chunk == (128 if whole else 8)
         plain = plain_transformers(path, torch.float32)
         _, want = run(plain, DynamicCache(config=plain.config), lambda step: None, STEPS, (24,) if whole else (8, 8, 8))
-        for last in ("prefill", "token", "end"):      # where the answer before ends: within the prompt, later, never
+        for last in ("prefill", "token", "end"):  # where the answer before ends: within the prompt, later, never
             cancel = threading.Event()
             for piece in engine.generate("", sampling, cancel):
                 if piece.kind == last:

@@ -30,29 +30,34 @@ def test_the_front_is_what_nothing_beats(points: list[tuple[float | None, float 
     def beaten(x: float, y: float) -> bool:
         return any(a is not None and b is not None and a >= x and b >= y and (a, b) != (x, y) for a, b in points)
 
-    assert front(points) == [at for at, (x, y) in enumerate(points)
-                             if x is not None and y is not None and not beaten(x, y)]
+    assert front(points) == [
+        at for at, (x, y) in enumerate(points) if x is not None and y is not None and not beaten(x, y)
+    ]
 
 
 def test_rates_and_perplexity_by_hand() -> None:
     assert rate([True, True, False, True]) == (0.75, math.sqrt(0.75 * 0.25 / 4)) and rate([]) == (None, None)
     heard = Heard()
     exact = torch.tensor([0.5, 0.25, 0.25, 0.0]).log()
-    heard.add(0, exact, exact)                                       # log-probabilities are logits, too
+    heard.add(0, exact, exact)  # log-probabilities are logits, too
     heard.add(2, torch.tensor([0.25, 0.5, 0.125, 0.125]).log() + 7.0, exact)
     assert (heard.tokens, heard.agreed) == (2, 1)
     assert heard.nll == pytest.approx(math.log(2) + math.log(8))
     kl = 0.5 * math.log(0.5 / 0.25) + 0.25 * math.log(0.25 / 0.5) + 0.25 * math.log(0.25 / 0.125)
-    assert heard.kl == pytest.approx(kl)                             # the first one's is 0
+    assert heard.kl == pytest.approx(kl)  # the first one's is 0
     perplexity, error = perplexity_of(heard)
-    assert perplexity == pytest.approx(4.0)                          # exp(mean of ln 2 and ln 8)
+    assert perplexity == pytest.approx(4.0)  # exp(mean of ln 2 and ln 8)
     assert error == pytest.approx(4.0 * math.log(2) / math.sqrt(2))  # half their distance, over the root of two
     assert perplexity_of(Heard()) == (None, None) and perplexity_of(Heard(1, 1e9, 1e18)) == (math.inf, math.inf)
 
 
 def test_savings_are_against_exact_mode_at_the_same_residency() -> None:
-    rows = [Row("exact", "Exact", 0.5, link_bytes=200.0), Row("drop", "Drop", 0.5, link_bytes=50.0),
-            Row("drop", "Drop", 0.25, link_bytes=50.0), Row("random", "Random", 0.5, problem="No.")]
+    rows = [
+        Row("exact", "Exact", 0.5, link_bytes=200.0),
+        Row("drop", "Drop", 0.5, link_bytes=50.0),
+        Row("drop", "Drop", 0.25, link_bytes=50.0),
+        Row("random", "Random", 0.5, problem="No."),
+    ]
     assert [one.saved for one in with_savings(rows)] == [0.0, 0.75, None, None]
 
 
@@ -61,17 +66,22 @@ def test_what_other_programs_take_is_what_this_one_does_not(monkeypatch: pytest.
     system = SimpleNamespace(user=100.0, system=5.0, idle=900.0)
     process = SimpleNamespace(cpu_times=lambda: SimpleNamespace(**vars(own)))
     monkeypatch.setattr("core.evaluate.others.time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    monkeypatch.setattr("core.evaluate.others.psutil", SimpleNamespace(
-        Process=lambda: process, cpu_times=lambda: SimpleNamespace(**vars(system))))
+    monkeypatch.setattr(
+        "core.evaluate.others.psutil",
+        SimpleNamespace(Process=lambda: process, cpu_times=lambda: SimpleNamespace(**vars(system))),
+    )
     since = Others()
     assert since.cores() is None
-    clock[0], system.user, system.system, own.user = 14.0, 104.0, 7.0, 5.0   # 4 s: 6 s of cores, 2 of them ours
+    clock[0], system.user, system.system, own.user = 14.0, 104.0, 7.0, 5.0  # 4 s: 6 s of cores, 2 of them ours
     assert since.cores() == 1.0
 
 
 def test_rows_as_data() -> None:
-    rows = [Row("a", "A", 0.5, exact_match=0.5, tok_s=9.0, perplexity=math.inf, settings={"rho": 1, "miss": "drop"}),
-            Row("b", "B", 0.5, exact_match=0.4, tok_s=8.0), Row("c", "C", 0.5, problem="Has no profile.")]
+    rows = [
+        Row("a", "A", 0.5, exact_match=0.5, tok_s=9.0, perplexity=math.inf, settings={"rho": 1, "miss": "drop"}),
+        Row("b", "B", 0.5, exact_match=0.4, tok_s=8.0),
+        Row("c", "C", 0.5, problem="Has no profile."),
+    ]
     assert pareto(rows) == rows[:1] and Row.read(asdict(rows[0])) == rows[0]
     assert to_json(rows[0])["perplexity"] is None and to_json(rows[0])["tok_s"] == 9.0
     head, *lines = [line for line in to_csv(rows, {"model": "demo"}).splitlines() if not line.startswith("#")]
@@ -82,15 +92,28 @@ def test_rows_as_data() -> None:
 def test_modes_are_settings() -> None:
     names = [mode.name for mode in modes_of()]
     assert len(names) == len(set(names)) and {
-        "exact", "random", "drop", "drop_renormalised", "router_ranked", "similar", "cache_prior", "buddy_unlimited",
-        "buddy_rho1_tae", "drop_rho1", "execute_gate", "execute_hybrid_true", "verify"} <= set(names)
+        "exact",
+        "random",
+        "drop",
+        "drop_renormalised",
+        "router_ranked",
+        "similar",
+        "cache_prior",
+        "buddy_unlimited",
+        "buddy_rho1_tae",
+        "drop_rho1",
+        "execute_gate",
+        "execute_hybrid_true",
+        "verify",
+    } <= set(names)
     base = Settings({"miss": "drop", "rho": 2, "budget": "25%"})
     for mode in modes_of():
         settings = mode.over(base)
         assert is_lossy(settings) == (mode.name != "exact") and settings["budget"] == "25%"
         assert {name: settings[name] for name in mode.settings} == dict(mode.settings)
-        assert settings["quality_rate"] == 0 and all(settings[name] == value for name, value in BASE.items()
-                                                     if name not in mode.settings)
+        assert settings["quality_rate"] == 0 and all(
+            settings[name] == value for name, value in BASE.items() if name not in mode.settings
+        )
     parts = {mode.name: needs(mode.over(base)) for mode in modes_of()}
     assert parts["exact"] == parts["drop"] == () and parts["buddy_rho1"] == ("pairs",)
     assert parts["buddy_rho1_tae"] == ("pairs", "tae") and parts["drop_rho1_tae"] == ("tae",)
@@ -121,10 +144,18 @@ def test_questions_are_spread_and_never_calibrated_on() -> None:
     assert sample([Question("q", "a", True)], 6) == [Question("q", "a", True)]
 
 
-@pytest.mark.parametrize(("content", "why"), [
-    (None, "cannot be read"), ("", "has no question"), ("{", "not understood"), ('["a"]', "not understood"),
-    ('{"question": "q"}', "'answer'"), (b"\xff\xfe\x00", "not understood"),
-    ('{"question": "q", "answer": "a", "split": "unknown"}', "has no question")])
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "cannot be read"),
+        ("", "has no question"),
+        ("{", "not understood"),
+        ('["a"]', "not understood"),
+        ('{"question": "q"}', "'answer'"),
+        (b"\xff\xfe\x00", "not understood"),
+        ('{"question": "q", "answer": "a", "split": "unknown"}', "has no question"),
+    ],
+)
 def test_bad_question_files(content: str | bytes | None, why: str, tmp_path: Path) -> None:
     file = tmp_path / "facts.jsonl"
     if content is not None:

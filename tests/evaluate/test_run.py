@@ -44,8 +44,11 @@ class Numbers:
 
 
 def greedy(engine: Engine, question: str) -> list[Any]:
-    return [piece.token for piece in engine.generate([{"role": "user", "content": question}],
-                                                     Sampling(max_new_tokens=5)) if piece.kind == "token"]
+    return [
+        piece.token
+        for piece in engine.generate([{"role": "user", "content": question}], Sampling(max_new_tokens=5))
+        if piece.kind == "token"
+    ]
 
 
 def decoded(plain: Any, ids: list[int]) -> torch.Tensor:
@@ -101,8 +104,11 @@ def test_perplexity_is_transformers_own(engine: Engine, plain: Any) -> None:
     material = gather(engine, 0, 100, texts=[TEXT])
     assert material.tokens == 100 and [len(piece) for piece in material.pieces] == [64, 38]
     [row] = evaluate(engine, chosen("exact"), [0.5], material)
-    nll = [-float(log_probability[token]) for piece in material.pieces
-           for log_probability, token in zip(decoded(plain, list(piece)), piece[1:], strict=True)]
+    nll = [
+        -float(log_probability[token])
+        for piece in material.pieces
+        for log_probability, token in zip(decoded(plain, list(piece)), piece[1:], strict=True)
+    ]
     assert row.perplexity == pytest.approx(math.exp(sum(nll) / 100), rel=1e-5)
     assert (row.agreement, row.kl, row.substituted_rate, row.positions, row.questions) == (1.0, 0.0, 0.0, 100, 0)
     assert row.exact_match is None and row.slots == 12 and row.decoded == 98 and row.problem == ""
@@ -120,13 +126,15 @@ def test_verdicts_are_those_of_whole_answers(engine: Engine, monkeypatch: pytest
     steps.clear()
     wrong = f"{said[0]} {said[1] ^ 1} {said[2]}"
     assert not ask(engine, Question(hi, wrong, True), NEVER, steps.append)
-    assert len(steps) == 2                                              # the second token decided
-    assert not ask(engine, Question(hi, f"{said[0]}", True), NEVER, steps.append)       # it goes on where it should end
-    assert not ask(engine, Question(hi, f"{text} 9 9", True), NEVER, steps.append)      # it ends too early
+    assert len(steps) == 2  # the second token decided
+    assert not ask(engine, Question(hi, f"{said[0]}", True), NEVER, steps.append)  # it goes on where it should end
+    assert not ask(engine, Question(hi, f"{text} 9 9", True), NEVER, steps.append)  # it ends too early
 
 
-@pytest.mark.parametrize("changes", [{"eviction": "lfu"}, {"scope": "global", "pins": "0:7, 2:1"},
-                                     {"eviction": "none"}, {"predictor": "gate"}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"eviction": "lfu"}, {"scope": "global", "pins": "0:7, 2:1"}, {"eviction": "none"}, {"predictor": "gate"}],
+)
 def test_every_mode_begins_with_the_same_cache(changes: dict[str, object], engine: Engine) -> None:
     before = engine.settings
     start_mode(engine, before.with_(changes))
@@ -142,20 +150,34 @@ def test_every_mode_begins_with_the_same_cache(changes: dict[str, object], engin
 
 def test_modes_beside_each_other(engine: Engine) -> None:
     before, told, rows = engine.settings, list[tuple[str, float]](), list[Row]()
-    material = gather(engine, 3, 24, [Question("Hi", "no", True), Question("Hi?", "no", False),
-                                      Question("Who?", "no", True)], [TEXT])
+    material = gather(
+        engine, 3, 24, [Question("Hi", "no", True), Question("Hi?", "no", False), Question("Who?", "no", True)], [TEXT]
+    )
     modes = [*chosen("exact,drop"), Mode("broken", "Broken", "", {"misss": "drop"}), *chosen("drop_rho1_tae")]
-    found = evaluate(engine, modes, [0.75, 0.5], material, progress=lambda text, share: told.append((text, share)),
-                     on_row=rows.append, done={("drop", 0.75)})
+    found = evaluate(
+        engine,
+        modes,
+        [0.75, 0.5],
+        material,
+        progress=lambda text, share: told.append((text, share)),
+        on_row=rows.append,
+        done={("drop", 0.75)},
+    )
     assert found == rows and [row.key for row in rows] == [
-        ("exact", 0.75), ("broken", 0.75), ("drop_rho1_tae", 0.75), ("exact", 0.5), ("drop", 0.5), ("broken", 0.5),
-        ("drop_rho1_tae", 0.5)]
+        ("exact", 0.75),
+        ("broken", 0.75),
+        ("drop_rho1_tae", 0.75),
+        ("exact", 0.5),
+        ("drop", 0.5),
+        ("broken", 0.5),
+        ("drop_rho1_tae", 0.5),
+    ]
     assert "no setting called 'misss'" in rows[1].problem and rows[1].tok_s is None
     assert "needs a profile of this model that has tae" in rows[2].problem
     drop = rows[4]
     assert drop.link_bytes == 0 and 0 < (drop.substituted_rate or 0) == drop.dropped and (drop.kl or 0) > 0
     assert drop.exact_match == drop.unseen_match == 0.0 and drop.questions == 3 and drop.hit_rate is not None
-    assert drop.hit_rate + (drop.dropped or 0) == pytest.approx(1.0)     # what was not resident was dropped
+    assert drop.hit_rate + (drop.dropped or 0) == pytest.approx(1.0)  # what was not resident was dropped
     assert rows[0].perplexity == rows[3].perplexity and (rows[3].link_bytes or 0) > (rows[0].link_bytes or 0)
     shares = [share for _, share in told]
     assert shares == sorted(shares) and shares[-1] == 1.0 and engine.settings == before
@@ -175,8 +197,14 @@ def test_cancelling_leaves_nothing_changed(engine: Engine, when: str) -> None:
             cancel.set()
 
     with pytest.raises(Cancelled):
-        evaluate(engine, chosen("exact,drop"), [0.25 + 0.5], gather(engine, 0, 20, texts=[TEXT]), progress=stop,
-                 cancel=cancel)
+        evaluate(
+            engine,
+            chosen("exact,drop"),
+            [0.25 + 0.5],
+            gather(engine, 0, 20, texts=[TEXT]),
+            progress=stop,
+            cancel=cancel,
+        )
     assert engine.settings == before and not engine.busy
     engine.residency.check_integrity()
 

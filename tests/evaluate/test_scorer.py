@@ -35,8 +35,10 @@ def by_hand(plain: Any, before: list[int], ids: list[int]) -> tuple[float, bool]
 def test_likelihood_of_a_continuation(engine: Engine, plain: Any) -> None:
     scorer, code = Scorer(engine), engine.prompt.tokenizer
     for context, continuation, before, ids in (
-            ("The sky is", " blue", "The sky is", " blue"), ("The sky is  ", "blue", "The sky is", "  blue"),
-            ("", "blue", "", "blue")):
+        ("The sky is", " blue", "The sky is", " blue"),
+        ("The sky is  ", "blue", "The sky is", "  blue"),
+        ("", "blue", "", "blue"),
+    ):
         said = scorer.loglikelihood(context, continuation)
         first = code(before, add_special_tokens=False).input_ids or [scorer.start]
         exact = by_hand(plain, first, code(ids, add_special_tokens=False).input_ids)
@@ -47,7 +49,7 @@ def test_likelihood_of_a_continuation(engine: Engine, plain: Any) -> None:
 
 
 def test_long_texts(engine: Engine, plain: Any) -> None:
-    scorer, text = Scorer(engine), "abcdefgh" * 12                       # 96 tokens; the context holds 64
+    scorer, text = Scorer(engine), "abcdefgh" * 12  # 96 tokens; the context holds 64
     ids = scorer.encode(text)
     last = by_hand(plain, ids[-63:], scorer.encode("!"))
     assert scorer.loglikelihood(text, "!")[0] == pytest.approx(last[0], abs=1e-3)
@@ -60,11 +62,11 @@ def test_long_texts(engine: Engine, plain: Any) -> None:
 def test_generating_until_a_stop(engine: Engine) -> None:
     heard, scorer = list[Any](), Scorer(engine)
     full = scorer.generate_until("Once upon", [], 12)
-    stop = next(letter for letter in full[1:] if letter != "\ufffd" and letter != full[0])   # a whole character
+    stop = next(letter for letter in full[1:] if letter != "\ufffd" and letter != full[0])  # a whole character
     listening = Scorer(engine, heard=heard.append)
     assert listening.generate_until("Once upon", [stop, "never said"], 12) == full[: full.find(stop)]
     assert 1 < len(heard) < 12
-    assert len(scorer.generate_until("x" * 200, [], 8)) > 0              # the context loses its beginning
+    assert len(scorer.generate_until("x" * 200, [], 8)) > 0  # the context loses its beginning
     cancel = threading.Event()
     cancel.set()
     with pytest.raises(Cancelled):
@@ -78,13 +80,15 @@ def test_without_the_harness_the_error_says_how_to_get_it(engine: Engine) -> Non
 
 
 @pytest.mark.skipif(find_spec("lm_eval") is None, reason="lm-evaluation-harness, an optional extra, is not installed")
-def test_a_task_of_ones_own_gives_the_scorers_figures(engine: Engine, tmp_path: Path,
-                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_of_ones_own_gives_the_scorers_figures(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     colours = ["red", "green", "blue"]
     rows: list[dict[str, Any]] = [{"question": f"Word {i} is", "choices": colours, "label": i % 3} for i in range(5)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    (tmp_path / "words.yaml").write_text(f"""task: words_of_our_own
+    (tmp_path / "words.yaml").write_text(
+        f"""task: words_of_our_own
 dataset_path: json
 dataset_kwargs:
   data_files:
@@ -96,7 +100,9 @@ doc_to_target: "{{{{label}}}}"
 doc_to_choice: "{{{{choices}}}}"
 metric_list:
   - metric: acc
-""", encoding="utf-8")
+""",
+        encoding="utf-8",
+    )
     scorer = Scorer(engine)
     found = run_tasks(scorer, ["words_of_our_own"], tmp_path)
     right = []

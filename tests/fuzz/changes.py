@@ -16,9 +16,9 @@ from typing import Any
 Change = dict[str, Any]
 Act = Callable[[Path, Mapping[str, Any]], None]
 Key = str | int
-MARK = "\u0001mutant\u0001"   # stands for raw text while a document is written
+MARK = "\u0001mutant\u0001"  # stands for raw text while a document is written
 ACTS: dict[str, Act] = {}
-PLACES = ("missing", "empty", "directory", "dangling", "loop", "fifo", "endless")   # of a file
+PLACES = ("missing", "empty", "directory", "dangling", "loop", "fifo", "endless")  # of a file
 
 
 class Gone(Exception):
@@ -27,9 +27,11 @@ class Gone(Exception):
 
 def act(name: str) -> Callable[[Act], Act]:
     """Register what carries out the changes of this name; it raises `Gone` where it cannot."""
+
     def put(function: Act) -> Act:
         ACTS[name] = function
         return function
+
     return put
 
 
@@ -38,14 +40,15 @@ def apply(changes: Sequence[Change], root: Path) -> None:
     for change in changes:
         file = root / change.get("file", "")
         if change["do"] != "place" and not file.is_file():
-            continue     # reading what took its place may never end
+            continue  # reading what took its place may never end
         try:
             ACTS[change["do"]](file, change)
-        except (Gone, OSError, LookupError, TypeError, ValueError):   # an earlier change left nothing to act on
+        except (Gone, OSError, LookupError, TypeError, ValueError):  # an earlier change left nothing to act on
             continue
 
 
 # -- JSON, alone or in the head of a safetensors file ------------------------------------------------------------------
+
 
 def read_document(file: Path) -> Any:
     """The JSON of a file, or of a safetensors file's header. Raises Gone."""
@@ -64,7 +67,7 @@ def write_text(file: Path, text: str) -> None:
     if file.suffix == ".safetensors":
         old = file.read_bytes()
         data += b" " * (-len(data) % 8)
-        data = len(data).to_bytes(8, "little") + data + old[8 + int.from_bytes(old[:8], "little"):]
+        data = len(data).to_bytes(8, "little") + data + old[8 + int.from_bytes(old[:8], "little") :]
     file.write_bytes(data)
 
 
@@ -155,6 +158,7 @@ def swap_values(file: Path, change: Mapping[str, Any]) -> None:
 
 # -- bytes -------------------------------------------------------------------------------------------------------------
 
+
 def patch(file: Path, offset: int, data: bytes) -> None:
     """Overwrite bytes of a file, within its size."""
     with file.open("r+b") as handle:
@@ -210,11 +214,16 @@ def replace_line(file: Path, change: Mapping[str, Any]) -> None:
 
 # -- what is there in place of a file ----------------------------------------------------------------------------------
 
+
 def possible_places() -> tuple[str, ...]:
     """PLACES that this system has."""
-    return tuple(p for p in PLACES if (p != "fifo" or hasattr(os, "mkfifo"))
-                 and (p != "endless" or Path("/dev/zero").exists())
-                 and (p not in ("loop", "dangling", "endless") or os.name == "posix"))
+    return tuple(
+        p
+        for p in PLACES
+        if (p != "fifo" or hasattr(os, "mkfifo"))
+        and (p != "endless" or Path("/dev/zero").exists())
+        and (p not in ("loop", "dangling", "endless") or os.name == "posix")
+    )
 
 
 @act("place")

@@ -13,17 +13,35 @@ from tests.fuzz.changes import Change, read_document
 from tests.fuzz.draw import NUMBERS, byte_change, file_change, header_bytes, how_many, json_change, value_near
 from tests.fuzz.mutant import Mutant
 
-JSON = {"config.json": 10, "generation_config.json": 2, "tokenizer_config.json": 2, "tokenizer.json": 2,
-        "model.safetensors.index.json": 3}
+JSON = {
+    "config.json": 10,
+    "generation_config.json": 2,
+    "tokenizer_config.json": 2,
+    "tokenizer.json": 2,
+    "model.safetensors.index.json": 3,
+}
 TEMPLATE = "chat_template.jinja"
 TEMPLATES = (
-    "{% for i in range(10000000000) %}x{% endfor %}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-    "{{ messages[5].content }}", "{{ nothing.there }}", "{% for m in messages %}", "{{ 1 / 0 }}",
-    "{{ 'x' * 1000000000 }}", "{{ raise_exception('no') }}", "{{ messages | tojson }}", "{{ ''.__class__.__mro__ }}",
-    "{{ messages[0]['role'] }}", "{{ range(1000000000) | list }}",
+    "{% for i in range(10000000000) %}x{% endfor %}",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "{{ messages[5].content }}",
+    "{{ nothing.there }}",
+    "{% for m in messages %}",
+    "{{ 1 / 0 }}",
+    "{{ 'x' * 1000000000 }}",
+    "{{ raise_exception('no') }}",
+    "{{ messages | tojson }}",
+    "{{ ''.__class__.__mro__ }}",
+    "{{ messages[0]['role'] }}",
+    "{{ range(1000000000) | list }}",
     "{% set x = namespace(a=[]) %}{% for i in range(100000) %}{% set x.a = x.a + [i] %}{% endfor %}{{ x.a | length }}",
-    "", "{{ strftime_now('%Y') and 'x' }}", "{% include 'x' %}",
-    "{{ messages * 1000000 }}", "{{ lipsum(n=100000) }}", "{{ '%1000000000d' | format(1) }}")
+    "",
+    "{{ strftime_now('%Y') and 'x' }}",
+    "{% include 'x' %}",
+    "{{ messages * 1000000 }}",
+    "{{ lipsum(n=100000) }}",
+    "{{ '%1000000000d' | format(1) }}",
+)
 
 
 class Checkpoints:
@@ -96,5 +114,6 @@ class Checkpoints:
     @staticmethod
     def _weights_changed(mutant: Mutant, folder: Path) -> bool:
         """Whether bytes behind a header were written to."""
-        return any(str(c.get("file")).endswith(".safetensors") and c["do"] in ("flip", "write", "zero")
-                   for c in mutant.changes)
+        return any(
+            str(c.get("file")).endswith(".safetensors") and c["do"] in ("flip", "write", "zero") for c in mutant.changes
+        )

@@ -10,10 +10,49 @@ from typing import Any
 
 from tests.fuzz.changes import Change, Gone, possible_places, read_document
 
-NUMBERS = ("0", "1", "-1", "2", "3", "7", "64", "1000000", "2147483647", "4294967296", "9223372036854775808",
-           "1" + "0" * 30, "-1000000000", "0.5", "-0.5", "1e-45", "1e308", "1e400", "NaN", "Infinity", "-Infinity")
-OTHERS = ("null", "true", "false", '""', '"x"', '"1"', '"NaN"', '"../../x"', '"\\ud800"', '"\\u0000"', "[]", "{}",
-          "[[]]", "[1, 2, 3]", '{"a": 1}', "[null]", '"float32"', '"auto"')
+NUMBERS = (
+    "0",
+    "1",
+    "-1",
+    "2",
+    "3",
+    "7",
+    "64",
+    "1000000",
+    "2147483647",
+    "4294967296",
+    "9223372036854775808",
+    "1" + "0" * 30,
+    "-1000000000",
+    "0.5",
+    "-0.5",
+    "1e-45",
+    "1e308",
+    "1e400",
+    "NaN",
+    "Infinity",
+    "-Infinity",
+)
+OTHERS = (
+    "null",
+    "true",
+    "false",
+    '""',
+    '"x"',
+    '"1"',
+    '"NaN"',
+    '"../../x"',
+    '"\\ud800"',
+    '"\\u0000"',
+    "[]",
+    "{}",
+    "[[]]",
+    "[1, 2, 3]",
+    '{"a": 1}',
+    "[null]",
+    '"float32"',
+    '"auto"',
+)
 DEPTH, LONG = 100_000, 1_000_000
 
 
@@ -53,7 +92,7 @@ def json_change(rng: Random, root: Path, file: str, within: Sequence[str | int] 
         return byte_change(rng, root, file)
     at = [*within, *json_path(rng, document)]
     value: Any = document
-    for key in at[len(within):]:
+    for key in at[len(within) :]:
         value = value[key]
     change: Change = {"file": file, "at": at}
     roll = rng.random()
@@ -67,7 +106,7 @@ def json_change(rng: Random, root: Path, file: str, within: Sequence[str | int] 
         return {**change, "do": "rename", "to": rng.choice([f"{at[-1]}x", "", "model_type", "weight"])}
     if roll < 0.88 and isinstance(at[-1], str):
         owner: Any = document
-        for key in at[len(within):-1]:
+        for key in at[len(within) : -1]:
             owner = owner[key]
         return {**change, "do": "swap", "with": rng.choice(list(owner))}
     if roll < 0.92:
@@ -75,9 +114,12 @@ def json_change(rng: Random, root: Path, file: str, within: Sequence[str | int] 
     if roll < 0.94:
         return {**change, "do": "set", "long": LONG}
     if roll < 0.97:
-        return {**change, "do": "add", "at": [*at[:-1], rng.choice(["text_config", "quantization_config", "dtype",
-                                                                    "__metadata__", "auto_map"])],
-                "raw": rng.choice(NUMBERS + OTHERS)}
+        return {
+            **change,
+            "do": "add",
+            "at": [*at[:-1], rng.choice(["text_config", "quantization_config", "dtype", "__metadata__", "auto_map"])],
+            "raw": rng.choice(NUMBERS + OTHERS),
+        }
     return {**change, "do": "set", "at": [], "raw": rng.choice(OTHERS)}
 
 

@@ -16,7 +16,7 @@ import gguf
 
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 TEXT, ARRAY = 8, 9
-MOST = 1 << 24   # elements or bytes of text that the checker reads
+MOST = 1 << 24  # elements or bytes of text that the checker reads
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class Fields:
     """`places` by a name such as "kv.general.alignment.value" or "tensor.3.offset"."""
 
     places: dict[str, Place] = field(default_factory=dict)
-    values: dict[str, Any] = field(default_factory=dict)               # metadata; arrays as how long they are
-    tensors: dict[str, tuple[tuple[int, ...], int, int]] = field(default_factory=dict)   # dimensions, type, offset
+    values: dict[str, Any] = field(default_factory=dict)  # metadata; arrays as how long they are
+    tensors: dict[str, tuple[tuple[int, ...], int, int]] = field(default_factory=dict)  # dimensions, type, offset
     doubles: list[str] = field(default_factory=list)
-    end: int = 0                                                        # of the header
+    end: int = 0  # of the header
 
 
 def read_fields(data: bytes) -> Fields:

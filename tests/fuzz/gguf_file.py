@@ -104,8 +104,14 @@ class GgufFiles:
     def _value(rng: Random, fields: Fields, name: str) -> Any:
         place: Place = fields.places[name]
         if place.form == "text":
-            alike = [p.value for n, p in fields.places.items() if p.form == "text" and len(p.value) == len(place.value)
-                     and p.value != place.value and n.endswith(name.rpartition(".")[2])]
+            alike = [
+                p.value
+                for n, p in fields.places.items()
+                if p.form == "text"
+                and len(p.value) == len(place.value)
+                and p.value != place.value
+                and n.endswith(name.rpartition(".")[2])
+            ]
             if alike and rng.random() < 0.6:
                 return str(rng.choice(alike).hex())
             changed = bytearray(place.value)
@@ -149,6 +155,10 @@ def tokens() -> dict[str, Any]:
     from tokenizers import pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    return {"tokenizer.ggml.pre": "qwen2", "tokenizer.ggml.tokens": alphabet, "tokenizer.ggml.merges": ["a b", "c d"],
-            "tokenizer.ggml.token_type": [1] * 256,
-            "tokenizer.chat_template": "{% for m in messages %}{{ m['content'] }}{% endfor %}"}
+    return {
+        "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.tokens": alphabet,
+        "tokenizer.ggml.merges": ["a b", "c d"],
+        "tokenizer.ggml.token_type": [1] * 256,
+        "tokenizer.chat_template": "{% for m in messages %}{{ m['content'] }}{% endfor %}",
+    }

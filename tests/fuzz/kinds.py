@@ -19,7 +19,7 @@ KINDS: dict[str, tuple[str, str]] = {
 }
 # How much more often than others it is drawn.
 WEIGHTS = {"checkpoint": 3, "gguf": 2, "pack": 2, "page": 2}
-HIDDEN = {"planted": ("planted", "Planted")}   # for the tests of this package
+HIDDEN = {"planted": ("planted", "Planted")}  # for the tests of this package
 
 
 def make(name: str) -> Kind:

@@ -20,14 +20,32 @@ from core.engine import Engine
 from tests.checkpoints import make_checkpoint
 from tests.tiny_tokenizer import save_tokenizer
 
-SMALL = dict(num_hidden_layers=2, hidden_size=32, num_attention_heads=2, num_key_value_heads=2, head_dim=16,
-             intermediate_size=32, moe_intermediate_size=32, max_position_embeddings=128)
+SMALL = dict(
+    num_hidden_layers=2,
+    hidden_size=32,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+    head_dim=16,
+    intermediate_size=32,
+    moe_intermediate_size=32,
+    max_position_embeddings=128,
+)
 SAMPLES: dict[str, dict[str, Any]] = {
     "qwen3_moe": dict(num_experts=4, num_experts_per_tok=2),
     "mixtral": dict(num_local_experts=4, num_experts_per_tok=2),
     "gpt_oss": dict(num_local_experts=4, num_experts_per_tok=2, sliding_window=8),
-    "deepseek_v3": dict(n_routed_experts=4, num_experts_per_tok=2, n_group=2, topk_group=1, head_dim=None,
-                        kv_lora_rank=16, q_lora_rank=16, v_head_dim=16, first_k_dense_replace=1, num_hidden_layers=3),
+    "deepseek_v3": dict(
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=2,
+        topk_group=1,
+        head_dim=None,
+        kv_lora_rank=16,
+        q_lora_rank=16,
+        v_head_dim=16,
+        first_k_dense_replace=1,
+        num_hidden_layers=3,
+    ),
 }
 PROMPT, STEPS = (3, 5, 7, 11, 2, 4), 2
 CHAT = [{"role": "user", "content": "the cat"}]
@@ -53,8 +71,13 @@ def seen_of(folder: Path) -> dict[str, Any]:
         for _ in engine.generate(Ids(PROMPT), Sampling(max_new_tokens=STEPS + 1), draw=draw):
             pass
         said = "".join(p.text for p in engine.generate(CHAT, Sampling(max_new_tokens=3)) if p.kind == "token")
-        return {"logits": torch.stack(rows[: STEPS + 1]).numpy(), "dtype": str(engine.model.dtype),
-                "chat ids": engine.prompt.tokens(CHAT), "ends": sorted(engine.prompt.ends), "said": said}
+        return {
+            "logits": torch.stack(rows[: STEPS + 1]).numpy(),
+            "dtype": str(engine.model.dtype),
+            "chat ids": engine.prompt.tokens(CHAT),
+            "ends": sorted(engine.prompt.ends),
+            "said": said,
+        }
     finally:
         engine.unload()
 
@@ -64,8 +87,12 @@ def plain_logits(folder: Path, dtype: str) -> tuple[Any, str]:
     """(what plain transformers computes in a number type, "") or (None, why it does not)."""
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, dtype.removeprefix("torch.")), experts_implementation="grouped_mm",
-            local_files_only=True, output_loading_info=True)
+            folder,
+            dtype=getattr(torch, dtype.removeprefix("torch.")),
+            experts_implementation="grouped_mm",
+            local_files_only=True,
+            output_loading_info=True,
+        )
         lost = [*info["missing_keys"], *info["mismatched_keys"]]
         if lost:
             return None, f"transformers finds no weights for {len(lost)} of them, such as {sorted(map(str, lost))[0]}"

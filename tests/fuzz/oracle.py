@@ -22,7 +22,8 @@ INTERNAL = re.compile(
     r"not supported between|\[Errno|errno|"
     r"torch\.\w|site-packages|(?<!launch)\.py\b|dtype\(|\bnp\.\w|Tensor\b|kwargs|Cannot copy|"
     r"size mismatch|max recursion|__(?:init|class|mro|new|call|getattr\w*)__|must be real number|unhashable|"
-    r"values to unpack|cannot unpack non|invalid literal|could not convert")
+    r"values to unpack|cannot unpack non|invalid literal|could not convert"
+)
 ENDS = (".", "!", "?", ".)", ".'", '."')
 
 
@@ -46,10 +47,15 @@ def unclear(message: str, folder: Path) -> str:
 def innermost(error: BaseException) -> str:
     """The last frame of our own, and the last of all."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [f for f in frames if f.filename.startswith(str(ROOT)) and "/tests/fuzz/" not in f.filename
-            and "/.venv/" not in f.filename]
-    told = [f"{re.sub(r'.*site-packages/', '', f.filename.removeprefix(f'{ROOT}/'))}:{f.lineno} {f.name}"
-            for f in (*frames[-1:], *ours[-1:])]
+    ours = [
+        f
+        for f in frames
+        if f.filename.startswith(str(ROOT)) and "/tests/fuzz/" not in f.filename and "/.venv/" not in f.filename
+    ]
+    told = [
+        f"{re.sub(r'.*site-packages/', '', f.filename.removeprefix(f'{ROOT}/'))}:{f.lineno} {f.name}"
+        for f in (*frames[-1:], *ours[-1:])
+    ]
     return " < ".join(dict.fromkeys(told))
 
 
@@ -77,9 +83,12 @@ def judge(kind: Kind, mutant: Mutant, folder: Path, whole: dict[str, Any]) -> Ve
     except MoestroError as error:
         message = str(error)
         problem = unclear(message, folder)
-        return Verdict("unclear error" if problem else "clear error", f"{problem}: {message}" if problem else message,
-                       innermost(error) if problem else "")
-    except BaseException as error:   # a panic of a library in Rust is no Exception
+        return Verdict(
+            "unclear error" if problem else "clear error",
+            f"{problem}: {message}" if problem else message,
+            innermost(error) if problem else "",
+        )
+    except BaseException as error:  # a panic of a library in Rust is no Exception
         if isinstance(error, KeyboardInterrupt):
             raise
         return Verdict("exception", f"{type(error).__name__}: {error}"[:600], innermost(error))

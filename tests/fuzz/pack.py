@@ -80,8 +80,11 @@ class Packs:
             file = rng.choice([*SEALED, SEALED[0], SEALED[0]])
             return [json_change(rng, folder, file), *self._sealed(rng, file, 0.85)]
         if roll < 0.78:
-            change = json_change(rng, folder, DENSE) if rng.random() < 0.7 else byte_change(
-                rng, folder, DENSE, header_bytes(folder, DENSE))
+            change = (
+                json_change(rng, folder, DENSE)
+                if rng.random() < 0.7
+                else byte_change(rng, folder, DENSE, header_bytes(folder, DENSE))
+            )
             return [change, *self._sealed(rng, DENSE, 0.85)]
         if roll < 0.93:
             file = rng.choice([DENSE, blob, blob])
@@ -106,7 +109,7 @@ class Packs:
         if MANIFEST in files:
             return "the manifest says what its weights are not"
         if any(file.endswith(".bin") for file in files):
-            return ""   # other blobs, and their checksums with them
+            return ""  # other blobs, and their checksums with them
         if problem := models.contradiction(folder / "checkpoint"):
             return problem
         if mutant.sample == "int4":
@@ -133,5 +136,5 @@ class Packs:
         try:
             save_file(experts | load_file(folder / DENSE), into / "model.safetensors", {"format": "pt"})
         except Exception:
-            shutil.copy(folder / DENSE, into / "model.safetensors")   # transformers will say what is wrong with it
+            shutil.copy(folder / DENSE, into / "model.safetensors")  # transformers will say what is wrong with it
         return into

@@ -50,9 +50,17 @@ class Pages(Requests):
         """What the page would send for each of its events."""
         config = self.client().get("/config").json()
         components = {c["id"]: c for c in config["components"]}
-        bodies = [{"data": [components[i]["props"].get("value") for i in event["inputs"]], "event_data": None,
-                   "fn_index": event["id"], "trigger_id": None, "session_hash": "me"}
-                  for event in config["dependencies"] if event.get("backend_fn", True)]
+        bodies = [
+            {
+                "data": [components[i]["props"].get("value") for i in event["inputs"]],
+                "event_data": None,
+                "fn_index": event["id"],
+                "trigger_id": None,
+                "session_hash": "me",
+            }
+            for event in config["dependencies"]
+            if event.get("backend_fn", True)
+        ]
         (folder / "events.json").write_text(json.dumps(bodies))
         (folder / BODY).write_text(json.dumps(bodies[0]))
 
@@ -78,14 +86,20 @@ class Pages(Requests):
     def use(self, folder: Path, mutant: Mutant) -> dict[str, Any]:
         client = self.client()
         self._errors.clear()
-        with client.stream("POST", "/gradio_api/run/predict", content=(folder / BODY).read_bytes(),
-                           headers={"content-type": "application/json"}) as reply:
+        with client.stream(
+            "POST",
+            "/gradio_api/run/predict",
+            content=(folder / BODY).read_bytes(),
+            headers={"content-type": "application/json"},
+        ) as reply:
             told = reply.read()
         self._settle()
         assert client.get("/healthz").status_code == 200
         for error in self._errors:
-            if any(frame.filename.startswith(OURS) and "/uploads.py" not in frame.filename
-                   for frame in traceback.extract_tb(error.__traceback__)):
+            if any(
+                frame.filename.startswith(OURS) and "/uploads.py" not in frame.filename
+                for frame in traceback.extract_tb(error.__traceback__)
+            ):
                 raise Refused(error.message) if isinstance(error, gr.Error) else error
             raise Refused("Gradio does not take this value for this input.")
         if reply.status_code >= 400:

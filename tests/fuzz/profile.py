@@ -123,9 +123,14 @@ class Profiles:
     def _array(rng: Random, folder: Path) -> Change:
         with safe_open(folder / FILE, framework="numpy") as opened:
             names = names_of(opened)
-        return {"do": "profile", "file": FILE, "array": rng.choice(names), "at": rng.randrange(1000),
-                "as": rng.choice(("drop", "shape", "type", "rename", "value", "value", "value")),
-                "value": rng.choice(("nan", "inf", "-inf", -1, 1e30, 2**31, 7, 100))}
+        return {
+            "do": "profile",
+            "file": FILE,
+            "array": rng.choice(names),
+            "at": rng.randrange(1000),
+            "as": rng.choice(("drop", "shape", "type", "rename", "value", "value", "value")),
+            "value": rng.choice(("nan", "inf", "-inf", -1, 1e30, 2**31, 7, 100)),
+        }
 
     def use(self, folder: Path, mutant: Mutant) -> dict[str, Any]:
         profile = load(folder / FILE, model_hash="fake")
@@ -138,18 +143,26 @@ class Profiles:
                 seen[f.name] = value if isinstance(value, np.ndarray | int | str) else str(value)
         seen["told"] = str(describe(profile))
         profile.over(fake_profile()), profile.parts()
-        seen["placed"] = str([_placed(kind, name, profile) for kind in ("eviction", "layer_slots", "predictor")
-                              for name in params()[kind].choices or ()])
+        seen["placed"] = str(
+            [
+                _placed(kind, name, profile)
+                for kind in ("eviction", "layer_slots", "predictor")
+                for name in params()[kind].choices or ()
+            ]
+        )
         return seen
 
     def explain(self, folder: Path, mutant: Mutant, seen: dict[str, Any], whole: dict[str, Any]) -> str:
         sealed = any(change["do"] == "profile" for change in mutant.changes)
         if not sealed:
-            return "a change was not noticed" if any(
-                str(seen.get(name)) != str(whole[name]) for name in whole) else ""
+            return "a change was not noticed" if any(str(seen.get(name)) != str(whole[name]) for name in whole) else ""
         for name, value in seen.items():
-            if isinstance(value, np.ndarray) and value.dtype.kind == "f" and name not in (
-                    "gate_recall", "defaults") and not np.isfinite(value).all():
+            if (
+                isinstance(value, np.ndarray)
+                and value.dtype.kind == "f"
+                and name not in ("gate_recall", "defaults")
+                and not np.isfinite(value).all()
+            ):
                 return f"{name} is not finite"
         if "counts" in seen and isinstance(seen["counts"], np.ndarray) and (seen["counts"] < 0).any():
             return "counts below 0"
@@ -178,11 +191,19 @@ def whole(some: Profile) -> Profile:
     def numbers(*shape: int, dtype: str = "float32") -> Any:
         return rng.random(shape).astype(dtype)
 
-    return replace(some, defaults=numbers(s.layers, s.experts, s.hidden, dtype="float16"),
-                   maps=numbers(3, s.layers, s.experts, dtype="float16"),
-                   map_keys=numbers(3, s.hidden, dtype="float16"), norms=numbers(s.layers, s.experts),
-                   likeness=numbers(s.layers, s.experts, s.experts, dtype="float16"),
-                   first_table=FirstTable(np.array([3, 9], np.int32), np.array([[1, 0], [7, -1]], np.int16)),
-                   nets={"estimator.a": torch.from_numpy(numbers(3, 4)), "path.tokens": torch.tensor([5, 6])},
-                   settings={"estimator": {"width": 4}, "path": {"d_model": 2}, "times": {"link": "emulated"},
-                             "gathered": {"counts": {"tokens": 10}}})
+    return replace(
+        some,
+        defaults=numbers(s.layers, s.experts, s.hidden, dtype="float16"),
+        maps=numbers(3, s.layers, s.experts, dtype="float16"),
+        map_keys=numbers(3, s.hidden, dtype="float16"),
+        norms=numbers(s.layers, s.experts),
+        likeness=numbers(s.layers, s.experts, s.experts, dtype="float16"),
+        first_table=FirstTable(np.array([3, 9], np.int32), np.array([[1, 0], [7, -1]], np.int16)),
+        nets={"estimator.a": torch.from_numpy(numbers(3, 4)), "path.tokens": torch.tensor([5, 6])},
+        settings={
+            "estimator": {"width": 4},
+            "path": {"d_model": 2},
+            "times": {"link": "emulated"},
+            "gathered": {"counts": {"tokens": 10}},
+        },
+    )

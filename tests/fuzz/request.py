@@ -25,8 +25,16 @@ from tests.fuzz.mutant import Mutant
 
 HOME = "http://127.0.0.1:7860"
 BODY, LINE = "body.json", "request.json"
-CHAT = {"model": "demo", "messages": [{"role": "system", "content": "Be short."}, {"role": "user", "content": "hello"}],
-        "max_tokens": 6, "temperature": 0.5, "top_p": 0.9, "seed": 3, "stream": False, "user": "me"}
+CHAT = {
+    "model": "demo",
+    "messages": [{"role": "system", "content": "Be short."}, {"role": "user", "content": "hello"}],
+    "max_tokens": 6,
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "seed": 3,
+    "stream": False,
+    "user": "me",
+}
 GETS: dict[str, dict[str, Any]] = {
     "frame": {"path": "/live/frame", "params": {"layer": 1, "since": "1.0.0.0"}},
     "session zip": {"path": "/export/session.zip", "params": {"load": 1}},
@@ -36,12 +44,46 @@ GETS: dict[str, dict[str, Any]] = {
     "models": {"path": "/v1/models", "params": {}},
     "health": {"path": "/healthz", "params": {}},
 }
-WORDS = ("", "-1", "0", "4", "1e3", "NaN", "9223372036854775808", "9" * 40, "9" * 5000, "0.5", "x", "true", "\u0664",
-         "%00", "..%2f..", "1%20", "[]", "%ed%a0%80", "%ff", "+1", "\uff11", "x" * 60_000)
-HEADERS = (("content-type", "text/plain"), ("content-type", "application/json; charset=utf-16"), ("content-type", ""),
-           ("host", "example.org"), ("host", ""), ("origin", "http://example.org"), ("origin", "null"),
-           ("content-length", "-1"), ("accept", "x" * 9000), ("sec-fetch-site", "cross-site"), ("range", "bytes=-5-1"),
-           ("content-encoding", "gzip"), ("accept-encoding", "\x01"), ("authorization", "Bearer \x7f"))
+WORDS = (
+    "",
+    "-1",
+    "0",
+    "4",
+    "1e3",
+    "NaN",
+    "9223372036854775808",
+    "9" * 40,
+    "9" * 5000,
+    "0.5",
+    "x",
+    "true",
+    "\u0664",
+    "%00",
+    "..%2f..",
+    "1%20",
+    "[]",
+    "%ed%a0%80",
+    "%ff",
+    "+1",
+    "\uff11",
+    "x" * 60_000,
+)
+HEADERS = (
+    ("content-type", "text/plain"),
+    ("content-type", "application/json; charset=utf-16"),
+    ("content-type", ""),
+    ("host", "example.org"),
+    ("host", ""),
+    ("origin", "http://example.org"),
+    ("origin", "null"),
+    ("content-length", "-1"),
+    ("accept", "x" * 9000),
+    ("sec-fetch-site", "cross-site"),
+    ("range", "bytes=-5-1"),
+    ("content-encoding", "gzip"),
+    ("accept-encoding", "\x01"),
+    ("authorization", "Bearer \x7f"),
+)
 PATHS = ("/export/{}.zip", "/export/{}.trace", "/{}", "/v1/{}", "/export/session.{}", "/live/{}")
 METHODS = ("GET", "POST", "PUT", "HEAD", "OPTIONS", "DELETE", "TRACE", "X")
 
@@ -52,8 +94,9 @@ class FewTokens(QuickEngine):
     def __init__(self, spec: LoadSpec) -> None:
         super().__init__(spec)
 
-    def generate(self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling,
-                 cancel: Any = None) -> Iterator[Piece]:
+    def generate(
+        self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling, cancel: Any = None
+    ) -> Iterator[Piece]:
         few = Sampling(max_new_tokens=min(8, sampling.max_new_tokens))
         yield from super().generate(messages, few, cancel)
 
@@ -136,7 +179,7 @@ class Requests:
             if "json" in kind and body:
                 said = json.loads(text)
                 error = said.get("error", said) if isinstance(said, dict) else said
-                if isinstance(error, dict) and isinstance(error.get("detail"), list):   # of FastAPI, with what was sent
+                if isinstance(error, dict) and isinstance(error.get("detail"), list):  # of FastAPI, with what was sent
                     error = "; ".join(str(one.get("msg")) for one in error["detail"])
                 text = error.get("message", "") or json.dumps(error) if isinstance(error, dict) else str(error)
             raise Refused(text if text.rstrip().endswith((".", "!", "?")) or not text else f"{text}.")
@@ -146,9 +189,12 @@ class Requests:
         elif "event-stream" in kind:
             lines = [line[6:] for line in body.decode().split("\n\n") if line]
             assert lines[-1] == "[DONE]", f"a stream that ends with {lines[-1]!r:.80}"
-            seen["text"] = "".join(json.loads(one)["choices"][0]["delta"].get("content", "") for one in lines[:-1]
-                                   if "choices" in json.loads(one))
+            seen["text"] = "".join(
+                json.loads(one)["choices"][0]["delta"].get("content", "")
+                for one in lines[:-1]
+                if "choices" in json.loads(one)
+            )
         return seen
 
     def explain(self, folder: Path, mutant: Mutant, seen: dict[str, Any], whole: dict[str, Any]) -> str:
-        return ""   # another request may have another answer; that there is one, and what it is like, is seen above
+        return ""  # another request may have another answer; that there is one, and what it is like, is seen above

@@ -20,8 +20,8 @@ from tests.fuzz.mutant import Mutant, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 HANG_S = 20.0
-ITS_OWN: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)   # Ctrl-C is for the one who asks, not for workers
-START_S = 120.0   # imports and samples of a fresh worker, on a busy machine
+ITS_OWN: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)  # Ctrl-C is for the one who asks, not for workers
+START_S = 120.0  # imports and samples of a fresh worker, on a busy machine
 Asked = Mapping[str, Any]
 """A mutant as plain JSON, or {"kind", "seed"}."""
 
@@ -68,7 +68,7 @@ class Worker:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 if os.name == "posix":
-                    os.killpg(self._process.pid, signal.SIGKILL)   # and what it started
+                    os.killpg(self._process.pid, signal.SIGKILL)  # and what it started
             self._process.kill()
             self._process.wait()
             self._process = None
@@ -77,12 +77,26 @@ class Worker:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._log = (self._folder / "stderr.txt").open("w", encoding="utf-8")
         home = self._folder / "home"
-        environment = os.environ | {"HF_HUB_OFFLINE": "1", "GRADIO_ANALYTICS_ENABLED": "False", "HF_HOME": str(home),
-                                    "MOESTRO_HOME": str(home), "TMPDIR": str(self._folder), "OMP_NUM_THREADS": "1",
-                                    "TOKENIZERS_PARALLELISM": "false"}
-        self._process = subprocess.Popen([*self._command, str(self._folder)], stdin=subprocess.PIPE, cwd=ROOT,
-                                         stdout=subprocess.PIPE, stderr=self._log, text=True, env=environment,
-                                         start_new_session=os.name == "posix", creationflags=ITS_OWN)
+        environment = os.environ | {
+            "HF_HUB_OFFLINE": "1",
+            "GRADIO_ANALYTICS_ENABLED": "False",
+            "HF_HOME": str(home),
+            "MOESTRO_HOME": str(home),
+            "TMPDIR": str(self._folder),
+            "OMP_NUM_THREADS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        self._process = subprocess.Popen(
+            [*self._command, str(self._folder)],
+            stdin=subprocess.PIPE,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=environment,
+            start_new_session=os.name == "posix",
+            creationflags=ITS_OWN,
+        )
         self._replies = queue.Queue()
         threading.Thread(target=_pump, args=(self._process, self._replies), daemon=True).start()
 
@@ -106,8 +120,9 @@ def _pump(process: subprocess.Popen[str], replies: queue.Queue[str | None]) -> N
     replies.put(None)
 
 
-def run_all(asked: Iterable[Asked], workers: int = 2, hang_s: float = HANG_S,
-            stop: threading.Event | None = None) -> Iterator[tuple[Mutant, Verdict]]:
+def run_all(
+    asked: Iterable[Asked], workers: int = 2, hang_s: float = HANG_S, stop: threading.Event | None = None
+) -> Iterator[tuple[Mutant, Verdict]]:
     """Verdicts as they come, in any order. `asked` is read as it is needed, so it may be endless; `stop` ends it."""
     stop = stop or threading.Event()
     source, lock = iter(asked), threading.Lock()
@@ -137,7 +152,7 @@ def run_all(asked: Iterable[Asked], workers: int = 2, hang_s: float = HANG_S,
         try:
             while left:
                 try:
-                    found = done.get(timeout=1.0)   # without an end Ctrl-C would not be heard on Windows
+                    found = done.get(timeout=1.0)  # without an end Ctrl-C would not be heard on Windows
                 except queue.Empty:
                     continue
                 if isinstance(found, BaseException):

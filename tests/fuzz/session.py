@@ -33,15 +33,26 @@ def keep(mutant: Mutant, verdict: Verdict, folder: Path = SEEDS) -> Path:
 
 def kept(folder: Path = SEEDS) -> list[tuple[Path, Mutant]]:
     """Every seed file and its mutant."""
-    return [(path, Mutant.of(json.loads(path.read_text(encoding="utf-8"))["mutant"]))
-            for path in sorted(folder.glob("*.json"))]
+    return [
+        (path, Mutant.of(json.loads(path.read_text(encoding="utf-8"))["mutant"]))
+        for path in sorted(folder.glob("*.json"))
+    ]
 
 
 class Session:
     """Counts outcomes; prints a line now and then, each finding, and a summary at the end, also after Ctrl-C."""
 
-    def __init__(self, kinds: Sequence[str], workers: int, hang_s: float, *, keep: bool = True, folder: Path = SEEDS,
-                 run: Run = run_all, say: Callable[[str], None] = lambda text: print(text, flush=True)) -> None:
+    def __init__(
+        self,
+        kinds: Sequence[str],
+        workers: int,
+        hang_s: float,
+        *,
+        keep: bool = True,
+        folder: Path = SEEDS,
+        run: Run = run_all,
+        say: Callable[[str], None] = lambda text: print(text, flush=True),
+    ) -> None:
         self._kinds, self._workers, self._hang_s, self._keep = list(kinds), workers, hang_s, keep
         self._folder, self._run, self._say = folder, run, say
         self.first = random.SystemRandom().randrange(10**9)
@@ -88,7 +99,7 @@ class Session:
         if verdict.good:
             return
         cause = f"{mutant.kind} {verdict.outcome} {verdict.where or verdict.detail[:60]}"
-        if cause not in self.found:     # one seed a cause: the others say nothing new
+        if cause not in self.found:  # one seed a cause: the others say nothing new
             self.found[cause] = keep(mutant, verdict, self._folder) if self._keep else None
             self._say(f"FOUND {verdict.outcome}: {mutant}\n      {verdict.detail[:300]}\n      {verdict.where}")
 
@@ -103,6 +114,9 @@ class Session:
             told = ", ".join(f"{n} {outcome}" for (of, outcome), n in self.by_kind.items() if of == kind)
             self._say(f"  {kind}: {told}")
         bad = sum(n for outcome, n in self.counts.items() if outcome not in GOOD)
-        self._say(f"Nothing found; the seeds began with {self.first}." if not bad else
-                  f"{bad} to be mended, of {len(self.found)} causes: "
-                  f"{', '.join(path.name for path in self.found.values() if path) or 'not kept'}")
+        self._say(
+            f"Nothing found; the seeds began with {self.first}."
+            if not bad
+            else f"{bad} to be mended, of {len(self.found)} causes: "
+            f"{', '.join(path.name for path in self.found.values() if path) or 'not kept'}"
+        )

@@ -22,12 +22,38 @@ from tests.fuzz.mutant import Mutant
 
 FILE = "home/moestro.sqlite3"
 DEEP = f"replace(hex(zeroblob({DEPTH // 2})), '0', '[')"
-VALUES = ("NULL", "-1", "0", "1e308", "9223372036854775807", "''", "'x'", "x'00ff'", "'[1'", "'\"text\"'", "'{}'",
-          "'[]'", "'null'", "'NaN'", "zeroblob(3)", "zeroblob(100000)", DEEP, "cast(x'ff41' AS TEXT)")
-STATEMENTS = ("DROP TABLE {table}", "DELETE FROM {table}", "ALTER TABLE {table} DROP COLUMN {column}",
-              "ALTER TABLE {table} RENAME TO other", "ALTER TABLE {table} RENAME COLUMN {column} TO other",
-              "PRAGMA user_version = 0", "PRAGMA user_version = 2", "PRAGMA user_version = 999",
-              "PRAGMA user_version = -1", "INSERT INTO {table} DEFAULT VALUES")
+VALUES = (
+    "NULL",
+    "-1",
+    "0",
+    "1e308",
+    "9223372036854775807",
+    "''",
+    "'x'",
+    "x'00ff'",
+    "'[1'",
+    "'\"text\"'",
+    "'{}'",
+    "'[]'",
+    "'null'",
+    "'NaN'",
+    "zeroblob(3)",
+    "zeroblob(100000)",
+    DEEP,
+    "cast(x'ff41' AS TEXT)",
+)
+STATEMENTS = (
+    "DROP TABLE {table}",
+    "DELETE FROM {table}",
+    "ALTER TABLE {table} DROP COLUMN {column}",
+    "ALTER TABLE {table} RENAME TO other",
+    "ALTER TABLE {table} RENAME COLUMN {column} TO other",
+    "PRAGMA user_version = 0",
+    "PRAGMA user_version = 2",
+    "PRAGMA user_version = 999",
+    "PRAGMA user_version = -1",
+    "INSERT INTO {table} DEFAULT VALUES",
+)
 
 
 @act("sql")
@@ -78,8 +104,12 @@ class Stores:
     def draw(self, rng: Random, sample: str, folder: Path) -> list[Change]:
         changes: list[Change] = []
         with sqlite3.connect(folder / FILE) as db:
-            tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT "
-                                                     "LIKE 'sqlite%' ORDER BY name")]
+            tables = [
+                name
+                for (name,) in db.execute(
+                    "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%' ORDER BY name"
+                )
+            ]
             columns = {t: [row[1] for row in db.execute(f"PRAGMA table_info({t})")] for t in tables}
             keys = [key for (key,) in db.execute("SELECT key FROM memory ORDER BY key")]
         db.close()
@@ -116,8 +146,10 @@ class Stores:
             seen["said"] = [[(m.role, m.text) for m in host.messages(chat)] for chat, _ in sorted(seen["chats"])]
             refused = []
             for chat, _ in seen["chats"]:
-                for write in (lambda: export.write(host.store, folder / "e.zip", chat=chat),   # noqa: B023
-                              lambda: traces.write(traces.find(host.store, chat, None), folder / "t.trace")):  # noqa: B023
+                for write in (
+                    lambda: export.write(host.store, folder / "e.zip", chat=chat),  # noqa: B023
+                    lambda: traces.write(traces.find(host.store, chat, None), folder / "t.trace"),  # noqa: B023
+                ):
                     try:
                         write()
                     except MoestroError as error:
@@ -135,14 +167,21 @@ class Stores:
         if seen["answered"] != whole["answered"]:
             return "what is asked now is answered otherwise"
         if not (folder / "before.sqlite3").is_file():
-            return ""       # there was nothing: a new store
+            return ""  # there was nothing: a new store
         try:
             with sqlite3.connect(folder / "before.sqlite3") as db:
                 if [row[0] for row in db.execute("PRAGMA quick_check")] != ["ok"]:
                     return "the file is damaged and was used"
-                stored = [[list(row) for row in db.execute(
-                    "SELECT role, text FROM messages WHERE chat = ? AND replaced_by IS NULL ORDER BY id", (chat,))]
-                    for (chat,) in db.execute("SELECT id FROM chats ORDER BY id").fetchall()]
+                stored = [
+                    [
+                        list(row)
+                        for row in db.execute(
+                            "SELECT role, text FROM messages WHERE chat = ? AND replaced_by IS NULL ORDER BY id",
+                            (chat,),
+                        )
+                    ]
+                    for (chat,) in db.execute("SELECT id FROM chats ORDER BY id").fetchall()
+                ]
             db.close()
         except sqlite3.Error as error:
             return f"the file cannot be read ({error}) and was used"

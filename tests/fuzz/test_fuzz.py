@@ -15,8 +15,11 @@ from tests.fuzz.runner import HANG_S, Asked, cores, each, run_all
 from tests.fuzz.session import kept
 
 MANY = 1000
-FEW: dict[str, tuple[int, ...]] = {   # seeds that were well when they were chosen, a spread of what is drawn
-    "checkpoint": (6, 12, 15, 18, 27), "pack": (1, 7, 13, 16, 19), "store": (2, 8, 11, 14, 17)}
+FEW: dict[str, tuple[int, ...]] = {  # seeds that were well when they were chosen, a spread of what is drawn
+    "checkpoint": (6, 12, 15, 18, 27),
+    "pack": (1, 7, 13, 16, 19),
+    "store": (2, 8, 11, 14, 17),
+}
 USUAL = (0, 1, 2, 3, 4)
 
 
@@ -26,8 +29,9 @@ def wrong(asked: Iterable[Asked], workers: int) -> tuple[list[str], int]:
     for mutant, verdict in run_all(asked, workers):
         count += 1
         if not verdict.good:
-            found.append("\n  ".join((verdict.outcome, json.dumps({"mutant": mutant.plain()}), verdict.detail,
-                                      verdict.where)))
+            found.append(
+                "\n  ".join((verdict.outcome, json.dumps({"mutant": mutant.plain()}), verdict.detail, verdict.where))
+            )
     return found, count
 
 

@@ -19,9 +19,17 @@ from tests.fuzz.oracle import difference, unclear
 from tests.fuzz.runner import Asked, run_all
 from tests.fuzz.session import Session, keep, kept
 
-SECONDS = 1.5   # until a planted hang is called one
-EXPECTED = {"0": "explained", "1": "clear error", "2": "unclear error", "3": "exception", "4": "hang", "5": "crash",
-            "6": "exception", "7": "same"}
+SECONDS = 1.5  # until a planted hang is called one
+EXPECTED = {
+    "0": "explained",
+    "1": "clear error",
+    "2": "unclear error",
+    "3": "exception",
+    "4": "hang",
+    "5": "crash",
+    "6": "exception",
+    "7": "same",
+}
 
 
 def test_planted_defects_are_found_kept_and_replayed(tmp_path: Path) -> None:
@@ -31,16 +39,19 @@ def test_planted_defects_are_found_kept_and_replayed(tmp_path: Path) -> None:
     assert session.counts == Counter(EXPECTED.values())
     files = kept(tmp_path)
     assert len(files) == 5 and all(path.stat().st_size < 1000 for path, _ in files)
-    again = {mutant.changes[0]["text"]: verdict.outcome for mutant, verdict in run_all(
-        [mutant.plain() for _, mutant in files], 2, SECONDS)}
+    again = {
+        mutant.changes[0]["text"]: verdict.outcome
+        for mutant, verdict in run_all([mutant.plain() for _, mutant in files], 2, SECONDS)
+    }
     assert again == {text: outcome for text, outcome in EXPECTED.items() if text in "23456"}
     assert "5 to be mended" in said[-1] and any("planted.py" in line for line in said)
 
 
 def one_of_each() -> list[Asked]:
     """A mutant for each of the numbers."""
-    return [Mutant("planted", "seven", ({"do": "text", "file": "number.txt", "text": text},)).plain()
-            for text in EXPECTED]
+    return [
+        Mutant("planted", "seven", ({"do": "text", "file": "number.txt", "text": text},)).plain() for text in EXPECTED
+    ]
 
 
 def test_a_seed_is_one_mutant(tmp_path: Path) -> None:
@@ -79,10 +90,18 @@ def test_one_seed_a_cause_is_kept(tmp_path: Path) -> None:
     assert kept(tmp_path) == [(path, mutant)]
 
 
-@pytest.mark.parametrize(("message", "problem"), [
-    ("The model is damaged. Download it again.", ""), ("", "no message"), ("it is damaged", "sentence"),
-    ("/MODEL/x has 'int' object is not iterable.", "object"), ("KeyError('x').", "KeyError"),
-    ("/tmp/moestro-import-x/config.json is bad.", "temporary"), ("Wrong: " + "x" * 3000 + ".", "characters")])
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        ("The model is damaged. Download it again.", ""),
+        ("", "no message"),
+        ("it is damaged", "sentence"),
+        ("/MODEL/x has 'int' object is not iterable.", "object"),
+        ("KeyError('x').", "KeyError"),
+        ("/tmp/moestro-import-x/config.json is bad.", "temporary"),
+        ("Wrong: " + "x" * 3000 + ".", "characters"),
+    ],
+)
 def test_what_a_clear_message_is(message: str, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", "/tmp")
     found = unclear(message, Path("/tmp/fuzz/mutants/1"))
@@ -110,7 +129,7 @@ def test_json_changes_do_what_they_say(tmp_path: Path) -> None:
     assert after({"do": "drop", "at": at}) == '{"a": {"c": 2}}'
     assert after({"do": "swap", "at": at, "with": "c"}) == '{"a": {"b": 2, "c": 1}}'
     assert after({"do": "set", "at": at, "depth": 3}) == '{"a": {"b": [[[]]], "c": 2}}'
-    assert after({"do": "drop", "at": ["a"]}, {"do": "drop", "at": at}) == "{}"   # what is gone is left
+    assert after({"do": "drop", "at": ["a"]}, {"do": "drop", "at": at}) == "{}"  # what is gone is left
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -118,8 +137,14 @@ def test_places_are_put_and_never_read(tmp_path: Path, place: str) -> None:
     if place not in possible_places():
         pytest.skip("this system has none")
     (tmp_path / "x.json").write_text("{}")
-    apply([{"do": "place", "file": "x.json", "as": place}, {"do": "flip", "file": "x.json", "offset": 0, "bit": 0},
-           {"do": "set", "file": "x.json", "at": [], "raw": "1"}], tmp_path)
+    apply(
+        [
+            {"do": "place", "file": "x.json", "as": place},
+            {"do": "flip", "file": "x.json", "offset": 0, "bit": 0},
+            {"do": "set", "file": "x.json", "at": [], "raw": "1"},
+        ],
+        tmp_path,
+    )
     assert (tmp_path / "x.json").is_file() == (place == "empty")
 
 
@@ -129,8 +154,13 @@ def test_a_gguf_file_is_judged_by_the_formats_rules(tmp_path: Path) -> None:
     whole = (tmp_path / GGUF).read_bytes()
     assert unsound(tmp_path / GGUF) == ""
     fields = read_fields(whole)
-    for name, value in (("tensor.1.offset", fields.places["tensor.1.offset"].value + 32), ("tensor.0.type", 99),
-                        ("tensor.0.side.0", 0), ("tensors", 2**40), ("version", 7)):
+    for name, value in (
+        ("tensor.1.offset", fields.places["tensor.1.offset"].value + 32),
+        ("tensor.0.type", 99),
+        ("tensor.0.side.0", 0),
+        ("tensors", 2**40),
+        ("version", 7),
+    ):
         (tmp_path / GGUF).write_bytes(whole)
         apply([{"do": "field", "file": GGUF, "field": name, "value": value}], tmp_path)
         assert unsound(tmp_path / GGUF), name

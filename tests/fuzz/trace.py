@@ -19,8 +19,21 @@ from tests.fuzz.draw import byte_change, file_change, how_many, json_change
 from tests.fuzz.mutant import Mutant
 
 LAYERS, EXPERTS, TOP_K, TOKENS = 2, 6, 2, 24
-CELLS = ("", "-1", "x", "1e9", "99999999999999999999", "0.5", "NaN", "0,0,1,2", "\u0664", "0 0 0", "3;4", "\x00",
-         "2" * 5000)
+CELLS = (
+    "",
+    "-1",
+    "x",
+    "1e9",
+    "99999999999999999999",
+    "0.5",
+    "NaN",
+    "0,0,1,2",
+    "\u0664",
+    "0 0 0",
+    "3;4",
+    "\x00",
+    "2" * 5000,
+)
 ARRAYS: tuple[str, ...] = ("float64", "int64", "uint8", "bool", "<U4", "complex64")
 
 
@@ -65,16 +78,26 @@ def routed(seed: int = 0) -> Any:
 def write_native(path: Path) -> None:
     """Two frames, with everything that a trace can hold."""
     rng = np.random.default_rng(1)
-    with TraceWriter(path, LAYERS, EXPERTS, TOP_K, model="m", model_hash="h", probs=True,
-                     predictor=("gate", {"depth": 1})) as writer:
+    with TraceWriter(
+        path, LAYERS, EXPERTS, TOP_K, model="m", model_hash="h", probs=True, predictor=("gate", {"depth": 1})
+    ) as writer:
         for start in (0, TOKENS // 2):
             ids = routed()[start : start + TOKENS // 2]
             n = len(ids)
             ranked = np.zeros(3, RANKED)
             ranked["layer"], ranked["expert"] = 1, (0, 1, 2)
-            writer.write(Chunk(ids.astype(np.uint8), np.ones(n, np.int32), np.ones(n, np.bool_), np.zeros(n, np.int32),
-                               np.arange(n, dtype=np.int32), np.full(ids.shape, 0.5, np.float16),
-                               rng.random((n, LAYERS, EXPERTS)).astype(np.float16), ranked))
+            writer.write(
+                Chunk(
+                    ids.astype(np.uint8),
+                    np.ones(n, np.int32),
+                    np.ones(n, np.bool_),
+                    np.zeros(n, np.int32),
+                    np.arange(n, dtype=np.int32),
+                    np.full(ids.shape, 0.5, np.float16),
+                    rng.random((n, LAYERS, EXPERTS)).astype(np.float16),
+                    ranked,
+                )
+            )
             writer.flush()
 
 
@@ -93,8 +116,13 @@ class Traces:
         if sample == "t.trace":
             write_native(path)
         elif sample == "t.npz":
-            np.savez(path, experts=routed().transpose(1, 0, 2), weights=np.full((LAYERS, TOKENS, TOP_K), 0.5),
-                     tok=np.arange(TOKENS), rid=np.zeros(TOKENS, np.int64))
+            np.savez(
+                path,
+                experts=routed().transpose(1, 0, 2),
+                weights=np.full((LAYERS, TOKENS, TOP_K), 0.5),
+                tok=np.arange(TOKENS),
+                rid=np.zeros(TOKENS, np.int64),
+            )
         elif sample == "t.csv":
             lines = [f"{token},{layer},{' '.join(map(str, ids))}\n" for token, layer, ids in rows()]
             path.write_text("".join(["token,layer,experts\n", *lines]))
@@ -120,8 +148,18 @@ class Traces:
             else:
                 line = rng.randrange(TOKENS * LAYERS)
                 cell = rng.choice(CELLS)
-                to = [[], [cell], [f"{cell},0,1 2"], [f"0,{cell},1 2"], [f"0,0,{cell}"], ["[" * 100_000],
-                      ['{"token": 0, "layer": 0}'], ["[0, 0, [1, {}]]"], ["null"], ["0,0,1 2", "0,0,3 4"]]
+                to = [
+                    [],
+                    [cell],
+                    [f"{cell},0,1 2"],
+                    [f"0,{cell},1 2"],
+                    [f"0,0,{cell}"],
+                    ["[" * 100_000],
+                    ['{"token": 0, "layer": 0}'],
+                    ["[0, 0, [1, {}]]"],
+                    ["null"],
+                    ["0,0,1 2", "0,0,3 4"],
+                ]
                 changes.append({"do": "lines", "file": sample, "line": line, "to": rng.choice(to)})
         return changes
 
@@ -133,9 +171,13 @@ class Traces:
         if rng.random() < 0.5:
             offset = rng.choice((0, 4, 8, 12)) + frame
             number = rng.choice((0, 1, 11, 13, 2**31 - 1, 2**32 - 1, 2**63))
-            return {"do": "write", "file": "t.trace", "offset": offset,
-                    "hex": struct.pack("<Q", number)[: 8 if offset - frame == 12 else 4].hex()}
-        head = json.loads(data[data.index(b"{"):].split(b"\n")[0])
+            return {
+                "do": "write",
+                "file": "t.trace",
+                "offset": offset,
+                "hex": struct.pack("<Q", number)[: 8 if offset - frame == 12 else 4].hex(),
+            }
+        head = json.loads(data[data.index(b"{") :].split(b"\n")[0])
         key = rng.choice(list(head))
         head[key] = rng.choice([None, -1, 0, 1, 2**40, "x", [], {}, 3, 7, 1e400, "9" * 5000])
         if rng.random() < 0.2:
@@ -144,9 +186,15 @@ class Traces:
 
     @staticmethod
     def _array(rng: Random) -> Change:
-        return {"do": "array", "file": "t.npz", "name": rng.choice(("experts", "weights", "tok", "rid")),
-                "as": rng.choice(("drop", "shape", "type", "value", "empty")), "type": rng.choice(ARRAYS),
-                "value": rng.choice((-1, 5, 6, 300, 2**31, 2**62)), "at": rng.randrange(TOKENS)}
+        return {
+            "do": "array",
+            "file": "t.npz",
+            "name": rng.choice(("experts", "weights", "tok", "rid")),
+            "as": rng.choice(("drop", "shape", "type", "value", "empty")),
+            "type": rng.choice(ARRAYS),
+            "value": rng.choice((-1, 5, 6, 300, 2**31, 2**62)),
+            "at": rng.randrange(TOKENS),
+        }
 
     def use(self, folder: Path, mutant: Mutant) -> dict[str, Any]:
         trace = open_trace(folder / mutant.sample)

@@ -21,7 +21,7 @@ from tests.fuzz.changes import apply
 from tests.fuzz.mutant import Kind, Mutant, Verdict
 from tests.fuzz.oracle import judge
 
-ROOM_BYTES = 6 << 30   # address space beyond what is taken at the start
+ROOM_BYTES = 6 << 30  # address space beyond what is taken at the start
 
 
 class Bench:
@@ -103,7 +103,7 @@ def prepare() -> None:
 
 def main(folder: Path) -> None:
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)   # whatever prints must not be taken for a reply
+    os.dup2(2, 1)  # whatever prints must not be taken for a reply
     bench = Bench(folder)
 
     def reply(**words: Any) -> None:

@@ -79,8 +79,9 @@ def test_pinned_copies_have_a_speed() -> None:
 
 @pytest.mark.parametrize("format", ["int4-g32", "int8-g32"])
 def test_rounded_dense_layers_compute_with_what_their_codes_stand_for(model: Path, format: str) -> None:
-    engine = Engine.load(LoadSpec.checked(str(model), Settings({"budget": "50%"}), dtype="float32", device="cuda",
-                                          dense=format))
+    engine = Engine.load(
+        LoadSpec.checked(str(model), Settings({"budget": "50%"}), dtype="float32", device="cuda", dense=format)
+    )
     try:
         plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, experts_implementation="grouped_mm")
         for name, module in engine.model.named_modules():

@@ -46,7 +46,7 @@ def test_products(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", cases.CODED)
 def test_widening(name: str, dtype: torch.dtype) -> None:
     assert cases.widening_error(name, dtype, DEVICE, transposed=False) < 1
-    assert cases.widening_error(name, dtype, DEVICE, True, 1536, 2048, count=19) < 1   # in several portions
+    assert cases.widening_error(name, dtype, DEVICE, True, 1536, 2048, count=19) < 1  # in several portions
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -128,26 +128,32 @@ def copy_gbps() -> float:
 def test_how_fast_a_layer_is(shape: tuple[int, int], experts: int, k: int) -> None:
     """Prints milliseconds of one token's experts in a layer and their GB/s beside a copy's; asserts nothing on time."""
     (hidden, inner), of_a_copy = shape, copy_gbps()
-    print(f"\n{torch.cuda.get_device_name()}: a copy reads and writes {of_a_copy:.0f} GB/s; "
-          f"{k} of {experts} experts {hidden} x {inner}")
+    print(
+        f"\n{torch.cuda.get_device_name()}: a copy reads and writes {of_a_copy:.0f} GB/s; "
+        f"{k} of {experts} experts {hidden} x {inner}"
+    )
     random = torch.Generator().manual_seed(0)
-    parts = {"gate_up_proj": torch.randn(2 * inner, hidden, generator=random) * 0.02,
-             "down_proj": torch.randn(hidden, inner, generator=random) * 0.02}
+    parts = {
+        "gate_up_proj": torch.randn(2 * inner, hidden, generator=random) * 0.02,
+        "down_proj": torch.randn(hidden, inner, generator=random) * 0.02,
+    }
     module = SimpleNamespace(has_gate=True, has_bias=False, _apply_gate=cases.gate)
     x = torch.randn(1, hidden, device=DEVICE, dtype=torch.bfloat16)
     for name, one in FORMATS.items():
         if not one.is_loadable:
             continue
         codec = cases.codec_of(name, parts, torch.bfloat16, DEVICE, False)
-        slots = cases.copies_of(codec, parts, experts)   # what is read next is in no cache
+        slots = cases.copies_of(codec, parts, experts)  # what is read next is in no cache
         turns = itertools.cycle([slots[i : i + k] for i in range(0, experts, k)])
         fast, slow = ExpertMath(module, codec, cases.kernels_of(codec)), ExpertMath(module, codec)
         assert not objection(fast, slots[:k], hidden, torch.bfloat16)
         fast_ms = milliseconds(partial(next_token, fast, turns, x))
         slow_ms = milliseconds(partial(next_token, slow, turns, x), 10)
         gbps = k * codec.slot_bytes / fast_ms / 1e6
-        print(f"{name:<14} {fast_ms:7.3f} ms  {gbps:6.0f} GB/s = {gbps / of_a_copy:4.0%} of a copy   "
-              f"one by one {slow_ms:7.3f} ms")
+        print(
+            f"{name:<14} {fast_ms:7.3f} ms  {gbps:6.0f} GB/s = {gbps / of_a_copy:4.0%} of a copy   "
+            f"one by one {slow_ms:7.3f} ms"
+        )
 
 
 def next_token(math: ExpertMath, turns: Iterator[list[Slot]], x: torch.Tensor) -> torch.Tensor:

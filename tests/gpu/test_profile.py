@@ -22,8 +22,9 @@ TEXTS = ["The same text is read on either device.", "And another one, of some mo
 def test_a_profile_of_either_device_is_the_same(tmp_path: Path) -> None:
     model, found = save_tokenizer(make_checkpoint("qwen3_moe", tmp_path / "model")), list[Profile]()
     for device in ("cpu", "cuda"):
-        engine = Engine.load(LoadSpec.checked(str(model), Settings({"budget": "50%"}), device=device, dtype="float32",
-                                              context=128))
+        engine = Engine.load(
+            LoadSpec.checked(str(model), Settings({"budget": "50%"}), device=device, dtype="float32", context=128)
+        )
         try:
             found.append(calibrate(engine, TEXTS, parts=set(PARTS) - {"path"}))
             engine.residency.check_integrity()
@@ -32,7 +33,7 @@ def test_a_profile_of_either_device_is_the_same(tmp_path: Path) -> None:
     cpu, cuda = found
     assert cpu.tokens == cuda.tokens and cpu.parts() == cuda.parts()
     assert cpu.counts is not None and cuda.counts is not None
-    assert np.abs(cpu.counts - cuda.counts).sum() <= 0.02 * cpu.counts.sum()     # near ties may fall the other way
+    assert np.abs(cpu.counts - cuda.counts).sum() <= 0.02 * cpu.counts.sum()  # near ties may fall the other way
     for name in ("defaults", "maps", "map_keys"):
         one, other = (getattr(profile, name).astype(np.float32) for profile in found)
         assert np.linalg.norm(one - other) <= 0.05 * np.linalg.norm(one)

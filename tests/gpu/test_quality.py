@@ -25,7 +25,7 @@ def test_rows_arrive_as_they_were() -> None:
     for token in range(300):
         scratch = rows[token].clone()
         kept.keep(token, scratch, 1.0)
-        scratch.zero_()                      # in the same stream: after the copy
+        scratch.zero_()  # in the same stream: after the copy
     found = kept.finish()
     assert len(found) > 60
     assert all(row.device.type == "cpu" and torch.equal(row, rows[token].cpu()) for token, row in found.items())

@@ -93,11 +93,17 @@ def _bad_index(path: Path) -> None:
 
 
 CASES: list[tuple[Callable[[Path], None], str]] = [
-    (_no_directory, "no model at"), (_a_file, "is a file"), (_no_config, "no config.json"),
-    (_bad_config, "config.json is damaged: line 1 is not JSON"), (_no_type, "names no model_type"),
+    (_no_directory, "no model at"),
+    (_a_file, "is a file"),
+    (_no_config, "no config.json"),
+    (_bad_config, "config.json is damaged: line 1 is not JSON"),
+    (_no_type, "names no model_type"),
     (_only_pickles, "never read here"),
-    (_no_weights, "has no weights"), (_truncated, "00002-of-.*is damaged.*its header says"),
-    (_cut_in_header, "00001-of-.*header is cut short"), (_empty_file, "is damaged"), (_garbage, "is damaged"),
+    (_no_weights, "has no weights"),
+    (_truncated, "00002-of-.*is damaged.*its header says"),
+    (_cut_in_header, "00001-of-.*header is cut short"),
+    (_empty_file, "is damaged"),
+    (_garbage, "is damaged"),
     (_missing_shard, "1 of .* weight files are missing.*00003-of"),
     (_bad_index, "index.json is damaged: it has no weight_map"),
     (lambda p: edit(p, quantization_config={"quant_method": "gptq"}), "quantized .gptq.*launch.py import"),
@@ -125,8 +131,9 @@ def test_remote_code_beside_a_known_architecture_is_ignored(model: Path) -> None
 
 
 def test_a_dense_model_is_refused(tmp_path: Path) -> None:
-    config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
-                         num_attention_heads=2)
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+    )
     LlamaForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="'llama' is not a Mixture-of-Experts model"):
         load_skeleton(tmp_path)

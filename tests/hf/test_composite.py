@@ -46,7 +46,8 @@ def vision(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_parts_that_are_not_text_are_neither_read_nor_counted_and_that_is_said(
-        vision: Path, caplog: pytest.LogCaptureFixture) -> None:
+    vision: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     skeleton = load_skeleton(vision)
     assert skeleton.model.visual is None
     shape = outline(meta_skeleton(vision))
@@ -74,4 +75,5 @@ def test_a_cache_of_its_own_is_refused_in_one_whole_sentence(tmp_path: Path) -> 
         outline(meta_skeleton(path))
     assert str(caught.value) == (
         "'minimax' does not work the way Moestro needs: transformers' own code for it stops with \"MiniMax uses cache "
-        "of its own and is not compatible with `past_key_values` of type DynamicCache\". Choose another model.")
+        'of its own and is not compatible with `past_key_values` of type DynamicCache". Choose another model.'
+    )

@@ -40,6 +40,7 @@ def config(**changes: Any) -> Change:
     def change(path: Path) -> None:
         file = path / "config.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
     return change
 
 
@@ -53,11 +54,13 @@ def index(change: Callable[[dict[str, str]], object]) -> Change:
         content = json.loads(file.read_text())
         change(content["weight_map"])
         file.write_text(json.dumps(content))
+
     return changed
 
 
 def header(change: Callable[[dict[str, Any], str], str | None]) -> Change:
     """Rewrite the first shard's header; `change` gets it and its first tensor's name, and may return its text."""
+
     def changed(path: Path) -> None:
         file = sorted(path.glob("*.safetensors"))[0]
         raw = file.read_bytes()
@@ -66,6 +69,7 @@ def header(change: Callable[[dict[str, Any], str], str | None]) -> Change:
         name = next(n for n in content if n != "__metadata__")
         made = (change(content, name) or json.dumps(content)).encode()
         file.write_bytes(len(made).to_bytes(8, "little") + made + raw[end:])
+
     return changed
 
 
@@ -80,8 +84,9 @@ def repeated(content: dict[str, Any], name: str) -> str:
 
 def overlapping(content: dict[str, Any], name: str) -> None:
     """Two tensors of one size at one place, and the last one where the other was."""
-    other = next(n for n, at in content.items()
-                 if n not in (name, "__metadata__") and at["shape"] == content[name]["shape"])
+    other = next(
+        n for n, at in content.items() if n not in (name, "__metadata__") and at["shape"] == content[name]["shape"]
+    )
     content[other]["data_offsets"] = content[name]["data_offsets"]
 
 
@@ -98,6 +103,7 @@ def reshaped(fragment: str, shape: Callable[[torch.Tensor], torch.Tensor]) -> Ch
         for file in path.glob("*.safetensors"):
             tensors = {n: shape(t).contiguous() if fragment in n else t for n, t in load_file(file).items()}
             save_file(tensors, file, metadata={"format": "pt"})
+
     return change
 
 
@@ -108,6 +114,7 @@ def loop(name: str) -> Change:
             (path / name).symlink_to(name)
         except OSError:
             pytest.skip("this system lets nobody make links")
+
     return change
 
 
@@ -117,6 +124,7 @@ def pipe(name: str) -> Change:
             pytest.skip("this system has no named pipes")
         (path / name).unlink(missing_ok=True)
         os.mkfifo(path / name)
+
     return change
 
 
@@ -218,10 +226,13 @@ BESIDE: list[tuple[str, Change, str]] = [
     ("a tokenizer that is a pipe", pipe("tokenizer.json"), "tokenizer.json is not a file but a pipe"),
 ]
 TOKENIZERS: list[tuple[str, Change]] = [
-    ("nested", text("tokenizer.json", DEEP)), ("a list", text("tokenizer.json", "[]")),
-    ("no model", text("tokenizer.json", '{"version": "1.0"}')), ("empty", text("tokenizer.json", "")),
+    ("nested", text("tokenizer.json", DEEP)),
+    ("a list", text("tokenizer.json", "[]")),
+    ("no model", text("tokenizer.json", '{"version": "1.0"}')),
+    ("empty", text("tokenizer.json", "")),
     ("no text", lambda p: (p / "tokenizer.json").write_bytes(b"\xff" * 100)),
-    ("ids as text", lambda p: _vocabulary(p, "x")), ("negative ids", lambda p: _vocabulary(p, -1)),
+    ("ids as text", lambda p: _vocabulary(p, "x")),
+    ("negative ids", lambda p: _vocabulary(p, -1)),
     ("a class that is a number", text("tokenizer_config.json", '{"tokenizer_class": 3}')),
     ("added tokens as a list", text("tokenizer_config.json", '{"added_tokens_decoder": [1]}')),
 ]
@@ -240,12 +251,17 @@ def _vocabulary(path: Path, value: Any) -> None:
 
 
 def state(path: Path) -> dict[str, str]:
-    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "special"
-            for file in path.iterdir()}
+    return {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "special"
+        for file in path.iterdir()
+    }
 
 
-@pytest.mark.parametrize(("change", "words"), [case[1:] for case in CONFIGS + WEIGHTS + BESIDE],
-                         ids=[case[0] for case in CONFIGS + WEIGHTS + BESIDE])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [case[1:] for case in CONFIGS + WEIGHTS + BESIDE],
+    ids=[case[0] for case in CONFIGS + WEIGHTS + BESIDE],
+)
 def test_damaged_checkpoints_are_refused(model: Path, change: Change, words: str) -> None:
     change(model)
     before = state(model)
@@ -283,13 +299,19 @@ def test_layers_that_predict_further_tokens_may_be_left_over(model: Path) -> Non
     CheckpointReader(load_skeleton(model), model).close()
 
 
-@pytest.mark.parametrize("config", [
-    {"time_step_limit": [0.0, float("inf")], "model_type": "x"}, {"sliding_window": None, "num_experts": None},
-    {"rope_scaling": None, "rope_theta": 5e6}, {"rope_scaling": {"type": "yarn", "factor": 40, "mscale": 1.0}},
-    {"vision_config": {"num_experts": 0, "hidden_size": 0}, "text_config": {"num_hidden_layers": 94}},
-    {"moe_num_experts": [64, 64], "moe_intermediate_size": [1536, 512], "moe_k": 6},
-    {"rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}},
-    {"n_group": 1, "topk_group": 1, "n_routed_experts": 256, "num_experts_per_tok": 8, "norm_eps": 0}])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"time_step_limit": [0.0, float("inf")], "model_type": "x"},
+        {"sliding_window": None, "num_experts": None},
+        {"rope_scaling": None, "rope_theta": 5e6},
+        {"rope_scaling": {"type": "yarn", "factor": 40, "mscale": 1.0}},
+        {"vision_config": {"num_experts": 0, "hidden_size": 0}, "text_config": {"num_hidden_layers": 94}},
+        {"moe_num_experts": [64, 64], "moe_intermediate_size": [1536, 512], "moe_k": 6},
+        {"rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}},
+        {"n_group": 1, "topk_group": 1, "n_routed_experts": 256, "num_experts_per_tok": 8, "norm_eps": 0},
+    ],
+)
 def test_what_real_configs_say_is_allowed(config: dict[str, Any]) -> None:
     assert wrong(config) == ""
 

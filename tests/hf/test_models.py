@@ -61,7 +61,8 @@ def test_discovery(case: Case) -> None:
         assert (site.num_experts, site.top_k) == (8, fields["num_experts_per_tok"])
         assert site.has_bias == site.is_transposed == (not site.is_concatenated) == (case.arch == "gpt_oss")
         assert set(site.parts) == {"gate_up_proj", "down_proj"} | (
-            {"gate_up_proj_bias", "down_proj_bias"} if site.has_bias else set())
+            {"gate_up_proj_bias", "down_proj_bias"} if site.has_bias else set()
+        )
         inner = site.parts["down_proj"].shape[0 if site.is_transposed else 1]
         assert site.parts["gate_up_proj"].shape == ((64, 2 * inner) if site.is_transposed else (2 * inner, 64))
 
@@ -69,8 +70,18 @@ def test_discovery(case: Case) -> None:
 @pytest.mark.parametrize("model", ["skeleton", "meta"])
 def test_a_skeleton_and_a_meta_model_have_the_same_sites(case: Case, model: str) -> None:
     def plain(site: ExpertsSite) -> tuple[object, ...]:
-        return (site.name, site.num_experts, site.top_k, site.parts, site.has_gate, site.has_bias,
-                site.is_transposed, site.is_concatenated, site.has_post_expert_norm, type(site.router))
+        return (
+            site.name,
+            site.num_experts,
+            site.top_k,
+            site.parts,
+            site.has_gate,
+            site.has_bias,
+            site.is_transposed,
+            site.is_concatenated,
+            site.has_post_expert_norm,
+            type(site.router),
+        )
 
     assert [plain(s) for s in find_experts(getattr(case, model))] == [plain(s) for s in find_experts(case.full)]
 

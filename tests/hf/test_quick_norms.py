@@ -35,7 +35,7 @@ def test_every_bit_is_the_modules(width: int, dtype: torch.dtype) -> None:
             x = (torch.randn(shape, generator=random) * size).to(dtype)
             for module, before in zip((model[0], model[2]), own, strict=True):
                 assert torch.equal(module(x), before(x)), (shape, size)
-    wide = torch.randn(4, 2 * width, generator=random).to(dtype)[:, :width]     # not contiguous: its own forward
+    wide = torch.randn(4, 2 * width, generator=random).to(dtype)[:, :width]  # not contiguous: its own forward
     assert torch.equal(model[0](wide), own[0](wide))
     for odd in (float("inf"), float("nan"), 0.0):
         x = torch.full((1, 1, width), odd, dtype=dtype)

@@ -14,7 +14,7 @@ from tests.checkpoints import ARCHITECTURES, EXTRA
 from tests.conftest import Checkpoint
 
 IDS = torch.arange(3, 27).view(2, 12)
-AFTER_ITS_NORM = ["flex_olmo"]      # the router is given the residual stream itself
+AFTER_ITS_NORM = ["flex_olmo"]  # the router is given the residual stream itself
 
 
 class Case(NamedTuple):
@@ -80,7 +80,7 @@ def test_how_much_of_the_experts_output_a_layer_adds(case: Case) -> None:
     with watch(case.model, case.sites, lambda seen: None):
         *inner, last = [place_of(site).scale for site in case.sites]
     assert last is None
-    normed_after = case.arch in (*AFTER_ITS_NORM, "inkling_text")    # a norm or a convolution behind the experts
+    normed_after = case.arch in (*AFTER_ITS_NORM, "inkling_text")  # a norm or a convolution behind the experts
     assert all((scale is None) if normed_after else scale == pytest.approx(1.0, abs=1e-5) for scale in inner)
 
 
@@ -90,7 +90,7 @@ def test_a_multiplied_residual_is_found(arch: str, dtype: torch.dtype, checkpoin
     model = AutoModelForCausalLM.from_pretrained(checkpoint(arch), dtype=dtype).eval()
     for module in model.modules():
         if hasattr(module, "residual_multiplier"):
-            module.residual_multiplier = 0.22    # what the released granite models have
+            module.residual_multiplier = 0.22  # what the released granite models have
     sites = find_experts(model)
     with watch(model, sites, lambda seen: None):
         assert place_of(sites[0]).scale == pytest.approx(0.22, rel=0.01)

@@ -15,11 +15,27 @@ from core.hf.weighing import Rule, rule_of, rules_of
 from tests.checkpoints import ARCHITECTURES, EXTRA, MORE, random_model
 
 KNOWN = [arch for arch in ARCHITECTURES | EXTRA | MORE if arch in CONFIG_MAPPING]
-WITHOUT = ["phimoe", "inkling_text"]    # weighs by order of selection; shares one sum with its shared experts
-SCALED = {"deepseek_v2": 1.5, "deepseek_v3": 2.5, "deepseek_v32": 2.5, "bailing_hybrid": 2.5, "exaone_moe": 2.5,
-          "glm4_moe_lite": 1.8}
-SIGMOID = ["glm4_moe", "deepseek_v3", "minimax_m2", "dots1", "lfm2_moe", "nemotron_h", "bailing_hybrid",
-           "glm4_moe_lite", "deepseek_v32", "exaone_moe"]
+WITHOUT = ["phimoe", "inkling_text"]  # weighs by order of selection; shares one sum with its shared experts
+SCALED = {
+    "deepseek_v2": 1.5,
+    "deepseek_v3": 2.5,
+    "deepseek_v32": 2.5,
+    "bailing_hybrid": 2.5,
+    "exaone_moe": 2.5,
+    "glm4_moe_lite": 1.8,
+}
+SIGMOID = [
+    "glm4_moe",
+    "deepseek_v3",
+    "minimax_m2",
+    "dots1",
+    "lfm2_moe",
+    "nemotron_h",
+    "bailing_hybrid",
+    "glm4_moe_lite",
+    "deepseek_v32",
+    "exaone_moe",
+]
 LOGITS = torch.tensor([[math.log(4), math.log(2), math.log(1), math.log(1)], [0.0, math.log(3), 0.0, 0.0]])
 IDS = torch.tensor([[0, 1], [1, 3]])
 
@@ -40,7 +56,7 @@ def test_a_routers_rule_gives_its_own_weights(arch: str, dtype: torch.dtype) -> 
     with watch(model, sites, keep, norms=False):
         model(torch.arange(3, 27).view(2, 12))
     for rule, answer, weights in zip(rules, answers, received, strict=True):
-        assert torch.equal(answer.weights.to(weights.dtype), weights)      # the block gives its experts just these
+        assert torch.equal(answer.weights.to(weights.dtype), weights)  # the block gives its experts just these
         assert (rule is None) == (rule_of(answer) is None) == (arch in WITHOUT)
         if rule is not None:
             told = rule.weigh(answer.logits, answer.ids)
@@ -76,7 +92,8 @@ def test_sigmoid_by_hand() -> None:
     normalised = rule_of(RouterOutput(LOGITS, torch.tensor([[6 / 11, 5 / 11], [3 / 5, 2 / 5]]) * 2.5, IDS))
     assert normalised == Rule("sigmoid", True, 2.5, torch.float32)
     assert normalised.weigh(LOGITS, torch.tensor([[1, 2], [0, 1]])) == pytest.approx(
-        torch.tensor([[10 / 7, 7.5 / 7], [1.0, 1.5]]))
+        torch.tensor([[10 / 7, 7.5 / 7], [1.0, 1.5]])
+    )
 
 
 def test_weights_that_no_rule_gives() -> None:

@@ -37,7 +37,7 @@ class Crashing:
     def __init__(self, home: Path) -> None:
         self.server, self.dice = Server(home), random.Random(SEED)
         self.page = Page(self.server.http, self.dice)
-        self.texts: dict[int, str] = {}      # message -> what was last found of it
+        self.texts: dict[int, str] = {}  # message -> what was last found of it
         self.kills = 0
 
     def kill(self) -> None:
@@ -109,7 +109,7 @@ def test_in_an_answer_nothing_is_lost_that_was_shown(crashing: Crashing, moment:
     while len(seen) < until:
         told = crashing.state(chat=chat, since=len(seen), **({} if answer is None else {"answer": answer}))["answer"]
         if told is None:
-            break                                 # it has ended: killed just then is a moment, too
+            break  # it has ended: killed just then is a moment, too
         answer = told["id"]
         seen = seen[: told["from"]] + told["text"]
     time.sleep(dice.uniform(0, 0.1))
@@ -131,8 +131,9 @@ def test_an_import_leaves_a_whole_pack_or_none_and_is_gone_on_with(crashing: Cra
     until = dice.uniform(0, 1.0)
     page.fire("import-start", "click")
     assert page.value("import-alert") == ""
-    crashing.wait(lambda: (job := crashing.state()["import"])["share"] >= until or job["state"] != "running",
-                  "its share")
+    crashing.wait(
+        lambda: (job := crashing.state()["import"])["share"] >= until or job["state"] != "running", "its share"
+    )
     time.sleep(dice.uniform(0, 0.05))
     crashing.kill()
     crashing.start()
@@ -174,8 +175,10 @@ def test_a_profile_is_the_old_one_or_the_new_one(crashing: Crashing, moment: int
     page.set("calibration-limit", 600 + 100 * moment)
     until = dice.uniform(0, 1.0)
     page.fire("calibration-go", "click")
-    crashing.wait(lambda: (job := crashing.state()["jobs"]["calibration"])["share"] >= until
-                  or job["state"] != "running", "its share")
+    crashing.wait(
+        lambda: (job := crashing.state()["jobs"]["calibration"])["share"] >= until or job["state"] != "running",
+        "its share",
+    )
     time.sleep(dice.uniform(0, 0.05))
     crashing.kill()
     now = file.read_bytes()
@@ -195,7 +198,7 @@ def test_half_an_export_never_stays(crashing: Crashing, moment: int) -> None:
     began = time.monotonic()
     status, whole = crashing.server.http.ask(path)
     took_s = time.monotonic() - began
-    if status != 200:                              # nothing was recorded since the last start: so be it recorded
+    if status != 200:  # nothing was recorded since the last start: so be it recorded
         crashing.page.set("message", "Record something")
         crashing.page.fire("message", "submit")
         chat = crashing.page.value("tail")["chat"]
@@ -210,7 +213,7 @@ def test_half_an_export_never_stays(crashing: Crashing, moment: int) -> None:
         try:
             got.append(crashing.server.http.ask(path)[1])
         except Failed:
-            pass                                   # the server died in the middle
+            pass  # the server died in the middle
 
     asking = threading.Thread(target=ask)
     asking.start()

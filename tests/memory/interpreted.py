@@ -20,20 +20,27 @@ from tests.checkpoints import make_checkpoint
 from tests.tiny_tokenizer import save_tokenizer
 
 CPU = torch.device("cpu")
-EXPERTS = [("int4-g32", torch.float32, False), ("mxfp4", torch.float32, True), ("int8", torch.float16, False),
-           ("checkpoint", torch.float32, True), ("int3", torch.bfloat16, False)]
+EXPERTS = [
+    ("int4-g32", torch.float32, False),
+    ("mxfp4", torch.float32, True),
+    ("int8", torch.float16, False),
+    ("checkpoint", torch.float32, True),
+    ("int3", torch.bfloat16, False),
+]
 
 
 def errors() -> dict[str, float]:
     """Each case's error as a share of its bound."""
     found: dict[str, float] = {}
     for (i, name), transposed in itertools.product(enumerate(cases.FORMATS), (False, True)):
-        bias = transposed ^ bool(i % 2)     # each format both ways and with and without; all four over the formats
+        bias = transposed ^ bool(i % 2)  # each format both ways and with and without; all four over the formats
         found[f"{name} transposed={transposed} bias={bias}"] = cases.product_error(
-            name, torch.float32, CPU, transposed, bias)
+            name, torch.float32, CPU, transposed, bias
+        )
     for name in cases.FORMATS:
-        found[f"{name} long"] = cases.product_error(name, torch.float32, CPU, False, True, 11,
-                                                    cases.odd_inputs(name, long=True))
+        found[f"{name} long"] = cases.product_error(
+            name, torch.float32, CPU, False, True, 11, cases.odd_inputs(name, long=True)
+        )
     for name in ("checkpoint", "int8-g32", "int4-g64", "mxfp4"):
         for dtype in (torch.float16, torch.bfloat16):
             found[f"{name} {dtype}"] = cases.product_error(name, dtype, CPU, transposed=False, bias=True)
@@ -51,11 +58,15 @@ def errors() -> dict[str, float]:
 def engine_error() -> float:
     """Of a tiny model's logits, with misses, in fp32."""
     with tempfile.TemporaryDirectory() as directory:
-        path = save_tokenizer(make_checkpoint("qwen3_moe", Path(directory), num_hidden_layers=2,
-                                             num_experts_per_tok=2, moe_intermediate_size=32))
+        path = save_tokenizer(
+            make_checkpoint(
+                "qwen3_moe", Path(directory), num_hidden_layers=2, num_experts_per_tok=2, moe_intermediate_size=32
+            )
+        )
         settings = Settings({"budget": "62.5%"})
-        engine = Engine.load(LoadSpec.checked(str(path), settings, format="int4-g32", dtype="float32", context=64,
-                                              threads=1))
+        engine = Engine.load(
+            LoadSpec.checked(str(path), settings, format="int4-g32", dtype="float32", context=64, threads=1)
+        )
         try:
             return cases.engine_error(engine, prompt=2)
         finally:

@@ -19,14 +19,34 @@ from core.memory.codec.measure import ffn_error, fill, random_expert, specs_of
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 HALF = Numbers(torch.bfloat16, torch.float16, torch.float16)
-ERRORS = {"checkpoint": 0.003, "bfloat16": 0.003, "float16": 0.003, "int8": 0.012, "int8-g32": 0.009, "int4-g32": 0.09,
-          "int4-g64": 0.1, "int4-g128": 0.12, "int4-g32-sym": 0.1, "int4-g64-sym": 0.11, "int4-g128-sym": 0.12,
-          "nf4": 0.11, "mxfp4": 0.13, "iq4_nl": 0.09, "int3": 0.2, "int2": 0.4}  # of normally distributed weights
+ERRORS = {
+    "checkpoint": 0.003,
+    "bfloat16": 0.003,
+    "float16": 0.003,
+    "int8": 0.012,
+    "int8-g32": 0.009,
+    "int4-g32": 0.09,
+    "int4-g64": 0.1,
+    "int4-g128": 0.12,
+    "int4-g32-sym": 0.1,
+    "int4-g64-sym": 0.11,
+    "int4-g128-sym": 0.12,
+    "nf4": 0.11,
+    "mxfp4": 0.13,
+    "iq4_nl": 0.09,
+    "int3": 0.2,
+    "int2": 0.4,
+}  # of normally distributed weights
 Parts = dict[str, torch.Tensor]
 
 
-def make(name: str, parts: Mapping[str, torch.Tensor], dtype: torch.dtype = torch.bfloat16, transposed: bool = False,
-         stored: Numbers | None = None) -> Codec:
+def make(
+    name: str,
+    parts: Mapping[str, torch.Tensor],
+    dtype: torch.dtype = torch.bfloat16,
+    transposed: bool = False,
+    stored: Numbers | None = None,
+) -> Codec:
     return make_codec(name, specs=specs_of(parts), dtype=dtype, device=CPU, is_transposed=transposed, stored=stored)
 
 
@@ -39,10 +59,12 @@ def portable(codec: Codec, dtype: torch.dtype | None = None) -> Grouped:
 def gpt_oss_like(inner: int = 256, hidden: int = 128) -> Parts:
     """Transposed, with biases: gate_up_proj [hidden, 2 * inner]."""
     rng = torch.Generator().manual_seed(3)
-    return {"gate_up_proj": torch.randn(hidden, 2 * inner, generator=rng) * 0.1,
-            "gate_up_proj_bias": torch.randn(2 * inner, generator=rng),
-            "down_proj": torch.randn(inner, hidden, generator=rng) * 0.1,
-            "down_proj_bias": torch.randn(hidden, generator=rng)}
+    return {
+        "gate_up_proj": torch.randn(hidden, 2 * inner, generator=rng) * 0.1,
+        "gate_up_proj_bias": torch.randn(2 * inner, generator=rng),
+        "down_proj": torch.randn(inner, hidden, generator=rng) * 0.1,
+        "down_proj_bias": torch.randn(hidden, generator=rng),
+    }
 
 
 def relative(got: torch.Tensor, want: torch.Tensor) -> float:
@@ -86,8 +108,9 @@ def test_plain_blobs_keep_every_bit_and_slots_cast(stored: torch.dtype, dtype: t
     for name, tensor in parts.items():
         got = slot.plain[name] if name.endswith("bias") else codec.dequantize(slot, name)
         assert torch.equal(got, tensor.to(dtype))
-    assert torch.equal(fill(make("checkpoint", parts, dtype, True), parts).plain["down_proj_bias"],
-                       parts["down_proj_bias"].to(dtype))
+    assert torch.equal(
+        fill(make("checkpoint", parts, dtype, True), parts).plain["down_proj_bias"], parts["down_proj_bias"].to(dtype)
+    )
 
 
 def test_cast_formats_name_their_number_type() -> None:
@@ -100,11 +123,28 @@ def test_cast_formats_name_their_number_type() -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(name=st.sampled_from(sorted(FORMATS)), dtype=st.sampled_from(DTYPES), inputs=st.integers(1, 3),
-       outputs=st.integers(1, 13), rows=st.integers(1, 20), transposed=st.booleans(), bias=st.booleans(),
-       stored=st.sampled_from([None, HALF]), seed=st.integers(0, 99))
-def test_any_shape(name: str, dtype: torch.dtype, inputs: int, outputs: int, rows: int, transposed: bool, bias: bool,
-                   stored: Numbers | None, seed: int) -> None:
+@given(
+    name=st.sampled_from(sorted(FORMATS)),
+    dtype=st.sampled_from(DTYPES),
+    inputs=st.integers(1, 3),
+    outputs=st.integers(1, 13),
+    rows=st.integers(1, 20),
+    transposed=st.booleans(),
+    bias=st.booleans(),
+    stored=st.sampled_from([None, HALF]),
+    seed=st.integers(0, 99),
+)
+def test_any_shape(
+    name: str,
+    dtype: torch.dtype,
+    inputs: int,
+    outputs: int,
+    rows: int,
+    transposed: bool,
+    bias: bool,
+    stored: Numbers | None,
+    seed: int,
+) -> None:
     rng = torch.Generator().manual_seed(seed)
     inputs, outputs = inputs * 128, outputs * 8  # the packed products fall back where 16 does not divide
     weight = torch.randn(outputs, inputs, generator=rng) * 0.1
@@ -123,7 +163,7 @@ def test_any_shape(name: str, dtype: torch.dtype, inputs: int, outputs: int, row
     assert (blob.dtype, blob.shape) == (torch.uint8, (codec.blob_bytes,))
     assert torch.equal(blob, codec.encode(parts))  # deterministic, padding included
     raw = torch.empty(codec.slot_bytes, dtype=torch.uint8)
-    slot = codec.views(raw)                        # views before the bytes arrive
+    slot = codec.views(raw)  # views before the bytes arrive
     codec.place(blob, raw)
     assert torch.equal(raw, blob) or not codec.verbatim
     if bias:
@@ -147,8 +187,10 @@ def test_a_blob_depends_on_its_numbers_alone(name: str, transposed: bool) -> Non
         parts = {n: t.t().contiguous() if t.dim() == 2 else t for n, t in parts.items()}
     blobs = [make(name, parts, dtype, transposed, HALF).encode(parts) for dtype in DTYPES]
     turned = {n: t.t().contiguous() if t.dim() == 2 else t for n, t in parts.items()}
-    blobs += [portable(make(name, parts, transposed=transposed, stored=HALF)).encode(parts),
-              make(name, turned, transposed=not transposed, stored=HALF).encode(turned)]
+    blobs += [
+        portable(make(name, parts, transposed=transposed, stored=HALF)).encode(parts),
+        make(name, turned, transposed=not transposed, stored=HALF).encode(turned),
+    ]
     assert all(torch.equal(blob, blobs[0]) for blob in blobs)
 
 
@@ -207,8 +249,9 @@ def test_on_a_gpu(name: str, transposed: bool) -> None:
     if not transposed:
         parts = {n: t.t().contiguous() if t.dim() == 2 else t for n, t in parts.items()}
     for dtype in DTYPES:
-        codec = make_codec(name, specs=specs_of(parts), dtype=dtype, device=device, is_transposed=transposed,
-                           stored=HALF)
+        codec = make_codec(
+            name, specs=specs_of(parts), dtype=dtype, device=device, is_transposed=transposed, stored=HALF
+        )
         blob = codec.encode(parts)
         slot = torch.empty(codec.slot_bytes, dtype=torch.uint8, device=device)
         codec.place(blob.pin_memory(), slot)

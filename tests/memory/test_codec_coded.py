@@ -76,8 +76,8 @@ def test_codes_of_the_same_format_are_kept_bit_for_bit(name: str, transposed: bo
 
 def fill_blob(codec: object, blob: torch.Tensor) -> object:
     raw = torch.empty(codec.slot_bytes, dtype=torch.uint8)  # type: ignore[attr-defined]
-    codec.place(blob, raw)                                   # type: ignore[attr-defined]
-    return codec.views(raw)                                  # type: ignore[attr-defined]
+    codec.place(blob, raw)  # type: ignore[attr-defined]
+    return codec.views(raw)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -88,17 +88,28 @@ def test_codes_of_another_format_are_rounded_from_their_values(transposed: bool,
     exact = (coded.turned() if transposed else coded).dequantized()
     exact = exact.t().contiguous() if transposed else exact
     for name in FORMATS:
-        codec = make_codec(name, specs=specs_of({"down_proj": weight}), dtype=torch.float32, device=CPU,
-                           is_transposed=transposed, stored=HALF)
+        codec = make_codec(
+            name,
+            specs=specs_of({"down_proj": weight}),
+            dtype=torch.float32,
+            device=CPU,
+            is_transposed=transposed,
+            stored=HALF,
+        )
         if name != held:
             assert torch.equal(codec.encode({"down_proj": coded}), codec.encode({"down_proj": exact}))
 
 
 def test_leading_dimensions_are_kept() -> None:
     one = codes_like("int4-g32", torch.zeros(16, 64), False)
-    many = Coded(one.format, one.codes.expand(3, -1, -1), one.scale.expand(3, -1, -1),
-                 one.zero.expand(3, -1, -1) if one.zero is not None else None)
+    many = Coded(
+        one.format,
+        one.codes.expand(3, -1, -1),
+        one.scale.expand(3, -1, -1),
+        one.zero.expand(3, -1, -1) if one.zero is not None else None,
+    )
     assert torch.equal(many.dequantized(), one.dequantized().expand(3, -1, -1))
     assert many.turned().codes.shape == (3, 64, 16)
-    assert fill(make_codec("int4-g32", specs=specs_of({"w": torch.zeros(16, 64)}), dtype=torch.float32, device=CPU),
-                {"w": one}).weights["w"][0].shape == (16, 32)
+    assert fill(
+        make_codec("int4-g32", specs=specs_of({"w": torch.zeros(16, 64)}), dtype=torch.float32, device=CPU), {"w": one}
+    ).weights["w"][0].shape == (16, 32)

@@ -39,15 +39,16 @@ def brute_force(weight: torch.Tensor, format: Format) -> float:
     values = torch.tensor(TABLES[format.table]) if format.table else torch.arange(-half, half).float()
     largest = float(weight.abs().max())
     if format.table == "mxfp4":
-        tried, shifts = [2.0 ** e for e in range(-20, 8)], [0.0]
+        tried, shifts = [2.0**e for e in range(-20, 8)], [0.0]
     elif format.zero:
         low, high = float(weight.min()), float(weight.max())
         tried = [(high - low) * share / (2 * half - 1) for share in torch.linspace(0.3, 1.1, 41).tolist()]
         shifts = torch.linspace(low, high, 61).tolist()
     else:
         spread = float(values.abs().max())
-        tried = [sign * largest * share / spread for share in torch.linspace(0.3, 1.3, 201).tolist()
-                 for sign in (1, -1)]
+        tried = [
+            sign * largest * share / spread for share in torch.linspace(0.3, 1.3, 201).tolist() for sign in (1, -1)
+        ]
         shifts = [0.0]
     best = float("inf")
     for scale in tried:
@@ -117,7 +118,7 @@ def test_odd_groups(format: Format, numbers: Numbers) -> None:
     assert rounded.isfinite().all()
     assert rounded[0].abs().max() < 1e-5
     if format.zero is False and format.name != "int8":
-        assert torch.equal(rounded[1, format.group:], torch.zeros(128 - format.group)) or format.name == "iq4_nl"
+        assert torch.equal(rounded[1, format.group :], torch.zeros(128 - format.group)) or format.name == "iq4_nl"
     assert float((rounded[2] - 0.25).abs().max()) < 0.25 * (0.17 if format.bits < 8 else 0.01)
     assert float((rounded[1, 5] + 1000).abs()) < 0.3 * 1000
 

@@ -39,13 +39,29 @@ def make_pack(out: Path, format: str = "checkpoint") -> Path:
         each = EXPERTS // LAYERS
         for layer in range(LAYERS):
             writer.write_layer(layer, blobs[layer * each : (layer + 1) * each], int)
-        return writer.publish(Manifest(
-            model_hash="model", format=format, numbers=numbers, layers=LAYERS, experts=each, top_k=2, parts=SPECS,
-            is_transposed=False, has_gate=True, is_concatenated=True, layout=codec.blob_layout, segments=(),
-            padded_bytes=page_up(codec.blob_bytes), files=writer.entries(),
-            source={"kind": "safetensors", "label": "float32", "name": "model", "hash": "test"},
-            exact={}, moestro="test",
-            sums=tuple(writer.finished[layer_file(n)].sums for n in range(LAYERS)), created=""))
+        return writer.publish(
+            Manifest(
+                model_hash="model",
+                format=format,
+                numbers=numbers,
+                layers=LAYERS,
+                experts=each,
+                top_k=2,
+                parts=SPECS,
+                is_transposed=False,
+                has_gate=True,
+                is_concatenated=True,
+                layout=codec.blob_layout,
+                segments=(),
+                padded_bytes=page_up(codec.blob_bytes),
+                files=writer.entries(),
+                source={"kind": "safetensors", "label": "float32", "name": "model", "hash": "test"},
+                exact={},
+                moestro="test",
+                sums=tuple(writer.finished[layer_file(n)].sums for n in range(LAYERS)),
+                created="",
+            )
+        )
 
 
 @pytest.fixture(scope="module", params=["checkpoint", "int4-g32"])
@@ -130,7 +146,7 @@ def test_a_failed_read_leaves_nothing_in_the_host_cache(monkeypatch: pytest.Monk
     slot = torch.zeros(reader.manifest.codec(torch.float32, CPU).slot_bytes, dtype=torch.uint8)
     with monkeypatch.context() as patched:
         patched.setattr(reader, "read_into", lambda eid, buffer: 1 / 0)
-        for eid in range(3):                     # more than there are rows: none is lost
+        for eid in range(3):  # more than there are rows: none is lost
             with pytest.raises(ZeroDivisionError):
                 store.fetch(eid, slot)
     assert store.origin(0) == "disk"
@@ -143,7 +159,7 @@ def test_tiers() -> None:
     cuda = torch.device("cuda")
     assert choose_tier("auto", CPU, 100, PAGE, True, 10**9).kind == "disk"
     assert choose_tier("none", CPU, 100, PAGE, True, 10**9).bytes == 0
-    assert choose_tier("none", CPU, 100, PAGE, False, 10**9).bytes > 0    # what the readers re-lay from
+    assert choose_tier("none", CPU, 100, PAGE, False, 10**9).bytes > 0  # what the readers re-lay from
     assert choose_tier("all", CPU, 100, PAGE, True, 0).bytes == 100 * PAGE
     assert choose_tier("auto", cuda, 100, PAGE, True, 10**9).kind == "all"
     part = choose_tier("auto", cuda, 100, PAGE, True, 100 * PAGE)

@@ -26,8 +26,14 @@ CPU = torch.device("cpu")
 def test_every_format_under_the_interpreter() -> None:
     """In a process of its own, so that no other test meets interpreted kernels."""
     pytest.importorskip("triton", reason="the package triton is not installed")
-    run = subprocess.run([sys.executable, "-m", "tests.memory.interpreted"], cwd=ROOT, capture_output=True, text=True,
-                         env={**os.environ, "TRITON_INTERPRET": "1"}, check=False)
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.memory.interpreted"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        check=False,
+    )
     assert run.returncode == 0, run.stderr
     errors: dict[str, float] = json.loads(run.stdout.splitlines()[-1])
     for name in FORMATS:
@@ -46,20 +52,22 @@ def test_kernels_compile_without_a_gpu(capability: int, tmp_path: Path, monkeypa
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     formats = ["checkpoint", "int4-g64"] if capability == 80 else ["mxfp4", "int8"]
-    built = {name: build(launch, torch.bfloat16, capability)
-             for name, launch in variants(formats, (96, 256), torch.bfloat16)}
+    built = {
+        name: build(launch, torch.bfloat16, capability) for name, launch in variants(formats, (96, 256), torch.bfloat16)
+    }
     assert len(built) == 4
     for name, compiled in built.items():
         assert len(compiled.asm["cubin"]) > 0
         assert ".v4.b32" in compiled.asm["ptx"], f"{name} does not read 16 bytes at a time"
 
 
-def test_they_are_not_used_where_they_cannot_run(monkeypatch: pytest.MonkeyPatch,
-                                                 caplog: pytest.LogCaptureFixture) -> None:
+def test_they_are_not_used_where_they_cannot_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     codec = codec_of("int4-g32", matrices(1, 8, 64, False, False)[0], torch.float32, CPU, False)
     cuda = torch.device("cuda")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert make_kernels(codec) is None                         # a CPU: nothing is missing, nothing is said
+    assert make_kernels(codec) is None  # a CPU: nothing is missing, nothing is said
     assert not available(CPU)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "not installed" in why_not(cuda)
@@ -70,7 +78,7 @@ def test_they_are_not_used_where_they_cannot_run(monkeypatch: pytest.MonkeyPatch
         assert make_kernels(codec) is None
     assert len(caplog.records) == 1
     assert "triton is not installed" in caplog.text
-    monkeypatch.setenv("TRITON_INTERPRET", "1")                # it would look for slots in the CPU's memory
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # it would look for slots in the CPU's memory
     assert "TRITON_INTERPRET" in why_not(cuda)
     assert not available(torch.device("meta"))
 
@@ -104,8 +112,10 @@ def test_blocks_fit_the_shape(shape: tuple[int, int]) -> None:
 def test_scratch_is_bounded(shape: tuple[int, int]) -> None:
     """What a budget has to count: 64 MB, or one matrix where that is larger; nothing for plain weights."""
     outputs, inputs = shape
-    specs = {"gate_up_proj": PartSpec(shape, torch.bfloat16),
-             "down_proj": PartSpec((inputs, outputs // 2), torch.bfloat16)}
+    specs = {
+        "gate_up_proj": PartSpec(shape, torch.bfloat16),
+        "down_proj": PartSpec((inputs, outputs // 2), torch.bfloat16),
+    }
     largest = 2 * outputs * inputs
     for name, one in FORMATS.items():
         codec = make_codec(name, specs=specs, dtype=torch.bfloat16, device=torch.device("meta"))
@@ -119,8 +129,10 @@ def test_experts_of_a_prompt_are_cut_into_portions() -> None:
     ends = torch.tensor(counts).cumsum(0).tolist()
     rows = {e: slice(end - count, end) for e, (count, end) in enumerate(zip(counts, ends, strict=True))}
     ticket = object()
-    held = [Held(e, e, None, None, ticket if e in (4, 5, 6, 7, 8) else None)  # type: ignore[arg-type]
-            for e in range(len(counts))]
+    held = [
+        Held(e, e, None, None, ticket if e in (4, 5, 6, 7, 8) else None)  # type: ignore[arg-type]
+        for e in range(len(counts))
+    ]
     portions = list(together(held, rows, tokens=30))
     assert [one for some in portions for one in some] == held
     for some in portions:

@@ -24,10 +24,12 @@ from tests.memory.test_codec_coded import codes_like
 
 CODED = [n for n in FORMATS if not FORMATS[n].is_plain]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-STATES = {BF16: 2.0 ** -20, FP16: 2.0 ** -16}   # of a result: what states may lose on their way to whole numbers
-TABLE = 2.0 ** -14                              # what nf4's values lose, of the largest of them
-WIDTHS = [pytest.param(width, marks=pytest.mark.skipif(width not in widths(), reason=f"no {width}-byte vectors here"))
-          for width in (64, 32)]
+STATES = {BF16: 2.0**-20, FP16: 2.0**-16}  # of a result: what states may lose on their way to whole numbers
+TABLE = 2.0**-14  # what nf4's values lose, of the largest of them
+WIDTHS = [
+    pytest.param(width, marks=pytest.mark.skipif(width not in widths(), reason=f"no {width}-byte vectors here"))
+    for width in (64, 32)
+]
 needs_kernels = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
 
 
@@ -37,8 +39,8 @@ class Case(NamedTuple):
     codec: Grouped
     products: Products
     slots: list[SlotParts]
-    at: list[int]                   # their addresses
-    weights: list[torch.Tensor]     # [out, in], fp64
+    at: list[int]  # their addresses
+    weights: list[torch.Tensor]  # [out, in], fp64
 
     def near(self, got: torch.Tensor, want: torch.Tensor) -> None:
         """No further from the exact result than this is when rounded to the number type, but for a margin."""
@@ -47,20 +49,38 @@ class Case(NamedTuple):
         assert relative(got, want) <= relative(want.to(got.dtype), want) + margin
 
 
-def case(name: str, outputs: int, inputs: int, dtype: torch.dtype, width: int, stored: Numbers | None = None,
-         powers: bool = False) -> Case:
+def case(
+    name: str,
+    outputs: int,
+    inputs: int,
+    dtype: torch.dtype,
+    width: int,
+    stored: Numbers | None = None,
+    powers: bool = False,
+) -> Case:
     """`powers`: scales are powers of two and zeros quarters, so that products with whole numbers are exact in fp32."""
     given = [codes_like(name, torch.empty(outputs, inputs), False, seed) for seed in range(2)]
     if powers:
-        given = [coded._replace(scale=torch.full_like(coded.scale, 126) if name == "mxfp4" else
-                                (coded.scale > 0.006).half() / 64 + 1 / 64,
-                                zero=None if coded.zero is None else (coded.zero * 64).round() / 4) for coded in given]
+        given = [
+            coded._replace(
+                scale=torch.full_like(coded.scale, 126)
+                if name == "mxfp4"
+                else (coded.scale > 0.006).half() / 64 + 1 / 64,
+                zero=None if coded.zero is None else (coded.zero * 64).round() / 4,
+            )
+            for coded in given
+        ]
     codec = make(name, {"down_proj": torch.empty(outputs, inputs)}, dtype, stored=stored)
     oracle = portable(codec, FP32)
-    slots = [fill(codec, {"down_proj": coded}) for coded in given]              # type: ignore[dict-item]
+    slots = [fill(codec, {"down_proj": coded}) for coded in given]  # type: ignore[dict-item]
     assert isinstance(codec, Grouped)
-    return Case(codec, Products(matrix(codec, "down_proj"), dtype, width), slots, [slot.at for slot in slots],
-                [oracle.dequantize(slot, "down_proj").double() for slot in slots])
+    return Case(
+        codec,
+        Products(matrix(codec, "down_proj"), dtype, width),
+        slots,
+        [slot.at for slot in slots],
+        [oracle.dequantize(slot, "down_proj").double() for slot in slots],
+    )
 
 
 def inputs_of(name: str) -> int:
@@ -84,8 +104,10 @@ def test_products_are_rounded_once(name: str, dtype: torch.dtype, width: int) ->
     turns = [0, 1, 0]
     for count in (1, 3):
         x = states(count, inputs, dtype)
-        made.near(made.products.few([made.at[i] for i in turns], x),
-                  torch.stack([made.weights[i] @ x[n % count].double() for n, i in enumerate(turns)]))
+        made.near(
+            made.products.few([made.at[i] for i in turns], x),
+            torch.stack([made.weights[i] @ x[n % count].double() for n, i in enumerate(turns)]),
+        )
     wide, plain = made.products.widened(made.at[0]), made.codec.weight(made.slots[0].weights["down_proj"])
     assert torch.equal(made.products.wide(made.at[0], x), x @ wide.t())
     largest = plain.double().abs().view(6, -1, 64).amax(-1).repeat_interleave(64, 1)
@@ -105,10 +127,25 @@ def test_every_code_meets_its_own_number(name: str, width: int) -> None:
         assert torch.equal(made.products.few([made.at[i]] * 5, x), want)
 
 
-@pytest.mark.parametrize(("name", "outputs", "inputs"), [
-    ("int8", 2, 32), ("int8", 30, 2880), ("int8-g32", 6, 96), ("int4-g32", 2, 32), ("int4-g32", 30, 96),
-    ("int4-g64", 30, 2880), ("int4-g128-sym", 2, 384), ("nf4", 6, 64), ("mxfp4", 6, 32), ("iq4_nl", 30, 96),
-    ("int3", 2, 64), ("int3", 6, 192), ("int2", 30, 64), ("int2", 2, 2880)])
+@pytest.mark.parametrize(
+    ("name", "outputs", "inputs"),
+    [
+        ("int8", 2, 32),
+        ("int8", 30, 2880),
+        ("int8-g32", 6, 96),
+        ("int4-g32", 2, 32),
+        ("int4-g32", 30, 96),
+        ("int4-g64", 30, 2880),
+        ("int4-g128-sym", 2, 384),
+        ("nf4", 6, 64),
+        ("mxfp4", 6, 32),
+        ("iq4_nl", 30, 96),
+        ("int3", 2, 64),
+        ("int3", 6, 192),
+        ("int2", 30, 64),
+        ("int2", 2, 2880),
+    ],
+)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_rows_that_fill_no_vector(name: str, outputs: int, inputs: int, width: int) -> None:
     made = case(name, outputs, inputs, FP16, width)
@@ -118,8 +155,11 @@ def test_rows_that_fill_no_vector(name: str, outputs: int, inputs: int, width: i
 
 
 @pytest.mark.parametrize("name", ["int8", "int4-g32", "int3", "iq4_nl"])
-@pytest.mark.parametrize("stored", [Numbers(BF16, FP16, FP16), Numbers(BF16, FP32, FP32), Numbers(FP16, FP16, FP32)],
-                         ids=["fp16", "fp32", "both"])
+@pytest.mark.parametrize(
+    "stored",
+    [Numbers(BF16, FP16, FP16), Numbers(BF16, FP32, FP32), Numbers(FP16, FP16, FP32)],
+    ids=["fp16", "fp32", "both"],
+)
 @needs_kernels
 def test_numbers_of_a_blob_may_have_another_type(name: str, stored: Numbers) -> None:
     made = case(name, 2, 192, BF16, 0, stored)
@@ -133,11 +173,11 @@ def test_exponents_from_the_smallest_to_no_number(width: int) -> None:
     made = case("mxfp4", 6, 96, BF16, width)
     tensors = made.slots[0].weights["down_proj"]
     tensors[1].copy_(torch.tensor([[0] * 3, [0, 1, 0], [1, 2, 3], [127] * 3, [130, 255, 1], [255] * 3]))
-    x = states(5, 96, BF16) * 2.0 ** 40
+    x = states(5, 96, BF16) * 2.0**40
     got = made.products.many(made.at[0], x)
     weight = portable(made.codec, FP32).weight(tensors).double()
-    assert bool(got[:, 4:].isnan().all()) and float(weight[0].abs().max()) == 6 * 2.0 ** -127
-    for row in range(4):        # their sizes differ by far: one at a time
+    assert bool(got[:, 4:].isnan().all()) and float(weight[0].abs().max()) == 6 * 2.0**-127
+    for row in range(4):  # their sizes differ by far: one at a time
         made.near(got[:, row], x.double() @ weight[row])
     wide, plain = made.products.widened(made.at[0]), made.codec.weight(tensors)
     torch.testing.assert_close(wide, plain, rtol=0, atol=0, equal_nan=True)
@@ -148,7 +188,7 @@ def test_exponents_from_the_smallest_to_no_number(width: int) -> None:
 def test_a_codec_multiplies_as_the_model_stores_it_and_without_biases(name: str) -> None:
     parts = gpt_oss_like()
     codec = make(name, parts, FP16, True, HALF)
-    assert isinstance(codec, Direct) and not codec.verbatim         # biases are bf16 in blobs, fp16 in slots
+    assert isinstance(codec, Direct) and not codec.verbatim  # biases are bf16 in blobs, fp16 in slots
     assert make(name, parts, FP16, True).verbatim
     slot, exact = fill(codec, parts), portable(codec, FP32)
     for part, inputs in (("gate_up_proj", 128), ("down_proj", 256)):
@@ -157,7 +197,7 @@ def test_a_codec_multiplies_as_the_model_stores_it_and_without_biases(name: str)
             want = reference(exact, slot, part, x, True)
             assert relative(codec.linear(slot, part, x), want) < (1e-3 if count > FEW else 3e-4)
         got = codec.coded(slot, part, x)
-        assert torch.equal(codec.stacked([slot] * 6, part, x[:6]), got[:6])     # whatever else is multiplied at once
+        assert torch.equal(codec.stacked([slot] * 6, part, x[:6]), got[:6])  # whatever else is multiplied at once
         assert torch.equal(codec.coded(slot, part, x.t().contiguous().t()), got)
         assert torch.equal(codec.coded(slot, part, x[:6].view(2, 3, -1)).view(6, -1), got[:6])
         assert torch.equal(codec.coded(slot, part, x[0]), got[0])
@@ -179,14 +219,20 @@ def test_the_machine_decides_the_form(name: str) -> None:
         assert torch.equal(codec.linear(slot, "down_proj", x), x @ codec.dequantize(slot, "down_proj").t())
 
 
-OLD = SimpleNamespace(check_jit_execution=int, get_host_cpu_features=dict)      # LLVM on a CPU that has nothing
+OLD = SimpleNamespace(check_jit_execution=int, get_host_cpu_features=dict)  # LLVM on a CPU that has nothing
 
 
-@pytest.mark.parametrize(("place", "instead", "why"), [
-    ("importlib.util.find_spec", lambda _: None, "llvmlite is not installed"), ("_llvm", lambda: OLD, "no AVX2"),
-    ("_llvm", lambda: 1 / 0, r"cannot compile here (ZeroDivisionError")])
+@pytest.mark.parametrize(
+    ("place", "instead", "why"),
+    [
+        ("importlib.util.find_spec", lambda _: None, "llvmlite is not installed"),
+        ("_llvm", lambda: OLD, "no AVX2"),
+        ("_llvm", lambda: 1 / 0, r"cannot compile here (ZeroDivisionError"),
+    ],
+)
 def test_without_kernels_the_portable_form_serves_and_the_log_says_why(
-        place: str, instead: Any, why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    place: str, instead: Any, why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     parts, x = {"down_proj": torch.randn(6, 128)}, states(2, 128, BF16)
     asked_anew = functools.cache(widths.__wrapped__)
     with monkeypatch.context() as patched, caplog.at_level(logging.WARNING, "moestro.kernels"):

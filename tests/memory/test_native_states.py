@@ -25,8 +25,11 @@ from tests.memory.test_native import case, states
 
 pytestmark = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
 KINDS = ("int8", "int4-g32", "nf4", "mxfp4", "int3", "int2")
-PLANES = {"bytes": (Plane(8, 0, 1, 0),), "halves": (Plane(4, 8, 1, 0),),
-          "three": (Plane(2, 4, 1, 0), Plane(1, 0, 4, 0))}
+PLANES = {
+    "bytes": (Plane(8, 0, 1, 0),),
+    "halves": (Plane(4, 8, 1, 0),),
+    "three": (Plane(2, 4, 1, 0), Plane(1, 0, 4, 0)),
+}
 INPUTS = (96, 576)
 DTYPES = (torch.bfloat16, torch.float16)
 
@@ -38,7 +41,7 @@ class Prepared:
         self.room, self._prepare = _preparing(x.numel(), planes, width, x.dtype)
         self._raw = torch.zeros(self.room.bytes + LINE, dtype=torch.uint8)
         self._prepare(x.data_ptr(), self._raw.data_ptr())
-        assert not self._raw[self.room.bytes :].any()           # nothing is written past its end
+        assert not self._raw[self.room.bytes :].any()  # nothing is written past its end
 
     def _read(self, at: int, dtype: torch.dtype, *shape: int) -> torch.Tensor:
         return self._raw[at : at + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
@@ -64,9 +67,13 @@ class Prepared:
 
     def offsets(self, p: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Of each piece: what its sums begin with, and the sums of the numbers that they take in."""
-        return [(self._read(place.offsets, torch.int32, piece.turns, piece.lanes),
-                 self._whole(p, piece, place).int().unflatten(2, (-1, 2)).sum((1, 3)))
-                for (_, piece), place in self._places(p)]
+        return [
+            (
+                self._read(place.offsets, torch.int32, piece.turns, piece.lanes),
+                self._whole(p, piece, place).int().unflatten(2, (-1, 2)).sum((1, 3)),
+            )
+            for (_, piece), place in self._places(p)
+        ]
 
     @property
     def sums(self) -> torch.Tensor:
@@ -99,11 +106,12 @@ def test_a_state_is_kept_to_a_15th_bit_of_its_largest_number(x: torch.Tensor, pl
     largest = exact.view(-1, BLOCK).abs().amax(1).repeat_interleave(BLOCK)
     for p, plane in enumerate(PLANES[planes]):
         whole, steps = made.numbers(p)
-        kept, tiny = whole * steps, 2.0 ** -126             # the smallest step
-        assert bool(((kept - exact).abs() <= (largest * 2.0 ** -15).clamp(min=tiny / 2)).all())
+        kept, tiny = whole * steps, 2.0**-126  # the smallest step
+        assert bool(((kept - exact).abs() <= (largest * 2.0**-15).clamp(min=tiny / 2)).all())
         if x.dtype == torch.bfloat16:
-            assert torch.equal(*(torch.where((exact.abs() >= largest / 64) & (largest >= 2.0 ** -112), v, 0)
-                                 for v in (kept, exact)))
+            assert torch.equal(
+                *(torch.where((exact.abs() >= largest / 64) & (largest >= 2.0**-112), v, 0) for v in (kept, exact))
+            )
         assert bool((whole.abs() <= 1 << 15).all())
         for offsets, sums in made.offsets(p):
             assert torch.equal(offsets, -plane.offset * sums)
@@ -119,7 +127,7 @@ def test_pieces_cover_every_input_once_and_in_order(blocks: int, bits: int, widt
         assert piece.start == end and piece.turns > 0
         assert piece.codes % BLOCK == 0 and piece.bytes * 8 == piece.codes * bits
         assert piece.bytes <= 2 * piece.words <= width
-        assert piece.lanes >= piece.codes // BLOCK      # no sum takes in numbers of two steps
+        assert piece.lanes >= piece.codes // BLOCK  # no sum takes in numbers of two steps
         end += piece.turns * piece.codes
     assert end == blocks * BLOCK
     assert [p.bytes for p in cut] == sorted({p.bytes for p in cut}, reverse=True)
@@ -137,7 +145,7 @@ def test_what_is_not_finite_spoils_its_own_state_alone(name: str, odd: float) ->
         got = made.products.many(made.at[0], x)
         assert not got[2].isfinite().any()
         assert not made.products.few(made.at[:1], x[2:3]).isfinite().any()
-        x[2] = 0.0                          # nothing of it is left in the room
+        x[2] = 0.0  # nothing of it is left in the room
         assert torch.equal(got[[0, 1, 3]], clean[[0, 1, 3]])
         assert not made.products.many(made.at[0], x)[2].any()
 
@@ -149,9 +157,9 @@ def test_sums_of_the_largest_numbers_do_not_overflow(name: str) -> None:
     for plane in tensors[: 2 if name == "int3" else 1]:
         plane.view(torch.uint8).copy_(torch.tensor([[{"int8": 0x80, "mxfp4": 0x77}.get(name, 0)], [0xFF]]))
     for sign in (1, -1):
-        x = torch.full((4, 192), sign * (1 - 2.0 ** -11)).half()
+        x = torch.full((4, 192), sign * (1 - 2.0**-11)).half()
         want = x.double() @ portable(made.codec, torch.float32).weight(tensors).double().t()
-        torch.testing.assert_close(made.products.many(made.at[0], x).double(), want, rtol=2.0 ** -10, atol=0.0)
+        torch.testing.assert_close(made.products.many(made.at[0], x).double(), want, rtol=2.0**-10, atol=0.0)
 
 
 class Read(Exception):
@@ -183,9 +191,9 @@ def wanted(file: bytes) -> set[str]:
     return {file[names + name :].split(b"\0", 1)[0].decode() for name, _, _, defined in found if not defined}
 
 
-@pytest.mark.parametrize(("name", "inputs"), [
-    ("int8", 192), ("nf4", 192), ("mxfp4", 192), ("int3", 192), ("int8", 0),
-    ("int3", 2880)])
+@pytest.mark.parametrize(
+    ("name", "inputs"), [("int8", 192), ("nf4", 192), ("mxfp4", 192), ("int3", 192), ("int8", 0), ("int3", 2880)]
+)
 def test_kernels_need_nothing_of_any_library(name: str, inputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not for conversions, and on Windows not to grow the stack either. 0 inputs = the functions of teams."""
     llvm = compile._llvm()
@@ -196,4 +204,4 @@ def test_kernels_need_nothing_of_any_library(name: str, inputs: int, monkeypatch
             module.triple, module.data_layout = system, str(machine.target_data)
             assert wanted(machine.emit_object(module)) == set(), system
             calls = re.findall(r"^\s+(?:call|jmp)q?\s+([^.\s]\S*)", machine.emit_assembly(module), re.MULTILINE)
-            assert bool(calls) == (inputs == 0)         # of kernels, by their address
+            assert bool(calls) == (inputs == 0)  # of kernels, by their address

@@ -58,17 +58,24 @@ def team() -> Team:
 
 
 @settings(max_examples=60, deadline=None)
-@given(threads=st.integers(1, 3), slots=st.lists(st.integers(1, 1 << 62), min_size=1, max_size=4),
-       pairs=st.integers(1, 300), row_bytes=st.sampled_from([16, 1056, 40000]), given_states=st.integers(0, 3))
-def test_every_row_is_computed_once(team: Team, threads: int, slots: list[int], pairs: int, row_bytes: int,
-                                    given_states: int) -> None:
+@given(
+    threads=st.integers(1, 3),
+    slots=st.lists(st.integers(1, 1 << 62), min_size=1, max_size=4),
+    pairs=st.integers(1, 300),
+    row_bytes=st.sampled_from([16, 1056, 40000]),
+    given_states=st.integers(0, 3),
+)
+def test_every_row_is_computed_once(
+    team: Team, threads: int, slots: list[int], pairs: int, row_bytes: int, given_states: int
+) -> None:
     share(threads)
     kernel, rows = Kernel(), 2 * pairs
     team.run(slots, rows, row_bytes, kernel.compute, 1000, 64, 5000, 600, kernel.prepare, 7000, 48, given_states, 128)
     assert kernel.prepared == [(7000 + i * 48, 1000 + i * 128) for i in range(given_states)]
     assert all(first % 2 == end % 2 == 0 for *_, first, end in kernel.calls)
     assert sorted((*places, row) for *places, first, end in kernel.calls for row in range(first, end)) == sorted(
-        (1000 + i * 64, slot, 5000 + i * 600, row) for i, slot in enumerate(slots) for row in range(rows))
+        (1000 + i * 64, slot, 5000 + i * 600, row) for i, slot in enumerate(slots) for row in range(rows)
+    )
     if threads == 1 or len(slots) * rows * row_bytes < WORTH_IT:
         assert (len(kernel.calls), kernel.threads) == (len(slots), {threading.get_ident()})
 
@@ -78,7 +85,7 @@ def test_a_helper_that_fell_asleep_is_woken() -> None:
     team, until = Team(alone=False), time.monotonic() + 30
     for threads in (2, 3, 2):
         share(threads)
-        while any(called.is_set() for called in team._helpers):     # awake
+        while any(called.is_set() for called in team._helpers):  # awake
             time.sleep(0.001)
             assert time.monotonic() < until
         kernel = Kernel()
@@ -119,8 +126,13 @@ def large() -> Case:
 def every(made: Case) -> list[torch.Tensor]:
     """All that a matrix computes."""
     x = states(6, 1024, torch.bfloat16)
-    return [made.products.few(made.at, x[:1]), made.products.few(made.at, x[:2]), made.products.few(made.at[:1], x[:1]),
-            made.products.many(made.at[0], x), made.products.widened(made.at[1])]
+    return [
+        made.products.few(made.at, x[:1]),
+        made.products.few(made.at, x[:2]),
+        made.products.few(made.at[:1], x[:1]),
+        made.products.many(made.at[0], x),
+        made.products.widened(made.at[1]),
+    ]
 
 
 def test_the_number_of_threads_changes_no_bit(large: Case) -> None:
@@ -128,7 +140,7 @@ def test_the_number_of_threads_changes_no_bit(large: Case) -> None:
     want = every(large)
     for threads in (1, 2, 3):
         share(threads)
-        for _ in range(20 if threads == 3 else 200):        # three threads take turns on two cores
+        for _ in range(20 if threads == 3 else 200):  # three threads take turns on two cores
             assert all(map(torch.equal, every(large), want))
 
 
@@ -158,7 +170,7 @@ class Fenced:
     def __init__(self, size: int, at_end: bool) -> None:
         page, self.size = mmap.PAGESIZE, size
         whole = -(-size // page) * page
-        self._map = mmap.mmap(-1, whole + 2 * page)     # shared with a child
+        self._map = mmap.mmap(-1, whole + 2 * page)  # shared with a child
         start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         protect = ctypes.CDLL(None, use_errno=True).mprotect
         protect.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int

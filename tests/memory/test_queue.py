@@ -12,8 +12,9 @@ from core.memory.ticket import CANCELLED, STARTED, Queue, Ticket
 
 NOTHING: Any = None
 PRIORITY = st.sampled_from([0.0, 0.1, 0.25, 0.5, 1.0])
-STEP = st.tuples(st.sampled_from(["demand", "prefetch", "pop", "remove", "promote", "rank"]), PRIORITY,
-                 st.integers(0, 99))
+STEP = st.tuples(
+    st.sampled_from(["demand", "prefetch", "pop", "remove", "promote", "rank"]), PRIORITY, st.integers(0, 99)
+)
 
 
 def ticket(number: int, demand: bool, priority: float = 0.0) -> Ticket:
@@ -27,7 +28,7 @@ class Sorted:
 
     def __init__(self) -> None:
         self.demands: list[Ticket] = []
-        self.prefetches: list[Ticket] = []         # in the order of submission
+        self.prefetches: list[Ticket] = []  # in the order of submission
 
     def order(self) -> list[Ticket]:
         return [*self.demands, *sorted(self.prefetches, key=lambda t: -t.priority)]

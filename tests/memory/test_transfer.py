@@ -73,7 +73,7 @@ def test_a_promoted_prefetch_is_a_demand(link: TransferEngine, gate: Gate) -> No
     first = busy(link, gate)
     queued = [link.submit(ticket(1)), link.submit(ticket(2))]
     assert link.promote(queued[1])
-    assert not link.promote(first)               # it has started
+    assert not link.promote(first)  # it has started
     gate.opened.set()
     for one in queued:
         one.done.wait(60)
@@ -97,7 +97,7 @@ def test_who_waits_for_a_queued_copy_makes_it(link: TransferEngine, gate: Gate) 
     busy(link, gate)
     mine = link.submit(ticket(7, demand=True))
     threading.Timer(0.05, gate.opened.set).start()
-    link.wait(mine)                              # the worker is held: this thread copies
+    link.wait(mine)  # the worker is held: this thread copies
     assert int(mine.slot.raw[0]) == 7
 
 
@@ -116,7 +116,7 @@ def test_a_failed_copy_is_reported_where_it_is_waited_for(gate: Gate) -> None:
 def test_two_workers_copy_two_experts_at_once(gate: Gate) -> None:
     engine = TransferEngine(CPU, gate, workers=2)
     both = [engine.submit(ticket(1)), engine.submit(ticket(DISK))]
-    while len(gate.order) < 2:                   # neither has ended: the gate is shut
+    while len(gate.order) < 2:  # neither has ended: the gate is shut
         assert gate.entered.wait(60)
     gate.opened.set()
     for one in both:
@@ -131,14 +131,14 @@ def test_no_prefetch_starts_while_a_demand_is_queued_or_under_way(gate: Gate, wo
     engine = TransferEngine(CPU, gate, workers=workers)
     demand = engine.submit(ticket(1, demand=True))
     assert gate.entered.wait(60)
-    ahead = engine.submit(ticket(2))                     # other workers are idle, and stay so
+    ahead = engine.submit(ticket(2))  # other workers are idle, and stay so
     assert not ahead.done.wait(0.05)
     assert gate.order == [1] and ahead.state == QUEUED
-    assert engine.promote(ahead)                         # as a demand it may go beside the other
+    assert engine.promote(ahead)  # as a demand it may go beside the other
     gate.opened.set()
     for one in (demand, ahead):
         engine.wait(one)
-    last = engine.submit(ticket(3))                      # with no demand left it is copied
+    last = engine.submit(ticket(3))  # with no demand left it is copied
     assert last.done.wait(60)
     assert gate.order == [1, 2, 3]
     engine.close()
@@ -164,7 +164,7 @@ def test_what_the_link_has_to_do_is_told_in_seconds(link: TransferEngine, gate: 
     link.wait(first)
     assert link.take_finished() == [first]
     assert link.copy_s(64) == first.landed_s - first.started_s
-    link.pace = Pace(gbps=6.4e-11, latency_us=0.0)       # a thousand seconds for 64 bytes
+    link.pace = Pace(gbps=6.4e-11, latency_us=0.0)  # a thousand seconds for 64 bytes
     assert link.copy_s(64) == pytest.approx(1000.0)
     assert link.submit(ticket(1)).done.wait(60)
     two = link.submit(ticket(2, demand=True))
@@ -184,7 +184,7 @@ def test_a_paced_copy_is_not_ready_before_the_link_would_deliver_it(link: Transf
     link.pace = Pace(gbps=1e-6, latency_us=0.0)  # 64 ms for 64 bytes
     one = link.submit(ticket(1))
     one.done.wait(60)
-    assert one.landed_s - one.started_s >= 0.064 * (1 - 1e-6)   # later where the thread had no core at that moment
+    assert one.landed_s - one.started_s >= 0.064 * (1 - 1e-6)  # later where the thread had no core at that moment
     link.wait(one)
     assert time.perf_counter() >= one.landed_s
     assert link.landed(one)

@@ -36,8 +36,11 @@ class FakeHub:
         found = []
         for file in sorted(p for p in self.directory.rglob("*") if p.is_file()):
             raw = file.read_bytes()
-            entry: dict[str, Any] = {"rfilename": file.relative_to(self.directory).as_posix(), "size": len(raw),
-                                     "blobId": hashlib.sha1(raw).hexdigest()}
+            entry: dict[str, Any] = {
+                "rfilename": file.relative_to(self.directory).as_posix(),
+                "size": len(raw),
+                "blobId": hashlib.sha1(raw).hexdigest(),
+            }
             if len(raw) >= LARGE:
                 entry["lfs"] = {"sha256": hashlib.sha256(raw).hexdigest(), "size": len(raw), "pointerSize": 130}
             found.append(entry)
@@ -77,8 +80,13 @@ class Handler(BaseHTTPRequestHandler):
         hub = self.hub
         raw = (hub.directory / name).read_bytes()
         sha = hashlib.sha256(raw).hexdigest() if len(raw) >= LARGE else hashlib.sha1(raw).hexdigest()
-        headers = {"ETag": f'"{sha}"', "X-Linked-ETag": f'"{sha}"', "X-Linked-Size": str(len(raw)),
-                   "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        headers = {
+            "ETag": f'"{sha}"',
+            "X-Linked-ETag": f'"{sha}"',
+            "X-Linked-Size": str(len(raw)),
+            "X-Repo-Commit": COMMIT,
+            "Accept-Ranges": "bytes",
+        }
         if head:
             return self.send(200, b"", headers | {"Content-Length": str(len(raw))})
         first = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").rstrip("-"))

@@ -15,9 +15,19 @@ from tests.tiny_tokenizer import save_tokenizer
 def make_large(directory: Path, layers: int = 6, experts: int = 32, hidden: int = 1024, inner: int = 512) -> Path:
     """A bf16 qwen3_moe checkpoint of 6 * hidden * inner * experts * layers bytes (604 MB) and some dense weights."""
     directory.mkdir(parents=True)
-    config = AutoConfig.for_model("qwen3_moe", **{
-        **COMMON, "hidden_size": hidden, "num_hidden_layers": layers, "num_experts": experts,
-        "num_experts_per_tok": 4, "moe_intermediate_size": inner, "intermediate_size": inner, "head_dim": 64})
+    config = AutoConfig.for_model(
+        "qwen3_moe",
+        **{
+            **COMMON,
+            "hidden_size": hidden,
+            "num_hidden_layers": layers,
+            "num_experts": experts,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": inner,
+            "intermediate_size": inner,
+            "head_dim": 64,
+        },
+    )
     config.dtype = "bfloat16"
     config.architectures = ["Qwen3MoeForCausalLM"]
     config.save_pretrained(directory)
@@ -28,9 +38,11 @@ def make_large(directory: Path, layers: int = 6, experts: int = 32, hidden: int 
     for layer in range(layers):
         for expert in range(experts):
             at = f"model.layers.{layer}.mlp.experts.{expert}"
-            tensors |= {f"{at}.gate_proj.weight": (torch.bfloat16, (inner, hidden)),
-                        f"{at}.up_proj.weight": (torch.bfloat16, (inner, hidden)),
-                        f"{at}.down_proj.weight": (torch.bfloat16, (hidden, inner))}
+            tensors |= {
+                f"{at}.gate_proj.weight": (torch.bfloat16, (inner, hidden)),
+                f"{at}.up_proj.weight": (torch.bfloat16, (inner, hidden)),
+                f"{at}.down_proj.weight": (torch.bfloat16, (hidden, inner)),
+            }
     block = torch.randn(2 * hidden * hidden, generator=torch.Generator().manual_seed(0)).mul_(0.05).bfloat16()
 
     def read(name: str) -> torch.Tensor:

@@ -16,8 +16,10 @@ from core.memory.pack.manifest import identity_of
 from core.memory.pages import page_up
 
 LAYERS, EXPERTS, HIDDEN, INNER = 3, 5, 64, 48
-PARTS = {"gate_up_proj": PartSpec((2 * INNER, HIDDEN), torch.float32),
-         "down_proj": PartSpec((HIDDEN, INNER), torch.float32)}
+PARTS = {
+    "gate_up_proj": PartSpec((2 * INNER, HIDDEN), torch.float32),
+    "down_proj": PartSpec((HIDDEN, INNER), torch.float32),
+}
 LAYOUT = Layout.of({n: (s.dtype, s.shape) for n, s in PARTS.items()})
 NUMBERS = Numbers(torch.float32, torch.float32, torch.float32)
 DENSE = {"embed.weight": torch.arange(512.0).view(32, 16), "norm.weight": torch.ones(16, dtype=torch.bfloat16)}
@@ -45,13 +47,29 @@ def write_pack(out: Path, seed: int = 0, top: int = 0, stop_after: int = LAYERS)
                 writer.write_layer(layer, (cutter.cut(b) if cutter else b for b in blobs[layer]), int)
         if stop_after < LAYERS:
             return out
-        return writer.publish(Manifest(
-            model_hash=f"model {seed}", format="checkpoint", numbers=NUMBERS, layers=LAYERS, experts=EXPERTS, top_k=2,
-            parts=PARTS, is_transposed=False, has_gate=True, is_concatenated=True, layout=LAYOUT,
-            segments=cutter.segments if cutter else (), padded_bytes=page_up(cutter.bytes if cutter else LAYOUT.bytes),
-            files=writer.entries(), sums=tuple(writer.finished[f"experts-{n:05}.bin"].sums for n in range(LAYERS)),
-            source={"kind": "safetensors", "label": "random", "name": "none", "hash": f"model {seed}"},
-            exact=dict.fromkeys(PARTS, "as stored"), moestro="test", created="2026-01-01T00:00:00+00:00"))
+        return writer.publish(
+            Manifest(
+                model_hash=f"model {seed}",
+                format="checkpoint",
+                numbers=NUMBERS,
+                layers=LAYERS,
+                experts=EXPERTS,
+                top_k=2,
+                parts=PARTS,
+                is_transposed=False,
+                has_gate=True,
+                is_concatenated=True,
+                layout=LAYOUT,
+                segments=cutter.segments if cutter else (),
+                padded_bytes=page_up(cutter.bytes if cutter else LAYOUT.bytes),
+                files=writer.entries(),
+                sums=tuple(writer.finished[f"experts-{n:05}.bin"].sums for n in range(LAYERS)),
+                source={"kind": "safetensors", "label": "random", "name": "none", "hash": f"model {seed}"},
+                exact=dict.fromkeys(PARTS, "as stored"),
+                moestro="test",
+                created="2026-01-01T00:00:00+00:00",
+            )
+        )
 
 
 def contents(pack: Path) -> Iterator[tuple[str, bytes]]:

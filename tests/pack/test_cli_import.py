@@ -48,9 +48,11 @@ def test_it_imports_into_the_data_directory(source: Path, tmp_path: Path, capsys
 
 
 def test_what_is_wrong_is_said(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for words, says in ((["import", "some/model"], "only on your word: add --download"),
-                        (["import", str(source), "--split", "7"], "no share between"),
-                        (["import", "./nowhere"], "no model at")):
+    for words, says in (
+        (["import", "some/model"], "only on your word: add --download"),
+        (["import", str(source), "--split", "7"], "no share between"),
+        (["import", "./nowhere"], "no model at"),
+    ):
         assert cli.main(words) == 2
         assert says in capsys.readouterr().err
     with pytest.raises(SystemExit):
@@ -58,8 +60,9 @@ def test_what_is_wrong_is_said(source: Path, capsys: pytest.CaptureFixture[str])
     assert "int8-g32" in capsys.readouterr().err
 
 
-def test_ctrl_c_says_how_to_go_on(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                  capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_says_how_to_go_on(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     real = bar.Bar.show
 
     def interrupt(self: bar.Bar, text: str, share: float, done: int, total: int) -> None:
@@ -97,8 +100,13 @@ def test_the_bar_shows_speed_and_what_is_left(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("COLUMNS", "100")
     shown = bar.Bar()
-    for at, text, done in ((1.0, "Reading", 0), (3.0, "Reading", 100_000_000), (3.01, "Reading", 110_000_000),
-                           (5.0, "On", 200_000_000), (9.0, "On", 400_000_000)):
+    for at, text, done in (
+        (1.0, "Reading", 0),
+        (3.0, "Reading", 100_000_000),
+        (3.01, "Reading", 110_000_000),
+        (5.0, "On", 200_000_000),
+        (9.0, "On", 400_000_000),
+    ):
         now[0] = at
         shown.show(text, done / 400_000_000, done, 400_000_000)
     shown.end()
@@ -112,8 +120,9 @@ def test_the_bar_shows_speed_and_what_is_left(monkeypatch: pytest.MonkeyPatch) -
     assert [bar.clock(s) for s in (0.4, 61, 3725)] == ["0:00", "1:01", "1:02:05"]
 
 
-def test_doctor_reads_a_pack_to_its_last_byte(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-                                              monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reads_a_pack_to_its_last_byte(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def examined(folder: Path) -> dict[str, Any]:
         raise AssertionError("only the pack was asked for")
 
@@ -129,7 +138,9 @@ def test_doctor_reads_a_pack_to_its_last_byte(source: Path, tmp_path: Path, caps
     assert cli.main(["doctor", "--pack", str(pack), "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert [p.partition(" is damaged")[0] for p in found["problems"]] == [
-        str(pack / "experts-00001.bin"), str(pack / "model.safetensors")]
+        str(pack / "experts-00001.bin"),
+        str(pack / "model.safetensors"),
+    ]
     assert found["experts"] == 24 and "delete" in found["problems"][0].lower()
     shutil.rmtree(pack)
     assert cli.main(["doctor", "--pack", str(pack), "--json"]) == 1

@@ -45,8 +45,9 @@ def hub(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     server = FakeHub(model, REPO)
     constants = huggingface_hub.constants
     monkeypatch.setattr(constants, "ENDPOINT", server.address)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE",
-                        server.address + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.address + "/{repo_id}/resolve/{revision}/{filename}"
+    )
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(download, "PAUSE", 0.0)
@@ -59,20 +60,33 @@ def hub(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 def test_what_names_a_model() -> None:
     for text, repo, revision, wanted in (
-            ("a/b", "a/b", "main", ""), ("a/b:Q4_K_M", "a/b", "main", "Q4_K_M"),
-            ("a/b:x/y.gguf", "a/b", "main", "x/y.gguf"),
-            ("https://huggingface.co/a/b/", "a/b", "main", ""), ("hf.co/a/b", "a/b", "main", ""),
-            ("https://huggingface.co/a/b/tree/v2", "a/b", "v2", ""),
-            ("https://huggingface.co/a/b/blob/main/b-Q8_0.gguf", "a/b", "main", "b-Q8_0.gguf")):
+        ("a/b", "a/b", "main", ""),
+        ("a/b:Q4_K_M", "a/b", "main", "Q4_K_M"),
+        ("a/b:x/y.gguf", "a/b", "main", "x/y.gguf"),
+        ("https://huggingface.co/a/b/", "a/b", "main", ""),
+        ("hf.co/a/b", "a/b", "main", ""),
+        ("https://huggingface.co/a/b/tree/v2", "a/b", "v2", ""),
+        ("https://huggingface.co/a/b/blob/main/b-Q8_0.gguf", "a/b", "main", "b-Q8_0.gguf"),
+    ):
         assert parse(text) == HubModel(repo, revision, wanted)
     for text in ("demo", "./a/b", "/a/b", "a/b/c", "~/models", "C:\\a\\b", "../b", ""):
         assert parse(text) is None
 
 
-@pytest.mark.parametrize("address", [
-    "https://evil.example/org/name", "http://evil.example:8000/org/name:Q4_K_M", "https://huggingface.co.evil.example/a/b",
-    "https://huggingface.co@evil.example/a/b", "https://evil.example/huggingface.co/a/b", "ftp://huggingface.co/a/b",
-    "https://huggingface.co:8443/a/b", "https:///a/b", "https://127.0.0.1/a/b"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://evil.example/org/name",
+        "http://evil.example:8000/org/name:Q4_K_M",
+        "https://huggingface.co.evil.example/a/b",
+        "https://huggingface.co@evil.example/a/b",
+        "https://evil.example/huggingface.co/a/b",
+        "ftp://huggingface.co/a/b",
+        "https://huggingface.co:8443/a/b",
+        "https:///a/b",
+        "https://127.0.0.1/a/b",
+    ],
+)
 def test_another_host_is_refused_by_name(address: str, tmp_path: Path) -> None:
     named = re.escape(address.partition("://")[2].partition("/")[0])
     with pytest.raises(ModelError, match=f"{named}.* is not the Hugging Face hub"):
@@ -93,24 +107,32 @@ def test_which_files_are_taken() -> None:
     def of(names: str, wanted: str = "") -> list[str]:
         return choose(HubModel("a/b", wanted=wanted), names.split())
 
-    assert of("config.json merges.txt model-1.safetensors model-2.safetensors model.safetensors.index.json x.bin y.pt "
-              "consolidated.safetensors README.md code.py sub/config.json b.gguf") == [
-        "config.json", "merges.txt", "model.safetensors.index.json", "model-1.safetensors", "model-2.safetensors"]
+    assert of(
+        "config.json merges.txt model-1.safetensors model-2.safetensors model.safetensors.index.json x.bin y.pt "
+        "consolidated.safetensors README.md code.py sub/config.json b.gguf"
+    ) == ["config.json", "merges.txt", "model.safetensors.index.json", "model-1.safetensors", "model-2.safetensors"]
     assert of("config.json model.safetensors other.safetensors") == ["config.json", "model.safetensors"]
     many = "b-Q4_K_M.gguf b-Q4_K_S.gguf Q8_0/b-Q8_0-00001-of-00002.gguf Q8_0/b-Q8_0-00002-of-00002.gguf mmproj-b.gguf"
     assert of(many, "q4_k_m") == of(many, "b-Q4_K_M.gguf") == ["b-Q4_K_M.gguf"]
-    assert of(many, "Q8_0") == of(many, "b-Q8_0-00001-of-00002.gguf") == [
-        "Q8_0/b-Q8_0-00001-of-00002.gguf", "Q8_0/b-Q8_0-00002-of-00002.gguf"]
+    assert (
+        of(many, "Q8_0")
+        == of(many, "b-Q8_0-00001-of-00002.gguf")
+        == ["Q8_0/b-Q8_0-00001-of-00002.gguf", "Q8_0/b-Q8_0-00002-of-00002.gguf"]
+    )
     assert of("b-Q4_K_M.gguf mmproj-b.gguf") == ["b-Q4_K_M.gguf"]
     for names, wanted, words in (
-            (many, "", "3 GGUF files.*Name one.*b-Q4_K_S.gguf"), (many, "Q4_K", "no GGUF file 'Q4_K'"),
-            ("pytorch_model.bin", "", "only as Python pickles"), ("README.md", "", "neither")):
+        (many, "", "3 GGUF files.*Name one.*b-Q4_K_S.gguf"),
+        (many, "Q4_K", "no GGUF file 'Q4_K'"),
+        ("pytorch_model.bin", "", "only as Python pickles"),
+        ("README.md", "", "neither"),
+    ):
         with pytest.raises(ModelError, match=words):
             of(names, wanted)
 
 
-def test_it_is_downloaded_imported_and_found_again(hub: FakeHub, model: Path, tmp_path: Path,
-                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_downloaded_imported_and_found_again(
+    hub: FakeHub, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ModelError, match="only on your word: add --download"):
         import_model(REPO, tmp_path / "pack")
     assert hub.asked == [] and missing(REPO) == HubModel(REPO)
@@ -159,8 +181,11 @@ def test_a_hub_that_goes_away_is_said(hub: FakeHub, tmp_path: Path, monkeypatch:
     with pytest.raises(ModelError, match=r"download of somebody/tiny-moe broke off: .*is kept; run the same command"):
         import_model(REPO, tmp_path / "pack", download=True)
     hub.cut, hub.down = None, True
-    with pytest.raises(ModelError, match=r"cannot be reached.*config.json.*tokenizer.*model-00001-of-.*/tree/main, put "
-                                         r"them into .*tiny-moe, and run: python launch.py import .*tiny-moe"):
+    with pytest.raises(
+        ModelError,
+        match=r"cannot be reached.*config.json.*tokenizer.*model-00001-of-.*/tree/main, put "
+        r"them into .*tiny-moe, and run: python launch.py import .*tiny-moe",
+    ):
         import_model(REPO, tmp_path / "pack", download=True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ModelError, match=r"work offline.*the GGUF file 'Q4_0' .*/other/model/tree/main"):
@@ -181,8 +206,9 @@ def test_what_arrives_damaged_is_not_kept(hub: FakeHub, tmp_path: Path) -> None:
     assert import_model(REPO, tmp_path / "pack", download=True).is_dir()
 
 
-def test_a_download_that_does_not_fit_is_not_begun(hub: FakeHub, tmp_path: Path,
-                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_download_that_does_not_fit_is_not_begun(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Usage:
         free = 300_000_000
 

@@ -84,8 +84,9 @@ def test_every_format(name: str, split: float, checkpoint: Checkpoint, tmp_path:
     pack = import_model(str(source), tmp_path / "pack", format=name, split=split)
     manifest = PackReader(pack).manifest
     assert manifest.format == name and len(manifest.segments) == (2 if split else 0)
-    how = {"checkpoint": "as stored"}.get(name, "cast from float32" if FORMATS[name].is_plain else
-                                          "quantised from float32")
+    how = {"checkpoint": "as stored"}.get(
+        name, "cast from float32" if FORMATS[name].is_plain else "quantised from float32"
+    )
     assert set(manifest.exact.values()) == {how}
     check_experts(pack, source, torch.float32)
 
@@ -108,8 +109,9 @@ def stop_after(share: float) -> tuple[threading.Event, Any]:
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.85, 1.0])
-def test_a_cancelled_import_goes_on(share: float, reference: Path, checkpoint: Checkpoint, tmp_path: Path,
-                                    monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancelled_import_goes_on(
+    share: float, reference: Path, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, out = str(checkpoint("qwen3_moe")), tmp_path / "pack"
     cancel, progress = stop_after(share)
     with pytest.raises(Cancelled):
@@ -148,10 +150,14 @@ def test_refused_before_anything_is_written(checkpoint: Checkpoint, reference: P
     source = str(checkpoint("qwen3_moe"))
     (tmp_path / "there").mkdir()
     for asked, out, options, words in (
-            (source, "there", {}, "exists already"), (source, "new", {"format": "int5"}, "no expert format 'int5'"),
-            (str(tmp_path / "none"), "new", {}, "no model at"), (str(reference), "new", {}, "an expert pack already"),
-            (source, "new", {"split": 1.5}, "no share between"), (source, "new", {"format": "int4-g128"}, "divide"),
-            ("nobody/nothing", "new", {}, "only on your word: add --download")):
+        (source, "there", {}, "exists already"),
+        (source, "new", {"format": "int5"}, "no expert format 'int5'"),
+        (str(tmp_path / "none"), "new", {}, "no model at"),
+        (str(reference), "new", {}, "an expert pack already"),
+        (source, "new", {"split": 1.5}, "no share between"),
+        (source, "new", {"format": "int4-g128"}, "divide"),
+        ("nobody/nothing", "new", {}, "only on your word: add --download"),
+    ):
         with pytest.raises((ModelError, SettingError), match=words):
             import_model(asked, tmp_path / out, **options)
     assert [p.name for p in tmp_path.iterdir()] == ["there"]
@@ -178,11 +184,18 @@ def _is_in_the_way(source: Path) -> None:
     (source / "config.json").mkdir()
 
 
-@pytest.mark.parametrize(("spoil", "words"), [
-    (_cut_short, "is damaged"), (_only_pickles, "never read here"), (_remote_code, "never runs such code"),
-    (_is_in_the_way, "not a file but a folder|cannot be read")])
-def test_what_cannot_be_read_leaves_nothing(spoil: Callable[[Path], None], words: str, checkpoint: Checkpoint,
-                                            tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (_cut_short, "is damaged"),
+        (_only_pickles, "never read here"),
+        (_remote_code, "never runs such code"),
+        (_is_in_the_way, "not a file but a folder|cannot be read"),
+    ],
+)
+def test_what_cannot_be_read_leaves_nothing(
+    spoil: Callable[[Path], None], words: str, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     source = Path(shutil.copytree(checkpoint("qwen3_moe"), tmp_path / "model"))
     spoil(source)
     with pytest.raises(ModelError, match=words):
@@ -190,8 +203,9 @@ def test_what_cannot_be_read_leaves_nothing(spoil: Callable[[Path], None], words
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_source_that_fails_while_it_is_read(checkpoint: Checkpoint, reference: Path, tmp_path: Path,
-                                              monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_fails_while_it_is_read(
+    checkpoint: Checkpoint, reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, reads = CheckpointReader.read_coded, []
 
     def fail(self: CheckpointReader, layer: int, expert: int) -> Any:
@@ -217,8 +231,9 @@ def test_room_is_looked_for_first(checkpoint: Checkpoint, tmp_path: Path, monkey
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no device that is always full")
-def test_a_disk_that_fills_up(checkpoint: Checkpoint, reference: Path, tmp_path: Path,
-                              monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fills_up(
+    checkpoint: Checkpoint, reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = PackWriter.write_layer
 
     def full(self: PackWriter, layer: int, *args: Any) -> None:
@@ -253,15 +268,17 @@ def test_how_numbers_came_about_is_summed_up() -> None:
     exact, not_exact = {"up": "exact codes"}, {"up": "requantised from Q6_K"}
     assert write.exactness([exact, exact]) == exact
     assert write.exactness([exact, exact, not_exact]) == {
-        "up": "exact codes (2 layers), requantised from Q6_K (1 layer)"}
+        "up": "exact codes (2 layers), requantised from Q6_K (1 layer)"
+    }
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="peak memory is read from /proc")
 def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
     source = make_large(tmp_path / "model", layers=4)
     size = sum(f.stat().st_size for f in source.iterdir())
-    run = subprocess.run([sys.executable, "-c", MEMORY, source, tmp_path / "pack"], capture_output=True, text=True,
-                         check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", MEMORY, source, tmp_path / "pack"], capture_output=True, text=True, check=True
+    )
     peak, dense = int(run.stdout.split()[-1]), (tmp_path / "pack" / "model.safetensors").stat().st_size
     assert size > 400e6 and dense < 10e6
     assert peak < dense + 200e6, f"{peak / 1e6:.0f} MB"
@@ -296,10 +313,12 @@ def test_the_forward_pass_of_a_pack_is_that_of_the_checkpoint(checkpoint: Checkp
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("changes", [{"model_type": "no_such_model"}, {"hidden_act": "?"},
-                                     {"num_hidden_layers": "two"}])
-def test_an_error_names_the_users_path_and_no_other(checkpoint: Checkpoint, tmp_path: Path,
-                                                    changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "changes", [{"model_type": "no_such_model"}, {"hidden_act": "?"}, {"num_hidden_layers": "two"}]
+)
+def test_an_error_names_the_users_path_and_no_other(
+    checkpoint: Checkpoint, tmp_path: Path, changes: dict[str, Any]
+) -> None:
     model = Path(shutil.copytree(checkpoint("qwen3_moe"), tmp_path / "mine"))
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, **changes}))

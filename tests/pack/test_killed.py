@@ -19,8 +19,13 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="children that are killed are forked")
 def test_killed_at_ten_random_points(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    run = subprocess.run([sys.executable, "-m", "tests.pack.killed", checkpoint("olmoe"), tmp_path, "3"], cwd=ROOT,
-                         capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.pack.killed", checkpoint("olmoe"), tmp_path, "3"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert run.returncode == 0, run.stderr
     ran = [json.loads(line) for line in run.stdout.splitlines()]
     killed = [one for one in ran if one["code"] == -9]

@@ -43,6 +43,7 @@ def put(value: Any, *path: str | int) -> Change:
         for name in path[:-1]:
             body = body[name]
         body[path[-1]] = value
+
     return change
 
 
@@ -51,16 +52,25 @@ def drop(*path: str | int) -> Change:
         for name in path[:-1]:
             body = body[name]
         del body[path[-1]]
+
     return change
 
 
-KEYS = ("pack model_hash format numbers layers experts top_k parts is_transposed has_gate is_concatenated blob "
-        "segments padded_bytes files crc32 source exact moestro created").split()
+KEYS = (
+    "pack model_hash format numbers layers experts top_k parts is_transposed has_gate is_concatenated blob "
+    "segments padded_bytes files crc32 source exact moestro created"
+).split()
 FIELD = ("blob", "fields", "down_proj")
 CASES: list[tuple[str, Change, str]] = [
     *((f"without {key}", drop(key), "is damaged" if key == "pack" else f"its {key} is missing") for key in KEYS),
-    *((f"{key} of another kind", put({"x": [1]} if key not in ("numbers", "parts", "blob", "files", "source", "exact")
-                                     else 3, key), "is damaged" if key == "pack" else f"its {key}") for key in KEYS),
+    *(
+        (
+            f"{key} of another kind",
+            put({"x": [1]} if key not in ("numbers", "parts", "blob", "files", "source", "exact") else 3, key),
+            "is damaged" if key == "pack" else f"its {key}",
+        )
+        for key in KEYS
+    ),
     ("something more", put(1, "more"), "its more is unknown"),
     ("no layers", put(0, "layers"), "layers is 0"),
     ("negative layers", put(-3, "layers"), "layers is -3"),
@@ -82,8 +92,11 @@ CASES: list[tuple[str, Change, str]] = [
     ("a field before the blob", put(-64, *FIELD, "offset"), "offset is -64"),
     ("a field past the blob", put(1 << 30, *FIELD, "offset"), "down_proj lies at byte 1,073,741,824 of"),
     ("fields in each other", put(0, *FIELD, "offset"), "down_proj lies at byte 0"),
-    ("a field that is not aligned", lambda b: put(b["blob"]["fields"]["down_proj"]["offset"] - 4, *FIELD, "offset")(b),
-     "down_proj lies at byte"),
+    (
+        "a field that is not aligned",
+        lambda b: put(b["blob"]["fields"]["down_proj"]["offset"] - 4, *FIELD, "offset")(b),
+        "down_proj lies at byte",
+    ),
     ("a field as text", put("0", *FIELD, "offset"), "offset is '0'"),
     ("a blob of no size", put(0, "blob", "bytes"), "blob.bytes is 0"),
     ("a blob of negative size", put(-1, "blob", "bytes"), "blob.bytes is -1"),
@@ -119,9 +132,11 @@ SPLIT: list[tuple[str, Change, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "change", "words"),
-                         [("whole", *c[1:]) for c in CASES] + [("split", *c[1:]) for c in SPLIT],
-                         ids=[c[0] for c in CASES + SPLIT])
+@pytest.mark.parametrize(
+    ("kind", "change", "words"),
+    [("whole", *c[1:]) for c in CASES] + [("split", *c[1:]) for c in SPLIT],
+    ids=[c[0] for c in CASES + SPLIT],
+)
 def test_what_contradicts_itself_is_refused(made: Path, tmp_path: Path, kind: str, change: Change, words: str) -> None:
     pack = Path(shutil.copytree(made / kind, tmp_path / "pack"))
     text = seal(pack, change)

@@ -58,13 +58,16 @@ def test_gptq_codes_are_taken_over(gptq: Path, tmp_path: Path) -> None:
     pack = import_model(str(gptq), tmp_path / "pack")
     manifest = PackReader(pack).manifest
     assert manifest.format == "int4-g128-sym" and set(manifest.exact.values()) == {"exact codes"}
-    assert manifest.source["label"] == "GPTQ 4-bit, groups of 128" and "quantization_config" not in (
-        pack / "config.json").read_text()
+    assert (
+        manifest.source["label"] == "GPTQ 4-bit, groups of 128"
+        and "quantization_config" not in (pack / "config.json").read_text()
+    )
     check_weights(pack, gptq, exact=True)
 
 
-@pytest.mark.parametrize(("format", "how"), [
-    ("int8", "requantised from int4-g128-sym"), ("checkpoint", "dequantised from int4-g128-sym")])
+@pytest.mark.parametrize(
+    ("format", "how"), [("int8", "requantised from int4-g128-sym"), ("checkpoint", "dequantised from int4-g128-sym")]
+)
 def test_other_formats_are_rounded_and_say_so(gptq: Path, tmp_path: Path, format: str, how: str) -> None:
     pack = import_model(str(gptq), tmp_path / "pack", format=format)
     manifest = PackReader(pack).manifest

@@ -63,6 +63,7 @@ def test_any_buffer_will_do(pack: Path, direct: bool) -> None:
 def test_threads_share_nothing(pack: Path) -> None:
     expected = random_blobs().flatten(0, 1)
     with PackReader(pack) as reader, ThreadPoolExecutor(4) as pool:
+
         def one(seed: int) -> bool:
             buffer = aligned(reader.padded_bytes)
             for eid in torch.randperm(len(expected), generator=torch.Generator().manual_seed(seed)).tolist():
@@ -87,8 +88,9 @@ def test_short_and_interrupted_reads_are_taken_up(pack: Path, monkeypatch: pytes
         assert torch.equal(read_all(reader), random_blobs())
 
 
-def test_a_file_system_without_direct_reads_is_said(pack: Path, monkeypatch: pytest.MonkeyPatch,
-                                                    caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_system_without_direct_reads_is_said(
+    pack: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     real = os.open
 
     def refuse(path: Any, flags: int, *rest: Any) -> int:

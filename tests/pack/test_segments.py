@@ -15,8 +15,15 @@ from core.memory.codec import FORMATS, Codec, PartSpec, make_codec
 from core.memory.codec.segments import Experts, Segments, inner_of, specs_of, top_of
 
 CPU, HIDDEN, INNER = torch.device("cpu"), 128, 256
-KINDS = [dict(is_transposed=t, has_gate=g, is_concatenated=c, bias=b) for t, g, c, b in (
-    (False, True, True, False), (True, True, False, True), (False, False, True, True), (True, True, True, False))]
+KINDS = [
+    dict(is_transposed=t, has_gate=g, is_concatenated=c, bias=b)
+    for t, g, c, b in (
+        (False, True, True, False),
+        (True, True, False, True),
+        (False, False, True, True),
+        (True, True, True, False),
+    )
+]
 
 
 def experts_of(is_transposed: bool, has_gate: bool, is_concatenated: bool, bias: bool, inner: int = INNER) -> Experts:
@@ -30,8 +37,13 @@ def experts_of(is_transposed: bool, has_gate: bool, is_concatenated: bool, bias:
 
 
 def codec_of(name: str, experts: Experts, neurons: int | None = None) -> Codec:
-    return make_codec(name, specs=specs_of(experts, neurons or inner_of(experts)), dtype=torch.float32, device=CPU,
-                      is_transposed=experts.is_transposed)
+    return make_codec(
+        name,
+        specs=specs_of(experts, neurons or inner_of(experts)),
+        dtype=torch.float32,
+        device=CPU,
+        is_transposed=experts.is_transposed,
+    )
 
 
 def forward(codec: Codec, blob: torch.Tensor, experts: Experts, x: torch.Tensor) -> torch.Tensor:
@@ -64,13 +76,22 @@ def test_segments_are_experts_that_add_up(name: str, kind: dict[str, Any]) -> No
         small = codec_of(name, experts, stop - start)
         assert small.blob_layout == layout
         total += forward(small, cut[offset : offset + layout.bytes], experts, x)
-    torch.testing.assert_close(total, forward(codec, blob, experts, x), rtol=1e-2 if name.endswith("16") else 1e-4,
-                               atol=1e-2 if name.endswith("16") else 1e-4)
+    torch.testing.assert_close(
+        total,
+        forward(codec, blob, experts, x),
+        rtol=1e-2 if name.endswith("16") else 1e-4,
+        atol=1e-2 if name.endswith("16") else 1e-4,
+    )
     assert [s.start for s in cutter.segments] == [0, 128] and cutter.segments[-1].stop == INNER
 
 
-@given(name=st.sampled_from(sorted(FORMATS)), kind=st.sampled_from(KINDS), split=st.floats(0.01, 0.99),
-       inner=st.sampled_from((256, 384, 640)), seed=st.integers(0, 99))
+@given(
+    name=st.sampled_from(sorted(FORMATS)),
+    kind=st.sampled_from(KINDS),
+    split=st.floats(0.01, 0.99),
+    inner=st.sampled_from((256, 384, 640)),
+    seed=st.integers(0, 99),
+)
 @settings(max_examples=40, deadline=None)
 def test_cut_and_join_are_inverses(name: str, kind: dict[str, Any], split: float, inner: int, seed: int) -> None:
     experts = experts_of(**kind, inner=inner)
@@ -78,8 +99,9 @@ def test_cut_and_join_are_inverses(name: str, kind: dict[str, Any], split: float
     blob = torch.zeros(layout.bytes, dtype=torch.uint8)
     for field in layout.fields.values():  # any bits at all: nothing may be computed on the way
         at = slice(field.offset, field.offset + field.bytes)
-        blob[at] = torch.randint(0, 256, (field.bytes,), dtype=torch.uint8,
-                                 generator=torch.Generator().manual_seed(seed))
+        blob[at] = torch.randint(
+            0, 256, (field.bytes,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
+        )
     top = top_of(experts, group, split)
     assert 0 < top < inner and top % max(group, 16) == 0 and abs(top - split * inner) <= max(group, 16)
     cutter = Segments(layout, experts, top)

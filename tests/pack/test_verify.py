@@ -114,13 +114,15 @@ def test_everything_that_is_wrong_is_named(pack: Path) -> None:
     flip(pack / "model.safetensors", (pack / "model.safetensors").stat().st_size - 1)
     os.truncate(pack / "experts-00001.bin", padded)
     found = verify(pack)
-    assert [p[len(str(pack)) + 1 :].partition(". Delete")[0].replace(f"{padded * EXPERTS:,}", "N") for p in
-            found.problems] == [
+    assert [
+        p[len(str(pack)) + 1 :].partition(". Delete")[0].replace(f"{padded * EXPERTS:,}", "N") for p in found.problems
+    ] == [
         "experts-00000.bin is damaged: expert 1 of MoE layer 0 is not what was written",
         "experts-00000.bin is damaged: expert 4 of MoE layer 0 is not what was written",
         f"experts-00001.bin is damaged: it has {padded:,} bytes instead of N",
         "experts-00002.bin is damaged: expert 0 of MoE layer 2 is not what was written",
-        "model.safetensors is damaged: it is not what was written"]
+        "model.safetensors is damaged: it is not what was written",
+    ]
     assert all(p.endswith(f"Delete {pack} and import the model again.") for p in found.problems)
 
 

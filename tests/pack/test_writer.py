@@ -47,7 +47,8 @@ def test_a_stopped_import_goes_on(tmp_path: Path, reference: dict[str, bytes], s
     (tmp_path / "pack.partial" / "experts-00002.bin").write_bytes(b"half")
     assert dict(contents(write_pack(out))) == reference
     assert {f.name: f.stat().st_mtime_ns for f in out.glob("experts-*")}.items() >= {
-        f.name: at for f, at in written.items()}.items()  # finished files were kept
+        f.name: at for f, at in written.items()
+    }.items()  # finished files were kept
     assert [p.name for p in tmp_path.iterdir()] == ["pack"]
 
 
@@ -57,9 +58,16 @@ def test_another_import_starts_over(tmp_path: Path, reference: dict[str, bytes])
     assert dict(contents(write_pack(tmp_path / "pack"))) == reference
 
 
-@pytest.mark.parametrize("tail", [
-    b'{"file": "experts-000', b"\xff\xfe\n", b"[]\n", b"{}\n",
-    b'{"file": "experts-00002.bin", "entry": [9, "", ""], "sums": [], "notes": {}}\n'])
+@pytest.mark.parametrize(
+    "tail",
+    [
+        b'{"file": "experts-000',
+        b"\xff\xfe\n",
+        b"[]\n",
+        b"{}\n",
+        b'{"file": "experts-00002.bin", "entry": [9, "", ""], "sums": [], "notes": {}}\n',
+    ],
+)
 def test_a_torn_journal_is_read_as_far_as_it_goes(tmp_path: Path, reference: dict[str, bytes], tail: bytes) -> None:
     write_pack(tmp_path / "pack", stop_after=1)
     with (tmp_path / "pack.partial" / writer.JOURNAL).open("ab") as journal:
@@ -68,19 +76,25 @@ def test_a_torn_journal_is_read_as_far_as_it_goes(tmp_path: Path, reference: dic
     assert dict(contents(write_pack(tmp_path / "pack"))) == reference
 
 
-@pytest.mark.parametrize("line", [
-    b"[" * 100_000, b'{"file": 3, "entry": [9, "", ""], "sums": [], "notes": {}}',
-    b'{"file": "../outside", "entry": [4, "", ""], "sums": [], "notes": {}}',
-    b'{"file": "experts-00000.bin", "entry": 7, "sums": [], "notes": {}}',
-    b'{"file": "experts-00000.bin", "entry": [9, "", ""], "sums": [-1], "notes": {}}',
-    b'{"file": "experts-00000.bin", "entry": [9, "", ""], "sums": [], "notes": {"a": 1}}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[" * 100_000,
+        b'{"file": 3, "entry": [9, "", ""], "sums": [], "notes": {}}',
+        b'{"file": "../outside", "entry": [4, "", ""], "sums": [], "notes": {}}',
+        b'{"file": "experts-00000.bin", "entry": 7, "sums": [], "notes": {}}',
+        b'{"file": "experts-00000.bin", "entry": [9, "", ""], "sums": [-1], "notes": {}}',
+        b'{"file": "experts-00000.bin", "entry": [9, "", ""], "sums": [], "notes": {"a": 1}}',
+    ],
+)
 def test_a_damaged_journal_starts_the_import_over(tmp_path: Path, reference: dict[str, bytes], line: bytes) -> None:
     write_pack(tmp_path / "pack", stop_after=1)
     (tmp_path / "outside").write_bytes(b"mine")
     with (tmp_path / "pack.partial" / writer.JOURNAL).open("ab") as journal:
         journal.write(line + b"\n")
-    with PackWriter(tmp_path / "pack", json.loads(
-            (tmp_path / "pack.partial" / writer.JOURNAL).read_bytes().split(b"\n")[0])) as pack:
+    with PackWriter(
+        tmp_path / "pack", json.loads((tmp_path / "pack.partial" / writer.JOURNAL).read_bytes().split(b"\n")[0])
+    ) as pack:
         assert pack.finished == {}
     assert dict(contents(write_pack(tmp_path / "pack"))) == reference
     assert (tmp_path / "outside").read_bytes() == b"mine"
@@ -92,8 +106,9 @@ def test_a_finished_file_that_changed_size_is_written_again(tmp_path: Path, refe
     assert dict(contents(write_pack(tmp_path / "pack"))) == reference
 
 
-def test_stopped_just_before_the_end(tmp_path: Path, reference: dict[str, bytes],
-                                     monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_just_before_the_end(
+    tmp_path: Path, reference: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.EIO, "no")
 
@@ -125,8 +140,10 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 def test_two_at_once(tmp_path: Path, reference: dict[str, bytes]) -> None:
     identity = {"any": 1}
-    with PackWriter(tmp_path / "pack", identity), \
-            pytest.raises(ModelError, match=rf"process {os.getpid()}\) is writing"):
+    with (
+        PackWriter(tmp_path / "pack", identity),
+        pytest.raises(ModelError, match=rf"process {os.getpid()}\) is writing"),
+    ):
         PackWriter(tmp_path / "pack", identity)
     (tmp_path / "pack.lock").write_text("999999\n")  # left behind by a process that was killed
     assert dict(contents(write_pack(tmp_path / "pack"))) == reference
@@ -135,8 +152,9 @@ def test_two_at_once(tmp_path: Path, reference: dict[str, bytes]) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="limits on file sizes are POSIX")
 def test_a_full_disk_leaves_what_can_be_taken_up(tmp_path: Path, reference: dict[str, bytes]) -> None:
-    run = subprocess.run([sys.executable, "-c", SIZE_LIMIT, tmp_path / "pack"], capture_output=True, text=True,
-                         check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", SIZE_LIMIT, tmp_path / "pack"], capture_output=True, text=True, check=True
+    )
     assert run.stdout.split() == [str(errno.EFBIG)]
     left = sorted(p.name for p in (tmp_path / "pack.partial").iterdir())
     assert left == ["config.json", "journal.jsonl", "model.safetensors"] and not (tmp_path / "pack").exists()

@@ -51,6 +51,7 @@ def replay(policy: Eviction, trace: Sequence[int], capacity: int) -> list[int | 
 
 # ------------------------------------------------------------------ the contract
 
+
 @pytest.mark.parametrize("name", NAMES)
 @given(trace=traces, capacity=st.integers(1, 6))
 def test_the_victim_is_a_resident_and_choices_repeat(name: str, trace: list[int], capacity: int) -> None:
@@ -69,7 +70,7 @@ def test_a_blocked_expert_never_leaves(name: str, trace: list[int], blocked: set
         free = set(trace) & set(range(part.start, part.stop)) - blocked
         gone = victim(policy, part, 999, layer, blocked, ())
         assert gone in free if free else gone is None
-    assert (policy.score == before).all()      # asking changes nothing
+    assert (policy.score == before).all()  # asking changes nothing
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -119,6 +120,7 @@ def test_every_variant_says_what_it_is() -> None:
 
 
 # ------------------------------------------------------------------ independent oracles
+
 
 def lru(trace: Sequence[int], capacity: int) -> list[int | None]:
     order: OrderedDict[int, None] = OrderedDict()
@@ -211,8 +213,10 @@ def test_lfu_with_a_half_life_against_the_definition(trace: list[int], capacity:
         residents.add(eid)
 
 
-@given(trace=st.lists(st.sets(st.integers(0, 4), min_size=1, max_size=2).map(sorted), min_size=1, max_size=8),
-       slots=st.integers(2, 4))
+@given(
+    trace=st.lists(st.sets(st.integers(0, 4), min_size=1, max_size=2).map(sorted), min_size=1, max_size=8),
+    slots=st.integers(2, 4),
+)
 def test_belady_is_the_best_there_is(trace: list[list[int]], slots: int) -> None:
     """Against every sequence of sets that could have been kept."""
 

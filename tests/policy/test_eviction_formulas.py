@@ -52,7 +52,7 @@ def test_lfu_forgets_without_overflowing() -> None:
     for tick in range(50):
         policy.used(1, tick, 0)
     policy.admitted(2, 50, 5000)
-    policy.used(2, 51, 5000)                   # 2^5000 would not fit a float
+    policy.used(2, 51, 5000)  # 2^5000 would not fit a float
     assert order(policy) == [1, 2]
 
 
@@ -79,10 +79,10 @@ def test_plec_by_hand() -> None:
     policy = fed(make("plec", hints), [0, 1, 4, 5, 8, 9])
     # Layer 0 is being computed: its own go first, then layer 2, which is further ahead than layer 1.
     assert order(policy, layer=0) == [0, 1, 8, 9, 4, 5]
-    hints.name([(1, 0, 0.9), (2, 1, 0.5), (0, 0, 0.5)])    # 4 and 9 are wanted soon, 0 by the next token
+    hints.name([(1, 0, 0.9), (2, 1, 0.5), (0, 0, 0.5)])  # 4 and 9 are wanted soon, 0 by the next token
     assert order(policy, layer=0) == [1, 0, 8, 5, 9, 4]
     hints.reached(1)
-    assert order(policy, layer=1) == [4, 5, 1, 0, 8, 9]    # layer 1's own experts are the furthest from their next use
+    assert order(policy, layer=1) == [4, 5, 1, 0, 8, 9]  # layer 1's own experts are the furthest from their next use
 
 
 def test_finemoe_by_hand() -> None:
@@ -99,7 +99,7 @@ def test_finemoe_by_hand() -> None:
 def test_static_by_hand() -> None:
     hints = Hints(LAYERS, EXPERTS)
     policy = fed(make("static", hints), [2, 0, 1, 3, 2])
-    assert order(policy) == [0, 1, 3, 2]                  # nothing is known: LRU
+    assert order(policy) == [0, 1, 3, 2]  # nothing is known: LRU
     hints.profile([5, 9, 0, 7, *[0] * 8], pinned=[0])
     assert order(policy) == [2, 3, 1, 0]
 
@@ -110,4 +110,4 @@ def test_random_is_even_and_depends_on_its_seed() -> None:
     policy = fed(make("random"), range(SIZE))
     gone = Counter(victim(policy, slice(0, SIZE), now, now % LAYERS) for now in range(6000))
     assert len(gone) == SIZE
-    assert max(abs(n - 500) for n in gone.values()) < 120   # five standard deviations and a half
+    assert max(abs(n - 500) for n in gone.values()) < 120  # five standard deviations and a half

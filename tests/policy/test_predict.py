@@ -17,8 +17,14 @@ from tests.policy.views import Known, Looking, Pass, make
 class Fixed(Looking):
     """One token of the first request at `layer`; routers of 4 experts, top-2, by given chances [4] per layer."""
 
-    def __init__(self, layer: int, ids: Sequence[int], chances: dict[int, list[float]], known: Known | None = None,
-                 layers: int = 3) -> None:
+    def __init__(
+        self,
+        layer: int,
+        ids: Sequence[int],
+        chances: dict[int, list[float]],
+        known: Known | None = None,
+        layers: int = 3,
+    ) -> None:
         super().__init__(Pass(1, np.array([[ids]] * layers)), layer, 4, True, known)
         self._chances = chances
         self.asked: list[tuple[int, str]] = []
@@ -103,8 +109,8 @@ def test_how_often_a_guess_came_true_by_hand() -> None:
     assert (again.score(0), again.guesses(0, 2)) == (0.5, [])
     again.note(0, [[3, 1], [2, 0]])
     assert again.guesses(0, 1) == [(0, 2, 0.5)]
-    again.note(0, [[2, 1]])                          # of 2 and 0 came 2: (1 + 1) / (2 + 2)
-    again.note(0, [[2, 1]])                          # and then both: (3 + 1) / (4 + 2)
+    again.note(0, [[2, 1]])  # of 2 and 0 came 2: (1 + 1) / (2 + 2)
+    again.note(0, [[2, 1]])  # and then both: (3 + 1) / (4 + 2)
     assert again.guesses(0, 2) == [(0, 2, 4 / 6), (0, 1, 4 / 6)]
     assert again.score(1) == 0.5
 

@@ -44,18 +44,21 @@ def test_the_routing_path_is_asked_once_a_pass_and_names_the_next_layers_in_orde
     predictor = make("routing_path", distance=2)
     predictor.beside = AtOnce(worker)
     for one in (first, second, other):
-        told = [predictor.begin(Looking(one, -1, EXPERTS)),
-                *(predictor.predict(Looking(one, layer, EXPERTS)) for layer in range(LAYERS))]
+        told = [
+            predictor.begin(Looking(one, -1, EXPERTS)),
+            *(predictor.predict(Looking(one, layer, EXPERTS)) for layer in range(LAYERS)),
+        ]
         most = K * one.ids.shape[1]
         for layer, guesses in enumerate(told, -1):
             ahead = [at for at in (layer + 1, layer + 2) if at < LAYERS]
             assert [g.layer for g in guesses] == [at for at in ahead for _ in range(most)]
-            assert [g.expert for g in guesses] == [e for at in ahead
-                                                   for e in np.argsort(-worker.told[at])[:most].tolist()]
+            assert [g.expert for g in guesses] == [
+                e for at in ahead for e in np.argsort(-worker.told[at])[:most].tolist()
+            ]
             assert [g.score for g in guesses] == [worker.told[g.layer][g.expert] for g in guesses]
     tokens = [list(Looking(one, 0, EXPERTS).tokens) for one in (first, second, other)]
-    assert worker.heard == [(1, True, tokens[0]), (2, False, tokens[1]), (3, True, tokens[2])]   # another request
-    predictor.close()                                                                            # starts anew
+    assert worker.heard == [(1, True, tokens[0]), (2, False, tokens[1]), (3, True, tokens[2])]  # another request
+    predictor.close()  # starts anew
 
 
 def test_a_routing_path_that_is_late_is_used_from_the_layer_that_is_reached_then() -> None:
@@ -67,7 +70,7 @@ def test_a_routing_path_that_is_late_is_used_from_the_layer_that_is_reached_then
     late.due = True
     assert {g.layer for g in predictor.predict(Looking(one, 1, EXPERTS))} == {2, 3}
     late.due = False
-    assert predictor.begin(Looking(after, -1, EXPERTS)) == []    # what was told of one pass is not said of the next
+    assert predictor.begin(Looking(after, -1, EXPERTS)) == []  # what was told of one pass is not said of the next
     predictor.close()
 
 
@@ -81,7 +84,8 @@ def test_without_a_process_the_network_is_worked_at_once() -> None:
     for one, guesses in zip(passes, named, strict=True):
         chances = reader.follow(list(Looking(one, 0, EXPERTS).tokens))
         assert {g.expert: g.score for g in guesses} == {
-            e: chances[1, e] for e in np.argsort(-chances[1])[: K * one.ids.shape[1]].tolist()}
+            e: chances[1, e] for e in np.argsort(-chances[1])[: K * one.ids.shape[1]].tolist()
+        }
 
 
 # ---------------------------------------------------------------------- token table
@@ -101,35 +105,42 @@ def test_the_table_names_layer_0_before_anything_is_computed_by_hand() -> None:
     predictor = make("token_table")
     one = [[5, 1]]
     assert predictor.begin(Said([4], -1, one)) == [(0, 5, 0.5), (0, 2, 0.5)]
-    predictor.predict(Said([4], 0, one))                   # 5 was right: (1 + 1) / (2 + 2)
+    predictor.predict(Said([4], 0, one))  # 5 was right: (1 + 1) / (2 + 2)
     assert predictor.begin(Said([4], -1, one)) == [(0, 5, 0.5), (0, 2, 0.5)]
-    predictor.predict(Said([4], 0, [[5, 2]]))              # both: (3 + 1) / (4 + 2)
+    predictor.predict(Said([4], 0, [[5, 2]]))  # both: (3 + 1) / (4 + 2)
     assert predictor.begin(Said([9], -1, one)) == [(0, 2, pytest.approx(2 / 3))]
     # Two tokens name 2, one of them 5: 1 - (1 / 3)^2 and 2 / 3.
     told = predictor.begin(Said([4, 9, 7], -1, one * 3))
     assert told == [(0, 2, pytest.approx(8 / 9)), (0, 5, pytest.approx(2 / 3))]
-    assert predictor.begin(Said([7], -1, one)) == []       # the table does not have it
+    assert predictor.begin(Said([7], -1, one)) == []  # the table does not have it
     assert predictor.begin(Said([100], -1, one)) == []
 
 
 def test_with_the_table_the_other_layers_are_asked_as_by_the_gate() -> None:
     passes = random_passes([(1, 3), (1, 1)], LAYERS, EXPERTS, K)
-    table = [g for _, layer, told in shown(make("token_table", distance=2), passes, EXPERTS, TABLE) if layer >= 0
-             for g in told]
-    gate = [g for _, layer, told in shown(make("gate", distance=2), passes, EXPERTS) if layer < LAYERS - 1
-            for g in told]
+    table = [
+        g
+        for _, layer, told in shown(make("token_table", distance=2), passes, EXPERTS, TABLE)
+        if layer >= 0
+        for g in told
+    ]
+    gate = [
+        g for _, layer, told in shown(make("gate", distance=2), passes, EXPERTS) if layer < LAYERS - 1 for g in told
+    ]
     assert table == gate
 
 
 # ---------------------------------------------------------------------- oracle
+
 
 @pytest.mark.parametrize("begins", [True, False])
 @pytest.mark.parametrize("distance", [1, 2, 9])
 def test_the_oracle_names_exactly_what_comes(distance: int, begins: bool) -> None:
     passes = random_passes([(1, 3), (1, 1), (2, 1)], LAYERS, EXPERTS, K)
     oracle = Oracle((one.ids.swapaxes(0, 1) for one in passes), distance)
-    future = [(at, layer, set(one.ids[layer].ravel().tolist())) for at, one in enumerate(passes)
-              for layer in range(LAYERS)]
+    future = [
+        (at, layer, set(one.ids[layer].ravel().tolist())) for at, one in enumerate(passes) for layer in range(LAYERS)
+    ]
     for at, one in enumerate(passes):
         for layer in range(-1 if begins else 0, LAYERS):
             view = Looking(one, layer, EXPERTS)

@@ -71,7 +71,7 @@ def test_a_full_store_gives_up_its_most_redundant_map(seed: int, distance: int) 
     assert redundancy[place] == pytest.approx(max(redundancy), abs=1e-5)
     assert store.count == 6
     assert store.maps[:, place] == pytest.approx(new)
-    maps[place], keys[place] = new, key                   # what is searched from now on
+    maps[place], keys[place] = new, key  # what is searched from now on
     (other,), (after,) = drawn(1, seed + 2000)
     assert store.by_embedding(other) == pytest.approx([cosine(other, k) for k in keys], abs=1e-5)
     assert store.walk().step(after[0]) == pytest.approx([cosine(after[0], one[0]) for one in maps], abs=1e-5)
@@ -91,14 +91,15 @@ def test_redundancy_by_hand() -> None:
 
 # ---------------------------------------------------------------------- the selection
 
+
 def test_the_selection_by_hand() -> None:
     p = np.array([0.1, 0.4, 0.2, 0.3])
-    assert select(p, 0.9, 1).tolist() == [1]               # delta .1: the first is enough
-    assert select(p, 0.55, 1).tolist() == [1, 3]           # delta .45 > .4
-    assert select(p, 0.55, 3).tolist() == [1, 3, 2]        # but at least 3
-    assert select(p, 0.3, 1).tolist() == [1, 3]            # delta .7 = .4 + .3
-    assert select(p, -0.5, 1).tolist() == [1, 3, 2, 0]     # delta is at most 1
-    assert select(p, 1.5, 2).tolist() == [1, 3]            # and at least 0
+    assert select(p, 0.9, 1).tolist() == [1]  # delta .1: the first is enough
+    assert select(p, 0.55, 1).tolist() == [1, 3]  # delta .45 > .4
+    assert select(p, 0.55, 3).tolist() == [1, 3, 2]  # but at least 3
+    assert select(p, 0.3, 1).tolist() == [1, 3]  # delta .7 = .4 + .3
+    assert select(p, -0.5, 1).tolist() == [1, 3, 2, 0]  # delta is at most 1
+    assert select(p, 1.5, 2).tolist() == [1, 3]  # and at least 0
     assert select(p, None, 2).tolist() == [1, 3]
 
 

@@ -43,8 +43,14 @@ class Slow(AtOnce):
 class Told(Looking):
     """A token whose routers say `distributions` [L, E], with an embedding."""
 
-    def __init__(self, layer: int, distributions: npt.NDArray[Any], embedding: npt.NDArray[Any],
-                 known: Known | None = None, tokens: int = 1) -> None:
+    def __init__(
+        self,
+        layer: int,
+        distributions: npt.NDArray[Any],
+        embedding: npt.NDArray[Any],
+        known: Known | None = None,
+        tokens: int = 1,
+    ) -> None:
         ids = np.argsort(-distributions, 1)[:, None, :K].repeat(tokens, 1)
         super().__init__(Pass(1, ids), layer, EXPERTS, True, known)
         self._told, self._vector = distributions, embedding
@@ -56,11 +62,18 @@ class Told(Looking):
         return Later(lambda: self._vector.astype(np.float32))
 
 
-def walk(predictor: Any, distributions: npt.NDArray[Any], embedding: npt.NDArray[Any], known: Known | None = None,
-         tokens: int = 1) -> list[Sequence[Guess]]:
+def walk(
+    predictor: Any,
+    distributions: npt.NDArray[Any],
+    embedding: npt.NDArray[Any],
+    known: Known | None = None,
+    tokens: int = 1,
+) -> list[Sequence[Guess]]:
     """What it names as the pass begins and at each layer."""
-    return [predictor.begin(Told(-1, distributions, embedding, known, tokens)),
-            *(predictor.predict(Told(layer, distributions, embedding, known, tokens)) for layer in range(LAYERS))]
+    return [
+        predictor.begin(Told(-1, distributions, embedding, known, tokens)),
+        *(predictor.predict(Told(layer, distributions, embedding, known, tokens)) for layer in range(LAYERS)),
+    ]
 
 
 @pytest.mark.parametrize("distance", [1, 2, 3, 4, 5, 9])
@@ -150,7 +163,7 @@ def test_more_maps_in_the_profile_than_there_is_room_for() -> None:
     keys, maps = drawn(40)
     predictor = make("expert_map", capacity=8, distance=1, dynamic=False)
     begun = walk(predictor, maps[39], keys[39], Known(maps=maps, map_keys=keys))[0]
-    assert [g.expert for g in begun] == np.argsort(-maps[39][0])[:K].tolist()    # the last is among those kept
+    assert [g.expert for g in begun] == np.argsort(-maps[39][0])[:K].tolist()  # the last is among those kept
     store = predictor.beside._worker.store  # type: ignore[union-attr]
     assert store.capacity == store.count == 8
     predictor.close()
@@ -162,11 +175,11 @@ def test_no_layer_waits_for_a_search_and_what_comes_too_late_is_not_used() -> No
     predictor: Any = create("predictor", "expert_map", {"distance": 2})
     predictor.beside = slow = Slow(MapSearch(predictor.task(Told(-1, maps[0], keys[0], known))))
     assert all(not guesses for guesses in walk(predictor, maps[0], keys[0], known))
-    slow.work()                                           # the whole pass has been searched for by now ...
+    slow.work()  # the whole pass has been searched for by now ...
     late = predictor.begin(Told(-1, maps[0], keys[0], known))
-    assert not late                                       # ... and is of no use to the next one
+    assert not late  # ... and is of no use to the next one
     slow.work()
-    assert {g.layer for g in predictor.predict(Told(0, maps[0], keys[0], known))} == {1}    # layer 0 is reached already
+    assert {g.layer for g in predictor.predict(Told(0, maps[0], keys[0], known))} == {1}  # layer 0 is reached already
 
 
 def test_a_search_that_falls_behind_leaves_passes_out() -> None:
@@ -175,7 +188,7 @@ def test_a_search_that_falls_behind_leaves_passes_out() -> None:
     predictor.beside = slow = Slow(MapSearch(predictor.task(Told(-1, maps[0], keys[0]))))
     for _ in range(9):
         walk(predictor, maps[0], keys[0])
-    assert slow.behind == (LAYERS + 1) * 2                # two passes, of a message as it begins and one a layer
+    assert slow.behind == (LAYERS + 1) * 2  # two passes, of a message as it begins and one a layer
     slow.work()
     assert slow._worker.store.count == 2
     walk(predictor, maps[1], keys[1])
@@ -195,7 +208,7 @@ def test_numbers_that_the_device_still_works_out_are_sent_when_they_are_there() 
     assert list(predictor.begin(Computing(-1, maps[0], keys[0], known))) == []
     assert list(predictor.predict(Computing(0, maps[0], keys[0], known))) == []
     there[0] = True
-    assert {g.layer for g in predictor.predict(Computing(1, maps[0], keys[0], known))} == {2, 3}    # in their order
+    assert {g.layer for g in predictor.predict(Computing(1, maps[0], keys[0], known))} == {2, 3}  # in their order
 
 
 def test_a_search_that_fails_is_heard_of() -> None:
@@ -206,6 +219,7 @@ def test_a_search_that_fails_is_heard_of() -> None:
         def embedding(self) -> Later:
             def fail() -> npt.NDArray[np.float32]:
                 raise ZeroDivisionError("the copy failed")
+
             return Later(fail)
 
     with pytest.raises(ZeroDivisionError, match="the copy failed"):

@@ -44,6 +44,7 @@ def equal(one: torch.nn.Module, other: torch.nn.Module) -> bool:
 
 # ---------------------------------------------------------------------- estimator
 
+
 def test_the_estimator_by_hand() -> None:
     net = Estimator(2, 2, 2, 2)
     with torch.no_grad():
@@ -68,8 +69,9 @@ def test_the_estimator_by_hand() -> None:
 def test_the_estimator_learns_what_a_router_does() -> None:
     states, probs = drawn(600)
     shares: list[float] = []
-    net = estimator.train(states, probs, width=48, epochs=30, rate=5e-3, batch=64,
-                          progress=lambda text, share: shares.append(share))
+    net = estimator.train(
+        states, probs, width=48, epochs=30, rate=5e-3, batch=64, progress=lambda text, share: shares.append(share)
+    )
     assert net is not None
     untrained = Estimator(LAYERS, EXPERTS, HIDDEN, 48)
     fresh = drawn(200, seed=1)
@@ -98,23 +100,29 @@ def test_an_estimator_needs_two_layers() -> None:
 
 # ---------------------------------------------------------------------- routing path
 
+
 def test_the_routing_path_predictor_is_a_t5() -> None:
     """transformers' T5 with the same weights gives the same states."""
     net = RoutingPath(LAYERS, EXPERTS, TOKENS, d_model=16, d_ff=24, heads=3, d_kv=8, blocks=2)
     start_weights(net)
-    theirs = T5Model(T5Config(vocab_size=len(TOKENS) + 1, d_model=16, d_ff=24, num_heads=3, d_kv=8, num_layers=2,
-                              dropout_rate=0.0)).eval()
+    theirs = T5Model(
+        T5Config(vocab_size=len(TOKENS) + 1, d_model=16, d_ff=24, num_heads=3, d_kv=8, num_layers=2, dropout_rate=0.0)
+    ).eval()
     weights = {"shared.weight": net.embed.weight}
-    for side, blocks, bias, norm in (("encoder", net.encoder, net.reads, net.read_norm),
-                                     ("decoder", net.decoder, net.writes, net.write_norm)):
+    for side, blocks, bias, norm in (
+        ("encoder", net.encoder, net.reads, net.read_norm),
+        ("decoder", net.decoder, net.writes, net.write_norm),
+    ):
         weights[f"{side}.final_layer_norm.weight"] = norm.weight
         weights[f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"] = bias.values.weight
         for i, block in enumerate(blocks):
             here, last = f"{side}.block.{i}.layer", 1 if side == "encoder" else 2
             weights |= {f"{here}.0.SelfAttention.{n}.weight": getattr(block.attend, n).weight for n in "qkvo"}
             weights |= {f"{here}.{last}.DenseReluDense.{n}.weight": getattr(block, n).weight for n in ("wi", "wo")}
-            weights |= {f"{here}.0.layer_norm.weight": block.norm.weight,
-                        f"{here}.{last}.layer_norm.weight": block.ff_norm.weight}
+            weights |= {
+                f"{here}.0.layer_norm.weight": block.norm.weight,
+                f"{here}.{last}.layer_norm.weight": block.ff_norm.weight,
+            }
             if side == "decoder":
                 weights |= {f"{here}.1.EncDecAttention.{n}.weight": getattr(block.cross, n).weight for n in "qkvo"}
                 weights[f"{here}.1.layer_norm.weight"] = block.cross_norm.weight
@@ -187,6 +195,7 @@ def test_passages_longer_than_the_window_are_cut() -> None:
 
 # ---------------------------------------------------------------------- both
 
+
 def test_a_seed_gives_the_same_net_and_leaves_other_random_numbers_alone() -> None:
     states, probs = drawn(40)
     data = passages(4)
@@ -194,8 +203,9 @@ def test_a_seed_gives_the_same_net_and_leaves_other_random_numbers_alone() -> No
     undisturbed = torch.rand(3)
     torch.manual_seed(1)
     for one, again, other in (
-            [estimator.train(states, probs, width=8, epochs=2, seed=seed) for seed in (0, 0, 1)],
-            [path.train(data, experts=EXPERTS, epochs=1, seed=seed) for seed in (0, 0, 1)]):
+        [estimator.train(states, probs, width=8, epochs=2, seed=seed) for seed in (0, 0, 1)],
+        [path.train(data, experts=EXPERTS, epochs=1, seed=seed) for seed in (0, 0, 1)],
+    ):
         assert one is not None and again is not None and other is not None
         assert equal(one, again) and not equal(one, other)
     assert torch.equal(torch.rand(3), undisturbed)
@@ -224,7 +234,7 @@ def test_a_profile_gives_the_nets_back() -> None:
     walking = RoutingPath(LAYERS, EXPERTS, TOKENS, d_ff=32, heads=2, d_kv=8, blocks=1)
     (weights, settings), (more, others) = estimator.to_tensors(guessing), path.to_tensors(walking)
     assert all(name.startswith("estimator.") for name in weights) and all(name.startswith("path.") for name in more)
-    nets = {name: tensor.float() for name, tensor in {**weights, **more}.items()}    # as a profile keeps them
+    nets = {name: tensor.float() for name, tensor in {**weights, **more}.items()}  # as a profile keeps them
     kept: dict[str, object] = {**settings, **others}
     assert equal(estimator.from_tensors(nets, kept), guessing)
     assert equal(path.from_tensors(nets, kept), walking)

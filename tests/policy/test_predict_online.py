@@ -70,14 +70,14 @@ def test_a_floor_keeps_the_unlikely_out(name: str, params: dict[str, float]) -> 
     assert bound
 
 
-TOKENS = [[[0, 1], [2, 3]], [[1, 2], [3, 0]], [[1, 0], [3, 1]]]    # three tokens, two layers, top-2 of four experts
+TOKENS = [[[0, 1], [2, 3]], [[1, 2], [3, 0]], [[1, 0], [3, 1]]]  # three tokens, two layers, top-2 of four experts
 
 
 def test_the_previous_token_by_hand() -> None:
     told = by_hand("previous_token", [*TOKENS, [[1, 0], [2, 0]]])
-    assert told[0] == []                                           # layer 1 has not been seen
-    assert told[1] == [(0, 0, 1 / 2), (0, 1, 1 / 2)]               # layer 0 of this token, for the next one's
-    assert told[2] == [(1, 2, 1 / 2), (1, 3, 1 / 2)]               # layer 1 of the first token, in its router's order
+    assert told[0] == []  # layer 1 has not been seen
+    assert told[1] == [(0, 0, 1 / 2), (0, 1, 1 / 2)]  # layer 0 of this token, for the next one's
+    assert told[2] == [(1, 2, 1 / 2), (1, 3, 1 / 2)]  # layer 1 of the first token, in its router's order
     # Layer 0: of 0 1 came 1, of 1 2 came 1, of 1 0 both: four of the six that were named, (4 + 1) / (6 + 2).
     assert told[7] == [(0, 1, 5 / 8), (0, 0, 5 / 8)]
 
@@ -109,7 +109,7 @@ def test_recent_by_hand() -> None:
     told = by_hand("recent", TOKENS, tokens=2, width=4)
     # Last layer, third token: layer 0 of the last two chose 1 2 and 1 0. Of 0 and 2 the later one comes first.
     assert told[5] == [(0, 1, 1.0), (0, 0, 0.5), (0, 2, 0.5)]
-    assert told[4] == [(1, 3, 1.0), (1, 0, 0.5), (1, 2, 0.5)]      # layer 1 of the first two: 2 3 and 3 0
+    assert told[4] == [(1, 3, 1.0), (1, 0, 0.5), (1, 2, 0.5)]  # layer 1 of the first two: 2 3 and 3 0
 
 
 def test_request_counts_by_hand() -> None:
@@ -117,33 +117,40 @@ def test_request_counts_by_hand() -> None:
     assert told[5] == [(0, 1, 1.0), (0, 0, 2 / 3), (0, 2, 1 / 3)]  # all three tokens
     passes = [Pass(1, np.array(TOKENS[0])[:, None]), Pass(2, np.array(TOKENS[1])[:, None])]
     *_, at_0, at_1 = [guesses for _, _, guesses in shown(make("request", width=4), passes, 4)]
-    assert list(at_0) == []                                        # the first request is forgotten
+    assert list(at_0) == []  # the first request is forgotten
     assert list(at_1) == [(0, 1, 1.0), (0, 2, 1.0)]
 
 
 def test_all_of_the_next_layer_by_hand() -> None:
     told = by_hand("all_next", TOKENS)
-    assert told[0] == [(1, e, 1 / 2) for e in range(4)]            # nothing is known: (0 + 1) / (0 + 2)
+    assert told[0] == [(1, e, 1 / 2) for e in range(4)]  # nothing is known: (0 + 1) / (0 + 2)
     assert told[5] == [(0, 1, 4 / 5), (0, 0, 3 / 5), (0, 2, 2 / 5), (0, 3, 1 / 5)]
 
 
 SIZES = st.lists(st.tuples(st.booleans(), st.integers(1, 4)), min_size=1, max_size=8).map(
-    lambda sizes: [(sum(new for new, _ in sizes[:i + 1]), tokens) for i, (_, tokens) in enumerate(sizes)])
+    lambda sizes: [(sum(new for new, _ in sizes[: i + 1]), tokens) for i, (_, tokens) in enumerate(sizes)]
+)
 
 
 def flat(passes: Sequence[Pass], at: int, layer: int) -> list[tuple[int, list[list[int]]]]:
     """(request, choices of the layers known) of every token, when `layer` of pass `at` has been routed."""
-    return [(one.request, one.ids[: layer + 1 if i == at else None, t].tolist())
-            for i, one in enumerate(passes[: at + 1]) for t in range(one.ids.shape[1])]
+    return [
+        (one.request, one.ids[: layer + 1 if i == at else None, t].tolist())
+        for i, one in enumerate(passes[: at + 1])
+        for t in range(one.ids.shape[1])
+    ]
 
 
 @settings(max_examples=60, deadline=None)
 @given(SIZES, st.integers(1, 4), st.integers(1, 5), st.sampled_from([0, 1, 7]), st.integers(0, 99))
-def test_transitions_count_what_brute_force_counts(sizes: list[tuple[int, int]], layers: int, distance: int,
-                                                   half_life: int, seed: int) -> None:
+def test_transitions_count_what_brute_force_counts(
+    sizes: list[tuple[int, int]], layers: int, distance: int, half_life: int, seed: int
+) -> None:
     passes = random_passes(sizes, layers, 6, 2, seed)
-    predictor, reach = make("transitions", width=6, distance=distance, half_life=half_life), \
-        max(1, min(distance, layers - 1))
+    predictor, reach = (
+        make("transitions", width=6, distance=distance, half_life=half_life),
+        max(1, min(distance, layers - 1)),
+    )
     for at, layer, guesses in shown(predictor, passes, 6):
         tokens = flat(passes, at, layer)
         pairs: defaultdict[tuple[int, int], float] = defaultdict(float)
@@ -157,7 +164,7 @@ def test_transitions_count_what_brute_force_counts(sizes: list[tuple[int, int]],
                 came[s] += weight
                 for e in tokens[i + over][1][target]:
                     pairs[s, e] += weight
-        asking = tokens[-len(passes[at].ids[0]):] if layer + reach < layers else tokens[-1:]
+        asking = tokens[-len(passes[at].ids[0]) :] if layer + reach < layers else tokens[-1:]
         want: defaultdict[int, float] = defaultdict(float)
         for _, path in asking:
             known = [s for s in path[layer] if s in came]
@@ -171,17 +178,22 @@ def test_transitions_count_what_brute_force_counts(sizes: list[tuple[int, int]],
 
 @settings(max_examples=60, deadline=None)
 @given(SIZES, st.integers(1, 4), st.integers(1, 5), st.integers(1, 6), st.integers(0, 99))
-def test_counts_of_use_are_what_brute_force_counts(sizes: list[tuple[int, int]], layers: int, distance: int,
-                                                   window: int, seed: int) -> None:
+def test_counts_of_use_are_what_brute_force_counts(
+    sizes: list[tuple[int, int]], layers: int, distance: int, window: int, seed: int
+) -> None:
     passes = random_passes(sizes, layers, 6, 2, seed)
-    told = {name: shown(make(name, distance=distance, **more), passes, 6) for name, more in
-            {"recent": {"tokens": window, "width": 6}, "request": {"width": 6}, "all_next": {}}.items()}
+    told = {
+        name: shown(make(name, distance=distance, **more), passes, 6)
+        for name, more in {"recent": {"tokens": window, "width": 6}, "request": {"width": 6}, "all_next": {}}.items()
+    }
     for (at, layer, recent), (_, _, request), (_, _, everything) in zip(*told.values(), strict=True):
         ahead = (layer + max(1, min(distance, layers - 1))) % layers
         known = [(number, path[ahead]) for number, path in flat(passes, at, layer) if len(path) > ahead]
         now = passes[at].request
-        for guesses, chosen in ((recent, [row for _, row in known][-window:]),
-                                (request, [row for number, row in known if number == now])):
+        for guesses, chosen in (
+            (recent, [row for _, row in known][-window:]),
+            (request, [row for number, row in known if number == now]),
+        ):
             uses = [sum(e in row for row in chosen) for e in range(6)]
             last = [max((i for i, row in enumerate(chosen) if e in row), default=-1) for e in range(6)]
             order = sorted((e for e in range(6) if uses[e]), key=lambda e: (-uses[e], -last[e], e))

@@ -38,7 +38,7 @@ def asked(draw: st.DrawFn) -> tuple[list[int], int]:
 
 def test_hit_curves_by_hand() -> None:
     counts = np.array([[1, 6, 3, 0], [0, 0, 0, 0]])
-    assert gains(counts).tolist() == [[0.6, 0.3, 0.1, 0.0], [0.25] * 4]        # never seen: all alike
+    assert gains(counts).tolist() == [[0.6, 0.3, 0.1, 0.0], [0.25] * 4]  # never seen: all alike
     assert np.allclose(hit_curves(counts), [[0, 0.6, 0.9, 1, 1], [0, 0.25, 0.5, 0.75, 1]])
 
 
@@ -49,8 +49,8 @@ def test_greedy_by_hand() -> None:
     assert greedy(gained, 5, [1, 1]) == [1, 4]
     assert greedy(gained, 5, [2, 1]) == [2, 3]
     assert greedy(gained, 6, [1, 1]) == [2, 4]
-    assert greedy(gained, 3, [2, 2]) == [2, 1]                                  # too few for all: evenly
-    assert greedy(gains(np.zeros((3, 4))), 7, [1, 1, 1]) == [3, 2, 2]           # nothing known: evenly, earlier first
+    assert greedy(gained, 3, [2, 2]) == [2, 1]  # too few for all: evenly
+    assert greedy(gains(np.zeros((3, 4))), 7, [1, 1, 1]) == [3, 2, 2]  # nothing known: evenly, earlier first
 
 
 @given(counts=counted, wanted=asked())
@@ -77,7 +77,7 @@ def test_what_gains_nothing_is_divided_evenly() -> None:
     flat[1, 2:] = 1.0
     assert Allocation(flat, [0, 0, 0])(9) == [3, 3, 3]
     assert Allocation(flat, [0, 0, 5])(9) == [2, 2, 5]
-    assert Allocation(flat, [2, 0, 5])(8) == [2, 1, 5]                          # two for layer 1 there are not
+    assert Allocation(flat, [2, 0, 5])(8) == [2, 1, 5]  # two for layer 1 there are not
 
 
 def test_adapmoe_loads_by_hand() -> None:

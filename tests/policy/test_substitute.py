@@ -16,17 +16,31 @@ from core.errors import SettingError
 from core.policy.substitute import Ask, Chosen, Gates, batch, plain
 from tests.policy.substitutes import Known, ask, drawn, gates, make
 
-CHOOSING = {"given": [{}], "similar": [{}], "router_ranked": [{}], "random": [{"seed": 7}], "predicted": [{}],
-            "buddy": [{}, {"eta": 1.0}, {"alpha": "0.5", "search_rank": 2}, {"weighted": True, "k_max": 3, "eta": 2.5},
-                      {"smoothing": 1.0, "alpha": "1, 0.3"}]}
+CHOOSING = {
+    "given": [{}],
+    "similar": [{}],
+    "router_ranked": [{}],
+    "random": [{"seed": 7}],
+    "predicted": [{}],
+    "buddy": [
+        {},
+        {"eta": 1.0},
+        {"alpha": "0.5", "search_rank": 2},
+        {"weighted": True, "k_max": 3, "eta": 2.5},
+        {"smoothing": 1.0, "alpha": "1, 0.3"},
+    ],
+}
 OPEN = Gates(rho=8)
 SELECT = {"plain": plain.select, "batch": batch.select}
 either = pytest.mark.parametrize("select", SELECT.values(), ids=SELECT)
 
 
 def names(found: Chosen) -> tuple[list[list[int]], list[list[str]], list[list[str]]]:
-    return (found.ids.tolist(), [[Action(a).name for a in row] for row in found.action.tolist()],
-            [[Why(w).name for w in row] for row in found.why.tolist()])
+    return (
+        found.ids.tolist(),
+        [[Action(a).name for a in row] for row in found.action.tolist()],
+        [[Why(w).name for w in row] for row in found.why.tolist()],
+    )
 
 
 # ---------------------------------------------------------------------- one against the other
@@ -51,7 +65,7 @@ def test_the_batch_chooses_as_algorithm_1_does(name: str, params: dict[str, Any]
     holds(question, rules, many)
     dense = source if isinstance(source, torch.Tensor) else source.scores(question)
     assert dense.shape == (10, k, experts)
-    if rules.unique:                            # otherwise equal ones may stand in another order in a list than by id
+    if rules.unique:  # otherwise equal ones may stand in another order in a list than by id
         assert_as_good(question, rules, many, batch.select(question, rules, dense), dense)
 
 
@@ -90,7 +104,7 @@ def test_without_gates_it_is_algorithm_1_to_the_letter(case: tuple[int, int, int
     seed, experts, k = case
     question, known, _ = drawn(seed, 5, experts, min(k, experts))
     buddy = make("buddy", known, experts, alpha="1", k_max=64, search_rank=3)
-    lists, resident = buddy.lists.ids[1].tolist(), question.ready.tolist()      # type: ignore[attr-defined]
+    lists, resident = buddy.lists.ids[1].tolist(), question.ready.tolist()  # type: ignore[attr-defined]
     expected = question.ids.tolist()
     for row in expected:
         used = set(row)
@@ -108,7 +122,7 @@ def test_without_gates_it_is_algorithm_1_to_the_letter(case: tuple[int, int, int
 
 # ---------------------------------------------------------------------- by hand
 
-ROW = [[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]]      # similar: the higher id is the better one
+ROW = [[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]]  # similar: the higher id is the better one
 
 
 def ladder(experts: int = 6) -> torch.Tensor:
@@ -120,9 +134,15 @@ def ladder(experts: int = 6) -> torch.Tensor:
 def test_the_first_missing_expert_takes_the_best_and_the_next_one_the_next(select: Any) -> None:
     question = ask([[0, 1, 2, 3]], [[0.4, 0.3, 0.2, 0.1]], missing=[0, 2], experts=6)
     assert names(select(question, OPEN, ladder())) == (
-        [[5, 1, 4, 3]], [["SUBSTITUTE", "EXACT", "SUBSTITUTE", "EXACT"]], [["ALLOWED"] * 4])
+        [[5, 1, 4, 3]],
+        [["SUBSTITUTE", "EXACT", "SUBSTITUTE", "EXACT"]],
+        [["ALLOWED"] * 4],
+    )
     assert names(select(question, replace(OPEN, rho=1), ladder())) == (
-        [[5, 1, 2, 3]], [["SUBSTITUTE", "EXACT", "WAIT", "EXACT"]], [["ALLOWED", "ALLOWED", "RHO", "ALLOWED"]])
+        [[5, 1, 2, 3]],
+        [["SUBSTITUTE", "EXACT", "WAIT", "EXACT"]],
+        [["ALLOWED", "ALLOWED", "RHO", "ALLOWED"]],
+    )
 
 
 @either
@@ -136,7 +156,7 @@ def test_what_is_under_way_is_left_alone_and_stands_in_for_nobody(select: Any) -
 def test_an_expert_may_be_taken_twice_when_that_is_allowed_at_a_discount(select: Any) -> None:
     question = ask([[0, 1]], [[0.5, 0.5]], missing=[0, 1], experts=6)
     scores = torch.tensor([[[0.0, 0.0, 0.1, 0.2, 0.5, 1.0]] * 2])
-    for discount, second in ((1.0, 5), (0.6, 5), (0.5, 4), (0.1, 4)):          # 0.5 * 1.0 = 0.5: the lower id
+    for discount, second in ((1.0, 5), (0.6, 5), (0.5, 4), (0.1, 4)):  # 0.5 * 1.0 = 0.5: the lower id
         assert select(question, replace(OPEN, unique=False, discount=discount), scores).ids.tolist() == [[5, second]]
     assert select(question, OPEN, scores).ids.tolist() == [[5, 4]]
 
@@ -152,8 +172,12 @@ def test_the_discount_also_holds_for_what_the_router_selected(select: Any) -> No
 @either
 def test_entropy_and_margin_of_the_gate(select: Any) -> None:
     """(4, 2, 1, 1) / 8: entropy 1/2*1 + 1/4*2 + 2*1/8*3 = 1.75 bits of log2(4) = 2: TAE 0.875; m = 4/8 - 2/8."""
-    question = ask([[0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3]],
-                   [[4.0, 2.0, 1.0, 1.0], [0.25] * 4, [1.0, 0.0, 0.0, 0.0]], missing=[0], experts=6)
+    question = ask(
+        [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3]],
+        [[4.0, 2.0, 1.0, 1.0], [0.25] * 4, [1.0, 0.0, 0.0, 0.0]],
+        missing=[0],
+        experts=6,
+    )
     scores = ladder().expand(3, 4, 6)
     assert select(question, OPEN, scores).tae.tolist() == pytest.approx([0.875, 1.0, 0.0])
     reasons = {0.875: ["TAE", "ALLOWED", "TAE"], 0.8749: ["ALLOWED", "ALLOWED", "TAE"], 1.0: ["TAE"] * 3}
@@ -188,7 +212,10 @@ def test_dropping_what_carries_little(select: Any) -> None:
     question = ask([[0, 1, 2, 3]], [[4.0, 2.0, 1.0, 1.0]], missing=[0, 1, 2], experts=6)
     drop = replace(OPEN, order=("drop",), drop_share=0.25)
     assert names(select(question, drop, None)) == (
-        [[0, -1, -1, 3]], [["WAIT", "DROP", "DROP", "EXACT"]], [["SHARE", "ALLOWED", "ALLOWED", "ALLOWED"]])
+        [[0, -1, -1, 3]],
+        [["WAIT", "DROP", "DROP", "EXACT"]],
+        [["SHARE", "ALLOWED", "ALLOWED", "ALLOWED"]],
+    )
     assert names(select(question, replace(drop, rho=1), None))[2] == [["SHARE", "ALLOWED", "RHO", "ALLOWED"]]
 
 
@@ -197,20 +224,32 @@ def test_the_first_option_that_is_allowed_is_taken(select: Any) -> None:
     question = ask([[0, 1, 2]], [[0.5, 0.3, 0.2]], missing=[0, 1, 2], experts=4)
     both = replace(OPEN, order=("substitute", "drop"), drop_share=0.25)
     assert names(select(question, both, ladder(4)[:, :3])) == (
-        [[3, 1, -1]], [["SUBSTITUTE", "WAIT", "DROP"]], [["ALLOWED", "SHARE", "ALLOWED"]])
+        [[3, 1, -1]],
+        [["SUBSTITUTE", "WAIT", "DROP"]],
+        [["ALLOWED", "SHARE", "ALLOWED"]],
+    )
     other = replace(both, order=("drop", "substitute"))
     assert names(select(question, other, ladder(4)[:, :3])) == (
-        [[3, 1, -1]], [["SUBSTITUTE", "WAIT", "DROP"]], [["ALLOWED", "NO_CANDIDATE", "ALLOWED"]])
+        [[3, 1, -1]],
+        [["SUBSTITUTE", "WAIT", "DROP"]],
+        [["ALLOWED", "NO_CANDIDATE", "ALLOWED"]],
+    )
 
 
 @either
 def test_gates_that_forbid_everything_change_nothing(select: Any) -> None:
     question, known, _ = drawn(5, 64, 12, 4)
     question.missing, question.ready = torch.arange(12) % 2 == 0, torch.arange(12) % 2 == 1
-    shut = [replace(OPEN, tau=1.0), replace(OPEN, margin=0.0), replace(OPEN, beta=0.0), replace(OPEN, rho=0),
-            replace(OPEN, protected=torch.ones(12, dtype=torch.bool)), replace(OPEN, order=())]
+    shut = [
+        replace(OPEN, tau=1.0),
+        replace(OPEN, margin=0.0),
+        replace(OPEN, beta=0.0),
+        replace(OPEN, rho=0),
+        replace(OPEN, protected=torch.ones(12, dtype=torch.bool)),
+        replace(OPEN, order=()),
+    ]
     for rules in shut:
-        for order in ((("substitute", "drop"),) if rules.order else ((),)):
+        for order in (("substitute", "drop"),) if rules.order else ((),):
             found = select(question, replace(rules, order=order), make("buddy", known, 12))
             assert torch.equal(found.ids, question.ids) and int(found.action.max()) == Action.WAIT
     assert not torch.equal(select(question, OPEN, make("buddy", known, 12)).ids, question.ids)

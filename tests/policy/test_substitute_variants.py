@@ -19,16 +19,18 @@ from tests.policy.substitutes import CPU, Known, ask, drawn, gates, make
 
 OPEN = Gates(rho=8)
 M = np.zeros((1, 5, 5), np.float32)
-M[0, 0] = [9, 5, 3, 1, 1]               # q(.|0) = 5/10, 3/10, 1/10, 1/10; the diagonal counts for nothing
-M[0, 1] = [5, 0, 0, 0, 0]               # 2, 3 and 4 were never chosen together with 1
+M[0, 0] = [9, 5, 3, 1, 1]  # q(.|0) = 5/10, 3/10, 1/10, 1/10; the diagonal counts for nothing
+M[0, 1] = [5, 0, 0, 0, 0]  # 2, 3 and 4 were never chosen together with 1
 
 
 def lists(alpha: float = 0.95, most: int = 16, smoothing: float = 0.0) -> Lists:
     return cut(rank(M), np.array([alpha]), most, smoothing)
 
 
-@pytest.mark.parametrize(("alpha", "expected"), [(0.05, [1]), (0.5, [1]), (0.51, [1, 2]), (0.8, [1, 2]),
-                                                 (0.81, [1, 2, 3]), (0.9, [1, 2, 3]), (1.0, [1, 2, 3, 4])])
+@pytest.mark.parametrize(
+    ("alpha", "expected"),
+    [(0.05, [1]), (0.5, [1]), (0.51, [1, 2]), (0.8, [1, 2]), (0.81, [1, 2, 3]), (0.9, [1, 2, 3]), (1.0, [1, 2, 3, 4])],
+)
 def test_a_list_is_the_shortest_that_covers_alpha(alpha: float, expected: list[int]) -> None:
     found = lists(alpha)
     assert [e for e in found.ids[0, 0].tolist() if e >= 0] == expected
@@ -52,9 +54,16 @@ def test_alpha_may_be_one_number_a_layer() -> None:
     assert [(found.ids[layer, 0] >= 0).sum() for layer in range(2)] == [1, 4]
 
 
-@pytest.mark.parametrize(("text", "said"), [("0.04", "between 0.05 and 1, not 0.04"), ("1.01", "not 1.01"),
-                                            ("0.9, nan", "not nan"), ("much", "'much' is not a number"),
-                                            (" , ", "alpha is empty")])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("0.04", "between 0.05 and 1, not 0.04"),
+        ("1.01", "not 1.01"),
+        ("0.9, nan", "not nan"),
+        ("much", "'much' is not a number"),
+        (" , ", "alpha is empty"),
+    ],
+)
 def test_what_alpha_cannot_be(text: str, said: str) -> None:
     with pytest.raises(SettingError, match=said):
         create("substitute", "buddy", {"alpha": text})
@@ -66,10 +75,16 @@ def test_alpha_of_another_number_of_layers() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32), experts=st.integers(2, 90), alpha=st.floats(0.05, 1.0), most=st.integers(1, 64),
-       smoothing=st.sampled_from([0.0, 0.5, 3.0]))
-def test_cut_lists_are_what_the_definition_says(seed: int, experts: int, alpha: float, most: int,
-                                                smoothing: float) -> None:
+@given(
+    seed=st.integers(0, 2**32),
+    experts=st.integers(2, 90),
+    alpha=st.floats(0.05, 1.0),
+    most=st.integers(1, 64),
+    smoothing=st.sampled_from([0.0, 0.5, 3.0]),
+)
+def test_cut_lists_are_what_the_definition_says(
+    seed: int, experts: int, alpha: float, most: int, smoothing: float
+) -> None:
     """BuddyMoE equations 4 to 6, expert by expert; and lists that went through a file are the same."""
     rng = np.random.default_rng(seed)
     pairs = rng.integers(0, 3 if seed % 2 else 1000, (1, experts, experts)).astype(np.float32)
@@ -89,6 +104,7 @@ def test_cut_lists_are_what_the_definition_says(seed: int, experts: int, alpha: 
 
 
 # ---------------------------------------------------------------------- what each takes
+
 
 def taken(substitute: Substitute, question: Ask, rules: Gates = OPEN) -> list[list[int]]:
     one, many = plain.select(question, rules, substitute), batch.select(question, rules, substitute)
@@ -110,23 +126,29 @@ def test_psi_weighs_how_often_against_what_the_token_wants() -> None:
 
 def test_only_the_first_buddies_are_looked_at() -> None:
     question = ask([[0]], [[1.0]], missing=[0, 1, 2], experts=5)
-    for params, expected in (({}, 3), ({"search_rank": 3}, 3), ({"search_rank": 2}, 0), ({"k_max": 2}, 0),
-                             ({"alpha": "0.8"}, 0)):
+    for params, expected in (
+        ({}, 3),
+        ({"search_rank": 3}, 3),
+        ({"search_rank": 2}, 0),
+        ({"k_max": 2}, 0),
+        ({"alpha": "0.8"}, 0),
+    ):
         assert taken(make("buddy", Known(np.repeat(M, 2, 0)), 5, **params), question) == [[expected]]
 
 
 def test_the_most_alike_the_next_best_and_the_one_that_was_named() -> None:
     likeness = np.zeros((2, 5, 5), np.float16)
     likeness[1, 0] = [1.0, -0.5, 0.2, 0.1, 0.2]
-    question = ask([[0]], [[1.0]], missing=[0], experts=5, logits=[[3.0, 0.0, -1.0, 2.0, 1.0]],
-                   named=[0.9, 0.0, 0.1, 0.2, 0.4])
+    question = ask(
+        [[0]], [[1.0]], missing=[0], experts=5, logits=[[3.0, 0.0, -1.0, 2.0, 1.0]], named=[0.9, 0.0, 0.1, 0.2, 0.4]
+    )
     assert taken(make("similar", Known(likeness=likeness), 5), question) == [[2]]
     matrix = make("similar", Known(likeness=likeness), 5).matrix(1)
     assert matrix is not None and matrix[0].tolist() == pytest.approx([0.0, 0.25, 0.6, 0.55, 0.6], abs=1e-3)
     assert taken(make("router_ranked", experts=5), question) == [[3]]
     assert taken(make("predicted", experts=5), question) == [[4]]
     question.named = torch.zeros(5)
-    assert taken(make("predicted", experts=5), question) == [[0]]           # nothing was named: it is waited for
+    assert taken(make("predicted", experts=5), question) == [[0]]  # nothing was named: it is waited for
     question.named = None
     assert taken(make("predicted", experts=5), question) == [[0]]
 
@@ -140,20 +162,22 @@ def test_random_is_fair_and_the_same_again() -> None:
     assert torch.equal(first, batch.select(question, OPEN, make("random", seed=1)).ids)
     assert (first == other).float().mean() < 0.3
     counts = torch.bincount(first[:, 0], minlength=8)
-    assert counts[:3].tolist() == [0, 0, 0] and counts[3:].min() > 700 and counts[3:].max() < 900      # 800 each
+    assert counts[:3].tolist() == [0, 0, 0] and counts[3:].min() > 700 and counts[3:].max() < 900  # 800 each
     moved = Ask(1, ids[100:], weights[100:, None], lost, ready)
-    assert torch.equal(batch.select(moved, OPEN, make("random", seed=1)).ids, first[100:])     # whatever the batch is
+    assert torch.equal(batch.select(moved, OPEN, make("random", seed=1)).ids, first[100:])  # whatever the batch is
 
 
 # ---------------------------------------------------------------------- routing anew
+
 
 def lean(question: Ask, rules: Gates, share: float) -> Chosen:
     """Cache-prior routing as METHODS says it, token by token; no logit is there twice."""
     assert question.logits is not None
     logits, k = question.logits.double(), question.ids.shape[1]
     span = share * (logits.amax(1) - logits.amin(1))
-    shut = batch.select(question, Gates(tau=rules.tau, margin=rules.margin, beta=rules.beta, rho=99,
-                                        order=()), None).why
+    shut = batch.select(
+        question, Gates(tau=rules.tau, margin=rules.margin, beta=rules.beta, rho=99, order=()), None
+    ).why
     ids = question.ids.clone()
     for t, row in enumerate(question.ids.tolist()):
         held = [e for e in row if not question.missing[e]]
@@ -194,8 +218,13 @@ def test_leaning_towards_the_cache_is_a_top_k_with_a_bonus(seed: int, experts: i
 
 def test_leaning_takes_the_routers_weights_for_what_it_chose() -> None:
     """Logits 4, 3, 2, 0: with 0.3 * 4 = 1.2 more, 2 (resident) beats 1 (missing)."""
-    question = ask([[0, 1], [0, 1]], [[0.7, 0.3], [0.7, 0.3]], missing=[1], experts=4,
-                   logits=[[4.0, 3.0, 2.0, 0.0], [4.0, 3.5, 2.0, 0.0]])
+    question = ask(
+        [[0, 1], [0, 1]],
+        [[0.7, 0.3], [0.7, 0.3]],
+        missing=[1],
+        experts=4,
+        logits=[[4.0, 3.0, 2.0, 0.0], [4.0, 3.5, 2.0, 0.0]],
+    )
     question.weigh = lambda ids: ids.float() / 10
     found = batch.select(question, OPEN, make("cache_prior", experts=4, lean=0.3))
     assert found.ids.tolist() == [[0, 2], [0, 1]] and found.weights is not None
@@ -205,6 +234,7 @@ def test_leaning_takes_the_routers_weights_for_what_it_chose() -> None:
 
 
 # ---------------------------------------------------------------------- what they need
+
 
 def test_what_needs_a_profile_says_so() -> None:
     assert [v.name for v in variants("substitute") if v.needs] == ["buddy", "similar"]
@@ -220,13 +250,24 @@ def test_what_needs_a_profile_says_so() -> None:
 def test_every_parameter_does_something(name: str) -> None:
     """Some question is answered in another way."""
     other: dict[str, Any] = {
-        "alpha": "0.3", "k_max": 1, "search_rank": 1, "weighted": True, "smoothing": 100.0, "eta": 5.0, "unique": False,
-        "discount": 0.0, "seed": 1, "lean": 0.9}
+        "alpha": "0.3",
+        "k_max": 1,
+        "search_rank": 1,
+        "weighted": True,
+        "smoothing": 100.0,
+        "eta": 5.0,
+        "unique": False,
+        "discount": 0.0,
+        "seed": 1,
+        "lean": 0.9,
+    }
     for param in variant("substitute", name).params:
         base = {"unique": False} if param.name == "discount" else {}
         base |= {"alpha": "0.5"} if param.name == "smoothing" else {}
-        assert any(answer(name, seed, base) != answer(name, seed, {**base, param.name: other[param.name]})
-                   for seed in range(40)), param.name
+        assert any(
+            answer(name, seed, base) != answer(name, seed, {**base, param.name: other[param.name]})
+            for seed in range(40)
+        ), param.name
 
 
 def answer(name: str, seed: int, params: dict[str, Any]) -> list[list[int]]:

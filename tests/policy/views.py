@@ -39,10 +39,13 @@ def random_known(layers: int, experts: int, k: int, tokens: int = 50) -> Known:
     """A profile that has everything."""
     random = np.random.default_rng(5)
     table = random.random((tokens, experts)).argsort(-1)[:, :k].astype(np.int16)
-    return Known(np.array([np.nan, *random.random(layers - 1)]), np.ones((layers, experts, HIDDEN), np.float16),
-                 random.dirichlet(np.ones(experts), (7, layers)).astype(np.float16),
-                 random.standard_normal((7, HIDDEN)).astype(np.float16),
-                 (np.arange(tokens, dtype=np.int32) * 2, table))
+    return Known(
+        np.array([np.nan, *random.random(layers - 1)]),
+        np.ones((layers, experts, HIDDEN), np.float16),
+        random.dirichlet(np.ones(experts), (7, layers)).astype(np.float16),
+        random.standard_normal((7, HIDDEN)).astype(np.float16),
+        (np.arange(tokens, dtype=np.int32) * 2, table),
+    )
 
 
 class Looking:
@@ -62,8 +65,12 @@ class Looking:
         return [[1.0 / self.top_k] * self.top_k for _ in self.ids]
 
     def ask(self, layers: Sequence[int], state: State = "hidden") -> npt.NDArray[np.float64]:
-        return np.stack([union(np.log1p(-self._random(of).dirichlet(np.ones(self.experts), self._count)).sum(0),
-                               self.top_k) for of in layers])
+        return np.stack(
+            [
+                union(np.log1p(-self._random(of).dirichlet(np.ones(self.experts), self._count)).sum(0), self.top_k)
+                for of in layers
+            ]
+        )
 
     def estimate(self, layer: int) -> npt.NDArray[np.float64]:
         return self.ask((layer,))[0]
@@ -87,19 +94,39 @@ class Looking:
 def drawn_path(layers: int, experts: int, d_model: int = 4, d_ff: int = 8, heads: int = 2, d_kv: int = 3) -> Net:
     """A routing-path network of one block with drawn weights, that knows the tokens 0 to 49."""
     random, wide = np.random.default_rng(3), heads * d_kv
-    sizes = {"embed.weight": (51, d_model), "heads.weight": (layers * experts, d_model),
-             "heads.bias": (layers * experts,), "reads.values.weight": (32, heads), "writes.values.weight": (32, heads),
-             "read_norm.weight": (d_model,), "write_norm.weight": (d_model,)}
+    sizes = {
+        "embed.weight": (51, d_model),
+        "heads.weight": (layers * experts, d_model),
+        "heads.bias": (layers * experts,),
+        "reads.values.weight": (32, heads),
+        "writes.values.weight": (32, heads),
+        "read_norm.weight": (d_model,),
+        "write_norm.weight": (d_model,),
+    }
     for side, parts in (("encoder", ("attend",)), ("decoder", ("attend", "cross"))):
-        sizes |= {f"{side}.0.{name}.weight": (d_model,) for name in ("norm", "ff_norm", "cross_norm")
-                  if name != "cross_norm" or side == "decoder"}
+        sizes |= {
+            f"{side}.0.{name}.weight": (d_model,)
+            for name in ("norm", "ff_norm", "cross_norm")
+            if name != "cross_norm" or side == "decoder"
+        }
         sizes |= {f"{side}.0.wi.weight": (d_ff, d_model), f"{side}.0.wo.weight": (d_model, d_ff)}
         for part in parts:
             sizes |= {f"{side}.0.{part}.{name}.weight": (wide, d_model) for name in "qkv"}
             sizes[f"{side}.0.{part}.o.weight"] = (d_model, wide)
     weights: dict[str, Any] = {name: random.standard_normal(size).astype(np.float32) for name, size in sizes.items()}
-    return ({"layers": layers, "experts": experts, "tokens": 50, "d_model": d_model, "d_ff": d_ff, "heads": heads,
-             "d_kv": d_kv, "blocks": 1}, {**weights, "tokens": np.arange(50)})
+    return (
+        {
+            "layers": layers,
+            "experts": experts,
+            "tokens": 50,
+            "d_model": d_model,
+            "d_ff": d_ff,
+            "heads": heads,
+            "d_kv": d_kv,
+            "blocks": 1,
+        },
+        {**weights, "tokens": np.arange(50)},
+    )
 
 
 def token_of(row: npt.NDArray[np.int64]) -> int:
@@ -119,8 +146,9 @@ def random_passes(sizes: Sequence[tuple[int, int]], layers: int, experts: int, k
     return [Pass(request, random.random((layers, tokens, experts)).argsort(-1)[..., :k]) for request, tokens in sizes]
 
 
-def shown(predictor: Predictor, passes: Sequence[Pass], experts: int,
-          known: Known | None = None) -> Iterator[tuple[int, int, Sequence[Guess]]]:
+def shown(
+    predictor: Predictor, passes: Sequence[Pass], experts: int, known: Known | None = None
+) -> Iterator[tuple[int, int, Sequence[Guess]]]:
     """What it names at each layer of each pass; at -1 if it starts."""
     for at, one in enumerate(passes):
         if predictor.starts:

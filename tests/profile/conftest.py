@@ -32,8 +32,9 @@ def chat_model(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempP
 @pytest.fixture(scope="module")
 def engine(chat_model: Callable[[str], Path]) -> Iterator[Engine]:
     """One for all tests of a file: what is calibrated must leave it as it was."""
-    engine = Engine.load(LoadSpec.checked(str(chat_model("qwen3_moe")), Settings({"budget": "50%"}), dtype="float32",
-                                          context=128))
+    engine = Engine.load(
+        LoadSpec.checked(str(chat_model("qwen3_moe")), Settings({"budget": "50%"}), dtype="float32", context=128)
+    )
     yield engine
     engine.unload()
 
@@ -44,8 +45,13 @@ def make_engine(chat_model: Callable[[str], Path]) -> Iterator[MakeEngine]:
     made: list[Engine] = []
 
     def make(arch: str = "qwen3_moe", settings: dict[str, object] | None = None) -> Engine:
-        made.append(Engine.load(LoadSpec.checked(str(chat_model(arch)), Settings({"budget": "50%", **(settings or {})}),
-                                                 dtype="float32", context=128)))
+        made.append(
+            Engine.load(
+                LoadSpec.checked(
+                    str(chat_model(arch)), Settings({"budget": "50%", **(settings or {})}), dtype="float32", context=128
+                )
+            )
+        )
         return made[-1]
 
     yield make

@@ -37,11 +37,17 @@ class Oracle:
     @torch.no_grad()
     def read(self, ids: list[int]) -> Passed:
         found = Passed()
-        hooks = [block.gate.register_forward_pre_hook(
-            lambda module, args, block=block: self._layer(found, block, args[0].reshape(-1, args[0].shape[-1])))
-            for block in self.blocks]
-        hooks.append(self.model.model.embed_tokens.register_forward_hook(
-            lambda module, args, output: setattr(found, "embedded", output[0].clone())))
+        hooks = [
+            block.gate.register_forward_pre_hook(
+                lambda module, args, block=block: self._layer(found, block, args[0].reshape(-1, args[0].shape[-1]))
+            )
+            for block in self.blocks
+        ]
+        hooks.append(
+            self.model.model.embed_tokens.register_forward_hook(
+                lambda module, args, output: setattr(found, "embedded", output[0].clone())
+            )
+        )
         try:
             self.model(input_ids=torch.tensor([ids]))
         finally:
@@ -59,8 +65,9 @@ class Oracle:
 
     def _layer(self, found: Passed, block: Any, h: torch.Tensor) -> None:
         probs, weights, ids = self.route(block, h)
-        outs = torch.stack([torch.stack([self.expert(block.experts, int(e), x) for e in row])
-                            for x, row in zip(h, ids, strict=True)])
+        outs = torch.stack(
+            [torch.stack([self.expert(block.experts, int(e), x) for e in row]) for x, row in zip(h, ids, strict=True)]
+        )
         for name, value in (("hidden", h), ("probs", probs), ("ids", ids), ("weights", weights), ("outs", outs)):
             getattr(found, name).append(value.clone())
 

@@ -68,8 +68,9 @@ def test_a_flipped_bit_is_found(at: float, tmp_path: Path) -> None:
         buddies.load(tmp_path / "b", model_hash="ab" * 32)
 
 
-@pytest.mark.parametrize(("change", "said"), [({"version": 2}, "later version"), ({"experts": 9}, "peers is"),
-                                              ({"layers": None}, "damaged")])
+@pytest.mark.parametrize(
+    ("change", "said"), [({"version": 2}, "later version"), ({"experts": 9}, "peers is"), ({"layers": None}, "damaged")]
+)
 def test_a_head_that_does_not_fit_is_refused(change: dict[str, object], said: str, tmp_path: Path) -> None:
     arrays: Any = {name: np.ascontiguousarray(value) for name, value in rank(profile().pairs)._asdict().items()}
     head = {name: getattr(profile(), name) for name in buddies._PLAIN} | {"version": 1} | change
@@ -120,19 +121,36 @@ def test_only_a_pack_with_pairs_takes_any(tmp_path: Path) -> None:
     assert carried(str(tmp_path), profile()) == []
     (tmp_path / "moestro.json").touch()
     assert carried(str(tmp_path), profile(pairs=None)) == [] and not (tmp_path / buddies.NAME).exists()
-    (tmp_path / f"{buddies.NAME}.new").mkdir()                   # nothing can be written there
-    said, = carried(str(tmp_path), profile())
+    (tmp_path / f"{buddies.NAME}.new").mkdir()  # nothing can be written there
+    (said,) = carried(str(tmp_path), profile())
     assert said.startswith("The buddy lists cannot be written") and not (tmp_path / buddies.NAME).exists()
 
 
-def test_calibrating_a_pack_puts_them_into_it(chat_model: Callable[[str], Path], tmp_path: Path,
-                                              monkeypatch: pytest.MonkeyPatch,
-                                              capsys: pytest.CaptureFixture[str]) -> None:
+def test_calibrating_a_pack_puts_them_into_it(
+    chat_model: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.setenv("MOESTRO_HOME", str(tmp_path / "home"))
     (tmp_path / "text.txt").write_text("Some words to be read by a very small model.", encoding="utf-8")
     pack = importing.import_model(str(chat_model("qwen3_moe")), tmp_path / "pack")
-    assert cli.main(["profile", "--model", str(pack), "--text", str(tmp_path / "text.txt"), "--context", "128",
-                     "--parts", "pairs"]) == 0
+    assert (
+        cli.main(
+            [
+                "profile",
+                "--model",
+                str(pack),
+                "--text",
+                str(tmp_path / "text.txt"),
+                "--context",
+                "128",
+                "--parts",
+                "pairs",
+            ]
+        )
+        == 0
+    )
     assert f"travel with the pack, in {pack / buddies.NAME}" in capsys.readouterr().out
     model_hash = check(pack).model_hash
     assert verify(pack).problems == ()

@@ -35,14 +35,26 @@ class State:
 @torch.inference_mode()
 def state(engine: Engine) -> State:
     # `watch` leaves nothing but a note of where the norms are; let it look before the first comparison
-    logits = engine.model(input_ids=torch.tensor([PROMPT]), past_key_values=engine.fresh_cache(),
-                          use_cache=True).logits.clone()
+    logits = engine.model(
+        input_ids=torch.tensor([PROMPT]), past_key_values=engine.fresh_cache(), use_cache=True
+    ).logits.clone()
     engine.residency.check_integrity()
-    hooks = [(name, len(module._forward_hooks) + len(module._forward_pre_hooks))
-             for name, module in engine.model.named_modules()]
-    rest = [dict(engine.settings), engine.foresight.predictor, engine.transfers.pace, engine.busy, engine.profile,
-            torch.get_num_threads(), [math.tap for math in engine._step._math], engine.recorder.index,
-            engine.residency.scope, engine.residency.slots]
+    hooks = [
+        (name, len(module._forward_hooks) + len(module._forward_pre_hooks))
+        for name, module in engine.model.named_modules()
+    ]
+    rest = [
+        dict(engine.settings),
+        engine.foresight.predictor,
+        engine.transfers.pace,
+        engine.busy,
+        engine.profile,
+        torch.get_num_threads(),
+        [math.tap for math in engine._step._math],
+        engine.recorder.index,
+        engine.residency.scope,
+        engine.residency.slots,
+    ]
     return State(logits, hooks, rest)
 
 
@@ -56,8 +68,13 @@ def answers(engine: Engine) -> None:
     assert list(engine.generate("Go on: "))[-1].stats is not None
 
 
-@pytest.mark.parametrize("settings", [{"predictor": "gate", "scope": "global"}, {"eviction": "none", "telemetry": False,
-                                      "link": "emulated", "link_gbps": 8.0}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"predictor": "gate", "scope": "global"},
+        {"eviction": "none", "telemetry": False, "link": "emulated", "link_gbps": 8.0},
+    ],
+)
 def test_the_engine_is_as_it_was(settings: dict[str, object], make_engine: MakeEngine) -> None:
     engine = make_engine(settings=settings)
     before = state(engine)
@@ -90,8 +107,12 @@ def test_progress_grows_to_the_end(engine: Engine) -> None:
     calibrate(engine, TEXTS, progress=lambda text, share: told.append((text, share)))
     shares = [share for _, share in told]
     assert shares == sorted(shares) and shares[0] == 0 and shares[-1] == 1
-    assert list(dict.fromkeys(text.split(" ")[0] for text, _ in told)) == ["Reading", "Measuring", "Training",
-                                                                          "Calibrated"]
+    assert list(dict.fromkeys(text.split(" ")[0] for text, _ in told)) == [
+        "Reading",
+        "Measuring",
+        "Training",
+        "Calibrated",
+    ]
 
 
 def test_nobody_else_is_served_meanwhile(make_engine: MakeEngine) -> None:
@@ -105,7 +126,7 @@ def test_nobody_else_is_served_meanwhile(make_engine: MakeEngine) -> None:
             with pytest.raises(BusyError) as error:
                 ask()
             refused.append(str(error.value))
-        engine.change({"budget": "75%"})                        # acts when it is over
+        engine.change({"budget": "75%"})  # acts when it is over
 
     calibrate(engine, TEXTS, parts={"counts"}, progress=progress)
     assert refused[:2] == ["The model is being calibrated."] * 2 and "answering" not in refused[2]
@@ -123,7 +144,7 @@ def test_what_it_cannot_do_is_said(engine: Engine) -> None:
         calibrate(engine, TEXTS, parts={"counts", "luck"})
     with pytest.raises(SettingError, match="nothing to calibrate on"):
         calibrate(engine, ["", ""], parts={"counts"})
-    assert calibrate(engine, [], parts={"counts", "times"}).parts() == ("times",)   # times need no text
+    assert calibrate(engine, [], parts={"counts", "times"}).parts() == ("times",)  # times need no text
     few = calibrate(engine, TEXTS, parts={"counts"}, limit=50)
     assert few.tokens == 50 and few.counts is not None and few.counts[0].sum() == 50 * 4
 
@@ -144,8 +165,9 @@ def recorded(engine: Engine, path: Path, hashed: str = "") -> tuple[Trace, list[
     prompt = engine.prompt.encode("A recorded talk", engine.context)
     pieces = [p for p in engine.generate("A recorded talk") if p.step is not None]
     out = [p.token for p in pieces if p.kind == "token" and p.token is not None]
-    with TraceWriter(path, shape.layers, shape.experts, shape.top_k, model="tiny",
-                     model_hash=hashed or engine.model_hash) as writer:
+    with TraceWriter(
+        path, shape.layers, shape.experts, shape.top_k, model="tiny", model_hash=hashed or engine.model_hash
+    ) as writer:
         given = iter([prompt, *([t] for t in [97, *out])])
         for piece in pieces:
             assert piece.step is not None
@@ -159,7 +181,7 @@ def recorded(engine: Engine, path: Path, hashed: str = "") -> tuple[Trace, list[
 def test_recorded_routing_counts(engine: Engine, tmp_path: Path) -> None:
     trace, tokens, ids = recorded(engine, tmp_path / "talk")
     profile = calibrate(engine, [], traces=[trace])
-    assert profile.parts() == ("counts", "pairs", "first_table", "times", "path")     # what routing alone can tell
+    assert profile.parts() == ("counts", "pairs", "first_table", "times", "path")  # what routing alone can tell
     assert profile.tokens == len(tokens) and profile.pairs_weighted is None
     assert profile.counts is not None and profile.first_table is not None
     for layer in range(engine.shape.layers):

@@ -33,17 +33,41 @@ def whole(seed: int = 0) -> Profile:
         return rng.random(shape).astype(dtype)
 
     return Profile(
-        "tiny", "ab" * 32, L, E, K, H, 1234, "a text", "2026-01-02T03:04:05+00:00",
-        counts=rng.integers(0, 1 << 40, (L, E)), pairs=some(L, E, E), pairs_weighted=some(L, E, E),
-        defaults=some(L, E, H, dtype="float16"), gate_recall=np.array([np.nan, 0.5, 0.75], np.float32),
-        similarity=some(L - 1), tae=some(L, 101), maps=some(N, L, E, dtype="float16"),
-        map_keys=some(N, H, dtype="float16"), likeness=some(L, E, E, dtype="float16"), norms=some(L, E),
+        "tiny",
+        "ab" * 32,
+        L,
+        E,
+        K,
+        H,
+        1234,
+        "a text",
+        "2026-01-02T03:04:05+00:00",
+        counts=rng.integers(0, 1 << 40, (L, E)),
+        pairs=some(L, E, E),
+        pairs_weighted=some(L, E, E),
+        defaults=some(L, E, H, dtype="float16"),
+        gate_recall=np.array([np.nan, 0.5, 0.75], np.float32),
+        similarity=some(L - 1),
+        tae=some(L, 101),
+        maps=some(N, L, E, dtype="float16"),
+        map_keys=some(N, H, dtype="float16"),
+        likeness=some(L, E, E, dtype="float16"),
+        norms=some(L, E),
         first_table=FirstTable(np.array([3, 9], np.int32), np.array([[1, 0], [7, -1]], np.int16)),
         times={"att": 0.1, "moe": 0.25, "head": 1.5, "load": 2.0},
-        nets={"estimator.a": torch.from_numpy(some(3, 4)), "path.tokens": torch.tensor([2**24 + 1, 5]),
-              "path.b": torch.from_numpy(some(2)).bfloat16()},
-        settings={"estimator": {"width": 4}, "path": {"d_model": 2}, "recall": {"estimator": [None, 0.5, 0.25]},
-                  "times": {"link": "emulated"}, "gathered": {part: {"tokens": seed} for part in PARTS}})
+        nets={
+            "estimator.a": torch.from_numpy(some(3, 4)),
+            "path.tokens": torch.tensor([2**24 + 1, 5]),
+            "path.b": torch.from_numpy(some(2)).bfloat16(),
+        },
+        settings={
+            "estimator": {"width": 4},
+            "path": {"d_model": 2},
+            "recall": {"estimator": [None, 0.5, 0.25]},
+            "times": {"link": "emulated"},
+            "gathered": {part: {"tokens": seed} for part in PARTS},
+        },
+    )
 
 
 def same(a: Profile, b: Profile) -> None:
@@ -71,7 +95,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert back.nets["path.tokens"].dtype == torch.int64 and int(back.nets["path.tokens"][0]) == 2**24 + 1
     assert back.parts() == tuple(PARTS) and list(describe(back)) == list(TITLES) == list(PARTS)
     assert [path.name for path in file.parent.iterdir()] == [file.name]
-    save(whole(1), file)                                        # over itself, also while it is open elsewhere
+    save(whole(1), file)  # over itself, also while it is open elsewhere
     same(whole(1), load(file))
 
 
@@ -91,14 +115,19 @@ def test_any_part_may_be_missing(part: str, tmp_path: Path) -> None:
 
 
 def test_a_newer_profile_goes_over_an_older_one() -> None:
-    fresh = replace(whole(1), tokens=7, defaults=None, nets={"path.b": torch.ones(2)},
-                    settings={"path": {"d_model": 3}, "gathered": {"counts": {"tokens": 1}}})
+    fresh = replace(
+        whole(1),
+        tokens=7,
+        defaults=None,
+        nets={"path.b": torch.ones(2)},
+        settings={"path": {"d_model": 3}, "gathered": {"counts": {"tokens": 1}}},
+    )
     both, old = fresh.over(whole(0)), whole(0)
     assert both.tokens == 7 and both.counts is fresh.counts
     np.testing.assert_array_equal(both.defaults, old.defaults)
     assert set(both.nets) == {"estimator.a", "path.b"} and torch.equal(both.nets["path.b"], torch.ones(2))
     assert both.settings["path"] == {"d_model": 3} and both.settings["estimator"] == {"width": 4}
-    assert replace(fresh, tokens=0, source="").over(old).tokens == old.tokens == 1234     # of times measured again
+    assert replace(fresh, tokens=0, source="").over(old).tokens == old.tokens == 1234  # of times measured again
     gathered = both.settings["gathered"]
     assert gathered == {"counts": {"tokens": 1}, "defaults": {"tokens": 0}, "estimator": {"tokens": 0}}
 
@@ -163,18 +192,29 @@ def test_a_later_version_and_wrong_shapes_are_refused(tmp_path: Path) -> None:
         load(tmp_path / "p")
 
 
-@pytest.mark.parametrize(("said", "arrays", "why"), [
-    ({"top_k": float("inf")}, {}, "top_k"), ({"layers": 0}, {}, "layers"), ({"model_hash": -1}, {}, "model_hash"),
-    ({"settings": False}, {}, "settings"), ({"times": {"att": 0.1, "moe": "1"}}, {}, "times"),
-    ({"settings": {"path": {"d_model": 2}}}, {}, "estimator"),
-    ({"settings": {"estimator": {"width": "4"}}}, {}, "sizes"), ({}, {"counts": np.full((L, E), -1)}, "fewer than no"),
-    ({}, {"pairs": np.full((L, E, E), np.inf, np.float32)}, "pairs"),
-    ({}, {"tae": np.full((L, 101), np.nan, np.float32)}, "tae"), ({}, {"similarity": None}, "only one"),
-    ({}, {"map_keys": np.ones((N + 1, H), np.float16)}, "equally many"), ({}, {"first_experts": None}, "only one"),
-    ({}, {"first_experts": np.array([[1, 0], [E, -1]], np.int16)}, "not there"),
-    ({}, {"first_tokens": np.array([9, 3], np.int32)}, "rise")])
-def test_what_calibrating_cannot_have_measured_is_refused(tmp_path: Path, said: dict[str, Any], arrays: dict[str, Any],
-                                                          why: str) -> None:
+@pytest.mark.parametrize(
+    ("said", "arrays", "why"),
+    [
+        ({"top_k": float("inf")}, {}, "top_k"),
+        ({"layers": 0}, {}, "layers"),
+        ({"model_hash": -1}, {}, "model_hash"),
+        ({"settings": False}, {}, "settings"),
+        ({"times": {"att": 0.1, "moe": "1"}}, {}, "times"),
+        ({"settings": {"path": {"d_model": 2}}}, {}, "estimator"),
+        ({"settings": {"estimator": {"width": "4"}}}, {}, "sizes"),
+        ({}, {"counts": np.full((L, E), -1)}, "fewer than no"),
+        ({}, {"pairs": np.full((L, E, E), np.inf, np.float32)}, "pairs"),
+        ({}, {"tae": np.full((L, 101), np.nan, np.float32)}, "tae"),
+        ({}, {"similarity": None}, "only one"),
+        ({}, {"map_keys": np.ones((N + 1, H), np.float16)}, "equally many"),
+        ({}, {"first_experts": None}, "only one"),
+        ({}, {"first_experts": np.array([[1, 0], [E, -1]], np.int16)}, "not there"),
+        ({}, {"first_tokens": np.array([9, 3], np.int32)}, "rise"),
+    ],
+)
+def test_what_calibrating_cannot_have_measured_is_refused(
+    tmp_path: Path, said: dict[str, Any], arrays: dict[str, Any], why: str
+) -> None:
     save(whole(), tmp_path / "p")
     rewritten(tmp_path / "p", said, arrays)
     with pytest.raises(ProfileError, match=why) as error:
@@ -197,7 +237,11 @@ def test_what_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: 
 
 def test_reading_one_without_nets_needs_no_torch(tmp_path: Path) -> None:
     save(replace(whole(), nets={}), tmp_path / "p")
-    code = ("import sys, pathlib; from core.profile import load; "
-            f"print(load(pathlib.Path({str(tmp_path / 'p')!r})).tokens, 'torch' in sys.modules)")
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
-                          check=True).stdout.split() == ["1234", "False"]
+    code = (
+        "import sys, pathlib; from core.profile import load; "
+        f"print(load(pathlib.Path({str(tmp_path / 'p')!r})).tokens, 'torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == [
+        "1234",
+        "False",
+    ]

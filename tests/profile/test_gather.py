@@ -18,9 +18,12 @@ from core.profile.texts import tokenize
 from tests.profile.conftest import MakeEngine
 from tests.profile.oracle import Oracle, Passed
 
-LONG = "The quick brown fox jumps over the lazy dog, and over the fence behind it. " * 2    # two windows of 128
-TEXTS: list[Any] = ["An expert that is not asked is not loaded.", LONG,
-                    [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4, of course."}]]
+LONG = "The quick brown fox jumps over the lazy dog, and over the fence behind it. " * 2  # two windows of 128
+TEXTS: list[Any] = [
+    "An expert that is not asked is not loaded.",
+    LONG,
+    [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4, of course."}],
+]
 GATHERED = {"counts", "pairs", "defaults", "gate_recall", "tae", "maps", "likeness", "norms", "first_table"}
 L, E, K, H, WINDOW = 3, 8, 4, 64, 128
 
@@ -51,7 +54,7 @@ def test_what_it_says_of_itself(gathered: tuple[Profile, list[list[int]], list[P
     profile, read, _ = gathered
     assert (profile.layers, profile.experts, profile.top_k, profile.hidden) == (L, E, K, H)
     assert profile.tokens == sum(map(len, read)) and profile.source == "three texts" and len(read) == 4
-    assert set(profile.parts()) == GATHERED == set(profile.settings["gathered"])   # type: ignore[call-overload]
+    assert set(profile.parts()) == GATHERED == set(profile.settings["gathered"])  # type: ignore[call-overload]
     assert profile.settings["dtype"] == "float32"
 
 
@@ -167,8 +170,10 @@ def test_other_architectures(arch: str, make_engine: MakeEngine) -> None:
 
 
 def test_the_same_texts_and_seed_give_the_same_profile(engine: Engine, make_engine: MakeEngine) -> None:
-    parts, other = {"counts", "defaults", "maps", "estimator", "path"}, make_engine(
-        settings={"budget": "100%", "eviction": "lfu", "scope": "global"})
+    parts, other = (
+        {"counts", "defaults", "maps", "estimator", "path"},
+        make_engine(settings={"budget": "100%", "eviction": "lfu", "scope": "global"}),
+    )
     first, again = (calibrate(one, TEXTS[2:], parts=parts) for one in (engine, other))
     assert set(first.parts()) == parts
     for name in ("counts", "defaults", "maps", "map_keys"):

@@ -28,7 +28,7 @@ def test_a_sample_of_what_was_read_is_enough(engine: Engine, monkeypatch: pytest
     whole = measured(engine, TEXTS)
     monkeypatch.setattr(likeness, "TOKENS", 16)
     some = measured(engine, TEXTS)
-    assert np.array_equal(some, measured(engine, TEXTS)) and not np.array_equal(some, whole)     # the same 16 again
+    assert np.array_equal(some, measured(engine, TEXTS)) and not np.array_equal(some, whole)  # the same 16 again
     assert np.abs(some.astype(float) - whole).max() < 0.3
 
 

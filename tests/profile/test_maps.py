@@ -33,8 +33,10 @@ def test_many_at_once_are_one_after_another(distance: int) -> None:
 
     share, kept = min(distance, layers) / layers, list(range(capacity))
     for new in range(capacity, n):
+
         def cos(a: np.ndarray, b: np.ndarray) -> float:
             return float(a.ravel() @ b.ravel() / np.linalg.norm(a) / np.linalg.norm(b))
+
         redundancy = [share * cos(keys[new], keys[old]) + (1 - share) * cos(maps[new], maps[old]) for old in kept]
         kept[int(np.argmax(redundancy))] = new
     np.testing.assert_array_equal(store.keys(), keys[kept].astype(np.float16))

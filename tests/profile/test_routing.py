@@ -27,7 +27,7 @@ def test_activations_by_hand() -> None:
 def test_activations_one_token_at_a_time() -> None:
     rng = np.random.default_rng(0)
     ids = rng.random((200, 16)).argsort(-1)[:, :4]
-    ids[7, 3] = ids[7, 1]                                     # a token that has an expert twice uses it once
+    ids[7, 3] = ids[7, 1]  # a token that has an expert twice uses it once
     weights = rng.random((200, 4)).astype(np.float32)
     found, wide = Activations(1, 16), np.zeros((16, 16))
     counts, both = np.zeros(16, int), np.zeros((16, 16))
@@ -61,7 +61,7 @@ def test_entropy_by_hand() -> None:
     bits = -(0.75 * math.log2(0.75) + 0.25 * math.log2(0.25))
     np.testing.assert_allclose(entropy(weights), [1, 0, bits, bits])
     assert bits == pytest.approx(0.8112781)
-    assert entropy(np.ones((3, 1))).tolist() == [0, 0, 0]        # of one expert there is nothing to choose
+    assert entropy(np.ones((3, 1))).tolist() == [0, 0, 0]  # of one expert there is nothing to choose
 
 
 def test_percentiles_are_those_of_the_sorted_values() -> None:

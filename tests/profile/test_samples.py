@@ -44,7 +44,7 @@ def test_of_many_each_has_the_same_chance(monkeypatch: pytest.MonkeyPatch) -> No
         states = States(L, E, H, tokens=kept)
         feed(states, total, [7, 25, 26, 59])
         found = states.states()[:, 0, 0].astype(int)
-        assert len(set(found.tolist())) == kept                   # nobody twice, and layers belong together
+        assert len(set(found.tolist())) == kept  # nobody twice, and layers belong together
         np.testing.assert_array_equal(states.states()[:, 1, 0], found + 0.5)
         hits[found] += 1
     expected = rounds * kept / total
@@ -71,10 +71,10 @@ def test_texts_are_kept_whole_and_bounded() -> None:
     for one in found:
         assert list(one.prompt) == list(one.ids)[:4] and one.routes.shape == (10, L, 2)
         assert one.routes.dtype == torch.uint8
-    assert [p.ids[0] for p in found] != [1000 * i for i in range(10)]     # not merely the first ones
+    assert [p.ids[0] for p in found] != [1000 * i for i in range(10)]  # not merely the first ones
     lone = Paths(E, tokens=5)
     lone.add(*passage(50, 0), prompt=1)
-    assert len(lone.passages()) == 1                                         # never less than one
+    assert len(lone.passages()) == 1  # never less than one
 
 
 def test_each_text_has_the_same_chance(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from tests.tiny_tokenizer import save_tokenizer
 
 
 def test_a_file_and_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "b.txt").write_text("second", encoding="utf-8-sig")       # as some editors save it
+    (tmp_path / "b.txt").write_text("second", encoding="utf-8-sig")  # as some editors save it
     (tmp_path / "a.md").write_text("first: " + "ü" * 5000, encoding="utf-8")
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "c.py").write_text("print('third')", encoding="utf-8")
@@ -31,15 +31,23 @@ def test_a_file_and_a_folder(tmp_path: Path) -> None:
 def test_lines_of_chats(tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
     file = tmp_path / "chats.jsonl"
-    file.write_text(json.dumps({"messages": chat}) + "\n\n" + json.dumps({"text": "plain", "id": 3}) + "\n",
-                    encoding="utf-8")
+    file.write_text(
+        json.dumps({"messages": chat}) + "\n\n" + json.dumps({"text": "plain", "id": 3}) + "\n", encoding="utf-8"
+    )
     assert from_path(file) == [chat, "plain"]
 
 
-@pytest.mark.parametrize(("name", "data", "why"), [
-    ("a.txt", b"\xff\xfe\x00", "not a text in UTF-8"), ("a.txt", b" \n", "is empty"),
-    ("a.jsonl", b'{"text": "x"}\n{"texts": 3}\n', "not understood.*Each line must be"),
-    ("a.jsonl", b"{", "not understood"), ("a.jsonl", b'["x"]', "not understood"), ("b", b"", "no file or folder")])
+@pytest.mark.parametrize(
+    ("name", "data", "why"),
+    [
+        ("a.txt", b"\xff\xfe\x00", "not a text in UTF-8"),
+        ("a.txt", b" \n", "is empty"),
+        ("a.jsonl", b'{"text": "x"}\n{"texts": 3}\n', "not understood.*Each line must be"),
+        ("a.jsonl", b"{", "not understood"),
+        ("a.jsonl", b'["x"]', "not understood"),
+        ("b", b"", "no file or folder"),
+    ],
+)
 def test_what_cannot_be_read_is_said(name: str, data: bytes, why: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(data)
     (tmp_path / "a.jsonl").write_bytes(data)

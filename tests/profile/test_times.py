@@ -20,9 +20,7 @@ from tests.profile.conftest import MakeEngine
 
 def test_a_pass_by_hand() -> None:
     """Two layers, three passes: embedding and attention, experts, attention, experts, logits."""
-    gaps = np.array([[5.0, 2.0, 1.0, 4.0, 3.0],
-                     [5.5, 2.0, 1.0, 4.0, 3.0],
-                     [9.0, 8.0, 7.0, 8.0, 9.0]])
+    gaps = np.array([[5.0, 2.0, 1.0, 4.0, 3.0], [5.5, 2.0, 1.0, 4.0, 3.0], [9.0, 8.0, 7.0, 8.0, 9.0]])
     # att: 1, 1, 7 -> 1; moe: 2 2 8 4 4 8 -> 4; head: first gap - att + last = 7, 7.5, 17 -> 7.5
     assert _summed(gaps) == {"att": 1.0, "moe": 4.0, "head": 7.5}
 
@@ -38,8 +36,9 @@ def test_stalls_are_taken_off_the_experts() -> None:
 
 
 def timed(engine: Engine) -> tuple[dict[str, float], dict[str, Any]]:
-    profile = calibrate(engine, ["Some words to time, as many as are timed at most, and a few of them more. " * 2],
-                        parts={"times"})
+    profile = calibrate(
+        engine, ["Some words to time, as many as are timed at most, and a few of them more. " * 2], parts={"times"}
+    )
     said = profile.settings["times"]
     assert profile.times is not None and isinstance(said, dict)
     return profile.times, said
@@ -57,8 +56,9 @@ def test_experts_are_resident_when_a_pass_is_timed(settings: dict[str, object], 
 def test_slots_for_less_than_a_pass(make_engine: MakeEngine) -> None:
     """One pool of four slots serves three layers of four experts each: every pass misses, and its stalls are left out
     of what an emulated link of 2 ms a copy would make of it."""
-    engine = make_engine(settings={"scope": "global", "budget": "17%", "link": "emulated", "link_gbps": 100.0,
-                                   "link_latency_us": 2000.0})
+    engine = make_engine(
+        settings={"scope": "global", "budget": "17%", "link": "emulated", "link_gbps": 100.0, "link_latency_us": 2000.0}
+    )
     assert engine.residency.slots == 4
     times, said = timed(engine)
     assert said["all_resident"] is False
@@ -78,7 +78,7 @@ def test_the_link_is_the_one_that_is_set(make_engine: MakeEngine) -> None:
     engine = make_engine(settings={"link": "emulated", "link_gbps": 0.5, "link_latency_us": 700.0})
     times, said = timed(engine)
     paced_ms = engine.transfers.pace.duration_s(engine.sizes.blob) * 1e3
-    assert times["load"] >= paced_ms or times["load"] == pytest.approx(paced_ms)      # times are rounded
+    assert times["load"] >= paced_ms or times["load"] == pytest.approx(paced_ms)  # times are rounded
     assert (said["link"], said["link_gbps"], said["link_latency_us"]) == ("emulated", 0.5, 700.0)
 
 

@@ -75,8 +75,9 @@ def kept_of(engine: Engine) -> dict[int, torch.Tensor]:
 
 
 @torch.inference_mode()
-def by_hand(reference: Any, prompt: Sequence[int], said: Sequence[int],
-            lossy: dict[int, torch.Tensor]) -> tuple[float, float, float]:
+def by_hand(
+    reference: Any, prompt: Sequence[int], said: Sequence[int], lossy: dict[int, torch.Tensor]
+) -> tuple[float, float, float]:
     """KL, agreement and perplexity by transformers' model in one pass, and torch's own losses in fp64."""
     logits = reference(input_ids=torch.tensor([[*prompt, *said]])).logits[0].double()[len(prompt) - 1 :]
     exact = torch.stack([logits[token] for token in lossy])

@@ -56,7 +56,7 @@ def test_figures_are_those_of_transformers(engine: Engine, reference: Any) -> No
 def test_passes_of_any_length_give_the_same(engine: Engine, reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audits, "CHUNK", 7)
     check(engine, reference)
-    monkeypatch.setattr(audits, "LOGITS_BYTES", 1)               # one token at a time
+    monkeypatch.setattr(audits, "LOGITS_BYTES", 1)  # one token at a time
     check(engine, reference, tokens=6)
 
 
@@ -75,9 +75,9 @@ def test_the_exact_model_agrees_with_itself(engine: Engine) -> None:
     engine.change({"miss": "wait"})
     rows: list[torch.Tensor] = []
     keep = engine.meter.keep
-    engine.meter.keep = lambda logits, settings: rows.append(logits[0].clone())   # type: ignore[method-assign]
+    engine.meter.keep = lambda logits, settings: rows.append(logits[0].clone())  # type: ignore[method-assign]
     said, stats, _ = say(engine)
-    engine.meter.keep = keep                                                      # type: ignore[method-assign]
+    engine.meter.keep = keep  # type: ignore[method-assign]
     assert stats.exact
     assert stats.audit == 0
     with engine.workbench("test") as bench:
@@ -141,8 +141,9 @@ def test_a_new_answer_takes_the_model_from_an_audit(engine: Engine, reference: A
     results: list[Quality | None] = []
     layers: list[int] = []
     go_on = threading.Event()
-    hooks = [site.module.register_forward_pre_hook(lambda *_, at=site.index: layers.append(at))
-             for site in engine._sites]
+    hooks = [
+        site.module.register_forward_pre_hook(lambda *_, at=site.index: layers.append(at)) for site in engine._sites
+    ]
     with held_in_layer(engine, 1, go_on) as there:
         thread = threading.Thread(target=lambda: results.append(engine.audit()))
         thread.start()
@@ -151,7 +152,7 @@ def test_a_new_answer_takes_the_model_from_an_audit(engine: Engine, reference: A
         answers: list[Any] = []
         asker = threading.Thread(target=lambda: answers.append(say(engine, 5, "hello")))
         asker.start()
-        while not engine._turn.asked:                            # it waits for the audit to let go
+        while not engine._turn.asked:  # it waits for the audit to let go
             assert asker.is_alive()
         go_on.set()
         thread.join(WAIT_S)
@@ -162,7 +163,7 @@ def test_a_new_answer_takes_the_model_from_an_audit(engine: Engine, reference: A
     assert layers[:3] == [0, 1, 0], "the audit went on to another layer"
     assert len(answers[0][0]) == 5
     engine.residency.check_integrity()
-    quality = engine.audit()                                     # the first answer's, begun again
+    quality = engine.audit()  # the first answer's, begun again
     assert quality is not None
     assert quality.answer == 1
     assert quality.kl == pytest.approx(by_hand(reference, engine.prompt.tokens(PROMPT), said, lossy)[0], abs=1e-4)
@@ -175,7 +176,7 @@ def test_an_audit_is_begun_three_times_and_then_given_up(engine: Engine) -> None
     for _ in range(3):
         assert engine.audit(stopped) is None
         assert engine.audit(stopped) is None, "only an answer that comes between counts"
-        engine.change({"quality_rate": 0.0})                     # or the answers between would wait, too
+        engine.change({"quality_rate": 0.0})  # or the answers between would wait, too
         say(engine, 2)
         engine.residency.check_integrity()
     quality = engine.audit()
@@ -192,8 +193,9 @@ def test_only_so_many_wait(engine: Engine) -> None:
     assert [q.note for q in told if q is not None] == [meters.TOO_MANY] * 2 + [""] * meters.WAITING
 
 
-def test_a_failed_copy_ends_one_audit_and_leaves_the_cache_whole(engine: Engine,
-                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_copy_ends_one_audit_and_leaves_the_cache_whole(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     say(engine)
     fetch = engine.transfers._fetch
 
@@ -241,7 +243,7 @@ def test_an_answer_may_be_left_in_the_middle(engine: Engine) -> None:
     pieces = engine.generate(PROMPT, Sampling(max_new_tokens=20))
     for _ in range(6):
         next(pieces)
-    pieces.close()                                               # type: ignore[attr-defined]
+    pieces.close()  # type: ignore[attr-defined]
     assert engine.unscored == 0
     assert say(engine)[1].audit == 1
     assert engine.audit() is not None

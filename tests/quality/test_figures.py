@@ -12,7 +12,7 @@ from core.quality.told import Quality, together
 
 
 def logits(*probabilities: float) -> torch.Tensor:
-    return torch.tensor(probabilities).log() + 3.0   # what is added to all changes nothing
+    return torch.tensor(probabilities).log() + 3.0  # what is added to all changes nothing
 
 
 def test_divergence_is_the_formula() -> None:
@@ -42,12 +42,19 @@ def test_what_a_model_rules_out_adds_nothing_and_what_only_one_rules_out_counts_
 
 def test_perplexity_is_the_geometric_mean_of_one_over_p() -> None:
     told = [log_probability(logits(0.5, 0.5), 0), log_probability(logits(0.125, 0.875), 0)]
-    assert perplexity(told) == pytest.approx(4.0, rel=1e-6)    # sqrt(2 x 8)
+    assert perplexity(told) == pytest.approx(4.0, rel=1e-6)  # sqrt(2 x 8)
     assert perplexity([]) is None
 
 
-def of(answer: int, tokens: int, scored: int, kl: float | None, agreement: float | None, perplexity: float | None,
-       saved_ms: float | None) -> Quality:
+def of(
+    answer: int,
+    tokens: int,
+    scored: int,
+    kl: float | None,
+    agreement: float | None,
+    perplexity: float | None,
+    saved_ms: float | None,
+) -> Quality:
     return Quality(answer, tokens, scored, kl, kl, agreement, perplexity, saved_ms, changed=tokens, assignments=100)
 
 
@@ -59,7 +66,7 @@ def test_several_answers_are_weighed_by_their_tokens() -> None:
     assert both.kl == pytest.approx(0.4)
     assert both.kl_most == 0.5
     assert both.agreement == pytest.approx(0.625)
-    assert both.perplexity == pytest.approx(4.0)               # (30 ln 2 + 10 ln 32) / 40 = 2 ln 2
+    assert both.perplexity == pytest.approx(4.0)  # (30 ln 2 + 10 ln 32) / 40 = 2 ln 2
     assert both.saved_ms == pytest.approx(5.0)
     lost = of(3, 5, 0, None, None, None, None)
     one = together([of(1, 30, 10, 0.1, 1.0, 2.0, 4.0), lost])

@@ -18,26 +18,47 @@ from tests.checkpoints import make_checkpoint
 from tests.quality.conftest import DROPPING, load, say
 from tests.tiny_tokenizer import save_tokenizer
 
-SETTINGS = [{"eviction": "lru"}, {"eviction": "lfu", "eviction.lfu.half_life": 8, "scope": "global"},
-            {"eviction": "finemoe", "pins": "0:1, 1:2"}, {"eviction": "none"}, {"eviction": "random"},
-            {"eviction": "plec", "predictor": "gate", "scope": "global"}]
+SETTINGS = [
+    {"eviction": "lru"},
+    {"eviction": "lfu", "eviction.lfu.half_life": 8, "scope": "global"},
+    {"eviction": "finemoe", "pins": "0:1, 1:2"},
+    {"eviction": "none"},
+    {"eviction": "random"},
+    {"eviction": "plec", "predictor": "gate", "scope": "global"},
+]
 
 
 def state_of(engine: Engine) -> dict[str, Any]:
     """Everything that an audit must leave as it was."""
     cache, policy = engine.residency, engine.residency.policy
-    return copy.deepcopy({
-        "residents": [eid for eid, slot in enumerate(cache._slot) if slot is not None],
-        "free": [len(pool.free) for pool in cache._pools],
-        "policy": {name: value for name, value in vars(policy).items() if isinstance(value, np.ndarray)},
-        "hints": vars(cache.hints), "fresh": sorted(cache.ahead.fresh), "lost": sorted(cache.ahead.lost),
-        "last_used": cache.last_used, "pinned": cache.pinned, "tick": cache._tick, "now": cache.now,
-        "phase": cache.phase, "layer": cache._layer, "pace": engine.transfers.pace.gbps,
-        "counts": {name: getattr(cache.counts, name) for name in ("issued", "used", "wasted", "demand_bytes")},
-        "finished": len(engine.transfers._finished), "spans": list(engine.transfers._spans),
-        "index": engine.recorder.index, "passes": len(engine.telemetry._steps), "arena": engine.arena.bytes,
-        "kv": engine._kv.bytes, "predictor": id(engine.foresight.predictor), "request": engine.foresight.request,
-        "tainted": engine.recorder.tainted, "miss": id(engine._step.miss)})
+    return copy.deepcopy(
+        {
+            "residents": [eid for eid, slot in enumerate(cache._slot) if slot is not None],
+            "free": [len(pool.free) for pool in cache._pools],
+            "policy": {name: value for name, value in vars(policy).items() if isinstance(value, np.ndarray)},
+            "hints": vars(cache.hints),
+            "fresh": sorted(cache.ahead.fresh),
+            "lost": sorted(cache.ahead.lost),
+            "last_used": cache.last_used,
+            "pinned": cache.pinned,
+            "tick": cache._tick,
+            "now": cache.now,
+            "phase": cache.phase,
+            "layer": cache._layer,
+            "pace": engine.transfers.pace.gbps,
+            "counts": {name: getattr(cache.counts, name) for name in ("issued", "used", "wasted", "demand_bytes")},
+            "finished": len(engine.transfers._finished),
+            "spans": list(engine.transfers._spans),
+            "index": engine.recorder.index,
+            "passes": len(engine.telemetry._steps),
+            "arena": engine.arena.bytes,
+            "kv": engine._kv.bytes,
+            "predictor": id(engine.foresight.predictor),
+            "request": engine.foresight.request,
+            "tainted": engine.recorder.tainted,
+            "miss": id(engine._step.miss),
+        }
+    )
 
 
 def same(one: Any, other: Any) -> bool:
@@ -50,7 +71,7 @@ def same(one: Any, other: Any) -> bool:
 def test_an_audit_leaves_no_trace(engine: Engine, changes: dict[str, object]) -> None:
     engine.change({"link": "emulated", "link_gbps": 2.0, **changes})
     say(engine)
-    while not engine.residency.quiet():                          # prefetches of the last token
+    while not engine.residency.quiet():  # prefetches of the last token
         pass
     before = state_of(engine)
     assert engine.audit() is not None
@@ -90,7 +111,7 @@ def test_a_broken_off_audit_leaves_a_whole_cache(engine: Engine) -> None:
     def stop() -> bool:
         nonlocal calls
         calls += 1
-        return calls > len(steps) + 2                            # asked once a pass, then in every layer
+        return calls > len(steps) + 2  # asked once a pass, then in every layer
 
     assert engine._turn.visit()
     with engine._lent() as bench:

@@ -31,7 +31,7 @@ def test_as_many_as_asked_for_evenly_spread_and_never_too_many(tokens: int, rate
     assert sorted(rows) == [t for t in range(tokens) if t * GOLDEN % 1.0 < bound]
     assert len(rows) <= MOST_TOKENS
     assert abs(len(rows) - bound * tokens) <= 3
-    for low in range(0, tokens - 99, 50):                        # any hundred in a row have their share
+    for low in range(0, tokens - 99, 50):  # any hundred in a row have their share
         assert abs(sum(low <= t < low + 100 for t in rows) - 100 * bound) <= 4
 
 
@@ -42,7 +42,7 @@ def test_a_long_answer_is_not_kept_at_its_beginning_only() -> None:
 
 
 def test_wide_rows_are_bounded_in_bytes() -> None:
-    width = sample.MOST_BYTES // 4 // 8 + 1                      # seven fit
+    width = sample.MOST_BYTES // 4 // 8 + 1  # seven fit
     rows = keep(40, 1.0, width)
     assert 1 <= len(rows) <= 7
     assert len(keep(9, 1.0, sample.MOST_BYTES)) == 1, "one that is too wide is kept all the same"

@@ -24,8 +24,21 @@ OTHER, NONE, NAMED = Outcome.SUBSTITUTED, Outcome.DROPPED, Outcome.PREDICTED
 def step(phase: str, stall_ms: float, *requests: tuple[int, int, Outcome]) -> StepRecord:
     """(layer, expert, outcome) of each request."""
     layer, expert, outcome = np.array(requests, np.int16).reshape(-1, 3).T
-    return StepRecord(0, phase, 1, 0.0, 10.0, 10.0 - stall_ms, stall_ms, 0.0, 0.0, np.zeros((2, 1, 1), np.int16), layer,  # type: ignore[arg-type]
-                      expert, outcome.astype(np.uint8))
+    return StepRecord(
+        0,
+        phase,
+        1,
+        0.0,
+        10.0,
+        10.0 - stall_ms,
+        stall_ms,
+        0.0,
+        0.0,
+        np.zeros((2, 1, 1), np.int16),
+        layer,  # type: ignore[arg-type]
+        expert,
+        outcome.astype(np.uint8),
+    )
 
 
 @dataclass
@@ -45,26 +58,32 @@ def test_what_a_miss_costs_is_what_was_waited_for() -> None:
     waits = Waits(lambda: 7.0)
     waits.note([step("prefill", 9.0, (0, 0, MISS)), step("decode", 0.0, (0, 0, HIT), (0, 1, NONE))])
     assert waits.wait_ms() == 7.0, "nothing was waited for yet: the link's own time"
-    waits.note([step("decode", 6.0, (0, 0, MISS), (0, 1, DISK), (1, 0, HIT)),
-                step("decode", 2.0, (0, 0, LATE), (1, 1, MISS))])
+    waits.note(
+        [step("decode", 6.0, (0, 0, MISS), (0, 1, DISK), (1, 0, HIT)), step("decode", 2.0, (0, 0, LATE), (1, 1, MISS))]
+    )
     assert waits.wait_ms() == pytest.approx(8.0 / 4), "prompts and what did not wait do not count"
 
 
 def test_an_expert_missing_again_and_again_is_counted_once() -> None:
-    steps = [step("prefill", 0.0, (0, 0, HIT), (0, 1, HIT), (1, 0, HIT)),
-             step("decode", 0.0, (0, 2, NONE)),       # an exact cache fetches it ...
-             step("decode", 0.0, (0, 2, NONE)),       # ... and has it
-             step("decode", 0.0, (0, 2, OTHER)),
-             step("decode", 0.0, (0, 0, HIT)),        # it has lost this one to it: a miss that the lossy one has not
-             step("decode", 0.0, (1, 0, HIT))]
+    steps = [
+        step("prefill", 0.0, (0, 0, HIT), (0, 1, HIT), (1, 0, HIT)),
+        step("decode", 0.0, (0, 2, NONE)),  # an exact cache fetches it ...
+        step("decode", 0.0, (0, 2, NONE)),  # ... and has it
+        step("decode", 0.0, (0, 2, OTHER)),
+        step("decode", 0.0, (0, 0, HIT)),  # it has lost this one to it: a miss that the lossy one has not
+        step("decode", 0.0, (1, 0, HIT)),
+    ]
     assert spared(steps, Shadow(TwoPools())) == pytest.approx(2 / 5)
 
 
 def test_what_was_waited_for_or_brought_ahead_is_not_saved() -> None:
-    steps = [step("decode", 0.0, (0, 0, MISS), (1, 0, NAMED)), step("decode", 0.0, (0, 1, BROUGHT), (1, 1, LATE)),
-             step("decode", 0.0, (0, 2, DISK), (1, 2, NONE))]
+    steps = [
+        step("decode", 0.0, (0, 0, MISS), (1, 0, NAMED)),
+        step("decode", 0.0, (0, 1, BROUGHT), (1, 1, LATE)),
+        step("decode", 0.0, (0, 2, DISK), (1, 2, NONE)),
+    ]
     assert spared(steps, Shadow(TwoPools())) == pytest.approx((0 + 1 + 0 + 0 + 0 + 1) / 3)
-    thrifty = [step("prefill", 0.0, (0, 0, HIT)), step("decode", 0.0, (0, 0, MISS))]   # fetched, though it was there
+    thrifty = [step("prefill", 0.0, (0, 0, HIT)), step("decode", 0.0, (0, 0, MISS))]  # fetched, though it was there
     assert spared(thrifty, Shadow(TwoPools())) == -1.0
 
 
@@ -87,7 +106,7 @@ def test_more_than_a_pool_holds_and_nothing_decoded() -> None:
 def test_an_exact_answer_saves_nothing(engine: Engine, changes: dict[str, object]) -> None:
     """The shadow misses what the engine's exact cache misses, once the prompt has filled both with the same."""
     engine.change({"miss": "wait", **changes})
-    engine.residency.clear()                                     # empty, as the shadow is
+    engine.residency.clear()  # empty, as the shadow is
     engine.residency.reshape(scope=str(engine.settings["scope"]), make_policy=engine.residency.make_policy)
     _, stats, steps = say(engine, 40, "hi")
     assert stats.exact

@@ -20,11 +20,22 @@ def build(slots: int, scope: str = "layer", eviction: str = "lru") -> Residency:
     """Every weight of expert `eid` has the value `eid`, so that a slot's bytes say whose they are."""
     codec = make_codec("checkpoint", specs=SPECS, dtype=torch.float32, device=torch.device("cpu"))
     store = HostStore(codec, LAYERS * EXPERTS, pin=False)
-    store.fill(({n: torch.full(s.shape, float(eid)) for n, s in SPECS.items()} for eid in range(LAYERS * EXPERTS)),
-               lambda share: None, None)
+    store.fill(
+        ({n: torch.full(s.shape, float(eid)) for n, s in SPECS.items()} for eid in range(LAYERS * EXPERTS)),
+        lambda share: None,
+        None,
+    )
     transfers = TransferEngine(torch.device("cpu"), store.fetch)
-    return Residency(LAYERS, EXPERTS, Arena(codec, torch.device("cpu")), store, transfers,
-                     lambda roster: create("eviction", eviction, {}, roster=roster), scope, slots)
+    return Residency(
+        LAYERS,
+        EXPERTS,
+        Arena(codec, torch.device("cpu")),
+        store,
+        transfers,
+        lambda roster: create("eviction", eviction, {}, roster=roster),
+        scope,
+        slots,
+    )
 
 
 def hold(residency: Residency, layer: int, wanted: list[int]) -> Lease:

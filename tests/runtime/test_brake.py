@@ -11,8 +11,22 @@ from core.types import StepRecord
 
 def step(net_ms: float, phase: str = "decode", total_ms: float = 10.0) -> StepRecord:
     none = np.zeros(0, np.int16)
-    return StepRecord(0, phase, 1, 0.0, total_ms, 1.0, 0.0, 0.0, 0.0, none, none, none,  # type: ignore[arg-type]
-                      none.astype(np.uint8), net_ms=net_ms)
+    return StepRecord(
+        0,
+        phase,
+        1,
+        0.0,
+        total_ms,
+        1.0,
+        0.0,
+        0.0,
+        0.0,
+        none,
+        none,
+        none,  # type: ignore[arg-type]
+        none.astype(np.uint8),
+        net_ms=net_ms,
+    )
 
 
 def brake() -> tuple[Brake, list[str]]:
@@ -28,7 +42,7 @@ def feed(one: Brake, count: int, net_ms: float) -> None:
 
 def test_a_loss_pauses_and_a_trial_that_pays_goes_on() -> None:
     one, said = brake()
-    feed(one, 2 * WINDOW - 1, -1.0)                 # the first window is for learning
+    feed(one, 2 * WINDOW - 1, -1.0)  # the first window is for learning
     assert not one.paused
     feed(one, 1, -1.0)
     assert one.paused and "paused: it cost 1.00 ms a token more" in said[0] and str(REST) in said[0]
@@ -39,17 +53,17 @@ def test_a_loss_pauses_and_a_trial_that_pays_goes_on() -> None:
     feed(one, 2 * WINDOW, 0.1)
     assert not one.paused and len(said) == 2
     feed(one, WINDOW, -1.0)
-    assert one.paused and f"in {REST} tokens" in said[2]     # it had paid meanwhile: the pause is short again
+    assert one.paused and f"in {REST} tokens" in said[2]  # it had paid meanwhile: the pause is short again
 
 
 def test_what_is_near_nothing_neither_stops_it_nor_brings_it_back() -> None:
     one, said = brake()
-    feed(one, 10 * WINDOW, -0.19)                   # less than 2 % of 10 ms
+    feed(one, 10 * WINDOW, -0.19)  # less than 2 % of 10 ms
     assert not one.paused and not said
     feed(one, WINDOW, -0.5)
     assert one.paused
     feed(one, REST, 0.0)
-    feed(one, 2 * WINDOW, -0.01)                    # in a trial any loss is one
+    feed(one, 2 * WINDOW, -0.01)  # in a trial any loss is one
     assert one.paused and f"in {2 * REST} tokens" in said[-1]
 
 

@@ -18,10 +18,16 @@ from core.runtime.executing import Executing, Predicted, aligned, aligned_row
 STEPS = 3
 
 
-@pytest.mark.parametrize("change", [
-    {"execute": "verify"}, {"execute": "always", "execute_weights": "true"},
-    {"execute": "always", "predictor": "hybrid"}, {"execute": "always", "predictor": "estimator"},
-    {"miss": "substitute", "substitute": "cache_prior"}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"execute": "verify"},
+        {"execute": "always", "execute_weights": "true"},
+        {"execute": "always", "predictor": "hybrid"},
+        {"execute": "always", "predictor": "estimator"},
+        {"miss": "substitute", "substitute": "cache_prior"},
+    ],
+)
 def test_without_a_rule_what_needs_one_is_refused(change: dict[str, str]) -> None:
     settings = Settings({"predictor": "gate", **change})
     rule = Rule("softmax", True, 1.0, torch.float32)
@@ -45,8 +51,14 @@ def test_experts_of_both_stay_in_their_places() -> None:
         assert aligned_row(told[row].tolist(), ids[row].tolist()) == (place[row].tolist(), changed[row].tolist())
 
 
-def plain_route(mode: str, weights: str, share: float, told: tuple[list[int], list[float]],
-                true: tuple[list[int], list[float]], scores: list[float]) -> dict[int, float]:
+def plain_route(
+    mode: str,
+    weights: str,
+    share: float,
+    told: tuple[list[int], list[float]],
+    true: tuple[list[int], list[float]],
+    scores: list[float],
+) -> dict[int, float]:
     """expert -> weight of one token, in plain Python; weights are normalised scores."""
     if mode == "always" and weights == "predicted":
         return dict(zip(*told, strict=True))
@@ -58,23 +70,34 @@ def plain_route(mode: str, weights: str, share: float, told: tuple[list[int], li
     return {e: scores[e] / total for e in told[0]}
 
 
-@pytest.mark.parametrize(("mode", "weights", "share"), [
-    ("always", "predicted", 1.0), ("always", "true", 1.0), ("verify", "true", 0.0), ("verify", "true", 0.7),
-    ("verify", "true", 1.0)])
+@pytest.mark.parametrize(
+    ("mode", "weights", "share"),
+    [
+        ("always", "predicted", 1.0),
+        ("always", "true", 1.0),
+        ("verify", "true", 0.0),
+        ("verify", "true", 0.7),
+        ("verify", "true", 1.0),
+    ],
+)
 def test_routes_equal_a_plain_implementation(mode: str, weights: str, share: float) -> None:
     generator, tokens, experts, k = torch.Generator().manual_seed(3), 200, 6, 3
     logits, early = (torch.randn(2, tokens, experts, generator=generator) * 2).unbind()
     rule = Rule("softmax", True, 1.0, torch.float32)
     ids, told = logits.topk(k).indices, early.topk(k).indices
     true_weights, told_weights = rule.weigh(logits, ids), rule.weigh(early, told)
-    part = slice(None)           # of the tokens: all, then each alone
+    part = slice(None)  # of the tokens: all, then each alone
 
     def predicted(layer: int) -> Predicted | None:
         row = told[part][0].tolist() if part.stop else None
         return Predicted(layer, told[part], told_weights[part], [], row) if layer else None
 
-    stub: Any = SimpleNamespace(remember=lambda on, certain: None, rule=lambda layer: rule, take_predicted=predicted,
-                                output=lambda layer: RouterOutput(logits[part], true_weights[part], ids[part]))
+    stub: Any = SimpleNamespace(
+        remember=lambda on, certain: None,
+        rule=lambda layer: rule,
+        take_predicted=predicted,
+        output=lambda layer: RouterOutput(logits[part], true_weights[part], ids[part]),
+    )
     executing = Executing(stub)
     executing.use(mode, weights, share)
     assert executing.route(0, ids, true_weights).ids is ids
@@ -105,9 +128,12 @@ def test_how_much_predicted_experts_must_carry_by_hand() -> None:
     ids, told = torch.tensor([[0, 1]] * 2), torch.tensor([[2, 0], [3, 2]])
     rule = Rule("softmax", False, 2.0, torch.float32)
     weights = rule.weigh(logits, ids)
-    stub: Any = SimpleNamespace(remember=lambda on, certain: None, rule=lambda layer: rule,
-                                take_predicted=lambda layer: Predicted(layer, told, weights, []),
-                                output=lambda layer: RouterOutput(logits, weights, ids))
+    stub: Any = SimpleNamespace(
+        remember=lambda on, certain: None,
+        rule=lambda layer: rule,
+        take_predicted=lambda layer: Predicted(layer, told, weights, []),
+        output=lambda layer: RouterOutput(logits, weights, ids),
+    )
     executing = Executing(stub)
     for share, want in ((0.8, [[0, 2], [0, 1]]), (0.84, [[0, 1], [0, 1]]), (0.3, [[0, 2], [3, 2]])):
         executing.use("verify", "true", share)

@@ -81,8 +81,9 @@ def opened(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> Opened:
 
 
 @torch.inference_mode()
-def look(opened: Opened, ids: torch.Tensor, what: Callable[[View], Any],
-         profile: Profile | None = None) -> tuple[dict[int, Any], list[Layer]]:
+def look(
+    opened: Opened, ids: torch.Tensor, what: Callable[[View], Any], profile: Profile | None = None
+) -> tuple[dict[int, Any], list[Layer]]:
     """Run a pass; what `what` finds at every layer, and what the layers did."""
     real: list[Layer] = []
     foresight = Foresight(opened.model, opened.sites, opened.shape)
@@ -95,8 +96,17 @@ def look(opened: Opened, ids: torch.Tensor, what: Callable[[View], Any],
 
     def experts(site: ExpertsSite, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         seen = calls[-1]
-        real.append(Layer(seen.hidden.clone(), None if seen.residual is None else seen.residual.clone(),
-                          seen.args, seen.kwargs, seen.probs, chosen.clone(), weights.clone()))
+        real.append(
+            Layer(
+                seen.hidden.clone(),
+                None if seen.residual is None else seen.residual.clone(),
+                seen.args,
+                seen.kwargs,
+                seen.probs,
+                chosen.clone(),
+                weights.clone(),
+            )
+        )
         foresight.look(site.index, chosen.tolist(), weights)
         result: torch.Tensor = ALL_EXPERTS_FUNCTIONS["grouped_mm"](site.module, hidden, chosen, weights)
         return result
@@ -122,7 +132,7 @@ def test_a_later_router_asked_on_this_layers_input(opened: Opened, ids: torch.Te
         for told, of in zip(found[layer], range(layer, layers), strict=True):
             wanted = probe_router(opened.sites[of], real[layer].args, real[layer].kwargs)
             assert told == pytest.approx(some_asks(wanted, k), abs=1e-6)
-        if len(ids[0]) == 1:                              # of itself it knows what it chose
+        if len(ids[0]) == 1:  # of itself it knows what it chose
             assert set(np.argsort(-found[layer][0])[:k].tolist()) == set(real[layer].ids[0].tolist())
 
 
@@ -141,37 +151,56 @@ def test_a_choice_that_is_not_the_likeliest_still_comes_first_by_hand() -> None:
 def test_the_quasi_hidden_state_by_its_formula(opened: Opened, ids: torch.Tensor) -> None:
     """q = Norm(r + c * sum g_e d_e), with c = .22 for granite and 1 for the others."""
     layers, k = opened.shape.layers, opened.shape.top_k
-    found, real = look(opened, ids, lambda view: view.ask((view.layer + 1,), "default")[0]
-                       if 0 <= view.layer < layers - 1 else None)
+    found, real = look(
+        opened, ids, lambda view: view.ask((view.layer + 1,), "default")[0] if 0 <= view.layer < layers - 1 else None
+    )
     scale = 0.22 if "Granite" in type(opened.model).__name__ else 1.0
     vectors = torch.from_numpy(opened.profile.defaults).float()
     for layer in range(layers - 1):
         one, norm = real[layer], norm_of(opened.sites[layer + 1])
         assert one.residual is not None and norm is not None
-        mean = torch.stack([sum((w * vectors[layer, e] for e, w in zip(row, ws, strict=True)), torch.zeros(64))
-                            for row, ws in zip(one.ids.tolist(), one.weights.float(), strict=True)])
+        mean = torch.stack(
+            [
+                sum((w * vectors[layer, e] for e, w in zip(row, ws, strict=True)), torch.zeros(64))
+                for row, ws in zip(one.ids.tolist(), one.weights.float(), strict=True)
+            ]
+        )
         state = norm(one.residual + scale * mean)
         args = (state.reshape(one.args[0].shape), *one.args[1:])
         wanted = some_asks(probe_router(opened.sites[layer + 1], args, one.kwargs), k)
         assert found[layer] == pytest.approx(wanted, abs=1e-4)
         plain = some_asks(probe_router(opened.sites[layer + 1], one.args, one.kwargs), k)
-        assert np.abs(wanted - plain).max() > 0.01        # default vectors make a difference
+        assert np.abs(wanted - plain).max() > 0.01  # default vectors make a difference
 
 
 def test_without_a_layer_that_adds_its_experts_the_plain_input_is_asked(checkpoint: Checkpoint) -> None:
     model = AutoModelForCausalLM.from_pretrained(checkpoint("flex_olmo"), dtype="auto").eval()
     sites = find_experts(model)
     shape = ModelShape(len(sites), sites[0].num_experts, sites[0].top_k, 64, 0)
-    profile = Profile("tiny", "hash", shape.layers, shape.experts, shape.top_k, 64, 9, "a test", "",
-                      defaults=np.ones((shape.layers, shape.experts, 64), np.float16))
-    found, _ = look(Opened(model, sites, shape, profile), PROMPT, lambda view: None if view.layer != 0 else (
-        view.ask((1,), "default"), view.ask((1,))))
+    profile = Profile(
+        "tiny",
+        "hash",
+        shape.layers,
+        shape.experts,
+        shape.top_k,
+        64,
+        9,
+        "a test",
+        "",
+        defaults=np.ones((shape.layers, shape.experts, 64), np.float16),
+    )
+    found, _ = look(
+        Opened(model, sites, shape, profile),
+        PROMPT,
+        lambda view: None if view.layer != 0 else (view.ask((1,), "default"), view.ask((1,))),
+    )
     assert np.array_equal(*found[0])
 
 
 def test_weights_distribution_and_embedding(opened: Opened) -> None:
-    found, real = look(opened, PROMPT, lambda view: (
-        (view.weights, view.distribution()()) if view.layer >= 0 else view.embedding()()))
+    found, real = look(
+        opened, PROMPT, lambda view: (view.weights, view.distribution()()) if view.layer >= 0 else view.embedding()()
+    )
     for layer, one in enumerate(real):
         weights, distribution = found[layer]
         assert weights == pytest.approx(one.weights.float().numpy())
@@ -184,8 +213,19 @@ def test_weights_distribution_and_embedding(opened: Opened) -> None:
 def test_the_estimator_is_given_the_router_input(opened: Opened, ids: torch.Tensor) -> None:
     net = Estimator(opened.shape.layers, opened.shape.experts, 64, 8).eval()
     nets, settings = estimator.to_tensors(net)
-    profile = Profile("tiny", "hash", opened.shape.layers, opened.shape.experts, opened.shape.top_k, 64, 9, "a test",
-                      "", nets=nets, settings=settings)
+    profile = Profile(
+        "tiny",
+        "hash",
+        opened.shape.layers,
+        opened.shape.experts,
+        opened.shape.top_k,
+        64,
+        9,
+        "a test",
+        "",
+        nets=nets,
+        settings=settings,
+    )
     found, real = look(opened, ids, lambda view: view.estimate(1) if view.layer == 0 else None, profile)
     with torch.no_grad():
         wanted = net(real[0].hidden, torch.tensor(1)).softmax(-1)
@@ -194,8 +234,9 @@ def test_the_estimator_is_given_the_router_input(opened: Opened, ids: torch.Tens
 
 def test_what_a_pass_is_made_of(opened: Opened) -> None:
     shape = opened.shape
-    found, real = look(opened, PROMPT, lambda view: (view.layers, view.experts, view.top_k, view.tokens, view.ids,
-                                                     view.profile))
+    found, real = look(
+        opened, PROMPT, lambda view: (view.layers, view.experts, view.top_k, view.tokens, view.ids, view.profile)
+    )
     assert found[-1][:5] == (shape.layers, shape.experts, shape.top_k, PROMPT[0].tolist(), ())
     for layer, one in enumerate(real):
         assert found[layer][3:5] == (PROMPT[0].tolist(), one.ids.tolist())
@@ -213,6 +254,7 @@ def test_a_pass_nobody_announced_has_no_tokens(opened: Opened) -> None:
 
 
 # ---------------------------------------------------------------------- the routing path at work
+
 
 def reading(net: RoutingPath) -> PathReader:
     return PathReader(Task(path.NAME, net.config, {name: one.numpy() for name, one in net.state_dict().items()}))
@@ -249,4 +291,4 @@ def test_the_routing_path_of_a_long_prompt_in_pieces_goes_on_as_the_network_woul
                 logits, state = net.decode(torch.tensor([piece[at : at + WINDOW]]), state)
                 idle += torch.nn.functional.logsigmoid(-logits[0]).sum(0)
         assert told == pytest.approx(-torch.expm1(idle).numpy(), abs=1e-5)
-    assert work._prompt == ids[-WINDOW:]                  # the encoder reads the end of it
+    assert work._prompt == ids[-WINDOW:]  # the encoder reads the end of it

@@ -24,8 +24,8 @@ from tests.runtime.machine import EXPERTS, LAYERS, build, hold
 
 K = 2
 NAMES = [v.name for v in variants("eviction")]
-PINS = [0, 5, 7, 13]      # two of layer 0, one of each other
-SIZES = [5, 3, 4]         # slots of each layer: pins and a token's experts fit
+PINS = [0, 5, 7, 13]  # two of layer 0, one of each other
+SIZES = [5, 3, 4]  # slots of each layer: pins and a token's experts fit
 
 
 def unlike(name: str, sizes: list[int] = SIZES) -> Residency:
@@ -38,8 +38,9 @@ def unlike(name: str, sizes: list[int] = SIZES) -> Residency:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@given(steps=st.lists(st.tuples(st.integers(0, LAYERS - 1), st.permutations(range(EXPERTS)), st.booleans()),
-                      max_size=40))
+@given(
+    steps=st.lists(st.tuples(st.integers(0, LAYERS - 1), st.permutations(range(EXPERTS)), st.booleans()), max_size=40)
+)
 @settings(deadline=None, max_examples=10)
 def test_pinned_experts_stay_whatever_happens(name: str, steps: list[tuple[int, list[int], bool]]) -> None:
     residency = unlike(name)
@@ -58,13 +59,13 @@ def test_pins_are_loaded_at_once_and_counted() -> None:
     residency = build(LAYERS * 3)
     residency.fill()
     residency.take_counts()
-    residency.pin([5, 0])                                             # 0 is there already
+    residency.pin([5, 0])  # 0 is there already
     size = residency.arena.codec.blob_bytes
     assert residency.is_resident(5) and residency.take_counts().demand_bytes == size
     lease = hold(residency, 0, [5, 4])
     assert {h.expert: h.outcome for h in lease.held} == {5: Outcome.HIT, 4: Outcome.MISS}
     residency.release(lease)
-    for other in (1, 2, 3, 4, 1, 2, 3):                               # one slot is left to all others
+    for other in (1, 2, 3, 4, 1, 2, 3):  # one slot is left to all others
         residency.release(hold(residency, 0, [other]))
         assert residency.is_resident(0) and residency.is_resident(5)
     residency.pin([])
@@ -76,7 +77,7 @@ def test_pins_are_loaded_at_once_and_counted() -> None:
 def test_a_pinned_expert_leaves_when_there_is_no_other_choice() -> None:
     residency = build(LAYERS * K)
     residency.pin([0, 1])
-    residency.release(hold(residency, 0, [2, 3]))                     # both slots of the layer are needed
+    residency.release(hold(residency, 0, [2, 3]))  # both slots of the layer are needed
     assert not residency.is_resident(0) and not residency.is_resident(1)
     residency.prefetch([Guess(1, 3, 0.9)], 0)
     residency.check_integrity()
@@ -109,7 +110,7 @@ def test_slots_move_between_layers_without_a_copy() -> None:
     residency.reshape(divide=lambda slots: [2, 4, slots - 6])
     assert [residency.pool(layer).capacity for layer in range(LAYERS)] == [2, 4, 6]
     assert len(residency.arena) == 12 and residency.take_counts().demand_bytes == 0
-    assert sum(residency.is_resident(6 + e) for e in range(EXPERTS)) == 4      # nobody of layer 1 had to go
+    assert sum(residency.is_resident(6 + e) for e in range(EXPERTS)) == 4  # nobody of layer 1 had to go
     residency.reshape(slots=10)
     assert [residency.pool(layer).capacity for layer in range(LAYERS)] == [2, 4, 4]
     residency.check_integrity()
@@ -139,8 +140,9 @@ def test_the_simulator_keeps_pins_and_sizes_as_the_engine_does(name: str, seed: 
     real, hints = unlike(name), Hints(LAYERS, EXPERTS)
     hints.profile(np.zeros(LAYERS * EXPERTS), PINS)
     replay = Replay(ArrayTrace(ids, EXPERTS), maker(Config(name, sum(SIZES))), [SIZES], "layer", "filled", hints)
-    replay.feed(Chunk(ids.astype(np.uint8), np.array(sizes, np.int32), np.array(sizes) == 1,
-                      np.zeros(len(sizes), np.int32)))
+    replay.feed(
+        Chunk(ids.astype(np.uint8), np.array(sizes, np.int32), np.array(sizes) == 1, np.zeros(len(sizes), np.int32))
+    )
     misses, at = np.zeros((2, LAYERS), np.int64), 0
     for now, size in enumerate(sizes, 1):
         real.now = now
@@ -151,6 +153,7 @@ def test_the_simulator_keeps_pins_and_sizes_as_the_engine_does(name: str, seed: 
         at += size
         assert all(real.is_resident(eid) for eid in PINS)
     assert replay.tally.misses[:, 0].tolist() == misses.tolist()
-    assert [e for e, there in enumerate(replay.cache.policy.score != GONE) if there] == \
-        [e for e in range(LAYERS * EXPERTS) if real.is_resident(e)]
+    assert [e for e, there in enumerate(replay.cache.policy.score != GONE) if there] == [
+        e for e in range(LAYERS * EXPERTS) if real.is_resident(e)
+    ]
     real.transfers.close()

@@ -41,8 +41,9 @@ def test_rows_are_computed_in_their_places(width: int, total: int) -> None:
             assert torch.equal(scattered(clamped, y[at], Places(at, total)), whole[at])
 
 
-@pytest.mark.parametrize(("model_type", "width"), [("gpt_oss", 32), ("gpt_oss", 40), ("gpt_oss", 48), ("gpt_oss", 56),
-                                                   ("hy_v4", 48)])
+@pytest.mark.parametrize(
+    ("model_type", "width"), [("gpt_oss", 32), ("gpt_oss", 40), ("gpt_oss", 48), ("gpt_oss", 56), ("hy_v4", 48)]
+)
 def test_any_expert_width_is_exact(model_type: str, width: int, tmp_path: Path) -> None:
     if not known(model_type):
         pytest.skip(f"the installed transformers has no {model_type}")

@@ -83,5 +83,5 @@ def test_nothing_is_noted_while_telemetry_is_off() -> None:
     recorder.enabled = False
     step = record(recorder, None)
     assert (step.ids.shape, step.requests, step.transfers) == ((0, 2, 2), 0, ())
-    step.ids = np.zeros((1, 2, 2), np.int16)   # still a plain record
+    step.ids = np.zeros((1, 2, 2), np.int16)  # still a plain record
     assert step.ids.shape == (1, 2, 2)

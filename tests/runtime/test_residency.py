@@ -24,8 +24,12 @@ class Cache(RuleBasedStateMachine):
 
     residency: Residency
 
-    @initialize(slots=st.integers(LAYERS * K, LAYERS * EXPERTS), scope=st.sampled_from(["layer", "global"]),
-                eviction=st.sampled_from(NAMES), paced=st.booleans())
+    @initialize(
+        slots=st.integers(LAYERS * K, LAYERS * EXPERTS),
+        scope=st.sampled_from(["layer", "global"]),
+        eviction=st.sampled_from(NAMES),
+        paced=st.booleans(),
+    )
     def start(self, slots: int, scope: str, eviction: str, paced: bool) -> None:
         self.residency = build(slots, scope, eviction)
         if paced:
@@ -40,14 +44,20 @@ class Cache(RuleBasedStateMachine):
         assert all(outcomes[e] == Outcome.MISS for e, there in zip(wanted, before, strict=True) if not there)
         self.residency.release(lease)
 
-    @rule(guesses=st.lists(st.tuples(st.integers(0, LAYERS - 1), st.integers(0, EXPERTS - 1)), max_size=6, unique=True),
-          score=st.floats(0, 1), at=st.integers(-1, LAYERS - 1))
+    @rule(
+        guesses=st.lists(st.tuples(st.integers(0, LAYERS - 1), st.integers(0, EXPERTS - 1)), max_size=6, unique=True),
+        score=st.floats(0, 1),
+        at=st.integers(-1, LAYERS - 1),
+    )
     def prefetch(self, guesses: list[tuple[int, int]], score: float, at: int) -> None:
         named = [Guess(layer, expert, score / (1 + i)) for i, (layer, expert) in enumerate(guesses)]
         self.residency.prefetch(named, at)
 
-    @rule(passes=st.lists(st.tuples(st.integers(0, LAYERS - 1), distinct), max_size=8),
-          patience=st.one_of(st.none(), st.integers(0, LAYERS * EXPERTS)), least=st.integers(1, EXPERTS))
+    @rule(
+        passes=st.lists(st.tuples(st.integers(0, LAYERS - 1), distinct), max_size=8),
+        patience=st.one_of(st.none(), st.integers(0, LAYERS * EXPERTS)),
+        least=st.integers(1, EXPERTS),
+    )
     def lend(self, passes: list[tuple[int, list[int]]], patience: int | None, least: int) -> None:
         """Passes that are nobody's leave everything as it was; when taking back is broken off, some are gone."""
         cache, asked = self.residency, 0
@@ -132,7 +142,7 @@ def test_outcomes_and_counts_of_a_prefetch_that_is_used_and_one_that_is_not() ->
 
 def test_a_copy_in_flight_is_late_and_a_queued_one_is_a_miss() -> None:
     residency = build(LAYERS * 3)
-    residency.transfers.pace = Pace(gbps=1e-4, latency_us=0.0)   # a copy takes milliseconds: the second one queues
+    residency.transfers.pace = Pace(gbps=1e-4, latency_us=0.0)  # a copy takes milliseconds: the second one queues
     residency.prefetch([Guess(0, 0, 0.9), Guess(0, 1, 0.8)], -1)
     first, second = residency._tickets[0], residency._tickets[1]
     first.done.wait()
@@ -146,7 +156,7 @@ def test_a_copy_in_flight_is_late_and_a_queued_one_is_a_miss() -> None:
 
 def test_a_better_guess_takes_the_slot_of_a_queued_one() -> None:
     residency = build(LAYERS * 2)
-    residency.transfers.pace = Pace(gbps=1e-5, latency_us=0.0)   # the first copy occupies the link for long
+    residency.transfers.pace = Pace(gbps=1e-5, latency_us=0.0)  # the first copy occupies the link for long
     residency.prefetch([Guess(0, 5, 1.0)], 1)
     residency._tickets[5].done.wait()
     residency.prefetch([Guess(1, 0, 0.3), Guess(1, 1, 0.2)], 0)  # both slots of layer 1
@@ -161,15 +171,15 @@ def test_a_better_guess_takes_the_slot_of_a_queued_one() -> None:
 def test_what_a_wasted_prefetch_displaced_is_counted_when_it_is_demanded_again() -> None:
     residency = build(LAYERS * 2)
     residency.release(hold(residency, 1, [0, 1]))
-    residency.prefetch([Guess(1, 2, 0.9)], 0)                    # 0 was used first: it leaves
+    residency.prefetch([Guess(1, 2, 0.9)], 0)  # 0 was used first: it leaves
     residency.transfers.wait(residency._tickets[EXPERTS + 2])
-    residency.release(hold(residency, 1, [1]))                   # 2 came to nothing
+    residency.release(hold(residency, 1, [1]))  # 2 came to nothing
     lease = hold(residency, 1, [0, 1])
     counts = residency.take_counts()
     assert [ticket.eid for ticket in counts.lost] == [EXPERTS] and counts.wasted == 1 and counts.evicted == 0
     residency.release(lease)
     residency.release(hold(residency, 1, [3]))
-    residency.release(hold(residency, 1, [0]))                   # that it left for a demand is nobody's fault
+    residency.release(hold(residency, 1, [0]))  # that it left for a demand is nobody's fault
     assert residency.take_counts().lost == []
 
 
@@ -185,11 +195,11 @@ def test_a_prefetch_that_demands_put_out_is_evicted_before_its_use() -> None:
 
 def test_the_deadline_keeps_the_link_free() -> None:
     residency = build(LAYERS * 3)
-    residency.transfers.pace = Pace(gbps=1e-6, latency_us=0.0)   # a copy takes far longer than a layer here
+    residency.transfers.pace = Pace(gbps=1e-6, latency_us=0.0)  # a copy takes far longer than a layer here
     residency.ahead.schedule.deadline = True
     residency.phase = "decode"
     for layer in range(LAYERS):
-        residency.prefetch([], layer)                            # the rhythm is measured
+        residency.prefetch([], layer)  # the rhythm is measured
     residency.prefetch([Guess(0, 0, 1.0)], LAYERS - 1)
     assert not residency.is_resident(0)
     residency.ahead.schedule.deadline = False
@@ -203,7 +213,7 @@ def test_a_queued_prefetch_that_is_not_wanted_is_taken_back() -> None:
     residency.prefetch([Guess(0, e, 0.9) for e in range(3)], -1)
     residency._tickets[0].done.wait()
     lease = hold(residency, 0, [5])
-    assert not residency.is_resident(2)                          # its copy never started
+    assert not residency.is_resident(2)  # its copy never started
     assert residency.take_counts().wasted_bytes <= 2 * residency.arena.codec.blob_bytes
     residency.release(lease)
 
@@ -211,11 +221,11 @@ def test_a_queued_prefetch_that_is_not_wanted_is_taken_back() -> None:
 @pytest.mark.parametrize("eviction", ["plec", "finemoe"])
 def test_what_a_predictor_names_stays_until_its_layer_is_reached(eviction: str) -> None:
     residency = build(6, "global", eviction)
-    residency.release(hold(residency, 1, [0, 1, 2, 3]))          # eids 6 to 9
+    residency.release(hold(residency, 1, [0, 1, 2, 3]))  # eids 6 to 9
     residency.prefetch([Guess(1, 0, 0.7)], -1)
     assert (residency.hints.predicted[6], residency.hints.probability[6]) == (True, 0.7)
     assert residency.hints.probability[7] < 1e-3
-    residency.release(hold(residency, 0, [0, 1, 2, 3, 4]))       # takes the free slots, then the places of three
+    residency.release(hold(residency, 0, [0, 1, 2, 3, 4]))  # takes the free slots, then the places of three
     assert [residency.is_resident(e) for e in range(6, 10)] == [True, False, False, False]
     residency.release(hold(residency, 1, [5]))
     assert not residency.hints.predicted.any() and (residency.hints.probability == 1).all()
@@ -253,7 +263,7 @@ def test_a_failed_prefetch_is_never_computed_from_and_can_be_fetched_again(monke
         patched.setattr(residency.transfers, "_fetch", lambda eid, slot: 1 / 0)
         residency.prefetch([Guess(0, 4, 0.9)], -1)
         residency._tickets[4].done.wait()
-    assert residency.places()[4] == 1                            # in flight, and no further
+    assert residency.places()[4] == 1  # in flight, and no further
     residency.arrive(0, [4])
     held = residency.acquire(0, [4]).held[0]
     assert held.ticket is not None
@@ -262,4 +272,4 @@ def test_a_failed_prefetch_is_never_computed_from_and_can_be_fetched_again(monke
     residency.abandon()
     residency.check_integrity()
     assert not residency.is_resident(4)
-    residency.release(hold(residency, 0, [4]))                   # its bytes are checked there
+    residency.release(hold(residency, 0, [4]))  # its bytes are checked there

@@ -30,7 +30,7 @@ def rhythm(layer_s: float, wrap_s: float) -> Rhythm:
     told, now_s = Rhythm(LAYERS), 10.0
     for token in range(2):
         for layer in range(LAYERS):
-            now_s += (wrap_s if layer == 0 and token else layer_s)
+            now_s += wrap_s if layer == 0 and token else layer_s
             told.note("decode", layer, now_s)
     return told
 
@@ -49,11 +49,18 @@ def test_priority_is_probability_over_distance() -> None:
     assert [(g.layer, g.expert) for g in best] == [(2, 1), (3, 0), (2, 3), (0, 2)]
 
 
-@given(st.lists(st.tuples(st.integers(0, LAYERS - 1), st.integers(0, EXPERTS - 1), st.floats(0, 1)), max_size=20,
-                unique_by=lambda g: g[:2]),
-       st.dictionaries(st.integers(0, LAYERS * EXPERTS - 1), st.floats(0, 1), max_size=8), st.integers(-1, LAYERS - 1))
-def test_new_guesses_and_queued_ones_stand_in_one_order(told: list[tuple[int, int, float]], waiting: dict[int, float],
-                                                        at: int) -> None:
+@given(
+    st.lists(
+        st.tuples(st.integers(0, LAYERS - 1), st.integers(0, EXPERTS - 1), st.floats(0, 1)),
+        max_size=20,
+        unique_by=lambda g: g[:2],
+    ),
+    st.dictionaries(st.integers(0, LAYERS * EXPERTS - 1), st.floats(0, 1), max_size=8),
+    st.integers(-1, LAYERS - 1),
+)
+def test_new_guesses_and_queued_ones_stand_in_one_order(
+    told: list[tuple[int, int, float]], waiting: dict[int, float], at: int
+) -> None:
     schedule, guesses = Schedule(LAYERS, EXPERTS), [Guess(*one) for one in told]
     tickets = [queued(eid, score) for eid, score in waiting.items()]
     ranked = schedule.rank(guesses, at, tickets, lambda eid: eid not in waiting, VirtualLink(0.5), 1)
@@ -62,10 +69,11 @@ def test_new_guesses_and_queued_ones_stand_in_one_order(told: list[tuple[int, in
     def priority(eid: int, score: float) -> float:
         return score / schedule.distance(at, eid // EXPERTS)
 
-    assert not ranked.drop                                   # without a deadline nothing is too late
+    assert not ranked.drop  # without a deadline nothing is too late
     assert {t.eid: p for t, p in ranked.priorities} == {e: priority(e, said.get(e, s)) for e, s in waiting.items()}
-    assert {(e, s, p) for e, s, p in ranked.issue} == {(e, s, priority(e, s)) for e, s in said.items()
-                                                       if e not in waiting}
+    assert {(e, s, p) for e, s, p in ranked.issue} == {
+        (e, s, priority(e, s)) for e, s in said.items() if e not in waiting
+    }
     order = [p for _, _, p in ranked.issue]
     assert order == sorted(order, reverse=True)
 
@@ -74,9 +82,9 @@ def test_the_rhythm_is_the_moving_median_of_each_kind_of_step() -> None:
     told = Rhythm(LAYERS)
     assert told.until(0, 1) == math.inf
     told = rhythm(layer_s=2.0, wrap_s=5.0)
-    assert [told.until(1, d) for d in (1, 2, 3, 4)] == [2.0, 4.0, 9.0, 11.0]   # past layer 3 the way to the next token
+    assert [told.until(1, d) for d in (1, 2, 3, 4)] == [2.0, 4.0, 9.0, 11.0]  # past layer 3 the way to the next token
     assert told.until(-1, 1) == 2.0 and told.until(-1, 4) == 8.0
-    told.note("decode", 0, 1000.0)                           # one slow step does not move a median
+    told.note("decode", 0, 1000.0)  # one slow step does not move a median
     assert told.until(1, 1) == 2.0
 
 
@@ -86,9 +94,9 @@ def test_prompts_have_a_rhythm_of_their_own_and_only_the_present_one() -> None:
     assert told.until(0, 1) == math.inf
     told.note("prefill", 1, 130.0)
     assert told.until(1, 2) == 60.0
-    told.note("prefill", 0, 140.0)                           # the next chunk has another length
+    told.note("prefill", 0, 140.0)  # the next chunk has another length
     assert told.until(0, 1) == math.inf
-    told.note("decode", 0, 150.0)                            # the step from a prompt to a token is not one of either
+    told.note("decode", 0, 150.0)  # the step from a prompt to a token is not one of either
     assert told.until(0, 1) == 2.0
 
 

@@ -21,8 +21,9 @@ def gate(y: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.silu(a) * b
 
 
-def build(dtype: torch.dtype, transposed: bool, format: str = "checkpoint",
-          bias: bool = False) -> tuple[ExpertMath, list[Slot]]:
+def build(
+    dtype: torch.dtype, transposed: bool, format: str = "checkpoint", bias: bool = False
+) -> tuple[ExpertMath, list[Slot]]:
     up, down = (2 * INNER, HIDDEN), (HIDDEN, INNER)
     shapes = {"gate_up_proj": up[::-1] if transposed else up, "down_proj": down[::-1] if transposed else down}
     specs = {name: PartSpec(shape, dtype) for name, shape in shapes.items()}
@@ -51,11 +52,11 @@ def test_it_must_be_quicker_and_equal_to_the_last_bit(monkeypatch: pytest.Monkey
     math, slots = build(torch.float32, False)
     monkeypatch.setattr(math, "stacked", math.one_by_one)
     monkeypatch.setattr("core.runtime.stacking.WORTH_IT", 0.0)
-    assert not worth_stacking(math, slots, HIDDEN, torch.float32)           # equal, but no quicker
+    assert not worth_stacking(math, slots, HIDDEN, torch.float32)  # equal, but no quicker
     monkeypatch.setattr("core.runtime.stacking.WORTH_IT", float("inf"))
-    assert worth_stacking(math, slots, HIDDEN, torch.float32)               # equal, and counted as quicker
+    assert worth_stacking(math, slots, HIDDEN, torch.float32)  # equal, and counted as quicker
     monkeypatch.setattr(math, "stacked", lambda s, x: math.one_by_one(s, x) * (1 + 1e-6))
-    assert not worth_stacking(math, slots, HIDDEN, torch.float32)           # quicker, but not equal
+    assert not worth_stacking(math, slots, HIDDEN, torch.float32)  # quicker, but not equal
 
 
 @pytest.mark.parametrize("wrong", [{"format": "int8"}, {"bias": True}])

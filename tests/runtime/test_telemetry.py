@@ -28,9 +28,18 @@ def test_prefetching_over_the_window() -> None:
     assert (frame(telemetry).net_ms, frame(telemetry).prefetched) == (0.0, (0, 0, 0, 0))
     telemetry.add(step(0, "prefill", net_ms=100.0, prefetch_used=5))
     for index in range(1, 4):
-        telemetry.add(step(index, "decode", net_ms=index - 4.0, prefetch_used=3, prefetch_late=2, prefetch_wasted=2,
-                           prefetch_evicted=1))
-    assert frame(telemetry).net_ms == pytest.approx(-2.0)             # the mean of -3, -2 and -1
+        telemetry.add(
+            step(
+                index,
+                "decode",
+                net_ms=index - 4.0,
+                prefetch_used=3,
+                prefetch_late=2,
+                prefetch_wasted=2,
+                prefetch_evicted=1,
+            )
+        )
+    assert frame(telemetry).net_ms == pytest.approx(-2.0)  # the mean of -3, -2 and -1
     assert frame(telemetry).prefetched == (14, 6, 6, 3)
     for index in range(WINDOW):
         telemetry.add(step(4 + index, "decode"))

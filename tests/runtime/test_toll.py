@@ -25,7 +25,7 @@ def test_a_demand_is_held_up_by_what_is_left_of_a_prefetch_and_only_once() -> No
     # A prefetch from 0 to 4; demands at 1 and 2 wait behind it: the link is 3 late. None is under way from 5 on.
     assert blocked_s([(0.0, 4.0)], [1.0, 2.0, 5.0]) == 3.0
     assert blocked_s([(0.0, 4.0), (6.0, 9.0)], [1.0, 8.0]) == 3.0 + 1.0
-    assert blocked_s([(2.0, 4.0)], [1.0]) == 0.0             # submitted before: the prefetch came after it
+    assert blocked_s([(2.0, 4.0)], [1.0]) == 0.0  # submitted before: the prefetch came after it
     assert blocked_s([], [1.0]) == blocked_s([(0.0, 4.0)], []) == 0.0
 
 
@@ -43,7 +43,7 @@ def test_saved_less_cost() -> None:
 
 def test_what_was_hidden_behind_computing_cost_nothing() -> None:
     toll, demand, wasted = Toll(), copy(13.0, 16.0, True, 11.0), copy(10.0, 13.0, False)
-    assert toll.net_ms(Counts(), [wasted, demand], 0.0, 0.25) == pytest.approx(-250.0)   # held up for 2 s, waited .25
+    assert toll.net_ms(Counts(), [wasted, demand], 0.0, 0.25) == pytest.approx(-250.0)  # held up for 2 s, waited .25
 
 
 def test_a_prefetch_that_is_under_way_when_a_pass_ends_holds_up_the_next_one() -> None:

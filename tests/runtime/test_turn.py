@@ -52,4 +52,4 @@ def test_who_comes_while_it_is_had_briefly_waits_and_is_not_refused() -> None:
     turn.give()
     owner.join(WAIT_S)
     assert got == [True]
-    assert not turn.take(briefly=True)   # an answer applies what was asked for itself, between two tokens
+    assert not turn.take(briefly=True)  # an answer applies what was asked for itself, between two tokens

@@ -21,8 +21,15 @@ def four_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(("times", "best"), [({1: 5.0, 2: 6.0, 4: 9.0}, 1), ({1: 9.0, 2: 5.0, 4: 6.0}, 2),
-                                             ({1: 9.0, 2: 7.0, 4: 4.0}, 4), ({1: 5.0, 2: 4.9, 4: 4.86}, 1)])
+@pytest.mark.parametrize(
+    ("times", "best"),
+    [
+        ({1: 5.0, 2: 6.0, 4: 9.0}, 1),
+        ({1: 9.0, 2: 5.0, 4: 6.0}, 2),
+        ({1: 9.0, 2: 7.0, 4: 4.0}, 4),
+        ({1: 5.0, 2: 4.9, 4: 4.86}, 1),
+    ],
+)
 def test_the_fastest_is_taken_and_torch_left_as_it_was(times: dict[int, float], best: int) -> None:
     threads, pass_ms = choose_threads(CPU, 0, False, lambda: times[torch.get_num_threads()])
     assert (threads.token, pass_ms) == ((best, 1), times[best])
@@ -35,17 +42,24 @@ def test_what_is_asked_for_is_taken_and_a_gpu_is_not_timed() -> None:
     assert choose_threads(torch.device("cuda"), 0, True, lambda: 1 / 0)[1] == 0.0
 
 
-@pytest.mark.parametrize(("times", "best"), [
-    ({(1, 1): 9.0, (2, 1): 8.0, (1, 2): 6.0, (4, 1): 7.0, (1, 4): 5.0}, (1, 4)),
-    ({(1, 1): 9.0, (2, 1): 6.0, (1, 2): 7.0, (4, 1): 9.0, (1, 4): 9.0}, (2, 1)),
-    ({(1, 1): 9.0, (2, 1): 8.0, (1, 2): 7.9, (4, 1): 9.0, (1, 4): 7.8}, (1, 2))])
-def test_where_codes_are_multiplied_by_those_products_may_have_the_threads(times: dict[tuple[int, int], float],
-                                                                           best: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("times", "best"),
+    [
+        ({(1, 1): 9.0, (2, 1): 8.0, (1, 2): 6.0, (4, 1): 7.0, (1, 4): 5.0}, (1, 4)),
+        ({(1, 1): 9.0, (2, 1): 6.0, (1, 2): 7.0, (4, 1): 9.0, (1, 4): 9.0}, (2, 1)),
+        ({(1, 1): 9.0, (2, 1): 8.0, (1, 2): 7.9, (4, 1): 9.0, (1, 4): 7.8}, (1, 2)),
+    ],
+)
+def test_where_codes_are_multiplied_by_those_products_may_have_the_threads(
+    times: dict[tuple[int, int], float], best: tuple[int, int]
+) -> None:
     threads, pass_ms = choose_threads(CPU, 0, True, lambda: times[torch.get_num_threads(), native.shared_by()])
     assert (threads.token, threads.token.most, pass_ms) == (best, max(best), times[best])
     assert (torch.get_num_threads(), native.shared_by()) == (4, 1)
     assert choose_threads(CPU, 4, True, lambda: times[torch.get_num_threads(), native.shared_by()])[0].token in (
-        (4, 1), (1, 4))
+        (4, 1),
+        (1, 4),
+    )
 
 
 def test_a_prompt_is_read_with_all_and_a_token_decoded_with_the_chosen() -> None:

@@ -10,24 +10,35 @@ from fastapi.testclient import TestClient
 from app.host import Host
 from tests.app.conftest import ended
 
-FAR = {"open": True, "chat": 1e30, "stamp": ""}   # what a page begins with whose address says ?chat=1e30
+FAR = {"open": True, "chat": 1e30, "stamp": ""}  # what a page begins with whose address says ?chat=1e30
 JSON = {"content-type": "application/json"}
 
 
 @pytest.mark.parametrize("value", ["\ud800", 2**63, json.loads("[" * 200 + "]" * 200)])
 def test_every_event_refuses_what_nothing_behind_it_could_take(client: TestClient, value: object) -> None:
     for event in client.get("/config").json()["dependencies"]:
-        body = {"data": [value for _ in event["inputs"]], "event_data": value, "fn_index": event["id"],
-                "session_hash": "me"}
+        body = {
+            "data": [value for _ in event["inputs"]],
+            "event_data": value,
+            "fn_index": event["id"],
+            "session_hash": "me",
+        }
         reply = client.post("/gradio_api/run/predict", content=json.dumps(body), headers=JSON)
         assert reply.status_code == 400, (event["api_name"], reply.text)
 
 
-@pytest.mark.parametrize(("element", "event", "data"), [
-    ("message", "submit", ["hello", FAR]), ("chat", "retry", [FAR]), ("tail", "end", [FAR, ""]),
-    ("stop", "click", [FAR])])
-def test_a_chat_of_a_number_beyond_all_is_told_on_the_page(client: TestClient, host: Host, element: str, event: str,
-                                                           data: list[object]) -> None:
+@pytest.mark.parametrize(
+    ("element", "event", "data"),
+    [
+        ("message", "submit", ["hello", FAR]),
+        ("chat", "retry", [FAR]),
+        ("tail", "end", [FAR, ""]),
+        ("stop", "click", [FAR]),
+    ],
+)
+def test_a_chat_of_a_number_beyond_all_is_told_on_the_page(
+    client: TestClient, host: Host, element: str, event: str, data: list[object]
+) -> None:
     config = client.get("/config").json()
     component = next(c["id"] for c in config["components"] if c["props"].get("elem_id") == element)
     found = next(one for one in config["dependencies"] if [component, event] in one["targets"])

@@ -16,8 +16,16 @@ from app.security.events import Events
 from app.security.gradio_guard import NO_EVENT
 
 Body = dict[str, Any]
-EVENT_DATA = {"stamp": "", "dark": True, "budget": "50%", "policy": "lru", "sort": "name", "index": 0, "value": "x",
-              "previous_value": "y"}
+EVENT_DATA = {
+    "stamp": "",
+    "dark": True,
+    "budget": "50%",
+    "policy": "lru",
+    "sort": "name",
+    "index": 0,
+    "value": "x",
+    "previous_value": "y",
+}
 PREDICT = "/gradio_api/run/predict"
 MALFORMED: dict[str, Callable[[Body], Any]] = {
     "no object": lambda body: [body],
@@ -48,9 +56,17 @@ def sent(client: TestClient) -> list[Body]:
     """Every event as the page would send it after it was opened."""
     config = client.get("/config").json()
     values = {one["id"]: one["props"].get("value") for one in config["components"]}
-    return [{"data": [values[i] for i in event["inputs"]], "event_data": EVENT_DATA, "fn_index": event["id"],
-             "trigger_id": None, "session_hash": "m1x2"}
-            for event in config["dependencies"] if event.get("backend_fn", True)]
+    return [
+        {
+            "data": [values[i] for i in event["inputs"]],
+            "event_data": EVENT_DATA,
+            "fn_index": event["id"],
+            "trigger_id": None,
+            "session_hash": "m1x2",
+        }
+        for event in config["dependencies"]
+        if event.get("backend_fn", True)
+    ]
 
 
 def post(client: TestClient, body: object) -> tuple[int, str]:
@@ -99,12 +115,13 @@ def test_every_event_refuses_what_is_malformed(client: TestClient, events: Event
     assert quiet()
 
 
-def test_every_input_refuses_values_of_other_types(client: TestClient, events: Events,
-                                                   quiet: Callable[[], bool]) -> None:
+def test_every_input_refuses_values_of_other_types(
+    client: TestClient, events: Events, quiet: Callable[[], bool]
+) -> None:
     for body in sent(client):
         for at in range(len(body["data"])):
             for value in WRONG:
-                strange = {**body, "data": [*body["data"][:at], value, *body["data"][at + 1:]]}
+                strange = {**body, "data": [*body["data"][:at], value, *body["data"][at + 1 :]]}
                 assert events.wrong(strange), (body["fn_index"], at, value)
         if body["data"]:
             status, told = post(client, {**body, "data": [WRONG[body["fn_index"] % len(WRONG)]] * len(body["data"])})
@@ -120,8 +137,9 @@ def test_inputs_that_are_empty_are_told_or_refused(client: TestClient, quiet: Ca
     assert quiet()
 
 
-def test_event_data_is_needed_where_a_handler_takes_it(client: TestClient, events: Events,
-                                                       quiet: Callable[[], bool]) -> None:
+def test_event_data_is_needed_where_a_handler_takes_it(
+    client: TestClient, events: Events, quiet: Callable[[], bool]
+) -> None:
     taking = {one["id"] for one in client.get("/config").json()["dependencies"] if one["collects_event_data"]}
     assert len(taking) == 8
     for body in sent(client):
@@ -129,7 +147,7 @@ def test_event_data_is_needed_where_a_handler_takes_it(client: TestClient, event
             for data in (None, [EVENT_DATA], "\0", {"stamp": 1, "dark": 1, "entry": 1, "value": 1}, {"sort": ["name"]}):
                 status, told = post(client, {**body, "event_data": data})
                 assert status == 400 and "event_data" in told, (body["fn_index"], data)
-        else:   # as the page sends when boxes were ticked, and when a slider is let go
+        else:  # as the page sends when boxes were ticked, and when a slider is let go
             assert not any("event_data" in events.wrong({**body, "event_data": data}) for data in (["counts"], 2, None))
     assert quiet()
 
@@ -142,18 +160,24 @@ def find(client: TestClient, element: str) -> tuple[Body, int]:
     return body, config[body["fn_index"]].index(ids[element])
 
 
-@pytest.mark.parametrize(("element", "value", "told"), [
-    ("set-budget", 101, "“Budget (% of experts)” takes numbers from 5 up to 100."),
-    ("set-budget", "50", "Input 1 (Budget (% of experts)) has to be a number."),
-    ("set-budget", None, "“Budget (% of experts)” needs a number."),
-    ("set-eviction", "nrf", "does not offer 'nrf' any more. Reload the page."),
-    ("models", {"html": "", "sort": "used"}, "has to be as the page holds it."),
-    ("tail", {"open": False, "chat": "1", "stamp": ""}, "has to be as the page holds it."),
-    ("import-download", 1, "has to be true or false."), ("whatif-policies", "lru", "has to be a list of its choices."),
-    ("chats", True, "has to be a choice."), ("chats", 99_999, "does not offer '99999' any more. Reload the page."),
-])
-def test_what_is_wrong_is_said(client: TestClient, element: str, value: object, told: str,
-                               quiet: Callable[[], bool]) -> None:
+@pytest.mark.parametrize(
+    ("element", "value", "told"),
+    [
+        ("set-budget", 101, "“Budget (% of experts)” takes numbers from 5 up to 100."),
+        ("set-budget", "50", "Input 1 (Budget (% of experts)) has to be a number."),
+        ("set-budget", None, "“Budget (% of experts)” needs a number."),
+        ("set-eviction", "nrf", "does not offer 'nrf' any more. Reload the page."),
+        ("models", {"html": "", "sort": "used"}, "has to be as the page holds it."),
+        ("tail", {"open": False, "chat": "1", "stamp": ""}, "has to be as the page holds it."),
+        ("import-download", 1, "has to be true or false."),
+        ("whatif-policies", "lru", "has to be a list of its choices."),
+        ("chats", True, "has to be a choice."),
+        ("chats", 99_999, "does not offer '99999' any more. Reload the page."),
+    ],
+)
+def test_what_is_wrong_is_said(
+    client: TestClient, element: str, value: object, told: str, quiet: Callable[[], bool]
+) -> None:
     body, at = find(client, element)
     body["data"][at] = value
     status, said = post(client, body)
@@ -174,7 +198,7 @@ def test_choices_that_the_server_gave_a_tab_later_are_taken(client: TestClient, 
 
 def test_a_file_of_another_kind_or_one_that_is_gone_is_refused(client: TestClient, quiet: Callable[[], bool]) -> None:
     body, at = find(client, "whatif-upload")
-    path, = client.post("/gradio_api/upload", files={"files": ("my.txt", b"routing")}).json()
+    (path,) = client.post("/gradio_api/upload", files={"files": ("my.txt", b"routing")}).json()
     for name, told in ((path, "“Or drop a file here"), (f"{path}.gone", "has to be a file that was uploaded.")):
         body["data"][at] = {"path": name, "meta": {"_type": "gradio.FileData"}}
         status, said = post(client, body)

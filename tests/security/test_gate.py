@@ -29,20 +29,49 @@ TOKEN = "a-token_of.this~test"
 COOKIE = "moestro-token-7860"
 LAN = "http://192.168.1.5:7860"
 OURS = ["127.0.0.1:7860", "localhost:7860", "[::1]:7860", "LOCALHOST:7860"]
-NOT_OURS = ["evil.example", "evil.example:7860", "127.0.0.1.evil.example:7860", "localhost.evil.example",
-            "127.0.0.1@evil", "[::1", "::1", "[::2]:7860", "0.0.0.0:7860", "", " ", "127.0.0.1:7860, evil.example",
-            "169.254.1.1"]
-FOREIGN = ["http://evil.example", "http://127.0.0.1:9999", "http://127.0.0.1", "http://127.0.0.1:7860.evil.example",
-           "null", "http://[::1", "file://", "http://evil@127.0.0.1:7860", "data:", "", "127.0.0.1:7860",
-           "chrome-extension://127.0.0.1:7860"]
+NOT_OURS = [
+    "evil.example",
+    "evil.example:7860",
+    "127.0.0.1.evil.example:7860",
+    "localhost.evil.example",
+    "127.0.0.1@evil",
+    "[::1",
+    "::1",
+    "[::2]:7860",
+    "0.0.0.0:7860",
+    "",
+    " ",
+    "127.0.0.1:7860, evil.example",
+    "169.254.1.1",
+]
+FOREIGN = [
+    "http://evil.example",
+    "http://127.0.0.1:9999",
+    "http://127.0.0.1",
+    "http://127.0.0.1:7860.evil.example",
+    "null",
+    "http://[::1",
+    "file://",
+    "http://evil@127.0.0.1:7860",
+    "data:",
+    "",
+    "127.0.0.1:7860",
+    "chrome-extension://127.0.0.1:7860",
+]
 
 
 async def inside(scope: Scope, receive: Receive, send: Send) -> None:
     await PlainTextResponse("inside")(scope, receive, send)
 
 
-def ask(app: ASGIApp, *headers: tuple[str, str], method: str = "GET", path: str = "/live/frame", query: str = "",
-        kind: str = "http") -> tuple[int, dict[str, str], str]:
+def ask(
+    app: ASGIApp,
+    *headers: tuple[str, str],
+    method: str = "GET",
+    path: str = "/live/frame",
+    query: str = "",
+    kind: str = "http",
+) -> tuple[int, dict[str, str], str]:
     """(status, headers, body); of a websocket its closing code."""
     sent: list[Message] = []
 
@@ -52,8 +81,14 @@ def ask(app: ASGIApp, *headers: tuple[str, str], method: str = "GET", path: str 
     async def send(message: Message) -> None:
         sent.append(message)
 
-    scope = {"type": kind, "method": method, "path": path, "query_string": query.encode(), "root_path": "",
-             "headers": [(name.encode(), value.encode("latin-1")) for name, value in headers]}
+    scope = {
+        "type": kind,
+        "method": method,
+        "path": path,
+        "query_string": query.encode(),
+        "root_path": "",
+        "headers": [(name.encode(), value.encode("latin-1")) for name, value in headers],
+    }
     if kind == "websocket":
         del scope["method"]
     asyncio.run(app(scope, receive, send))
@@ -73,8 +108,9 @@ def gate(access: Access | None = None) -> Gate:
 def test_no_request_of_another_site_is_answered() -> None:
     """Each name of the server, each foreign origin, each kind of request that carries it."""
     app, count = gate(), 0
-    for host, origin, method, kind in itertools.product(OURS, FOREIGN, ("GET", "POST", "OPTIONS", "DELETE"),
-                                                        ("http", "websocket")):
+    for host, origin, method, kind in itertools.product(
+        OURS, FOREIGN, ("GET", "POST", "OPTIONS", "DELETE"), ("http", "websocket")
+    ):
         for more in ([], [("sec-fetch-site", "same-origin")], [("origin", f"http://{host}")]):
             status, _, body = ask(app, ("host", host), ("origin", origin), *more, method=method, kind=kind)
             assert (status, body) in ((403, "This request came from a page that is not Moestro's."), (1008, ""))
@@ -84,11 +120,21 @@ def test_no_request_of_another_site_is_answered() -> None:
 
 def test_a_browser_s_word_for_another_site_is_enough() -> None:
     for host, site, mode, dest, method in itertools.product(
-            OURS, ("cross-site", "same-site"), ("no-cors", "cors", "navigate", "websocket", ""),
-            ("document", "iframe", "object", "image", "script", "empty"), ("GET", "POST")):
+        OURS,
+        ("cross-site", "same-site"),
+        ("no-cors", "cors", "navigate", "websocket", ""),
+        ("document", "iframe", "object", "image", "script", "empty"),
+        ("GET", "POST"),
+    ):
         link = mode == "navigate" and dest == "document" and method == "GET"
-        status, _, _ = ask(gate(), ("host", host), ("sec-fetch-site", site), ("sec-fetch-mode", mode),
-                           ("sec-fetch-dest", dest), method=method)
+        status, _, _ = ask(
+            gate(),
+            ("host", host),
+            ("sec-fetch-site", site),
+            ("sec-fetch-mode", mode),
+            ("sec-fetch-dest", dest),
+            method=method,
+        )
         assert status == (200 if link else 403), (site, mode, dest, method)
 
 
@@ -123,12 +169,19 @@ def test_the_whole_application_is_behind_the_gate(client: TestClient) -> None:
 
 
 def test_the_server_s_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    cards = {"eth0": [("192.168.1.5", socket.AF_INET), ("fe80::1%eth0", socket.AF_INET6), ("fd00::7", socket.AF_INET6)],
-             "lo": [("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6)],
-             "usb": [("169.254.3.3", socket.AF_INET), ("00:11:22:33:44:55", 17)]}
-    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {
-        name: [SimpleNamespace(address=address, family=family) for address, family in card]
-        for name, card in cards.items()})
+    cards = {
+        "eth0": [("192.168.1.5", socket.AF_INET), ("fe80::1%eth0", socket.AF_INET6), ("fd00::7", socket.AF_INET6)],
+        "lo": [("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6)],
+        "usb": [("169.254.3.3", socket.AF_INET), ("00:11:22:33:44:55", 17)],
+    }
+    monkeypatch.setattr(
+        psutil,
+        "net_if_addrs",
+        lambda: {
+            name: [SimpleNamespace(address=address, family=family) for address, family in card]
+            for name, card in cards.items()
+        },
+    )
     assert hosts.trusted("127.0.0.1") == {"127.0.0.1", "localhost", "::1"}
     assert hosts.trusted("192.168.1.5") == {"127.0.0.1", "localhost", "::1", "192.168.1.5"}
     everywhere = hosts.trusted("0.0.0.0", ["Box"])
@@ -144,9 +197,21 @@ def test_the_server_s_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- tokens ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("address", "alone"), [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True),
-                                                ("[::1]", True), ("localhost", True), ("0.0.0.0", False), ("::", False),
-                                                ("", False), ("192.168.1.5", False), ("no.such.name.invalid", False)])
+@pytest.mark.parametrize(
+    ("address", "alone"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("[::1]", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("", False),
+        ("192.168.1.5", False),
+        ("no.such.name.invalid", False),
+    ],
+)
 def test_beyond_this_machine_a_token_is_needed(address: str, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     real = socket.getaddrinfo
 
@@ -166,8 +231,9 @@ def test_beyond_this_machine_a_token_is_needed(address: str, alone: bool, monkey
     assert made[0] not in repr(Access(address, made[0]))
 
 
-@pytest.mark.parametrize("token", ["short", "x" * 257,
-                                   "with a blank in it.", "with;semicolon;in;it", "mit-Ümlaut-darin"])
+@pytest.mark.parametrize(
+    "token", ["short", "x" * 257, "with a blank in it.", "with;semicolon;in;it", "mit-Ümlaut-darin"]
+)
 def test_a_token_that_will_not_do_is_refused(token: str) -> None:
     with pytest.raises(MoestroError, match="A token has 16 to 256 characters"):
         Access.chosen("0.0.0.0", token)
@@ -185,13 +251,28 @@ def lan() -> Gate:
 
 def test_without_the_token_nothing_is_answered() -> None:
     host, wrong = ("host", "192.168.1.5:7860"), "b-token_of.this~test"
-    for more in ([], [("authorization", f"Bearer {wrong}")], [("authorization", f"Basic {TOKEN}")],
-                 [("authorization", TOKEN)], [("cookie", f"{COOKIE}={wrong}")], [("cookie", f"other={TOKEN}")],
-                 [("cookie", f"{COOKIE}=")],
-                 [("cookie", f"moestro-token-7861={TOKEN}")], [("authorization", "Bearer ")], [("token", TOKEN)]):
-        for path, query in (("/", ""), ("/", f"token={wrong}"), ("/", "token="), ("/live/state", ""),
-                            ("/ui/app.css", ""), ("/live/state", f"token={TOKEN}"),
-                            ("/v1/models", f"token={TOKEN}"), ("/export/1.zip", "")):
+    for more in (
+        [],
+        [("authorization", f"Bearer {wrong}")],
+        [("authorization", f"Basic {TOKEN}")],
+        [("authorization", TOKEN)],
+        [("cookie", f"{COOKIE}={wrong}")],
+        [("cookie", f"other={TOKEN}")],
+        [("cookie", f"{COOKIE}=")],
+        [("cookie", f"moestro-token-7861={TOKEN}")],
+        [("authorization", "Bearer ")],
+        [("token", TOKEN)],
+    ):
+        for path, query in (
+            ("/", ""),
+            ("/", f"token={wrong}"),
+            ("/", "token="),
+            ("/live/state", ""),
+            ("/ui/app.css", ""),
+            ("/live/state", f"token={TOKEN}"),
+            ("/v1/models", f"token={TOKEN}"),
+            ("/export/1.zip", ""),
+        ):
             status, told, body = ask(lan(), host, *more, path=path, query=query)
             assert (status, told["www-authenticate"]) == (401, 'Bearer realm="Moestro"')
             assert "set-cookie" not in told and TOKEN not in body
@@ -212,8 +293,12 @@ def test_the_refusal_is_said_as_the_asker_reads() -> None:
 def test_a_program_brings_the_token_in_its_header() -> None:
     for word in ("Bearer", "bearer"):
         assert ask(lan(), ("host", "192.168.1.5:7860"), ("authorization", f"{word} {TOKEN}"))[2] == "inside"
-    assert ask(lan(), ("host", "192.168.1.5:7860"), ("authorization", f"Bearer {TOKEN}"),
-               ("origin", "http://evil.example"))[0] == 403
+    assert (
+        ask(
+            lan(), ("host", "192.168.1.5:7860"), ("authorization", f"Bearer {TOKEN}"), ("origin", "http://evil.example")
+        )[0]
+        == 403
+    )
 
 
 def test_a_browser_brings_it_once_and_then_as_a_cookie() -> None:
@@ -225,8 +310,9 @@ def test_a_browser_brings_it_once_and_then_as_a_cookie() -> None:
     assert {"httponly", "samesite=strict", "path=/"} <= {part.strip().lower() for part in cookie.split(";")}
     assert ask(lan(), host, ("cookie", f"a=b; {COOKIE}={TOKEN}"))[2] == "inside"
     # a link on another site: what the page asks for next is its own, a redirect would not be
-    status, told, body = ask(lan(), host, ("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate"), path="/",
-                             query=f"token={TOKEN}")
+    status, told, body = ask(
+        lan(), host, ("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate"), path="/", query=f"token={TOKEN}"
+    )
     assert status == 200 and 'content="0; url=/"' in body and TOKEN not in body and "set-cookie" in told
 
 

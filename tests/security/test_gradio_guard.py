@@ -44,16 +44,21 @@ def test_no_event_copies_a_file_that_was_not_uploaded(client: TestClient, upload
     assert len(events) > 100
     for number, event in enumerate(events):
         value = shapes[number % len(shapes)]
-        body = {"data": [value for _ in event["inputs"]], "event_data": value, "fn_index": event["id"],
-                "session_hash": "me"}
+        body = {
+            "data": [value for _ in event["inputs"]],
+            "event_data": value,
+            "fn_index": event["id"],
+            "session_hash": "me",
+        }
         for way in WAYS:
             reply = client.post(f"/gradio_api/{way.format(name=event['api_name'])}", json=body)
             assert reply.status_code in (400, 404), (event["api_name"], way, reply.text)
     assert copied(uploads) == []
 
 
-def test_gradio_itself_refuses_too(client: TestClient, page: FastAPI, uploads: Path, secret: Path,
-                                   monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradio_itself_refuses_too(
+    client: TestClient, page: FastAPI, uploads: Path, secret: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The check that mounting leaves out, without the guard before it."""
     monkeypatch.setattr(gradio_guard.GradioGuard, "_wrong", lambda self, event: "")
     monkeypatch.setattr(gradio_guard, "uploaded", lambda path: True)
@@ -83,10 +88,22 @@ def routes(app: Any) -> Iterator[str]:
             yield path
 
 
-@pytest.mark.parametrize("path", ["https://example.org/x.trace", "file:///etc/hostname", "/etc/hostname", "\0",
-                                  "a" * 9999, "{uploads}/../id.trace", "{secret}", "{uploads}/link"])
-def test_addresses_links_and_paths_out_of_the_folder_are_refused(client: TestClient, uploads: Path, secret: Path,
-                                                                 path: str) -> None:
+@pytest.mark.parametrize(
+    "path",
+    [
+        "https://example.org/x.trace",
+        "file:///etc/hostname",
+        "/etc/hostname",
+        "\0",
+        "a" * 9999,
+        "{uploads}/../id.trace",
+        "{secret}",
+        "{uploads}/link",
+    ],
+)
+def test_addresses_links_and_paths_out_of_the_folder_are_refused(
+    client: TestClient, uploads: Path, secret: Path, path: str
+) -> None:
     link = uploads / "link"
     link.unlink(missing_ok=True)
     if os.name == "posix":  # elsewhere it takes a right that users rarely have
@@ -109,20 +126,45 @@ def test_routes_that_the_dashboard_does_not_use_do_not_answer(client: TestClient
     known = set(routes(mounted.app))
     assert {"/gradio_api/proxy={url_path:path}", "/gradio_api/component_server", "/monitoring"} <= known
     open_ = {path for path in known if client.get(path).status_code != 404}
-    assert open_ == {"/", "/config", "/config/", "/theme.css", "/favicon.ico", "/robots.txt", "/manifest.json",
-                     "/gradio_api/upload", "/gradio_api/upload_progress", "/gradio_api/app_id"}
+    assert open_ == {
+        "/",
+        "/config",
+        "/config/",
+        "/theme.css",
+        "/favicon.ico",
+        "/robots.txt",
+        "/manifest.json",
+        "/gradio_api/upload",
+        "/gradio_api/upload_progress",
+        "/gradio_api/app_id",
+    }
 
 
-@pytest.mark.parametrize("path", ["/ui/deck/__init__.py", "/ui/deck/__pycache__/", "/ui/../serve.py", "/app/serve.py",
-                                  "/ui/deck/deck.html", "/assets/../../serve.py", "/static/..%2f..%2froutes.py"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/ui/deck/__init__.py",
+        "/ui/deck/__pycache__/",
+        "/ui/../serve.py",
+        "/app/serve.py",
+        "/ui/deck/deck.html",
+        "/assets/../../serve.py",
+        "/static/..%2f..%2froutes.py",
+    ],
+)
 def test_no_source_is_served(client: TestClient, path: str) -> None:
     assert client.get(path).status_code in (403, 404)
 
 
 def test_where_a_proxy_claims_to_be_is_not_believed(client: TestClient) -> None:
     plain = client.get("/config").json()["root"]
-    told = {"x-forwarded-host": "evil.example", "x-forwarded-proto": "https", "forwarded": "host=evil.example",
-            "x-forwarded-for": "10.0.0.1", "x-forwarded-prefix": "/evil"}
+    told = {
+        "x-forwarded-host": "evil.example",
+        "x-forwarded-proto": "https",
+        "forwarded": "host=evil.example",
+        "x-forwarded-for": "10.0.0.1",
+        "x-forwarded-prefix": "/evil",
+    }
     assert plain == HOME
     for path in ("/", "/config"):
         assert "evil" not in client.get(path, headers=told).text

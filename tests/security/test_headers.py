@@ -9,8 +9,21 @@ from fastapi.testclient import TestClient
 
 from app.security.headers import ALWAYS, policy
 
-PATHS = ["/", "/config", "/healthz", "/live/state", "/live/frame", "/ui/app.css", "/ui/pulse.js", "/theme.css",
-         "/v1/models", "/export/999.zip", "/nowhere", "/gradio_api/proxy=x", "/export/whatif.csv"]
+PATHS = [
+    "/",
+    "/config",
+    "/healthz",
+    "/live/state",
+    "/live/frame",
+    "/ui/app.css",
+    "/ui/pulse.js",
+    "/theme.css",
+    "/v1/models",
+    "/export/999.zip",
+    "/nowhere",
+    "/gradio_api/proxy=x",
+    "/export/whatif.csv",
+]
 
 
 def rules(text: str) -> dict[str, set[str]]:

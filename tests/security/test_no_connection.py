@@ -25,8 +25,13 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(socket.socket, "connect", lambda self, address: refuse(address))
     monkeypatch.setattr(socket.socket, "connect_ex", lambda self, address: refuse(address))
     monkeypatch.setattr(socket.socket, "sendto", lambda self, *told: refuse(told[-1]))
-    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **more: refuse(host) if host != "127.0.0.1" else
-                        [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 0))])
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda host, *rest, **more: (
+            refuse(host) if host != "127.0.0.1" else [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 0))]
+        ),
+    )
     return found
 
 
@@ -39,8 +44,9 @@ def test_the_page_and_a_chat_need_no_connection(tmp_path: Any, tried: list[str])
             page = {"open": False, "chat": None, "stamp": ""}
             events = {event["api_name"]: event for event in client.get("/config").json()["dependencies"]}
             for name, data in (("open_page", [page]), ("_send", ["hello", page])):
-                reply = client.post("/gradio_api/run/predict", json={
-                    "data": data, "fn_index": events[name]["id"], "session_hash": "me"})
+                reply = client.post(
+                    "/gradio_api/run/predict", json={"data": data, "fn_index": events[name]["id"], "session_hash": "me"}
+                )
                 assert reply.status_code == 200, reply.text
             asked = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
             assert client.post("/v1/chat/completions", json=asked).json()["choices"][0]["message"]["content"]

@@ -16,7 +16,7 @@ from core.runtime.moe_step import MoEStep
 from core.runtime.residency import Residency
 from core.simulate.virtual import VirtualLink
 
-LAYER_S = 1.0    # virtual seconds of a layer
+LAYER_S = 1.0  # virtual seconds of a layer
 
 
 class Instant(TransferEngine):

@@ -75,17 +75,19 @@ def test_hits_and_victims_are_the_engines_own(name: str, scope: str, seed: int, 
                 missed.append(sum(h.outcome == Outcome.MISS for h in lease.held))
                 evicted = len(left)
                 real.release(lease)
-                del left[evicted:]                       # without a cache all leave here, in both
+                del left[evicted:]  # without a cache all leave here, in both
             wanted = np.array([token[layer] for layer in step]) + base[list(step)][:, None]
             where = cache.roster.layer_of if scope == "layer" else step[0]
             assert cache.together(wanted, now, where).tolist() == missed
             gone = cache.gone.tolist()
             for lane in range(cache.lanes):
                 mine = slice(lane * cache.width, (lane + 1) * cache.width)
-                assert [e for e in gone if mine.start <= e < mine.stop] == \
-                    [e for e in left if mine.start <= e < mine.stop]
-        assert [e for e, there in enumerate(cache.policy.score != GONE) if there] == \
-            [e for e in range(LAYERS * EXPERTS) if real.is_resident(e)]
+                assert [e for e in gone if mine.start <= e < mine.stop] == [
+                    e for e in left if mine.start <= e < mine.stop
+                ]
+        assert [e for e, there in enumerate(cache.policy.score != GONE) if there] == [
+            e for e in range(LAYERS * EXPERTS) if real.is_resident(e)
+        ]
     real.transfers.close()
 
 
@@ -123,8 +125,9 @@ def test_prompts_larger_than_the_cache_pass_through_it_alike(name: str, scope: s
             misses[int(size == 1), layer] += sum(prefill(real, layer, wanted))
         at += size
     assert replay.tally.misses[:, 0].tolist() == misses.tolist()
-    assert [e for e, there in enumerate(replay.cache.policy.score != GONE) if there] == \
-        [e for e in range(LAYERS * EXPERTS) if real.is_resident(e)]
+    assert [e for e, there in enumerate(replay.cache.policy.score != GONE) if there] == [
+        e for e in range(LAYERS * EXPERTS) if real.is_resident(e)
+    ]
     real.transfers.close()
 
 
@@ -152,9 +155,16 @@ def restart(engine: Engine) -> None:
     residency.now = 0
 
 
-@pytest.mark.parametrize("change", [*({"eviction": name} for name in NAMES), {"scope": "global"},
-                                    {"scope": "global", "eviction": "plec"}, {"budget": "30%", "eviction": "lcp"}],
-                         ids=lambda change: "-".join(change.values()))
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"eviction": name} for name in NAMES),
+        {"scope": "global"},
+        {"scope": "global", "eviction": "plec"},
+        {"budget": "30%", "eviction": "lcp"},
+    ],
+    ids=lambda change: "-".join(change.values()),
+)
 def test_a_recorded_chat_replays_request_by_request(demo: Engine, change: dict[str, object], tmp_path: Path) -> None:
     demo.change({**Settings({"budget": "50%", "link": "own"}), **change})
     restart(demo)
@@ -167,8 +177,9 @@ def test_a_recorded_chat_replays_request_by_request(demo: Engine, change: dict[s
                     writer.add(piece.step, rid)
     trace, settings = FileTrace(tmp_path / "t"), demo.settings
     name, params = settings.choice("eviction")
-    replay = Replay(trace, maker(Config(name, 0, params=params)), [demo.residency.slots], str(settings["scope"]),
-                    "filled")
+    replay = Replay(
+        trace, maker(Config(name, 0, params=params)), [demo.residency.slots], str(settings["scope"]), "filled"
+    )
     (chunk,) = trace.chunks()
     assert len(chunk.sizes) == len(steps) > 8
     at = 0
@@ -176,13 +187,14 @@ def test_a_recorded_chat_replays_request_by_request(demo: Engine, change: dict[s
         before = replay.tally.misses.sum((0, 1))
         one = slice(at, at + size)
         there = replay.cache.policy.score != GONE
-        replay.feed(Chunk(chunk.ids[one], np.array([size], np.int32), np.array([step.phase == "decode"]),
-                          chunk.rid[:1]))
+        replay.feed(
+            Chunk(chunk.ids[one], np.array([size], np.int32), np.array([step.phase == "decode"]), chunk.rid[:1])
+        )
         missed = step.outcome == Outcome.MISS
         assert ((step.outcome == Outcome.HIT) | missed).all()
         by_layer = np.bincount(step.layer[missed], minlength=shape.layers)
         assert (replay.tally.misses.sum((0, 1)) - before == by_layer).all()
-        if size == 1 and settings["scope"] == "layer":   # nobody leaves before its use: who was there, hit
+        if size == 1 and settings["scope"] == "layer":  # nobody leaves before its use: who was there, hit
             eids = step.layer.astype(int) * shape.experts + step.expert
             assert (there[eids] != missed).all()
             for layer in range(shape.layers):
@@ -190,7 +202,8 @@ def test_a_recorded_chat_replays_request_by_request(demo: Engine, change: dict[s
                 hit = there[layer * shape.experts + asked.astype(int)]
                 assert step.expert[of].tolist() == [*asked[hit].tolist(), *asked[~hit].tolist()]
         at += size
-    assert np.flatnonzero(replay.cache.policy.score != GONE).tolist() == \
-        [e for e in range(shape.total) if demo.residency.is_resident(e)]
+    assert np.flatnonzero(replay.cache.policy.score != GONE).tolist() == [
+        e for e in range(shape.total) if demo.residency.is_resident(e)
+    ]
     assert replay.tally.misses.sum() > 0
     assert (replay.tally.misses.sum() == replay.tally.requests.sum()) == (name == "none")

@@ -31,8 +31,19 @@ def trace() -> ArrayTrace:
 def profile(trace: ArrayTrace) -> Profile:
     (chunk,) = trace.chunks()
     counts = np.stack([np.bincount(chunk.ids[:, layer].ravel(), minlength=EXPERTS) for layer in range(LAYERS)])
-    return Profile("m", "m", LAYERS, EXPERTS, K, 8, 400, "the trace", "", counts=counts,
-                   gate_recall=np.array([np.nan, 0.4, 0.9], np.float32))
+    return Profile(
+        "m",
+        "m",
+        LAYERS,
+        EXPERTS,
+        K,
+        8,
+        400,
+        "the trace",
+        "",
+        counts=counts,
+        gate_recall=np.array([np.nan, 0.4, 0.9], np.float32),
+    )
 
 
 def config(trace: ArrayTrace, **settings: object) -> Config:
@@ -40,9 +51,14 @@ def config(trace: ArrayTrace, **settings: object) -> Config:
 
 
 def test_a_division_by_use_misses_less_than_an_even_one_where_layers_differ(trace: ArrayTrace) -> None:
-    even, by_use, best = simulate(trace, [config(trace, eviction="static"),
-                                          config(trace, eviction="static", layer_slots="profile"),
-                                          replace(config(trace, layer_slots="profile"), policy=BELADY, params={})])
+    even, by_use, best = simulate(
+        trace,
+        [
+            config(trace, eviction="static"),
+            config(trace, eviction="static", layer_slots="profile"),
+            replace(config(trace, layer_slots="profile"), policy=BELADY, params={}),
+        ],
+    )
     assert even.config.sizes == (8, 8, 8) and by_use.config.sizes[0] < 8 < by_use.config.sizes[2]
     assert sum(by_use.config.sizes) == SLOTS
     assert (best.hit_rate or 0) > (by_use.hit_rate or 0) > (even.hit_rate or 0) + 0.01
@@ -56,7 +72,7 @@ def test_pinned_experts_always_hit(trace: ArrayTrace) -> None:
         asked = np.isin(chunk.ids[:, 1], (3, 4)).sum(), (chunk.ids[:, 2] == 0).sum()
         hits = [round((rate or 0) * 400 * K) for rate in result.layer_hit_rate]
         if name == "none":
-            assert hits == [0, *asked]          # and nothing else stays
+            assert hits == [0, *asked]  # and nothing else stays
         else:
             assert hits[1] >= asked[0] and hits[2] >= asked[1]
 
@@ -71,8 +87,14 @@ def test_what_cannot_be_is_said_as_the_engine_says_it(trace: ArrayTrace) -> None
 
 
 def test_processes_and_neighbours_change_nothing(trace: ArrayTrace, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, Any]] = [{}, {"layer_slots": "profile"}, {"layer_slots": "adapmoe"}, {"pins": "0:1, top:1"},
-                                   {"eviction": "static"}, {"pins": "0:1, top:1", "layer_slots": "adapmoe"}]
+    asked: list[dict[str, Any]] = [
+        {},
+        {"layer_slots": "profile"},
+        {"layer_slots": "adapmoe"},
+        {"pins": "0:1, top:1"},
+        {"eviction": "static"},
+        {"pins": "0:1, top:1", "layer_slots": "adapmoe"},
+    ]
     configs = [config(trace, **one) for one in asked]
     alone = [simulate(trace, [one], processes=1)[0] for one in configs]
     assert simulate(trace, configs, processes=1) == alone
@@ -80,9 +102,16 @@ def test_processes_and_neighbours_change_nothing(trace: ArrayTrace, monkeypatch:
     assert simulate(trace, configs, processes=2) == alone
 
 
-@pytest.mark.parametrize("asked", [{"layer_slots": "adapmoe", "eviction": "lfu"}, {"pins": "0:1, 2:5, top:1"},
-                                   {"pins": "top:2", "scope": "global"}, {"eviction": "static"}],
-                         ids=lambda asked: "-".join(asked.values()))
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"layer_slots": "adapmoe", "eviction": "lfu"},
+        {"pins": "0:1, 2:5, top:1"},
+        {"pins": "top:2", "scope": "global"},
+        {"eviction": "static"},
+    ],
+    ids=lambda asked: "-".join(asked.values()),
+)
 def test_the_timed_simulator_hits_alike(trace: ArrayTrace, asked: dict[str, Any], tmp_path: Path) -> None:
     one = config(trace, **asked)
     (plain,) = simulate(trace, [one])

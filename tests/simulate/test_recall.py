@@ -36,8 +36,16 @@ def test_the_previous_token_s_experts_by_hand() -> None:
 def test_prompts_are_learnt_from_but_not_counted() -> None:
     trace = ArrayTrace(IDS, 4)
     [chunk] = trace.chunks()
-    trace.chunks = lambda: iter([Chunk(chunk.ids, np.array([2, 1], np.int32), np.array([False, True]),  # type: ignore[method-assign]
-                                       np.zeros(2, np.int32))])
+    trace.chunks = lambda: iter(
+        [
+            Chunk(
+                chunk.ids,
+                np.array([2, 1], np.int32),
+                np.array([False, True]),  # type: ignore[method-assign]
+                np.zeros(2, np.int32),
+            )
+        ]
+    )
     assert recall(trace, config("previous_token"), 2) == (pytest.approx(2 / 2), pytest.approx(0 / 2))
 
 
@@ -62,8 +70,9 @@ def test_one_that_looks_at_states_is_replayed_from_what_was_recorded(tmp_path: P
     ranked = np.array([(0, 0, 1, 2, 0.9), (0, 0, 1, 0, 0.1), (2, 0, 1, 0, 0.8)], RANKED)
     said = "gate", {"width": 0, "floor": 0.0, "distance": 1}
     with TraceWriter(tmp_path / "r.trace", 2, 4, 2, predictor=said) as to:
-        to.write(Chunk(IDS.astype(np.uint8), np.ones(3, np.int32), np.ones(3, bool), np.zeros(3, np.int32),
-                       ranked=ranked))
+        to.write(
+            Chunk(IDS.astype(np.uint8), np.ones(3, np.int32), np.ones(3, bool), np.zeros(3, np.int32), ranked=ranked)
+        )
     trace = FileTrace(tmp_path / "r.trace")
     # layer 1 of token 0 asks for 2 and 3: of (2, 0) one is right; token 1: nothing was named; token 2: the 0 is right
     assert recall(trace, config("gate"), 2) == (0.0, pytest.approx(2 / 6))

@@ -42,10 +42,17 @@ sizes = st.lists(st.sampled_from([1, 1, 1, 1, 1, 2, 5]), min_size=1, max_size=40
 
 
 @settings(max_examples=60, deadline=None)
-@given(before=sizes, sizes=sizes, seed=st.integers(0, 2**32), scope=st.sampled_from(["layer", "global"]),
-       slots=st.integers(LAYERS * K, LAYERS * EXPERTS), window=st.integers(1, 40))
-def test_no_policy_passes_the_bound(before: list[int], sizes: list[int], seed: int, scope: str, slots: int,
-                                    window: int) -> None:
+@given(
+    before=sizes,
+    sizes=sizes,
+    seed=st.integers(0, 2**32),
+    scope=st.sampled_from(["layer", "global"]),
+    slots=st.integers(LAYERS * K, LAYERS * EXPERTS),
+    window=st.integers(1, 40),
+)
+def test_no_policy_passes_the_bound(
+    before: list[int], sizes: list[int], seed: int, scope: str, slots: int, window: int
+) -> None:
     shadows = Shadows(Setup(LAYERS, EXPERTS, K, slots, scope, POLICIES), window)
     shadows.warm(passes(before, seed + 1))
     standing = fed(shadows, passes(sizes, seed)).standing()
@@ -81,8 +88,12 @@ def most(items: list[tuple[bool, frozenset[int]]], capacity: int, universe: froz
 
 
 @settings(max_examples=40, deadline=None)
-@given(sizes=st.lists(st.sampled_from([1, 1, 1, 2]), min_size=1, max_size=7), seed=st.integers(0, 2**32),
-       scope=st.sampled_from(["layer", "global"]), slots=st.integers(4, 8))
+@given(
+    sizes=st.lists(st.sampled_from([1, 1, 1, 2]), min_size=1, max_size=7),
+    seed=st.integers(0, 2**32),
+    scope=st.sampled_from(["layer", "global"]),
+    slots=st.integers(4, 8),
+)
 def test_the_bound_is_what_trying_everything_finds(sizes: list[int], seed: int, scope: str, slots: int) -> None:
     layers, experts, k = 2, 4, 2
     chunk = passes(sizes, seed, layers, experts, k)
@@ -96,8 +107,14 @@ def test_the_bound_is_what_trying_everything_finds(sizes: list[int], seed: int, 
         requests.append((decode, [frozenset((ids[:, i].astype(int) + i * experts).ravel()) for i in range(layers)]))
         at += size
     if scope == "layer":
-        found = sum(most([(d, by[i]) for d, by in requests], slots // layers + (i < slots % layers),
-                         frozenset(range(i * experts, (i + 1) * experts))) for i in range(layers))
+        found = sum(
+            most(
+                [(d, by[i]) for d, by in requests],
+                slots // layers + (i < slots % layers),
+                frozenset(range(i * experts, (i + 1) * experts)),
+            )
+            for i in range(layers)
+        )
     else:
         flat = [(d, one) for d, by in requests for one in (by if d else [frozenset().union(*by)])]
         found = most(flat, slots, frozenset(range(layers * experts)))
@@ -133,8 +150,11 @@ def test_shadows_are_the_simulators_caches(scope: str) -> None:
     for start in range(0, len(chunk.sizes), 7):
         of = slice(start, start + 7)
         n = int(chunk.sizes[of].sum())
-        shadows.feed(Chunk(chunk.ids[at : at + n], chunk.sizes[of], chunk.decode[of], chunk.rid[of]),
-                     np.arange(start, start + len(chunk.sizes[of])), np.full(len(chunk.sizes[of]), 100))
+        shadows.feed(
+            Chunk(chunk.ids[at : at + n], chunk.sizes[of], chunk.decode[of], chunk.rid[of]),
+            np.arange(start, start + len(chunk.sizes[of])),
+            np.full(len(chunk.sizes[of]), 100),
+        )
         at += n
     standing = shadows.standing()
     assert standing is not None
@@ -171,14 +191,22 @@ def test_the_chosen_policys_shadow_hits_what_the_engine_hits(demo: Engine, chang
     demo.change({**Settings({"budget": "50%", "link": "own"}), **change})
     restart(demo)
     shape = demo.shape
-    shadows = Shadows(Setup(shape.layers, shape.experts, shape.top_k, demo.residency.slots, str(demo.settings["scope"]),
-                            POLICIES), 64)
+    shadows = Shadows(
+        Setup(shape.layers, shape.experts, shape.top_k, demo.residency.slots, str(demo.settings["scope"]), POLICIES), 64
+    )
     for question in ("What does json.dumps do?", "Who wrote Faust?"):
         for piece in demo.generate([{"role": "user", "content": question}], Sampling(max_new_tokens=16)):
             if (step := piece.step) is not None:
-                shadows.feed(Chunk(step.ids.transpose(1, 0, 2), np.array([step.tokens], np.int32),
-                                   np.array([step.phase == "decode"]), np.zeros(1, np.int32)), [step.hits],
-                             [step.requests])
+                shadows.feed(
+                    Chunk(
+                        step.ids.transpose(1, 0, 2),
+                        np.array([step.tokens], np.int32),
+                        np.array([step.phase == "decode"]),
+                        np.zeros(1, np.int32),
+                    ),
+                    [step.hits],
+                    [step.requests],
+                )
     standing = shadows.standing()
     assert standing is not None
     assert 0.0 < standing.own == standing.rates[str(demo.settings["eviction"])] <= standing.belady < 1.0

@@ -94,7 +94,7 @@ def test_prompts_are_counted_apart(tmp_path: Path) -> None:
 def test_repeated_ids_ask_once() -> None:
     ids = np.array([[[0, 1, 1]], [[1, 1, 1]], [[2, 3, 2]], [[0, 0, 1]]])
     result = simulate(ArrayTrace(ids, 4), [Config("lru", 3)])[0]
-    assert (result.requests, result.hits) == (2 + 1 + 2 + 2, 0 + 1 + 0 + 1)   # 0 made room for 3: only 1 is there
+    assert (result.requests, result.hits) == (2 + 1 + 2 + 2, 0 + 1 + 0 + 1)  # 0 made room for 3: only 1 is there
 
 
 @pytest.mark.parametrize("ours", [True, False])
@@ -104,15 +104,20 @@ def test_processes_change_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     alone = simulate(source, configs, processes=1)
     monkeypatch.setattr(run_module, "SMALL", 0)
     said: list[str] = []
-    together = simulate(save(source, tmp_path / "t") if ours else source, configs, processes=2,
-                        say=said.append)
+    together = simulate(save(source, tmp_path / "t") if ours else source, configs, processes=2, say=said.append)
     assert together == alone
     assert len(said) == 3 and said[-1].startswith("4 of 4")
 
 
-@pytest.mark.parametrize(("config", "why"), [
-    (Config("psychic", 9), "no eviction called 'psychic'"), (Config("lru", 8), "need at least 9"),
-    (Config("lru", 2, "global"), "needs at least 3"), (Config("lcp", 9, params={"rho": 2.0}), "between 0.01 and 0.99")])
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (Config("psychic", 9), "no eviction called 'psychic'"),
+        (Config("lru", 8), "need at least 9"),
+        (Config("lru", 2, "global"), "needs at least 3"),
+        (Config("lcp", 9, params={"rho": 2.0}), "between 0.01 and 0.99"),
+    ],
+)
 def test_what_cannot_be_simulated_is_said(config: Config, why: str) -> None:
     with pytest.raises(SettingError, match=why):
         simulate(trace(5)[0], [config])
@@ -123,8 +128,8 @@ def test_what_cannot_be_simulated_is_said(config: Config, why: str) -> None:
 def test_the_clock_by_hand() -> None:
     clock = Clock(compute_ms=10.0, load_ms=3.0, expert_ms=1.0)
     assert clock.stall_ms(4, 0) == 0
-    assert clock.stall_ms(4, 1) == 0              # three residents take as long as the copy
-    assert clock.stall_ms(4, 2) == 1 + 2          # ready at 2, copies land at 3 and 6: waits from 2 to 3, from 4 to 6
+    assert clock.stall_ms(4, 1) == 0  # three residents take as long as the copy
+    assert clock.stall_ms(4, 2) == 1 + 2  # ready at 2, copies land at 3 and 6: waits from 2 to 3, from 4 to 6
     assert clock.stall_ms(4, 4) == 3 + 2 + 2 + 2
     # Two layers, ten tokens: nine misses of none and one of two; all of one: (9 x 0 + 3) / 10 a token.
     assert clock.tpot_ms(np.array([[9, 0, 1, 0, 0], [0, 10, 0, 0, 0]])) == pytest.approx(10.3)

@@ -51,8 +51,14 @@ def test_a_token_by_hand() -> None:
     def told(*guesses: tuple[int, int, float]) -> tuple[Any, ...]:
         course = Course(ArrayTrace(ids, 4), Config("lru", 4), Says(list(guesses)), clock, BLOB)
         sums = course.run()["decode"]
-        return (sums.compute_s * 1e3, sums.stall_s * 1e3, sums.net_ms, sums.counts.used, sums.counts.late,
-                sums.counts.wasted)
+        return (
+            sums.compute_s * 1e3,
+            sums.stall_s * 1e3,
+            sums.net_ms,
+            sums.counts.used,
+            sums.counts.late,
+            sums.counts.wasted,
+        )
 
     # Layer 1's expert is named before the pass: copied from 0 to 4. Layer 0's demand of ms 1 waits until 4, then its
     # own copy until 8, done at 10; at 11 layer 1 has what it needs, done at 13, with the head 14. Stall 7. The prefetch
@@ -90,7 +96,10 @@ def test_nothing_is_faster_than_the_bound_and_bytes_add_up(name: str) -> None:
         assert found.used + found.late + found.wasted <= found.issued <= found.used + found.late + found.wasted + 24
         assert found.prefetch_bytes == (found.used + found.late + found.wasted) * BLOB
         assert (found.late_bytes, found.wasted_bytes, found.evicted_bytes) == (
-            found.late * BLOB, found.wasted * BLOB, found.evicted * BLOB)
+            found.late * BLOB,
+            found.wasted * BLOB,
+            found.evicted * BLOB,
+        )
     oracle = one(source, Timed(cache, ORACLE))
     assert oracle.tpot_ms is not None and bound - 1e-9 <= oracle.tpot_ms <= found.tpot_ms
     assert oracle.recall_by_layer == (1.0,) * LAYERS
@@ -99,8 +108,12 @@ def test_nothing_is_faster_than_the_bound_and_bytes_add_up(name: str) -> None:
 def test_what_was_recorded_of_a_predictor_is_replayed(tmp_path: Path) -> None:
     source = trace(60)
     (chunk,) = source.chunks()
-    rows = [(of, layer, layer + 1, expert, 0.5) for of in range(60) for layer in range(LAYERS - 1)
-            for expert in chunk.ids[of, layer + 1].tolist()]                     # a gate that is always right
+    rows = [
+        (of, layer, layer + 1, expert, 0.5)
+        for of in range(60)
+        for layer in range(LAYERS - 1)
+        for expert in chunk.ids[of, layer + 1].tolist()
+    ]  # a gate that is always right
     settings = {"width": 0, "floor": 0.0, "distance": 1}
     with TraceWriter(tmp_path / "t", LAYERS, EXPERTS, K, predictor=("gate", settings)) as to:
         to.write(Chunk(chunk.ids, chunk.sizes, chunk.decode, chunk.rid, ranked=np.array(rows, RANKED)))
@@ -114,12 +127,16 @@ def test_what_was_recorded_of_a_predictor_is_replayed(tmp_path: Path) -> None:
         one(source, Timed(Config("lru", 24), "gate"))
 
 
-@pytest.mark.parametrize(("config", "error", "why"), [
-    (Timed(Config("lru", 11)), SettingError, "11 slots are too few"),
-    (Timed(Config("psychic", 24)), SettingError, "no eviction called"),
-    (Timed(Config("lru", 24), "psychic"), SettingError, "no predictor called"),
-    (Timed(Config("lru", 24), "recent", {"tokens": 0}), SettingError, "between 1 and"),
-    (Timed(Config("lru", 24), "routing_path"), SettingError, "needs a profile")])
+@pytest.mark.parametrize(
+    ("config", "error", "why"),
+    [
+        (Timed(Config("lru", 11)), SettingError, "11 slots are too few"),
+        (Timed(Config("psychic", 24)), SettingError, "no eviction called"),
+        (Timed(Config("lru", 24), "psychic"), SettingError, "no predictor called"),
+        (Timed(Config("lru", 24), "recent", {"tokens": 0}), SettingError, "between 1 and"),
+        (Timed(Config("lru", 24), "routing_path"), SettingError, "needs a profile"),
+    ],
+)
 def test_what_cannot_be_simulated_is_said_before_anything_runs(config: Timed, error: type[Exception], why: str) -> None:
     with pytest.raises(error, match=why):
         one(trace(5), config)

@@ -25,7 +25,7 @@ START = {**Settings({"budget": "50%", "link": "own"})}
 QUESTIONS = ["What does json.dumps do?", "Who wrote Faust?"]
 COUNTS = ("issued", "used", "late", "wasted", "evicted")
 ON_IDS = ["none", "all_next", "previous_token", "recent", "request", "transitions"]
-ALL = [*ON_IDS, "gate"]                       # the gate's guesses are recorded and replayed: it looks at hidden states
+ALL = [*ON_IDS, "gate"]  # the gate's guesses are recorded and replayed: it looks at hidden states
 Events = list[tuple[Any, ...]]
 
 
@@ -33,7 +33,7 @@ def lived(engine: Engine, settings: dict[str, object], link: Any, path: Path) ->
     """Answer the questions over `link`, from a cache as after a load; the routing is recorded."""
     engine.change({**START, **settings})
     restart(engine)
-    engine.foresight.use(*engine.settings.choice("predictor"), None)     # it has learnt nothing yet
+    engine.foresight.use(*engine.settings.choice("predictor"), None)  # it has learnt nothing yet
     residency, step, recorder, kept = engine.residency, engine._step, engine.recorder, engine.transfers
     shape, steps = engine.shape, list[StepRecord]()
     recorder.forget()
@@ -41,8 +41,12 @@ def lived(engine: Engine, settings: dict[str, object], link: Any, path: Path) ->
     residency.transfers = step._transfers = recorder._transfers = link
     engine.keep(probs=False, ranks=True, tokens=False)
     try:
-        with (written_down(link) as events, TraceWriter(path, shape.layers, shape.experts, shape.top_k,
-                                                        predictor=engine.settings.choice("predictor")) as writer):
+        with (
+            written_down(link) as events,
+            TraceWriter(
+                path, shape.layers, shape.experts, shape.top_k, predictor=engine.settings.choice("predictor")
+            ) as writer,
+        ):
             for rid, question in enumerate(QUESTIONS):
                 for piece in engine.generate([{"role": "user", "content": question}], Sampling(max_new_tokens=8)):
                     if piece.step is not None and (not steps or piece.step is not steps[-1]):
@@ -50,7 +54,7 @@ def lived(engine: Engine, settings: dict[str, object], link: Any, path: Path) ->
                         writer.add(piece.step, rid)
     finally:
         engine.keep(probs=False, ranks=False, tokens=False)
-        for eid in list(residency._tickets):                     # what is queued there is never copied
+        for eid in list(residency._tickets):  # what is queued there is never copied
             if not link.landed(residency._tickets[eid]):
                 residency.evict(residency.pool(eid // shape.experts), eid)
         residency.transfers = step._transfers = recorder._transfers = kept
@@ -60,8 +64,9 @@ def lived(engine: Engine, settings: dict[str, object], link: Any, path: Path) ->
 def replayed(engine: Engine, path: Path, link: Any, load_s: float) -> tuple[Events, dict[str, int]]:
     """The same trace in the simulator, on `link` if one is given."""
     settings, trace = engine.settings, FileTrace(path)
-    cache = Config(str(settings["eviction"]), engine.residency.slots, str(settings["scope"]),
-                   settings.choice("eviction")[1])
+    cache = Config(
+        str(settings["eviction"]), engine.residency.slots, str(settings["scope"]), settings.choice("eviction")[1]
+    )
     one = Timed(cache, *settings.choice("predictor"), bool(settings["prefetch_deadline"]))
     clock = Clock(compute_ms=1e3 * LAYER_S * trace.layers, load_ms=1e3 * load_s, expert_ms=0.0)
     course = follow(trace, one, clock, engine.sizes.blob, predictor_for(one, trace), start="filled")
@@ -84,8 +89,11 @@ def compare(engine: Engine, settings: dict[str, object], real: Any, virtual: Any
 
 def met(events: Events) -> set[str]:
     """Outcomes and kinds of copies that occurred."""
-    return {word for event in events for word in
-            ([event[0]] if isinstance(event[0], str) else [outcome for _, outcome in event[1:]])}
+    return {
+        word
+        for event in events
+        for word in ([event[0]] if isinstance(event[0], str) else [outcome for _, outcome in event[1:]])
+    }
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -101,13 +109,22 @@ def test_where_no_prefetch_ever_lands_in_time(demo: Engine, name: str, tmp_path:
     assert {"HIT", "MISS", "demand", "prefetch", "promote"} == met(events)
 
 
-@pytest.mark.parametrize("settings", [
-    *({"predictor": name} for name in ALL), {"predictor": "gate", "prefetch_deadline": True},
-    {"predictor": "transitions", "predictor.transitions.distance": 3}, {"predictor": "gate", "scope": "global"},
-    {"predictor": "all_next", "prefetch_deadline": True, "scope": "global"}, {"predictor": "gate", "eviction": "plec"},
-    {"predictor": "recent", "eviction": "finemoe", "budget": "30%"}], ids=lambda s: "-".join(map(str, s.values())))
-def test_where_some_land_some_are_late_and_some_never_start(demo: Engine, settings: dict[str, object],
-                                                            tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({"predictor": name} for name in ALL),
+        {"predictor": "gate", "prefetch_deadline": True},
+        {"predictor": "transitions", "predictor.transitions.distance": 3},
+        {"predictor": "gate", "scope": "global"},
+        {"predictor": "all_next", "prefetch_deadline": True, "scope": "global"},
+        {"predictor": "gate", "eviction": "plec"},
+        {"predictor": "recent", "eviction": "finemoe", "budget": "30%"},
+    ],
+    ids=lambda s: "-".join(map(str, s.values())),
+)
+def test_where_some_land_some_are_late_and_some_never_start(
+    demo: Engine, settings: dict[str, object], tmp_path: Path
+) -> None:
     load_s = 0.45 * LAYER_S
     events = compare(demo, settings, Counted(demo, load_s), None, load_s, tmp_path / "t")
     if settings["predictor"] in ("gate", "all_next") and "prefetch_deadline" not in settings:

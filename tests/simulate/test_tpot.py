@@ -15,8 +15,8 @@ from core.trace import FileTrace, TraceWriter
 from core.types import StepRecord
 from tests.simulate.test_engine import restart
 
-TRIES = 6        # on a machine that is busy with other things
-COPY_MS = 20.0   # several times what the demo model computes in a layer, even there
+TRIES = 6  # on a machine that is busy with other things
+COPY_MS = 20.0  # several times what the demo model computes in a layer, even there
 GENERATED = 10
 
 
@@ -30,10 +30,12 @@ def measured(engine: Engine, path: Path) -> list[StepRecord]:
     engine.recorder.forget()
     engine.keep(probs=False, ranks=True, tokens=False)
     shape, steps = engine.shape, list[StepRecord]()
-    with TraceWriter(path, shape.layers, shape.experts, shape.top_k,
-                     predictor=engine.settings.choice("predictor")) as writer:
-        for piece in engine.generate([{"role": "user", "content": "What does json.dumps do?"}],
-                                     Sampling(max_new_tokens=GENERATED)):
+    with TraceWriter(
+        path, shape.layers, shape.experts, shape.top_k, predictor=engine.settings.choice("predictor")
+    ) as writer:
+        for piece in engine.generate(
+            [{"role": "user", "content": "What does json.dumps do?"}], Sampling(max_new_tokens=GENERATED)
+        ):
             if piece.step is not None and (not steps or piece.step is not steps[-1]):
                 steps.append(piece.step)
                 writer.add(piece.step)
@@ -48,8 +50,13 @@ def predicted(engine: Engine, path: Path, steps: list[StepRecord]) -> float:
     layers, k = trace.layers, trace.top_k
     compute_ms = statistics.fmean(step.compute_ms - step.predict_ms for step in steps)
     idle_ms = statistics.fmean(step.idle_ms for step in steps)
-    clock = Clock(compute_ms + idle_ms, COPY_MS, expert_ms=compute_ms / layers / k / 2, head_ms=idle_ms,
-                  predict_ms=statistics.fmean(step.predict_ms for step in steps) / layers)
+    clock = Clock(
+        compute_ms + idle_ms,
+        COPY_MS,
+        expert_ms=compute_ms / layers / k / 2,
+        head_ms=idle_ms,
+        predict_ms=statistics.fmean(step.predict_ms for step in steps) / layers,
+    )
     course = follow(trace, one, clock, engine.sizes.blob, predictor_for(one, trace), start="filled")
     sums = course.run()["decode"]
     return (sums.compute_s + sums.stall_s) * 1e3 / sums.tokens
@@ -60,8 +67,12 @@ def test_predicted_speed_is_within_a_tenth_of_the_measured(demo: Engine, predict
     """Half of all experts resident; a token's copies take ten times its computing, so noise in that hardly counts. A
     try in which another program took the machine for a while is repeated."""
     gbps = demo.sizes.blob / (COPY_MS * 1e-3) / 1e9
-    demo.change({**Settings({"budget": "50%", "link": "emulated", "link_gbps": gbps, "link_latency_us": 0.0}),
-                 "predictor": predictor})
+    demo.change(
+        {
+            **Settings({"budget": "50%", "link": "emulated", "link_gbps": gbps, "link_latency_us": 0.0}),
+            "predictor": predictor,
+        }
+    )
     ratios = []
     for attempt in range(TRIES):
         steps = measured(demo, tmp_path / f"{attempt}")
@@ -71,4 +82,4 @@ def test_predicted_speed_is_within_a_tenth_of_the_measured(demo: Engine, predict
             break
     demo.change({"link": "own"})
     assert 0.9 < ratios[-1] < 1.1, ratios
-    assert statistics.fmean(step.stall_ms for step in steps) > 0.5 * tpot_ms     # it was the link that decided
+    assert statistics.fmean(step.stall_ms for step in steps) > 0.5 * tpot_ms  # it was the link that decided

@@ -24,11 +24,16 @@ Change = Callable[[Raw], object]
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A good file: qwen3_moe of two layers, experts in Q8_0, a vocabulary of 256."""
-    vocabulary = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2",
-                  "tokenizer.ggml.tokens": [chr(0x100 + n) for n in range(256)],
-                  "tokenizer.ggml.token_type": [1] * 256, "tokenizer.ggml.merges": ["\u0100 \u0101"]}
-    return make_gguf("qwen3_moe", tmp_path_factory.mktemp("gguf"), experts_in("Q8_0"), vocabulary,
-                     num_hidden_layers=2)[1].read_bytes()
+    vocabulary = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.tokens": [chr(0x100 + n) for n in range(256)],
+        "tokenizer.ggml.token_type": [1] * 256,
+        "tokenizer.ggml.merges": ["\u0100 \u0101"],
+    }
+    return make_gguf("qwen3_moe", tmp_path_factory.mktemp("gguf"), experts_in("Q8_0"), vocabulary, num_hidden_layers=2)[
+        1
+    ].read_bytes()
 
 
 @pytest.fixture
@@ -47,6 +52,7 @@ def swap(raw: Raw) -> None:
 def shift(name: str, by: int) -> Change:
     def change(raw: Raw) -> None:
         raw.row(name).offset += by
+
     return change
 
 
@@ -66,12 +72,14 @@ def own(name: str, kind: int, value: object) -> Change:
 def reshape(name: str, *shape: int) -> Change:
     def change(raw: Raw) -> None:
         raw.row(name).shape = shape
+
     return change
 
 
 def lie(tensors: int | None = None, pairs: int | None = None) -> Change:
     def change(raw: Raw) -> None:
         raw.counts = (tensors, pairs)
+
     return change
 
 
@@ -145,8 +153,11 @@ MODELS: list[tuple[str, Change, str]] = [
     ("a normalisation flag as number", own("expert_weights_norm", U32, 1), "weights_norm is 1, not true or false"),
     ("an architecture that is a number", key("general.architecture", U32, 3), "names no architecture"),
     ("split count as text", key("split.count", TEXT, "two"), "split.count is 'two'"),
-    ("more tokens than embeddings", key("tokenizer.ggml.tokens", ARRAY, array(TEXT, [str(n) for n in range(300)])),
-     "300 tokens, but embeddings of only 256"),
+    (
+        "more tokens than embeddings",
+        key("tokenizer.ggml.tokens", ARRAY, array(TEXT, [str(n) for n in range(300)])),
+        "300 tokens, but embeddings of only 256",
+    ),
 ]
 VOCABULARIES: list[tuple[str, Change, str]] = [
     ("an end token as text", key("tokenizer.ggml.eos_token_id", TEXT, "end"), "eos_token_id is 'end', which is no"),
@@ -160,8 +171,9 @@ VOCABULARIES: list[tuple[str, Change, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "words"), [case[1:] for case in HEADERS + MODELS],
-                         ids=[case[0] for case in HEADERS + MODELS])
+@pytest.mark.parametrize(
+    ("change", "words"), [case[1:] for case in HEADERS + MODELS], ids=[case[0] for case in HEADERS + MODELS]
+)
 def test_damaged_headers_are_refused(file: Path, change: Change, words: str) -> None:
     raw = Raw.of(file)
     change(raw)
@@ -213,11 +225,17 @@ def test_a_sound_file_put_together_again_is_sound(file: Path, sound: bytes) -> N
         assert job.site.num_experts == 8
 
 
-@pytest.mark.parametrize("change", [
-    key("x", ARRAY, struct.pack("<IQ", ARRAY, 1) * 2000 + array(U32, [1])),
-    key("x", ARRAY, struct.pack("<IQ", U32, 1 << 62)),
-    key("x", ARRAY, struct.pack("<IQ", TEXT, 1 << 62)),
-    lie(pairs=1 << 40), key("x", 99, b"")], ids=["nested", "numbers", "texts", "keys", "type"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        key("x", ARRAY, struct.pack("<IQ", ARRAY, 1) * 2000 + array(U32, [1])),
+        key("x", ARRAY, struct.pack("<IQ", U32, 1 << 62)),
+        key("x", ARRAY, struct.pack("<IQ", TEXT, 1 << 62)),
+        lie(pairs=1 << 40),
+        key("x", 99, b""),
+    ],
+    ids=["nested", "numbers", "texts", "keys", "type"],
+)
 def test_the_library_shows_a_damaged_head_as_damaged(file: Path, change: Change) -> None:
     raw = Raw.of(file)
     change(raw)

@@ -77,14 +77,17 @@ def test_missing_files(tmp_path: Path) -> None:
         open_gguf(tmp_path)
 
 
-@pytest.mark.parametrize(("at", "data", "text"), [
-    (0, b"GGML", "does not begin with GGUF"),
-    (4, struct.pack("<I", 1), "version 1; Moestro reads versions 2 and 3"),
-    (4, struct.pack(">I", 3), "big-endian"),
-    (8, struct.pack("<Q", 1 << 60), "damaged.*Download it again"),
-    (16, struct.pack("<Q", 1 << 60), "damaged.*Download it again"),
-    (24, struct.pack("<Q", 1 << 50), "damaged: its header is cut short. Download it again"),
-])
+@pytest.mark.parametrize(
+    ("at", "data", "text"),
+    [
+        (0, b"GGML", "does not begin with GGUF"),
+        (4, struct.pack("<I", 1), "version 1; Moestro reads versions 2 and 3"),
+        (4, struct.pack(">I", 3), "big-endian"),
+        (8, struct.pack("<Q", 1 << 60), "damaged.*Download it again"),
+        (16, struct.pack("<Q", 1 << 60), "damaged.*Download it again"),
+        (24, struct.pack("<Q", 1 << 50), "damaged: its header is cut short. Download it again"),
+    ],
+)
 def test_damaged_headers(file: Path, at: int, data: bytes, text: str) -> None:
     with pytest.raises(ModelError, match=text):
         open_gguf(changed(file, at, data))
@@ -145,8 +148,12 @@ def test_one_expert_at_a_time_is_read(file: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_many_threads_read_at_once_and_closing_twice_is_fine(file: Path) -> None:
     with open_gguf(file) as source, ThreadPoolExecutor(4) as pool:
-        names = [f"model.layers.{layer}.mlp.experts.{e}.{p}_proj.weight" for layer in range(3) for e in range(8)
-                 for p in ("gate", "up", "down")]
+        names = [
+            f"model.layers.{layer}.mlp.experts.{e}.{p}_proj.weight"
+            for layer in range(3)
+            for e in range(8)
+            for p in ("gate", "up", "down")
+        ]
         for name, got in zip(names, pool.map(source.tensors.read, names), strict=True):
             assert torch.equal(got, source.tensors.read(name))
         source.close()

@@ -119,15 +119,18 @@ def raw(source: Any, name: str) -> torch.Tensor:
         return torch.frombuffer(bytearray(handle.read(entry.bytes)), dtype=torch.float32).view(entry.shape)
 
 
-@pytest.mark.parametrize(("arch", "field", "text"), [
-    ("qwen3_moe", {"qwen3moe.attention.sliding_window": 512}, "sliding window"),
-    ("qwen3_moe", {"qwen3moe.final_logit_softcapping": 30.0}, "final_logit_softcapping"),
-    ("qwen3_moe", {"qwen3moe.expert_gating_func": 2}, "scores experts"),
-    ("qwen3_moe", {"qwen3moe.expert_weights_scale": 2.5}, "scales what experts give"),
-    ("qwen3_moe", {"qwen3moe.rope.scaling.type": "longrope"}, "longrope"),
-    ("granitemoe", {"granitemoe.rope.scaling.finetuned": False}, "without rotary embedding"),
-    ("deepseek_v2", {"deepseek2.expert_weights_norm": True}, "weighs experts"),
-])
+@pytest.mark.parametrize(
+    ("arch", "field", "text"),
+    [
+        ("qwen3_moe", {"qwen3moe.attention.sliding_window": 512}, "sliding window"),
+        ("qwen3_moe", {"qwen3moe.final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        ("qwen3_moe", {"qwen3moe.expert_gating_func": 2}, "scores experts"),
+        ("qwen3_moe", {"qwen3moe.expert_weights_scale": 2.5}, "scales what experts give"),
+        ("qwen3_moe", {"qwen3moe.rope.scaling.type": "longrope"}, "longrope"),
+        ("granitemoe", {"granitemoe.rope.scaling.finetuned": False}, "without rotary embedding"),
+        ("deepseek_v2", {"deepseek2.expert_weights_norm": True}, "weighs experts"),
+    ],
+)
 def test_what_cannot_be_carried_over_is_refused(arch: str, field: dict[str, Any], text: str, tmp_path: Path) -> None:
     _, file = make_gguf(arch, tmp_path, tokenizer=field)
     with pytest.raises(ModelError, match=text):
@@ -139,9 +142,11 @@ def test_models_that_are_not_known_are_refused_by_name(tmp_path: Path) -> None:
     with open_gguf(file) as source:
         tensors = {name: raw(source, name) for name in source.header.tensors}
     dense = {name: tensor for name, tensor in tensors.items() if "ffn" not in name}
-    for ggml, weights, text in (("bailingmoe2", tensors, "'bailingmoe2', only of: .*qwen3moe.*safetensors"),
-                                ("llama", tensors, "6 tensors that Moestro does not know .*attn_k_norm.weight"),
-                                ("qwen3moe", dense, "no experts")):
+    for ggml, weights, text in (
+        ("bailingmoe2", tensors, "'bailingmoe2', only of: .*qwen3moe.*safetensors"),
+        ("llama", tensors, "6 tensors that Moestro does not know .*attn_k_norm.weight"),
+        ("qwen3moe", dense, "no experts"),
+    ):
         folder = tmp_path / text[:5]
         folder.mkdir()
         with pytest.raises(ModelError, match=text):
@@ -149,8 +154,9 @@ def test_models_that_are_not_known_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_layers_that_only_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
-    checkpoint, file = make_gguf("glm4_moe", tmp_path, num_hidden_layers=4,
-                                 tokenizer={"glm4moe.nextn_predict_layers": 1})
+    checkpoint, file = make_gguf(
+        "glm4_moe", tmp_path, num_hidden_layers=4, tokenizer={"glm4moe.nextn_predict_layers": 1}
+    )
     whole = Raw.of(file)
     whole.rows.append(Row(b"blk.3.nextn.enorm.weight", (64,), 0, len(whole.data)))
     whole.data += bytes(256)
@@ -161,12 +167,17 @@ def test_layers_that_only_predict_further_tokens_are_left_out(tmp_path: Path) ->
     assert checkpoint.is_dir()
 
 
-@pytest.mark.parametrize(("field", "wanted"), [
-    ({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 128},
-     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}),
-    ({"rope.scaling.type": "linear", "rope.scaling.factor": 2.0}, {"rope_type": "linear", "factor": 2.0}),
-    ({"rope.scaling.type": "none"}, {"rope_type": "default"}),
-])
+@pytest.mark.parametrize(
+    ("field", "wanted"),
+    [
+        (
+            {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 128},
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+        ),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 2.0}, {"rope_type": "linear", "factor": 2.0}),
+        ({"rope.scaling.type": "none"}, {"rope_type": "default"}),
+    ],
+)
 def test_stretched_rotary_embeddings(field: dict[str, Any], wanted: dict[str, Any], tmp_path: Path) -> None:
     _, file = make_gguf("qwen3_moe", tmp_path, tokenizer={f"qwen3moe.{key}": value for key, value in field.items()})
     with open_gguf(file) as source:

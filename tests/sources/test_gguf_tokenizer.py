@@ -17,9 +17,21 @@ from core.sources.gguf.pretokenize import SPLITS, WHOLE
 from tests.gguf_files import make_gguf
 from tests.tiny_tokenizer import TEMPLATE
 
-TEXTS = ["Hello world", "  many   spaces \n\n\nlines\r\n\ttabs ", "I'LL we've THEY'RE don't", "1 12 123 12345 3.14",
-         "naïve café Straße", "Привет 你好，世界！ 今日は 안녕", "def f(x): return x**2  # why\n", "🚀 ½ ٣٤", "", " ",
-         "x\n", "<|im_start|>user\nhi <think>so</think><|im_end|>", "XMLHttpRequest iPhone"]
+TEXTS = [
+    "Hello world",
+    "  many   spaces \n\n\nlines\r\n\ttabs ",
+    "I'LL we've THEY'RE don't",
+    "1 12 123 12345 3.14",
+    "naïve café Straße",
+    "Привет 你好，世界！ 今日は 안녕",
+    "def f(x): return x**2  # why\n",
+    "🚀 ½ ٣٤",
+    "",
+    " ",
+    "x\n",
+    "<|im_start|>user\nhi <think>so</think><|im_end|>",
+    "XMLHttpRequest iPhone",
+]
 CORPUS = [*TEXTS, Path(__file__).read_text(encoding="utf-8"), "hello hello world worlds the there then than"] * 3
 SPECIAL = ["<|im_start|>", "<|im_end|>"]
 
@@ -28,27 +40,40 @@ def trained(pre: str) -> tuple[Tokenizer, dict[str, Any]]:
     """A byte-level tokenizer that cuts text as `pre` does, and the same as GGUF metadata."""
     tokenizer = Tokenizer(models.BPE(ignore_merges=pre in WHOLE))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [*(pre_tokenizers.Split(Regex(split), "isolated") for split in SPLITS[pre]),
-         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        [
+            *(pre_tokenizers.Split(Regex(split), "isolated") for split in SPLITS[pre]),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(
-        vocab_size=500, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False))
+    tokenizer.train_from_iterator(
+        CORPUS,
+        trainers.BpeTrainer(
+            vocab_size=500, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
+        ),
+    )
     tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in SPECIAL])
     tokenizer.add_tokens([AddedToken(t, normalized=False) for t in ("<think>", "</think>")])
     size = tokenizer.get_vocab_size()
     merges = [" ".join(pair) for pair in json.loads(tokenizer.to_str())["model"]["merges"]]
     return tokenizer, {
-        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.merges": merges,
         "tokenizer.ggml.tokens": [tokenizer.id_to_token(i) for i in range(size)],
-        "tokenizer.ggml.token_type": [1] * (size - 4) + [3, 3, 4, 4], "tokenizer.ggml.eos_token_id": size - 3,
-        "tokenizer.ggml.bos_token_id": size - 4, "tokenizer.ggml.eot_token_id": size - 1,
-        "tokenizer.chat_template": TEMPLATE}
+        "tokenizer.ggml.token_type": [1] * (size - 4) + [3, 3, 4, 4],
+        "tokenizer.ggml.eos_token_id": size - 3,
+        "tokenizer.ggml.bos_token_id": size - 4,
+        "tokenizer.ggml.eot_token_id": size - 1,
+        "tokenizer.chat_template": TEMPLATE,
+    }
 
 
 def shell(arch: str, folder: Path, metadata: dict[str, Any]) -> Path:
     """A directory with the config and tokenizer of a GGUF model with such metadata."""
-    _, file = make_gguf(arch, folder, tokenizer=metadata, vocab_size=512, eos_token_id=None, bos_token_id=None,
-                        pad_token_id=None)
+    _, file = make_gguf(
+        arch, folder, tokenizer=metadata, vocab_size=512, eos_token_id=None, bos_token_id=None, pad_token_id=None
+    )
     written = folder / "shell"
     written.mkdir()
     with open_gguf(file) as source:
@@ -57,8 +82,17 @@ def shell(arch: str, folder: Path, metadata: dict[str, Any]) -> Path:
     return written
 
 
-@pytest.mark.parametrize(("pre", "arch"), [("qwen2", "qwen3_moe"), ("llama-bpe", "mixtral"), ("gpt-4o", "gpt_oss"),
-                                           ("deepseek-v3", "deepseek_v3"), ("refact", "granitemoe"), ("olmo", "olmoe")])
+@pytest.mark.parametrize(
+    ("pre", "arch"),
+    [
+        ("qwen2", "qwen3_moe"),
+        ("llama-bpe", "mixtral"),
+        ("gpt-4o", "gpt_oss"),
+        ("deepseek-v3", "deepseek_v3"),
+        ("refact", "granitemoe"),
+        ("olmo", "olmoe"),
+    ],
+)
 def test_byte_level_ids(pre: str, arch: str, tmp_path: Path) -> None:
     original, metadata = trained(pre)
     tokenizer = AutoTokenizer.from_pretrained(shell(arch, tmp_path, metadata), local_files_only=True)
@@ -93,18 +127,54 @@ def test_what_encloses_a_text_is_as_metadata_says(add_bos: bool, add_eos: bool, 
     assert tokenizer("hello")["input_ids"] == original.encode("hello").ids
 
 
-PIECES = ["▁", "h", "e", "l", "o", "w", "r", "d", "▁h", "▁w", "he", "ll", "llo", "hello", "▁hello", "or", "ld", "orld",
-          "▁world", "[", "I", "]", "▁[", "▁▁", "a", "aa"]
-SCORES = {piece: -float(rank) for rank, piece in enumerate(
-    ["▁hello", "▁world", "orld", "hello", "llo", "ll", "he", "▁h", "▁w", "or", "ld", "▁▁", "▁[", "aa"])}
+PIECES = [
+    "▁",
+    "h",
+    "e",
+    "l",
+    "o",
+    "w",
+    "r",
+    "d",
+    "▁h",
+    "▁w",
+    "he",
+    "ll",
+    "llo",
+    "hello",
+    "▁hello",
+    "or",
+    "ld",
+    "orld",
+    "▁world",
+    "[",
+    "I",
+    "]",
+    "▁[",
+    "▁▁",
+    "a",
+    "aa",
+]
+SCORES = {
+    piece: -float(rank)
+    for rank, piece in enumerate(
+        ["▁hello", "▁world", "orld", "hello", "llo", "ll", "he", "▁h", "▁w", "or", "ld", "▁▁", "▁[", "aa"]
+    )
+}
 
 
 def sentencepiece() -> dict[str, Any]:
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES, "<tool>"]
-    return {"tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "default", "tokenizer.ggml.tokens": tokens,
-            "tokenizer.ggml.scores": [0.0] * 259 + [SCORES.get(piece, -99.0) for piece in PIECES] + [0.0],
-            "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * len(PIECES) + [4],
-            "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.unknown_token_id": 0}
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0] * 259 + [SCORES.get(piece, -99.0) for piece in PIECES] + [0.0],
+        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * len(PIECES) + [4],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
 
 
 def merged_by_score(text: str, tokens: list[str], scores: list[float]) -> list[int]:
@@ -113,14 +183,16 @@ def merged_by_score(text: str, tokens: list[str], scores: list[float]) -> list[i
         return []
     pieces = list(text.replace(" ", "▁"))
     while True:
-        pairs = [(-scores[tokens.index(a + b)], at) for at, (a, b) in enumerate(pairwise(pieces))
-                 if a + b in tokens]
+        pairs = [(-scores[tokens.index(a + b)], at) for at, (a, b) in enumerate(pairwise(pieces)) if a + b in tokens]
         if not pairs:
             break
         at = min(pairs)[1]
         pieces[at : at + 2] = [pieces[at] + pieces[at + 1]]
-    return [i for piece in pieces for i in ([tokens.index(piece)] if piece in tokens else
-                                            [3 + byte for byte in piece.encode()])]
+    return [
+        i
+        for piece in pieces
+        for i in ([tokens.index(piece)] if piece in tokens else [3 + byte for byte in piece.encode()])
+    ]
 
 
 @pytest.mark.parametrize("prefixed", [True, False])
@@ -136,9 +208,14 @@ def test_sentencepiece_ids(prefixed: bool, tmp_path: Path) -> None:
     assert tokenizer("hello<tool>hello")["input_ids"] == [1, *before, after, *before]
 
 
-@pytest.mark.parametrize(("field", "text"), [
-    ({"tokenizer.ggml.model": "bert"}, "kind 'bert'"), ({"tokenizer.ggml.pre": "mystery"}, "the way 'mystery'"),
-    ({"tokenizer.ggml.pre": "default"}, "the way 'default'")])
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ({"tokenizer.ggml.model": "bert"}, "kind 'bert'"),
+        ({"tokenizer.ggml.pre": "mystery"}, "the way 'mystery'"),
+        ({"tokenizer.ggml.pre": "default"}, "the way 'default'"),
+    ],
+)
 def test_vocabularies_that_are_not_known_are_refused(field: dict[str, Any], text: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=text):
         shell("qwen3_moe", tmp_path, trained("qwen2")[1] | field)

@@ -20,9 +20,28 @@ from tests.gguf_files import Choice, T, experts_in, make_gguf, random_blocks
 
 CPU = torch.device("cpu")
 WIDE = dict(hidden_size=256, moe_intermediate_size=256, num_hidden_layers=2, num_experts=4, num_experts_per_tok=2)
-QUANTIZED = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS",
-             "MXFP4", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_S"]
-HALF, TINY = 2.0 ** -11, 2.0 ** -25  # rounding to float16: relative, and where it is subnormal
+QUANTIZED = [
+    "Q8_0",
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q2_K",
+    "Q3_K",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "IQ4_NL",
+    "IQ4_XS",
+    "MXFP4",
+    "IQ3_S",
+    "IQ3_XXS",
+    "IQ2_S",
+    "IQ2_XS",
+    "IQ2_XXS",
+    "IQ1_S",
+]
+HALF, TINY = 2.0**-11, 2.0**-25  # rounding to float16: relative, and where it is subnormal
 
 
 def mixed(name: str) -> str:
@@ -58,9 +77,12 @@ def test_codes_mean_what_gguf_dequantises(kind: str) -> None:
     if kind in EXACT:
         assert torch.equal(weights, wanted)
     else:  # a last digit of float32
-        torch.testing.assert_close(weights, wanted, rtol=1e-6, atol=float(wanted.abs().max()) * 2 ** -22)
-    halved = coded if kind == "MXFP4" else coded._replace(
-        scale=coded.scale.half(), zero=None if coded.zero is None else coded.zero.half())
+        torch.testing.assert_close(weights, wanted, rtol=1e-6, atol=float(wanted.abs().max()) * 2**-22)
+    halved = (
+        coded
+        if kind == "MXFP4"
+        else coded._replace(scale=coded.scale.half(), zero=None if coded.zero is None else coded.zero.half())
+    )
     off = (halved.dequantized() - wanted).abs()
     assert torch.equal(off, torch.zeros_like(off)) if kind in EXACT else bool((off <= bound(coded)).all())
 
@@ -94,8 +116,11 @@ def test_experts_read_as_gguf_dequantises_them(kind: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("kind", HELD)
 @pytest.mark.parametrize("arch", ["qwen3_moe", "mixtral"])
 def test_packed_experts_mean_what_the_file_says(arch: str, kind: str, tmp_path: Path) -> None:
-    fields = WIDE if arch == "qwen3_moe" else dict(
-        hidden_size=256, intermediate_size=256, num_hidden_layers=2, num_local_experts=4)
+    fields = (
+        WIDE
+        if arch == "qwen3_moe"
+        else dict(hidden_size=256, intermediate_size=256, num_hidden_layers=2, num_local_experts=4)
+    )
     _, file = make_gguf(arch, tmp_path, experts_in(kind), **fields)
     with open_gguf(file) as source:
         assert source.exact_format == source.best_format == HELD[kind]
@@ -107,22 +132,27 @@ def test_packed_experts_mean_what_the_file_says(arch: str, kind: str, tmp_path: 
             assert not off.any() if kind in EXACT else bool((off <= bound(part)).all())
 
 
-def through_codec(source: Source, folder: Path, format: str, layer: int = 0
-                  ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, Coded | torch.Tensor]]:
+def through_codec(
+    source: Source, folder: Path, format: str, layer: int = 0
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, Coded | torch.Tensor]]:
     """One expert: as read (dequantised), what its blob means in fp32, and as it is given to the codec."""
     shell = folder / "shell"
     shell.mkdir(exist_ok=True)
     reader = CheckpointReader(meta_skeleton(source.write_shell(shell)), source.tensors)
     numbers = numbers_of(format_of(format), torch.float32, source.numbers if format == source.exact_format else None)
     site = reader.sites[0]
-    codec = make_codec(format, specs=site.parts, dtype=torch.float32, device=CPU, is_transposed=site.is_transposed,
-                       stored=numbers)
+    codec = make_codec(
+        format, specs=site.parts, dtype=torch.float32, device=CPU, is_transposed=site.is_transposed, stored=numbers
+    )
     parts, given = reader.read(layer, 1), reader.read_coded(layer, 1)
     slot = torch.zeros(codec.slot_bytes, dtype=torch.uint8)
     codec.place(codec.encode(given), slot)
     views = codec.views(slot)
-    return parts, {n: codec.dequantize(views, n).float() if n in views.weights else views.plain[n].float()
-                   for n in parts}, given
+    return (
+        parts,
+        {n: codec.dequantize(views, n).float() if n in views.weights else views.plain[n].float() for n in parts},
+        given,
+    )
 
 
 def test_experts_that_a_model_keeps_transposed_and_interleaved(tmp_path: Path) -> None:
@@ -142,8 +172,10 @@ def test_a_mix_is_held_in_what_most_weights_have(tmp_path: Path) -> None:
     with open_gguf(file) as source:
         assert (source.exact_format, source.label) == ("int4-g32", "GGUF Q4_K and Q6_K")
         assert source.notes == (
-            "gate: Q4_K: codes kept, scales rounded to float16", "up: Q4_K: codes kept, scales rounded to float16",
-            "down: Q6_K (1 of 2): rounded anew; Q4_K (1 of 2): codes kept, scales rounded to float16")
+            "gate: Q4_K: codes kept, scales rounded to float16",
+            "up: Q4_K: codes kept, scales rounded to float16",
+            "down: Q6_K (1 of 2): rounded anew; Q4_K (1 of 2): codes kept, scales rounded to float16",
+        )
         parts, packed, given = through_codec(source, tmp_path, "int4-g32")
         assert isinstance(given["gate_up_proj"], Coded) and isinstance(given["down_proj"], torch.Tensor)
         assert torch.equal(given["down_proj"], stored(source, "blk.0.ffn_down_exps.weight")[1])
@@ -155,11 +187,22 @@ def test_a_mix_is_held_in_what_most_weights_have(tmp_path: Path) -> None:
         assert (kept[1]["down_proj"] - kept[0]["down_proj"]).norm() / kept[0]["down_proj"].norm() < 0.01
 
 
-@pytest.mark.parametrize(("weights", "format"), [
-    ({"Q6_K": 9}, "int8-g32"), ({"Q5_K": 5, "Q6_K": 1}, "int8-g32"), ({"Q4_K": 5, "Q6_K": 1}, "int4-g32"),
-    ({"Q4_K": 3, "Q5_0": 3}, "int8-g32"), ({"Q3_K": 2, "Q4_K": 1}, "int4-g32"), ({"Q3_K": 2, "Q5_K": 1}, "iq4_nl"),
-    ({"Q2_K": 2, "Q3_K": 1}, "iq4_nl"), ({"IQ4_XS": 7, "Q5_K": 1}, "iq4_nl"), ({"Q4_0": 1}, "int4-g32-sym"),
-    ({"BF16": 4, "F32": 1}, "checkpoint"), ({"MXFP4": 1}, "mxfp4")])
+@pytest.mark.parametrize(
+    ("weights", "format"),
+    [
+        ({"Q6_K": 9}, "int8-g32"),
+        ({"Q5_K": 5, "Q6_K": 1}, "int8-g32"),
+        ({"Q4_K": 5, "Q6_K": 1}, "int4-g32"),
+        ({"Q4_K": 3, "Q5_0": 3}, "int8-g32"),
+        ({"Q3_K": 2, "Q4_K": 1}, "int4-g32"),
+        ({"Q3_K": 2, "Q5_K": 1}, "iq4_nl"),
+        ({"Q2_K": 2, "Q3_K": 1}, "iq4_nl"),
+        ({"IQ4_XS": 7, "Q5_K": 1}, "iq4_nl"),
+        ({"Q4_0": 1}, "int4-g32-sym"),
+        ({"BF16": 4, "F32": 1}, "checkpoint"),
+        ({"MXFP4": 1}, "mxfp4"),
+    ],
+)
 def test_the_format_chosen_for_a_mix(weights: dict[str, int], format: str) -> None:
     assert choose(weights) == format
 
@@ -169,8 +212,13 @@ def test_dense_weights_keep_their_numbers_or_become_bfloat16(choice: Choice, tmp
     _, file = make_gguf("qwen3_moe", tmp_path, choice, **WIDE)
     with open_gguf(file) as source:
         quantized = choice is mixed
-        assert source.dense_dtype == (torch.bfloat16 if quantized or choice("_exps.weight") == "BF16" else
-                                      torch.float16 if choice("_exps.weight") == "F16" else torch.float32)
+        assert source.dense_dtype == (
+            torch.bfloat16
+            if quantized or choice("_exps.weight") == "BF16"
+            else torch.float16
+            if choice("_exps.weight") == "F16"
+            else torch.float32
+        )
         wanted = stored(source, "token_embd.weight")
         read = source.tensors.read("model.embed_tokens.weight")
         assert torch.equal(read, wanted.bfloat16() if quantized else wanted)

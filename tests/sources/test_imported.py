@@ -26,10 +26,14 @@ STEPS = 6
 PLAIN = (*ARCHITECTURES, *EXTRA, "ernie4_5_moe", "dots1", "lfm2_moe", "qwen3_next")
 WIDE = dict(hidden_size=256, moe_intermediate_size=256, intermediate_size=256, num_hidden_layers=2)
 GGUF = {  # type -> our format, whether every weight is the same bit for bit, and the most that logits may differ
-    "BF16": ("checkpoint", True, 0.0), "Q8_0": ("int8-g32", True, 0.0), "Q4_0": ("int4-g32-sym", True, 0.0),
-    "MXFP4": ("mxfp4", True, 0.0), "IQ4_NL": ("iq4_nl", True, 0.0),
-    "Q4_K": ("int4-g32", False, 2e-3),   # scales and zeros rounded to fp16: weights within 2^-11 of (8 scale + zero)
-    "Q6_K": ("int8-g32", False, 6e-2)}   # rounded anew: weights within half a step, 1/254 of a group's largest
+    "BF16": ("checkpoint", True, 0.0),
+    "Q8_0": ("int8-g32", True, 0.0),
+    "Q4_0": ("int4-g32-sym", True, 0.0),
+    "MXFP4": ("mxfp4", True, 0.0),
+    "IQ4_NL": ("iq4_nl", True, 0.0),
+    "Q4_K": ("int4-g32", False, 2e-3),  # scales and zeros rounded to fp16: weights within 2^-11 of (8 scale + zero)
+    "Q6_K": ("int8-g32", False, 6e-2),
+}  # rounded anew: weights within half a step, 1/254 of a group's largest
 
 
 def ours(pack: Path, dtype: str = "float32") -> torch.Tensor:
@@ -54,8 +58,11 @@ def theirs(path: Path, directory: Path) -> torch.Tensor:
         reader = CheckpointReader(meta_skeleton(source.write_shell(directory)), source.tensors)
         dense = {n: source.tensors.tensors[n].dtype for n in reader.dense_names()}
         weights = {n: source.tensors.read(n).to(dense.get(n, torch.float32)).float() for n in source.tensors.tensors}
-    save_file({n: t.contiguous().clone() for n, t in weights.items()}, directory / "model.safetensors",
-              metadata={"format": "pt"})
+    save_file(
+        {n: t.contiguous().clone() for n, t in weights.items()},
+        directory / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     return plainly(directory, torch.float32)
 
 
@@ -77,15 +84,20 @@ def test_a_quantized_checkpoint_imported_has_the_logits_of_its_dequantised_weigh
         # gpt_oss keeps [in, out] and its codes are kept [out, in]: the same weights, in products of another order
         assert torch.equal(got, wanted) if case.arch != "gpt_oss" else difference(got, wanted) < 1e-6
         how = set(manifest.exact.values())
-        assert how <= ({"as stored", f"dequantised from {case.label}"} if case.exact == "checkpoint" else
-                       {"exact codes", "as stored"})
+        assert how <= (
+            {"as stored", f"dequantised from {case.label}"}
+            if case.exact == "checkpoint"
+            else {"exact codes", "as stored"}
+        )
     else:  # rounded anew, as the manifest says
         assert "requantised" in " ".join(manifest.exact.values())
         assert difference(got, wanted) < (0.04 if manifest.format.startswith("int8") else 0.5)
 
 
-@pytest.mark.parametrize(("arch", "kind"), [*(("qwen3_moe", kind) for kind in GGUF),
-                                            *(("mixtral", kind) for kind in ("BF16", "MXFP4", "Q4_K"))])
+@pytest.mark.parametrize(
+    ("arch", "kind"),
+    [*(("qwen3_moe", kind) for kind in GGUF), *(("mixtral", kind) for kind in ("BF16", "MXFP4", "Q4_K"))],
+)
 def test_a_gguf_imported_has_the_logits_of_its_dequantised_weights(arch: str, kind: str, tmp_path: Path) -> None:
     _, path = make_gguf(arch, tmp_path, experts_in(kind), **WIDE)
     pack, (format, exact, most) = import_model(str(path), tmp_path / "pack"), GGUF[kind]

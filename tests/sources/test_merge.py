@@ -13,8 +13,9 @@ OUT, IN, GROUP = 6, 64, 32
 def coded(format: str = "int4-g32", zero: bool = True, seed: int = 0) -> Coded:
     random = torch.Generator().manual_seed(seed)
     scale = torch.rand(OUT, IN // GROUP, generator=random)
-    return Coded(format, torch.randint(0, 16, (OUT, IN), dtype=torch.uint8, generator=random), scale,
-                 scale + 1 if zero else None)
+    return Coded(
+        format, torch.randint(0, 16, (OUT, IN), dtype=torch.uint8, generator=random), scale, scale + 1 if zero else None
+    )
 
 
 def weight(c: Coded) -> torch.Tensor:

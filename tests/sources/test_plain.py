@@ -47,8 +47,10 @@ def test_tied_weights_are_kept_once(tmp_path: Path) -> None:
     stored = load_file(path / "model.safetensors")
     assert "lm_head.weight" not in stored
     head = stored["model.embed_tokens.weight"].clone()
-    for value, kept in ((head, ["model.embed_tokens.weight"]),
-                        (head + 1, ["lm_head.weight", "model.embed_tokens.weight"])):  # not tied, whatever is said
+    for value, kept in (
+        (head, ["model.embed_tokens.weight"]),
+        (head + 1, ["lm_head.weight", "model.embed_tokens.weight"]),
+    ):  # not tied, whatever is said
         save_file(stored | {"lm_head.weight": value}, path / "model.safetensors", metadata={"format": "pt"})
         with open_source(path) as source:
             names = CheckpointReader(meta_skeleton(path), source.tensors).dense_names()
@@ -71,8 +73,16 @@ def test_the_shell_has_what_transformers_needs_and_no_weights(checkpoint: Checkp
     path = Path(shutil.copytree(checkpoint("qwen3_moe"), tmp_path / "model"))
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"dtype": None, "torch_dtype": "bfloat16"}))
-    files = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-             "merges.txt", "chat_template.jinja", "generation_config.json"]
+    files = [
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "vocab.json",
+        "merges.txt",
+        "chat_template.jinja",
+        "generation_config.json",
+    ]
     for name in [*files, "modeling_evil.py", "tokenizer_evil.py", "pytorch_model.bin", "README.md"]:
         (path / name).write_text("{}")
     shell = tmp_path / "shell"

@@ -24,8 +24,9 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": True, "desc_
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small GPTQ checkpoint; copy it to spoil it."""
-    return quantized.write("qwen3_moe", tmp_path_factory.mktemp("gptq"), quantized.gptq(group=64), GPTQ,
-                           num_hidden_layers=1).path
+    return quantized.write(
+        "qwen3_moe", tmp_path_factory.mktemp("gptq"), quantized.gptq(group=64), GPTQ, num_hidden_layers=1
+    ).path
 
 
 @pytest.fixture
@@ -107,10 +108,14 @@ CASES: list[tuple[Callable[[Path], None], str]] = [
     (lambda p: settings(p, quant_method=""), "an unnamed method"),
     (lambda p: settings(p, quant_method="auto-round", packing_format="auto_round:new"), "auto-round"),
     (lambda p: settings(p, quant_method="compressed-tensors", format="nvfp4-pack-quantized"), "'nvfp4-pack-quantized'"),
-    (lambda p: settings(p, quant_method="compressed-tensors", sparsity_config={"format": "sparse-24-bitmask"}),
-     "'sparse-24-bitmask'"),
-    (lambda p: settings(p, quant_method="compressed-tensors", transform_config={"config_groups": {"R1": {}}}),
-     "'transformed'"),
+    (
+        lambda p: settings(p, quant_method="compressed-tensors", sparsity_config={"format": "sparse-24-bitmask"}),
+        "'sparse-24-bitmask'",
+    ),
+    (
+        lambda p: settings(p, quant_method="compressed-tensors", transform_config={"config_groups": {"R1": {}}}),
+        "'transformed'",
+    ),
     (lambda p: settings(p, quant_method="bitsandbytes", load_in_8bit=True), "8-bit checkpoint.*format int8"),
     (_bare_fp8, "norm.weight' has no scale"),
 ]
@@ -174,26 +179,50 @@ def test_gguf_is_pointed_at_import(checkpoint: Checkpoint, tmp_path: Path) -> No
             check_model(path)
 
 
-COMPRESSED = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {
-    "group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "group_size": 64}}}}
+COMPRESSED = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "group_size": 64}}},
+}
 DAMAGED: list[tuple[Callable[[], quantized.Writer], dict[str, Any], Callable[[Path], None], str]] = [
     (quantized.bnb, {"quant_method": "bitsandbytes"}, lambda p: _without(p, ".quant_map"), "w1.weight' lacks 'quant_m"),
     (quantized.bnb, {"quant_method": "bitsandbytes"}, lambda p: _without(p, "__nf4"), "lacks its quant_state"),
-    (quantized.bnb, {"quant_method": "bitsandbytes"}, lambda p: tensors(p, lambda t: {
-        n: v[:-1].clone() if n.endswith("__nf4") else v for n, v in t.items()}), "quant_state cannot be read"),
-    (lambda: quantized.packed_by_compressed_tensors(4, 64, True), COMPRESSED,
-     lambda p: _without(p, "weight_scale"), "lacks 'weight_scale'"),
-    (lambda: quantized.packed_by_compressed_tensors(4, 64, True), COMPRESSED, lambda p: settings(p, config_groups={
-        "group_0": {"weights": {"num_bits": 3, "type": "int"}}}), "3 bits is not read, only of 4 and of 8"),
-    (quantized.fp8, {"quant_method": "fp8", "weight_block_size": [128, 128]}, lambda p: tensors(p, lambda t: {
-        n: torch.ones(3, 5) if n.endswith("_scale_inv") else v for n, v in t.items()}), "3 scales do not fit"),
+    (
+        quantized.bnb,
+        {"quant_method": "bitsandbytes"},
+        lambda p: tensors(p, lambda t: {n: v[:-1].clone() if n.endswith("__nf4") else v for n, v in t.items()}),
+        "quant_state cannot be read",
+    ),
+    (
+        lambda: quantized.packed_by_compressed_tensors(4, 64, True),
+        COMPRESSED,
+        lambda p: _without(p, "weight_scale"),
+        "lacks 'weight_scale'",
+    ),
+    (
+        lambda: quantized.packed_by_compressed_tensors(4, 64, True),
+        COMPRESSED,
+        lambda p: settings(p, config_groups={"group_0": {"weights": {"num_bits": 3, "type": "int"}}}),
+        "3 bits is not read, only of 4 and of 8",
+    ),
+    (
+        quantized.fp8,
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        lambda p: tensors(p, lambda t: {n: torch.ones(3, 5) if n.endswith("_scale_inv") else v for n, v in t.items()}),
+        "3 scales do not fit",
+    ),
     (quantized.fp8, {"quant_method": "fp8"}, lambda p: _without(p, "_scale_inv"), "w1.weight' has no scale"),
 ]
 
 
 @pytest.mark.parametrize(("writer", "config", "spoil", "words"), DAMAGED, ids=[case[-1] for case in DAMAGED])
-def test_weights_whose_parts_do_not_fit_are_refused(writer: Callable[[], quantized.Writer], config: dict[str, Any],
-                                                    spoil: Callable[[Path], None], words: str, tmp_path: Path) -> None:
+def test_weights_whose_parts_do_not_fit_are_refused(
+    writer: Callable[[], quantized.Writer],
+    config: dict[str, Any],
+    spoil: Callable[[Path], None],
+    words: str,
+    tmp_path: Path,
+) -> None:
     path = quantized.write("mixtral", tmp_path, writer(), config, num_hidden_layers=1).path
     open_source(path).close()
     spoil(path)

@@ -43,18 +43,27 @@ def test_passes_are_read_as_they_were_recorded(tmp_path: Path, experts: int, mon
     with TraceWriter(tmp_path / "t", 3, experts, 2, model="m", model_hash="h") as writer:
         for rid, size in enumerate(sizes):
             part = slice(at, at + size)
-            writer.add(step(ids[part].transpose(1, 0, 2), "decode" if size == 1 else "prefill"), rid, tok[part],
-                       weights[part].transpose(1, 0, 2))
+            writer.add(
+                step(ids[part].transpose(1, 0, 2), "decode" if size == 1 else "prefill"),
+                rid,
+                tok[part],
+                weights[part].transpose(1, 0, 2),
+            )
             at += size
-        writer.add(step(np.zeros((3, 0, 2))))            # telemetry was off
+        writer.add(step(np.zeros((3, 0, 2))))  # telemetry was off
     trace = FileTrace(tmp_path / "t")
     chunks = list(trace.chunks())
     assert (trace.layers, trace.experts, trace.top_k, trace.model, trace.model_hash) == (3, experts, 2, "m", "h")
     assert (trace.tokens, trace.cut, len(chunks)) == (20, False, 2)
     assert (read(trace) == ids).all()
     assert chunks[0].ids.dtype == (np.uint8 if experts == 9 else np.int16)
-    for name, want in {"sizes": sizes, "decode": [s == 1 for s in sizes], "rid": list(range(5)), "tok": tok.tolist(),
-                       "weights": weights.tolist()}.items():
+    for name, want in {
+        "sizes": sizes,
+        "decode": [s == 1 for s in sizes],
+        "rid": list(range(5)),
+        "tok": tok.tolist(),
+        "weights": weights.tolist(),
+    }.items():
         assert np.concatenate([getattr(chunk, name) for chunk in chunks]).tolist() == want
     assert (tmp_path / "t").stat().st_size < 6000
 
@@ -110,15 +119,21 @@ def test_npz_files_are_read(tmp_path: Path) -> None:
     assert open_trace(tmp_path / "a.npz", 16).experts == 16
 
 
-@pytest.mark.parametrize(("name", "text"), [
-    ("a.csv", "token,layer,expert\n0,1,3,1\n0,4,2,0\n7,1,0,2\n7,4,1,1\n"),
-    ("a.csv", "0,1,3 1\n0,4,2;0\n7,1,[0 2]\n7,4,1\n"),
-    ("a.csv", "0,1,3\n0,1,1\n0,4,2\n0,4,0\n7,1,0\n7,1,2\n7,4,1\n"),
-    ("a.json", '[[0, 1, [3, 1]], [0, 4, [2, 0]], [7, 1, [0, 2]], [7, 4, [1]]]'),
-    ("a.json", '{"trace": [{"token": 0, "layer": 1, "experts": [3, 1]}, {"token": 0, "layer": 4, "ids": [2, 0]},'
-               '{"token": 7, "layer": 1, "expert_ids": [0, 2]}, {"token": 7, "layer": 4, "expert": 1}]}'),
-    ("a.jsonl", '[0, 1, 3, 1]\n[0, 4, 2, 0]\n\n[7, 1, 0, 2]\n[7, 4, 1, 1]\n'),
-])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", "token,layer,expert\n0,1,3,1\n0,4,2,0\n7,1,0,2\n7,4,1,1\n"),
+        ("a.csv", "0,1,3 1\n0,4,2;0\n7,1,[0 2]\n7,4,1\n"),
+        ("a.csv", "0,1,3\n0,1,1\n0,4,2\n0,4,0\n7,1,0\n7,1,2\n7,4,1\n"),
+        ("a.json", "[[0, 1, [3, 1]], [0, 4, [2, 0]], [7, 1, [0, 2]], [7, 4, [1]]]"),
+        (
+            "a.json",
+            '{"trace": [{"token": 0, "layer": 1, "experts": [3, 1]}, {"token": 0, "layer": 4, "ids": [2, 0]},'
+            '{"token": 7, "layer": 1, "expert_ids": [0, 2]}, {"token": 7, "layer": 4, "expert": 1}]}',
+        ),
+        ("a.jsonl", "[0, 1, 3, 1]\n[0, 4, 2, 0]\n\n[7, 1, 0, 2]\n[7, 4, 1, 1]\n"),
+    ],
+)
 def test_lists_of_token_layer_and_experts_are_read(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text, encoding="utf-8")
     trace = open_trace(tmp_path / name)
@@ -126,29 +141,37 @@ def test_lists_of_token_layer_and_experts_are_read(tmp_path: Path, name: str, te
     assert read(trace).tolist() == [[[3, 1], [2, 0]], [[0, 2], [1, 1]]]
 
 
-@pytest.mark.parametrize(("name", "content", "why"), [
-    ("a.csv", "0,0,1\n0,x,2\n", "Line 2 is not token, layer"),
-    ("a.csv", "0,0,1\n0,1,2\n1,0,3\n", "no experts for token 1 in layer 1"),
-    ("a.csv", "token,layer,expert\n", "has no rows"),
-    ("a.csv", "0,0,-1\n", "experts count from 0"),
-    ("a.json", '[{"token": 0, "experts": [1]}]', "Entry 1 is not token, layer"),
-    ("a.json", "nonsense", "cannot be read as a trace"),
-    ("a.npz", "nonsense", "not a readable .npz"),
-    ("a.txt", "nonsense", "It reads Moestro's own traces"),
-    ("a.csv", json.dumps([[0, 0, 40000]])[2:-2], "more than any model has"),
-])
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("a.csv", "0,0,1\n0,x,2\n", "Line 2 is not token, layer"),
+        ("a.csv", "0,0,1\n0,1,2\n1,0,3\n", "no experts for token 1 in layer 1"),
+        ("a.csv", "token,layer,expert\n", "has no rows"),
+        ("a.csv", "0,0,-1\n", "experts count from 0"),
+        ("a.json", '[{"token": 0, "experts": [1]}]', "Entry 1 is not token, layer"),
+        ("a.json", "nonsense", "cannot be read as a trace"),
+        ("a.npz", "nonsense", "not a readable .npz"),
+        ("a.txt", "nonsense", "It reads Moestro's own traces"),
+        ("a.csv", json.dumps([[0, 0, 40000]])[2:-2], "more than any model has"),
+    ],
+)
 def test_what_cannot_be_read_is_refused_in_words(tmp_path: Path, name: str, content: str, why: str) -> None:
     (tmp_path / name).write_text(content, encoding="utf-8")
     with pytest.raises(TraceError, match=why):
         open_trace(tmp_path / name)
 
 
-@pytest.mark.parametrize(("arrays", "why"), [
-    ({"other": np.zeros(3)}, "no array `experts`"), ({"experts": np.zeros((3, 2), int)}, "whole numbers"),
-    ({"experts": np.zeros((3, 2, 2))}, "whole numbers"), ({"experts": np.full((1, 1, 1), -3)}, "count from 0"),
-    ({"experts": np.zeros((3, 2, 2), int), "tok": np.zeros(3)}, "does not go with"),
-    ({"experts": np.full((1, 1, 1), 7)}, "7, but 4 experts were said"),
-])
+@pytest.mark.parametrize(
+    ("arrays", "why"),
+    [
+        ({"other": np.zeros(3)}, "no array `experts`"),
+        ({"experts": np.zeros((3, 2), int)}, "whole numbers"),
+        ({"experts": np.zeros((3, 2, 2))}, "whole numbers"),
+        ({"experts": np.full((1, 1, 1), -3)}, "count from 0"),
+        ({"experts": np.zeros((3, 2, 2), int), "tok": np.zeros(3)}, "does not go with"),
+        ({"experts": np.full((1, 1, 1), 7)}, "7, but 4 experts were said"),
+    ],
+)
 def test_arrays_that_do_not_fit_are_refused_in_words(tmp_path: Path, arrays: Any, why: str) -> None:
     np.savez(tmp_path / "a.npz", **arrays)
     with pytest.raises(TraceError, match=why):
@@ -168,8 +191,9 @@ def told(passes: int, count: int, seed: int = 0) -> Any:
     return np.array(rows, RANKED)
 
 
-def test_distributions_and_guesses_are_read_as_they_were_recorded(tmp_path: Path,
-                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distributions_and_guesses_are_read_as_they_were_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(trace_file, "CHUNK", 8)
     ids, sizes = routed(20), [5, 1, 1, 12, 1]
     probs, guesses = np.random.default_rng(1).random((20, 3, 9)).astype(np.float16), told(5, 4)
@@ -211,7 +235,7 @@ def test_a_plain_trace_stays_one_that_older_versions_read(tmp_path: Path) -> Non
 def test_large_distributions_do_not_gather_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace_file, "PENDING_BYTES", 200)
     one = step(routed(1).transpose(1, 0, 2))
-    one.probs = np.zeros((3, 1, 9), np.float16)              # 54 bytes, and 6 of ids
+    one.probs = np.zeros((3, 1, 9), np.float16)  # 54 bytes, and 6 of ids
     with TraceWriter(tmp_path / "t", 3, 9, 2, probs=True) as writer:
         for _ in range(10):
             writer.add(one)
@@ -237,13 +261,22 @@ def test_distributions_of_another_model_are_refused(tmp_path: Path) -> None:
         writer.add(one)
 
 
-@pytest.mark.parametrize(("name", "text", "said"), [
-    ("t.csv", "0,0,0.5\n", "Line 1 is not token"), ("t.csv", "0,0,1_0\n", "Line 1 is not token"),
-    ("t.csv", "0,0,1-2\n", "Line 1 is not token"), ("t.csv", "0,-1,1 2\n", "layers count from 0"),
-    ("t.csv", f"0,0,{'1' * 200_000}\n", "field larger"), ("t.json", "null", "not a list"),
-    ("t.json", "[[0, 0, [0.5]]]", "Entry 1"), ("t.json", "[[0, 0, [true]]]", "Entry 1"),
-    ("t.json", "[[0, 0, [99999999999999999999]]]", "Entry 1"), ("t.json", "[[1e400, 0, [1]]]", "too large"),
-    ("t.jsonl", "[0, 0, [1]]\n" + "[" * 100_000 + "\n", "line 2")])
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("t.csv", "0,0,0.5\n", "Line 1 is not token"),
+        ("t.csv", "0,0,1_0\n", "Line 1 is not token"),
+        ("t.csv", "0,0,1-2\n", "Line 1 is not token"),
+        ("t.csv", "0,-1,1 2\n", "layers count from 0"),
+        ("t.csv", f"0,0,{'1' * 200_000}\n", "field larger"),
+        ("t.json", "null", "not a list"),
+        ("t.json", "[[0, 0, [0.5]]]", "Entry 1"),
+        ("t.json", "[[0, 0, [true]]]", "Entry 1"),
+        ("t.json", "[[0, 0, [99999999999999999999]]]", "Entry 1"),
+        ("t.json", "[[1e400, 0, [1]]]", "too large"),
+        ("t.jsonl", "[0, 0, [1]]\n" + "[" * 100_000 + "\n", "line 2"),
+    ],
+)
 def test_what_is_no_whole_number_is_not_taken_for_one(tmp_path: Path, name: str, text: str, said: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(TraceError, match=said) as error:
@@ -251,9 +284,17 @@ def test_what_is_no_whole_number_is_not_taken_for_one(tmp_path: Path, name: str,
     assert "Error" not in str(error.value) and "object" not in str(error.value)
 
 
-@pytest.mark.parametrize(("name", "value"), [
-    ("weights", np.full((2, 3, 2), np.inf)), ("weights", np.full((2, 3, 2), "x")), ("tok", np.array([0, 1, -1])),
-    ("tok", np.array([0.0, 1.0, 2.0])), ("rid", np.array([0, 1, 2**40])), ("rid", np.array([True, False, True]))])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("weights", np.full((2, 3, 2), np.inf)),
+        ("weights", np.full((2, 3, 2), "x")),
+        ("tok", np.array([0, 1, -1])),
+        ("tok", np.array([0.0, 1.0, 2.0])),
+        ("rid", np.array([0, 1, 2**40])),
+        ("rid", np.array([True, False, True])),
+    ],
+)
 def test_arrays_beside_the_ids_are_looked_at(tmp_path: Path, name: str, value: Any) -> None:
     np.savez(tmp_path / "t.npz", experts=np.zeros((2, 3, 2), np.int64), **{name: value})
     with pytest.raises(TraceError, match=name):
@@ -263,15 +304,26 @@ def test_arrays_beside_the_ids_are_looked_at(tmp_path: Path, name: str, value: A
 def test_a_damaged_array_of_an_npz_is_told(tmp_path: Path) -> None:
     np.savez(tmp_path / "t.npz", experts=np.ones((2, 3, 2), np.int64))
     data = bytearray((tmp_path / "t.npz").read_bytes())
-    data[250] ^= 1                                                # within the ids
+    data[250] ^= 1  # within the ids
     (tmp_path / "t.npz").write_bytes(data)
     with pytest.raises(TraceError, match="damaged"):
         open_trace(tmp_path / "t.npz")
 
 
-@pytest.mark.parametrize("change", [
-    {"layers": 0}, {"experts": 2**40}, {"top_k": True}, {"layers": "3"}, {"model": None}, {"version": 1.5},
-    {"predictor": []}, {"predictor": {"name": 3, "params": {}}}, {"predictor": {"name": "gate", "params": [[]]}}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"layers": 0},
+        {"experts": 2**40},
+        {"top_k": True},
+        {"layers": "3"},
+        {"model": None},
+        {"version": 1.5},
+        {"predictor": []},
+        {"predictor": {"name": 3, "params": {}}},
+        {"predictor": {"name": "gate", "params": [[]]}},
+    ],
+)
 def test_a_head_that_no_trace_has_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     save(ArrayTrace(routed(4), 9), tmp_path / "t")
     magic, head, rest = (tmp_path / "t").read_bytes().split(b"\n", 2)
@@ -280,13 +332,26 @@ def test_a_head_that_no_trace_has_is_refused(tmp_path: Path, change: dict[str, A
         FileTrace(tmp_path / "t")
 
 
-@pytest.mark.parametrize(("name", "value"), [
-    ("ids", np.full((4, 3, 2), "x")), ("sizes", np.array([5, -1], np.int32)), ("decode", np.ones(3, np.bool_)),
-    ("rid", np.zeros(9, np.int32)), ("tok", np.zeros(3, np.int32)), ("weights", np.full((4, 3, 2), np.nan, np.float16)),
-    ("probs", np.full((4, 3, 9), np.inf, np.float16))])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ids", np.full((4, 3, 2), "x")),
+        ("sizes", np.array([5, -1], np.int32)),
+        ("decode", np.ones(3, np.bool_)),
+        ("rid", np.zeros(9, np.int32)),
+        ("tok", np.zeros(3, np.int32)),
+        ("weights", np.full((4, 3, 2), np.nan, np.float16)),
+        ("probs", np.full((4, 3, 9), np.inf, np.float16)),
+    ],
+)
 def test_a_frame_whose_arrays_do_not_fit_is_refused(tmp_path: Path, name: str, value: Any) -> None:
-    arrays = {"ids": routed(4).astype(np.uint8), "sizes": np.array([3, 1], np.int32), "decode": np.ones(2, np.bool_),
-              "rid": np.zeros(2, np.int32), name: value}
+    arrays = {
+        "ids": routed(4).astype(np.uint8),
+        "sizes": np.array([3, 1], np.int32),
+        "decode": np.ones(2, np.bool_),
+        "rid": np.zeros(2, np.int32),
+        name: value,
+    }
     trace_file.TraceWriter(tmp_path / "t", 3, 9, 2).close()
     data = io.BytesIO()
     np.savez(data, **arrays)

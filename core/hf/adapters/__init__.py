@@ -18,12 +18,16 @@ from core.hf.adapters.longcat import adapt_longcat
 from core.hf.adapters.marks import mark
 from core.hf.adapters.split import adapt_split
 
-ADAPTERS: dict[str, Callable[[nn.Module], None]] = {      # by the class of transformers that a block, or experts, have
-    "Step3p7Experts": mark, "Llama4TextMoe": adapt_llama4, "LongcatFlashMoE": adapt_longcat,
-    "Ernie4_5_VLMoeMoeBlock": adapt_split, "DbrxFFN": adapt_dbrx, "JetMoeMoE": adapt_jetmoe,
+ADAPTERS: dict[str, Callable[[nn.Module], None]] = {  # by the class of transformers that a block, or experts, have
+    "Step3p7Experts": mark,
+    "Llama4TextMoe": adapt_llama4,
+    "LongcatFlashMoE": adapt_longcat,
+    "Ernie4_5_VLMoeMoeBlock": adapt_split,
+    "DbrxFFN": adapt_dbrx,
+    "JetMoeMoE": adapt_jetmoe,
     "JetMoeMoA": adapt_jetmoe_attention,
 }
-UNFIT: dict[str, str] = {                                 # and why others cannot be run
+UNFIT: dict[str, str] = {  # and why others cannot be run
     "DogeCDMoE": "its experts are single rows of two tables, smaller than any transfer would be worth",
 }
 

@@ -10,7 +10,7 @@ from transformers.core_model_loading import Concatenate, Transpose, WeightConver
 
 from core.hf.adapters.marks import again, become, mark
 
-OFF = 1e-6   # the matrix on the way down lies turned here, as gate and up do: products of few rows round otherwise
+OFF = 1e-6  # the matrix on the way down lies turned here, as gate and up do: products of few rows round otherwise
 
 
 def adapt_dbrx(block: Any) -> None:
@@ -23,9 +23,17 @@ def adapt_dbrx(block: Any) -> None:
     experts.down_proj = nn.Parameter(like.new_empty(experts.num_experts, hidden, inner), requires_grad=False)
     experts.act_fn = rows.activation_fn
     del experts.mlp
-    mark(experts, close=OFF, rows=inner, conversions=(
-        WeightConverter(["experts.mlp.w1", "experts.mlp.v1"], "experts.gate_up_proj", operations=[Concatenate(dim=1)]),
-        WeightConverter(["experts.mlp.w2"], "experts.down_proj", operations=[Transpose(1, 2)])))
+    mark(
+        experts,
+        close=OFF,
+        rows=inner,
+        conversions=(
+            WeightConverter(
+                ["experts.mlp.w1", "experts.mlp.v1"], "experts.gate_up_proj", operations=[Concatenate(dim=1)]
+            ),
+            WeightConverter(["experts.mlp.w2"], "experts.down_proj", operations=[Transpose(1, 2)]),
+        ),
+    )
     router = block.router
     router.top_k, router.norm = block.top_k, block.moe_normalize_expert_weights
     become(router, forward=_router(type(router).forward))

@@ -18,9 +18,14 @@ def adapt_jetmoe(block: Any) -> None:
     experts: Any = nn.Module()
     experts.gate_up_proj, experts.down_proj = block.input_linear.weight, block.output_linear.weight
     experts.act_fn = block.activation
-    mark(experts, num_experts=block.router.num_experts, conversions=(
-        WeightRenaming("mlp.input_linear.weight", "mlp.experts.gate_up_proj"),
-        WeightRenaming("mlp.output_linear.weight", "mlp.experts.down_proj")))
+    mark(
+        experts,
+        num_experts=block.router.num_experts,
+        conversions=(
+            WeightRenaming("mlp.input_linear.weight", "mlp.experts.gate_up_proj"),
+            WeightRenaming("mlp.output_linear.weight", "mlp.experts.down_proj"),
+        ),
+    )
     del block.input_linear, block.output_linear
     block.experts = experts
     become(block.router, forward=_route)

@@ -9,14 +9,16 @@ import torch
 from core.errors import ModelError
 from core.hf.adapters.marks import again, become, mark
 
-OFF = 1e-6   # transformers computes every expert for all tokens, of state 0 where they chose another: of more rows
+OFF = 1e-6  # transformers computes every expert for all tokens, of state 0 where they chose another: of more rows
 
 
 def adapt_llama4(block: Any) -> None:
     """Adapt one block. Raises ModelError where a token uses several experts, which no published model does."""
     if block.top_k != 1:
-        raise ModelError(f"This model has {block.top_k} experts a token, and each is given another state, which can be "
-                         "run for one expert a token only. Choose another model.")
+        raise ModelError(
+            f"This model has {block.top_k} experts a token, and each is given another state, which can be "
+            "run for one expert a token only. Choose another model."
+        )
     if again(block):
         return
     mark(block.experts, close=OFF, is_transposed=True)

@@ -18,7 +18,7 @@ def adapt_longcat(block: Any) -> None:
     real, every = experts.num_routed_experts, experts.total_experts
     mark(experts, num_experts=real, stored=(every,), idle=True)
     rows = experts.gate_up_proj
-    experts.gate_up_proj = nn.Parameter(rows[:real].detach(), requires_grad=False)   # the others have no weights
+    experts.gate_up_proj = nn.Parameter(rows[:real].detach(), requires_grad=False)  # the others have no weights
     block.router.num_real = real
     become(block.router, forward=_router(type(block.router).forward))
     become(block, forward=_block)
@@ -32,7 +32,7 @@ def _router(choose: Any) -> Any:
         with weight 0.
         """
         *first, weights, ids = choose(self, hidden_states)
-        logits = first[0] if first else self.classifier(hidden_states.flatten(0, -2))    # transformers before 5.23
+        logits = first[0] if first else self.classifier(hidden_states.flatten(0, -2))  # transformers before 5.23
         ids, order = ids.sort(-1)
         weights = weights.gather(-1, order)
         through = ids >= self.num_real

@@ -13,12 +13,31 @@ from core.memory.codec.formats import FORMATS, Format, Numbers, format_of, numbe
 from core.memory.codec.grouped import Grouped
 from core.memory.codec.plain import Plain
 
-__all__ = ["ALIGN", "FORMATS", "Codec", "Coded", "Field", "Format", "Layout", "Numbers", "PartSpec", "SlotParts",
-           "format_of", "make_codec"]
+__all__ = [
+    "ALIGN",
+    "FORMATS",
+    "Codec",
+    "Coded",
+    "Field",
+    "Format",
+    "Layout",
+    "Numbers",
+    "PartSpec",
+    "SlotParts",
+    "format_of",
+    "make_codec",
+]
 
 
-def make_codec(format: str, *, specs: Mapping[str, PartSpec], dtype: torch.dtype, device: torch.device,
-               is_transposed: bool = False, stored: Numbers | None = None) -> Codec:
+def make_codec(
+    format: str,
+    *,
+    specs: Mapping[str, PartSpec],
+    dtype: torch.dtype,
+    device: torch.device,
+    is_transposed: bool = False,
+    stored: Numbers | None = None,
+) -> Codec:
     """The codec of a format for experts made of `specs`, computing in `dtype` on `device`.
 
     `stored` = the number types in blobs; None = the compute dtype. Raises SettingError for an unknown format,

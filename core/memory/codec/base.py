@@ -84,8 +84,9 @@ class SlotParts:
 
     __slots__ = ("at", "plain", "weights")
 
-    def __init__(self, weights: Mapping[str, tuple[torch.Tensor, ...]], plain: Mapping[str, torch.Tensor],
-                 at: int = 0) -> None:
+    def __init__(
+        self, weights: Mapping[str, tuple[torch.Tensor, ...]], plain: Mapping[str, torch.Tensor], at: int = 0
+    ) -> None:
         self.weights, self.plain, self.at = weights, plain, at
 
 
@@ -94,14 +95,14 @@ class Codec(Protocol):
 
     name: str
     format: Format
-    numbers: Numbers            # number types in blobs
-    dtype: torch.dtype          # of activations, of biases in slots and of `dequantize`
-    device: torch.device        # of slots; blobs are on the CPU
-    blob_layout: Layout         # on the host; the same on every machine
-    slot_layout: Layout         # on the device; may depend on its instruction set
-    weights: list[str]          # the parts that are matrices
-    verbatim: bool              # a slot's bytes are the blob's: a blob may be read from disk into a slot as it is
-    direct: bool                # a few rows are multiplied by the slot's codes, without making the weights first
+    numbers: Numbers  # number types in blobs
+    dtype: torch.dtype  # of activations, of biases in slots and of `dequantize`
+    device: torch.device  # of slots; blobs are on the CPU
+    blob_layout: Layout  # on the host; the same on every machine
+    slot_layout: Layout  # on the device; may depend on its instruction set
+    weights: list[str]  # the parts that are matrices
+    verbatim: bool  # a slot's bytes are the blob's: a blob may be read from disk into a slot as it is
+    direct: bool  # a few rows are multiplied by the slot's codes, without making the weights first
 
     @property
     def blob_bytes(self) -> int:
@@ -139,8 +140,15 @@ class Base:
 
     direct = False
 
-    def __init__(self, format: Format, specs: Mapping[str, PartSpec], dtype: torch.dtype, device: torch.device,
-                 is_transposed: bool, numbers: Numbers) -> None:
+    def __init__(
+        self,
+        format: Format,
+        specs: Mapping[str, PartSpec],
+        dtype: torch.dtype,
+        device: torch.device,
+        is_transposed: bool,
+        numbers: Numbers,
+    ) -> None:
         self.name, self.format, self.numbers = format.name, format, numbers
         self.specs, self.dtype, self.device, self.is_transposed = dict(specs), dtype, device, is_transposed
         self.weights = [n for n, s in specs.items() if s.is_weight]

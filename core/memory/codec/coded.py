@@ -18,9 +18,9 @@ class Coded(NamedTuple):
     """
 
     format: str
-    codes: torch.Tensor           # [..., out, in] uint8; int8 for the int8 formats, which are symmetric: code * scale
-    scale: torch.Tensor           # [..., out, in / group] fp16, bf16 or fp32; mxfp4: uint8 exponents, 2 ** (e - 127)
-    zero: torch.Tensor | None     # [..., out, in / group] fp16, bf16 or fp32; None = symmetric or table
+    codes: torch.Tensor  # [..., out, in] uint8; int8 for the int8 formats, which are symmetric: code * scale
+    scale: torch.Tensor  # [..., out, in / group] fp16, bf16 or fp32; mxfp4: uint8 exponents, 2 ** (e - 127)
+    zero: torch.Tensor | None  # [..., out, in / group] fp16, bf16 or fp32; None = symmetric or table
 
     def to(self, device: torch.device) -> Coded:
         """The same on another device."""
@@ -33,8 +33,9 @@ class Coded(NamedTuple):
 
     def turned(self) -> Coded:
         """Transposed: from [in, out] with scales [in / group, out] to [out, in] with [out, in / group], or back."""
-        scale, zero = (t if t is None or t.dim() < self.codes.dim() else t.transpose(-1, -2)
-                       for t in (self.scale, self.zero))
+        scale, zero = (
+            t if t is None or t.dim() < self.codes.dim() else t.transpose(-1, -2) for t in (self.scale, self.zero)
+        )
         assert scale is not None
         return Coded(self.format, self.codes.transpose(-1, -2), scale, zero)
 

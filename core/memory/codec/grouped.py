@@ -22,8 +22,15 @@ STEP = 256  # rows dequantised at a time on a CPU: what stays in its cache
 class Grouped(Base):
     """Of a matrix [out, in] (however the model stores it) a slot keeps (q, [q1,] scale[, zero]), as the blob does."""
 
-    def __init__(self, format: Format, specs: Mapping[str, PartSpec], dtype: torch.dtype, device: torch.device,
-                 is_transposed: bool, numbers: Numbers) -> None:
+    def __init__(
+        self,
+        format: Format,
+        specs: Mapping[str, PartSpec],
+        dtype: torch.dtype,
+        device: torch.device,
+        is_transposed: bool,
+        numbers: Numbers,
+    ) -> None:
         super().__init__(format, specs, dtype, device, is_transposed, numbers)
         fields = {n: (numbers.weight, self.specs[n].shape) for n in self.biases}
         for part in self.weights:
@@ -34,8 +41,10 @@ class Grouped(Base):
         (out, columns), group = self.out_in(part), self.format.group
         if group and columns % group:
             fitting = [f.name for f in FORMATS.values() if not f.is_plain and columns % (f.group or 1) == 0]
-            raise ModelError(f"{self.name} in groups of {group} does not divide this model's {columns} inputs. Choose "
-                             f"another expert format: {', '.join([*fitting, 'checkpoint'])}.")
+            raise ModelError(
+                f"{self.name} in groups of {group} does not divide this model's {columns} inputs. Choose "
+                f"another expert format: {', '.join([*fitting, 'checkpoint'])}."
+            )
         planes = PLANES[self.format.bits]
         codes = torch.int8 if self.format.bits == 8 else torch.uint8
         fields: Entries = {f"{part}.q{i or ''}": (codes, (out, columns * plane // 8)) for i, plane in enumerate(planes)}
@@ -83,8 +92,10 @@ class Grouped(Base):
     @property
     def unpacked_bytes(self) -> int:
         """Most bytes taken while a matrix is made from its codes, on a CPU."""
-        return max(out * columns * self.dtype.itemsize + 4 * STEP * columns * 4
-                   for out, columns in map(self.out_in, self.weights))
+        return max(
+            out * columns * self.dtype.itemsize + 4 * STEP * columns * 4
+            for out, columns in map(self.out_in, self.weights)
+        )
 
     def dequantize(self, parts: SlotParts, part: str) -> torch.Tensor:
         weight = self.weight(parts.weights[part])

@@ -21,15 +21,15 @@ class Matrix(NamedTuple):
 
     outputs: int
     inputs: int
-    transposed: bool                # of plain numbers only
-    bits: int                       # 0 = plain numbers
-    group: int                      # inputs that share a scale; 0 = a whole row
-    table: str                      # of the values that codes stand for; "" = evenly spaced
-    codes: Part                     # or plain numbers
-    high: Part | None               # third bits
+    transposed: bool  # of plain numbers only
+    bits: int  # 0 = plain numbers
+    group: int  # inputs that share a scale; 0 = a whole row
+    table: str  # of the values that codes stand for; "" = evenly spaced
+    codes: Part  # or plain numbers
+    high: Part | None  # third bits
     scale: Part | None
     zero: Part | None
-    bias: Part | None           # in the compute dtype
+    bias: Part | None  # in the compute dtype
 
 
 def matrix(codec: Base, part: str) -> Matrix:
@@ -42,6 +42,16 @@ def matrix(codec: Base, part: str) -> Matrix:
 
     codes = find(part if form.is_plain else f"{part}.q")
     assert codes is not None
-    return Matrix(outputs, inputs, form.is_plain and codec.is_transposed, 0 if form.is_plain else form.bits,
-                  form.group, form.table, codes, find(f"{part}.q1"), find(f"{part}.scale"), find(f"{part}.zero"),
-                  find(f"{part}_bias"))
+    return Matrix(
+        outputs,
+        inputs,
+        form.is_plain and codec.is_transposed,
+        0 if form.is_plain else form.bits,
+        form.group,
+        form.table,
+        codes,
+        find(f"{part}.q1"),
+        find(f"{part}.scale"),
+        find(f"{part}.zero"),
+        find(f"{part}_bias"),
+    )

@@ -105,8 +105,10 @@ def main(hidden: int = 2048, inner: int = 768, dtype: str = "bfloat16") -> None:
         base = base or times
         encode = milliseconds(functools.partial(codec.encode, parts))
         place = milliseconds(functools.partial(codec.place, blob, slot))
-        print(f"{name:<15}{codec.blob_bytes / 1e6:>8.2f}{codec.slot_bytes / 1e6:>8.2f}{ffn_error(codec, parts):>8.4f}"
-              f"{encode:>8.1f}{place:>6.2f} |       {_relative(times, base)}")
+        print(
+            f"{name:<15}{codec.blob_bytes / 1e6:>8.2f}{codec.slot_bytes / 1e6:>8.2f}{ffn_error(codec, parts):>8.4f}"
+            f"{encode:>8.1f}{place:>6.2f} |       {_relative(times, base)}"
+        )
         if isinstance(codec, Direct):
             for mark, linear in ((">", codec.coded), ("*", codec.unpacked)):
                 times = [products(linear, slots, x) for x in inputs]

@@ -14,11 +14,19 @@ from core.memory.codec.formats import Format, Numbers
 class Plain(Base):
     """`linear` runs the very matrix product that transformers' grouped_mm runs per expert on a CPU: bit-identical."""
 
-    def __init__(self, format: Format, specs: Mapping[str, PartSpec], dtype: torch.dtype, device: torch.device,
-                 is_transposed: bool, numbers: Numbers) -> None:
+    def __init__(
+        self,
+        format: Format,
+        specs: Mapping[str, PartSpec],
+        dtype: torch.dtype,
+        device: torch.device,
+        is_transposed: bool,
+        numbers: Numbers,
+    ) -> None:
         super().__init__(format, specs, dtype, device, is_transposed, numbers)
-        self.lay_out({n: (numbers.weight, s.shape) for n, s in specs.items()},
-                     {n: (dtype, s.shape) for n, s in specs.items()})
+        self.lay_out(
+            {n: (numbers.weight, s.shape) for n, s in specs.items()}, {n: (dtype, s.shape) for n, s in specs.items()}
+        )
 
     def encode(self, parts: Mapping[str, torch.Tensor | Coded]) -> torch.Tensor:
         blob, views = self.begin_blob(parts)

@@ -45,8 +45,11 @@ def quantize(weight: torch.Tensor, format: Format, numbers: Numbers) -> Rounded:
         search.try_extremes()
     scale, zero = search.scale, search.zero
     stored = exponents(scale) if format.table == "mxfp4" else scale.to(numbers.scale)
-    return Rounded(search.codes().view_as(weight), stored[..., 0] if format.group else stored.view(-1),
-                   None if zero is None else zero[..., 0].to(numbers.zero))
+    return Rounded(
+        search.codes().view_as(weight),
+        stored[..., 0] if format.group else stored.view(-1),
+        None if zero is None else zero[..., 0].to(numbers.zero),
+    )
 
 
 def exponents(powers: torch.Tensor) -> torch.Tensor:
@@ -108,8 +111,10 @@ class Search:
         """Try the scale (and zero) that least squares gives the codes kept."""
         levels = self._levels(self.scale, self.zero)
         if self.zero is None:
-            self.attempt((levels * self.grouped).sum(-1, keepdim=True)
-                         / levels.square().sum(-1, keepdim=True).clamp_(min=SMALLEST))
+            self.attempt(
+                (levels * self.grouped).sum(-1, keepdim=True)
+                / levels.square().sum(-1, keepdim=True).clamp_(min=SMALLEST)
+            )
             return
         middle, mean = levels.mean(-1, keepdim=True), self.grouped.mean(-1, keepdim=True)
         centred = levels - middle
@@ -135,7 +140,7 @@ class Search:
 
     def try_powers(self) -> None:
         """The power of two that OCP's rule gives (the largest weight in E2M1's last binade), half and twice of it."""
-        largest = self.grouped.abs().amax(-1, keepdim=True).clamp_(min=2.0 ** -120)
+        largest = self.grouped.abs().amax(-1, keepdim=True).clamp_(min=2.0**-120)
         power = (largest.view(torch.int32) & 0x7F800000).view(torch.float32) / 4
         for factor in (1.0, 2.0, 0.5):
             self.attempt(power * factor)

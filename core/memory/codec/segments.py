@@ -83,8 +83,10 @@ class Segments:
                 how = self._cuts[name]
                 if not (number and how.once):
                     small = field.view(cut[offset : offset + layout.bytes])
-                    yield ((small if how.axis is None else small.unflatten(how.axis, (how.blocks, -1))),
-                           _pick(self._whole.fields[name].view(blob), how, start, stop))
+                    yield (
+                        (small if how.axis is None else small.unflatten(how.axis, (how.blocks, -1))),
+                        _pick(self._whole.fields[name].view(blob), how, start, stop),
+                    )
 
     def _small(self, name: str, shape: tuple[int, ...], start: int, stop: int) -> tuple[int, ...]:
         how = self._cuts[name]
@@ -107,8 +109,10 @@ def top_of(experts: Experts, group: int, split: float) -> int:
         raise SettingError(f"A split of {split:g} is no share between 0 and 1. 0.5 cuts every expert into halves.")
     inner, grain = inner_of(experts), max(group, GRAIN)
     if inner < 2 * grain:
-        raise SettingError(f"Experts of {inner} inner neurons cannot be cut: a segment needs {grain}. Import without "
-                           "a split, or choose a format with smaller groups.")
+        raise SettingError(
+            f"Experts of {inner} inner neurons cannot be cut: a segment needs {grain}. Import without "
+            "a split, or choose a format with smaller groups."
+        )
     return min(max(round(inner * split / grain), 1), (inner - 1) // grain) * grain
 
 
@@ -131,7 +135,7 @@ def _cut_of(name: str, shape: tuple[int, ...], experts: Experts) -> _Cut:
     down = part.startswith("down")
     if not spec.is_weight:
         return _Cut(None, once=True) if down else _up(0, shape[0], inner, experts)
-    as_stored = name == part                   # unquantised: the model's own layout; all others [out, in]
+    as_stored = name == part  # unquantised: the model's own layout; all others [out, in]
     if down:
         axis = 0 if as_stored and experts.is_transposed else 1
         return _Cut(axis, inner // shape[axis]) if axis < len(shape) else _Cut(None)

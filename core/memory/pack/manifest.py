@@ -39,25 +39,25 @@ class Entry(NamedTuple):
 class Manifest:
     """Everything there is to know of a pack without reading its weights."""
 
-    model_hash: str                    # identity of the model it was made from
-    format: str                        # of the experts: a name of core.memory.codec.FORMATS
-    numbers: Numbers                   # number types in the blobs
-    layers: int                        # MoE layers
-    experts: int                       # in each
+    model_hash: str  # identity of the model it was made from
+    format: str  # of the experts: a name of core.memory.codec.FORMATS
+    numbers: Numbers  # number types in the blobs
+    layers: int  # MoE layers
+    experts: int  # in each
     top_k: int
-    parts: Mapping[str, PartSpec]      # of one expert, in the model's own layout and dtype
+    parts: Mapping[str, PartSpec]  # of one expert, in the model's own layout and dtype
     is_transposed: bool
     has_gate: bool
     is_concatenated: bool
-    layout: Layout                     # of one expert's blob, as its codec has it
-    segments: tuple[Segment, ...]      # how blobs are cut on disk; () = not at all
-    padded_bytes: int                  # from one expert to the next in a file
+    layout: Layout  # of one expert's blob, as its codec has it
+    segments: tuple[Segment, ...]  # how blobs are cut on disk; () = not at all
+    padded_bytes: int  # from one expert to the next in a file
     files: Mapping[str, Entry]
     sums: tuple[tuple[int, ...], ...]  # zlib.crc32 of every padded blob, by layer and expert
-    source: Mapping[str, str]          # kind, label, name, hash of what was imported
-    exact: Mapping[str, str]           # by part: how its numbers came about, in words
-    moestro: str                       # version that made it
-    created: str                       # ISO 8601
+    source: Mapping[str, str]  # kind, label, name, hash of what was imported
+    exact: Mapping[str, str]  # by part: how its numbers came about, in words
+    moestro: str  # version that made it
+    created: str  # ISO 8601
 
     @property
     def blob_bytes(self) -> int:
@@ -67,8 +67,9 @@ class Manifest:
     @property
     def identity(self) -> dict[str, Any]:
         """What an import must share to go on where another one stopped: see `identity_of`."""
-        return identity_of(self.model_hash, self.format, self.numbers, self.segments[0].stop if self.segments else 0,
-                           self.moestro)
+        return identity_of(
+            self.model_hash, self.format, self.numbers, self.segments[0].stop if self.segments else 0, self.moestro
+        )
 
     @property
     def total(self) -> int:
@@ -89,26 +90,47 @@ class Manifest:
     def codec(self, dtype: torch.dtype, device: torch.device) -> Codec:
         """The codec of the blobs, computing in `dtype` on `device`. Raises ModelError when this version of Moestro lays
         the format out in another way."""
-        codec = make_codec(self.format, specs=self.parts, dtype=dtype, device=device, is_transposed=self.is_transposed,
-                           stored=self.numbers)
+        codec = make_codec(
+            self.format,
+            specs=self.parts,
+            dtype=dtype,
+            device=device,
+            is_transposed=self.is_transposed,
+            stored=self.numbers,
+        )
         if codec.blob_layout != self.layout:
-            raise ModelError(f"This pack holds its experts as {self.format} in a layout that this version of Moestro "
-                             "does not read. Import the model again.")
+            raise ModelError(
+                f"This pack holds its experts as {self.format} in a layout that this version of Moestro "
+                "does not read. Import the model again."
+            )
         return codec
 
     def dump(self) -> str:
         """The text of the file, with a digest over everything in it."""
         body = {
-            "pack": VERSION, "model_hash": self.model_hash, "format": self.format,
+            "pack": VERSION,
+            "model_hash": self.model_hash,
+            "format": self.format,
             "numbers": _names(self.numbers),
-            "layers": self.layers, "experts": self.experts, "top_k": self.top_k,
+            "layers": self.layers,
+            "experts": self.experts,
+            "top_k": self.top_k,
             "parts": {n: {"shape": list(s.shape), "dtype": _name(s.dtype)} for n, s in self.parts.items()},
-            "is_transposed": self.is_transposed, "has_gate": self.has_gate, "is_concatenated": self.is_concatenated,
-            "blob": _layout(self.layout), "segments": [
-                {"neurons": [s.start, s.stop], "offset": s.offset, **_layout(s.layout)} for s in self.segments],
-            "padded_bytes": self.padded_bytes, "files": {n: e._asdict() for n, e in sorted(self.files.items())},
-            "crc32": [list(layer) for layer in self.sums], "source": dict(self.source), "exact": dict(self.exact),
-            "moestro": self.moestro, "created": self.created}
+            "is_transposed": self.is_transposed,
+            "has_gate": self.has_gate,
+            "is_concatenated": self.is_concatenated,
+            "blob": _layout(self.layout),
+            "segments": [
+                {"neurons": [s.start, s.stop], "offset": s.offset, **_layout(s.layout)} for s in self.segments
+            ],
+            "padded_bytes": self.padded_bytes,
+            "files": {n: e._asdict() for n, e in sorted(self.files.items())},
+            "crc32": [list(layer) for layer in self.sums],
+            "source": dict(self.source),
+            "exact": dict(self.exact),
+            "moestro": self.moestro,
+            "created": self.created,
+        }
         lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in body.items())
         return f'{{\n{lines},\n  "digest": "{_digest(body)}"\n}}\n'
 
@@ -117,8 +139,9 @@ class Manifest:
         """Read and check a pack's manifest. Raises ModelError, with what to do, when it is missing or damaged."""
         file = pack / NAME
         if not pack.exists() and partial(pack).is_dir():
-            raise ModelError(f"The import into {pack} is not finished. Run the same import again: it goes on where it "
-                             "stopped.")
+            raise ModelError(
+                f"The import into {pack} is not finished. Run the same import again: it goes on where it stopped."
+            )
         if not os.path.lexists(file):
             raise ModelError(f"There is no pack at {pack}: it has no {NAME}. Give the directory that an import made.")
         try:
@@ -129,8 +152,10 @@ class Manifest:
         if type(version) is not int:
             raise ModelError(damaged(file))
         if version > VERSION:
-            raise ModelError(f"The pack {pack} was made by a newer Moestro ({str(body.get('moestro', '?'))[:40]}). "
-                             "Update Moestro to open it.")
+            raise ModelError(
+                f"The pack {pack} was made by a newer Moestro ({str(body.get('moestro', '?'))[:40]}). "
+                "Update Moestro to open it."
+            )
         if stated != _digest(body):
             raise ModelError(damaged(file))
         try:
@@ -147,18 +172,29 @@ class Manifest:
         numbers.only(*(f.name for f in fields(Numbers)))
         layers, experts = body.whole("layers", 1, MOST_LAYERS), body.whole("experts", 1, MOST_EXPERTS)
         return cls(
-            model_hash=body.text("model_hash"), format=body.text("format"), layers=layers, experts=experts,
-            top_k=body.whole("top_k", 1, experts), is_transposed=body.flag("is_transposed"),
-            has_gate=body.flag("has_gate"), is_concatenated=body.flag("is_concatenated"),
-            padded_bytes=body.whole("padded_bytes", 1), source=body.texts("source"),
-            exact=body.texts("exact"), moestro=body.text("moestro"), created=body.text("created"),
+            model_hash=body.text("model_hash"),
+            format=body.text("format"),
+            layers=layers,
+            experts=experts,
+            top_k=body.whole("top_k", 1, experts),
+            is_transposed=body.flag("is_transposed"),
+            has_gate=body.flag("has_gate"),
+            is_concatenated=body.flag("is_concatenated"),
+            padded_bytes=body.whole("padded_bytes", 1),
+            source=body.texts("source"),
+            exact=body.texts("exact"),
+            moestro=body.text("moestro"),
+            created=body.text("created"),
             numbers=Numbers(**{name: numbers.dtype(name) for name in numbers.names()}),
-            parts={name: PartSpec(parts.object(name).shape("shape"), parts.object(name).dtype("dtype", FLOATS))
-                   for name in parts.names()},
+            parts={
+                name: PartSpec(parts.object(name).shape("shape"), parts.object(name).dtype("dtype", FLOATS))
+                for name in parts.names()
+            },
             layout=_layout_of(body.object("blob")),
             segments=tuple(_segment(Stated(s, "segments.")) for s in body.values("segments")),
             files={name: _entry(files.object(name)) for name in files.names()},
-            sums=tuple(_sums(layer) for layer in body.values("crc32")))
+            sums=tuple(_sums(layer) for layer in body.values("crc32")),
+        )
 
     def _check(self) -> None:
         """Raises Unfit where one thing that it says contradicts another."""
@@ -194,8 +230,14 @@ class Manifest:
 
 def identity_of(model_hash: str, format: str, numbers: Numbers, top: int, moestro: str) -> dict[str, Any]:
     """What tells one import from another: equal ones write equal bytes. `top` = neurons of the top segment, or 0."""
-    return {"pack": VERSION, "model_hash": model_hash, "format": format, "numbers": _names(numbers), "top": top,
-            "moestro": moestro}
+    return {
+        "pack": VERSION,
+        "model_hash": model_hash,
+        "format": format,
+        "numbers": _names(numbers),
+        "top": top,
+        "moestro": moestro,
+    }
 
 
 def pack_at(path: Path) -> bool:
@@ -220,8 +262,10 @@ def damaged(file: Path, how: str = "") -> str:
 
 def changed(file: Path, how: str = "") -> str:
     """What to say of a file of a pack that somebody wrote to while the pack was open."""
-    return (f"{file} was changed while its model was loaded{how}. Unload the model and load it again. If it is then "
-            f"said to be damaged, delete {file.parent} and import the model again.")
+    return (
+        f"{file} was changed while its model was loaded{how}. Unload the model and load it again. If it is then "
+        f"said to be damaged, delete {file.parent} and import the model again."
+    )
 
 
 def unreadable(file: Path, error: OSError) -> str:
@@ -261,8 +305,12 @@ def _segment(stated: Stated) -> Segment:
 
 
 def _layout(layout: Layout) -> dict[str, Any]:
-    return {"bytes": layout.bytes, "fields": {
-        n: {"dtype": _name(f.dtype), "shape": list(f.shape), "offset": f.offset} for n, f in layout.fields.items()}}
+    return {
+        "bytes": layout.bytes,
+        "fields": {
+            n: {"dtype": _name(f.dtype), "shape": list(f.shape), "offset": f.offset} for n, f in layout.fields.items()
+        },
+    }
 
 
 def _layout_of(stated: Stated) -> Layout:
@@ -279,6 +327,8 @@ def _check_layout(layout: Layout, name: str) -> None:
     end = 0
     for part, field in layout.fields.items():
         if field.offset < end or field.offset % ALIGN or field.offset + field.bytes > layout.bytes:
-            raise Unfit(f"its {name}.fields.{part[:60]} lies at byte {field.offset:,} of {layout.bytes:,}, in another "
-                        "field or outside")
+            raise Unfit(
+                f"its {name}.fields.{part[:60]} lies at byte {field.offset:,} of {layout.bytes:,}, in another "
+                "field or outside"
+            )
         end = field.offset + field.bytes

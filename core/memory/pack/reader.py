@@ -27,8 +27,13 @@ class PackReader:
     with what to do, when the pack is missing, damaged, made by a newer Moestro, or not the one that `stamps` are of.
     """
 
-    def __init__(self, path: Path | str, direct: bool = True, manifest: Manifest | None = None,
-                 stamps: Sequence[Stamp] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path | str,
+        direct: bool = True,
+        manifest: Manifest | None = None,
+        stamps: Sequence[Stamp] | None = None,
+    ) -> None:
         self.path = Path(path)
         self.manifest = manifest or check(self.path)
         self._asked_direct = direct
@@ -50,8 +55,11 @@ class PackReader:
             raise ModelError(changed(self.path / layer_file(other[0]), ": it is another file now"))
         self.why_buffered = next((f.why_buffered for f in self._files if f.why_buffered), "")
         if self.why_buffered:
-            log.warning("%s is read through the system's file cache; direct reads are not used: %s", self.path,
-                        self.why_buffered)
+            log.warning(
+                "%s is read through the system's file cache; direct reads are not used: %s",
+                self.path,
+                self.why_buffered,
+            )
 
     @property
     def direct(self) -> bool:
@@ -103,8 +111,9 @@ class PackReader:
         try:
             self._files[layer].read(raw, expert * self.padded_bytes)
         except EOFError as error:
-            raise ModelError(changed(file, f": {error}") if self._was_written(layer) else damaged(file, f": {error}")
-                             ) from None
+            raise ModelError(
+                changed(file, f": {error}") if self._was_written(layer) else damaged(file, f": {error}")
+            ) from None
         except OSError as error:
             raise ModelError(unreadable(file, error)) from None
         with self._lock:
@@ -124,7 +133,7 @@ class PackReader:
         if now != self._stamps[layer]:
             with self._lock:
                 first = layer * self.manifest.experts
-                self._checked[first: first + self.manifest.experts] = bytes(self.manifest.experts)
+                self._checked[first : first + self.manifest.experts] = bytes(self.manifest.experts)
                 self._stamps[layer] = now
         return now != self._opened[layer]
 

@@ -7,10 +7,14 @@ from typing import Any
 
 import torch
 
-FLOATS = {str(dtype).removeprefix("torch."): dtype for dtype in (
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)}
-DTYPES = FLOATS | {str(dtype).removeprefix("torch."): dtype for dtype in (
-    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)}
+FLOATS = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+}
+DTYPES = FLOATS | {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+}
 MOST = 1 << 50  # bytes, and anything else that is counted
 
 

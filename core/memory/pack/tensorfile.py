@@ -13,8 +13,18 @@ from core.errors import ModelError
 from core.memory.pack.manifest import Entry
 from core.memory.pack.sync import sync_file, write_all
 
-NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
-         torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}
+NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
 def header(tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
@@ -29,9 +39,13 @@ def header(tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], metadata:
     return len(text).to_bytes(8, "little") + text
 
 
-def write_tensors(file: Path, tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
-                  read: Callable[[str], torch.Tensor], metadata: Mapping[str, str],
-                  wrote: Callable[[int], object]) -> Entry:
+def write_tensors(
+    file: Path,
+    tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
+    read: Callable[[str], torch.Tensor],
+    metadata: Mapping[str, str],
+    wrote: Callable[[int], object],
+) -> Entry:
     """Write what `read(name)` returns for every name, widest number types first, as safetensors itself does.
 
     `wrote(bytes)` is called after each. Ends with the bytes on the disk. Raises OSError, and ModelError when a tensor
@@ -45,8 +59,10 @@ def write_tensors(file: Path, tensors: Mapping[str, tuple[torch.dtype, tuple[int
         for name, (dtype, shape) in order.items():
             tensor = read(name)
             if tuple(tensor.shape) != shape:
-                raise ModelError(f"The tensor {name!r} has the shape {tuple(tensor.shape)}, its file says {shape}. "
-                                 "Download the model again.")
+                raise ModelError(
+                    f"The tensor {name!r} has the shape {tuple(tensor.shape)}, its file says {shape}. "
+                    "Download the model again."
+                )
             raw = tensor.to(dtype).contiguous().reshape(-1).view(torch.uint8).numpy().data
             digest.update(raw)
             write_all(handle, raw)

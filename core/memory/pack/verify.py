@@ -14,7 +14,7 @@ from core.memory.pack.manifest import DENSE, Entry, Manifest, damaged, layer_fil
 from core.memory.pack.pagefile import PageFile
 from core.memory.pages import aligned
 
-CHUNK = 4 << 20         # bytes hashed at a time
+CHUNK = 4 << 20  # bytes hashed at a time
 HEADER_LIMIT = 100 << 20  # as in safetensors itself
 
 
@@ -112,8 +112,10 @@ def _blobs(file: Path, manifest: Manifest, layer: int) -> Iterator[tuple[int, st
         for expert, stated in enumerate(manifest.sums[layer]):
             pages.read(buffer, expert * size)
             good = zlib.crc32(buffer) == stated
-            yield (expert + 1) * size, "" if good else damaged(
-                file, f": expert {expert} of MoE layer {layer} is not what was written")
+            yield (
+                (expert + 1) * size,
+                "" if good else damaged(file, f": expert {expert} of MoE layer {layer} is not what was written"),
+            )
     finally:
         pages.close()
 

@@ -54,26 +54,39 @@ class PackWriter:
         self._published = False
         self._new_parents = [parent for parent in out.parents if not parent.exists()]
         out.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = Lock(out.with_name(f"{out.name}.lock"),
-                          f"Another import{{}} is writing {out}. Wait until it is done, or choose another directory.")
+        self._lock = Lock(
+            out.with_name(f"{out.name}.lock"),
+            f"Another import{{}} is writing {out}. Wait until it is done, or choose another directory.",
+        )
         try:
             if out.exists():
-                raise ModelError(f"{out} exists already, and nothing is ever overwritten. Choose another directory, or "
-                                 "delete it first.")
+                raise ModelError(
+                    f"{out} exists already, and nothing is ever overwritten. Choose another directory, or "
+                    "delete it first."
+                )
             self.complete = self._resume()
         except BaseException:
             self._lock.release()
             raise
 
-    def write_dense(self, tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
-                    read: Callable[[str], torch.Tensor], wrote: Callable[[int], object]) -> None:
+    def write_dense(
+        self,
+        tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
+        read: Callable[[str], torch.Tensor],
+        wrote: Callable[[int], object],
+    ) -> None:
         """Write the weights outside the experts: see `write_tensors`."""
         metadata = {"format": "pt", "moestro": json.dumps(self._identity, sort_keys=True)}
         with self._begun(DENSE) as file:
             self._finish(DENSE, Done(write_tensors(file, tensors, read, metadata, wrote)))
 
-    def write_layer(self, layer: int, blobs: Iterable[torch.Tensor], wrote: Callable[[int], object],
-                    notes: Callable[[], Mapping[str, str]] = dict) -> None:
+    def write_layer(
+        self,
+        layer: int,
+        blobs: Iterable[torch.Tensor],
+        wrote: Callable[[int], object],
+        notes: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
         """Write one MoE layer's experts (uint8 [any size]) in order, each padded to whole pages.
 
         `wrote(bytes)` is called after each, `notes()` at the end.
@@ -109,8 +122,9 @@ class PackWriter:
         (self.directory / JOURNAL).unlink(missing_ok=True)
         sync_dir(self.directory)
         if self.out.exists():  # whoever made it meanwhile: os.rename would replace an empty directory
-            raise ModelError(f"{self.out} was made by somebody else meanwhile. The finished pack is in "
-                             f"{self.directory}: rename it.")
+            raise ModelError(
+                f"{self.out} was made by somebody else meanwhile. The finished pack is in {self.directory}: rename it."
+            )
         os.rename(self.directory, self.out)
         self._published = True
         sync_dir(self.out.parent)
@@ -156,13 +170,18 @@ class PackWriter:
         journal, there = self.directory / JOURNAL, self.directory.exists()
         names = {file.name for file in self.directory.iterdir()} if there else set()
         if names and not names & {JOURNAL, f"{JOURNAL}.new", NAME}:
-            raise ModelError(f"{self.directory} is in the way: it is not what an import left. Move it away, or choose "
-                             "another directory.")
+            raise ModelError(
+                f"{self.directory} is in the way: it is not what an import left. Move it away, or choose "
+                "another directory."
+            )
         if NAME in names and JOURNAL not in names and check(self.directory).identity == self._identity:
             return True
         self.directory.mkdir(exist_ok=True)
-        self.finished = {name: done for name, done in _journalled(journal, self._identity).items()
-                         if self._is_there(name, done.entry.bytes)}
+        self.finished = {
+            name: done
+            for name, done in _journalled(journal, self._identity).items()
+            if self._is_there(name, done.entry.bytes)
+        }
         lines = (json.dumps(self._identity), *(_line(name, done) for name, done in self.finished.items()))
         replace(journal, "".join(f"{line}\n" for line in lines))
         for file in self.directory.iterdir():

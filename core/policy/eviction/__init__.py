@@ -4,5 +4,21 @@ from core.policy.eviction import fifo, finemoe, lcp, least_stale, lfu, lru, none
 from core.policy.eviction.base import GONE, Eviction, Roster, victim
 from core.policy.eviction.belady import NEVER, Belady
 
-__all__ = ["GONE", "NEVER", "Belady", "Eviction", "Roster", "fifo", "finemoe", "lcp", "least_stale", "lfu", "lru",
-           "none", "plec", "random", "static", "victim"]
+__all__ = [
+    "GONE",
+    "NEVER",
+    "Belady",
+    "Eviction",
+    "Roster",
+    "fifo",
+    "finemoe",
+    "lcp",
+    "least_stale",
+    "lfu",
+    "lru",
+    "none",
+    "plec",
+    "random",
+    "static",
+    "victim",
+]

@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 from core.policy.hints import Hints
 
-Ids = int | npt.NDArray[np.integer]     # one id or an array of distinct ones; ticks and layers come in the same shape
+Ids = int | npt.NDArray[np.integer]  # one id or an array of distinct ones; ticks and layers come in the same shape
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-GONE = np.inf                           # the score of an expert that is not resident
-RECENT = 2.0**-32                       # times a tick: a fraction of one, so that whole numbers are told apart first
+GONE = np.inf  # the score of an expert that is not resident
+RECENT = 2.0**-32  # times a tick: a fraction of one, so that whole numbers are told apart first
 
 
 class Roster:
@@ -44,7 +44,7 @@ class Roster:
     def distance(self, part: slice, layer: Ids) -> Floats | float:
         """Layers to go until the layer of each id is reached again while `layer` is computed: 0 for the next one,
         layers - 1 for `layer` itself, whose experts have been chosen."""
-        if layer is self.layer_of:                       # every layer by itself
+        if layer is self.layer_of:  # every layer by itself
             return self.layers - 1.0
         ahead: Floats = np.subtract(self.layer_of[part], layer, dtype=np.float64) - 1.0
         ahead += (ahead < 0) * self.layers
@@ -59,13 +59,13 @@ class Eviction:
     missing: after `admitted`), and `left` when it leaves.
     """
 
-    keeps: ClassVar[bool] = True        # False: an expert leaves as soon as the step that used it is over
-    moves: ClassVar[bool] = False       # True: scores also change with time, so `scores` works them out anew
-    heeds: ClassVar[bool] = False       # True: they depend on what predictors tell in roster.hints
+    keeps: ClassVar[bool] = True  # False: an expert leaves as soon as the step that used it is over
+    moves: ClassVar[bool] = False  # True: scores also change with time, so `scores` works them out anew
+    heeds: ClassVar[bool] = False  # True: they depend on what predictors tell in roster.hints
 
     def __init__(self, roster: Roster) -> None:
         self.roster = roster
-        self.score: Floats = np.full(roster.size, GONE)   # GONE for what is not resident, and for nothing else
+        self.score: Floats = np.full(roster.size, GONE)  # GONE for what is not resident, and for nothing else
         self._kept: tuple[int, Floats] | None = None
 
     def admitted(self, ids: Ids, tick: Ids, now: int) -> None:

@@ -6,7 +6,12 @@ from core.policy.eviction.base import Eviction
 from core.registry import register
 
 
-@register("eviction", "fifo", title="FIFO", help="The expert that came first leaves, however often it was used since.",
-          source="control; the textbook policy")
+@register(
+    "eviction",
+    "fifo",
+    title="FIFO",
+    help="The expert that came first leaves, however often it was used since.",
+    source="control; the textbook policy",
+)
 class FIFO(Eviction):
     """Score: the tick of admission, which is what the base class keeps."""

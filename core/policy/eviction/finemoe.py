@@ -10,9 +10,15 @@ from core.policy.eviction.base import Eviction, Floats, Ids, Roster
 from core.registry import register
 
 
-@register("eviction", "finemoe", title="FineMoE", help="The expert with the smallest product of predicted probability "
-          "and number of uses leaves; how recent a use was does not count. Without a prefetcher that gives "
-          "probabilities it is LFU.", source="FineMoE section 4.5")
+@register(
+    "eviction",
+    "finemoe",
+    title="FineMoE",
+    help="The expert with the smallest product of predicted probability "
+    "and number of uses leaves; how recent a use was does not count. Without a prefetcher that gives "
+    "probabilities it is LFU.",
+    source="FineMoE section 4.5",
+)
 class FineMoE(Eviction):
     """The paper evicts the largest 1 / (p x freq). Score: p x freq, freq = uses since the start plus one, so that what
     a prefetch brought and nobody used yet is still told apart by its p."""

@@ -12,13 +12,27 @@ from core.policy.eviction.base import Eviction, Floats, Ids, Roster
 from core.registry import Param, register
 
 
-@register("eviction", "lcp", title="LCP", help="Uses count, and fade while an expert is unused: its priority is its "
-          "uses x rho^(tokens unused / window), and the smallest leaves. Between LFU (rho near 1) and LRU (near 0).",
-          source="MoEpic section 4.1, equation 4", params=(
-              Param("rho", "float", 0.25, "What is left of a priority after one window without use.", title="Rho",
-                    low=0.01, high=0.99, step=0.01),
-              Param("omega", "int", 128, "Length of that window.", title="Window", low=1, high=10_000, step=1,
-                    unit="tokens")))
+@register(
+    "eviction",
+    "lcp",
+    title="LCP",
+    help="Uses count, and fade while an expert is unused: its priority is its "
+    "uses x rho^(tokens unused / window), and the smallest leaves. Between LFU (rho near 1) and LRU (near 0).",
+    source="MoEpic section 4.1, equation 4",
+    params=(
+        Param(
+            "rho",
+            "float",
+            0.25,
+            "What is left of a priority after one window without use.",
+            title="Rho",
+            low=0.01,
+            high=0.99,
+            step=0.01,
+        ),
+        Param("omega", "int", 128, "Length of that window.", title="Window", low=1, high=10_000, step=1, unit="tokens"),
+    ),
+)
 class LCP(Eviction):
     """P = mu x rho^(nu / omega), mu = uses, nu = passes since the last one (tokens, while decoding).
 
@@ -31,7 +45,7 @@ class LCP(Eviction):
         self._fade = math.log2(1.0 / rho) / omega
         self._uses: npt.NDArray[np.int64] = np.zeros(roster.size, np.int64)
         self._log2 = _logarithms()
-        self._priority: Floats = np.full(roster.size, -1e300)   # the score at the last use; resident or not
+        self._priority: Floats = np.full(roster.size, -1e300)  # the score at the last use; resident or not
 
     def admitted(self, ids: Ids, tick: Ids, now: int) -> None:
         self.score[ids] = self._priority[ids]

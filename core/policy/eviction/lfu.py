@@ -8,10 +8,27 @@ from core.policy.eviction.base import RECENT, Eviction, Floats, Ids, Roster
 from core.registry import Param, register
 
 
-@register("eviction", "lfu", title="LFU", help="The expert used least often leaves; among equals the one unused for "
-          "longest. With a half-life, old uses count less and less.", source="MoE-Infinity (Xue et al. 2024)",
-          params=(Param("half_life", "int", 0, "After this many tokens a use counts half. 0 = never forgets.",
-                        title="Half-life", low=0, high=100_000, step=1, unit="tokens"),))
+@register(
+    "eviction",
+    "lfu",
+    title="LFU",
+    help="The expert used least often leaves; among equals the one unused for "
+    "longest. With a half-life, old uses count less and less.",
+    source="MoE-Infinity (Xue et al. 2024)",
+    params=(
+        Param(
+            "half_life",
+            "int",
+            0,
+            "After this many tokens a use counts half. 0 = never forgets.",
+            title="Half-life",
+            low=0,
+            high=100_000,
+            step=1,
+            unit="tokens",
+        ),
+    ),
+)
 class LFU(Eviction):
     """Score: uses since the start, of experts that left as well, plus a fraction for the tick of the last one.
 

@@ -6,9 +6,14 @@ from core.policy.eviction.base import Eviction, Ids
 from core.registry import register
 
 
-@register("eviction", "lru", title="LRU", help="The expert unused for longest leaves. Good when the same experts come "
-          "back soon; falls to nothing when one pass needs more experts than there are slots.",
-          source="Mixtral-offloading (Eliseev and Mazur 2023)")
+@register(
+    "eviction",
+    "lru",
+    title="LRU",
+    help="The expert unused for longest leaves. Good when the same experts come "
+    "back soon; falls to nothing when one pass needs more experts than there are slots.",
+    source="Mixtral-offloading (Eliseev and Mazur 2023)",
+)
 class LRU(Eviction):
     """Score: the tick of the last use."""
 

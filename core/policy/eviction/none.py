@@ -8,8 +8,13 @@ from core.policy.eviction.lru import LRU
 from core.registry import register
 
 
-@register("eviction", "none", title="None (on demand)", help="Nothing is kept: every expert is fetched each time it is "
-          "needed. The floor that a cache has to beat.", source="on-demand offloading, the baseline of all five papers")
+@register(
+    "eviction",
+    "none",
+    title="None (on demand)",
+    help="Nothing is kept: every expert is fetched each time it is needed. The floor that a cache has to beat.",
+    source="on-demand offloading, the baseline of all five papers",
+)
 class NoCache(LRU):
     """Experts leave when their step ends; what a prefetch brought stays until it is used once."""
 

@@ -10,10 +10,15 @@ from core.policy.eviction.base import RECENT, Eviction, Floats, Ids
 from core.registry import register
 
 
-@register("eviction", "plec", title="PLEC", help="Experts of layers already passed in this token leave first, then "
-          "those of coming layers that no prefetcher named, the furthest first; named ones stay longest. Meant for "
-          "scope global with a prefetcher; without one, only the order of the layers counts.",
-          source="ExpertFlow section 3.2.1")
+@register(
+    "eviction",
+    "plec",
+    title="PLEC",
+    help="Experts of layers already passed in this token leave first, then "
+    "those of coming layers that no prefetcher named, the furthest first; named ones stay longest. Meant for "
+    "scope global with a prefetcher; without one, only the order of the layers counts.",
+    source="ExpertFlow section 3.2.1",
+)
 class PLEC(Eviction):
     """Score: L x class - layers to go + a fraction for the tick of the last use; class 0 = passed and not predicted,
     1 = passed, predicted for the next token, 2 = ahead, 3 = ahead and predicted. Layers to go are below L."""

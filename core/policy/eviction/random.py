@@ -13,9 +13,14 @@ from core.registry import Param, register
 WORD = 0xFFFFFFFF
 
 
-@register("eviction", "random", title="Random", help="A random resident leaves. What a policy must beat.",
-          source="control; MoEpic section 6 (ablation without LCP)",
-          params=(Param("seed", "int", 0, "Which random sequence.", title="Seed", low=0, high=2**31 - 1, step=1),))
+@register(
+    "eviction",
+    "random",
+    title="Random",
+    help="A random resident leaves. What a policy must beat.",
+    source="control; MoEpic section 6 (ablation without LCP)",
+    params=(Param("seed", "int", 0, "Which random sequence.", title="Seed", low=0, high=2**31 - 1, step=1),),
+)
 class RandomEviction(Eviction):
     """Score: a hash of the expert, the pass and the layer being computed, so that no order of asking matters."""
 
@@ -25,7 +30,7 @@ class RandomEviction(Eviction):
         super().__init__(roster)
         self._seed = seed
         self._hash = _mixed(roster.eid.astype(np.uint32))
-        self._own = self._hash ^ _of_layer(roster.layer_of)         # where every layer is computed by itself
+        self._own = self._hash ^ _of_layer(roster.layer_of)  # where every layer is computed by itself
 
     def admitted(self, ids: Ids, tick: Ids, now: int) -> None:
         self.score[ids] = 0.0

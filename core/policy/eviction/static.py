@@ -7,12 +7,18 @@ from typing import ClassVar
 from core.policy.eviction.base import RECENT, Eviction, Floats, Ids
 from core.registry import register
 
-PINNED = 1e12   # above any count of a profile
+PINNED = 1e12  # above any count of a profile
 
 
-@register("eviction", "static", title="Static top", help="The experts that a profile of this model used most stay, and "
-          "pinned ones before them; what else is fetched shares the slots that are left. Without a profile and pins it "
-          "is LRU.", source="control; profiled placement as in MoE-Infinity and BuddyMoE's baselines")
+@register(
+    "eviction",
+    "static",
+    title="Static top",
+    help="The experts that a profile of this model used most stay, and "
+    "pinned ones before them; what else is fetched shares the slots that are left. Without a profile and pins it "
+    "is LRU.",
+    source="control; profiled placement as in MoE-Infinity and BuddyMoE's baselines",
+)
 class Static(Eviction):
     """Score: the profile's count, far above it for a pinned expert, plus a fraction for the tick of the last use."""
 

@@ -18,5 +18,22 @@ from core.policy.predict import (
 from core.policy.predict.base import Guess, Predictor, View
 from core.policy.predict.oracle import Oracle
 
-__all__ = ["Guess", "Oracle", "Predictor", "View", "all_next", "default_vectors", "estimator", "expert_map", "gate",
-           "none", "previous_token", "recent", "request", "routing_path", "stride", "token_table", "transitions"]
+__all__ = [
+    "Guess",
+    "Oracle",
+    "Predictor",
+    "View",
+    "all_next",
+    "default_vectors",
+    "estimator",
+    "expert_map",
+    "gate",
+    "none",
+    "previous_token",
+    "recent",
+    "request",
+    "routing_path",
+    "stride",
+    "token_table",
+    "transitions",
+]

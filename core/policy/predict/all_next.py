@@ -11,11 +11,27 @@ from core.policy.predict.ranking import DISTANCE, Tally, best, by_use, layer_ahe
 from core.registry import Param, register
 
 
-@register("predictor", "all_next", title="All of the next layer", help="Every expert of the next layer is "
-          "fetched, those used most often first, for as long as there are slots.",
-          source="SE-MoE (Shen et al. 2022), ring prefetch",
-          params=(Param("width", "int", 0, "At most this many experts. 0 = all.", title="Width", low=0, high=1024,
-                        step=1, unit="experts"), DISTANCE))
+@register(
+    "predictor",
+    "all_next",
+    title="All of the next layer",
+    help="Every expert of the next layer is fetched, those used most often first, for as long as there are slots.",
+    source="SE-MoE (Shen et al. 2022), ring prefetch",
+    params=(
+        Param(
+            "width",
+            "int",
+            0,
+            "At most this many experts. 0 = all.",
+            title="Width",
+            low=0,
+            high=1024,
+            step=1,
+            unit="experts",
+        ),
+        DISTANCE,
+    ),
+)
 class AllNext(Predictor):
     """Score: (uses + 1) / (tokens + 2), the rule of succession, so that one never used is named as well, last."""
 
@@ -28,5 +44,9 @@ class AllNext(Predictor):
         tally.add(view.layer, np.array(view.ids, np.int64))
         ahead = layer_ahead(view, self._distance)
         uses = tally.uses[ahead]
-        return best(ahead, (uses + 1) / (tally.tokens[ahead] + 2), self._width or view.experts,
-                    order=by_use(uses, tally.last[ahead]))
+        return best(
+            ahead,
+            (uses + 1) / (tally.tokens[ahead] + 2),
+            self._width or view.experts,
+            order=by_use(uses, tally.last[ahead]),
+        )

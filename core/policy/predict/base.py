@@ -12,7 +12,7 @@ import numpy.typing as npt
 from core.policy.predict.aside import Beside, Task
 
 Floats = npt.NDArray[np.floating]
-Net = tuple[Mapping[str, int], Mapping[str, npt.NDArray[Any]]]    # a network's configuration and its weights
+Net = tuple[Mapping[str, int], Mapping[str, npt.NDArray[Any]]]  # a network's configuration and its weights
 State = Literal["hidden", "default"]
 
 
@@ -42,15 +42,19 @@ class Facts(Protocol):
     @property
     def gate_recall(self) -> Floats | None:
         """[L] recall@k of each layer's router asked with the router input of the layer before; [0] is NaN."""
+
     @property
     def defaults(self) -> Floats | None:
         """[L, E, H] mean output of each expert."""
+
     @property
     def maps(self) -> Floats | None:
         """[N, L, E] router distributions of single tokens ..."""
+
     @property
     def map_keys(self) -> Floats | None:
         """[N, H] ... and what the embedding makes of them."""
+
     @property
     def first_table(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int16]] | None:
         """[V'] token ids, rising, and [V', k] their usual experts in layer 0, most frequent first, -1 for none."""
@@ -68,11 +72,11 @@ class View(Protocol):
 
     layer: int
     layers: int
-    experts: int                   # of one layer
+    experts: int  # of one layer
     top_k: int
-    request: int                   # grows with every prompt: the tokens of one number are one conversation turn
-    ids: Sequence[Sequence[int]]   # [T][k] experts the router just chose; empty where the pass begins
-    tokens: Sequence[int]          # [T] the token ids of this pass; empty where they are not known
+    request: int  # grows with every prompt: the tokens of one number are one conversation turn
+    ids: Sequence[Sequence[int]]  # [T][k] experts the router just chose; empty where the pass begins
+    tokens: Sequence[int]  # [T] the token ids of this pass; empty where they are not known
     profile: Facts | None
 
     @property
@@ -101,14 +105,14 @@ class View(Protocol):
 class Predictor(Protocol):
     """Names experts to fetch. Stateless or not, it is called once a layer, in order; a pass starts at layer 0."""
 
-    looks: ClassVar[bool] = True       # False: never called, so nothing is recorded for it
-    asks: ClassVar[bool] = False       # True: it looks at states, so what routers are given is kept for it
-    defaults: ClassVar[bool] = False   # True: it asks with the "default" state
-    starts: ClassVar[bool] = False     # True: `begin` is called before layer 0
-    executes: ClassVar[bool] = False   # True: it always tells the next layer's whole routing, by `ask` or `estimate`
-    needs: ClassVar[tuple[str, ...]] = ()   # parts of the profile (core.profile.PARTS) that it cannot do without
-    patient: bool = False              # True in replays: it waits for what is worked out beside
-    beside: Beside | None = None       # where its task is worked on; without, at once and here
+    looks: ClassVar[bool] = True  # False: never called, so nothing is recorded for it
+    asks: ClassVar[bool] = False  # True: it looks at states, so what routers are given is kept for it
+    defaults: ClassVar[bool] = False  # True: it asks with the "default" state
+    starts: ClassVar[bool] = False  # True: `begin` is called before layer 0
+    executes: ClassVar[bool] = False  # True: it always tells the next layer's whole routing, by `ask` or `estimate`
+    needs: ClassVar[tuple[str, ...]] = ()  # parts of the profile (core.profile.PARTS) that it cannot do without
+    patient: bool = False  # True in replays: it waits for what is worked out beside
+    beside: Beside | None = None  # where its task is worked on; without, at once and here
 
     def task(self, view: View) -> Task | None:
         """What is to be worked out beside it, from `view.profile` and the sizes; None: nothing."""

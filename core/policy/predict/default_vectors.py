@@ -10,10 +10,16 @@ from core.policy.predict.ranking import FLOOR, WIDTH, Again, best, limit
 from core.registry import register
 
 
-@register("predictor", "default_vectors", title="Default vectors", help="The next layer's router is asked on the state "
-          "that this layer's experts leave on average, and its likeliest experts are fetched. Layer 0 takes the "
-          "previous token's experts.",
-          source="Speculating Experts section 3.2, the quasi-hidden state", params=(WIDTH, FLOOR))
+@register(
+    "predictor",
+    "default_vectors",
+    title="Default vectors",
+    help="The next layer's router is asked on the state "
+    "that this layer's experts leave on average, and its likeliest experts are fetched. Layer 0 takes the "
+    "previous token's experts.",
+    source="Speculating Experts section 3.2, the quasi-hidden state",
+    params=(WIDTH, FLOOR),
+)
 class DefaultVectors(Predictor):
     """q_{l+1} = Norm_{l+1}(r_l + D_l), D_l = sum over the experts S_l that were truly chosen of g_e * d_{l,e} with
     their true weights g; prediction = R_{l+1}(q_{l+1}). The next attention is left out.

@@ -10,10 +10,15 @@ from core.policy.predict.ranking import FLOOR, WIDTH, Again, best, limit
 from core.registry import Param, register
 
 
-@register("predictor", "estimator", title="Estimator", help="A small network, trained on this model, tells the next "
-          "layer's experts from this layer's state. Layer 0 takes the previous token's experts.",
-          source="Speculating Experts section 6.2 and appendix A, Est-PF; its input here is the router input h_l",
-          params=(WIDTH, FLOOR))
+@register(
+    "predictor",
+    "estimator",
+    title="Estimator",
+    help="A small network, trained on this model, tells the next "
+    "layer's experts from this layer's state. Layer 0 takes the previous token's experts.",
+    source="Speculating Experts section 6.2 and appendix A, Est-PF; its input here is the router input h_l",
+    params=(WIDTH, FLOOR),
+)
 class Estimated(Predictor):
     """The network's distribution for layer l + 1, given h_l."""
 
@@ -37,13 +42,30 @@ class Estimated(Predictor):
         return view.estimate(ahead)
 
 
-@register("predictor", "hybrid", title="Estimator where needed", help="The trained network tells a layer's experts "
-          "where the layer's own router, asked early, guesses badly; elsewhere that router does, on the state that "
-          "default vectors make if the profile has them.",
-          source="Speculating Experts section 6.3, Hybrid-PF",
-          params=(Param("threshold", "float", 0.5, "The network is asked in layers where the share of experts that "
-                        "the router, asked early, guessed right in the profile is below this.", title="Least recall",
-                        low=0.0, high=1.0, step=0.01), WIDTH, FLOOR))
+@register(
+    "predictor",
+    "hybrid",
+    title="Estimator where needed",
+    help="The trained network tells a layer's experts "
+    "where the layer's own router, asked early, guesses badly; elsewhere that router does, on the state that "
+    "default vectors make if the profile has them.",
+    source="Speculating Experts section 6.3, Hybrid-PF",
+    params=(
+        Param(
+            "threshold",
+            "float",
+            0.5,
+            "The network is asked in layers where the share of experts that "
+            "the router, asked early, guessed right in the profile is below this.",
+            title="Least recall",
+            low=0.0,
+            high=1.0,
+            step=0.01,
+        ),
+        WIDTH,
+        FLOOR,
+    ),
+)
 class Hybrid(Estimated):
     """Layer l + 1 by the network if its gate_recall is below the threshold, else R_{l+1}(q_{l+1}) or R_{l+1}(h_l)."""
 

@@ -11,23 +11,63 @@ from core.policy.predict.base import Guess, Later, Predictor, View
 from core.policy.predict.map_search import MapSearch, followed, opened, read
 from core.registry import Param, register
 
-BEHIND = 2    # passes that the search may be behind; those that come then are left out
+BEHIND = 2  # passes that the search may be behind; those that come then are left out
 
 
-@register("predictor", "expert_map", title="Expert maps", help="It remembers what all routers said for earlier "
-          "tokens, searches the one whose embedding, and then whose layers so far, are most like this token's, and "
-          "fetches what that one used next. Searching never holds up a layer.",
-          source="FineMoE sections 4.1 to 4.4",
-          params=(Param("distance", "int", 3, "How many layers ahead to fetch. The layers before that many go by the "
-                        "embedding alone.", title="Distance", low=1, high=16, step=1, unit="layers"),
-                  Param("capacity", "int", 1000, "How many maps to remember; a full store gives up the one most like "
-                        "the new one.", title="Maps", low=8, high=32000, step=8, unit="maps"),
-                  Param("semantic", "bool", True, "Search by embedding for the first layers. Off: they are not "
-                        "guessed.", title="By embedding"),
-                  Param("dynamic", "bool", True, "Fetch more experts the less alike the map that was found is. Off: "
-                        "always as many as the router selects.", title="As many as it takes"),
-                  Param("learn", "bool", True, "Add every token's map to the store. Off: only the profile's are "
-                        "searched.", title="Learn")))
+@register(
+    "predictor",
+    "expert_map",
+    title="Expert maps",
+    help="It remembers what all routers said for earlier "
+    "tokens, searches the one whose embedding, and then whose layers so far, are most like this token's, and "
+    "fetches what that one used next. Searching never holds up a layer.",
+    source="FineMoE sections 4.1 to 4.4",
+    params=(
+        Param(
+            "distance",
+            "int",
+            3,
+            "How many layers ahead to fetch. The layers before that many go by the embedding alone.",
+            title="Distance",
+            low=1,
+            high=16,
+            step=1,
+            unit="layers",
+        ),
+        Param(
+            "capacity",
+            "int",
+            1000,
+            "How many maps to remember; a full store gives up the one most like the new one.",
+            title="Maps",
+            low=8,
+            high=32000,
+            step=8,
+            unit="maps",
+        ),
+        Param(
+            "semantic",
+            "bool",
+            True,
+            "Search by embedding for the first layers. Off: they are not guessed.",
+            title="By embedding",
+        ),
+        Param(
+            "dynamic",
+            "bool",
+            True,
+            "Fetch more experts the less alike the map that was found is. Off: always as many as the router selects.",
+            title="As many as it takes",
+        ),
+        Param(
+            "learn",
+            "bool",
+            True,
+            "Add every token's map to the store. Off: only the profile's are searched.",
+            title="Learn",
+        ),
+    ),
+)
 class ExpertMap(Predictor):
     """Layers [0, d) by embedding, as the pass begins; layer l >= d by the trajectory of layers [0, l - d], as soon as
     layer l - d is routed. So every layer is searched for exactly once. The store starts from the profile's maps.
@@ -39,19 +79,28 @@ class ExpertMap(Predictor):
     asks: ClassVar[bool] = True
     starts: ClassVar[bool] = True
 
-    def __init__(self, distance: int = 3, capacity: int = 1000, semantic: bool = True, dynamic: bool = True,
-                 learn: bool = True) -> None:
-        self._told = {"distance": distance, "capacity": capacity, "semantic": int(semantic), "dynamic": int(dynamic),
-                      "learn": int(learn)}
+    def __init__(
+        self, distance: int = 3, capacity: int = 1000, semantic: bool = True, dynamic: bool = True, learn: bool = True
+    ) -> None:
+        self._told = {
+            "distance": distance,
+            "capacity": capacity,
+            "semantic": int(semantic),
+            "dynamic": int(dynamic),
+            "learn": int(learn),
+        }
         self.beside: Beside | None = None
-        self._number = 0                            # of the pass
+        self._number = 0  # of the pass
         self._begun = self._skipped = False
-        self._ahead: deque[tuple[bytes, Later]] = deque()   # messages whose numbers the device still works out
+        self._ahead: deque[tuple[bytes, Later]] = deque()  # messages whose numbers the device still works out
 
     def task(self, view: View) -> Task:
         known = view.profile
-        arrays = {"maps": known.maps, "map_keys": known.map_keys} if known is not None and known.maps is not None \
-            and known.map_keys is not None else {}
+        arrays = (
+            {"maps": known.maps, "map_keys": known.map_keys}
+            if known is not None and known.maps is not None and known.map_keys is not None
+            else {}
+        )
         return Task("maps", {**self._told, "layers": view.layers, "experts": view.experts, "top_k": view.top_k}, arrays)
 
     def begin(self, view: View) -> Sequence[Guess]:
@@ -61,7 +110,7 @@ class ExpertMap(Predictor):
         return self._collect(beside, view)
 
     def predict(self, view: View) -> Sequence[Guess]:
-        if view.layer == 0 and not self._begun:     # the model was called by somebody else than the engine
+        if view.layer == 0 and not self._begun:  # the model was called by somebody else than the engine
             beside = self._start(view)
             beside.give(opened(self._number, len(view.ids)))
         self._begun = False
@@ -86,8 +135,12 @@ class ExpertMap(Predictor):
         while self._ahead and (self.patient or self._ahead[0][1].ready()):
             head, later = self._ahead.popleft()
             beside.give(head + later().astype("<f4", copy=False).tobytes())
-        told = [(p / (one.layer - view.layer), guess)
-                for answer in (beside.wait() if self.patient else beside.take()) for one in read(answer)
-                if one.number == self._number and one.layer > view.layer for p, guess in one.told]
+        told = [
+            (p / (one.layer - view.layer), guess)
+            for answer in (beside.wait() if self.patient else beside.take())
+            for one in read(answer)
+            if one.number == self._number and one.layer > view.layer
+            for p, guess in one.told
+        ]
         told.sort(key=lambda pair: -pair[0])
         return [guess for _, guess in told]

@@ -10,11 +10,16 @@ from core.policy.predict.ranking import FLOOR, LOOK_AHEAD, WIDTH, Again, best, l
 from core.registry import register
 
 
-@register("predictor", "gate", title="Next-layer gate", help="While a layer is computed, the next layers' routers are "
-          "asked on the same state, and their likeliest experts are fetched. Layer 0 takes the previous token's "
-          "experts.",
-          source="Mixtral-offloading section 3.2; the baseline R_{l+1}(h_l) of Speculating Experts and MoEpic",
-          params=(WIDTH, FLOOR, LOOK_AHEAD))
+@register(
+    "predictor",
+    "gate",
+    title="Next-layer gate",
+    help="While a layer is computed, the next layers' routers are "
+    "asked on the same state, and their likeliest experts are fetched. Layer 0 takes the previous token's "
+    "experts.",
+    source="Mixtral-offloading section 3.2; the baseline R_{l+1}(h_l) of Speculating Experts and MoEpic",
+    params=(WIDTH, FLOOR, LOOK_AHEAD),
+)
 class NextGate(Predictor):
     """Router l + j is given h_l, for j in 1 ... distance, nearest first. Remembers layer 0's experts for the next
     token."""
@@ -39,5 +44,8 @@ def ask_ahead(view: View, distance: int, width: int, floor: float) -> list[Guess
     ahead = range(view.layer + 1, min(view.layer + 1 + distance, view.layers))
     if not ahead:
         return []
-    return [guess for layer, scores in zip(ahead, view.ask(ahead), strict=True)
-            for guess in best(layer, scores, limit(view, layer, width), floor)]
+    return [
+        guess
+        for layer, scores in zip(ahead, view.ask(ahead), strict=True)
+        for guess in best(layer, scores, limit(view, layer, width), floor)
+    ]

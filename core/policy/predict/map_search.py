@@ -13,9 +13,9 @@ from core.policy.predict.base import Floats, Guess, union
 from core.policy.predict.maps import MapStore, Match, Walk, best_match, select
 
 OPEN, FOLLOW = 0, 1
-HEAD = struct.Struct("<4i")     # of a message: OPEN, pass, tokens, 0, then the embedding [H] float32, or nothing;
-                                # or FOLLOW, pass, layer, 0, then the router's distribution [E] float32
-FOUND = struct.Struct("<4i")    # of each part of an answer: pass, layer, n, 0, then n of "told"
+HEAD = struct.Struct("<4i")  # of a message: OPEN, pass, tokens, 0, then the embedding [H] float32, or nothing;
+# or FOLLOW, pass, layer, 0, then the router's distribution [E] float32
+FOUND = struct.Struct("<4i")  # of each part of an answer: pass, layer, n, 0, then n of "told"
 TOLD = np.dtype([("share", "<f8"), ("score", "<f8"), ("expert", "<i8")])
 
 
@@ -81,10 +81,10 @@ class MapSearch:
     def _step(self, layer: int, distribution: Floats) -> bytes:
         store = self.store
         if store is None:
-            return b""                              # no embedding is known yet, so its size is not
+            return b""  # no embedding is known yet, so its size is not
         walk = self._walk = self._walk or store.walk()
         if layer != len(walk.seen):
-            return b""                              # a layer before it was not heard of
+            return b""  # a layer before it was not heard of
         scores = walk.step(distribution)
         if layer + 1 == self._layers:
             if self._learn and self._key is not None:

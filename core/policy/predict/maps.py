@@ -28,7 +28,7 @@ class MapStore:
     def __init__(self, capacity: int, layers: int, experts: int, hidden: int) -> None:
         self.capacity, self.count = capacity, 0
         self.maps: Singles = np.zeros((layers, capacity, experts), np.float32)
-        self._keys: Singles = np.zeros((capacity, hidden), np.float32)     # of length 1
+        self._keys: Singles = np.zeros((capacity, hidden), np.float32)  # of length 1
         self._squares: Singles = np.zeros((layers, capacity), np.float32)  # sum of squares of layers 0 ... l
 
     def by_embedding(self, key: Floats) -> Singles:
@@ -96,7 +96,7 @@ def select(distribution: Floats, score: float | None, least: int) -> npt.NDArray
         return order[:least]
     delta = min(1.0, max(0.0, 1.0 - score))
     sums = np.cumsum(distribution[order], dtype=np.float64)
-    enough = int(np.searchsorted(sums, delta - 1e-9)) + 1      # sums of float32 shares of 1 may fall short of it
+    enough = int(np.searchsorted(sums, delta - 1e-9)) + 1  # sums of float32 shares of 1 may fall short of it
     return order[: max(least, enough)]
 
 

@@ -16,11 +16,11 @@ import numpy.typing as npt
 from core.policy.predict.aside import Task
 
 Singles = npt.NDArray[np.float32]
-WINDOW = 256                    # tokens that the encoder and the decoder look back on
-ROOM = 4 * WINDOW               # positions kept before the oldest are moved out
-BUCKETS, FARTHEST = 32, 128     # of relative distances, as in T5
-HEAD = struct.Struct("<2i")     # of a message: pass, whether another request begins; then the tokens, int32
-TOLD = struct.Struct("<q")      # of an answer: pass; then [L, E] float32
+WINDOW = 256  # tokens that the encoder and the decoder look back on
+ROOM = 4 * WINDOW  # positions kept before the oldest are moved out
+BUCKETS, FARTHEST = 32, 128  # of relative distances, as in T5
+HEAD = struct.Struct("<2i")  # of a message: pass, whether another request begins; then the tokens, int32
+TOLD = struct.Struct("<q")  # of an answer: pass; then [L, E] float32
 
 
 def asked(number: int, fresh: bool, tokens: Sequence[int]) -> bytes:
@@ -44,7 +44,7 @@ class PathReader:
         count = BUCKETS // 2
         near = _bucket(np.arange(ROOM), count)
         self._both = weights["reads.values.weight"][np.concatenate((near[:0:-1], near + count * (np.arange(ROOM) > 0)))]
-        self._back = weights["writes.values.weight"][_bucket(np.arange(ROOM), BUCKETS)].T.copy()     # [heads, distance]
+        self._back = weights["writes.values.weight"][_bucket(np.arange(ROOM), BUCKETS)].T.copy()  # [heads, distance]
         self._encoder = [_Block(_under(weights, f"encoder.{i}"), heads, d_kv) for i in range(told["blocks"])]
         self._decoder = [_Block(_under(weights, f"decoder.{i}"), heads, d_kv) for i in range(told["blocks"])]
         self._read_norm, self._write_norm = weights["read_norm.weight"], weights["write_norm.weight"]
@@ -71,7 +71,7 @@ class PathReader:
         if not self._begun or len(tokens) > 1:
             self._prompt, self._begun = [*self._prompt, *tokens][-WINDOW:], True
             self._encode(self._prompt)
-        idle: Singles = np.zeros(self._shape, np.float32)                 # log of how likely nobody asks
+        idle: Singles = np.zeros(self._shape, np.float32)  # log of how likely nobody asks
         for at in range(0, len(tokens), WINDOW):
             logits = self._decode(tokens[at : at + WINDOW]).reshape(-1, *self._shape)
             idle -= np.logaddexp(np.float32(0.0), logits).sum(0)
@@ -80,7 +80,7 @@ class PathReader:
 
     def _encode(self, ids: Sequence[int]) -> None:
         x = self._embed[self._places(ids)]
-        ahead = np.arange(len(ids)) - np.arange(len(ids))[:, None]        # of each key from each query
+        ahead = np.arange(len(ids)) - np.arange(len(ids))[:, None]  # of each key from each query
         bias = self._both[ahead + ROOM - 1].transpose(2, 0, 1)
         for block in self._encoder:
             x = block.forward(x, bias)

@@ -9,9 +9,14 @@ from core.policy.predict.ranking import DISTANCE, WIDTH, Again, layer_ahead, lim
 from core.registry import register
 
 
-@register("predictor", "previous_token", title="Previous token", help="The next layer's experts of the previous token "
-          "are fetched again, those it chose first before the others.",
-          source="baseline", params=(WIDTH, DISTANCE))
+@register(
+    "predictor",
+    "previous_token",
+    title="Previous token",
+    help="The next layer's experts of the previous token are fetched again, those it chose first before the others.",
+    source="baseline",
+    params=(WIDTH, DISTANCE),
+)
 class PreviousToken(Predictor):
     """Remembers each layer's choice for the last token of the last pass. Score: how often such a guess came true."""
 

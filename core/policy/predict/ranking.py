@@ -14,14 +14,49 @@ from core.registry import Param
 Floats = npt.NDArray[np.floating]
 Ints = npt.NDArray[np.int64]
 
-LOOK_AHEAD = Param("distance", "int", 1, "How many of the next layers to ask about: more leave more time, and each "
-                   "costs time and is harder to guess.", title="Layers ahead", low=1, high=16, step=1, unit="layers")
-WIDTH = Param("width", "int", 0, "How many experts to fetch for a token and layer. 0 = as many as the router selects.",
-              title="Width", low=0, high=256, step=1, unit="experts")
-FLOOR = Param("floor", "float", 0.0, "Fetch only experts with at least this probability.", title="Least probability",
-              low=0.0, high=1.0, step=0.01)
-DISTANCE = Param("distance", "int", 1, "How many layers ahead to fetch: farther leaves more time, and is harder to "
-                 "guess.", title="Distance", low=1, high=16, step=1, unit="layers")
+LOOK_AHEAD = Param(
+    "distance",
+    "int",
+    1,
+    "How many of the next layers to ask about: more leave more time, and each costs time and is harder to guess.",
+    title="Layers ahead",
+    low=1,
+    high=16,
+    step=1,
+    unit="layers",
+)
+WIDTH = Param(
+    "width",
+    "int",
+    0,
+    "How many experts to fetch for a token and layer. 0 = as many as the router selects.",
+    title="Width",
+    low=0,
+    high=256,
+    step=1,
+    unit="experts",
+)
+FLOOR = Param(
+    "floor",
+    "float",
+    0.0,
+    "Fetch only experts with at least this probability.",
+    title="Least probability",
+    low=0.0,
+    high=1.0,
+    step=0.01,
+)
+DISTANCE = Param(
+    "distance",
+    "int",
+    1,
+    "How many layers ahead to fetch: farther leaves more time, and is harder to guess.",
+    title="Distance",
+    low=1,
+    high=16,
+    step=1,
+    unit="layers",
+)
 
 
 def reach(view: View, distance: int) -> int:
@@ -50,7 +85,7 @@ def best(layer: int, scores: Floats, most: int, floor: float = 0.0, order: Ints 
     `floor`. `order` must not contradict the scores."""
     chosen = (np.argsort(-scores, kind="stable") if order is None else order)[:most]
     found = scores[chosen]
-    kept = int(np.count_nonzero((found > 0.0) & (found >= floor)))     # they fall, so the rest is no better
+    kept = int(np.count_nonzero((found > 0.0) & (found >= floor)))  # they fall, so the rest is no better
     return list(map(Guess, repeat(layer), chosen[:kept].tolist(), found[:kept].tolist()))
 
 

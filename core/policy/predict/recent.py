@@ -11,27 +11,45 @@ from core.policy.predict.ranking import DISTANCE, FLOOR, WIDTH, Ints, best, by_u
 from core.registry import Param, register
 
 
-@register("predictor", "recent", title="Recently used (TLP)", help="The next layer's experts that the last tokens used "
-          "most are fetched; among equals the one used last.",
-          source="the temporal-locality predictor (TLP) that ExpertFlow compares with",
-          params=(Param("tokens", "int", 32, "How many of the last tokens count.", title="Window", low=1, high=1024,
-                        step=1, unit="tokens"), WIDTH, FLOOR, DISTANCE))
+@register(
+    "predictor",
+    "recent",
+    title="Recently used (TLP)",
+    help="The next layer's experts that the last tokens used most are fetched; among equals the one used last.",
+    source="the temporal-locality predictor (TLP) that ExpertFlow compares with",
+    params=(
+        Param(
+            "tokens",
+            "int",
+            32,
+            "How many of the last tokens count.",
+            title="Window",
+            low=1,
+            high=1024,
+            step=1,
+            unit="tokens",
+        ),
+        WIDTH,
+        FLOOR,
+        DISTANCE,
+    ),
+)
 class Recent(Predictor):
     """Score: the share of the last `tokens` tokens (or of all, while there were fewer) that used the expert."""
 
     def __init__(self, tokens: int = 32, width: int = 0, floor: float = 0.0, distance: int = 1) -> None:
         self._tokens, self._width, self._floor, self._distance = tokens, width, floor, distance
-        self._window: dict[int, Ints] = {}      # layer -> choices [up to tokens, k], the last one last
+        self._window: dict[int, Ints] = {}  # layer -> choices [up to tokens, k], the last one last
 
     def predict(self, view: View) -> Sequence[Guess]:
         ids: Ints = np.array(view.ids, np.int64)
         old = self._window.get(view.layer, ids[:0])
-        self._window[view.layer] = np.concatenate((old, ids))[-self._tokens:]
+        self._window[view.layer] = np.concatenate((old, ids))[-self._tokens :]
         ahead = layer_ahead(view, self._distance)
         seen = self._window.get(ahead)
         if seen is None:
             return ()
         uses = np.bincount(seen.ravel(), minlength=view.experts)
         last: Ints = np.zeros(view.experts, np.int64)
-        last[seen] = np.arange(1, len(seen) + 1)[:, None]      # of several values for one expert the last one stays
+        last[seen] = np.arange(1, len(seen) + 1)[:, None]  # of several values for one expert the last one stays
         return best(ahead, uses / len(seen), limit(view, ahead, self._width), self._floor, by_use(uses, last))

@@ -11,10 +11,15 @@ from core.policy.predict.ranking import DISTANCE, FLOOR, WIDTH, Tally, best, by_
 from core.registry import register
 
 
-@register("predictor", "request", title="Request counts", help="The next layer's experts that this prompt and its "
-          "answer have used most are fetched. Each prompt starts counting anew.",
-          source="MoE-Infinity (Xue et al. 2024), its activation matrix of the current request; FineMoE's control",
-          params=(WIDTH, FLOOR, DISTANCE))
+@register(
+    "predictor",
+    "request",
+    title="Request counts",
+    help="The next layer's experts that this prompt and its "
+    "answer have used most are fetched. Each prompt starts counting anew.",
+    source="MoE-Infinity (Xue et al. 2024), its activation matrix of the current request; FineMoE's control",
+    params=(WIDTH, FLOOR, DISTANCE),
+)
 class RequestCounts(Predictor):
     """Score: the share of the request's tokens so far that used the expert."""
 
@@ -31,5 +36,10 @@ class RequestCounts(Predictor):
         ahead = layer_ahead(view, self._distance)
         if not tally.tokens[ahead]:
             return ()
-        return best(ahead, tally.uses[ahead] / tally.tokens[ahead], limit(view, ahead, self._width), self._floor,
-                    by_use(tally.uses[ahead], tally.last[ahead]))
+        return best(
+            ahead,
+            tally.uses[ahead] / tally.tokens[ahead],
+            limit(view, ahead, self._width),
+            self._floor,
+            by_use(tally.uses[ahead], tally.last[ahead]),
+        )

@@ -17,11 +17,29 @@ from core.registry import Param, register
 Singles = npt.NDArray[np.float32]
 
 
-@register("predictor", "routing_path", title="Routing path", help="A small network, trained on this model, reads the "
-          "same tokens and tells the experts of every layer before the pass reaches them. It runs beside the model.",
-          source="ExpertFlow section 3.1",
-          params=(Param("distance", "int", 4, "How many of the next layers to fetch at a time, nearest first.",
-                        title="Layers ahead", low=1, high=64, step=1, unit="layers"), WIDTH, FLOOR))
+@register(
+    "predictor",
+    "routing_path",
+    title="Routing path",
+    help="A small network, trained on this model, reads the "
+    "same tokens and tells the experts of every layer before the pass reaches them. It runs beside the model.",
+    source="ExpertFlow section 3.1",
+    params=(
+        Param(
+            "distance",
+            "int",
+            4,
+            "How many of the next layers to fetch at a time, nearest first.",
+            title="Layers ahead",
+            low=1,
+            high=64,
+            step=1,
+            unit="layers",
+        ),
+        WIDTH,
+        FLOOR,
+    ),
+)
 class RoutingPath(Predictor):
     """Asked for all layers as a pass begins; what it tells is used from the layer on that is reached when it is there.
 
@@ -37,8 +55,8 @@ class RoutingPath(Predictor):
         self._distance, self._width, self._floor = distance, width, floor
         self.beside: Beside | None = None
         self._request: int | None = None
-        self._number = 0                            # of the pass
-        self._tokens = 0                            # in it
+        self._number = 0  # of the pass
+        self._tokens = 0  # in it
         self._told: tuple[int, Singles] | None = None
 
     def task(self, view: View) -> Task:
@@ -52,7 +70,7 @@ class RoutingPath(Predictor):
         return self._name(view)
 
     def predict(self, view: View) -> Sequence[Guess]:
-        if view.layer == 0 and not view.tokens:     # the model was called by somebody else than the engine
+        if view.layer == 0 and not view.tokens:  # the model was called by somebody else than the engine
             self._number += 1
         return self._name(view)
 

@@ -10,13 +10,23 @@ from core.policy.predict.ranking import FLOOR, WIDTH, Again, best, limit, reach
 from core.registry import Param, register
 
 
-@register("predictor", "stride", title="Stride", help="While a layer is computed, the router a stride ahead is asked "
-          "on the same state, and its likeliest experts are fetched. The first layers take the previous token's "
-          "experts.",
-          source="ProMoE (Song et al. 2024), its stride prefetching; ProMoE trains a network for each layer, here the "
-          "model's own router stands in for it",
-          params=(Param("stride", "int", 4, "How many layers ahead to ask.", title="Stride", low=1, high=16, step=1,
-                        unit="layers"), WIDTH, FLOOR))
+@register(
+    "predictor",
+    "stride",
+    title="Stride",
+    help="While a layer is computed, the router a stride ahead is asked "
+    "on the same state, and its likeliest experts are fetched. The first layers take the previous token's "
+    "experts.",
+    source="ProMoE (Song et al. 2024), its stride prefetching; ProMoE trains a network for each layer, here the "
+    "model's own router stands in for it",
+    params=(
+        Param(
+            "stride", "int", 4, "How many layers ahead to ask.", title="Stride", low=1, high=16, step=1, unit="layers"
+        ),
+        WIDTH,
+        FLOOR,
+    ),
+)
 class Stride(Predictor):
     """Every layer asks exactly one router, that of layer l + stride, so each layer is guessed once, `stride` layers
     early. As in ProMoE: the fixed stride, one guess a layer, prefetches that give way to a demand (the engine's link

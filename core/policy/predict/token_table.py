@@ -14,11 +14,16 @@ from core.policy.predict.ranking import FLOOR, LOOK_AHEAD, WIDTH, Again
 from core.registry import register
 
 
-@register("predictor", "token_table", title="Token table", help="The first layer's experts are looked up by the "
-          "token's id in a table that the profile holds, as soon as the token is chosen; the other layers' are fetched "
-          "as by the next-layer gate.",
-          source="the token-wise expert statistics that ExpertFlow section 2 discusses, for layer 0 alone",
-          params=(WIDTH, FLOOR, LOOK_AHEAD))
+@register(
+    "predictor",
+    "token_table",
+    title="Token table",
+    help="The first layer's experts are looked up by the "
+    "token's id in a table that the profile holds, as soon as the token is chosen; the other layers' are fetched "
+    "as by the next-layer gate.",
+    source="the token-wise expert statistics that ExpertFlow section 2 discusses, for layer 0 alone",
+    params=(WIDTH, FLOOR, LOOK_AHEAD),
+)
 class TokenTable(Predictor):
     """Score in layer 0: of the experts that the table named for earlier tokens, the share that was chosen, for one
     token; for n tokens that name the same expert 1 - (1 - that)^n. A token the table does not have names nothing."""
@@ -29,7 +34,7 @@ class TokenTable(Predictor):
 
     def __init__(self, width: int = 0, floor: float = 0.0, distance: int = 1) -> None:
         self._width, self._floor, self._distance = width, floor, distance
-        self._named: list[list[int]] = []       # for each token of the pass that has begun
+        self._named: list[list[int]] = []  # for each token of the pass that has begun
         self._came_true = Again()
 
     def begin(self, view: View) -> Sequence[Guess]:

@@ -12,15 +12,34 @@ from core.policy.predict.ranking import DISTANCE, FLOOR, WIDTH, Ints, best, laye
 from core.registry import Param, register
 
 Singles = npt.NDArray[np.float32]
-FAR = 60.0    # powers of two by which the newest token may outweigh the first before all counts are scaled down
-SEEN = np.float32(2.0**-100)    # counts below are forgotten: what is left of them is no longer exact
+FAR = 60.0  # powers of two by which the newest token may outweigh the first before all counts are scaled down
+SEEN = np.float32(2.0**-100)  # counts below are forgotten: what is left of them is no longer exact
 
 
-@register("predictor", "transitions", title="Transition counts (SLP)", help="It counts which experts of the next layer "
-          "were chosen after which of this one, and fetches those that followed this token's experts most often.",
-          source="the spatial-locality predictor (SLP) that ExpertFlow compares with, after Lina (Li et al. 2023)",
-          params=(Param("half_life", "int", 0, "After this many tokens a count is worth half. 0 = never forgets.",
-                        title="Half-life", low=0, high=100_000, step=1, unit="tokens"), WIDTH, FLOOR, DISTANCE))
+@register(
+    "predictor",
+    "transitions",
+    title="Transition counts (SLP)",
+    help="It counts which experts of the next layer "
+    "were chosen after which of this one, and fetches those that followed this token's experts most often.",
+    source="the spatial-locality predictor (SLP) that ExpertFlow compares with, after Lina (Li et al. 2023)",
+    params=(
+        Param(
+            "half_life",
+            "int",
+            0,
+            "After this many tokens a count is worth half. 0 = never forgets.",
+            title="Half-life",
+            low=0,
+            high=100_000,
+            step=1,
+            unit="tokens",
+        ),
+        WIDTH,
+        FLOOR,
+        DISTANCE,
+    ),
+)
 class Transitions(Predictor):
     """Score of e: mean over the chosen experts s that were seen before of N[s, e] / N[s]; mean over tokens.
 
@@ -31,13 +50,13 @@ class Transitions(Predictor):
 
     def __init__(self, half_life: int = 0, width: int = 0, floor: float = 0.0, distance: int = 1) -> None:
         self._half_life, self._width, self._floor, self._distance = half_life, width, floor, distance
-        self._pairs: Singles = np.zeros((0, 0, 0), np.float32)    # [L, E, E]
-        self._from: Singles = np.zeros((0, 0), np.float32)        # [L, E]
-        self._rows: dict[int, Ints] = {}                          # layer -> its last choice [T, k]
-        self._before: tuple[int, int] | None = None               # request and layer of the last call
-        self._follows = False                                     # this pass goes on where the last one ended
-        self._age = 0.0                                           # log2 of what this pass's last token counts
-        self._weight: Singles = np.ones(1, np.float32)            # [T] what each of this pass's tokens counts
+        self._pairs: Singles = np.zeros((0, 0, 0), np.float32)  # [L, E, E]
+        self._from: Singles = np.zeros((0, 0), np.float32)  # [L, E]
+        self._rows: dict[int, Ints] = {}  # layer -> its last choice [T, k]
+        self._before: tuple[int, int] | None = None  # request and layer of the last call
+        self._follows = False  # this pass goes on where the last one ended
+        self._age = 0.0  # log2 of what this pass's last token counts
+        self._weight: Singles = np.ones(1, np.float32)  # [T] what each of this pass's tokens counts
 
     def predict(self, view: View) -> Sequence[Guess]:
         ids: Ints = np.array(view.ids, np.int64)
@@ -87,7 +106,7 @@ class Transitions(Predictor):
             share: npt.NDArray[np.float64] = np.array(1.0 / max(1, int(np.count_nonzero(came > SEEN))))
         else:
             rows, came = np.arange(self._from.shape[1]), self._from[layer]
-            seen = came[ids] > SEEN                               # [T, k]
+            seen = came[ids] > SEEN  # [T, k]
             shares = seen / np.maximum(seen.sum(1, keepdims=True), 1) / len(ids)
             share = np.bincount(ids.ravel(), shares.ravel(), len(came)).astype(np.float64)
         each = (share / np.where(came > SEEN, came, np.inf)).astype(np.float32)
@@ -102,7 +121,7 @@ class Transitions(Predictor):
             return
         self._age += tokens / self._half_life
         if self._age > FAR:
-            scale = np.float32(2.0 ** -self._age)                 # may be 0: all is forgotten
+            scale = np.float32(2.0**-self._age)  # may be 0: all is forgotten
             self._pairs *= scale
             self._from *= scale
             self._age = 0.0

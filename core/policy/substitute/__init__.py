@@ -6,5 +6,17 @@
 from core.policy.substitute import buddy, cache_prior, predicted, random, router_ranked, similar
 from core.policy.substitute.base import Ask, Candidates, Chosen, Gates, Given, Substitute
 
-__all__ = ["Ask", "Candidates", "Chosen", "Gates", "Given", "Substitute", "buddy", "cache_prior", "predicted", "random",
-           "router_ranked", "similar"]
+__all__ = [
+    "Ask",
+    "Candidates",
+    "Chosen",
+    "Gates",
+    "Given",
+    "Substitute",
+    "buddy",
+    "cache_prior",
+    "predicted",
+    "random",
+    "router_ranked",
+    "similar",
+]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-EVEN = 1e-9         # closer to a threshold than this counts as on it, so that the order of a sum decides nothing
+EVEN = 1e-9  # closer to a threshold than this counts as on it, so that the order of a sum decides nothing
 OPTIONS = ("substitute", "drop")
 
 
@@ -34,9 +34,11 @@ class Facts(Protocol):
     @property
     def pairs(self) -> npt.NDArray[np.floating] | None:
         """[L, E, E] tokens that chose both experts, diagonal 0 ..."""
+
     @property
     def pairs_weighted(self) -> npt.NDArray[np.floating] | None:
         """[L, E, E] ... and the sum of the smaller of their two renormalised weights."""
+
     @property
     def likeness(self) -> npt.NDArray[np.floating] | None:
         """[L, E, E] mean cosine of the two experts' outputs on the same inputs."""
@@ -47,20 +49,22 @@ class Ask:
     """One MoE layer of one pass, after its router. All tensors are on one device."""
 
     layer: int
-    ids: Tensor                      # int64 [T, k] what the router selected
-    weights: Tensor                  # fp32 [T, k] with its weights, not negative; they need not add up to 1
-    missing: Tensor                  # bool [E]
-    ready: Tensor                    # bool [E], apart from `missing`
-    logits: Tensor | None = None     # fp32 [T, E] of the router, for substitutes with `logits`
-    named: Tensor | None = None      # fp32 [E] what the predictor gave each, 0 = not named; for those with `named`
-    weigh: Callable[[Tensor], Tensor] | None = None    # the router's own weights [T, k] for any ids [T, k]
+    ids: Tensor  # int64 [T, k] what the router selected
+    weights: Tensor  # fp32 [T, k] with its weights, not negative; they need not add up to 1
+    missing: Tensor  # bool [E]
+    ready: Tensor  # bool [E], apart from `missing`
+    logits: Tensor | None = None  # fp32 [T, E] of the router, for substitutes with `logits`
+    named: Tensor | None = None  # fp32 [E] what the predictor gave each, 0 = not named; for those with `named`
+    weigh: Callable[[Tensor], Tensor] | None = None  # the router's own weights [T, k] for any ids [T, k]
 
     def check(self, experts: int) -> None:
         """Raises SettingError when it is not about a layer of so many experts."""
         for name, mask in (("missing", self.missing), ("ready", self.ready)):
             if mask.shape != (experts,):
-                raise SettingError(f"The mask of {name} experts has the shape {tuple(mask.shape)}, but a layer of this "
-                                   f"model has {experts} experts. Give one flag for each.")
+                raise SettingError(
+                    f"The mask of {name} experts has the shape {tuple(mask.shape)}, but a layer of this "
+                    f"model has {experts} experts. Give one flag for each."
+                )
 
 
 @dataclass(frozen=True)
@@ -70,16 +74,16 @@ class Gates:
     `order` = what is tried for each missing expert: the first that may be done is done.
     """
 
-    tau: float = -1.0                # none for a token whose TAE <= tau
-    temperature: float = 1.0         # of the softmax over the token's selected experts that TAE is the entropy of
-    margin: float = 2.0              # none for a token whose first weight is so far above its second, renormalised
-    beta: float = 2.0                # none at all when delta >= beta
-    rho: int = 3                     # most changes of one token in one layer
-    unique: bool = True              # no expert twice for one token ...
-    discount: float = 1.0            # ... or, when not unique: times the score of one that the token has
+    tau: float = -1.0  # none for a token whose TAE <= tau
+    temperature: float = 1.0  # of the softmax over the token's selected experts that TAE is the entropy of
+    margin: float = 2.0  # none for a token whose first weight is so far above its second, renormalised
+    beta: float = 2.0  # none at all when delta >= beta
+    rho: int = 3  # most changes of one token in one layer
+    unique: bool = True  # no expert twice for one token ...
+    discount: float = 1.0  # ... or, when not unique: times the score of one that the token has
     protected: Tensor | None = None  # bool [E] experts of this layer that are never replaced or dropped
     order: tuple[str, ...] = ("substitute",)
-    drop_share: float = 1.0          # drop an expert only if at most this share of the token's weight is its own
+    drop_share: float = 1.0  # drop an expert only if at most this share of the token's weight is its own
 
     def __post_init__(self) -> None:
         if not set(self.order) <= set(OPTIONS):
@@ -94,12 +98,12 @@ class Gates:
 class Chosen(NamedTuple):
     """What is computed, and why. Tensors are on the device of the question."""
 
-    ids: Tensor                      # int64 [T, k]; -1 = dropped
-    action: Tensor                   # uint8 [T, k] core.types.Action
-    why: Tensor                      # uint8 [T, k] core.types.Why: of what waits, why the last option failed
-    delta: float                     # share of the distinct selected experts that are missing
-    tae: Tensor                      # fp32 [T] at the gate's temperature; 0 when only one expert is selected
-    weights: Tensor | None = None    # fp32 [T, k] in place of the router's; None = those, position by position
+    ids: Tensor  # int64 [T, k]; -1 = dropped
+    action: Tensor  # uint8 [T, k] core.types.Action
+    why: Tensor  # uint8 [T, k] core.types.Why: of what waits, why the last option failed
+    delta: float  # share of the distinct selected experts that are missing
+    tae: Tensor  # fp32 [T] at the gate's temperature; 0 when only one expert is selected
+    weights: Tensor | None = None  # fp32 [T, k] in place of the router's; None = those, position by position
 
 
 class Candidates(Protocol):
@@ -109,7 +113,7 @@ class Candidates(Protocol):
     so is the missing expert itself, if it is named.
     """
 
-    reroutes: ClassVar[bool] = False     # True: the whole choice is its own: `reroute`
+    reroutes: ClassVar[bool] = False  # True: the whole choice is its own: `reroute`
 
     @property
     def experts(self) -> int:
@@ -131,13 +135,13 @@ class Candidates(Protocol):
 class Substitute(Candidates, Protocol):
     """A registered variant of kind "substitute". Built from its parameters, then prepared for a model."""
 
-    needs: ClassVar[tuple[str, ...]] = ()   # parts of the profile (core.profile.PARTS) that it cannot do without
-    logits: bool = False                    # True: it has to be given the router's logits
-    named: bool = False                     # True: it has to be given what the predictor named
-    unique: bool = True                     # what it wants of the gates
+    needs: ClassVar[tuple[str, ...]] = ()  # parts of the profile (core.profile.PARTS) that it cannot do without
+    logits: bool = False  # True: it has to be given the router's logits
+    named: bool = False  # True: it has to be given what the predictor named
+    unique: bool = True  # what it wants of the gates
     discount: float = 1.0
-    bytes: int = 0                          # of its tables on the device
-    experts: int = 0                        # E, once prepared
+    bytes: int = 0  # of its tables on the device
+    experts: int = 0  # E, once prepared
 
     def prepare(self, profile: Facts | None, layers: int, experts: int, device: torch.device) -> None:
         """Take what is known of a model. Raises ProfileError or SettingError, saying what to do."""
@@ -151,8 +155,9 @@ class Substitute(Candidates, Protocol):
         for position in range(ask.ids.shape[1]):
             experts, found = self.column(ask, position)
             if experts is not None:
-                found = found.new_full((len(found), len(ask.ready)), -torch.inf).scatter_reduce_(1, experts, found,
-                                                                                                "amax")
+                found = found.new_full((len(found), len(ask.ready)), -torch.inf).scatter_reduce_(
+                    1, experts, found, "amax"
+                )
             columns.append(found)
         return torch.stack(columns, 1)
 

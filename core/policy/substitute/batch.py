@@ -19,14 +19,14 @@ from core.policy.substitute.base import EVEN, Ask, Candidates, Chosen, Gates, so
 class Board:
     """What is decided so far about T tokens; changed in place. `free` [T, k]: missing, and nothing is decided yet."""
 
-    ids: Tensor         # int64 [T, k]
-    action: Tensor      # uint8 [T, k]
-    why: Tensor         # uint8 [T, k]
-    free: Tensor        # bool [T, k]
-    changed: Tensor     # int64 [T]
+    ids: Tensor  # int64 [T, k]
+    action: Tensor  # uint8 [T, k]
+    why: Tensor  # uint8 [T, k]
+    free: Tensor  # bool [T, k]
+    changed: Tensor  # int64 [T]
     delta: float
-    tae: Tensor         # fp32 [T]
-    positions: list[int]    # those at which something is missing
+    tae: Tensor  # fp32 [T]
+    positions: list[int]  # those at which something is missing
 
     def chosen(self, weights: Tensor | None = None) -> Chosen:
         return Chosen(self.ids, self.action, self.why, self.delta, self.tae, weights)
@@ -79,8 +79,16 @@ def open_board(ask: Ask, gates: Gates) -> Board:
         shielded = free & gates.protected.take(ask.ids)
         why.masked_fill_(shielded, int(Why.PROTECTED))
         free &= ~shielded
-    return Board(ask.ids.clone(), action, why, free, torch.zeros_like(ask.ids[:, 0]), delta, tae.float(),
-                 [at for at, count in enumerate(columns) if count])
+    return Board(
+        ask.ids.clone(),
+        action,
+        why,
+        free,
+        torch.zeros_like(ask.ids[:, 0]),
+        delta,
+        tae.float(),
+        [at for at, count in enumerate(columns) if count],
+    )
 
 
 def drop_rest(ask: Ask, board: Board, gates: Gates) -> None:
@@ -97,8 +105,9 @@ def _within(board: Board, position: int, gates: Gates) -> Tensor:
     return free & ~full
 
 
-def _substitute(ask: Ask, board: Board, position: int, gates: Gates, source: Candidates | None, used: Tensor,
-                free: Tensor) -> Tensor:
+def _substitute(
+    ask: Ask, board: Board, position: int, gates: Gates, source: Candidates | None, used: Tensor, free: Tensor
+) -> Tensor:
     """Take the best candidate where there is one; [T] what is left. Notes in `used` [T, E] what a token has."""
     if source is None:
         return _settle(board, position, free, torch.zeros_like(free), Action.SUBSTITUTE, Why.NO_CANDIDATE)
@@ -110,9 +119,9 @@ def _substitute(ask: Ask, board: Board, position: int, gates: Gates, source: Can
     if gates.unique:
         scores = scores.masked_fill(taken | ~ready, -torch.inf)
     else:
-        wide = scores.double()                                # as the plain one multiplies
+        wide = scores.double()  # as the plain one multiplies
         scores = torch.where(taken & (wide > -torch.inf), wide * gates.discount, wide).masked_fill(~ready, -torch.inf)
-    best, at = scores.max(1)                                  # the first of equals
+    best, at = scores.max(1)  # the first of equals
     found = free & (best > -torch.inf)
     to = at if experts is None else experts.gather(1, at[:, None])[:, 0]
     to = torch.where(found, to, ask.ids[:, position])

@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from core.errors import SettingError
 
-MOST = 64                     # buddies of one expert, at most
-ALPHA = 0.05, 1.0             # bounds of the coverage
-EVEN = 1e-9                   # this much short of alpha counts as alpha
+MOST = 64  # buddies of one expert, at most
+ALPHA = 0.05, 1.0  # bounds of the coverage
+EVEN = 1e-9  # this much short of alpha counts as alpha
 
 Floats = npt.NDArray[np.floating]
 
@@ -23,16 +23,16 @@ Floats = npt.NDArray[np.floating]
 class Ranked(NamedTuple):
     """Peers of each expert, the one it is chosen together with most often first."""
 
-    peers: npt.NDArray[np.int16]      # [L, E, R] -1 where there is none
+    peers: npt.NDArray[np.int16]  # [L, E, R] -1 where there is none
     together: npt.NDArray[np.float32]  # [L, E, R] M(i, j), 0 where there is none
-    whole: npt.NDArray[np.float32]    # [L, E] sum of M(i, j) over all peers, listed or not
+    whole: npt.NDArray[np.float32]  # [L, E] sum of M(i, j) over all peers, listed or not
 
 
 class Lists(NamedTuple):
     """Buddies of each expert, best first."""
 
-    ids: npt.NDArray[np.int16]        # [L, E, R] -1 after the last
-    q: npt.NDArray[np.float32]        # [L, E, R] q(j|i), 0 after the last
+    ids: npt.NDArray[np.int16]  # [L, E, R] -1 after the last
+    q: npt.NDArray[np.float32]  # [L, E, R] q(j|i), 0 after the last
 
 
 def rank(pairs: Floats, most: int = MOST) -> Ranked:
@@ -41,11 +41,11 @@ def rank(pairs: Floats, most: int = MOST) -> Ranked:
     most = max(1, min(most, experts - 1))
     peers, together = np.full((layers, experts, most), -1, np.int16), np.zeros((layers, experts, most), np.float32)
     whole, each = np.zeros((layers, experts), np.float32), np.arange(experts)
-    for layer in range(layers):                                   # one at a time: less memory
+    for layer in range(layers):  # one at a time: less memory
         rows = np.asarray(pairs[layer], np.float64).copy()
         rows[each, each] = 0.0
         whole[layer] = rows.sum(1)
-        rows[each, each] = -1.0                                   # behind all others
+        rows[each, each] = -1.0  # behind all others
         best = np.argsort(-rows, 1, kind="stable")[:, :most]
         kept = np.take_along_axis(rows, best, 1)
         peers[layer] = np.where(kept >= 0, best, -1)
@@ -78,7 +78,7 @@ def cut(ranked: Ranked, alpha: npt.NDArray[Any], most: int = 16, smoothing: floa
     sums = ranked.whole.astype(np.float64) + smoothing * (experts - 1)
     q = np.where(listed, ranked.together[..., :most] + np.float64(smoothing), 0.0)
     q /= np.where(sums > 0, sums, 1.0)[..., None]
-    before = q.cumsum(-1) - q                                     # covered by those ahead of it
+    before = q.cumsum(-1) - q  # covered by those ahead of it
     kept = listed & (before < np.asarray(alpha, np.float64)[:, None, None] - EVEN) & (sums > 0)[..., None]
     return Lists(np.where(kept, peers, -1).astype(np.int16), np.where(kept, q, 0.0).astype(np.float32))
 
@@ -91,8 +91,10 @@ def alphas(text: str) -> str:
         try:
             value = float(word)
         except ValueError:
-            raise SettingError(f"alpha {word.strip()!r} is not a number. Write one like 0.95, or one for each layer, "
-                               "separated by commas.") from None
+            raise SettingError(
+                f"alpha {word.strip()!r} is not a number. Write one like 0.95, or one for each layer, "
+                "separated by commas."
+            ) from None
         if not ALPHA[0] <= value <= ALPHA[1]:
             raise SettingError(f"alpha must lie between {ALPHA[0]:g} and {ALPHA[1]:g}, not {value:g}.")
         found.append(f"{value:g}")
@@ -105,6 +107,7 @@ def alpha_of(text: str, layers: int) -> npt.NDArray[np.float64]:
     """[L] of what `alphas` returned. Raises SettingError when it has neither one number nor one for each layer."""
     found = np.array([float(word) for word in text.split(",")])
     if len(found) not in (1, layers):
-        raise SettingError(f"alpha has {len(found)} numbers, but this model has {layers} layers. Write one for all, or "
-                           f"{layers}.")
+        raise SettingError(
+            f"alpha has {len(found)} numbers, but this model has {layers} layers. Write one for all, or {layers}."
+        )
     return np.broadcast_to(found, (layers,)).copy()

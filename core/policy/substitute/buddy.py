@@ -17,27 +17,75 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PARAMS = (
-    Param("alpha", "text", "0.95", "A list ends once it covers this share of what its expert is chosen together with. "
-          "One number from 0.05 to 1, or one for each layer, separated by commas.", title="Coverage (alpha)",
-          parse=alphas),
+    Param(
+        "alpha",
+        "text",
+        "0.95",
+        "A list ends once it covers this share of what its expert is chosen together with. "
+        "One number from 0.05 to 1, or one for each layer, separated by commas.",
+        title="Coverage (alpha)",
+        parse=alphas,
+    ),
     Param("k_max", "int", 16, "The longest list.", title="Buddies at most", low=1, high=MOST, step=1),
-    Param("search_rank", "int", 16, "How many of a list are looked at for one that is resident.",
-          title="Search rank (H)", low=1, high=MOST, step=1),
-    Param("weighted", "bool", False, "Count a token that chose both experts with the smaller of their two weights in "
-          "place of 1.", title="Weighted co-activations"),
-    Param("smoothing", "float", 0.0, "Added to every pair's count: more makes all peers more alike.",
-          title="Smoothing (epsilon)", low=0.0, high=1000.0, step=0.1),
-    Param("eta", "float", 0.0, "How much the token's own router score counts: a buddy it ranks highest gains this "
-          "share.", title="Local fit (eta)", low=0.0, high=10.0, step=0.1),
+    Param(
+        "search_rank",
+        "int",
+        16,
+        "How many of a list are looked at for one that is resident.",
+        title="Search rank (H)",
+        low=1,
+        high=MOST,
+        step=1,
+    ),
+    Param(
+        "weighted",
+        "bool",
+        False,
+        "Count a token that chose both experts with the smaller of their two weights in place of 1.",
+        title="Weighted co-activations",
+    ),
+    Param(
+        "smoothing",
+        "float",
+        0.0,
+        "Added to every pair's count: more makes all peers more alike.",
+        title="Smoothing (epsilon)",
+        low=0.0,
+        high=1000.0,
+        step=0.1,
+    ),
+    Param(
+        "eta",
+        "float",
+        0.0,
+        "How much the token's own router score counts: a buddy it ranks highest gains this share.",
+        title="Local fit (eta)",
+        low=0.0,
+        high=10.0,
+        step=0.1,
+    ),
     Param("unique", "bool", True, "Take no expert that the token already has.", title="No expert twice"),
-    Param("discount", "float", 0.5, "When an expert may be taken twice: what the score of one that the token already "
-          "has is multiplied by.", title="Discount", low=0.0, high=1.0, step=0.05),
+    Param(
+        "discount",
+        "float",
+        0.5,
+        "When an expert may be taken twice: what the score of one that the token already has is multiplied by.",
+        title="Discount",
+        low=0.0,
+        high=1.0,
+        step=0.05,
+    ),
 )
 
 
-@register("substitute", "buddy", title="Buddies", help="The resident expert that is chosen together with the missing "
-          "one most often, from a list made of a profile.",
-          source="BuddyMoE sections 3.1 to 3.3", params=PARAMS)
+@register(
+    "substitute",
+    "buddy",
+    title="Buddies",
+    help="The resident expert that is chosen together with the missing one most often, from a list made of a profile.",
+    source="BuddyMoE sections 3.1 to 3.3",
+    params=PARAMS,
+)
 class Buddy(Substitute):
     """Psi(j) = q(j|i) * (1 + eta * zhat_j), zhat = the token's router logits scaled to 0..1 over all experts, for the
     first `search_rank` buddies j of i. The paper's third factor, 1 - kappa * hop(j), is 1 on one device and left out.
@@ -47,8 +95,17 @@ class Buddy(Substitute):
 
     needs: ClassVar[tuple[str, ...]] = ("pairs",)
 
-    def __init__(self, alpha: str = "0.95", k_max: int = 16, search_rank: int = 16, weighted: bool = False,
-                 smoothing: float = 0.0, eta: float = 0.0, unique: bool = True, discount: float = 0.5) -> None:
+    def __init__(
+        self,
+        alpha: str = "0.95",
+        k_max: int = 16,
+        search_rank: int = 16,
+        weighted: bool = False,
+        smoothing: float = 0.0,
+        eta: float = 0.0,
+        unique: bool = True,
+        discount: float = 0.5,
+    ) -> None:
         self._alpha, self._most, self._rank = alpha, k_max, search_rank
         self._weighted, self._smoothing, self._eta = weighted, smoothing, eta
         self.unique, self.discount = unique, discount
@@ -62,8 +119,10 @@ class Buddy(Substitute):
         pairs = None if profile is None else profile.pairs_weighted if self._weighted else profile.pairs
         if pairs is None:
             weights = " with weights" if profile is not None and profile.pairs is not None else ""
-            raise ProfileError(f"Substituting buddies needs a profile that says which experts are chosen together"
-                               f"{weights}. Run python launch.py profile, or open the Calibrate tab.")
+            raise ProfileError(
+                f"Substituting buddies needs a profile that says which experts are chosen together"
+                f"{weights}. Run python launch.py profile, or open the Calibrate tab."
+            )
         self._take(cut(rank(pairs, self._most), alpha_of(self._alpha, layers), self._most, self._smoothing), device)
 
     def _take(self, lists: Lists, device: torch.device) -> None:
@@ -71,7 +130,7 @@ class Buddy(Substitute):
 
         self.lists, self._short = lists, {}
         ids, q = lists.ids[..., : self._rank], lists.q[..., : self._rank]
-        width = max(1, int((ids >= 0).sum(-1).max(initial=0)))     # no column that is empty everywhere
+        width = max(1, int((ids >= 0).sum(-1).max(initial=0)))  # no column that is empty everywhere
         ids, q = ids[..., :width], np.where(ids >= 0, q, -np.inf)[..., :width]
         self._ids = torch.from_numpy(np.maximum(ids, 0).astype(np.int64)).to(device)
         self._q = torch.from_numpy(q.astype(np.float32)).to(device)

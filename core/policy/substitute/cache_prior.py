@@ -16,11 +16,26 @@ if TYPE_CHECKING:
 NONE = -float("inf")
 
 
-@register("substitute", "cache_prior", title="Lean towards the cache", help="Resident experts get a bonus before the "
-          "router's top-k, and the weights are the router's own for what it then chooses.",
-          source="control; cache-prior routing (METHODS section 1)",
-          params=(Param("lean", "float", 0.3, "The bonus, as a share of the distance between the token's largest and "
-                        "smallest router logit (lambda).", title="Bonus (lambda)", low=0.0, high=1.0, step=0.01),))
+@register(
+    "substitute",
+    "cache_prior",
+    title="Lean towards the cache",
+    help="Resident experts get a bonus before the "
+    "router's top-k, and the weights are the router's own for what it then chooses.",
+    source="control; cache-prior routing (METHODS section 1)",
+    params=(
+        Param(
+            "lean",
+            "float",
+            0.3,
+            "The bonus, as a share of the distance between the token's largest and smallest router logit (lambda).",
+            title="Bonus (lambda)",
+            low=0.0,
+            high=1.0,
+            step=0.01,
+        ),
+    ),
+)
 class CachePrior(Substitute):
     """top-k of logit + lambda * (max - min of the token's logits) * [resident].
 
@@ -58,12 +73,12 @@ class CachePrior(Substitute):
         weights = None
         if "substitute" in gates.order:
             stays, comes = self._ranked(ask, board.free)
-            moved = stays.logical_not()                                   # [T, k] left by the new top-k
+            moved = stays.logical_not()  # [T, k] left by the new top-k
             fits = moved.sum(1) <= gates.rho
             left = board.free & torch.where(fits[:, None], stays, False)
             board.why.masked_fill_(board.free & ~fits[:, None], int(Why.RHO)).masked_fill_(left, int(Why.NO_CANDIDATE))
             moved &= fits[:, None]
-            at = (moved.cumsum(1) - 1).clamp_min(0)                       # the n-th that leaves: the n-th best comes
+            at = (moved.cumsum(1) - 1).clamp_min(0)  # the n-th that leaves: the n-th best comes
             board.ids = torch.where(moved, comes.gather(1, at), ask.ids)
             board.action.masked_fill_(moved, int(Action.SUBSTITUTE))
             board.why.masked_fill_(moved, int(Why.ALLOWED))
@@ -87,5 +102,5 @@ class CachePrior(Substitute):
         best = torch.cat([had, others], 1).sort(dim=1, descending=True, stable=True).indices[:, :k]
         stays = torch.zeros(len(best), k + fit.shape[1], dtype=torch.bool, device=best.device)
         stays.scatter_(1, best, True)
-        newcomers = (best < k).int().argsort(dim=1, stable=True)                       # those that come to the front
+        newcomers = (best < k).int().argsort(dim=1, stable=True)  # those that come to the front
         return stays[:, :k], (best.gather(1, newcomers) - k).clamp_min(0)

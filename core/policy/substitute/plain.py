@@ -30,8 +30,15 @@ class Picked(NamedTuple):
     tae: float
 
 
-def pick(ids: Sequence[int], weights: Sequence[float], missing: Sequence[bool], ready: Sequence[bool], gates: Gates,
-         listed: Listed, delta: float = nan) -> Picked:
+def pick(
+    ids: Sequence[int],
+    weights: Sequence[float],
+    missing: Sequence[bool],
+    ready: Sequence[bool],
+    gates: Gates,
+    listed: Listed,
+    delta: float = nan,
+) -> Picked:
     """One token: its experts [k] and weights [k], flags [E], and who lists the candidates for a position (asked only
     where it comes that far). `delta` as in `Chosen`; without, this token is all there is.
     """
@@ -126,13 +133,18 @@ def select(ask: Ask, gates: Gates, scores: Candidates | Tensor | None) -> Chosen
     ids, weights = ask.ids.tolist(), ask.weights.tolist()
     asked = {expert for row in ids for expert in row}
     delta = sum(missing[expert] for expert in asked) / max(1, len(asked))
-    picked = [pick(row, weights[token], missing, ready, gates, _listed(source, ask, token), delta)
-              for token, row in enumerate(ids)]
+    picked = [
+        pick(row, weights[token], missing, ready, gates, _listed(source, ask, token), delta)
+        for token, row in enumerate(ids)
+    ]
     device, shape = ask.ids.device, ask.ids.shape
-    return Chosen(torch.tensor([one.ids for one in picked], device=device).view(shape),
-                  torch.tensor([one.action for one in picked], dtype=torch.uint8, device=device).view(shape),
-                  torch.tensor([one.why for one in picked], dtype=torch.uint8, device=device).view(shape), delta,
-                  torch.tensor([one.tae for one in picked], dtype=torch.float32, device=device))
+    return Chosen(
+        torch.tensor([one.ids for one in picked], device=device).view(shape),
+        torch.tensor([one.action for one in picked], dtype=torch.uint8, device=device).view(shape),
+        torch.tensor([one.why for one in picked], dtype=torch.uint8, device=device).view(shape),
+        delta,
+        torch.tensor([one.tae for one in picked], dtype=torch.float32, device=device),
+    )
 
 
 def _listed(source: Candidates | None, ask: Ask, token: int) -> Listed:

@@ -13,9 +13,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@register("substitute", "predicted", title="Prefetcher's choice", help="The resident expert that the prefetcher named "
-          "with the highest probability for this layer. Needs a prefetcher that names experts.",
-          source="METHODS section 6 (run the prediction), expert by expert")
+@register(
+    "substitute",
+    "predicted",
+    title="Prefetcher's choice",
+    help="The resident expert that the prefetcher named "
+    "with the highest probability for this layer. Needs a prefetcher that names experts.",
+    source="METHODS section 6 (run the prediction), expert by expert",
+)
 class Predicted(Substitute):
     """Score = the probability that was named; an expert that was not named is no candidate."""
 

@@ -15,13 +15,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WORD = 0xFFFFFFFF
-ODD = 0x2C1B3C6D, 0x297A2D39, 0x1B56C4E9     # below 2^31, so that a product with a word fits into 63 bits
-STEPS = 1 << 24                              # of a draw, each a number that fp32 has
+ODD = 0x2C1B3C6D, 0x297A2D39, 0x1B56C4E9  # below 2^31, so that a product with a word fits into 63 bits
+STEPS = 1 << 24  # of a draw, each a number that fp32 has
 
 
-@register("substitute", "random", title="Random", help="A random resident expert. What a substitute must beat.",
-          source="control; BuddyMoE section 5.1 (random replacement)",
-          params=(Param("seed", "int", 0, "Which random sequence.", title="Seed", low=0, high=2**31 - 1, step=1),))
+@register(
+    "substitute",
+    "random",
+    title="Random",
+    help="A random resident expert. What a substitute must beat.",
+    source="control; BuddyMoE section 5.1 (random replacement)",
+    params=(Param("seed", "int", 0, "Which random sequence.", title="Seed", low=0, high=2**31 - 1, step=1),),
+)
 class Random(Substitute):
     """Score: uniform in [0, 1), a hash of the seed, the layer, the selected expert with its weight, and the candidate.
     The same question has the same answer, in any batch; weights differ from token to token, and so do the draws."""

@@ -13,9 +13,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@register("substitute", "router_ranked", title="Router's next best", help="The resident expert with the highest router "
-          "score that the token does not have yet. Needs no profile.",
-          source="control; what expert-skipping caches do")
+@register(
+    "substitute",
+    "router_ranked",
+    title="Router's next best",
+    help="The resident expert with the highest router score that the token does not have yet. Needs no profile.",
+    source="control; what expert-skipping caches do",
+)
 class RouterRanked(Substitute):
     """Score = the router's logit. It is always unique: a discount says nothing of a negative score."""
 

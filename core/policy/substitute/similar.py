@@ -15,9 +15,13 @@ if TYPE_CHECKING:
     import torch
 
 
-@register("substitute", "similar", title="Most alike", help="The resident expert whose outputs were most alike the "
-          "missing one's, on inputs that both were given.",
-          source="control; BuddyMoE figure 4 (functional similarity)")
+@register(
+    "substitute",
+    "similar",
+    title="Most alike",
+    help="The resident expert whose outputs were most alike the missing one's, on inputs that both were given.",
+    source="control; BuddyMoE figure 4 (functional similarity)",
+)
 class Similar(Table):
     """Score = (1 + c) / 2, c = mean cosine of both experts' outputs on the same inputs of their layer."""
 
@@ -25,6 +29,8 @@ class Similar(Table):
 
     def prepare(self, profile: Facts | None, layers: int, experts: int, device: torch.device) -> None:
         if profile is None or profile.likeness is None:
-            raise ProfileError("Substituting the most alike expert needs a profile that says how alike experts are. "
-                               "Run python launch.py profile, or open the Calibrate tab.")
+            raise ProfileError(
+                "Substituting the most alike expert needs a profile that says how alike experts are. "
+                "Run python launch.py profile, or open the Calibrate tab."
+            )
         self.hold((1.0 + np.asarray(profile.likeness, np.float32)) / 2.0, device)

@@ -15,8 +15,16 @@ import torch
 
 from core.memory.codec.coded import Coded
 
-HELD = {"Q8_0": "int8-g32", "Q5_0": "int8-g32", "Q4_0": "int4-g32-sym", "Q4_1": "int4-g32", "Q4_K": "int4-g32",
-        "IQ4_NL": "iq4_nl", "IQ4_XS": "iq4_nl", "MXFP4": "mxfp4"}
+HELD = {
+    "Q8_0": "int8-g32",
+    "Q5_0": "int8-g32",
+    "Q4_0": "int4-g32-sym",
+    "Q4_1": "int4-g32",
+    "Q4_K": "int4-g32",
+    "IQ4_NL": "iq4_nl",
+    "IQ4_XS": "iq4_nl",
+    "MXFP4": "mxfp4",
+}
 """The format that holds a type's codes."""
 EXACT = frozenset({"Q8_0", "Q5_0", "Q4_0", "IQ4_NL", "MXFP4"})
 """Types whose scales are held exactly too."""
@@ -98,6 +106,13 @@ def _iq4_xs(blocks: torch.Tensor) -> Blocks:
 
 
 _READERS: dict[str, Callable[[torch.Tensor], Blocks]] = {
-    "Q8_0": _q8_0, "Q5_0": _q5_0, "Q4_0": _q4_0, "Q4_1": _q4_1, "Q4_K": _q4_k, "IQ4_NL": _q4_0, "IQ4_XS": _iq4_xs,
-    "MXFP4": _mxfp4}
+    "Q8_0": _q8_0,
+    "Q5_0": _q5_0,
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q4_K": _q4_k,
+    "IQ4_NL": _q4_0,
+    "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
+}
 _BLOCK_BYTES = {"Q8_0": 34, "Q5_0": 22, "Q4_0": 18, "Q4_1": 20, "Q4_K": 144, "IQ4_NL": 18, "IQ4_XS": 136, "MXFP4": 17}

@@ -22,17 +22,26 @@ def common(facts: Facts, model_type: str, kind: str) -> dict[str, Any]:
     heads = facts.need("attention.head_count")
     shared = {count for count in facts.by_layer("attention.head_count_kv", heads) if count}  # 0: no attention there
     if len(shared) != 1:
-        raise ModelError("The layers of this GGUF model differ in their heads, which Moestro does not support. Import "
-                         "the model's safetensors version instead.")
+        raise ModelError(
+            "The layers of this GGUF model differ in their heads, which Moestro does not support. Import "
+            "the model's safetensors version instead."
+        )
     vocab, hidden = facts.shape("token_embd.weight")
     config = {
-        "architectures": [kind], "model_type": model_type, "hidden_size": hidden, "vocab_size": vocab,
-        "num_hidden_layers": facts.layers, "num_attention_heads": heads,
+        "architectures": [kind],
+        "model_type": model_type,
+        "hidden_size": hidden,
+        "vocab_size": vocab,
+        "num_hidden_layers": facts.layers,
+        "num_attention_heads": heads,
         "num_key_value_heads": shared.pop(),
         "max_position_embeddings": facts.need("context_length"),
-        "rms_norm_eps": facts.need("attention.layer_norm_rms_epsilon"), "rope_parameters": rope(facts),
-        "num_experts_per_tok": facts.need("expert_used_count"), "hidden_act": "silu",
-        "tie_word_embeddings": "output.weight" not in facts.entries}
+        "rms_norm_eps": facts.need("attention.layer_norm_rms_epsilon"),
+        "rope_parameters": rope(facts),
+        "num_experts_per_tok": facts.need("expert_used_count"),
+        "hidden_act": "silu",
+        "tie_word_embeddings": "output.weight" not in facts.entries,
+    }
     return config | {name: special_token(facts.metadata, key) for name, key in TOKENS.items()}
 
 
@@ -79,15 +88,19 @@ def shared_experts(facts: Facts) -> int:
 def scored(facts: Facts, wanted: int) -> None:
     """Raises ModelError when the router scores in another way than transformers' model does."""
     if facts.get("expert_gating_func", wanted) not in (0, wanted):
-        raise ModelError("This GGUF model's router scores experts in a way that its architecture does not have in "
-                         "transformers. Import the model's safetensors version instead.")
+        raise ModelError(
+            "This GGUF model's router scores experts in a way that its architecture does not have in "
+            "transformers. Import the model's safetensors version instead."
+        )
 
 
 def normed(facts: Facts, wanted: bool) -> None:
     """Raises ModelError when chosen experts' weights are normalised, or are not, unlike in transformers' model."""
     if bool(facts.get("expert_weights_norm", wanted)) != wanted:
-        raise ModelError("This GGUF model's router weighs experts in a way that its architecture does not have in "
-                         "transformers. Import the model's safetensors version instead.")
+        raise ModelError(
+            "This GGUF model's router weighs experts in a way that its architecture does not have in "
+            "transformers. Import the model's safetensors version instead."
+        )
 
 
 def rope(facts: Facts) -> dict[str, Any]:
@@ -97,15 +110,21 @@ def rope(facts: Facts) -> dict[str, Any]:
     factor = facts.get("rope.scaling.factor") or facts.get("rope.scale_linear")
     if "rope_freqs.weight" in facts.entries or kind not in ("none", "linear", "yarn"):
         way = "of Llama 3" if kind == "none" else repr(kind)
-        raise ModelError(f"This GGUF model stretches its rotary embedding in the way {way}, which a GGUF file does not "
-                         "describe fully. Import the model's safetensors version instead.")
+        raise ModelError(
+            f"This GGUF model stretches its rotary embedding in the way {way}, which a GGUF file does not "
+            "describe fully. Import the model's safetensors version instead."
+        )
     if kind == "none" or not factor or factor == 1:
         return {"rope_type": "default", "rope_theta": theta}
     if kind == "linear":
         return {"rope_type": "linear", "rope_theta": theta, "factor": factor}
-    found = {"rope_type": "yarn", "rope_theta": theta, "factor": factor,
-             "original_max_position_embeddings": facts.need("rope.scaling.original_context_length"),
-             "attention_factor": facts.get("rope.scaling.yarn_attn_factor") or facts.get("rope.scaling.attn_factor"),
-             "beta_fast": facts.get("rope.scaling.yarn_beta_fast"),
-             "beta_slow": facts.get("rope.scaling.yarn_beta_slow")}
+    found = {
+        "rope_type": "yarn",
+        "rope_theta": theta,
+        "factor": factor,
+        "original_max_position_embeddings": facts.need("rope.scaling.original_context_length"),
+        "attention_factor": facts.get("rope.scaling.yarn_attn_factor") or facts.get("rope.scaling.attn_factor"),
+        "beta_fast": facts.get("rope.scaling.yarn_beta_fast"),
+        "beta_slow": facts.get("rope.scaling.yarn_beta_slow"),
+    }
     return {name: value for name, value in found.items() if value is not None}

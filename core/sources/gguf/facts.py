@@ -14,9 +14,18 @@ from core.sources.gguf.header import Entry, Header, damaged
 from core.sources.gguf.keys import check
 from core.sources.gguf.layout import routed
 
-BEYOND = ("attention.temperature_scale", "attention.max_alibi_bias", "attention.clamp_kqv", "attn_logit_softcapping",
-          "final_logit_softcapping", "router_logit_softcapping", "swiglu_clamp_exp", "expert_group_scale",
-          "experts_per_group", "pooling_type")
+BEYOND = (
+    "attention.temperature_scale",
+    "attention.max_alibi_bias",
+    "attention.clamp_kqv",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "router_logit_softcapping",
+    "swiglu_clamp_exp",
+    "expert_group_scale",
+    "experts_per_group",
+    "pooling_type",
+)
 """Settings that none of the supported architectures has in transformers."""
 DIMENSIONS = {"_exps.weight": 3, "_exps.bias": 2, "_norm.weight": 1}
 """By how a tensor's name ends."""
@@ -43,8 +52,10 @@ class Facts:
         value = self.metadata.get(f"{self.architecture}.{key}", default)
         if isinstance(value, list) and value and "sections" not in key:
             if any(v != value[0] for v in value):
-                raise ModelError(f"The layers of this GGUF model differ in {key}, which Moestro does not support. "
-                                 "Import the model's safetensors version instead.")
+                raise ModelError(
+                    f"The layers of this GGUF model differ in {key}, which Moestro does not support. "
+                    "Import the model's safetensors version instead."
+                )
             value = value[0]
         return shortest(value) if isinstance(value, float) else value
 
@@ -52,8 +63,9 @@ class Facts:
         """A value that must be there. Raises ModelError."""
         value = self.get(key)
         if value is None:
-            raise ModelError(f"This GGUF file does not say {self.architecture}.{key}. Download a newer conversion "
-                             "of the model.")
+            raise ModelError(
+                f"This GGUF file does not say {self.architecture}.{key}. Download a newer conversion of the model."
+            )
         return value
 
     def by_layer(self, key: str, default: Any = None) -> list[Any]:
@@ -83,8 +95,10 @@ class Facts:
         """How many layers come before the first with experts. Raises ModelError when layers without come later."""
         moe = self.moe_layers
         if moe != list(range(moe[0], self.layers)):
-            raise ModelError("This GGUF model has layers without experts between others, which its architecture does "
-                             "not have in transformers. Import the model's safetensors version instead.")
+            raise ModelError(
+                "This GGUF model has layers without experts between others, which its architecture does "
+                "not have in transformers. Import the model's safetensors version instead."
+            )
         return moe[0]
 
     def expert_size(self) -> int:
@@ -101,11 +115,12 @@ class Facts:
         self._check_sizes()
         for key in BEYOND:
             if self.get(key):
-                raise ModelError(f"This GGUF model uses {key}, which its architecture does not have in transformers. "
-                                 "Import the model's safetensors version instead.")
+                raise ModelError(
+                    f"This GGUF model uses {key}, which its architecture does not have in transformers. "
+                    "Import the model's safetensors version instead."
+                )
         if self.get("attention.causal", True) is False:
             raise ModelError("This GGUF model is not a text-generating one. Choose another model.")
-
 
     def check_layers(self) -> None:
         """Raises ModelError unless every layer of the file is used, or is one that predicts further tokens."""
@@ -123,8 +138,12 @@ class Facts:
         router = self.shape(f"blk.{self.moe_layers[0]}.ffn_gate_inp.weight")
         vocabulary, *width = self.shape("token_embd.weight")
         tokens = self.metadata.get("tokenizer.ggml.tokens")
-        for key, held in (("expert_count", router[0]), ("embedding_length", width[0] if width else 1),
-                          ("vocab_size", vocabulary), ("expert_feed_forward_length", self.expert_size())):
+        for key, held in (
+            ("expert_count", router[0]),
+            ("embedding_length", width[0] if width else 1),
+            ("vocab_size", vocabulary),
+            ("expert_feed_forward_length", self.expert_size()),
+        ):
             if (said := self.get(key)) and said != held:
                 raise damaged(self.file, f"its {self.architecture}.{key} is {said:,}, but its tensors have {held:,}")
         for name, entry in self.entries.items():

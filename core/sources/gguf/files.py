@@ -28,8 +28,10 @@ def find_files(path: Path) -> tuple[Path, ...]:
     files = tuple(path.with_name(f"{part['stem']}-{n:05}-of-{count:05}.gguf") for n in range(1, count + 1))
     missing = [file.name for file in files if not file.is_file()]
     if missing or not files:
-        raise ModelError(f"{len(missing)} of the {count} parts of {path.name} are missing from {path.parent}: "
-                         f"{', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}. Download them.")
+        raise ModelError(
+            f"{len(missing)} of the {count} parts of {path.name} are missing from {path.parent}: "
+            f"{', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}. Download them."
+        )
     return files
 
 
@@ -44,8 +46,10 @@ def _only_model(directory: Path) -> Path:
         raise ModelError(f"{directory} holds no .gguf file. Give a .gguf file, or a directory that holds one.")
     if len(models) > 1:
         names = [file.name for file in models.values()]
-        raise ModelError(f"{directory} holds {len(names)} GGUF models ({', '.join(names[:4])}"
-                         f"{' ...' if len(names) > 4 else ''}). Give the file to import.")
+        raise ModelError(
+            f"{directory} holds {len(names)} GGUF models ({', '.join(names[:4])}"
+            f"{' ...' if len(names) > 4 else ''}). Give the file to import."
+        )
     return next(iter(models.values()))
 
 
@@ -57,18 +61,24 @@ def read_headers(files: tuple[Path, ...]) -> Header:
         header = read_header(file, number)
         first = first or header
         if double := next((name for name in header.tensors if name in tensors), None):
-            raise ModelError(f"{file} has the tensor {double!r}, which another part of the model has too: they are not "
-                             "parts of the same model. Download them again.")
+            raise ModelError(
+                f"{file} has the tensor {double!r}, which another part of the model has too: they are not "
+                "parts of the same model. Download them again."
+            )
         tensors |= header.tensors
     assert first is not None
     said = _stated(first, "split.count", 1, files[0])
     if said > 1 and said != len(files):
-        raise ModelError(f"{files[0]} is one of {said} parts, but its name does not say which. Give the parts their "
-                         "names back: model-00001-of-00003.gguf and so on.")
+        raise ModelError(
+            f"{files[0]} is one of {said} parts, but its name does not say which. Give the parts their "
+            "names back: model-00001-of-00003.gguf and so on."
+        )
     wanted = _stated(first, "split.tensors.count", len(tensors), files[0])
     if wanted != len(tensors):
-        raise ModelError(f"{files[0]} and its other parts hold {len(tensors)} tensors instead of {wanted}: they are "
-                         "not parts of the same model. Download them again.")
+        raise ModelError(
+            f"{files[0]} and its other parts hold {len(tensors)} tensors instead of {wanted}: they are "
+            "not parts of the same model. Download them again."
+        )
     return Header(first.metadata, tensors)
 
 

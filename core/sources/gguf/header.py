@@ -22,11 +22,11 @@ STRING, ARRAY = 8, 9
 VERSIONS = (2, 3)
 ALIGNMENT = 32
 MOST_DIMENSIONS = 4
-KEY_BYTES = 8 + 4 + 1           # a key and its value take this much at least ...
+KEY_BYTES = 8 + 4 + 1  # a key and its value take this much at least ...
 TENSOR_BYTES = 8 + 4 + 8 + 4 + 8  # ... and a row of the table of tensors this much
-MOST_NAME = 1 << 12             # bytes of a key or of a tensor's name
-MOST_VALUES = 1 << 23           # of an array: vocabularies have under 2 ** 20 tokens
-HEADER_LIMIT = 512 << 20        # bytes before the weights
+MOST_NAME = 1 << 12  # bytes of a key or of a tensor's name
+MOST_VALUES = 1 << 23  # of an array: vocabularies have under 2 ** 20 tokens
+HEADER_LIMIT = 512 << 20  # bytes before the weights
 MOST_ALIGNMENT = 1 << 24
 
 
@@ -34,7 +34,7 @@ class Entry(NamedTuple):
     """One stored tensor. `shape` in torch's order, slowest dimension first; `offset` in bytes from the file's start."""
 
     file: int
-    type: str                        # ggml's name of the number type: "Q4_K", "F32"
+    type: str  # ggml's name of the number type: "Q4_K", "F32"
     shape: tuple[int, ...]
     offset: int
     bytes: int
@@ -43,7 +43,7 @@ class Entry(NamedTuple):
 class Header(NamedTuple):
     """What a GGUF file says before its weights."""
 
-    metadata: dict[str, Any]         # strings, numbers, booleans, lists
+    metadata: dict[str, Any]  # strings, numbers, booleans, lists
     tensors: dict[str, Entry]
 
 
@@ -52,8 +52,9 @@ def gguf_package() -> Any:
     try:
         import gguf
     except ImportError:
-        raise ModelError("Reading GGUF files needs the package `gguf`. Install it (pip install gguf) and try again."
-                         ) from None
+        raise ModelError(
+            "Reading GGUF files needs the package `gguf`. Install it (pip install gguf) and try again."
+        ) from None
     return gguf
 
 
@@ -95,15 +96,21 @@ class _Parser:
 
     def header(self) -> Header:
         if self._take(4) != b"GGUF":
-            raise ModelError(f"{self._path} is not a GGUF file: it does not begin with GGUF. Give a .gguf file, or a "
-                             "model directory.")
+            raise ModelError(
+                f"{self._path} is not a GGUF file: it does not begin with GGUF. Give a .gguf file, or a "
+                "model directory."
+            )
         version = self._number("I")
         if version & 0xFFFF == 0:
-            raise ModelError(f"{self._path} is a GGUF file for big-endian machines, which Moestro does not read. "
-                             "Download the usual one.")
+            raise ModelError(
+                f"{self._path} is a GGUF file for big-endian machines, which Moestro does not read. "
+                "Download the usual one."
+            )
         if version not in VERSIONS:
-            raise ModelError(f"{self._path} is GGUF version {version}; Moestro reads versions 2 and 3. Download a "
-                             "newer conversion of the model.")
+            raise ModelError(
+                f"{self._path} is GGUF version {version}; Moestro reads versions 2 and 3. Download a "
+                "newer conversion of the model."
+            )
         tensors, entries = self._count("tensors", TENSOR_BYTES), self._count("settings", KEY_BYTES)
         metadata: dict[str, Any] = {}
         for _ in range(entries):
@@ -147,8 +154,10 @@ class _Parser:
     def _entry(self, name: str, shape: tuple[int, ...], kind: int, offset: int) -> Entry:
         known = number_types().get(kind)
         if known is None:
-            raise ModelError(f"{self._path} stores {name!r} in number type {kind}, which the installed package `gguf` "
-                             "does not know. Update it (pip install -U gguf), or use another quantization.")
+            raise ModelError(
+                f"{self._path} stores {name!r} in number type {kind}, which the installed package `gguf` "
+                "does not know. Update it (pip install -U gguf), or use another quantization."
+            )
         type_name, weights, size = known
         if shape[-1] % weights:
             raise ValueError(f"rows of {name!r} are {shape[-1]} long, not a multiple of {weights} ({type_name})")

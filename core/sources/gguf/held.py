@@ -34,7 +34,7 @@ class Held(NamedTuple):
     format: str
     exact: bool
     numbers: Numbers
-    notes: tuple[str, ...]           # one for each kind of part: types, and what becomes of them
+    notes: tuple[str, ...]  # one for each kind of part: types, and what becomes of them
 
 
 def held(entries: Mapping[str, Entry], moe_layers: Sequence[int]) -> Held:
@@ -83,7 +83,9 @@ def _notes(types: Mapping[str, Counter[str]], format: str) -> tuple[str, ...]:
     notes = []
     for part, counts in types.items():
         total = counts.total()
-        kinds = [f"{type}{'' if n == total else f' ({n} of {total})'}: {fate(type, format)}"
-                 for type, n in counts.most_common()]
+        kinds = [
+            f"{type}{'' if n == total else f' ({n} of {total})'}: {fate(type, format)}"
+            for type, n in counts.most_common()
+        ]
         notes.append(f"{part}: {'; '.join(kinds)}")
     return tuple(notes)

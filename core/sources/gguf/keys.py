@@ -15,22 +15,49 @@ from core.sources.gguf.header import damaged
 
 LAYERS, WIDTH, EXPERTS, TOKENS = MOST.layers, MOST.width, MOST.experts, MOST.tokens
 COUNTS: Mapping[str, tuple[int, int]] = {
-    "block_count": (1, LAYERS), "nextn_predict_layers": (0, LAYERS), "leading_dense_block_count": (0, LAYERS),
-    "interleave_moe_layer_step": (1, LAYERS), "context_length": (2, TOKENS), "vocab_size": (1, MOST.vocabulary),
-    "embedding_length": (1, WIDTH), "feed_forward_length": (0, WIDTH), "expert_feed_forward_length": (0, WIDTH),
-    "expert_shared_feed_forward_length": (0, WIDTH), "attention.head_count": (1, WIDTH),
-    "attention.head_count_kv": (0, WIDTH), "attention.key_length": (1, WIDTH), "attention.value_length": (1, WIDTH),
-    "attention.key_length_mla": (0, WIDTH), "attention.value_length_mla": (0, WIDTH),
-    "attention.kv_lora_rank": (1, WIDTH), "attention.q_lora_rank": (0, WIDTH), "attention.sliding_window": (0, TOKENS),
-    "rope.dimension_count": (1, WIDTH), "rope.scaling.original_context_length": (1, TOKENS),
-    "shortconv.l_cache": (1, WIDTH), "expert_count": (0, EXPERTS), "expert_used_count": (1, EXPERTS),
-    "expert_shared_count": (0, EXPERTS), "expert_group_count": (0, EXPERTS), "expert_group_used_count": (0, EXPERTS),
-    "expert_gating_func": (0, 255)}
+    "block_count": (1, LAYERS),
+    "nextn_predict_layers": (0, LAYERS),
+    "leading_dense_block_count": (0, LAYERS),
+    "interleave_moe_layer_step": (1, LAYERS),
+    "context_length": (2, TOKENS),
+    "vocab_size": (1, MOST.vocabulary),
+    "embedding_length": (1, WIDTH),
+    "feed_forward_length": (0, WIDTH),
+    "expert_feed_forward_length": (0, WIDTH),
+    "expert_shared_feed_forward_length": (0, WIDTH),
+    "attention.head_count": (1, WIDTH),
+    "attention.head_count_kv": (0, WIDTH),
+    "attention.key_length": (1, WIDTH),
+    "attention.value_length": (1, WIDTH),
+    "attention.key_length_mla": (0, WIDTH),
+    "attention.value_length_mla": (0, WIDTH),
+    "attention.kv_lora_rank": (1, WIDTH),
+    "attention.q_lora_rank": (0, WIDTH),
+    "attention.sliding_window": (0, TOKENS),
+    "rope.dimension_count": (1, WIDTH),
+    "rope.scaling.original_context_length": (1, TOKENS),
+    "shortconv.l_cache": (1, WIDTH),
+    "expert_count": (0, EXPERTS),
+    "expert_used_count": (1, EXPERTS),
+    "expert_shared_count": (0, EXPERTS),
+    "expert_group_count": (0, EXPERTS),
+    "expert_group_used_count": (0, EXPERTS),
+    "expert_gating_func": (0, 255),
+}
 """Whole numbers: least and most."""
 POSITIVE = ("rope.freq_base", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow")
-NOT_NEGATIVE = ("attention.layer_norm_rms_epsilon", "rope.scaling.factor", "rope.scale_linear", "attention.scale",
-                "rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor", "embedding_scale", "residual_scale",
-                "logit_scale", "expert_weights_scale")
+NOT_NEGATIVE = (
+    "attention.layer_norm_rms_epsilon",
+    "rope.scaling.factor",
+    "rope.scale_linear",
+    "attention.scale",
+    "rope.scaling.attn_factor",
+    "rope.scaling.yarn_attn_factor",
+    "embedding_scale",
+    "residual_scale",
+    "logit_scale",
+    "expert_weights_scale",
+)
 NUMBERS = (*POSITIVE, *NOT_NEGATIVE, "rope.scaling.yarn_log_multiplier")
 FLAGS = ("expert_weights_norm", "rope.scaling.finetuned", "attention.causal")
 TEXTS = ("rope.scaling.type",)

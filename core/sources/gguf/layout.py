@@ -15,13 +15,22 @@ from core.sources.gguf.header import Entry
 from core.sources.gguf.tensors import Merge, Piece, Recipe
 
 OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-LAYER = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj",
-         "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
-         "ffn_gate_inp": "mlp.gate"}
+LAYER = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate_inp": "mlp.gate",
+}
 DENSE = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
 QK_NORM = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
-SHARED = {"ffn_gate_shexp": "mlp.shared_experts.gate_proj", "ffn_up_shexp": "mlp.shared_experts.up_proj",
-          "ffn_down_shexp": "mlp.shared_experts.down_proj"}
+SHARED = {
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
 STORED = re.compile(r"blk\.(?P<layer>\d{1,9})\.(?P<name>.+)\.(?P<kind>weight|bias)")
 
 
@@ -122,8 +131,9 @@ def recipes(entries: Mapping[str, Entry], names: Names, layers: int) -> dict[str
     return made
 
 
-def _refuse_unknown(entries: Mapping[str, Entry], made: Mapping[str, Recipe], ignored: frozenset[str], layers: int
-                    ) -> None:
+def _refuse_unknown(
+    entries: Mapping[str, Entry], made: Mapping[str, Recipe], ignored: frozenset[str], layers: int
+) -> None:
     used = {piece.name for recipe in made.values() for piece in recipe.pieces}
     unknown: list[str] = []
     for stored in entries:
@@ -134,9 +144,11 @@ def _refuse_unknown(entries: Mapping[str, Entry], made: Mapping[str, Recipe], ig
         if not known:
             unknown.append(stored)
     if unknown:
-        raise ModelError(f"This GGUF model has {len(unknown)} tensors that Moestro does not know "
-                         f"({', '.join(unknown[:4])}{' ...' if len(unknown) > 4 else ''}), so it would not be computed "
-                         "as it is meant. Import the model's safetensors version instead.")
+        raise ModelError(
+            f"This GGUF model has {len(unknown)} tensors that Moestro does not know "
+            f"({', '.join(unknown[:4])}{' ...' if len(unknown) > 4 else ''}), so it would not be computed "
+            "as it is meant. Import the model's safetensors version instead."
+        )
 
 
 def routed(entries: Mapping[str, Entry], layer: int) -> dict[str, list[Piece]]:
@@ -151,8 +163,11 @@ def routed(entries: Mapping[str, Entry], layer: int) -> dict[str, list[Piece]]:
             pieces |= {"gate": [Piece(name, (0, half))], "up": [Piece(name, (half, 2 * half))]}
     else:  # before April 2024 each expert was a tensor of its own
         count = sum(re.fullmatch(re.escape(prefix) + r"down\.\d+\.weight", name) is not None for name in entries)
-        pieces = {part: [Piece(f"{prefix}{part}.{e}.weight") for e in range(count)]
-                  for part in ("gate", "up", "down")} if count else {}
+        pieces = (
+            {part: [Piece(f"{prefix}{part}.{e}.weight") for e in range(count)] for part in ("gate", "up", "down")}
+            if count
+            else {}
+        )
     lost = [p.name for part in pieces.values() for p in part if p.name not in entries]
     if lost:
         raise ModelError(f"This GGUF model lacks {lost[0]}. Download it again.")
@@ -178,11 +193,14 @@ def _experts(entries: Mapping[str, Entry], target: Experts, layer: int) -> dict[
     return made
 
 
-def _stacked(entries: Mapping[str, Entry], parts: Mapping[str, list[Piece]], target: Experts, prefix: str
-             ) -> dict[str, Recipe]:
+def _stacked(
+    entries: Mapping[str, Entry], parts: Mapping[str, list[Piece]], target: Experts, prefix: str
+) -> dict[str, Recipe]:
     made: dict[str, Recipe] = {}
-    for name, merge, pieces in ((target.gate, target.pair, (*parts["gate"], *parts["up"])),
-                                (target.down, target.single, tuple(parts["down"]))):
+    for name, merge, pieces in (
+        (target.gate, target.pair, (*parts["gate"], *parts["up"])),
+        (target.down, target.single, tuple(parts["down"])),
+    ):
         empty = [torch.empty(_shape(entries, p), device="meta") for p in pieces]
         made[prefix + name] = Recipe(pieces, tuple(merge(empty).shape), merge, is_expert=True)
         biases = tuple(Piece(p.name.removesuffix("weight") + "bias") for p in pieces)

@@ -45,8 +45,10 @@ class GgufSource(Source):
 
     def hash(self) -> str:
         digest = hashlib.sha256()
-        starts = [min((e.offset for e in self.header.tensors.values() if e.file == n), default=0)
-                  for n in range(len(self.parts))]
+        starts = [
+            min((e.offset for e in self.header.tensors.values() if e.file == n), default=0)
+            for n in range(len(self.parts))
+        ]
         for file, start in zip(self.parts, starts, strict=True):
             size = file.stat().st_size
             digest.update(f"{file.name}:{size}".encode())
@@ -80,10 +82,19 @@ def open_gguf(path: Path) -> GgufSource:
         raise damaged(files[0], why)
     dense = _dense_dtype(header)
     return GgufSource(
-        path=path, kind="gguf", label=label(header, kept), config=config,
+        path=path,
+        kind="gguf",
+        label=label(header, kept),
+        config=config,
         tensors=GgufTensors(OpenFiles(files), header.tensors, made, dense),
-        exact_format=kept.format if kept.exact else None, numbers=kept.numbers if kept.exact else None,
-        dense_dtype=dense, header=header, parts=files, best_format=kept.format, notes=kept.notes)
+        exact_format=kept.format if kept.exact else None,
+        numbers=kept.numbers if kept.exact else None,
+        dense_dtype=dense,
+        header=header,
+        parts=files,
+        best_format=kept.format,
+        notes=kept.notes,
+    )
 
 
 def label(header: Header, kept: Held) -> str:

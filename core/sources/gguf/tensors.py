@@ -36,7 +36,7 @@ class Recipe(NamedTuple):
     shape: tuple[int, ...]
     merge: Merge
     expert: int | None = None
-    is_expert: bool = False          # part of a routed expert: dequantised to fp32, given as codes
+    is_expert: bool = False  # part of a routed expert: dequantised to fp32, given as codes
 
 
 def check_types(entries: Iterable[Entry]) -> None:
@@ -47,8 +47,10 @@ def check_types(entries: Iterable[Entry]) -> None:
         try:
             gguf.quants.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), dtype=np.uint8), kind)
         except NotImplementedError:
-            raise ModelError(f"This GGUF model has weights of the type {type}, which the installed package `gguf` "
-                             "cannot read. Update it (pip install -U gguf), or use another quantization.") from None
+            raise ModelError(
+                f"This GGUF model has weights of the type {type}, which the installed package `gguf` "
+                "cannot read. Update it (pip install -U gguf), or use another quantization."
+            ) from None
 
 
 class GgufTensors:
@@ -57,8 +59,9 @@ class GgufTensors:
     Number types: as stored where they are plain, else `dense_dtype`; experts are dequantised to fp32.
     """
 
-    def __init__(self, files: OpenFiles, entries: Mapping[str, Entry], recipes: Mapping[str, Recipe],
-                 dense_dtype: torch.dtype) -> None:
+    def __init__(
+        self, files: OpenFiles, entries: Mapping[str, Entry], recipes: Mapping[str, Recipe], dense_dtype: torch.dtype
+    ) -> None:
         self._files, self._entries, self._recipes = files, entries, recipes
         self._dense_dtype = dense_dtype
         self.tensors: dict[str, Stated] = {n: Stated(self._stated(r), r.shape) for n, r in recipes.items()}
@@ -87,8 +90,12 @@ class GgufTensors:
             return (merged if row is not None or recipe.expert is None else merged.squeeze(0)).contiguous()
 
         zeros = [c.zero for c in codes if c.zero is not None]
-        return Coded(codes[0].format, merge([c.codes for c in codes]), merge([c.scale for c in codes]),
-                     merge(zeros) if zeros else None)
+        return Coded(
+            codes[0].format,
+            merge([c.codes for c in codes]),
+            merge([c.scale for c in codes]),
+            merge(zeros) if zeros else None,
+        )
 
     def close(self) -> None:
         self._files.close()
@@ -102,8 +109,11 @@ class GgufTensors:
 
     def _is_stack(self, recipe: Recipe) -> bool:
         """Whether a row of the tensor is made of the same row of each piece."""
-        return recipe.is_expert and recipe.expert is None and all(
-            self._entries[p.name].shape[0] == recipe.shape[0] for p in recipe.pieces)
+        return (
+            recipe.is_expert
+            and recipe.expert is None
+            and all(self._entries[p.name].shape[0] == recipe.shape[0] for p in recipe.pieces)
+        )
 
     def _coded(self, piece: Piece, index: int | None) -> Coded | None:
         entry = self._entries[piece.name]

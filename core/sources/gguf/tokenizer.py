@@ -23,7 +23,11 @@ UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # kinds of tokens
 SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 SPACE = "▁"
 LISTS: Mapping[str, tuple[tuple[type, ...], bool]] = {
-    "tokens": ((str,), True), "merges": ((str,), False), "token_type": ((int,), True), "scores": ((float, int), True)}
+    "tokens": ((str,), True),
+    "merges": ((str,), False),
+    "token_type": ((int,), True),
+    "scores": ((float, int), True),
+}
 """Kinds of a list's values, and whether there is one for each token."""
 FLAGS = ("add_space_prefix", "add_bos_token", "add_eos_token")
 MOST_TOKEN = 1 << 12  # characters
@@ -53,8 +57,11 @@ def _tokenizer(metadata: Metadata) -> PreTrainedTokenizerFast:
     tokens = metadata["tokenizer.ggml.tokens"]
     special = {name: tokens[at] for name, key in SPECIAL.items() if (at := special_token(metadata, key)) is not None}
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=build(metadata), clean_up_tokenization_spaces=False,
-        model_max_length=metadata.get(f"{metadata['general.architecture']}.context_length"), **special)
+        tokenizer_object=build(metadata),
+        clean_up_tokenization_spaces=False,
+        model_max_length=metadata.get(f"{metadata['general.architecture']}.context_length"),
+        **special,
+    )
     template = metadata.get("tokenizer.chat_template")
     if template is not None:
         tokenizer.chat_template = template
@@ -78,8 +85,12 @@ def _check(metadata: Metadata, file: Path) -> None:
         raise damaged(file, "one of its tokens has a score that is not a number (NaN)")
     if (longest := max(map(len, tokens))) > MOST_TOKEN:
         raise damaged(file, f"one of its tokens has {longest:,} characters")
-    for name, wanted in (("tokenizer.ggml.model", str), ("tokenizer.ggml.pre", str), ("tokenizer.chat_template", str),
-                         *((f"tokenizer.ggml.{flag}", bool) for flag in FLAGS)):
+    for name, wanted in (
+        ("tokenizer.ggml.model", str),
+        ("tokenizer.ggml.pre", str),
+        ("tokenizer.chat_template", str),
+        *((f"tokenizer.ggml.{flag}", bool) for flag in FLAGS),
+    ):
         if not isinstance(metadata.get(name, wanted()), wanted):
             raise damaged(file, f"its {name} is {metadata[name]!r:.40}")
 
@@ -92,8 +103,10 @@ def build(metadata: Metadata) -> Tokenizer:
     elif kind == "llama":
         tokenizer, bos = _sentencepiece(metadata), True
     else:
-        raise ModelError(f"This GGUF file has a vocabulary of the kind {kind!r}, which Moestro does not know (only "
-                         "gpt2 and llama). Import the model's safetensors version instead.")
+        raise ModelError(
+            f"This GGUF file has a vocabulary of the kind {kind!r}, which Moestro does not know (only "
+            "gpt2 and llama). Import the model's safetensors version instead."
+        )
     _add_tokens(tokenizer, metadata)
     _enclose(tokenizer, metadata, bos)
     return tokenizer
@@ -104,15 +117,21 @@ def _byte_level(metadata: Metadata) -> tuple[Tokenizer, bool]:
     pre = metadata.get("tokenizer.ggml.pre", "default")
     splits = SPLITS.get(pre)
     if splits is None:
-        raise ModelError(f"This GGUF file cuts text in the way {pre!r}, which Moestro does not know, so its tokens "
-                         "would be wrong. Download a newer conversion, or import the model's safetensors version.")
+        raise ModelError(
+            f"This GGUF file cuts text in the way {pre!r}, which Moestro does not know, so its tokens "
+            "would be wrong. Download a newer conversion, or import the model's safetensors version."
+        )
     vocabulary = _vocabulary(metadata)
-    merges = [(a, b) for a, b in map(_pair, metadata.get("tokenizer.ggml.merges", ()))
-              if a in vocabulary and b in vocabulary and a + b in vocabulary]
+    merges = [
+        (a, b)
+        for a, b in map(_pair, metadata.get("tokenizer.ggml.merges", ()))
+        if a in vocabulary and b in vocabulary and a + b in vocabulary
+    ]
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre in WHOLE))
     cuts = [pre_tokenizers.Split(Regex(split), behavior="isolated") for split in splits]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        [*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer, pre in WHOLE
 
@@ -138,9 +157,15 @@ def _sentencepiece(metadata: Metadata) -> Tokenizer:
             ranked += [(-score, len(a), len(b), a, b) for a, b in halves if a in usable and b in usable]
     ranked.sort(key=lambda entry: entry[:3])
     unknown = special_token(metadata, "unknown")
-    tokenizer = Tokenizer(models.BPE(
-        vocab=vocabulary, merges=[(a, b) for *_, a, b in ranked], byte_fallback=True, fuse_unk=True,
-        unk_token=None if unknown is None else tokens[unknown]))
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab=vocabulary,
+            merges=[(a, b) for *_, a, b in ranked],
+            byte_fallback=True,
+            fuse_unk=True,
+            unk_token=None if unknown is None else tokens[unknown],
+        )
+    )
     prefixed = metadata.get("tokenizer.ggml.add_space_prefix", True)
     spaces = normalizers.Replace(" ", SPACE)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces]) if prefixed else spaces

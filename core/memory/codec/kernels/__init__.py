@@ -64,5 +64,6 @@ def make_kernels(codec: Codec) -> SlotKernels | None:
 @functools.cache
 def say_unavailable(reason: str) -> None:
     """Say, once, that experts are computed without the kernels."""
-    log.warning("Experts are computed one at a time, more slowly: the grouped GPU kernels are not used, because %s.",
-                reason)
+    log.warning(
+        "Experts are computed one at a time, more slowly: the grouped GPU kernels are not used, because %s.", reason
+    )

@@ -13,10 +13,10 @@ from typing import NamedTuple
 TILES = {2: 512, 3: 512, 4: 512, 8: 1024}  # words of codes a program reads at a time, by bits
 WIDTHS = {2: (64, 32), 3: (64, 32), 4: (64, 32), 8: (128, 64)}  # of a row, the best first: a whole cache line
 PLAIN_ROWS = 8
-PLAIN_BYTES = 512              # of a row, read at a time
-COLUMNS = (32, 128)            # outputs and inputs
-WIDEN = 512                    # words
-WASTE = 1.1                    # the share of a row's reads beyond its end at which another width is taken
+PLAIN_BYTES = 512  # of a row, read at a time
+COLUMNS = (32, 128)  # outputs and inputs
+WIDEN = 512  # words
+WASTE = 1.1  # the share of a row's reads beyond its end at which another width is taken
 
 
 class Block(NamedTuple):

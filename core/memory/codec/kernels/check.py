@@ -25,8 +25,10 @@ def variants(formats: Sequence[str], shape: tuple[int, int], dtype: torch.dtype)
     """All launches for a matrix [out, in] with a bias in each format, by name."""
     for name in formats:
         for transposed in (False, True) if FORMATS[name].is_plain else (False,):
-            specs = {"down_proj": PartSpec(shape[::-1] if transposed else shape, dtype),
-                     "down_proj_bias": PartSpec(shape[:1], dtype)}
+            specs = {
+                "down_proj": PartSpec(shape[::-1] if transposed else shape, dtype),
+                "down_proj_bias": PartSpec(shape[:1], dtype),
+            }
             codec = make_codec(name, specs=specs, dtype=dtype, device=torch.device("meta"), is_transposed=transposed)
             assert isinstance(codec, Base)
             kernels = SlotKernels(codec)
@@ -47,10 +49,18 @@ def build(launch: Launch, dtype: torch.dtype, capability: int) -> Any:
         constants["table"] = None
     types = {"x": POINTERS[dtype], "out": POINTERS[dtype], "table": "*fp32", "bases": ("i64",) * constants["LANES"]}
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
-    places = [(i, j) for i, name in enumerate(names) if name not in constants
-              for j in (range(constants["LANES"]) if name == "bases" else (None,))]
-    source = ASTSource(launch.kernel, signature, {(names.index(name),): value for name, value in constants.items()},
-                       {(i,) if j is None else (i, j): [["tt.divisibility", 16]] for i, j in places})
+    places = [
+        (i, j)
+        for i, name in enumerate(names)
+        if name not in constants
+        for j in (range(constants["LANES"]) if name == "bases" else (None,))
+    ]
+    source = ASTSource(
+        launch.kernel,
+        signature,
+        {(names.index(name),): value for name, value in constants.items()},
+        {(i,) if j is None else (i, j): [["tt.divisibility", 16]] for i, j in places},
+    )
     options = {name: value for name, value in launch.constants.items() if name not in names}
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
@@ -61,8 +71,11 @@ def main(capabilities: Sequence[int]) -> None:
         for name, launch in variants([f for f in FORMATS if FORMATS[f].is_loadable], SHAPE, dtype):
             for capability in capabilities:
                 compiled = build(launch, dtype, capability)
-                print(f"{name:<32} {str(dtype)[6:]:<9} sm_{capability}  shared {compiled.metadata.shared:>6}  "
-                      f"machine code {len(compiled.asm['cubin']):>6}", flush=True)
+                print(
+                    f"{name:<32} {str(dtype)[6:]:<9} sm_{capability}  shared {compiled.metadata.shared:>6}  "
+                    f"machine code {len(compiled.asm['cubin']):>6}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -46,11 +46,31 @@ def _number(base: tl.tensor, field_at: tl.tensor, at: tl.tensor, known: tl.tenso
 number = triton.jit(_number)
 
 
-def _coded_rows(x: tl.tensor, out: tl.tensor, table: tl.tensor, bases: tl.tensor, q_at: tl.tensor, q1_at: tl.tensor,
-                scale_at: tl.tensor, zero_at: tl.tensor, bias_at: tl.tensor, stride: tl.tensor, LANES: tl.constexpr,
-                N: tl.constexpr, K: tl.constexpr, G: tl.constexpr, BITS: tl.constexpr, TABLE: tl.constexpr,
-                SCALE: tl.constexpr, ZERO: tl.constexpr, BIAS: tl.constexpr, WORD: tl.constexpr, V: tl.constexpr,
-                BN: tl.constexpr, BU: tl.constexpr) -> None:
+def _coded_rows(
+    x: tl.tensor,
+    out: tl.tensor,
+    table: tl.tensor,
+    bases: tl.tensor,
+    q_at: tl.tensor,
+    q1_at: tl.tensor,
+    scale_at: tl.tensor,
+    zero_at: tl.tensor,
+    bias_at: tl.tensor,
+    stride: tl.tensor,
+    LANES: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    G: tl.constexpr,
+    BITS: tl.constexpr,
+    TABLE: tl.constexpr,
+    SCALE: tl.constexpr,
+    ZERO: tl.constexpr,
+    BIAS: tl.constexpr,
+    WORD: tl.constexpr,
+    V: tl.constexpr,
+    BN: tl.constexpr,
+    BU: tl.constexpr,
+) -> None:
     """out[p, n] = sum over k of x[p * stride + k] * W_p[n, k] (+ bias_p[n]); W_p [N, K] coded, a WORD for V inputs.
 
     A code is not shifted down: it is masked where it stands, and x is scaled by the power of two that makes up for it.
@@ -100,9 +120,20 @@ def _coded_rows(x: tl.tensor, out: tl.tensor, table: tl.tensor, bases: tl.tensor
 coded_rows = triton.jit(_coded_rows)
 
 
-def _plain_rows(x: tl.tensor, out: tl.tensor, bases: tl.tensor, q_at: tl.tensor, bias_at: tl.tensor, stride: tl.tensor,
-                LANES: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BIAS: tl.constexpr, BN: tl.constexpr,
-                BK: tl.constexpr) -> None:
+def _plain_rows(
+    x: tl.tensor,
+    out: tl.tensor,
+    bases: tl.tensor,
+    q_at: tl.tensor,
+    bias_at: tl.tensor,
+    stride: tl.tensor,
+    LANES: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BIAS: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+) -> None:
     """The same for weights [N, K] of x's own number type."""
     base = address(bases, LANES)
     pair, n = tl.program_id(1), tl.program_id(0) * BN + tl.arange(0, BN)
@@ -123,9 +154,20 @@ def _plain_rows(x: tl.tensor, out: tl.tensor, bases: tl.tensor, q_at: tl.tensor,
 plain_rows = triton.jit(_plain_rows)
 
 
-def _plain_columns(x: tl.tensor, out: tl.tensor, bases: tl.tensor, q_at: tl.tensor, bias_at: tl.tensor,
-                   stride: tl.tensor, LANES: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BIAS: tl.constexpr,
-                   BN: tl.constexpr, BK: tl.constexpr) -> None:
+def _plain_columns(
+    x: tl.tensor,
+    out: tl.tensor,
+    bases: tl.tensor,
+    q_at: tl.tensor,
+    bias_at: tl.tensor,
+    stride: tl.tensor,
+    LANES: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BIAS: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+) -> None:
     """The same for weights that the model stores transposed: [K, N]."""
     base = address(bases, LANES)
     pair, n, k = tl.program_id(1), tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BK)

@@ -14,9 +14,9 @@ from core.memory.codec.matrix import Matrix, Part, matrix
 from core.memory.codec.plain import Plain
 from core.memory.codec.tables import table
 
-LANES, LANES_MOST = 8, 16           # slots a launch: as many as most models choose, and for more
-SCRATCH_BYTES = 64 << 20            # of dequantised weights at a time, or one matrix where that is larger
-INPUTS = {2: 8, 3: 8, 4: 8, 8: 4}   # of a word of codes, by bits; of 8 bits 1 where rows are not whole words
+LANES, LANES_MOST = 8, 16  # slots a launch: as many as most models choose, and for more
+SCRATCH_BYTES = 64 << 20  # of dequantised weights at a time, or one matrix where that is larger
+INPUTS = {2: 8, 3: 8, 4: 8, 8: 4}  # of a word of codes, by bits; of 8 bits 1 where rows are not whole words
 
 
 def per_word(one: Matrix) -> int:
@@ -81,8 +81,11 @@ class SlotKernels:
         self._matrices = {part: matrix(codec, part) for part in codec.weights}
         self._table = table(codec.format.table, codec.device) if codec.format.table else None
         self._number: dict[torch.dtype, Any] = {
-            torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16,
-            torch.uint8: tl.uint8}
+            torch.float32: tl.float32,
+            torch.float16: tl.float16,
+            torch.bfloat16: tl.bfloat16,
+            torch.uint8: tl.uint8,
+        }
         self._word = {1: tl.uint8, 2: tl.uint16, 4: tl.uint32}
 
     def outputs(self, part: str) -> int:
@@ -124,29 +127,54 @@ class SlotKernels:
         one, bias = self._matrices[part], self._matrices[part].bias is not None
         if one.bits:
             block = blocks.coded(one.bits, one.inputs // per_word(one))
-            return Launch(self._gemv.coded_rows, (-(-one.outputs // block.outputs), 1),
-                          {"BIAS": bias, **self._coded(one, lanes, block)})
+            return Launch(
+                self._gemv.coded_rows,
+                (-(-one.outputs // block.outputs), 1),
+                {"BIAS": bias, **self._coded(one, lanes, block)},
+            )
         block = (blocks.columns if one.transposed else blocks.plain)(self.dtype.itemsize, one.inputs)
-        return Launch(self._gemv.plain_columns if one.transposed else self._gemv.plain_rows,
-                      (-(-one.outputs // block.outputs), 1),
-                      {"LANES": lanes, "N": one.outputs, "K": one.inputs, "BIAS": bias, "BN": block.outputs,
-                       "BK": block.across, "num_warps": block.warps, "enable_fp_fusion": True})
+        return Launch(
+            self._gemv.plain_columns if one.transposed else self._gemv.plain_rows,
+            (-(-one.outputs // block.outputs), 1),
+            {
+                "LANES": lanes,
+                "N": one.outputs,
+                "K": one.inputs,
+                "BIAS": bias,
+                "BN": block.outputs,
+                "BK": block.across,
+                "num_warps": block.warps,
+                "enable_fp_fusion": True,
+            },
+        )
 
     def widening(self, part: str, lanes: int) -> Launch:
         """What dequantises a part of up to `lanes` slots."""
         one = self._matrices[part]
         words = one.inputs // per_word(one)
         block = blocks.widen(words)
-        return Launch(self._widen, (-(-one.outputs // block.outputs), -(-words // block.across)),
-                      self._coded(one, lanes, block))
+        return Launch(
+            self._widen, (-(-one.outputs // block.outputs), -(-words // block.across)), self._coded(one, lanes, block)
+        )
 
     def _coded(self, one: Matrix, lanes: int, block: blocks.Block) -> dict[str, Any]:
         """What the kernels for codes are compiled for."""
-        return {"LANES": lanes, "N": one.outputs, "K": one.inputs, "G": one.group, "BITS": one.bits,
-                "TABLE": self._table is not None, "SCALE": self._type(one.scale), "ZERO": self._type(one.zero),
-                "WORD": self._word[(2 if one.bits == 3 else one.bits) * per_word(one) // 8], "V": per_word(one),
-                "BN": block.outputs, "BU": block.across,
-                "num_warps": block.warps, "enable_fp_fusion": True}
+        return {
+            "LANES": lanes,
+            "N": one.outputs,
+            "K": one.inputs,
+            "G": one.group,
+            "BITS": one.bits,
+            "TABLE": self._table is not None,
+            "SCALE": self._type(one.scale),
+            "ZERO": self._type(one.zero),
+            "WORD": self._word[(2 if one.bits == 3 else one.bits) * per_word(one) // 8],
+            "V": per_word(one),
+            "BN": block.outputs,
+            "BU": block.across,
+            "num_warps": block.warps,
+            "enable_fp_fusion": True,
+        }
 
     def _type(self, part: Part | None) -> Any:
         return None if part is None else self._number[part.dtype]

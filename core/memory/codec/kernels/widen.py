@@ -11,10 +11,27 @@ import triton.language as tl
 from core.memory.codec.kernels.gemv import address, inside, number
 
 
-def _widen(out: tl.tensor, table: tl.tensor, bases: tl.tensor, q_at: tl.tensor, q1_at: tl.tensor, scale_at: tl.tensor,
-           zero_at: tl.tensor, LANES: tl.constexpr, N: tl.constexpr, K: tl.constexpr, G: tl.constexpr,
-           BITS: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, ZERO: tl.constexpr, WORD: tl.constexpr,
-           V: tl.constexpr, BN: tl.constexpr, BU: tl.constexpr) -> None:
+def _widen(
+    out: tl.tensor,
+    table: tl.tensor,
+    bases: tl.tensor,
+    q_at: tl.tensor,
+    q1_at: tl.tensor,
+    scale_at: tl.tensor,
+    zero_at: tl.tensor,
+    LANES: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    G: tl.constexpr,
+    BITS: tl.constexpr,
+    TABLE: tl.constexpr,
+    SCALE: tl.constexpr,
+    ZERO: tl.constexpr,
+    WORD: tl.constexpr,
+    V: tl.constexpr,
+    BN: tl.constexpr,
+    BU: tl.constexpr,
+) -> None:
     """out[p, n, k] = W_p[n, k] in out's number type; W_p [N, K] coded, a WORD for V inputs."""
     base = address(bases, LANES)
     n, unit, v = tl.program_id(0) * BN + tl.arange(0, BN), tl.program_id(2) * BU + tl.arange(0, BU), tl.arange(0, V)

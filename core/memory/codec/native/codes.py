@@ -10,7 +10,7 @@ from core.memory.codec.tables import TABLES
 from core.native import numbers
 from core.native.ir import Code, splat, vector
 
-TABLE_TOP = 8191    # what nf4's 1.0 becomes: eight of it times the largest state still fit into 32 bits
+TABLE_TOP = 8191  # what nf4's 1.0 becomes: eight of it times the largest state still fit into 32 bits
 SHUFFLE = {64: "llvm.x86.avx512.pshuf.b.512", 32: "llvm.x86.avx2.pshuf.b", 16: "llvm.x86.ssse3.pshuf.b.128"}
 
 

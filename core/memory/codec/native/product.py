@@ -12,10 +12,10 @@ from core.memory.codec.native.states import Piece, Plane, Room
 from core.native import numbers
 from core.native.ir import Code, fp32, splat
 
-AHEAD = 4096    # bytes that are asked for before they are needed; one row after another, which the CPU cannot foresee
+AHEAD = 4096  # bytes that are asked for before they are needed; one row after another, which the CPU cannot foresee
 PRODUCT = {32: "llvm.x86.avx512.pmaddw.d.512", 16: "llvm.x86.avx2.pmadd.wd", 8: "llvm.x86.sse2.pmadd.wd"}
 
-Totals = dict[tuple[int, int], str]     # by row and state: fp32 a lane
+Totals = dict[tuple[int, int], str]  # by row and state: fp32 a lane
 
 
 class Product:
@@ -57,8 +57,13 @@ class Product:
         rows = [code.at(begin, row, stride) for row in self._rows]
         ahead = code.at(rows[0], index, piece.bytes * len(rows))
         for r, row in enumerate(rows):
-            code.run("llvm.prefetch.p0", ("ptr", code.at(ahead, AHEAD + r * piece.bytes)), ("i32", "0"), ("i32", "3"),
-                     ("i32", "1"))
+            code.run(
+                "llvm.prefetch.p0",
+                ("ptr", code.at(ahead, AHEAD + r * piece.bytes)),
+                ("i32", "0"),
+                ("i32", "3"),
+                ("i32", "1"),
+            )
             found = codes.read(code, self._meaning.entries, plane, piece, code.at(row, index, piece.bytes))
             scale = self._scales(self._rows[r], piece, index, plane) if self._matrix.group else ""
             for t, (stored, step, total) in enumerate(seen):
@@ -67,16 +72,18 @@ class Product:
                     total = code.let(f"add {ints} {total}, {product}")
                 value = code.let(f"sitofp {ints} {total} to {floats}")
                 by = code.let(f"fmul {floats} {step}, {scale}") if scale else step
-                totals[r, t] = code.call(floats, f"llvm.fma.v{lanes}f32", (floats, value), (floats, by),
-                                         (floats, totals[r, t]))
+                totals[r, t] = code.call(
+                    floats, f"llvm.fma.v{lanes}f32", (floats, value), (floats, by), (floats, totals[r, t])
+                )
 
     def _seen(self, p: int, piece: Piece, index: str, state: int) -> tuple[Sequence[str], str, str]:
         """A state's numbers for a vector of codes, what their sums count and what they begin with."""
         code, plane, place = self.code, self._room.planes[p], self._room.places[p, piece]
         own = code.at("%states", state * self._room.bytes)
         begin = code.at(code.at(own, place.numbers), index, piece.words * plane.per_word * 2)
-        stored = [code.load(f"<{piece.words} x i16>", code.at(begin, s * piece.words * 2), 2)
-                  for s in range(plane.per_word)]
+        stored = [
+            code.load(f"<{piece.words} x i16>", code.at(begin, s * piece.words * 2), 2) for s in range(plane.per_word)
+        ]
         step = code.load(f"<{piece.lanes} x float>", code.at(code.at(own, place.steps), index, piece.lanes * 4), 4)
         if not plane.offset:
             return stored, step, "zeroinitializer"
@@ -93,7 +100,7 @@ class Product:
         values = numbers.load(code, code.at("%slot", self._matrix.scale.at), at, count, self._matrix.scale.dtype)
         if plane.weight != 1:
             values = code.let(f"fmul <{count} x float> {values}, {splat('float', count, fp32(plane.weight))}")
-        real = piece.bytes // 4                                              # lanes that codes were read for
+        real = piece.bytes // 4  # lanes that codes were read for
         return code.pick(f"<{count} x float>", values, [min(i, real - 1) * count // real for i in range(piece.lanes)])
 
     def _zeros(self, totals: Totals) -> None:
@@ -105,8 +112,10 @@ class Product:
             while start + width > groups:
                 width //= 2
             kind = f"<{width} x float>"
-            sums = [code.load(kind, code.at("%states", t * self._room.bytes + self._room.sums + start * 4), 4)
-                    for t in range(self._states)]
+            sums = [
+                code.load(kind, code.at("%states", t * self._room.bytes + self._room.sums + start * 4), 4)
+                for t in range(self._states)
+            ]
             for r, row in enumerate(self._rows):
                 at = code.add(code.times(row, groups), start)
                 zeros = numbers.load(code, code.at("%slot", matrix.zero.at), at, width, matrix.zero.dtype)
@@ -118,21 +127,32 @@ class Product:
     def _wider(self, total: str, value: str, count: int) -> str:
         """total + value, which may have fewer lanes."""
         if count < self._lanes:
-            value = self.code.pick(f"<{count} x float>", value, [min(i, count) for i in range(self._lanes)],
-                                   "zeroinitializer")
+            value = self.code.pick(
+                f"<{count} x float>", value, [min(i, count) for i in range(self._lanes)], "zeroinitializer"
+            )
         return self.code.let(f"fadd <{self._lanes} x float> {total}, {value}")
 
     def _write(self, row: str, state: int, total: str) -> None:
         """One sum over all lanes, scaled, into `out`."""
         code, matrix = self.code, self._matrix
-        y = code.call("float", f"llvm.vector.reduce.fadd.v{self._lanes}f32", ("float", "0.0"),
-                      (f"<{self._lanes} x float>", total), flags="reassoc")
+        y = code.call(
+            "float",
+            f"llvm.vector.reduce.fadd.v{self._lanes}f32",
+            ("float", "0.0"),
+            (f"<{self._lanes} x float>", total),
+            flags="reassoc",
+        )
         if self._meaning.factor != 1.0:
             y = code.let(f"fmul float {y}, {fp32(self._meaning.factor)}")
         if not matrix.group:
             assert matrix.scale is not None
             y = code.let(f"fmul float {y}, {codes.one(code, '%slot', matrix.scale, row)}")
-        kind, value = numbers.rounded(code, code.let(f"insertelement <1 x float> poison, float {y}, i32 0"), 1,
-                                      self._dtype)
-        code.store(kind, value, code.at("%out", code.add(row, state * matrix.outputs), self._dtype.itemsize),
-                   self._dtype.itemsize)
+        kind, value = numbers.rounded(
+            code, code.let(f"insertelement <1 x float> poison, float {y}, i32 0"), 1, self._dtype
+        )
+        code.store(
+            kind,
+            value,
+            code.at("%out", code.add(row, state * matrix.outputs), self._dtype.itemsize),
+            self._dtype.itemsize,
+        )

@@ -15,9 +15,9 @@ from core.memory.codec.native.threads import claim
 from core.memory.codec.native.widen import widen
 from core.native.compile import address, compiled, widths
 
-ROWS = 2        # of a matrix, and ...
-STATES = 4      # ... states that are multiplied at once
-FEW = 24        # states: with more, plain weights are made first
+ROWS = 2  # of a matrix, and ...
+STATES = 4  # ... states that are multiplied at once
+FEW = 24  # states: with more, plain weights are made first
 # measured: python -m core.memory.codec.measure
 
 
@@ -49,9 +49,21 @@ class Products:
         team = claim()
         try:
             states = team.memory(kernels, kernels.room.bytes * given)
-            team.run(slots, outputs, self._row_bytes, kernels.one, states, kernels.room.bytes if given > 1 else 0,
-                     out.data_ptr(), self._out_bytes, kernels.prepare, x.data_ptr(), self._in_bytes, given,
-                     kernels.room.bytes)
+            team.run(
+                slots,
+                outputs,
+                self._row_bytes,
+                kernels.one,
+                states,
+                kernels.room.bytes if given > 1 else 0,
+                out.data_ptr(),
+                self._out_bytes,
+                kernels.prepare,
+                x.data_ptr(),
+                self._in_bytes,
+                given,
+                kernels.room.bytes,
+            )
         finally:
             team.release()
         return out
@@ -68,13 +80,38 @@ class Products:
         try:
             states = team.memory(kernels, room * count)
             if whole:
-                team.run([slot] * whole, outputs, self._row_bytes, kernels.some, states, STATES * room, into,
-                         STATES * self._out_bytes, kernels.prepare, x.data_ptr(), self._in_bytes, whole * STATES, room)
+                team.run(
+                    [slot] * whole,
+                    outputs,
+                    self._row_bytes,
+                    kernels.some,
+                    states,
+                    STATES * room,
+                    into,
+                    STATES * self._out_bytes,
+                    kernels.prepare,
+                    x.data_ptr(),
+                    self._in_bytes,
+                    whole * STATES,
+                    room,
+                )
             if rest:
                 done = whole * STATES
-                team.run([slot] * rest, outputs, self._row_bytes, kernels.one, states + done * room, room,
-                         into + done * self._out_bytes, self._out_bytes, kernels.prepare,
-                         x.data_ptr() + done * self._in_bytes, self._in_bytes, rest, room)
+                team.run(
+                    [slot] * rest,
+                    outputs,
+                    self._row_bytes,
+                    kernels.one,
+                    states + done * room,
+                    room,
+                    into + done * self._out_bytes,
+                    self._out_bytes,
+                    kernels.prepare,
+                    x.data_ptr() + done * self._in_bytes,
+                    self._in_bytes,
+                    rest,
+                    room,
+                )
         finally:
             team.release()
         return out
@@ -100,12 +137,17 @@ class Kernels:
     def __init__(self, matrix: Matrix, dtype: torch.dtype, width: int) -> None:
         planes = codes.meaning(matrix).planes
         self.room = Room(matrix.inputs, matrix.group if matrix.zero is not None else 0, planes, width)
-        few = max(plane.per_word for plane in planes) <= 4                   # vectors at once: else registers run out
-        made = compiled(prepare("prepare", self.room, dtype), widen("widen", matrix, dtype),
-                        Product("one", matrix, self.room, dtype, ROWS, 1).code,
-                        Product("some", matrix, self.room, dtype, ROWS if few else 1, STATES).code, width=width)
+        few = max(plane.per_word for plane in planes) <= 4  # vectors at once: else registers run out
+        made = compiled(
+            prepare("prepare", self.room, dtype),
+            widen("widen", matrix, dtype),
+            Product("one", matrix, self.room, dtype, ROWS, 1).code,
+            Product("some", matrix, self.room, dtype, ROWS if few else 1, STATES).code,
+            width=width,
+        )
         self.prepare, self.widen, self.one, self.some = (
-            address(made[name]) for name in ("prepare", "widen", "one", "some"))
+            address(made[name]) for name in ("prepare", "widen", "one", "some")
+        )
 
 
 _kernels = functools.lru_cache(maxsize=None)(Kernels)

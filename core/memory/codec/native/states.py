@@ -18,10 +18,10 @@ import torch
 from core.native import numbers
 from core.native.ir import Code, splat
 
-BLOCK = 32      # numbers that share a power of two
-TOP = 14        # its exponent below that of the largest number
-SMALLEST = 16   # bytes: the narrowest vector that is multiplied
-LINE = 64       # bytes: what parts of a state are aligned to
+BLOCK = 32  # numbers that share a power of two
+TOP = 14  # its exponent below that of the largest number
+SMALLEST = 16  # bytes: the narrowest vector that is multiplied
+LINE = 64  # bytes: what parts of a state are aligned to
 
 
 class Plane(NamedTuple):
@@ -30,7 +30,7 @@ class Plane(NamedTuple):
     bits: int
     offset: int
     weight: int
-    at: int         # bytes from a slot's start
+    at: int  # bytes from a slot's start
 
     @property
     def per_word(self) -> int:
@@ -40,11 +40,11 @@ class Plane(NamedTuple):
 class Piece(NamedTuple):
     """A run of one plane's codes that is multiplied as one vector, `turns` times over."""
 
-    start: int      # first input
+    start: int  # first input
     turns: int
-    codes: int      # inputs of each
-    bytes: int      # of codes in each: what is read
-    words: int      # 16-bit numbers of the vector: more than are read where that is too narrow
+    codes: int  # inputs of each
+    bytes: int  # of codes in each: what is read
+    words: int  # 16-bit numbers of the vector: more than are read where that is too narrow
 
     @property
     def lanes(self) -> int:
@@ -66,9 +66,9 @@ def pieces(inputs: int, plane: Plane, width: int) -> Iterator[Piece]:
 class Place(NamedTuple):
     """Where a piece's numbers lie in a state, in bytes from its start."""
 
-    numbers: int    # i16, in the order of the codes
-    steps: int      # fp32 a lane: what its sum is to be multiplied by
-    offsets: int    # i32 a lane: its sum to begin with
+    numbers: int  # i16, in the order of the codes
+    steps: int  # fp32 a lane: what its sum is to be multiplied by
+    offsets: int  # i32 a lane: its sum to begin with
 
 
 class Room:
@@ -77,11 +77,16 @@ class Room:
     def __init__(self, inputs: int, group: int, planes: tuple[Plane, ...], width: int) -> None:
         self.inputs, self.group, self.planes, self.width = inputs, group, planes, width
         self.bytes = 0
-        self.places = {(p, piece): Place(self._take(piece.turns * piece.words * plane.per_word * 2),
-                                         self._take(piece.turns * piece.lanes * 4),
-                                         self._take(piece.turns * piece.lanes * 4))
-                       for p, plane in enumerate(planes) for piece in pieces(inputs, plane, width)}
-        self.sums = self._take(inputs // group * 4 if group else 0)     # fp32 a group
+        self.places = {
+            (p, piece): Place(
+                self._take(piece.turns * piece.words * plane.per_word * 2),
+                self._take(piece.turns * piece.lanes * 4),
+                self._take(piece.turns * piece.lanes * 4),
+            )
+            for p, plane in enumerate(planes)
+            for piece in pieces(inputs, plane, width)
+        }
+        self.sums = self._take(inputs // group * 4 if group else 0)  # fp32 a group
 
     def _take(self, size: int) -> int:
         start = self.bytes
@@ -101,8 +106,10 @@ def prepare(name: str, room: Room, dtype: torch.dtype) -> Code:
             first = code.add(code.times(each.index, piece.codes), piece.start)
             at = code.add(first, code.times(block.index, BLOCK))
             sizes = piece.words * plane.per_word * 2, piece.lanes * 4, piece.lanes * 4
-            into = [code.at(code.at(code.at("%into", start), each.index, size), block.index, 4 * plane.bits)
-                    for start, size in zip(place, sizes, strict=True)]
+            into = [
+                code.at(code.at(code.at("%into", start), each.index, size), block.index, 4 * plane.bits)
+                for start, size in zip(place, sizes, strict=True)
+            ]
             whole, step = _whole(code, numbers.load(code, "%x", at, BLOCK, dtype))
             _scatter(code, whole, step, plane, piece, into)
             if room.group and p == 0:
@@ -125,21 +132,21 @@ def _whole(code: Code, x: str) -> tuple[str, str]:
     finite = code.let(f"icmp ult i32 {exponent}, 255")
     step = code.let(f"sub i32 {exponent}, {TOP}")
     step = code.let(f"shl i32 {step}, 23")
-    step = code.let(f"select i1 {finite}, i32 {step}, i32 {0x7FC00000}")     # else nothing that comes out is a number
+    step = code.let(f"select i1 {finite}, i32 {step}, i32 {0x7FC00000}")  # else nothing that comes out is a number
     step = code.let(f"bitcast i32 {step} to float")
     inverse = code.let(f"sub i32 {254 + TOP}, {exponent}")
     inverse = code.let(f"shl i32 {inverse}, 23")
     inverse = code.broadcast("float", code.let(f"bitcast i32 {inverse} to float"), BLOCK)
     scaled = code.let(f"fmul {floats} {x}, {inverse}")
     scaled = code.let(f"select i1 {finite}, {floats} {scaled}, {floats} zeroinitializer")
-    near = code.call(floats, f"llvm.rint.v{BLOCK}f32", (floats, scaled))     # below 2 ** 15: 11 bits at most were given
+    near = code.call(floats, f"llvm.rint.v{BLOCK}f32", (floats, scaled))  # below 2 ** 15: 11 bits at most were given
     return code.let(f"fptosi {floats} {near} to {INTS}"), step
 
 
 def _scatter(code: Code, whole: str, step: str, plane: Plane, piece: Piece, into: Sequence[str]) -> None:
     """32 whole numbers to where the codes that they belong to will be; `into` as in Place."""
     places, steps, offsets = into
-    words = 2 * plane.bits                                                   # that their codes are in
+    words = 2 * plane.bits  # that their codes are in
     short = code.let(f"trunc {INTS} {whole} to <{BLOCK} x i16>")
     for s in range(plane.per_word):
         part = code.pick(f"<{BLOCK} x i16>", short, range(s, BLOCK, plane.per_word))

@@ -16,15 +16,31 @@ from collections.abc import Hashable, Sequence
 from core.native.compile import Function, compiled
 from core.native.ir import Code
 
-LINE = 64                                       # bytes: what different threads write lies in different cache lines
+LINE = 64  # bytes: what different threads write lies in different cache lines
 NEXT, OPEN, INSIDE, FIELDS = (LINE * i for i in range(4))
-NAMES = ("units", "parts", "rows", "outputs", "kernel", "states", "stride", "slots", "out", "out_stride", "shared",
-         "prepare", "x", "x_stride", "given", "room")
+NAMES = (
+    "units",
+    "parts",
+    "rows",
+    "outputs",
+    "kernel",
+    "states",
+    "stride",
+    "slots",
+    "out",
+    "out_stride",
+    "shared",
+    "prepare",
+    "x",
+    "x_stride",
+    "given",
+    "room",
+)
 FORM = struct.Struct(f"{len(NAMES)}q")
-PATIENCE = 1_000_000                            # ticks of the CPU's clock: some .4 ms, more than between two products
-WORTH_IT = 128 << 10                            # bytes of weights: below, other threads come too late
-PART = 32 << 10                                 # bytes of weights that a thread takes at a time
-MOST = 4096                                     # products a call
+PATIENCE = 1_000_000  # ticks of the CPU's clock: some .4 ms, more than between two products
+WORTH_IT = 128 << 10  # bytes of weights: below, other threads come too late
+PART = 32 << 10  # bytes of weights that a thread takes at a time
+MOST = 4096  # products a call
 
 
 def _field(code: Code, name: str, kind: str = "i64") -> str:
@@ -54,8 +70,10 @@ def _drain() -> Code:
     first = code.times(part, rows)
     last = code.call("i64", "llvm.smin.i64", ("i64", code.add(first, rows)), ("i64", outputs))
     slot = code.load("ptr", code.at(slots, one, 8), 8)
-    code.do(f"call void {kernel}(ptr {code.at(states, code.times(one, stride))}, ptr {slot}, "
-            f"ptr {code.at(out, code.times(one, out_stride))}, i64 {first}, i64 {last})")
+    code.do(
+        f"call void {kernel}(ptr {code.at(states, code.times(one, stride))}, ptr {slot}, "
+        f"ptr {code.at(out, code.times(one, out_stride))}, i64 {first}, i64 {last})"
+    )
     code.do("br label %take")
     code.begin("over")
     return code
@@ -67,14 +85,16 @@ def _run() -> Code:
     prepare, x, states = (_field(code, name, "ptr") for name in ("prepare", "x", "states"))
     x_stride, room = _field(code, "x_stride"), _field(code, "room")
     with code.loop(0, _field(code, "given")) as each:
-        code.do(f"call void {prepare}(ptr {code.at(x, code.times(each.index, x_stride))}, "
-                f"ptr {code.at(states, code.times(each.index, room))})")
+        code.do(
+            f"call void {prepare}(ptr {code.at(x, code.times(each.index, x_stride))}, "
+            f"ptr {code.at(states, code.times(each.index, room))})"
+        )
     code.do(f"store atomic i64 0, ptr {code.at('%job', NEXT)} seq_cst, align 8")
     code.do(f"store atomic i64 {_field(code, 'shared')}, ptr {code.at('%job', OPEN)} seq_cst, align 8")
     code.do("call void @drain(ptr %job)")
     code.do(f"store atomic i64 0, ptr {code.at('%job', OPEN)} seq_cst, align 8")
     code.do("br label %left")
-    code.begin("left")                                                       # who is inside computes, or reads fields
+    code.begin("left")  # who is inside computes, or reads fields
     code.run("llvm.x86.sse2.pause")
     code.do(f"br i1 {code.let(f'icmp eq i64 {_look(code, INSIDE)}, 0')}, label %over, label %left")
     code.begin("over")
@@ -91,8 +111,8 @@ def _help() -> Code:
     code.begin("watch")
     code.run("llvm.x86.sse2.pause")
     code.do(f"br i1 {code.let(f'icmp ne i64 {_look(code, OPEN)}, 0')}, label %enter, label %wait")
-    code.begin("enter")                                                      # the caller waits for those inside, so
-    _atomic(code, "add", INSIDE, 1)                                          # look again once it can see this one
+    code.begin("enter")  # the caller waits for those inside, so
+    _atomic(code, "add", INSIDE, 1)  # look again once it can see this one
     code.do(f"br i1 {code.let(f'icmp ne i64 {_look(code, OPEN)}, 0')}, label %join, label %leave")
     code.begin("join")
     code.do("call void @drain(ptr %job)")
@@ -120,7 +140,7 @@ class Team:
         self._pack = FORM.pack_into
         self._slots = (ctypes.c_int64 * MOST)()
         self._slots_at = ctypes.addressof(self._slots)
-        self._memory: dict[Hashable, tuple[int, int, object]] = {}   # address, bytes, what owns them
+        self._memory: dict[Hashable, tuple[int, int, object]] = {}  # address, bytes, what owns them
         self._helpers: list[threading.Event] = []
 
     def memory(self, owner: Hashable, size: int) -> int:
@@ -132,8 +152,22 @@ class Team:
             kept = self._memory[owner] = -(-ctypes.addressof(whole) // LINE) * LINE, size, whole
         return kept[0]
 
-    def run(self, slots: Sequence[int], outputs: int, row_bytes: int, kernel: int, states: int, stride: int, out: int,
-            out_stride: int, prepare: int = 0, x: int = 0, x_stride: int = 0, given: int = 0, room: int = 0) -> None:
+    def run(
+        self,
+        slots: Sequence[int],
+        outputs: int,
+        row_bytes: int,
+        kernel: int,
+        states: int,
+        stride: int,
+        out: int,
+        out_stride: int,
+        prepare: int = 0,
+        x: int = 0,
+        x_stride: int = 0,
+        given: int = 0,
+        room: int = 0,
+    ) -> None:
         """kernel(states + i * stride, slots[i], out + i * out_stride, from, to) for every i and all rows of so many
         bytes of codes; before it prepare(x + i * x_stride, states + i * room) for the `given` states. Strides are
         bytes, what has no other meaning is an address. At most MOST slots.
@@ -146,8 +180,26 @@ class Team:
             self._wake(threads - 1)
         else:
             rows, parts, threads = outputs, 1, 0
-        self._pack(self._job, self._fields_at, count * parts, parts, rows, outputs, kernel, states, stride,
-                   self._slots_at, out, out_stride, threads, prepare, x, x_stride, given, room)
+        self._pack(
+            self._job,
+            self._fields_at,
+            count * parts,
+            parts,
+            rows,
+            outputs,
+            kernel,
+            states,
+            stride,
+            self._slots_at,
+            out,
+            out_stride,
+            threads,
+            prepare,
+            x,
+            x_stride,
+            given,
+            room,
+        )
         self._run(self._job_at)
 
     def _wake(self, helpers: int) -> None:

@@ -26,8 +26,10 @@ def widen(name: str, matrix: Matrix, dtype: torch.dtype) -> Code:
             piece = Piece(0, 1, BLOCK, bytes_, max(bytes_ // 2, 8))
             found = codes.read(code, meaning.entries, plane, piece, code.at(code.at("%slot", plane.at), at, bytes_))
             if plane.offset:
-                found = [code.let(f"sub <{piece.words} x i16> {one}, {splat('i16', piece.words, plane.offset)}")
-                         for one in found]
+                found = [
+                    code.let(f"sub <{piece.words} x i16> {one}, {splat('i16', piece.words, plane.offset)}")
+                    for one in found
+                ]
             whole = _ordered(code, found, piece.words)
             one = code.let(f"sitofp <{BLOCK} x i16> {whole} to {floats}")
             if plane.weight != 1:
@@ -53,7 +55,9 @@ def _ordered(code: Code, found: list[str], words: int) -> str:
     while len(found) > 1:
         half = len(found) // 2
         wide = words * 2
-        found = [code.pick(f"<{words} x i16>", first, [i // 2 + i % 2 * words for i in range(wide)], second)
-                 for first, second in zip(found[:half], found[half:], strict=True)]
+        found = [
+            code.pick(f"<{words} x i16>", first, [i // 2 + i % 2 * words for i in range(wide)], second)
+            for first, second in zip(found[:half], found[half:], strict=True)
+        ]
         words = wide
     return found[0] if words == BLOCK else code.pick(f"<{words} x i16>", found[0], range(BLOCK))

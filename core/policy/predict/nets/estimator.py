@@ -46,9 +46,18 @@ class Estimator(nn.Module):
         return self(states, place).float().softmax(-1)  # type: ignore[no-any-return]
 
 
-def train(states: torch.Tensor, probs: torch.Tensor, *, width: int = 256, epochs: int = 20, batch: int = 256,
-          rate: float = 3e-3, seed: int = 0, progress: Progress = lambda text, share: None,
-          cancel: threading.Event | None = None) -> Estimator | None:
+def train(
+    states: torch.Tensor,
+    probs: torch.Tensor,
+    *,
+    width: int = 256,
+    epochs: int = 20,
+    batch: int = 256,
+    rate: float = 3e-3,
+    seed: int = 0,
+    progress: Progress = lambda text, share: None,
+    cancel: threading.Event | None = None,
+) -> Estimator | None:
     """Learn from N tokens: `states` [N, L, H] = h_l, the routers' inputs, `probs` [N, L, E] = their distributions; any
     float dtype, both on the CPU. Loss: KL of the true distribution of layer l + 1 from the predicted one.
 
@@ -68,8 +77,16 @@ def train(states: torch.Tensor, probs: torch.Tensor, *, width: int = 256, epochs
             logits = net(states[token, layer].float(), layer + 1)
             return functional.kl_div(logits.log_softmax(-1), probs[token, layer + 1].float(), reduction="batchmean")
 
-        done = descend(net, epochs * -(-rows // batch), loss_of, "Training the estimator", rate=rate, decay=0.01,
-                       progress=progress, cancel=cancel)
+        done = descend(
+            net,
+            epochs * -(-rows // batch),
+            loss_of,
+            "Training the estimator",
+            rate=rate,
+            decay=0.01,
+            progress=progress,
+            cancel=cancel,
+        )
     return None if done is None else net
 
 

@@ -21,15 +21,15 @@ from core.policy.predict.nets.training import Progress, batches, descend, packed
 from core.policy.predict.path_reader import WINDOW
 
 NAME = "path"
-EPOCHS, MOST, STEPS = 10, 30, 750   # of training: epochs at least and at most, and steps to reach with them
+EPOCHS, MOST, STEPS = 10, 30, 750  # of training: epochs at least and at most, and steps to reach with them
 
 
 class Passage(NamedTuple):
     """One request as the engine recorded it, to learn from."""
 
-    prompt: Sequence[int]        # token ids
-    ids: Sequence[int]           # [m] all token ids that the model was given, those of the prompt first
-    routes: torch.Tensor         # [m, L, k] integers: the experts that each of them used
+    prompt: Sequence[int]  # token ids
+    ids: Sequence[int]  # [m] all token ids that the model was given, those of the prompt first
+    routes: torch.Tensor  # [m, L, k] integers: the experts that each of them used
 
 
 class State(NamedTuple):
@@ -37,17 +37,34 @@ class State(NamedTuple):
 
     own: tuple[KeysValues | None, ...]
     prompt: tuple[KeysValues, ...]
-    mask: torch.Tensor | None    # [B, S] which of the prompt's positions count; None = all
+    mask: torch.Tensor | None  # [B, S] which of the prompt's positions count; None = all
 
 
 class RoutingPath(nn.Module):
     """`tokens` [V] int64, rising: the token ids that have a place of their own; all others share place 0."""
 
-    def __init__(self, layers: int, experts: int, tokens: torch.Tensor, d_model: int = 32, d_ff: int = 2048,
-                 heads: int = 4, d_kv: int = 64, blocks: int = 2) -> None:
+    def __init__(
+        self,
+        layers: int,
+        experts: int,
+        tokens: torch.Tensor,
+        d_model: int = 32,
+        d_ff: int = 2048,
+        heads: int = 4,
+        d_kv: int = 64,
+        blocks: int = 2,
+    ) -> None:
         super().__init__()
-        self.config = {"layers": layers, "experts": experts, "tokens": len(tokens), "d_model": d_model, "d_ff": d_ff,
-                       "heads": heads, "d_kv": d_kv, "blocks": blocks}
+        self.config = {
+            "layers": layers,
+            "experts": experts,
+            "tokens": len(tokens),
+            "d_model": d_model,
+            "d_ff": d_ff,
+            "heads": heads,
+            "d_kv": d_kv,
+            "blocks": blocks,
+        }
         self.layers, self.experts = layers, experts
         self.tokens: torch.Tensor
         self.register_buffer("tokens", tokens.long())
@@ -85,27 +102,41 @@ class RoutingPath(nn.Module):
         x = self.embed(self.places(ids))
         before = 0 if state.own[0] is None else state.own[0].keys.shape[2]
         bias = self.writes(ids.shape[1], before + ids.shape[1])
-        over = None if state.mask is None else torch.zeros_like(state.mask, dtype=x.dtype).masked_fill(
-            ~state.mask, float("-inf"))[:, None, None, :]
+        over = (
+            None
+            if state.mask is None
+            else torch.zeros_like(state.mask, dtype=x.dtype).masked_fill(~state.mask, float("-inf"))[:, None, None, :]
+        )
         own: list[KeysValues] = []
         for block, past, prompt in zip(self._writers(), state.own, state.prompt, strict=True):
             x, kept = block(x, bias, past, prompt, over)
-            own.append(KeysValues(kept.keys[:, :, 1 - WINDOW:], kept.values[:, :, 1 - WINDOW:]))
+            own.append(KeysValues(kept.keys[:, :, 1 - WINDOW :], kept.values[:, :, 1 - WINDOW :]))
         logits = self.heads(self.write_norm(x)).unflatten(-1, (self.layers, self.experts))
         return logits, State(tuple(own), state.prompt, state.mask)
 
 
-def train(data: Sequence[Passage], *, experts: int, epochs: int = 0, batch: int = 16, rate: float = 1e-3,
-          seed: int = 0, progress: Progress = lambda text, share: None,
-          cancel: threading.Event | None = None) -> RoutingPath | None:
+def train(
+    data: Sequence[Passage],
+    *,
+    experts: int,
+    epochs: int = 0,
+    batch: int = 16,
+    rate: float = 1e-3,
+    seed: int = 0,
+    progress: Progress = lambda text, share: None,
+    cancel: threading.Event | None = None,
+) -> RoutingPath | None:
     """Learn the routing of `data`: binary cross-entropy per layer and expert, Adam with weight decay .01, cosine
     schedule. Long passages are cut into pieces of WINDOW tokens. `epochs` = 0: as many as make STEPS steps, within
     EPOCHS and MOST.
 
     The same data and seed give the same net. None when it was cancelled. Raises ValueError when there are no tokens.
     """
-    pieces = [Passage(one.prompt[-WINDOW:], one.ids[at : at + WINDOW], one.routes[at : at + WINDOW])
-              for one in data for at in range(0, len(one.ids), WINDOW)]
+    pieces = [
+        Passage(one.prompt[-WINDOW:], one.ids[at : at + WINDOW], one.routes[at : at + WINDOW])
+        for one in data
+        for at in range(0, len(one.ids), WINDOW)
+    ]
     if not pieces:
         raise ValueError("there are no tokens to learn from")
     layers, k = pieces[0].routes.shape[1:]
@@ -124,12 +155,20 @@ def train(data: Sequence[Passage], *, experts: int, epochs: int = 0, batch: int 
             prompts, asked = _padded([one.prompt or one.ids[:1] for one in chosen])
             ids, given = _padded([one.ids for one in chosen])
             logits, _ = net.decode(ids, net.encode(prompts, asked))
-            target = torch.zeros_like(logits[given])                          # [tokens, L, E]
+            target = torch.zeros_like(logits[given])  # [tokens, L, E]
             target.scatter_(-1, torch.cat([one.routes for one in chosen]).long(), 1.0)
             return functional.binary_cross_entropy_with_logits(logits[given], target)
 
-        done = descend(net, epochs * each, loss_of, "Training the routing-path predictor",
-                       rate=rate, decay=0.01, progress=progress, cancel=cancel)
+        done = descend(
+            net,
+            epochs * each,
+            loss_of,
+            "Training the routing-path predictor",
+            rate=rate,
+            decay=0.01,
+            progress=progress,
+            cancel=cancel,
+        )
     return None if done is None else net
 
 

@@ -98,8 +98,14 @@ class Block(nn.Module):
         self.ff_norm = RMSNorm(d_model)
         self.wi, self.wo = nn.Linear(d_model, d_ff, bias=False), nn.Linear(d_ff, d_model, bias=False)
 
-    def forward(self, x: torch.Tensor, bias: torch.Tensor, past: KeysValues | None = None,
-                prompt: KeysValues | None = None, over: torch.Tensor | None = None) -> tuple[torch.Tensor, KeysValues]:
+    def forward(
+        self,
+        x: torch.Tensor,
+        bias: torch.Tensor,
+        past: KeysValues | None = None,
+        prompt: KeysValues | None = None,
+        over: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, KeysValues]:
         """States [B, T, d] -> (the next block's, keys and values of `past` and these)."""
         normed = self.norm(x)
         own = self.attend.keys_values(normed)

@@ -13,8 +13,17 @@ Progress = Callable[[str, float], None]
 """(what is being done, share of it in [0, 1])"""
 
 
-def descend(net: nn.Module, steps: int, loss_of: Callable[[int], torch.Tensor], what: str, *, rate: float, decay: float,
-            progress: Progress, cancel: threading.Event | None) -> float | None:
+def descend(
+    net: nn.Module,
+    steps: int,
+    loss_of: Callable[[int], torch.Tensor],
+    what: str,
+    *,
+    rate: float,
+    decay: float,
+    progress: Progress,
+    cancel: threading.Event | None,
+) -> float | None:
     """Adam with weight decay and a cosine schedule to 0 over `steps`; `loss_of(step)` computes a batch's loss. Call it
     within `seeded`.
 

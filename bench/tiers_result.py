@@ -154,8 +154,8 @@ def routing(runs: Runs, chance: float) -> Job:
         "repeats_of_previous_token": repeats,
         "by_chance": chance,
         "says": f"The weights are random: no expert is trained to be popular. {repeats:.0%} of a token's experts are "
-        f"those of the token before, {chance:.0%} would be by chance. Reported of trained models are 18 to 38 %, and 96 "
-        "% hits at half the experts (Qwen3-30B-A3B): this router is harder to cache.",
+        f"those of the token before, {chance:.0%} would be by chance. Reported of trained models are 18 to 38 %, and "
+        "96 % hits at half the experts (Qwen3-30B-A3B): this router is harder to cache.",
     }
 
 

@@ -40,7 +40,7 @@ class Rhythm:
         self._last, self._phase = (phase, layer, now_s), phase
 
     def until(self, at: int, distance: int) -> float:
-        """Seconds from layer `at` (-1 = before the first) to the layer `distance` ahead; infinite before one is known."""
+        """Seconds from layer `at` (-1: before the first) to that `distance` ahead; infinite before one is known."""
         spans = self._spans.get((self._phase, False))
         if not spans:
             return math.inf

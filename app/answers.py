@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from app.store.stored import quality_of, stats_of
-from core.config import SAMPLING
+from core.settings.config import SAMPLING
 
 DEFINITIONS: dict[str, str] = {
     "load": "The loading of a model the row belongs to; see manifest.json.",

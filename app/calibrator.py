@@ -33,11 +33,11 @@ TRACES = (".trace", ".npz")  # paths with these ends are routing, all others tex
 BUNDLED = 50_000  # characters of the bundled prompts, roughly
 FILES = 5000  # of a folder, whose sizes are added up
 PROMPTS = 64  # whose speed counts
-Text = Any  # core.profile.texts.Text; that module takes transformers to import
+Text = Any  # core.calibrate.texts.Text; that module takes transformers to import
 
 
 class Calibrate(Protocol):
-    """What `core.profile.gather.calibrate` looks like. Raises MoestroError, when cancelled as well."""
+    """What `core.calibrate.gather.calibrate` looks like. Raises MoestroError, when cancelled as well."""
 
     def __call__(
         self,
@@ -177,7 +177,7 @@ class Calibrator:
 
     def _collect(self, engine: EngineFace, model: str, reading: Reading) -> tuple[list[Text], list[Trace], str]:
         """Texts, traces, and what they are in the user's words. Raises MoestroError when there is nothing."""
-        from core.profile import texts as reader
+        from core.calibrate import texts as reader
 
         texts: list[Text] = []
         traces: list[Trace] = []
@@ -252,7 +252,7 @@ class Calibrator:
 
     def _worker(self) -> Calibrate:
         if self._work is None:
-            from core.profile.gather import calibrate
+            from core.calibrate.gather import calibrate
 
             self._work = calibrate
         return self._work
@@ -264,7 +264,7 @@ def plural(number: int, what: str) -> str:
 
 
 def _missing(parts: Sequence[str]) -> str:
-    from core.profile.words import TITLES
+    from core.profile.summary import TITLES
 
     named = ", ".join(TITLES[part] for part in parts)
     return f"Not measured, because only a text that the model reads can tell: {named}." if parts else ""

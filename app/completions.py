@@ -20,7 +20,7 @@ from app.errors import API, TOO_LONG, form, problem
 from app.following import client_gone, news_of
 from app.host import Host
 from app.live import Answer
-from core.config import Sampling
+from core.settings.config import Sampling
 
 MOST_MESSAGES = 4096
 HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]

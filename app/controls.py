@@ -7,7 +7,7 @@ from typing import Any
 import gradio as gr
 from gradio.components import Component
 
-from core.registry import Param, Value
+from core.settings.registry import Param, Value
 
 MOST_STEPS = 20_000  # more positions than this are typed, not dragged
 # Every event of the dashboard: no queue (so no open connection), the last of a fast series wins, not in the API.

@@ -9,8 +9,8 @@ from app.analysis.quality import Answer, Asked, Evaluate, measure
 from app.face import EngineFace
 from app.job import Job, Thread, outcome
 from app.store import Store
-from core.config import Settings
 from core.errors import BusyError, MoestroError
+from core.settings.config import Settings
 
 log = logging.getLogger("moestro.app")
 UNEXPECTED = "The evaluation broke off because of an error inside Moestro. Its details are in the log."

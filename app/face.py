@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, Self
 
-from core.config import LoadSpec, Sampling, Settings
 from core.profile import Profile
-from core.quality.told import Quality
+from core.quality.report import Quality
+from core.settings.config import LoadSpec, Sampling, Settings
 from core.types import Fit, Frame, Memory, ModelShape, Piece
 
 Progress = Callable[[str, float], None]

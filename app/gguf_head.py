@@ -9,7 +9,7 @@ import mmap
 import struct
 from pathlib import Path
 
-from core.reading import open_regular
+from core.system.reading import open_regular
 
 MAGIC = b"GGUF"
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}

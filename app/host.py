@@ -23,9 +23,9 @@ from app.regret import Regret
 from app.store import Message, Store
 from app.workshop import Workshop
 from app.writer import Job, Writer
-from core.config import Sampling
 from core.errors import BusyError, MoestroError, SettingError
-from core.quality.told import Quality
+from core.quality.report import Quality
+from core.settings.config import Sampling
 
 log = logging.getLogger("moestro.app")
 REMEMBERED = 100  # how many ended answers can still be asked how they ended

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 from app.live import Live
 from app.store.database import Database
 from core.errors import BusyError, MoestroError
-from core.formats import FORMATS
+from core.settings.formats import FORMATS
 
 log = logging.getLogger("moestro.app")
 CHOICES = ("auto", *FORMATS)

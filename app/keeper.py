@@ -10,9 +10,9 @@ from typing import Any
 from app.face import EngineFace, Estimate, Profiles
 from app.live import Loading
 from app.store import Store
-from core.config import LOADING, LoadSpec, Settings
 from core.errors import BudgetError, BusyError, MoestroError, SettingError
-from core.registry import Value
+from core.settings.config import LOADING, LoadSpec, Settings
+from core.settings.registry import Value
 from core.types import Fit, Frame, Memory, ModelShape
 
 log = logging.getLogger("moestro.app")
@@ -139,7 +139,7 @@ class Keeper:
         if self._estimate is not None:
             fit = self._estimate(spec)
             return fit, fit.fits
-        from core.fit import estimate
+        from core.capacity.fit import estimate
 
         trace = self.store.steps.trace(spec.model, TRACED)
         fit = estimate(spec, trace=trace)

@@ -18,7 +18,7 @@ from pathlib import Path
 from app.candidates import MANIFEST, Entry, Where, is_pack, look
 from app.store.database import Database
 from core.errors import MoestroError
-from core.reading import BadJson, parse_json, reason, require_regular, shown
+from core.system.reading import BadJson, parse_json, reason, require_regular, shown
 
 DEPTH = 2  # how deep folders of the user's are searched
 MOST_INSIDE = 20_000  # entries of one of them that are looked at

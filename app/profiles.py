@@ -24,8 +24,8 @@ def stored(model_hash: str) -> Profile | None:
 
 def carried(model: str, profile: Profile) -> list[str]:
     """Put the buddy lists into the model's pack, if it is one, so that they travel with it; says so, or why not."""
+    from core.capacity.plan import model_path
     from core.memory.pack import pack_at
-    from core.plan import model_path
     from core.profile import buddies
 
     pack = model_path(model)

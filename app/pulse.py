@@ -15,7 +15,7 @@ from app.job import Job
 from app.live import Answer
 from app.words import name_of
 from core.errors import MoestroError
-from core.lossy import is_lossy
+from core.settings.lossy import is_lossy
 
 
 def router(host: Host) -> APIRouter:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from app.face import EngineFace
 from app.store import Store
 from core.errors import MoestroError
-from core.quality.told import Quality
+from core.quality.report import Quality
 
 log = logging.getLogger("moestro.app")
 AGAIN_S = 0.25  # until the engine is asked again that was in use, or whose audit was broken off

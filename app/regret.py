@@ -16,8 +16,8 @@ from typing import Any
 
 from app.regret_feed import Compared, Feed, Step, choices
 from app.regret_process import Lost, Process
-from core.placement import Measured
-from core.registry import variant, variants
+from core.policy.allocation.slot_allocation import Measured
+from core.settings.registry import variant, variants
 from core.types import ModelShape, StepRecord
 
 log = logging.getLogger("moestro.app")

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from app.regret_process import Process
-from core.config import Settings
-from core.placement import Measured, place
-from core.registry import Value, variants
+from core.policy.allocation.slot_allocation import Measured, place
+from core.settings.config import Settings
+from core.settings.registry import Value, variants
 from core.simulate.regret import Setup
 from core.types import ModelShape, StepRecord
 

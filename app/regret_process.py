@@ -8,8 +8,8 @@ import threading
 from collections.abc import Sequence
 from typing import BinaryIO, cast
 
-from core.beside.messages import Arrays, Head, read, write
-from core.beside.process import python, start
+from core.prediction.worker.messages import Arrays, Head, read, write
+from core.prediction.worker.process import python, start
 
 COMMAND = python("app.regret_worker")
 GONE_S = 2.0

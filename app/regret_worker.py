@@ -1,7 +1,8 @@
 """The process beside the engine in which the shadow caches live.
 
-It reads one message after another from stdin and answers each on stdout (core.beside.messages); where stdin ends, so
-does it, however the application ended. It runs at the lowest priority and imports no more than numpy and the simulator.
+It reads one message after another from stdin and answers each on stdout (core.prediction.worker.messages). It ends
+when stdin does, however the application ended. It runs at the lowest priority and imports numpy and the simulator
+alone.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from core.beside.messages import Arrays, Head, read, write
-from core.beside.process import behave
+from core.prediction.worker.messages import Arrays, Head, read, write
+from core.prediction.worker.process import behave
 
 
 class Shop:
     """Answers messages: `setup` begins anew, `forget` counts anew, arrays are passes, `report` asks for the figures."""
 
     def __init__(self) -> None:
-        from core.registry import variants
+        from core.settings.registry import variants
         from core.simulate import regret
         from core.trace import Chunk
 

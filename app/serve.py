@@ -19,9 +19,9 @@ from app.host import Host
 from app.security.access import Access
 from app.store import Store
 from app.store.check import Check
-from core.config import LoadSpec
 from core.errors import MoestroError
-from core.registry import Value
+from core.settings.config import LoadSpec
+from core.settings.registry import Value
 
 # Before gradio is imported: nothing is reported, fetched or kept that the user did not ask for.
 os.environ.update(

@@ -37,7 +37,7 @@ def lossy(stats: Mapping[str, Any]) -> str:
 
 
 def scored(quality: Mapping[str, Any] | None) -> list[str]:
-    """What an answer's quality is, in parts of a line; of the fields of a core.quality.told.Quality."""
+    """What an answer's quality is, in parts of a line; of the fields of a core.quality.report.Quality."""
     if quality is None:
         return []
     parts = [quality["note"]] if quality["note"] else []

@@ -10,9 +10,9 @@ from app.evaluator import Evaluation, Evaluator
 from app.face import EngineFace, Estimate
 from app.keeper import Keeper
 from app.store import Store
-from core.config import Settings
 from core.errors import BusyError, ModelError
 from core.profile import Profile
+from core.settings.config import Settings
 
 NO_MODEL = "No model is loaded. Load one first, then ask again."
 EVALUATED = (

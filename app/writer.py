@@ -16,9 +16,9 @@ from app.live import Answer
 from app.store import Store
 from app.turns import Turns
 from app.unsaved import Unsaved
-from core import steady
-from core.config import Sampling
 from core.errors import ContextError, MoestroError
+from core.settings.config import Sampling
+from core.system import process_memory
 from core.types import Piece, StepRecord
 
 log = logging.getLogger("moestro.app")
@@ -126,7 +126,7 @@ class Writer:
                 self._now = None  # before the answer is seen to have ended: whoever waited for it finds the engine free
             self._end(job, error)
             self._ended(job)
-            steady.trim_now_and_then()
+            process_memory.trim_now_and_then()
             try:
                 self._store.db.settle()
                 self._store.backups.answered()

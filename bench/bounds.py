@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from core.memory.link import Pace
-from core.policy.slots import shares
+from core.policy.allocation.slots import shares
 
 
 def belady_misses(trace: Sequence[Sequence[int]], slots: int, warm: bool = True) -> int:

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from core.formats import LOADABLE
-from core.manifest import device_name, versions
 from core.memory.codec import Codec, Numbers, make_codec
 from core.memory.codec.measure import ffn_error, fill, milliseconds, products, random_expert, specs_of
+from core.session.manifest import device_name, versions
+from core.settings.formats import LOADABLE
 
 HIDDEN, INNER, FREEDOM = 2048, 768, 4
 SLOTS_BYTES = 48 << 20  # slots that are cycled through: more than a core's caches hold

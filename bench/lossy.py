@@ -17,7 +17,6 @@ from typing import Any
 
 from bench import speculating
 from bench.claims import verdict
-from core.config import LoadSpec
 from core.engine import Engine
 from core.evaluate.calibrated import calibrated
 from core.evaluate.modes import modes_of
@@ -26,6 +25,7 @@ from core.evaluate.rows import Row, with_savings
 from core.evaluate.run import evaluate, gather
 from core.evaluate.summary import about, result
 from core.profile import Profile, load, save
+from core.settings.config import LoadSpec
 
 RESIDENCIES = (0.75, 0.5, 0.375)
 QUESTIONS, TOKENS = 64, 512

@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from bench.predictors import READ, divided, subjects
-from core.config import LoadSpec, Sampling, Settings
+from core.calibrate.gather import calibrate
+from core.calibrate.texts import Text, bundled
 from core.engine import Engine
-from core.manifest import device_name, versions
 from core.memory.link import scaled_gbps
 from core.profile import Profile
-from core.profile.gather import calibrate
-from core.profile.texts import Text, bundled
-from core.registry import Value, variants
+from core.session.manifest import device_name, versions
+from core.settings.config import LoadSpec, Sampling, Settings
+from core.settings.registry import Value, variants
 from core.simulate import BELADY, Clock, Config, simulate
-from core.simulate.timed import ORACLE, Timed, TimedResult, timed
+from core.simulate.prefetchers import ORACLE, Timed, TimedResult, timed
 from core.trace import FileTrace
 from core.trace.file import TraceWriter
 

@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bench.overheard import until_ready
-from core.config import LoadSpec, Sampling, Settings
+from core.calibrate.gather import calibrate
+from core.calibrate.texts import bundled
 from core.engine import Engine
-from core.manifest import device_name, versions
-from core.profile.gather import calibrate
-from core.profile.texts import bundled
-from core.registry import variants
+from core.session.manifest import device_name, versions
+from core.settings.config import LoadSpec, Sampling, Settings
+from core.settings.registry import variants
 
 QUESTION = "What does heapq.heappush do?"
 READ = 2000  # tokens that the profile is made of

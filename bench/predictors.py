@@ -14,12 +14,12 @@ from typing import Any
 
 from bench.overheard import Overheard, until_ready
 from bench.skeleton import LARGE, TINY, Sizes, measure
-from core.config import LoadSpec, Sampling, Settings
+from core.calibrate.gather import calibrate
+from core.calibrate.texts import Text, bundled
 from core.engine import Engine
-from core.manifest import device_name, versions
-from core.profile.gather import calibrate
-from core.profile.texts import Text, bundled
-from core.registry import Value, variants
+from core.session.manifest import device_name, versions
+from core.settings.config import LoadSpec, Sampling, Settings
+from core.settings.registry import Value, variants
 
 VARIED: dict[str, tuple[str, dict[str, Value]]] = {  # beside every predictor as it comes
     "gate, 4 layers": ("gate", {"distance": 4}),

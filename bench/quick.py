@@ -15,11 +15,11 @@ import torch
 
 from bench.bounds import belady_misses_per_token, overlapped_ms
 from bench.plain import IMPLEMENTATIONS, Plain
-from core.config import LoadSpec, Sampling, Settings
+from core.capacity.plan import plan
 from core.engine import Engine
-from core.manifest import device_name, versions
 from core.memory.link import REFERENCE, scaled_gbps
-from core.plan import plan
+from core.session.manifest import device_name, versions
+from core.settings.config import LoadSpec, Sampling, Settings
 from core.types import StepRecord
 
 QUESTION = "What does heapq.heappush do?"

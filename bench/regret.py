@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from core.config import LoadSpec, Sampling, Settings
 from core.engine import Engine
 from core.errors import MoestroError
-from core.manifest import device_name, versions
+from core.session.manifest import device_name, versions
+from core.settings.config import LoadSpec, Sampling, Settings
 from core.types import ModelShape, StepRecord
 
 QUESTION = "What does heapq.heappush do?"

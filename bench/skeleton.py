@@ -19,9 +19,9 @@ from core.hf import ExpertsSite, find_experts, install, load_skeleton, meta_skel
 from core.policy.predict.nets import estimator, path
 from core.policy.predict.nets.estimator import Estimator
 from core.policy.predict.nets.path import RoutingPath
+from core.prediction.predictor_host import Foresight
 from core.profile import FirstTable, Profile
-from core.registry import Value
-from core.runtime.foresight import Foresight
+from core.settings.registry import Value
 from core.types import ModelShape
 
 PROMPT, MAPS = 16, 1000

@@ -16,6 +16,7 @@ import torch
 
 from bench.claims import verdict
 from bench.predictors import listen
+from core.calibrate.texts import Text, tokenize
 from core.engine import Engine
 from core.errors import SettingError
 from core.evaluate.follow import follow
@@ -23,10 +24,9 @@ from core.evaluate.modes import PREDICTORS, modes_of
 from core.evaluate.passages import held_out
 from core.evaluate.questions import Question
 from core.evaluate.run import restored, start_mode
-from core.presets import preset
-from core.profile.texts import Text, tokenize
-from core.registry import Value
-from core.runtime.workbench import LayerRun
+from core.runtime.measurement import LayerRun
+from core.settings.presets import preset
+from core.settings.registry import Value
 from core.types import StepRecord
 
 MODES = tuple(mode for mode in modes_of() if mode.name.startswith("execute_"))  # what the profile must be good for

@@ -194,8 +194,8 @@ def machine(stage: Stage) -> Job:
     """What these figures were measured on."""
     import torch
 
-    from core.manifest import device_name, versions
-    from core.system_memory import host_memory
+    from core.session.manifest import device_name, versions
+    from core.system.memory_limits import host_memory
 
     ahead = ""
     try:

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from core.manifest import device_name, versions
 from core.policy.substitute import Ask, Gates, Substitute, batch, plain
-from core.registry import create, variants
+from core.session.manifest import device_name, versions
+from core.settings.registry import create, variants
 
 EXPERTS, TOP_K, PROMPT = 128, 8, 512
 LAYERS = 2

@@ -23,9 +23,9 @@ from bench.processes import ended_well, measure
 from bench.stage import DENSE, FORMATS, PROMPT, Stage
 from bench.tiers_result import Runs, result, routing, table
 from bench.turns import Job
-from core.config import LoadSpec, Settings
+from core.capacity.plan import plan
 from core.errors import MoestroError
-from core.plan import plan
+from core.settings.config import LoadSpec, Settings
 
 __all__ = ["run", "table"]
 

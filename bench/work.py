@@ -52,8 +52,8 @@ def import_pack(job: Job) -> Job:
 
 def moestro(job: Job) -> Job:
     """Open a pack, answer a prompt with sampled tokens, and count everything behind the first `warm` of them."""
-    from core.config import LoadSpec, Sampling, Settings
     from core.engine import Engine
+    from core.settings.config import LoadSpec, Sampling, Settings
 
     opened_s = time.perf_counter()
     settings = Settings({"budget": job["budget"], "link": "own", "predictor": job.get("predictor", "none")})
@@ -99,9 +99,9 @@ def moestro(job: Job) -> Job:
 
 def fit(job: Job) -> Job:
     """What was estimated before a pack was loaded, and what the process then took while its context was filled."""
-    from core.config import LoadSpec, Sampling, Settings
+    from core.capacity.fit import estimate
     from core.engine import Engine
-    from core.fit import estimate
+    from core.settings.config import LoadSpec, Sampling, Settings
 
     spec = LoadSpec.checked(
         job["model"], Settings({"budget": job["budget"], "link": "own"}), dense=job["dense"], context=job["context"]

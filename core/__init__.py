@@ -1,7 +1,7 @@
 """Moestro's engine: policy decides, memory moves, runtime executes. It knows nothing of the dashboard in `app`."""
 
 from core import policy  # registers every variant before settings are built from the registry
-from core.steady import bound_caches
+from core.system.process_memory import bound_caches
 
 bound_caches()
 

@@ -14,37 +14,37 @@ from typing import Any
 
 import torch
 
-from core.answer import Answer, Ids, Prompt
-from core.config import LoadSpec, Sampling, Settings
+from core.cache.expert_cache import Residency
+from core.capacity.fit import copies_gbps
+from core.capacity.free_memory import free_bytes
+from core.capacity.memory_accounting import Ledger
+from core.capacity.plan import Plan, plan
 from core.errors import BudgetError, ProfileError
-from core.fit import copies_gbps
 from core.hf import install
 from core.hf.weighing import rules_of
-from core.ledger import Ledger
-from core.lending import Lending
-from core.loading import Loaded, load
-from core.lossy import is_lossy
-from core.manifest import describe
 from core.memory.arena import Arena
 from core.memory.transfer import TransferEngine
-from core.plan import Plan, plan
+from core.prediction.predictor_host import Foresight
 from core.profile import Profile, check_model
 from core.profile.buddies import find
 from core.quality.meter import Meter
-from core.registry import create
-from core.room import free_bytes
-from core.runtime.foresight import Foresight
-from core.runtime.keeping import Keeping
-from core.runtime.kv import KVCache
+from core.runtime.kv_cache import KVCache
 from core.runtime.miss import MissPolicy
 from core.runtime.moe_step import MoEStep
 from core.runtime.recorder import Recorder
-from core.runtime.residency import Residency
-from core.runtime.sampler import Draw, Sampler
 from core.runtime.telemetry import Telemetry
+from core.runtime.trace_capture import Keeping
 from core.runtime.warmup import choose_threads, time_pass
-from core.steady import settle, unsettle
-from core.turning import Knobs, Turned, begin, check_early
+from core.session.answer import Answer, Ids, Prompt
+from core.session.loading import Loaded, load
+from core.session.manifest import describe
+from core.session.model_access import Lending
+from core.session.sampler import Draw, Sampler
+from core.session.settings_controller import Knobs, Turned, begin, check_early
+from core.settings.config import LoadSpec, Sampling, Settings
+from core.settings.lossy import is_lossy
+from core.settings.registry import create
+from core.system.process_memory import settle, unsettle
 from core.types import Frame, Memory, Phase, Piece, StepRecord
 
 log = logging.getLogger("moestro.engine")

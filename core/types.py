@@ -110,7 +110,7 @@ class StepRecord:
     late_bytes: int = 0
     evicted_bytes: int = 0
     predict_ms: float = 0.0  # the predictor's own time, part of compute_ms
-    net_ms: float = 0.0  # what prefetching saved less what it cost: core.runtime.toll
+    net_ms: float = 0.0  # what prefetching saved less what it cost: core.cache.prefetch_cost
     probs: npt.NDArray[np.float16] | None = None  # [L, tokens, E] of the router, while somebody keeps them
     ranked: npt.NDArray[Any] | None = None  # what the predictor named, likewise: core.trace.chunk.RANKED
     tok: npt.NDArray[np.int32] | None = None  # [tokens] their ids, likewise
@@ -168,11 +168,11 @@ class AnswerStats:
     exact: bool
     emulated: bool
     reason: Literal["stop", "length", "context", "cancelled"]
-    net_ms: float = 0.0  # of decode, a token: what prefetching saved less what it cost; core.runtime.toll
+    net_ms: float = 0.0  # of decode, a token: what prefetching saved less what it cost; core.cache.prefetch_cost
     changed: int = 0  # (token, layer, expert) assignments that were not the router's ...
     assignments: int = 0  # ... of so many
     seed: int = 0  # with which its tokens were drawn: with it the answer can be repeated
-    closeness: float = 0.0  # how far an exact answer's logits may be from transformers'; see core.plan.Plan
+    closeness: float = 0.0  # how far an exact answer's logits may be from transformers'; see core.capacity.plan.Plan
     audit: int = 0  # the number under which its quality will be told (core.quality); 0 = it will not
 
 

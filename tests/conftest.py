@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from core import steady
+from core.system import process_memory
 from tests.checkpoints import make_checkpoint
 from tests.selection import pytest_addoption, pytest_collection_modifyitems
 
@@ -33,9 +33,9 @@ def _quiet() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _engines_collect_what_tests_made() -> Iterator[None]:
     """An engine collects garbage as it is loaded and unloaded; freezing is left to the fixture below."""
-    real, steady.gc = steady.gc, SimpleNamespace(collect=gc.collect, freeze=int, unfreeze=int)  # type: ignore[assignment]
+    real, process_memory.gc = process_memory.gc, SimpleNamespace(collect=gc.collect, freeze=int, unfreeze=int)  # type: ignore[assignment]
     yield
-    steady.gc = real
+    process_memory.gc = real
     gc.unfreeze()  # or libraries would report their own objects as leaked
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from core.choices import CHOICE, Action, Lossy, LossyLook, Why
-from core.quality.told import Quality
-from core.registry import Value
-from core.runtime.lossy_look import look
+from core.quality.report import Quality
+from core.runtime.lossy_summary import look
+from core.settings.registry import Value
 from core.types import ModelShape, Outcome, StepRecord
 
 Outcomes = npt.NDArray[np.uint8]

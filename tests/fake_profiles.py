@@ -53,7 +53,7 @@ def fake_calibrate(
     progress: Callable[[str, float], None],
     cancel: threading.Event,
 ) -> Profile:
-    """What `core.profile.gather.calibrate` does, in twenty steps. A text "broken" is refused; with "slow" among the
+    """What `core.calibrate.gather.calibrate` does, in twenty steps. A text "broken" is refused; with "slow" among the
     texts it stands still in the middle until somebody cancels it."""
     if "broken" in texts:
         raise ProfileError("The text cannot be read.")

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from core.allowed import check_allowed
-from core.config import LoadSpec, Sampling, Settings
 from core.errors import ContextError, ModelError
-from core.lossy import is_lossy
-from core.pins import Pins
-from core.placement import check_needs
+from core.policy.allocation.slot_allocation import check_needs
 from core.profile import Profile, check_model
-from core.quality.told import Quality
+from core.quality.report import Quality
+from core.session.lossy_check import check_allowed
+from core.settings.config import LoadSpec, Sampling, Settings
+from core.settings.lossy import is_lossy
+from core.settings.pins import Pins
 from core.types import AnswerStats, Fit, Frame, Memory, ModelShape, Outcome, Piece, Place, StepRecord, Transfer
 from tests import fake_lossy
 
@@ -304,7 +304,7 @@ def is_pack(model: str) -> bool:
 
 
 def fake_estimate(spec: LoadSpec, instead_of: Memory | None = None) -> Fit:
-    """What `core.fit.estimate` would say of the fake model; a budget below 30 % does not fit, above 90 % is tight."""
+    """What `core.capacity.fit.estimate` would say of the fake model: below 30 % it does not fit, above 90 % is tight."""
     share = spec.settings.budget.share
     share = 0.5 if share is None else share
     pack, everything = is_pack(spec.model) and spec.host != "all", SHAPE.total * SHAPE.expert_bytes

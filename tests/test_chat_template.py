@@ -9,9 +9,9 @@ import pytest
 from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from core import chat_template
 from core.errors import ModelError
-from core.loading import load_tokenizer
+from core.hf import chat_template
+from core.session.loading import load_tokenizer
 from tests.tiny_tokenizer import TEMPLATE, save_tokenizer
 
 CHAT = [{"role": "user", "content": "hi"}]

@@ -16,8 +16,8 @@ from app import cli
 from app.cli import COMMANDS, options, test, ui
 from app.security.access import Access
 from app.serve import Asked
-from core.config import LOADING, SAMPLING, params
 from core.errors import MoestroError, SettingError
+from core.settings.config import LOADING, SAMPLING, params
 
 
 def test_every_knob_can_be_set_and_arrives() -> None:

@@ -15,9 +15,9 @@ import pytest
 
 from app import cli
 from app.cli import chat
-from core.config import LoadSpec, Sampling
 from core.errors import ContextError
-from core.quality.told import Quality
+from core.quality.report import Quality
+from core.settings.config import LoadSpec, Sampling
 from core.trace import FileTrace
 from core.types import AnswerStats, Piece
 from tests.fakes import FakeEngine

@@ -15,10 +15,10 @@ from app import cli
 from app.cli import chat
 from app.cli.bar import Bar
 from app.profiles import stored
-from core.config import LoadSpec
+from core.calibrate import gather as gathering
 from core.engine import Engine
-from core.profile import gather as gathering
 from core.profile import load, profile_path, save
+from core.settings.config import LoadSpec
 from tests.checkpoints import make_checkpoint
 from tests.tiny_tokenizer import save_tokenizer
 

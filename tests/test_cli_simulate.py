@@ -14,7 +14,7 @@ import pytest
 from app import cli
 from core.profile import Profile
 from core.profile import save as store
-from core.registry import variants
+from core.settings.registry import variants
 from core.trace import ArrayTrace
 from core.trace.file import save
 from tests.simulate.test_engine import routes

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from core.answer import Prompt
 from core.errors import ContextError
-from core.length import UNBOUNDED, TextLimit
+from core.session.answer import Prompt
+from core.session.length import UNBOUNDED, TextLimit
 from tests.tiny_tokenizer import save_tokenizer
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())

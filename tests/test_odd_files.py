@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from core.calibrate.texts import from_file as texts
 from core.errors import MoestroError
 from core.evaluate.questions import from_file as questions
 from core.profile import load
 from core.profile.file import write as write_profile
 from core.profile.profile import KEY, VERSION
-from core.profile.texts import from_file as texts
 from core.trace import FileTrace, open_trace
 from core.trace.file import FRAME, MAGIC, MARK
 

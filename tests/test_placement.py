@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.config import Settings
 from core.errors import SettingError
-from core.pins import Pins
-from core.placement import check_needs, place
-from core.registry import NEEDS_PROFILE, variant, variants
+from core.policy.allocation.slot_allocation import check_needs, place
+from core.settings.config import Settings
+from core.settings.pins import Pins
+from core.settings.registry import NEEDS_PROFILE, variant, variants
 
 LAYERS, EXPERTS, K = 3, 6, 2
 COUNTS = np.array([[9, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1], [0, 0, 3, 2, 5, 0]])

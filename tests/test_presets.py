@@ -6,10 +6,10 @@ from itertools import combinations
 
 import pytest
 
-from core.config import KINDS, Settings, params
 from core.errors import SettingError
-from core.presets import PRESETS, Preset, matching, preset
-from core.registry import NEEDS_PROFILE, variant
+from core.settings.config import KINDS, Settings, params
+from core.settings.presets import PRESETS, Preset, matching, preset
+from core.settings.registry import NEEDS_PROFILE, variant
 
 METHODS = (
     "On-demand",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from core.errors import ModelError, TraceError
-from core.reading import BadJson, open_regular, parse_json, read_bytes, read_json, read_text, shown
+from core.system.reading import BadJson, open_regular, parse_json, read_bytes, read_json, read_text, shown
 
 posix = pytest.mark.skipif(os.name == "nt", reason="needs POSIX files")
 

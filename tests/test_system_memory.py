@@ -9,8 +9,9 @@ import psutil
 import pytest
 import torch
 
-from core import room, system_memory
-from core.system_memory import HostMemory, host_memory
+from core.capacity import free_memory
+from core.system import memory_limits
+from core.system.memory_limits import HostMemory, host_memory
 
 GB = 10**9
 
@@ -135,6 +136,6 @@ def test_files_that_cannot_be_read_are_no_limits(tmp_path: Path) -> None:
 
 def test_a_budget_is_checked_against_what_the_group_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     group(v2(tmp_path, "/a") / "a", max=8 * GB, current=GB)
-    monkeypatch.setattr(system_memory.host_memory, "__defaults__", (tmp_path,))
-    assert room.free_bytes(torch.device("cpu")) == (7 * GB, 8 * GB)
-    assert room.host_free(torch.device("cpu")) == 7 * GB
+    monkeypatch.setattr(memory_limits.host_memory, "__defaults__", (tmp_path,))
+    assert free_memory.free_bytes(torch.device("cpu")) == (7 * GB, 8 * GB)
+    assert free_memory.host_free(torch.device("cpu")) == 7 * GB

@@ -20,7 +20,7 @@ from app.job import Job, Thread, outcome
 from app.store import Store
 from app.words import count
 from core.errors import BusyError, MoestroError, SettingError
-from core.registry import variant
+from core.settings.registry import variant
 
 SMALL = 3000  # tokens x runs that are done before another process has started
 SMALL_BYTES = 200_000  # of a trace file that is read before another process has started

@@ -16,9 +16,9 @@ from app.analysis.whatif import NONE, About, Table, less
 from app.analysis.workers import Task
 from core.errors import MoestroError
 from core.profile import Profile
-from core.registry import variant, variants
+from core.settings.registry import variant, variants
 from core.simulate import BELADY, Clock, Config, Result, simulate
-from core.simulate.timed import ORACLE, Timed, TimedResult, timed
+from core.simulate.prefetchers import ORACLE, Timed, TimedResult, timed
 from core.trace import FileTrace
 
 UNIT = 1000  # bytes of an expert whose size is not known: only ratios are then used

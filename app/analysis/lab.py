@@ -12,11 +12,11 @@ from typing import Any
 from app.analysis.whatif import About, mean, title
 from core.errors import MoestroError
 from core.profile import Profile
-from core.profile.words import TITLES
-from core.registry import variant
+from core.profile.summary import TITLES
+from core.settings.registry import variant
 from core.simulate import Clock
+from core.simulate.prefetchers import ORACLE, Timed, TimedResult, timed
 from core.simulate.recall import recall
-from core.simulate.timed import ORACLE, Timed, TimedResult, timed
 from core.trace import FileTrace
 
 

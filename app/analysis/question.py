@@ -8,9 +8,9 @@ from typing import Literal
 
 from app.analysis.sources import Routing, Source
 from app.analysis.whatif import AUTO, NONE
-from core.config import Settings
 from core.profile import Profile
-from core.registry import Value, variant
+from core.settings.config import Settings
+from core.settings.registry import Value, variant
 from core.simulate import Clock, Config
 from core.types import ModelShape
 

@@ -11,9 +11,9 @@ from itertools import pairwise
 from typing import Any
 
 from core.errors import SettingError
-from core.registry import variant
+from core.settings.registry import variant
 from core.simulate import BELADY, Clock, Result
-from core.simulate.timed import TimedResult
+from core.simulate.prefetchers import TimedResult
 
 AUTO = "auto"
 STEP = 10  # percent between the budgets that "auto" stands for

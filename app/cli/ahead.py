@@ -6,12 +6,12 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from core.config import Settings
 from core.errors import MoestroError, SettingError
 from core.profile import Profile
-from core.registry import variant, variants
+from core.settings.config import Settings
+from core.settings.registry import variant, variants
 from core.simulate import Clock, Config, Result
-from core.simulate.timed import ORACLE, Timed, TimedResult, predictor_for, timed
+from core.simulate.prefetchers import ORACLE, Timed, TimedResult, predictor_for, timed
 from core.trace import Trace
 
 NONE = "none"

@@ -14,8 +14,8 @@ from typing import Any
 
 from app.cli import options
 from app.store.home import data_dir
-from core.config import LOADING, params
 from core.errors import MoestroError
+from core.settings.config import LOADING, params
 
 HELP = "Measure speed side by side with plain transformers and llama.cpp."
 RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results"

@@ -16,9 +16,9 @@ from app.cli.interrupt import stoppable
 from app.face import EngineFace
 from app.profiles import stored
 from app.words import lossy, scored
-from core.config import LoadSpec, Sampling
 from core.errors import MoestroError
-from core.quality.told import Quality
+from core.quality.report import Quality
+from core.settings.config import LoadSpec, Sampling
 from core.trace import TraceWriter
 from core.types import AnswerStats, StepRecord
 

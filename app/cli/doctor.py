@@ -80,7 +80,7 @@ def check_pack(pack: Path, as_json: bool) -> int:
 
 def examine(folder: Path) -> dict[str, Any]:
     """Everything, as plain values: bytes, GB/s (10^9), None where a machine has no such thing."""
-    from core.system_memory import host_memory
+    from core.system.memory_limits import host_memory
 
     memory = host_memory()
     found = {

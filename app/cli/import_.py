@@ -12,7 +12,7 @@ from app.cli.bar import Bar, clock
 from app.store.home import data_dir
 from app.store.private import private_folder
 from core.errors import MoestroError
-from core.formats import FORMATS
+from core.settings.formats import FORMATS
 
 HELP = "Import a model into an expert pack, which opens in seconds and may be larger than memory."
 

@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from core.config import GENERAL, LOADING, SAMPLING, LoadSpec, Sampling, Settings, params
 from core.errors import SettingError
-from core.presets import PRESETS, Preset, preset
-from core.registry import Param, Value
+from core.settings.config import GENERAL, LOADING, SAMPLING, LoadSpec, Sampling, Settings, params
+from core.settings.presets import PRESETS, Preset, preset
+from core.settings.registry import Param, Value
 
 LIVE, LOAD, DRAW = "live:", "load:", "draw:"  # where in the namespace a generated option's value is kept
 

@@ -19,7 +19,7 @@ from app.store.private import private_folder
 from app.words import size
 from core.errors import ProfileError, SettingError
 from core.profile import PARTS, Profile, check_model, load, profile_path, save
-from core.profile.words import TITLES, describe
+from core.profile.summary import TITLES, describe
 
 HELP = "Calibrate a model: measure its routing and its times, for the predictors and policies that build on them."
 
@@ -80,9 +80,9 @@ def run(args: argparse.Namespace) -> int:
 
 def calibrated(args: argparse.Namespace, engine: Any, parts: set[str]) -> int:
     """Gather and save; prints what was found."""
+    from core.calibrate.gather import calibrate
+    from core.calibrate.texts import bundled, from_path
     from core.memory.store import Cancelled
-    from core.profile.gather import calibrate
-    from core.profile.texts import bundled, from_path
     from core.trace import open_trace
 
     traces = [open_trace(path, engine.shape.experts) for path in args.trace]

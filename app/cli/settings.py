@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 
-from core.config import GENERAL, KINDS, LOADING, SAMPLING, params
-from core.presets import PRESETS
-from core.registry import Param, Variant, variants
+from core.settings.config import GENERAL, KINDS, LOADING, SAMPLING, params
+from core.settings.presets import PRESETS
+from core.settings.registry import Param, Variant, variants
 
 HELP = "Print the reference of every setting as Markdown."
 HEAD = """# Settings

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from app.cli import ahead, options
 from app.profiles import stored
-from core.config import Settings, params
 from core.errors import SettingError
-from core.placement import PLACING
+from core.policy.allocation.slot_allocation import PLACING
 from core.profile import Profile, load
-from core.registry import variant, variants
+from core.settings.config import Settings, params
+from core.settings.registry import variant, variants
 from core.simulate import BELADY, Clock, Config, Result, simulate
-from core.simulate.timed import ORACLE, TimedResult
+from core.simulate.prefetchers import ORACLE, TimedResult
 from core.trace import FileTrace, Trace, open_trace
 
 Fetched = dict[tuple[str, str], dict[str, TimedResult]]  # (policy, size) -> prefetcher -> what it did

@@ -13,9 +13,9 @@ from app.carried import BudgetPicked
 from app.controls import LIVE, html
 from app.host import Host
 from app.sidebar.knobs import Knobs, OnlyWith
-from core.config import GENERAL, Budget, params
-from core.lossy import LOSSY
-from core.presets import PRESETS, Preset, matching, preset
+from core.settings.config import GENERAL, Budget, params
+from core.settings.lossy import LOSSY
+from core.settings.presets import PRESETS, Preset, matching, preset
 
 SHOWN = [param for param in GENERAL if param not in LOSSY and param.name != "budget"]
 ADVANCED = {

@@ -18,8 +18,8 @@ from gradio.events import Dependency
 from app.controls import LIVE, control, html, turned
 from app.host import Host
 from app.sidebar.text import notice
-from core.config import KINDS, params
-from core.registry import Param, Value, variant, variants
+from core.settings.config import KINDS, params
+from core.settings.registry import Param, Value, variant, variants
 
 # Setting -> the settings, each with some values, with which it acts: one of them is enough, if that one acts itself.
 # "kind." stands for what the chosen variant of a kind takes.

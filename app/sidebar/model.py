@@ -13,8 +13,8 @@ from app.controls import LIVE, ONCE, control, html, progress
 from app.host import Host
 from app.sidebar.text import exactness, fit_card, fit_error, notice
 from app.words import name_of
-from core.config import LOADING, LoadSpec
 from core.errors import MoestroError
+from core.settings.config import LOADING, LoadSpec
 from core.types import Fit
 
 ADVANCED = {"dtype", "dense", "device", "host", "threads"}

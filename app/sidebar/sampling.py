@@ -12,13 +12,13 @@ from gradio.components import Component
 from app.controls import LIVE, control, html, turned
 from app.host import Host
 from app.sidebar.text import notice
-from core.config import SAMPLING
+from core.settings.config import SAMPLING
 
 SIMPLE = {"temperature", "max_new_tokens"}
 
 
 class SamplingSection:
-    """Builds the section from `core.config.SAMPLING`."""
+    """Builds the section from `core.settings.config.SAMPLING`."""
 
     def __init__(self, host: Host) -> None:
         self.host = host

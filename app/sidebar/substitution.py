@@ -10,7 +10,7 @@ from gradio.components import Component
 from app.controls import LIVE, html
 from app.host import Host
 from app.sidebar.knobs import Knobs, OnlyWith
-from core.lossy import LOSSY, WAYS
+from core.settings.lossy import LOSSY, WAYS
 
 EXACT = {"miss": "wait", "execute": "off"}  # whatever else is set, nothing changes an answer then
 ADVANCED = {

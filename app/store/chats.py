@@ -34,8 +34,8 @@ class Chat:
 @dataclass(frozen=True, slots=True)
 class Message:
     """One message as shown. `stats`, of a finished answer: the fields of `core.types.AnswerStats`, and `queued_ms`.
-    `quality`, of one that was scored against the exact model: the fields of `core.quality.told.Quality`. `unsaved`: why
-    its text is in memory alone."""
+    `quality`, of one that was scored against the exact model: the fields of `core.quality.report.Quality`. `unsaved`:
+    why its text is in memory alone."""
 
     id: int
     role: Literal["user", "assistant"]

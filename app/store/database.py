@@ -17,7 +17,7 @@ from app.store.check import NAME, Check, damaged, is_damage, require_ours, said
 from app.store.private import private_folder, tighten, touch_private
 from app.store.schema import DamagedError, FullError, StoreError, migrate, wrong_tables
 from core.errors import BusyError
-from core.reading import BadJson, parse_json, reason
+from core.system.reading import BadJson, parse_json, reason
 
 UNFIT = (sqlite3.Error, OverflowError, UnicodeError)  # the latter two: values that SQLite cannot hold, or give back
 CHECKPOINT_PAGES = 16384  # 64 MB of log: tokens do not wait for the disk, `settle` checkpoints between answers

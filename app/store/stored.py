@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from core.reading import BadJson, parse_json
+from core.system.reading import BadJson, parse_json
 from core.types import ModelShape
 
 MOST = (1 << 63) - 1  # what a whole number in a table of an export can be
@@ -39,7 +39,7 @@ LATER_STATS = {  # ... and that earlier versions did not
     "queued_ms": NUMBER,
     "unrecorded": WHOLE,
 }
-QUALITY = {  # of core.quality.told.Quality
+QUALITY = {  # of core.quality.report.Quality
     "scored": WHOLE,
     "kl": FIGURE,
     "kl_most": FIGURE,

@@ -15,7 +15,7 @@ from app.host import Host
 from app.sidebar.text import notice
 from app.tabs.analysis_answers import LabAnswer, WhatIfAnswer
 from core.errors import MoestroError
-from core.registry import variants
+from core.settings.registry import variants
 
 KINDS = [".trace", ".npz", ".csv", ".json", ".jsonl"]
 TOKENS = 2000  # looked at unless the user says otherwise: prefetchers are simulated copy by copy

@@ -7,10 +7,10 @@ from html import escape
 
 from app.calibrator import CHOICES
 from app.words import count, name_of, size
-from core.config import KINDS
 from core.profile import PARTS, Profile
-from core.profile.words import TITLES, describe
-from core.registry import variants
+from core.profile.summary import TITLES, describe
+from core.settings.config import KINDS
+from core.settings.registry import variants
 
 EMPTY = (
     "<div class='empty-note'><b>Not calibrated yet</b><span>Calibrating runs texts through the loaded model and writes "

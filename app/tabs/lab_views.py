@@ -11,7 +11,7 @@ from app.analysis.whatif import NONE, mean, title
 from app.tabs.analysis_views import card, ms, rate, told, volume
 from app.tabs.figures import PALETTE, accent, figure, heatmap, quiet
 from app.words import count, name_of
-from core.simulate.timed import ORACLE
+from core.simulate.prefetchers import ORACLE
 
 EMPTY = (
     "<div class='empty-note'><b>No prefetcher tested yet</b><span>Test them on the same tokens: how many of the "

@@ -15,7 +15,7 @@ from app.sidebar.text import notice
 from app.tabs.library_views import COLUMNS, about, question, table
 from app.words import name_of, size
 from core.errors import MoestroError
-from core.formats import FORMATS
+from core.settings.formats import FORMATS
 
 # What the list shows: its "html", the path that is "chosen", the column it is sorted by.
 List = dict[str, str]

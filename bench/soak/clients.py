@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 from bench.soak.page import Failed, Http, Page
 from bench.soak.score import Score
 from bench.soak.values import value
-from core.config import SAMPLING, params
+from core.settings.config import SAMPLING, params
 from core.types import ModelShape
 
 QUESTIONS = (

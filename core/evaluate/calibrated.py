@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from core.config import Settings
+from core.calibrate.gather import calibrate
+from core.calibrate.texts import bundled
 from core.engine import Engine
 from core.errors import SettingError
 from core.evaluate.modes import Mode, needs
 from core.evaluate.run import Progress
 from core.profile import PARTS, Profile
-from core.profile.gather import calibrate
-from core.profile.texts import bundled
+from core.settings.config import Settings
 
 READ = 20_000  # tokens of the bundled prompts, at most
 FILLS = frozenset({"counts"})  # a fresh cache begins with the experts used most

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from core.answer import Ids
-from core.config import Sampling
 from core.engine import Engine
 from core.memory.store import Cancelled
+from core.session.answer import Ids
+from core.settings.config import Sampling
 from core.types import StepRecord
 
 

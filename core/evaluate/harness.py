@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from core import chat_template
-from core.config import SAMPLING, Sampling
 from core.errors import SettingError
 from core.evaluate.scorer import Scorer
+from core.hf import chat_template
+from core.settings.config import SAMPLING, Sampling
 
 REQUIREMENT = "lm-eval>=0.4.9,<0.6"  # as in pyproject.toml, extra "harness"
 MOST = 256  # tokens of an answer where a task does not say

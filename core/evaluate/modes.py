@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from core.config import KINDS, Settings
 from core.errors import SettingError
-from core.lossy import LOSSY, substitutes
-from core.registry import Value, variant
+from core.settings.config import KINDS, Settings
+from core.settings.lossy import LOSSY, substitutes
+from core.settings.registry import Value, variant
 
 UNLIMITED = 64  # replacements per token: as many as there are
 PREDICTORS = ("gate", "default_vectors", "estimator", "hybrid")  # whose predictions are executed

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import torch
 
+from core.calibrate.texts import ASSETS, Text, from_path, tokenize
 from core.engine import Engine
 from core.errors import MoestroError, SettingError
 from core.evaluate.follow import follow
 from core.evaluate.questions import spread
 from core.memory.store import Cancelled
-from core.profile.texts import ASSETS, Text, from_path, tokenize
 from core.types import StepRecord
 
 WINDOW = 128  # tokens that are predicted in one go, each seeing those before it in the window

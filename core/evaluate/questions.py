@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from core.config import Sampling
+from core.calibrate.texts import ASSETS, MOST_BYTES, bundled
 from core.engine import Engine
 from core.errors import SettingError
 from core.memory.store import Cancelled
-from core.profile.texts import ASSETS, MOST_BYTES, bundled
-from core.reading import require_regular
+from core.settings.config import Sampling
+from core.system.reading import require_regular
 from core.types import StepRecord
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from core.evaluate.tally import Tally
-from core.registry import Value
+from core.settings.registry import Value
 
 if TYPE_CHECKING:  # who shows rows needs no torch
     from core.evaluate.passages import Heard

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from core.config import Settings
+from core.calibrate.texts import Text
 from core.engine import Engine
 from core.errors import BusyError, MoestroError, SettingError
 from core.evaluate.modes import BASE, Mode
@@ -22,7 +22,7 @@ from core.evaluate.passages import held_out, listen, reference, windows
 from core.evaluate.questions import Question, ask, demo_questions, sample
 from core.evaluate.rows import Row, row
 from core.evaluate.tally import Tally
-from core.profile.texts import Text
+from core.settings.config import Settings
 
 Progress = Callable[[str, float], None]
 QUESTIONS, TOKENS = 24, 192  # unless asked for otherwise

@@ -10,12 +10,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from core.answer import Ids
-from core.config import Sampling
 from core.engine import Engine
 from core.errors import ContextError
 from core.evaluate.follow import follow
 from core.memory.store import Cancelled
+from core.session.answer import Ids
+from core.settings.config import Sampling
 from core.types import StepRecord
 
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from core.composite import text_config
 from core.errors import ModelError
 from core.hf.adapters import objection
+from core.hf.composite import text_config
 from core.memory.codec import PartSpec
 
 FLAGS = ("num_experts", "has_gate", "has_bias", "is_transposed", "is_concatenated")  # set by transformers' decorator

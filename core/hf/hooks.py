@@ -2,7 +2,7 @@
 
 Every experts module gets a `forward` of its own that shadows its class's: the same call as transformers' experts
 interface would make, without the way there. The name registered with that interface is what a model without experts is
-loaded under. Norms get one, too, where it is quicker (core.hf.quick_norms). State lives on the modules and in
+loaded under. Norms get one, too, where it is quicker (core.hf.fast_rmsnorm). State lives on the modules and in
 `Installed`; this module has none.
 """
 
@@ -21,7 +21,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from core.errors import ModelError
 from core.hf.adapters.marks import ASCENDING
 from core.hf.discover import ExpertsSite, RouterOutput, read_router
-from core.hf.quick_norms import quicken, restore
+from core.hf.fast_rmsnorm import quicken, restore
 
 NAME = "moestro"  # of our experts implementation in transformers' registry
 BOUND = "forward"  # attribute of an experts module that shadows its class's method while we compute it

@@ -12,14 +12,14 @@ import torch
 from torch.fx.experimental import _config as fx
 from transformers import DynamicCache
 
-from core.composite import text_config
 from core.errors import ModelError
 from core.hf.adapters.marks import CLOSE
 from core.hf.cache import reserve
+from core.hf.composite import text_config
 from core.hf.discover import ExpertsSite, find_experts, read_router
 from core.hf.hooks import install
-from core.hf.rehearsal import StateLayers, rehearse
 from core.hf.rounded import Linear, linears
+from core.hf.shape_inference import StateLayers, rehearse
 from core.hf.text_only import keep_text
 
 log = logging.getLogger("moestro.hf")

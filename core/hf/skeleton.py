@@ -23,7 +23,7 @@ from core.hf.discover import find_experts, strip
 from core.hf.files import ModelFiles, ModelPath, check_model
 from core.hf.hooks import NAME, register
 from core.hf.text_only import keep_text, text_class
-from core.wording import reason
+from core.system.wording import reason
 
 BUILDING = threading.Lock()  # transformers builds models under number type and flags of the whole process
 

@@ -17,7 +17,7 @@ from safetensors import safe_open
 
 from core.errors import ModelError
 from core.memory.codec.coded import Coded
-from core.reading import BadJson, open_regular, parse_json, shown
+from core.system.reading import BadJson, open_regular, parse_json, shown
 
 DTYPES = {
     "F64": torch.float64,

@@ -10,11 +10,11 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from core.capacity.plan import model_path
 from core.errors import ModelError
 from core.importing.hub import HubModel, cached, fetch, look, parse
 from core.importing.job import open_job
 from core.importing.write import write_pack
-from core.plan import model_path
 
 __all__ = ["HubModel", "Progress", "import_model", "look", "missing", "parse"]
 

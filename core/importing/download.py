@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from core.capacity.sizes import human
 from core.errors import ModelError
 from core.memory.store import Cancelled
-from core.sizes import human
 
 CHUNK = 1 << 20  # bytes read from the network at a time
 TRIES = 5  # attempts in a row that bring nothing

@@ -17,6 +17,7 @@ import torch
 
 from core.errors import ModelError, MoestroError
 from core.hf import CheckpointReader, ExpertsSite, meta_skeleton
+from core.importing.sources import Source, open_source
 from core.memory.codec import Codec, make_codec
 from core.memory.codec.coded import Coded
 from core.memory.codec.formats import FORMATS, Numbers, format_of, numbers_of
@@ -24,7 +25,6 @@ from core.memory.codec.segments import Experts, Segments, top_of
 from core.memory.pack import pack_at
 from core.memory.pack.manifest import identity_of
 from core.memory.pages import page_up
-from core.sources import Source, open_source
 
 CPU = torch.device("cpu")
 

@@ -16,12 +16,12 @@ from pathlib import Path
 import torch
 
 from core import __version__
+from core.capacity.sizes import human
 from core.errors import ModelError
 from core.importing.job import Job, free_bytes
 from core.memory.pack import Manifest, PackWriter
 from core.memory.pack.manifest import DENSE, layer_file
 from core.memory.store import Cancelled
-from core.sizes import human
 
 SPARE = 16 << 20  # bytes: config, tokenizer, manifest and the file system's own
 IN_FLIGHT = 384 << 20  # bytes of experts being encoded at a time, at most (but always one)

@@ -3,6 +3,6 @@
 No device, no I/O, no clock: ids and numbers only.
 """
 
-from core.policy import eviction, predict, sizes, substitute
+from core.policy import allocation, eviction, predict, substitute
 
-__all__ = ["eviction", "predict", "sizes", "substitute"]
+__all__ = ["allocation", "eviction", "predict", "substitute"]

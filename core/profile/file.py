@@ -14,7 +14,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from core.errors import ProfileError
-from core.reading import parse_json, require_regular
+from core.system.reading import parse_json, require_regular
 
 SUM = "moestro.checksum"  # in the file's head, beside the JSON text
 Arrays = dict[str, npt.NDArray[Any]]

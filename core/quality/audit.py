@@ -9,7 +9,7 @@ import torch
 
 from core.quality.figures import divergence, log_probability
 from core.quality.saved import Shadow
-from core.runtime.workbench import Workbench
+from core.runtime.measurement import Workbench
 from core.types import StepRecord
 
 CHUNK = 64  # tokens of one pass

@@ -9,14 +9,14 @@ from copy import deepcopy
 
 import torch
 
-from core.lossy import is_lossy
 from core.quality.audit import Scores, Spoken, score
 from core.quality.figures import perplexity
+from core.quality.report import Quality, together
 from core.quality.sample import Landing, Sample
 from core.quality.saved import Cache, Shadow, Waits, spared
-from core.quality.told import Quality, together
-from core.registry import Value
-from core.runtime.workbench import LetGo, Workbench
+from core.runtime.measurement import LetGo, Workbench
+from core.settings.lossy import is_lossy
+from core.settings.registry import Value
 from core.types import StepRecord
 
 WAITING = 4  # answers that wait to be scored, at most

@@ -21,8 +21,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from core.cache.pool import Pool
 from core.policy.eviction import GONE, Eviction, Roster, victim
-from core.runtime.pool import Pool
 from core.types import Outcome, StepRecord
 
 WINDOW = 256  # decoded tokens that waited for something

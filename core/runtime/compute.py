@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from core.cache.lease import Held
 from core.hf.adapters.marks import ASCENDING
 from core.memory.arena import Slot
 from core.memory.codec import Codec, SlotParts
@@ -18,8 +19,7 @@ from core.memory.codec.direct import Direct
 from core.memory.codec.kernels import SlotKernels
 from core.memory.codec.plain import Plain
 from core.runtime.grouped import GroupedMath, together
-from core.runtime.lease import Held
-from core.runtime.places import BLOCK, Places, consecutive, depends, scattered
+from core.runtime.row_places import BLOCK, Places, consecutive, depends, scattered
 
 
 class ExpertMath:

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from core.pins import Pins
 from core.policy.substitute import Gates
 from core.profile import Profile
-from core.registry import Value
+from core.settings.pins import Pins
+from core.settings.registry import Value
 from core.types import ModelShape
 
 NEVER = -1.0  # an entropy that nothing is at or below

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
+from core.cache.lease import Held
 from core.memory.arena import Slot
 from core.memory.codec.kernels import LANES_MOST, SlotKernels
-from core.runtime.lease import Held
 
 FEW = 64  # rows that are computed straight out of slots; each reads its expert's weights anew
 TOGETHER = LANES_MOST  # experts of a prompt that are computed together

@@ -16,17 +16,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from core.cache.expert_cache import Residency
+from core.cache.lease import Fate
 from core.choices import CHOICE, Action, Lossy
 from core.policy.substitute import Ask, Gates, Substitute, batch, plain
+from core.prediction.predictor_host import Foresight
+from core.prediction.speculation import Executing
 from core.profile import Profile
 from core.profile.routing import entropy
-from core.registry import Value, create
-from core.runtime.executing import Executing
-from core.runtime.foresight import Foresight
 from core.runtime.gates import ALWAYS, gates_of, temperature, thresholds
-from core.runtime.lease import Fate
-from core.runtime.residency import Residency
 from core.runtime.routed import NOTHING, Routed, distinct
+from core.settings.registry import Value, create
 from core.types import ModelShape, Outcome
 
 Bytes = npt.NDArray[np.integer[Any]]

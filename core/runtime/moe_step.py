@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from core.cache.expert_cache import Residency
+from core.cache.lease import Held, Lease
+from core.cache.waves import in_waves
 from core.hf.adapters.marks import IDLE
 from core.memory.codec import Codec
 from core.memory.codec.kernels import make_kernels, say_unavailable
 from core.memory.transfer import TransferEngine
 from core.policy.predict import Guess
+from core.prediction.predictor_host import Foresight
 from core.runtime.compute import ExpertMath
-from core.runtime.foresight import Foresight
-from core.runtime.lease import Held, Lease
-from core.runtime.passing import in_waves
-from core.runtime.places import Places
+from core.runtime.kernel_trial import objection
 from core.runtime.recorder import Recorder
-from core.runtime.residency import Residency
 from core.runtime.routed import NOTHING, Routed, distinct
+from core.runtime.row_places import Places
 from core.runtime.stacking import worth_stacking
-from core.runtime.trial import objection
 from core.types import Outcome
 
 if TYPE_CHECKING:

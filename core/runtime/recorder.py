@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from core.cache.expert_cache import Residency
+from core.cache.lease import Fate, Held
+from core.cache.prefetch_cost import Toll
 from core.memory.transfer import Ticket, TransferEngine
-from core.runtime.brake import Brake
-from core.runtime.keeping import Keeping
-from core.runtime.lease import Fate, Held
+from core.policy.prefetch.throttle import Brake
 from core.runtime.miss import MissPolicy
-from core.runtime.residency import Residency
-from core.runtime.toll import Toll
+from core.runtime.trace_capture import Keeping
 from core.types import ModelShape, Phase, StepRecord, Transfer
 
 LATER: Any = dict.fromkeys(("ids", "layer", "expert", "outcome", "transfers"))  # what a record builds when it is read

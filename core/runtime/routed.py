@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from core.runtime.lease import Fate, Held
+from core.cache.lease import Fate, Held
 
 NOTHING = -1  # in the place of an expert that was dropped
 

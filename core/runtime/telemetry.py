@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from core.runtime.lossy_look import look
+from core.runtime.lossy_summary import look
 from core.types import Frame, Memory, ModelShape, Outcome, Place, StepRecord
 
 Changing = tuple[Sequence[float], npt.NDArray[np.float32] | None]

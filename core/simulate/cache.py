@@ -1,9 +1,9 @@
 """The engine's cache without its bytes: the very same policies over ids, all layers and sizes at once.
 
 A lane is one pool of slots: a layer of one of several caches that differ in size, or with scope "global" a whole cache.
-Lanes never influence each other. What a pass does is what `core.runtime.residency` and `core.runtime.moe_step` do: hits
-are used first, in the order in which the router named them; then, one after the other, each missing expert gets a free
-slot, or that of whoever the policy would let go among those the pass does not need.
+Lanes never influence each other. What a pass does is what `core.cache.expert_cache` and `core.runtime.moe_step` do:
+hits are used first, in the order in which the router named them; then, one after the other, each missing expert gets a
+free slot, or that of whoever the policy would let go among those the pass does not need.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from core.errors import SettingError
-from core.placement import crowded
+from core.policy.allocation.slot_allocation import crowded
+from core.policy.allocation.slots import shares, waves
 from core.policy.eviction import GONE, Eviction, Roster, victim
 from core.policy.hints import Hints
-from core.policy.slots import shares, waves
 
 Ints = npt.NDArray[np.int64]
 NOBODY: Ints = np.zeros(0, np.int64)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from core.policy.predict.base import Facts
-from core.registry import variant
-from core.simulate.course import passes
+from core.settings.registry import variant
+from core.simulate.prefetchers import Timed, predictor_for
 from core.simulate.replayed import Replayed
-from core.simulate.timed import Timed, predictor_for
+from core.simulate.timed_replay import passes
 from core.simulate.trace_view import TraceView
 from core.trace import Trace
 

@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from core.config import Settings
 from core.errors import SettingError
-from core.placement import Measured, place
+from core.policy.allocation.slot_allocation import Measured, place
 from core.policy.eviction import Belady, Eviction, Roster
 from core.policy.hints import Hints
-from core.registry import Value, create, variant
+from core.settings.config import Settings
+from core.settings.registry import Value, create, variant
 from core.simulate.cache import Cache
 from core.simulate.clock import Clock
 from core.simulate.processes import here, spread

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from core.errors import TraceError
-from core.reading import open_regular, parse_json
-from core.registry import Value
+from core.settings.registry import Value
+from core.system.reading import open_regular, parse_json
 from core.trace.chunk import CHUNK, Chunk, Trace, id_type
 from core.trace.sound import TooLarge, predictor_of, problem_of, require_bounded, text, whole
 from core.types import StepRecord

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from core.errors import TraceError
-from core.reading import BadJson, open_regular, parse_json, read_text
+from core.system.reading import BadJson, open_regular, parse_json, read_text
 from core.trace.chunk import ArrayTrace, Trace, id_type
 from core.trace.file import MAGIC, FileTrace
 from core.trace.sound import TooLarge, require_bounded

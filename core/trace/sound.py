@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from core.registry import Value
+from core.settings.registry import Value
 from core.trace.chunk import RANKED, Chunk
 
 UNPACKED_BYTES = 4 << 30  # most that the arrays of one frame, or of an `.npz`, may have

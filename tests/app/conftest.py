@@ -11,7 +11,7 @@ import pytest
 from app.host import Host
 from app.live import Answer
 from app.store import Store
-from core.config import LoadSpec, Sampling
+from core.settings.config import LoadSpec, Sampling
 from core.types import Piece
 from tests.fakes import FakeEngine, fake_estimate
 

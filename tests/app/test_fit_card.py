@@ -12,7 +12,7 @@ from app.sidebar.text import fit_card, span
 from app.store import Message
 from app.tabs.messages import statistics
 from app.words import name_of, size
-from core.config import LoadSpec, Settings
+from core.settings.config import LoadSpec, Settings
 from core.types import Fit
 from tests.fakes import fake_estimate, fake_pack
 

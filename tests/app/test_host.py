@@ -12,8 +12,8 @@ import pytest
 
 from app.host import Host
 from app.store import Store, StoreError
-from core.config import Sampling
 from core.errors import BusyError, ContextError, ModelError, MoestroError
+from core.settings.config import Sampling
 from core.types import Piece, StepRecord
 from tests.app.conftest import GatedEngine, QuickEngine, ended, follow, open_host, texts
 

@@ -14,8 +14,8 @@ import pytest
 
 from app.face import Profiles
 from app.host import Host
-from core.config import LoadSpec
 from core.errors import BusyError, ModelError, MoestroError
+from core.settings.config import LoadSpec
 from core.types import Memory
 from tests.app.conftest import WAIT_S, GatedEngine, QuickEngine, ended, open_host
 from tests.fakes import FakeEngine, fake_estimate
@@ -158,7 +158,7 @@ def test_when_memory_holds_one_model_a_failed_load_says_what_became_of_the_old(
         asked.append(instead_of)
         return replace(fake_estimate(spec), problem="" if instead_of else "Only 2 GB are free.")
 
-    monkeypatch.setitem(sys.modules, "core.fit", SimpleNamespace(estimate=estimate))
+    monkeypatch.setitem(sys.modules, "core.capacity.fit", SimpleNamespace(estimate=estimate))
     slow_host._estimate = None  # core's own, which knows what unloading gives back
     slow.failure = ModelError("The file is cut short.")
     slow.go.set()

@@ -13,7 +13,7 @@ from app import cli
 from app.cli import options
 from app.sidebar import CacheSection
 from app.sidebar.cache import CUSTOM
-from core.presets import PRESETS, matching, preset
+from core.settings.presets import PRESETS, matching, preset
 from tests.app.conftest import open_host
 
 

@@ -21,8 +21,8 @@ from app.store import Store
 from app.store.schema import MIGRATIONS, migrate
 from app.tabs.messages import statistics
 from app.words import lossy, percent, scored
-from core.config import Sampling
-from core.quality.told import Quality
+from core.quality.report import Quality
+from core.settings.config import Sampling
 from core.types import Piece
 from tests.app.conftest import WAIT_S, QuickEngine, ended, open_host
 from tests.app.test_export import read

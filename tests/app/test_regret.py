@@ -20,7 +20,7 @@ from app.regret import Regret
 from app.regret_feed import Step as Fed
 from app.regret_feed import arrays, imitated
 from app.regret_process import Lost, Process
-from core.config import Settings
+from core.settings.config import Settings
 from core.simulate.regret import Shadows, Standing
 from core.trace import Chunk
 from core.types import StepRecord

@@ -15,9 +15,9 @@ import pytest
 from app import regret, regret_worker
 from app.regret_feed import Step, arrays, imitated
 from app.regret_process import Lost, Process
-from core.beside import messages
-from core.beside.process import ROOT
-from core.config import Settings
+from core.prediction.worker import messages
+from core.prediction.worker.process import ROOT
+from core.settings.config import Settings
 from core.types import StepRecord
 from tests.app.conftest import WAIT_S
 from tests.fakes import SHAPE

@@ -14,7 +14,7 @@ from app.host import Host
 from app.pulse import host_state
 from app.sidebar import SubstitutionSection
 from app.sidebar.text import notice
-from core.presets import preset
+from core.settings.presets import preset
 from tests.app.conftest import ended, open_host
 from tests.fake_profiles import fake_profile
 

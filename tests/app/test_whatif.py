@@ -13,7 +13,7 @@ from app.analysis.measured import Pass, measure
 from app.analysis.whatif import About, Bound, Row, Table, cliff, lru_cliff, sizes
 from core.errors import SettingError
 from core.simulate import BELADY, Clock, Config, Result
-from core.simulate.timed import Timed, TimedResult
+from core.simulate.prefetchers import Timed, TimedResult
 
 CLOCK = {"compute_ms": 10.0, "load_ms": 2.0, "expert_ms": 0.0, "miss_ms": 0.0, "head_ms": 0.0, "predict_ms": 0.0}
 ABOUT = About(

@@ -9,11 +9,11 @@ import torch
 import transformers
 from packaging.version import Version
 
-from core.config import LoadSpec, Sampling, Settings
+from core.capacity.plan import CLOSE, plan
 from core.engine import Engine
 from core.errors import ModelError
 from core.hf import CheckpointReader, find_experts, load_skeleton, meta_skeleton
-from core.plan import CLOSE, plan
+from core.settings.config import LoadSpec, Sampling, Settings
 from tests.architectures.scan import moe_types
 from tests.architectures.table import page, stated
 from tests.architectures.trial import known, random_model, save, try_type

@@ -19,10 +19,10 @@ from transformers import (
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from core.config import LoadSpec, Settings
 from core.engine import Engine
 from core.errors import ModelError
 from core.hf.text_only import keep_text
+from core.settings.config import LoadSpec, Settings
 from tests.architectures.tiny import tiny
 from tests.tiny_tokenizer import save_tokenizer
 

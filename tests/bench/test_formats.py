@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench import formats
-from core.formats import FORMATS, LOADABLE
+from core.settings.formats import FORMATS, LOADABLE
 
 
 def test_every_format_has_a_row_that_makes_sense() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from bench import methods
-from core.registry import variants
+from core.settings.registry import variants
 from core.simulate import BELADY
-from core.simulate.timed import ORACLE
+from core.simulate.prefetchers import ORACLE
 from tests.engine.profiles import drawn_profile
 
 

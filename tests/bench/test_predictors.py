@@ -13,7 +13,7 @@ from bench import predictors
 from bench.overheard import Overheard
 from bench.skeleton import TINY, measure
 from core.policy.predict import Guess, Predictor, View
-from core.registry import variants
+from core.settings.registry import variants
 from tests.engine.profiles import drawn_profile
 from tests.policy.views import Looking, Pass
 

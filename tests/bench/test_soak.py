@@ -15,7 +15,7 @@ from bench.soak.result import Seen, course, result, table
 from bench.soak.score import Score
 from bench.soak.server import Held
 from bench.soak.values import value
-from core.config import Settings, params
+from core.settings.config import Settings, params
 from core.types import ModelShape
 
 SHAPE = ModelShape(layers=6, experts=32, top_k=4, hidden=64, expert_bytes=1000)

@@ -7,7 +7,7 @@ import json
 from bench import substitution
 from core.choices import Action
 from core.policy.substitute import batch
-from core.registry import variants
+from core.settings.registry import variants
 
 
 def test_every_substitute_is_timed() -> None:

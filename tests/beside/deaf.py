@@ -2,7 +2,7 @@
 
 import sys
 
-from core.beside.process import behave
+from core.prediction.worker.process import behave
 
 if __name__ == "__main__":
     behave()

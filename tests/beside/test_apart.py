@@ -11,13 +11,13 @@ import numpy as np
 import psutil
 import pytest
 
-from core.beside.apart import MOST, Apart
-from core.beside.process import ROOT, python
-from core.beside.worker import NICE
 from core.policy.predict.aside import AtOnce, Task
 from core.policy.predict.map_search import followed, opened
 from core.policy.predict.path_reader import asked
 from core.policy.predict.workers import make_worker
+from core.prediction.worker.main import NICE
+from core.prediction.worker.process import ROOT, python
+from core.prediction.worker.process_worker import MOST, Apart
 from tests.policy.views import HIDDEN, drawn_path
 
 LAYERS, EXPERTS, WAIT_S = 4, 6, 30
@@ -95,7 +95,7 @@ def test_it_is_modest_and_needs_no_torch(searching: Apart) -> None:
     assert searching.wait()
     if sys.platform != "win32":
         assert process_of(searching).nice() == NICE
-    code = "import sys, core.beside.worker; sys.exit(len({'torch', 'transformers'} & {*sys.modules}))"
+    code = "import sys, core.prediction.worker.main; sys.exit(len({'torch', 'transformers'} & {*sys.modules}))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.beside.ring import COUNTS, FRAME, Ring, join, share
+from core.prediction.worker.ring import COUNTS, FRAME, Ring, join, share
 
 
 @settings(max_examples=40, deadline=None)

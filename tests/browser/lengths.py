@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from core.config import SAMPLING, Sampling
+from core.settings.config import SAMPLING, Sampling
 
 ENDLESS = int(next(param.high for param in SAMPLING if param.name == "max_new_tokens") or 0)
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 
 from app.host import Host
-from core import plan
-from core.answer import Ids
-from core.config import Sampling
+from core.capacity import plan
 from core.engine import Engine
-from core.runtime.sampler import Draw, Sampler
+from core.session.answer import Ids
+from core.session.sampler import Draw, Sampler
+from core.settings.config import Sampling
 from core.types import Piece
 from tests.browser.lengths import ENDLESS, with_length
 

@@ -14,8 +14,8 @@ from dataclasses import replace
 from app.face import Profiles
 from app.host import Host
 from app.serve import Asked, serve
-from core.config import LoadSpec, Sampling
 from core.errors import MoestroError
+from core.settings.config import LoadSpec, Sampling
 from core.types import Fit, Piece
 from tests.browser.lengths import ENDLESS, said, with_length
 from tests.fake_evaluation import fake_evaluate
@@ -60,7 +60,7 @@ def estimate(spec: LoadSpec) -> Fit:
     """The fake model is "demo", and every pack; anything else is looked at as the real engine would."""
     if spec.model == "demo" or is_pack(spec.model):
         return fake_estimate(spec)
-    from core import fit
+    from core.capacity import fit
 
     return fit.estimate(spec)
 

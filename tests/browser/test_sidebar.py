@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from app.sidebar.cache import SHOWN
-from core.config import KINDS, params
-from core.registry import variants
+from core.settings.config import KINDS, params
+from core.settings.registry import variants
 from tests.browser.conftest import Open
 from tests.browser.dashboard import Dashboard
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from core.lossy import LOSSY
-from core.registry import variants
+from core.settings.lossy import LOSSY
+from core.settings.registry import variants
 from tests.browser.dashboard import Dashboard
 
 FITS = "document.documentElement.scrollWidth <= innerWidth"

@@ -18,10 +18,10 @@ import pytest
 from app import cli
 from app.host import Host
 from app.store import Store
-from core.config import LoadSpec, Sampling
 from core.engine import Engine
 from core.memory.pack import verify
 from core.profile import load
+from core.settings.config import LoadSpec, Sampling
 from tests.app.conftest import WAIT_S, QuickEngine
 from tests.fakes import fake_estimate
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from core.config import LoadSpec, Settings
 from core.engine import Engine
+from core.settings.config import LoadSpec, Settings
 from tests.checkpoints import make_checkpoint
 from tests.tiny_tokenizer import save_tokenizer
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from core.config import LoadSpec, Sampling, Settings
+from core.capacity.fit import estimate, fit_of
+from core.capacity.plan import plan
 from core.engine import Engine
 from core.errors import BudgetError, ContextError, ModelError, SettingError
-from core.fit import estimate, fit_of
-from core.plan import plan
+from core.settings.config import LoadSpec, Sampling, Settings
 
 CHAT = [{"role": "user", "content": "hello there"}]
 
@@ -134,7 +134,7 @@ def test_what_is_loaded_now_counts_as_free_when_it_makes_room(
     model: Path, engine: Engine, device: str, freed: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a CPU the model and its host copies are in one memory; on a GPU each gives back to its own."""
-    monkeypatch.setattr("core.room.free_bytes", lambda device: (10**9, 10**9))
+    monkeypatch.setattr("core.capacity.free_memory.free_bytes", lambda device: (10**9, 10**9))
     planned = plan(spec(model, "50%"))
     loaded = replace(engine.memory(), dense=1, experts=1, kv=0, workspace=0, host=5)
     fit = fit_of(replace(planned, device=torch.device(device)), loaded, foretell=False)

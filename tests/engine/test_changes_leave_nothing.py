@@ -9,9 +9,9 @@ from collections import Counter
 import psutil
 import pytest
 
-from core.config import Sampling
 from core.engine import Engine
-from core.registry import variants
+from core.settings.config import Sampling
+from core.settings.registry import variants
 
 RECORDS = {"Recorded", "Transfer", "StepRecord", "Ticket", "Lossy"}  # bounded, see test_telemetry.py
 VALUES = {

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from core.config import LoadSpec, Sampling, Settings
+from core.capacity.plan import DEMO
 from core.engine import Engine
-from core.plan import DEMO
+from core.settings.config import LoadSpec, Sampling, Settings
 from core.types import AnswerStats
 
 

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from transformers import DynamicCache
 
-from core.config import LoadSpec, Settings
 from core.engine import Engine
 from core.errors import ModelError
 from core.hf.rounded import Rounded
 from core.native.compile import widths
+from core.settings.config import LoadSpec, Settings
 from tests.checkpoints import make_checkpoint
 from tests.equality.passes import plain_transformers, run
 from tests.tiny_tokenizer import save_tokenizer

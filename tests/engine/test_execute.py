@@ -10,15 +10,15 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from core.config import LoadSpec, Settings
+from core.capacity.plan import model_path
 from core.engine import Engine
 from core.errors import SettingError
 from core.hf import RouterOutput, find_experts
-from core.plan import model_path
 from core.policy.predict import Guess
-from core.registry import variants
-from core.runtime import foresight
-from core.runtime.executing import Predicted
+from core.prediction import predictor_host
+from core.prediction.speculation import Predicted
+from core.settings.config import LoadSpec, Settings
+from core.settings.registry import variants
 from tests.checkpoints import make_checkpoint
 from tests.engine.profiles import drawn_profile
 from tests.equality.passes import PROMPT, plain_transformers
@@ -216,7 +216,7 @@ def test_with_true_predictions_nothing_changes(
     with monkeypatch.context() as recording:
         recording.setattr(engine.foresight, "look", record)
         assert torch.equal(passes(engine.model, engine.fresh_cache(), at), case.logits)
-    monkeypatch.setattr(foresight, "answer", lambda site, *rest: true[step_now[0], site.index])
+    monkeypatch.setattr(predictor_host, "answer", lambda site, *rest: true[step_now[0], site.index])
     engine.change({"execute": "always", "execute_weights": weights})
     assert torch.equal(passes(engine.model, engine.fresh_cache(), at), case.logits)
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from core.config import LoadSpec, Settings
 from core.engine import Engine
 from core.hf import find_experts
 from core.memory.codec import Codec, make_codec
+from core.settings.config import LoadSpec, Settings
 from tests.checkpoints import make_checkpoint
 from tests.equality.passes import plain_transformers, run
 from tests.tiny_tokenizer import save_tokenizer

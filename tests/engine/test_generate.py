@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from core.config import Sampling
 from core.engine import Engine
 from core.errors import BusyError, ContextError
-from core.turning import Turned
+from core.session.settings_controller import Turned
+from core.settings.config import Sampling
 from core.types import Outcome, Piece, StepRecord
 
 CHAT = [{"role": "user", "content": "hello there"}]

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from core.choices import Action, Lossy, Why
-from core.config import LoadSpec, Sampling, Settings
 from core.engine import Engine
 from core.errors import SettingError
 from core.hf import find_experts
 from core.runtime.telemetry import WINDOW
+from core.settings.config import LoadSpec, Sampling, Settings
 from core.types import Outcome, StepRecord
 from tests.engine.profiles import drawn_profile
 from tests.equality.passes import PROMPT, plain_transformers

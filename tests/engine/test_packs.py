@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from core.config import LoadSpec, Sampling, Settings
+from core.capacity.fit import HOST_MARGIN, estimate
 from core.engine import Engine
 from core.errors import BudgetError, ModelError, SettingError
-from core.fit import HOST_MARGIN, estimate
 from core.importing import import_model
 from core.memory.pack.manifest import NAME, layer_file
 from core.memory.store import Cancelled
 from core.profile import buddies
+from core.settings.config import LoadSpec, Sampling, Settings
 from core.types import Outcome, Place
 from tests.checkpoints import make_checkpoint
 from tests.engine.profiles import drawn_profile
@@ -173,7 +173,7 @@ def test_more_host_memory_than_there_is_is_refused_before_anything_is_read(
 ) -> None:
     spec = LoadSpec.checked(str(packs["whole"]), Settings({"budget": "50%"}), context=256)
     free = estimate(spec).budget + HOST_MARGIN
-    monkeypatch.setattr("core.room.free_bytes", lambda device: (free, 10**12))
+    monkeypatch.setattr("core.capacity.free_memory.free_bytes", lambda device: (free, 10**12))
     assert estimate(spec).fits
     with pytest.raises(BudgetError, match="host memory"):
         load(packs["whole"], host="all")

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.config import LoadSpec, Sampling, Settings
 from core.engine import Engine
 from core.errors import SettingError
 from core.policy.eviction import GONE
 from core.profile import Profile
+from core.settings.config import LoadSpec, Sampling, Settings
 from core.simulate import Config, Replay
 from core.simulate.run import maker
 from core.trace import FileTrace, TraceWriter

@@ -11,14 +11,14 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from core.beside.apart import Apart
-from core.config import LoadSpec, Sampling, Settings
+from core.capacity.plan import model_path
 from core.engine import Engine
 from core.errors import ProfileError, SettingError
-from core.plan import model_path
 from core.policy.predict import Guess, Predictor, View
-from core.registry import variants
-from core.runtime import foresight
+from core.prediction import predictor_host
+from core.prediction.worker.process_worker import Apart
+from core.settings.config import LoadSpec, Sampling, Settings
+from core.settings.registry import variants
 from tests.checkpoints import make_checkpoint
 from tests.engine.profiles import drawn_profile
 from tests.equality.passes import PROMPT, plain_transformers, run
@@ -106,10 +106,10 @@ def overheard(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[Guess]:
 
 def check(case: Case, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, asked = case.engine, list[int]()
-    answer = foresight.answer
+    answer = predictor_host.answer
     engine.change({"predictor": "none"})
     told = overheard(engine, monkeypatch)
-    monkeypatch.setattr(foresight, "answer", lambda site, *rest: asked.append(site.index) or answer(site, *rest))
+    monkeypatch.setattr(predictor_host, "answer", lambda site, *rest: asked.append(site.index) or answer(site, *rest))
     before = [len(site.router._forward_hooks) for site in engine._sites]
     engine.change({"predictor": name})
     predictor = engine.foresight.predictor

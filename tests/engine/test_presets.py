@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from core.config import LoadSpec, Sampling, Settings
 from core.engine import Engine
 from core.errors import SettingError
-from core.presets import PRESETS, Preset, matching
+from core.settings.config import LoadSpec, Sampling, Settings
+from core.settings.presets import PRESETS, Preset, matching
 
 CHAT = [{"role": "user", "content": "What does json.dumps do?"}]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from torch.profiler import ProfilerActivity, profile
 
-from core.config import LoadSpec, Sampling, Settings
 from core.engine import Engine
+from core.settings.config import LoadSpec, Sampling, Settings
 from tests.checkpoints import ARCHITECTURES, make_checkpoint
 from tests.tiny_tokenizer import save_tokenizer
 

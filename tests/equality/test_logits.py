@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from core.config import LoadSpec, Sampling, Settings
 from core.engine import Engine
+from core.settings.config import LoadSpec, Sampling, Settings
 from tests.equality.conftest import Reference
 from tests.equality.passes import PROMPT, plain_transformers, run
 

@@ -16,9 +16,9 @@ from packaging.version import Version
 from transformers import DynamicCache
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from core.config import LoadSpec, Sampling, Settings
 from core.engine import Engine
 from core.errors import ModelError
+from core.settings.config import LoadSpec, Sampling, Settings
 from tests.checkpoints import EXTRA, MORE, make_checkpoint
 from tests.equality.passes import PROMPT, plain_transformers, run
 from tests.tiny_tokenizer import save_tokenizer
@@ -67,7 +67,7 @@ def test_chunks_and_decode_are_identical(path: Path, dtype: str) -> None:
 def test_an_answer_broken_off_leaves_no_trace_in_the_next(
     arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("core.sizes.PREFILL_CHUNK", 8)
+    monkeypatch.setattr("core.capacity.sizes.PREFILL_CHUNK", 8)
     path = save_tokenizer(make_checkpoint(arch, tmp_path))
     engine = load(path, "float32", context=128)
     monkeypatch.setattr(engine.prompt, "tokens", lambda messages, context: PROMPT)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from core.config import LoadSpec, Settings
 from core.engine import Engine
+from core.settings.config import LoadSpec, Settings
 from tests.checkpoints import make_checkpoint
 from tests.engine.profiles import drawn_profile
 from tests.equality.passes import plain_transformers

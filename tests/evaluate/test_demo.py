@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from app import cli
-from core.config import LoadSpec, Settings
 from core.engine import Engine
 from core.evaluate import calibrated, run
 from core.evaluate.modes import chosen
 from core.evaluate.rows import FIGURES
 from core.evaluate.run import evaluate, gather
+from core.settings.config import LoadSpec, Settings
 from demo.evaluate import load
 from demo.scoring import encode, exact_matches
 from tests.engine.profiles import drawn_profile

@@ -12,15 +12,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.config import Settings
+from core.calibrate.texts import bundled
 from core.errors import SettingError
 from core.evaluate.modes import BASE, PREDICTORS, chosen, modes_of, needs, residencies
 from core.evaluate.others import Others
 from core.evaluate.passages import Heard, read
 from core.evaluate.questions import Question, demo_questions, from_file, sample, spread
 from core.evaluate.rows import FIGURES, Row, front, pareto, perplexity_of, rate, to_csv, to_json, with_savings
-from core.lossy import is_lossy
-from core.profile.texts import bundled
+from core.settings.config import Settings
+from core.settings.lossy import is_lossy
 
 NUMBERS = st.one_of(st.none(), st.integers(0, 4).map(float))
 

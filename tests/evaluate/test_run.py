@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from app.cli.eval import table
-from core.config import Sampling
 from core.engine import Engine
 from core.errors import SettingError
 from core.evaluate.follow import follow
@@ -23,6 +22,7 @@ from core.evaluate.rows import Row, to_json
 from core.evaluate.run import Material, evaluate, gather, start_mode
 from core.evaluate.summary import about, result
 from core.memory.store import Cancelled
+from core.settings.config import Sampling
 
 TEXT = "A text that nobody has trained on, long enough for a few windows of this small context. " * 2
 NEVER = threading.Event()

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from core.config import Sampling
 from core.engine import Engine
 from core.errors import ContextError, SettingError
 from core.evaluate.harness import adapter, run_tasks
 from core.evaluate.scorer import Scorer
 from core.memory.store import Cancelled
+from core.settings.config import Sampling
 
 
 def whole(plain: Any, ids: list[int]) -> torch.Tensor:

@@ -14,9 +14,9 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-from core.answer import Ids
-from core.config import LoadSpec, Sampling, Settings
 from core.engine import Engine
+from core.session.answer import Ids
+from core.settings.config import LoadSpec, Sampling, Settings
 from tests.checkpoints import make_checkpoint
 from tests.tiny_tokenizer import save_tokenizer
 

@@ -13,13 +13,13 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from core.config import Settings, params
 from core.errors import SettingError
-from core.placement import check_needs, place
+from core.policy.allocation.slot_allocation import check_needs, place
 from core.profile import FirstTable, Profile, load, save
 from core.profile.file import SUM, checksum
 from core.profile.profile import KEY
-from core.profile.words import describe
+from core.profile.summary import describe
+from core.settings.config import Settings, params
 from tests.fake_profiles import fake_profile
 from tests.fakes import SHAPE
 from tests.fuzz.changes import Change, Gone, act

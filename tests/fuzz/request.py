@@ -15,8 +15,8 @@ from fastapi.testclient import TestClient
 
 from app.api import build_app
 from app.host import Host
-from core.config import LoadSpec, Sampling
 from core.errors import MoestroError
+from core.settings.config import LoadSpec, Sampling
 from core.types import Piece
 from tests.app.conftest import QuickEngine, ended, open_host
 from tests.fuzz.changes import Change

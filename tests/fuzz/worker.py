@@ -89,15 +89,15 @@ def prepare() -> None:
     import torch
     import transformers
 
-    from core import steady
-    from core.hf import quick_norms
+    from core.hf import fast_rmsnorm
     from core.runtime import warmup
+    from core.system import process_memory
 
     torch.set_num_threads(1)
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     transformers.logging.disable_progress_bar()
-    steady.gc = SimpleNamespace(collect=lambda: 0, freeze=int, unfreeze=int)  # type: ignore[assignment,attr-defined]
-    quick_norms.ELEMENTS = 512
+    process_memory.gc = SimpleNamespace(collect=lambda: 0, freeze=int, unfreeze=int)  # type: ignore[assignment,attr-defined]
+    fast_rmsnorm.ELEMENTS = 512
     warmup.PASSES = 1
 
 

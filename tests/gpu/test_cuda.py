@@ -11,10 +11,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from core.config import LoadSpec, Sampling, Settings
 from core.engine import Engine
 from core.hf.rounded import Rounded
 from core.memory.link import measure_gbps
+from core.settings.config import LoadSpec, Sampling, Settings
 from tests.checkpoints import make_checkpoint
 from tests.equality.passes import PROMPT
 from tests.tiny_tokenizer import save_tokenizer

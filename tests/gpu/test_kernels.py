@@ -15,13 +15,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from core.config import LoadSpec, Sampling, Settings
 from core.engine import Engine
 from core.importing import import_model
 from core.memory.arena import Slot
 from core.memory.codec import FORMATS
 from core.runtime.compute import ExpertMath
-from core.runtime.trial import objection
+from core.runtime.kernel_trial import objection
+from core.settings.config import LoadSpec, Sampling, Settings
 from tests import kernel_cases as cases
 from tests.checkpoints import make_checkpoint
 from tests.tiny_tokenizer import save_tokenizer

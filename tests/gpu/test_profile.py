@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from core.config import LoadSpec, Settings
+from core.calibrate.gather import calibrate
 from core.engine import Engine
 from core.profile import PARTS, Profile
-from core.profile.gather import calibrate
+from core.settings.config import LoadSpec, Settings
 from tests.checkpoints import make_checkpoint
 from tests.tiny_tokenizer import save_tokenizer
 

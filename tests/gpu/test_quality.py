@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from core.config import LoadSpec, Settings
 from core.engine import Engine
 from core.quality.sample import Landing, Sample
+from core.settings.config import LoadSpec, Settings
 from tests.checkpoints import make_checkpoint
 from tests.quality.conftest import DROPPING, PROMPT, by_hand, kept_of, say
 from tests.tiny_tokenizer import save_tokenizer

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from core.policy.substitute import batch, plain
-from core.registry import create, variants
+from core.settings.registry import create, variants
 from tests.policy.substitutes import LAYERS, drawn, gates
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from core.errors import ModelError
 from core.hf import CheckpointReader, check_model, load_skeleton
 from core.hf.bounds import wrong
-from core.loading import load_tokenizer
+from core.session.loading import load_tokenizer
 from tests.checkpoints import make_checkpoint
 from tests.tiny_tokenizer import save_tokenizer
 

@@ -8,8 +8,8 @@ from torch import nn
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm
 
-from core.hf import quick_norms
-from core.hf.quick_norms import MOST, quicken, restore
+from core.hf import fast_rmsnorm
+from core.hf.fast_rmsnorm import MOST, quicken, restore
 from core.native.compile import widths
 
 pytestmark = pytest.mark.skipif(not widths(), reason="this CPU has no AVX2")
@@ -49,17 +49,17 @@ def test_what_computes_something_else_is_left_alone() -> None:
     other.eps = 1e-6
     model = nn.ModuleList([Gemma2RMSNorm(64), other, norm(40, torch.float32), nn.LayerNorm(64), nn.Linear(64, 64)])
     assert quicken(model) == []
-    assert not any(quick_norms.OWN in vars(module) for module in model)
+    assert not any(fast_rmsnorm.OWN in vars(module) for module in model)
 
 
 @torch.inference_mode()
 def test_a_wrong_answer_in_the_trial_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    square, finish = quick_norms._functions(quick_norms.Form(64, 1e-6, torch.bfloat16))
+    square, finish = fast_rmsnorm._functions(fast_rmsnorm.Form(64, 1e-6, torch.bfloat16))
 
     def late(x: int, out: int, n: int) -> None:
         square(x, out, n - 16)
 
-    monkeypatch.setattr(quick_norms, "_functions", lambda form: (late, finish))
+    monkeypatch.setattr(fast_rmsnorm, "_functions", lambda form: (late, finish))
     assert quicken(nn.ModuleList([norm(64, torch.bfloat16)])) == []
 
 
@@ -70,5 +70,5 @@ def test_it_is_taken_back_and_gradients_pass() -> None:
     model[0](x).sum().backward()
     assert x.grad is not None and quicken(model) == []
     restore(found)
-    assert quick_norms.OWN not in vars(model[0])
+    assert fast_rmsnorm.OWN not in vars(model[0])
     assert quicken(model) == found

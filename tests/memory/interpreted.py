@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from core.config import LoadSpec, Settings
 from core.engine import Engine
+from core.settings.config import LoadSpec, Settings
 from tests import kernel_cases as cases
 from tests.checkpoints import make_checkpoint
 from tests.tiny_tokenizer import save_tokenizer

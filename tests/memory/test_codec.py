@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.errors import ModelError, SettingError
-from core.formats import LOADABLE
 from core.memory.codec import ALIGN, FORMATS, Codec, Numbers, PartSpec, SlotParts, make_codec
 from core.memory.codec.grouped import Grouped
 from core.memory.codec.measure import ffn_error, fill, random_expert, specs_of
+from core.settings.formats import LOADABLE
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.capacity.tier import ROWS_MIN, choose_tier
 from core.memory.arena import Arena
 from core.memory.codec import PartSpec, make_codec
 from core.memory.codec.formats import Numbers
@@ -18,7 +19,6 @@ from core.memory.disk import DiskStore, HostCache, measure_disk
 from core.memory.pack import Manifest, PackReader, PackWriter
 from core.memory.pack.manifest import identity_of, layer_file
 from core.memory.pages import PAGE, page_up
-from core.tier import ROWS_MIN, choose_tier
 
 CPU = torch.device("cpu")
 EXPERTS = 24

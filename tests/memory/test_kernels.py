@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from core.cache.lease import Held
 from core.memory.codec import FORMATS, PartSpec, make_codec
 from core.memory.codec.kernels import available, blocks, make_kernels, say_unavailable, scratch_bytes, why_not
 from core.memory.codec.kernels.products import LANES, LANES_MOST, SCRATCH_BYTES, launches
 from core.runtime.grouped import FEW, LATE, TOGETHER, together
-from core.runtime.lease import Held
 from tests.kernel_cases import CODED, codec_of, matrices
 
 ROOT = Path(__file__).parents[2]

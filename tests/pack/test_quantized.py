@@ -9,8 +9,8 @@ import torch
 
 from core.hf import CheckpointReader, load_skeleton
 from core.importing import import_model
+from core.importing.sources import open_source
 from core.memory.pack import PackReader, aligned
-from core.sources import open_source
 from tests import quantized
 
 CPU = torch.device("cpu")

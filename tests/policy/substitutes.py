@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from core.policy.substitute import Ask, Gates, Substitute
-from core.registry import create
+from core.settings.registry import create
 
 CPU = torch.device("cpu")
 LAYERS = 2

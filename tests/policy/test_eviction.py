@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.config import Settings
 from core.policy.eviction import GONE, NEVER, Belady, Eviction, Roster, victim
 from core.policy.hints import Hints
-from core.registry import create, variants
+from core.settings.config import Settings
+from core.settings.registry import create, variants
 
 NAMES = [v.name for v in variants("eviction")]
 LAYERS, EXPERTS = 3, 4

@@ -11,7 +11,7 @@ import pytest
 from core.policy.predict import Oracle
 from core.policy.predict.aside import AtOnce
 from core.policy.predict.path_reader import HEAD, TOLD, PathReader
-from core.registry import create, variants
+from core.settings.registry import create, variants
 from tests.policy.views import Known, Looking, Pass, make, random_passes, shown
 
 LAYERS, EXPERTS, K = 6, 8, 2

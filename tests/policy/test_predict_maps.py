@@ -13,7 +13,7 @@ from core.policy.predict import Guess
 from core.policy.predict.aside import AtOnce
 from core.policy.predict.base import Later
 from core.policy.predict.map_search import MapSearch
-from core.registry import create
+from core.settings.registry import create
 from tests.policy.test_predict_map_store import drawn
 from tests.policy.views import Known, Looking, Pass, make
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.registry import variants
+from core.settings.registry import variants
 from tests.policy.views import Looking, Pass, make, random_known, random_passes, shown
 
 NAMES = [v.name for v in variants("predictor")]

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from core.policy.sizes import Allocation, Facts, adapmoe_loads, gains, greedy, hit_curves
-from core.registry import create, variants
+from core.policy.allocation.weights import Allocation, Facts, adapmoe_loads, gains, greedy, hit_curves
+from core.settings.registry import create, variants
 
 NAMES = [v.name for v in variants("layer_slots")]
 LAYERS, EXPERTS = 3, 4

@@ -14,7 +14,7 @@ from core.choices import Action, Why
 from core.errors import ProfileError, SettingError
 from core.policy.substitute import Ask, Chosen, Gates, Substitute, batch, plain
 from core.policy.substitute.buddies import Lists, alpha_of, alphas, cut, rank, spread
-from core.registry import NEEDS_PROFILE, create, variant, variants
+from core.settings.registry import NEEDS_PROFILE, create, variant, variants
 from tests.policy.substitutes import CPU, Known, ask, drawn, gates, make
 
 OPEN = Gates(rho=8)

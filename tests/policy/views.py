@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from core.policy.predict import Guess, Predictor
 from core.policy.predict.base import Later, Net, State, union
-from core.registry import create
+from core.settings.registry import create
 
 HIDDEN = 16
 

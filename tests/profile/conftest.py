@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from core.config import LoadSpec, Settings
 from core.engine import Engine
+from core.settings.config import LoadSpec, Settings
 from tests.tiny_tokenizer import save_tokenizer
 
 MakeEngine = Callable[..., Engine]

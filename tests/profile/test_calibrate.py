@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from core.calibrate.gather import calibrate
 from core.engine import Engine
 from core.errors import BusyError, ProfileError, SettingError
 from core.memory.store import Cancelled
 from core.profile import PARTS, load, save
-from core.profile.gather import calibrate
 from core.trace import ArrayTrace, Trace, TraceWriter, open_trace
 from core.trace.file import FileTrace
 from tests.equality.passes import PROMPT

@@ -20,7 +20,7 @@ from core.errors import ProfileError
 from core.profile import PARTS, FirstTable, Profile, check_model, load, profile_path, save
 from core.profile.file import SUM, checksum
 from core.profile.profile import KEY
-from core.profile.words import TITLES, describe
+from core.profile.summary import TITLES, describe
 
 L, E, K, H, N = 3, 8, 2, 16, 5
 

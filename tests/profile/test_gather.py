@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from core.calibrate.gather import calibrate
+from core.calibrate.texts import tokenize
 from core.engine import Engine
 from core.profile import Profile
-from core.profile.gather import calibrate
 from core.profile.routing import entropy
-from core.profile.texts import tokenize
 from tests.profile.conftest import MakeEngine
 from tests.profile.oracle import Oracle, Passed
 

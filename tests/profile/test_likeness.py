@@ -7,12 +7,12 @@ import threading
 import numpy as np
 import pytest
 
+from core.calibrate import likeness
+from core.calibrate.gather import calibrate
+from core.calibrate.texts import tokenize
 from core.engine import Engine
 from core.memory.store import Cancelled
-from core.profile import likeness
-from core.profile.gather import calibrate
-from core.profile.texts import tokenize
-from core.profile.words import best_pairs
+from core.profile.summary import best_pairs
 from tests.profile.conftest import MakeEngine
 
 TEXTS = ["Nothing is fetched that is there already.", "Bread, pane, pain, Brot."]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from core.profile.maps import MapStore
+from core.calibrate.maps import MapStore
 
 
 def test_the_most_redundant_gives_way() -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from core.profile import samples
-from core.profile.samples import Paths, States
-from core.runtime.workbench import LayerRun
+from core.calibrate import samples
+from core.calibrate.samples import Paths, States
+from core.runtime.measurement import LayerRun
 
 L, E, H = 2, 4, 3
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.config import LoadSpec, Settings
+from core.calibrate.gather import calibrate
+from core.calibrate.times import _summed, _without
 from core.engine import Engine
 from core.importing import import_model
-from core.profile.gather import calibrate
-from core.profile.times import _summed, _without
+from core.settings.config import LoadSpec, Settings
 from tests.profile.conftest import MakeEngine
 
 

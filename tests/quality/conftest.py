@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM
 
-from core.config import LoadSpec, Sampling, Settings
 from core.engine import Engine
 from core.quality.meter import Meter
+from core.settings.config import LoadSpec, Sampling, Settings
 from core.types import AnswerStats, StepRecord
 from tests.checkpoints import random_model
 from tests.tiny_tokenizer import save_tokenizer

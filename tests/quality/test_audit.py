@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from core.config import LoadSpec, Sampling, Settings
 from core.engine import Engine
 from core.quality import audit as audits
 from core.quality import meter as meters
 from core.quality.audit import Spoken, score
-from core.quality.told import Quality
+from core.quality.report import Quality
+from core.settings.config import LoadSpec, Sampling, Settings
 from tests.checkpoints import make_checkpoint
 from tests.quality.conftest import DROPPING, PROMPT, by_hand, kept_of, load, say
 from tests.tiny_tokenizer import save_tokenizer

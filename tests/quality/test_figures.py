@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from core.quality.figures import divergence, log_probability, perplexity
-from core.quality.told import Quality, together
+from core.quality.report import Quality, together
 
 
 def logits(*probabilities: float) -> torch.Tensor:

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from core.config import LoadSpec, Settings
 from core.engine import Engine
+from core.settings.config import LoadSpec, Settings
 from core.types import StepRecord
 from tests.checkpoints import make_checkpoint
 from tests.quality.conftest import DROPPING, load, say

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from core.cache.pool import Pool
 from core.engine import Engine
 from core.policy.eviction import Eviction, Roster
 from core.policy.eviction.lru import LRU
 from core.policy.eviction.none import NoCache
 from core.quality.saved import Shadow, Waits, spared
-from core.runtime.pool import Pool
 from core.types import Outcome, StepRecord
 from tests.quality.conftest import say
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from core.cache.expert_cache import Residency
+from core.cache.lease import Lease
 from core.memory.arena import Arena
 from core.memory.codec import PartSpec, make_codec
 from core.memory.store import HostStore
 from core.memory.transfer import TransferEngine
-from core.registry import create
-from core.runtime.lease import Lease
-from core.runtime.residency import Residency
+from core.settings.registry import create
 
 LAYERS, EXPERTS = 3, 6
 SPECS = {"gate_up_proj": PartSpec((8, 16), torch.float32), "down_proj": PartSpec((16, 4), torch.float32)}

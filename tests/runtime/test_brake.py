@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from core.runtime.brake import LONGEST, REST, WINDOW, Brake
+from core.policy.prefetch.throttle import LONGEST, REST, WINDOW, Brake
 from core.types import StepRecord
 
 

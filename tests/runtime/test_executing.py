@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from core.allowed import check_weighable
-from core.config import Settings
 from core.errors import SettingError
 from core.hf import RouterOutput
 from core.hf.weighing import Rule
-from core.runtime.executing import Executing, Predicted, aligned, aligned_row
+from core.prediction.speculation import Executing, Predicted, aligned, aligned_row
+from core.session.lossy_check import check_weighable
+from core.settings.config import Settings
 
 STEPS = 3
 

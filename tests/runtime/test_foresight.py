@@ -20,9 +20,9 @@ from core.policy.predict.nets import estimator, path
 from core.policy.predict.nets.estimator import Estimator
 from core.policy.predict.nets.path import RoutingPath, State
 from core.policy.predict.path_reader import ROOM, WINDOW, PathReader
+from core.prediction.predictor_host import Foresight
+from core.prediction.view import _asked
 from core.profile import Profile
-from core.runtime.foresight import Foresight
-from core.runtime.view import _asked
 from core.types import ModelShape
 from tests.conftest import Checkpoint
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.cache.expert_cache import Residency
+from core.cache.lease import Lease
+from core.policy.allocation.slots import waves
 from core.policy.eviction import GONE
 from core.policy.hints import Hints
 from core.policy.predict import Guess
-from core.policy.slots import waves
-from core.registry import variants
-from core.runtime.lease import Lease
-from core.runtime.residency import Residency
+from core.settings.registry import variants
 from core.simulate import Config, Replay
 from core.simulate.run import maker
 from core.trace import ArrayTrace, Chunk

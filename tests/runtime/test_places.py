@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from core.config import LoadSpec, Settings
 from core.engine import Engine
-from core.runtime.places import Places, consecutive, depends, scattered
+from core.runtime.row_places import Places, consecutive, depends, scattered
+from core.settings.config import LoadSpec, Settings
 from tests.architectures.trial import known, random_model, run, save, transformers_own
 
 

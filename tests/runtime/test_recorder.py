@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from core.runtime.lease import Counts, Held
+from core.cache.lease import Counts, Held
 from core.runtime.recorder import Recorder
 from core.types import ModelShape, Outcome, StepRecord
 

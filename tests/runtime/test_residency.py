@@ -7,10 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from core.cache.expert_cache import Residency
 from core.memory.link import Pace
 from core.policy.predict import Guess
-from core.registry import create, variants
-from core.runtime.residency import Residency
+from core.settings.registry import create, variants
 from core.types import Outcome, Place
 from tests.runtime.machine import EXPERTS, LAYERS, build, hold
 

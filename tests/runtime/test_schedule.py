@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core.cache.prefetch_priority import Rhythm, Schedule
 from core.memory.slot import Slot
 from core.memory.ticket import Link, Ticket
 from core.policy.predict import Guess
-from core.runtime.schedule import Rhythm, Schedule
-from core.simulate.virtual import VirtualLink
+from core.simulate.virtual_clock import VirtualLink
 
 LAYERS, EXPERTS = 4, 8
 NOTHING: Any = None

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from core.cache.lease import Counts
+from core.cache.prefetch_cost import Toll, blocked_s
 from core.memory.slot import Slot
 from core.memory.ticket import Ticket
-from core.runtime.lease import Counts
-from core.runtime.toll import Toll, blocked_s
 
 NOTHING: Any = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from core.runtime.turn import Turn
+from core.session.model_lock import Turn
 
 WAIT_S = 20.0
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from core.config import LoadSpec, Settings
 from core.engine import Engine
+from core.settings.config import LoadSpec, Settings
 
 
 @pytest.fixture(scope="session")

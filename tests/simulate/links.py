@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from core.cache.expert_cache import Residency
+from core.cache.lease import Lease
 from core.engine import Engine
 from core.memory.ticket import QUEUED, Ticket
 from core.memory.transfer import TransferEngine
-from core.runtime.lease import Lease
 from core.runtime.moe_step import MoEStep
-from core.runtime.residency import Residency
-from core.simulate.virtual import VirtualLink
+from core.simulate.virtual_clock import VirtualLink
 
 LAYER_S = 1.0  # virtual seconds of a layer
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.config import Settings
 from core.errors import SettingError
 from core.profile import Profile
+from core.settings.config import Settings
 from core.simulate import BELADY, Clock, Config, simulate
 from core.simulate import run as run_module
-from core.simulate.timed import Timed, timed
+from core.simulate.prefetchers import Timed, timed
 from core.trace import ArrayTrace
 
 LAYERS, EXPERTS, K, SLOTS = 3, 16, 2, 24

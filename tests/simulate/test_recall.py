@@ -10,8 +10,8 @@ import pytest
 
 from core.errors import TraceError
 from core.simulate import Clock, Config
+from core.simulate.prefetchers import Timed, timed
 from core.simulate.recall import recall
-from core.simulate.timed import Timed, timed
 from core.trace import ArrayTrace, Chunk, FileTrace, TraceWriter
 from core.trace.chunk import RANKED
 from tests.simulate.test_engine import routes

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.config import Sampling, Settings
 from core.engine import Engine
-from core.registry import variants
+from core.settings.config import Sampling, Settings
+from core.settings.registry import variants
 from core.simulate import Config, Replay
 from core.simulate.regret import Setup, Shadows
 from core.simulate.run import maker

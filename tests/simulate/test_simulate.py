@@ -10,7 +10,7 @@ import pytest
 
 from bench.bounds import belady_misses
 from core.errors import SettingError
-from core.registry import variants
+from core.settings.registry import variants
 from core.simulate import BELADY, Clock, Config, simulate
 from core.simulate import run as run_module
 from core.trace import ArrayTrace, Chunk, FileTrace, TraceWriter

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from core.errors import SettingError, TraceError
-from core.registry import variants
+from core.settings.registry import variants
 from core.simulate import BELADY, Clock, Config, simulate
-from core.simulate import timed as timed_module
-from core.simulate.course import Course
+from core.simulate import prefetchers as timed_module
+from core.simulate.prefetchers import ORACLE, Timed, TimedResult, timed
 from core.simulate.replayed import Replayed
-from core.simulate.timed import ORACLE, Timed, TimedResult, timed
+from core.simulate.timed_replay import Course
 from core.simulate.trace_view import TraceView
 from core.trace import ArrayTrace, Chunk, FileTrace, TraceWriter
 from core.trace.chunk import RANKED

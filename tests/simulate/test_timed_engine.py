@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from core.config import Sampling, Settings
 from core.engine import Engine
+from core.settings.config import Sampling, Settings
 from core.simulate import Clock, Config
-from core.simulate.timed import Timed, follow, predictor_for
+from core.simulate.prefetchers import Timed, follow, predictor_for
 from core.trace import FileTrace, TraceWriter
 from core.types import StepRecord
 from tests.simulate.links import LAYER_S, Counted, Demanded, Instant, Never, written_down

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from core.config import Sampling, Settings
 from core.engine import Engine
+from core.settings.config import Sampling, Settings
 from core.simulate import Clock, Config
-from core.simulate.timed import Timed, follow, predictor_for
+from core.simulate.prefetchers import Timed, follow, predictor_for
 from core.trace import FileTrace, TraceWriter
 from core.types import StepRecord
 from tests.simulate.test_engine import restart

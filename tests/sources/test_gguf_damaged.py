@@ -14,7 +14,7 @@ import pytest
 from app.gguf_head import read_head
 from core.errors import ModelError
 from core.importing.job import open_job
-from core.sources import open_source
+from core.importing.sources import open_source
 from tests.gguf_files import experts_in, make_gguf
 from tests.gguf_raw import ARRAY, BOOL, F32, F64, I32, NAN, TEXT, U32, U64, Raw, Row, array
 

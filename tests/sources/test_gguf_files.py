@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from core.errors import ModelError
-from core.sources import open_source
-from core.sources.gguf import files as gguf_files
-from core.sources.gguf import header, open_gguf
-from core.sources.gguf.facts import shortest
+from core.importing.sources import open_source
+from core.importing.sources.gguf import files as gguf_files
+from core.importing.sources.gguf import header, open_gguf
+from core.importing.sources.gguf.facts import shortest
 from tests.gguf_files import experts_in, make_gguf
 
 NAME = "model.layers.2.mlp.experts.5.up_proj.weight"
@@ -138,7 +138,7 @@ def test_one_expert_at_a_time_is_read(file: Path, monkeypatch: pytest.MonkeyPatc
         source.tensors.coded(NAME)
         source.tensors.read(NAME)
         assert counts == [64 * 64 // 32 * 34] * 2
-        monkeypatch.setattr("core.sources.gguf.tensors.CHUNK", 1 << 12)
+        monkeypatch.setattr("core.importing.sources.gguf.tensors.CHUNK", 1 << 12)
         counts.clear()
         whole = source.tensors.read("model.embed_tokens.weight")
         assert len(counts) == 16 and max(counts) == 1 << 12

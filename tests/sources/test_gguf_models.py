@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from core.errors import ModelError
 from core.hf import CheckpointReader, meta_skeleton
-from core.sources import open_source
-from core.sources.gguf import open_gguf
+from core.importing.sources import open_source
+from core.importing.sources.gguf import open_gguf
 from tests.gguf_files import ARCHITECTURES, all_f32, make_gguf, write_gguf
 from tests.gguf_raw import Raw, Row
 

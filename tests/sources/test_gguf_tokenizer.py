@@ -12,8 +12,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from core.errors import ModelError
-from core.sources.gguf import open_gguf
-from core.sources.gguf.pretokenize import SPLITS, WHOLE
+from core.importing.sources.gguf import open_gguf
+from core.importing.sources.gguf.pretokenize import SPLITS, WHOLE
 from tests.gguf_files import make_gguf
 from tests.tiny_tokenizer import TEMPLATE
 

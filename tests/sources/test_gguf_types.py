@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file
 
 from core.hf import CheckpointReader, meta_skeleton
+from core.importing.sources import Source
+from core.importing.sources.gguf import open_gguf
+from core.importing.sources.gguf.blocks import EXACT, HELD, decode
+from core.importing.sources.gguf.held import choose
 from core.memory.codec import Coded, format_of, make_codec, numbers_of
-from core.sources import Source
-from core.sources.gguf import open_gguf
-from core.sources.gguf.blocks import EXACT, HELD, decode
-from core.sources.gguf.held import choose
 from tests.gguf_files import Choice, T, experts_in, make_gguf, random_blocks
 
 CPU = torch.device("cpu")

@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import save_file
 from transformers import DynamicCache
 
-from core.config import LoadSpec, Settings
 from core.engine import Engine
 from core.hf import CheckpointReader, meta_skeleton
 from core.importing import import_model
+from core.importing.sources import open_source
 from core.memory.pack import Manifest
-from core.sources import open_source
+from core.settings.config import LoadSpec, Settings
 from tests.checkpoints import ARCHITECTURES, EXTRA, make_checkpoint
 from tests.equality.passes import PROMPT, plain_transformers, run
 from tests.gguf_files import experts_in, make_gguf

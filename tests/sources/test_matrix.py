@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig, Mxfp4Config
 
 from core.hf import CheckpointReader, load_skeleton, meta_skeleton
+from core.importing.sources import open_source
 from core.memory.codec import make_codec
 from core.memory.codec.coded import Coded
-from core.sources import open_source
 from tests import quantized
 from tests.quantized import Written, write, write_mxfp4
 

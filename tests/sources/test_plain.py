@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from core.hf import CheckpointReader, load_skeleton, meta_skeleton
+from core.importing.sources import open_source
 from core.memory.codec.formats import Numbers
-from core.sources import open_source
 from tests.checkpoints import ARCHITECTURES, make_checkpoint
 from tests.conftest import Checkpoint
 

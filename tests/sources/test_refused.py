@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from core.errors import ModelError
 from core.hf import CheckpointReader, check_model, meta_skeleton
-from core.sources import open_source
+from core.importing.sources import open_source
 from tests import quantized
 from tests.conftest import Checkpoint
 

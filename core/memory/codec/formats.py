@@ -1,4 +1,4 @@
-"""The number types that a blob holds; and the registry of formats, `core.formats`, for those who look for it here."""
+"""The number types that a blob holds; and the registry of formats, `core.settings.formats`, under this name as well."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from core.formats import FORMATS, Format, format_of
+from core.settings.formats import FORMATS, Format, format_of
 
 __all__ = ["FORMATS", "Format", "Numbers", "format_of", "numbers_of"]
 

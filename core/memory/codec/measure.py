@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.nn.functional as F
 
-from core.formats import LOADABLE
 from core.memory.codec import Codec, PartSpec, SlotParts, make_codec
 from core.memory.codec.direct import Direct
+from core.settings.formats import LOADABLE
 
 Linear = Callable[[SlotParts, str, torch.Tensor], torch.Tensor]
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)

@@ -18,7 +18,7 @@ from core.memory.codec.formats import Numbers
 from core.memory.codec.segments import Experts, Segment, Segments
 from core.memory.pack.stated import FLOATS, Stated, Unfit, whole
 from core.memory.pages import page_up
-from core.reading import CONFIG_BYTES, BadJson, parse_json, read_bytes
+from core.system.reading import CONFIG_BYTES, BadJson, parse_json, read_bytes
 
 NAME = "moestro.json"
 DENSE = "model.safetensors"

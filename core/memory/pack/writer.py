@@ -25,7 +25,7 @@ from core.memory.pack.sync import replace, sync_dir, sync_file, write_all
 from core.memory.pack.tensorfile import write_tensors
 from core.memory.pack.verify import check, file_hash
 from core.memory.pages import page_up
-from core.reading import INDEX_BYTES, BadJson, parse_json, read_bytes
+from core.system.reading import INDEX_BYTES, BadJson, parse_json, read_bytes
 
 JOURNAL = "journal.jsonl"
 LAYER_FILES = frozenset(layer_file(layer) for layer in range(MOST_LAYERS))

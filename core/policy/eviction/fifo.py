@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from core.policy.eviction.base import Eviction
-from core.registry import register
+from core.settings.registry import register
 
 
 @register(

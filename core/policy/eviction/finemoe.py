@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from core.policy.eviction.base import Eviction, Floats, Ids, Roster
-from core.registry import register
+from core.settings.registry import register
 
 
 @register(

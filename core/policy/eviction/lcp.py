@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from core.policy.eviction.base import Eviction, Floats, Ids, Roster
-from core.registry import Param, register
+from core.settings.registry import Param, register
 
 
 @register(

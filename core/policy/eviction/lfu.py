@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from core.policy.eviction.base import RECENT, Eviction, Floats, Ids, Roster
-from core.registry import Param, register
+from core.settings.registry import Param, register
 
 
 @register(

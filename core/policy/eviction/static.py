@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from core.policy.eviction.base import RECENT, Eviction, Floats, Ids
-from core.registry import register
+from core.settings.registry import register
 
 PINNED = 1e12  # above any count of a profile
 

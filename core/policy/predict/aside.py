@@ -1,7 +1,7 @@
 """What a predictor has worked out beside the pass, so that no layer waits for it: a worker, its messages, its answers.
 
 A message and an answer are bytes that the predictor and its worker agree on, for the worker may live in a process of
-its own (core.beside.apart). A replay has it here and at once.
+its own (core.prediction.worker.process_worker). A replay has it here and at once.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import ClassVar
 from core.policy.predict.aside import AtOnce, Beside, Task
 from core.policy.predict.base import Guess, Later, Predictor, View
 from core.policy.predict.map_search import MapSearch, followed, opened, read
-from core.registry import Param, register
+from core.settings.registry import Param, register
 
 BEHIND = 2  # passes that the search may be behind; those that come then are left out
 

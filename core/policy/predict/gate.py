@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from core.policy.predict.base import Guess, Predictor, View
 from core.policy.predict.ranking import FLOOR, LOOK_AHEAD, WIDTH, Again, best, limit
-from core.registry import register
+from core.settings.registry import register
 
 
 @register(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from core.policy.predict.base import Guess, Predictor, View
-from core.registry import register
+from core.settings.registry import register
 
 
 @register("predictor", "none", title="None", help="Experts are fetched only when they are needed.", source="baseline")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from core.policy.predict.base import Guess, Predictor, View
 from core.policy.predict.ranking import DISTANCE, WIDTH, Again, layer_ahead, limit
-from core.registry import register
+from core.settings.registry import register
 
 
 @register(

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from core.policy.predict.base import Guess, View
-from core.registry import Param
+from core.settings.registry import Param
 
 Floats = npt.NDArray[np.floating]
 Ints = npt.NDArray[np.int64]

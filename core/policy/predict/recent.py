@@ -8,7 +8,7 @@ import numpy as np
 
 from core.policy.predict.base import Guess, Predictor, View
 from core.policy.predict.ranking import DISTANCE, FLOOR, WIDTH, Ints, best, by_use, layer_ahead, limit
-from core.registry import Param, register
+from core.settings.registry import Param, register
 
 
 @register(

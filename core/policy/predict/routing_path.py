@@ -12,7 +12,7 @@ from core.policy.predict.aside import AtOnce, Beside, Task
 from core.policy.predict.base import Guess, Predictor, View
 from core.policy.predict.path_reader import PathReader, answered, asked
 from core.policy.predict.ranking import FLOOR, WIDTH, best
-from core.registry import Param, register
+from core.settings.registry import Param, register
 
 Singles = npt.NDArray[np.float32]
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from core.policy.predict.base import Guess, Predictor, View
 from core.policy.predict.ranking import FLOOR, WIDTH, Again, best, limit, reach
-from core.registry import Param, register
+from core.settings.registry import Param, register
 
 
 @register(

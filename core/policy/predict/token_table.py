@@ -11,7 +11,7 @@ import numpy as np
 from core.policy.predict.base import Guess, Predictor, View
 from core.policy.predict.gate import ask_ahead
 from core.policy.predict.ranking import FLOOR, LOOK_AHEAD, WIDTH, Again
-from core.registry import register
+from core.settings.registry import register
 
 
 @register(

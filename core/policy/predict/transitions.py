@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from core.policy.predict.base import Guess, Predictor, View
 from core.policy.predict.ranking import DISTANCE, FLOOR, WIDTH, Ints, best, layer_ahead, limit, reach
-from core.registry import Param, register
+from core.settings.registry import Param, register
 
 Singles = npt.NDArray[np.float32]
 FAR = 60.0  # powers of two by which the newest token may outweigh the first before all counts are scaled down

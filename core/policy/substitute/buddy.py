@@ -10,7 +10,7 @@ import numpy as np
 from core.errors import ProfileError
 from core.policy.substitute.base import Ask, Facts, Substitute
 from core.policy.substitute.buddies import MOST, Lists, alpha_of, alphas, cut, rank
-from core.registry import Param, register
+from core.settings.registry import Param, register
 
 if TYPE_CHECKING:
     import torch

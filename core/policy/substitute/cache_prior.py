@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from core.choices import Action, Why
 from core.policy.substitute.base import Ask, Chosen, Facts, Gates, Substitute
-from core.registry import Param, register
+from core.settings.registry import Param, register
 
 if TYPE_CHECKING:
     import torch

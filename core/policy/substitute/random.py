@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from core.policy.substitute.base import Ask, Facts, Substitute
-from core.registry import Param, register
+from core.settings.registry import Param, register
 
 if TYPE_CHECKING:
     import torch

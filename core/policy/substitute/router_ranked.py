@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from core.policy.substitute.base import Ask, Facts, Substitute
-from core.registry import register
+from core.settings.registry import register
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ import numpy as np
 from core.errors import ProfileError
 from core.policy.substitute.base import Facts
 from core.policy.substitute.table import Table
-from core.registry import register
+from core.settings.registry import register
 
 if TYPE_CHECKING:
     import torch

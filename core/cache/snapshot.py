@@ -1,0 +1,122 @@
+"""The cache lent for passes that are nobody's: set aside as it is, and taken back as it was.
+
+Most residents stay where they are, and the passes make do with a few slots of each pool: those of the experts that the
+policy would have let go of first. Only these have to be fetched back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from core.cache.lease import Counts
+from core.cache.pool import Pool
+from core.cache.prefetch_queue import Ahead
+from core.cache.slot_map import SlotMap
+from core.policy.eviction import Eviction, Roster
+from core.policy.hints import Hints
+
+STAYS = 2**60  # above every tick
+SHARE = 4  # a pool lends one slot in so many, divided by its layers, or as many as a pass needs at least
+
+
+@dataclass(slots=True)
+class Aside:
+    """What a cache knew when it was lent. `residents`: eids, those first that the policy would keep longest."""
+
+    residents: list[int]
+    policy: Eviction
+    hints: Hints
+    ahead: Ahead
+    counts: Counts
+    pinned: frozenset[int]
+    last_used: list[int]
+    now: int
+    phase: str
+    layer: int
+    tick: int
+
+
+@dataclass(slots=True)
+class Lendable(SlotMap):
+    """The map of `core.cache.slot_map`, which can be lent between two passes."""
+
+    def quiet(self) -> bool:
+        """Whether no copy is queued or under way."""
+        return all(ticket.error is not None or self.transfers.landed(ticket) for ticket in self._tickets.values())
+
+    def set_aside(self, least: int) -> Aside:
+        """Lend the cache; only while it is `quiet`. At least `least` slots of each pool are free to be used, as far as
+        it has them and they are not pinned."""
+        assert self.quiet() and not self._leased, "the cache is in use"
+        for eid in [eid for eid, ticket in self._tickets.items() if ticket.error is not None]:
+            self.evict(self.pool(eid // self.experts), eid)
+        self._tickets.clear()  # all landed: what they brought is simply there
+        orders = [self._worth(pool) for pool in self._pools]
+        aside = Aside(
+            [eid for order in orders for eid in reversed(order)],
+            self.policy,
+            self.hints,
+            self.ahead,
+            self.counts,
+            self.pinned,
+            self.last_used[:],
+            self.now,
+            self.phase,
+            self._layer,
+            self._tick,
+        )
+        self.hints = Hints(self.layers, self.experts)
+        self.policy = Eviction(Roster(self.layers, self.experts, hints=self.hints))  # first in, first out
+        self.ahead, self.counts = Ahead(self, self.layers), Counts()
+        stay: set[int] = set(self.pinned)
+        for pool, order in zip(self._pools, orders, strict=True):
+            spare = self._spare(pool, least)
+            stay.update(order[spare:])
+            for i, eid in enumerate(order):
+                self.policy.admitted(eid, i if i < spare else STAYS, 0)
+        self.pinned = frozenset(stay)
+        return aside
+
+    def take_back(self, aside: Aside, stop: Callable[[], bool]) -> None:
+        """Everything as it was. Who had to leave is fetched back, the most valuable first, until `stop()`: then the
+        others are gone, as if evicted. Raises what a copy does; the cache is consistent then, too."""
+        self._leased.clear()
+        was = set(aside.residents)
+        try:
+            for eid in [eid for eid, slot in enumerate(self._slot) if slot is not None and eid not in was]:
+                self.evict(self.pool(eid // self.experts), eid)
+            for eid in aside.residents:
+                if not stop():
+                    self._fetch_back(eid)
+        finally:
+            for eid in [*self._tickets]:  # broken off
+                self.evict(self.pool(eid // self.experts), eid)
+            self._restore(aside)
+
+    def _fetch_back(self, eid: int) -> None:
+        if self._slot[eid] is None:
+            slot = self.pool(eid // self.experts).free.pop()
+            self._admit(eid, slot, self._ticket(eid, slot, True))
+        if eid in self._tickets:
+            self.transfers.wait(self._tickets[eid])
+            del self._tickets[eid]
+
+    def _restore(self, aside: Aside) -> None:
+        self.policy, self.hints, self.ahead, self.counts = aside.policy, aside.hints, aside.ahead, aside.counts
+        self.pinned, self.last_used = aside.pinned, aside.last_used
+        self.now, self.phase, self._layer, self._tick = aside.now, aside.phase, aside.layer, aside.tick
+        for eid in [eid for eid in aside.residents if self._slot[eid] is None]:
+            if eid in self.ahead.fresh:
+                self.ahead.waste(eid, evicted=True)
+            self.policy.left(eid)
+
+    def _spare(self, pool: Pool, least: int) -> int:
+        """How many residents may have to leave."""
+        layers: int = (pool.part.stop - pool.part.start) // self.experts
+        return max(0, max(least, pool.capacity // (SHARE * layers)) - len(pool.free))
+
+    def _worth(self, pool: Pool) -> list[int]:
+        """The residents of a pool, those first that the policy would let go of first; pinned ones last."""
+        scores = self.policy.scores(pool.part, self.now, self._layer)
+        return sorted(self._residents(pool), key=lambda eid: (eid in self.pinned, scores[eid - pool.part.start], eid))

@@ -1,0 +1,37 @@
+"""How a layer that needs more experts than there are slots passes through them; the engine and the simulator alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from core.cache.expert_cache import Residency
+from core.cache.lease import Lease
+from core.policy.allocation.slots import waves
+
+
+def in_waves(
+    residency: Residency,
+    layer: int,
+    wanted: Sequence[int],
+    release: Callable[[Lease], None],
+    look_ahead: Callable[[], None],
+) -> Iterator[Lease]:
+    """Lease all of `wanted`, in waves when they do not fit: while one computes, the next one's experts arrive.
+
+    Each lease is released when the next one is asked for. `look_ahead` is called once the last one is acquired.
+    """
+    if not wanted:
+        look_ahead()
+        return
+    capacity, base = residency.room(layer), layer * residency.experts
+    groups = waves(wanted, capacity, lambda expert: residency.is_resident(base + expert))
+    lease: Lease | None = residency.acquire(layer, groups[0])
+    for i in range(len(groups)):
+        last, room = i + 1 == len(groups), capacity > 1
+        following = None if last or not room else residency.acquire(layer, groups[i + 1])
+        if last:
+            look_ahead()
+        assert lease is not None
+        yield lease
+        release(lease)
+        lease = following or (None if last else residency.acquire(layer, groups[i + 1]))

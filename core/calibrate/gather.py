@@ -1,0 +1,236 @@
+"""Calibration: run texts through a loaded model, exactly, and write down what its routing is like."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
+from itertools import chain
+from typing import Any
+
+import torch
+
+from core.calibrate.observe import Observer
+from core.calibrate.texts import Text, Tokens, shortened, tokenize
+from core.calibrate.times import PASSES, PROMPT, measure
+from core.engine import Engine
+from core.errors import ProfileError, SettingError
+from core.memory.store import Cancelled
+from core.policy.predict.nets import estimator, path
+from core.profile.profile import PARTS, Profile
+from core.runtime.measurement import Workbench
+from core.trace import Trace
+
+Progress = Callable[[str, float], None]
+
+ROUTING = frozenset({"counts", "pairs", "tae", "first_table", "path"})  # what a trace can tell
+SHARES = {"read": 2.0, "likeness": 0.5, "times": 0.2, "estimator": 1.0, "path": 2.0}  # of the progress bar
+HELD_OUT = 10  # one in so many is not trained on, but tested
+
+
+def calibrate(
+    engine: Engine,
+    texts: Sequence[Text],
+    *,
+    parts: Collection[str] = frozenset(PARTS),
+    traces: Sequence[Trace] = (),
+    source: str = "",
+    limit: int = 0,
+    progress: Progress = lambda text, share: None,
+    cancel: threading.Event | None = None,
+) -> Profile:
+    """Gather `parts` (names of PARTS) of the loaded model's profile. One pass over the texts: each is read as a prompt
+    is, windows of 2048 tokens at most, with the true router deciding; no more than `limit` tokens, unless it is 0.
+    Traces add their routing.
+
+    The engine answers nobody meanwhile (BusyError); afterwards, also when this raises, it has the settings and hooks
+    that it had, and gives the same logits. Which experts are resident changes, as with any prompt.
+
+    Host memory, L layers of E experts, k active, width H: 24 L E^2 + 4 L E H (default vectors) + 4000 (L E + H) (maps)
+    + up to 256 MiB (estimator) + 256 (4 L + 2 E) H (likeness) + 32768 L k (paths) bytes, and 4 bytes a token of text;
+    training the path net takes about 50 kB * L E more. The device: what a prompt takes, and 4 (2 T k + E) H bytes for
+    a chunk of T tokens.
+
+    Raises SettingError for unknown parts or when there is nothing to read, ProfileError for a trace of another model,
+    BusyError, Cancelled.
+    """
+    cancel, wanted = cancel or threading.Event(), set(parts)
+    if not wanted or not wanted <= PARTS.keys():
+        asked = ", ".join(sorted(wanted - PARTS.keys())) or "without a name"
+        raise SettingError(f"A profile has no part {asked}. Its parts: {', '.join(PARTS)}.")
+    if engine.shape.layers < 2:
+        wanted -= {"gate_recall", "estimator"}  # nothing comes before the one layer
+    for trace in traces:
+        check_trace(trace, engine)
+    read = [tokens for text in texts if len((tokens := tokenize(engine.prompt.tokenizer, text)).ids)]
+    read = shortened(read, limit) if limit else read
+    if not read:
+        wanted &= (ROUTING if traces else frozenset()) | {"times"}
+    if not wanted:
+        raise SettingError("There is nothing to calibrate on. Name a text, a folder of texts or a recorded trace.")
+    with engine.workbench("The model is being calibrated.") as bench:
+        return _gather(engine, bench, read, traces, wanted, source, progress, cancel)
+
+
+def check_trace(trace: Trace, engine: Engine) -> None:
+    """Raises ProfileError when a trace was recorded with another model, as far as it says."""
+    ours = engine.shape.layers, engine.shape.experts, engine.shape.top_k
+    name, hashed = trace.model or "another model", str(getattr(trace, "model_hash", ""))
+    if hashed and hashed != engine.model_hash:
+        raise ProfileError(
+            f"This trace was recorded with {name} ({hashed[:12]}), not with {engine.model_name} "
+            f"({engine.model_hash[:12]}). Give traces of the model that is calibrated."
+        )
+    if (trace.layers, trace.experts, trace.top_k) != ours:
+        raise ProfileError(
+            f"This trace is of a model with {trace.layers} layers of {trace.experts} experts, "
+            f"{trace.top_k} active; {engine.model_name} has {ours[0]} of {ours[1]}, {ours[2]} active."
+        )
+
+
+def _gather(
+    engine: Engine,
+    bench: Workbench,
+    read: Sequence[Tokens],
+    traces: Sequence[Trace],
+    wanted: set[str],
+    source: str,
+    progress: Progress,
+    cancel: threading.Event,
+) -> Profile:
+    seen, settings, stage = Observer(bench, wanted), dict[str, object](), _stages(wanted, progress)
+    if wanted != {"times"}:
+        with bench.unpaced(), bench.watched(seen.layer, seen.embedding):
+            _read(seen, read, traces, stage("read"), cancel)
+    found, about, shape = _results(seen, wanted), engine.manifest(), engine.shape
+    if seen.likeness is not None:
+        told = stage("likeness")
+        with bench.unpaced():
+            found["likeness"] = seen.likeness.measure(bench, told, cancel)
+    if "times" in wanted:
+        stage("times")("Measuring times", 0.0)
+        found["times"], said = measure(bench, _some(read), cancel)
+        settings["times"] = said | {name: value for name, value in about.items() if name.startswith("link")}
+    nets, recall = dict[str, torch.Tensor](), dict[str, list[float | None]]()
+    for name, train in _TRAINED.items():
+        if name in wanted and (trained := train(seen, stage(name), cancel)) is not None:
+            nets |= trained[0]
+            settings |= trained[1]
+            recall[name] = trained[2]
+    settings |= {name: about[name] for name in ("format", "dtype", "device", "device_name", "versions")}
+    settings |= {"recall": recall} if recall else {}
+    profile = Profile(
+        engine.model_name,
+        engine.model_hash,
+        shape.layers,
+        shape.experts,
+        shape.top_k,
+        shape.hidden,
+        seen.tokens,
+        source or f"{len(read)} texts",
+        datetime.now().astimezone().isoformat(timespec="seconds"),
+        **found,
+        nets=nets,
+        settings=settings,
+    )
+    settings["gathered"] = {
+        part: {"tokens": seen.tokens, "source": profile.source, "created": profile.created} for part in profile.parts()
+    }
+    progress("Calibrated", 1.0)
+    return profile
+
+
+def _stages(wanted: set[str], progress: Progress) -> Callable[[str], Progress]:
+    """Asked for one stage after another, gives each a `progress` of its own that fills its share of the whole."""
+    names = wanted | ({"read"} if wanted != {"times"} else set())
+    shares = {name: share for name, share in SHARES.items() if name in names}
+    done, whole = 0.0, sum(shares.values())
+
+    def stage(name: str) -> Progress:
+        nonlocal done
+        before, size = done, shares[name] / whole
+        done += size
+        return lambda text, share: progress(text, before + size * share)
+
+    return stage
+
+
+def _read(
+    seen: Observer, read: Sequence[Tokens], traces: Sequence[Trace], progress: Progress, cancel: threading.Event
+) -> None:
+    total = sum(len(text.ids) for text in read) + sum(trace.tokens for trace in traces)
+    passes = chain.from_iterable([*map(seen.read, read), *map(seen.replay, traces)])
+    for _ in chain((None,), passes):
+        if cancel.is_set():
+            raise Cancelled
+        progress(f"Reading {total:,} tokens", seen.tokens / max(1, total))
+
+
+def _results(seen: Observer, wanted: set[str]) -> dict[str, Any]:
+    """The arrays of a Profile by name."""
+    found: dict[str, Any] = {}
+    if seen.activations is not None:
+        found |= {"counts": seen.activations.counts} if "counts" in wanted else {}
+        if "pairs" in wanted:
+            found |= {"pairs": seen.activations.pairs(), "pairs_weighted": seen.activations.pairs_weighted()}
+    if seen.entropies is not None:
+        found["tae"] = seen.entropies.percentiles()
+    if seen.first is not None:
+        found["first_table"] = seen.first.table()
+    if seen.outputs is not None:
+        found["defaults"] = seen.outputs.means()
+    if seen.norms is not None:
+        found["norms"] = seen.norms.means()
+    if seen.ahead is not None:
+        found |= {"gate_recall": seen.ahead.recall(), "similarity": seen.ahead.similarity()}
+    if seen.maps is not None:
+        found |= {"maps": seen.maps.maps(), "map_keys": seen.maps.keys()}
+    return found
+
+
+def _some(read: Sequence[Tokens]) -> list[int]:
+    """A few tokens of the texts to time, of any if there are none."""
+    found: list[int] = []
+    for text in read:
+        found += text.ids.tolist()
+        if len(found) > PROMPT + PASSES:
+            break
+    return found if len(found) > 3 else (found or [1]) * 4
+
+
+Trained = tuple[Mapping[str, torch.Tensor], Mapping[str, object], list[float | None]]
+
+
+def _estimator(seen: Observer, progress: Progress, cancel: threading.Event) -> Trained | None:
+    """Trained on nine tokens in ten; its recall by layer is of the tenth."""
+    if seen.states is None or not len(seen.states.states()):
+        return None
+    inputs, probs = torch.from_numpy(seen.states.states()), torch.from_numpy(seen.states.probs())
+    tested = torch.arange(len(inputs)) % HELD_OUT == HELD_OUT - 1
+    net = estimator.train(inputs[~tested], probs[~tested], progress=progress, cancel=cancel)
+    if net is None:
+        raise Cancelled
+    held = tested if bool(tested.any()) else ~tested
+    return *estimator.to_tensors(net), _plain(estimator.recall(net, inputs[held], probs[held], seen.top_k))
+
+
+def _path(seen: Observer, progress: Progress, cancel: threading.Event) -> Trained | None:
+    """Trained on nine texts in ten; its recall by layer is of the tenth."""
+    passages = seen.paths.passages() if seen.paths is not None else []
+    if not passages:
+        return None
+    known = [one for i, one in enumerate(passages) if i % HELD_OUT != HELD_OUT - 1]
+    net = path.train(known, experts=seen.experts, progress=progress, cancel=cancel)
+    if net is None:
+        raise Cancelled
+    return *path.to_tensors(net), _plain(path.recall(net, passages[HELD_OUT - 1 :: HELD_OUT] or passages))
+
+
+_TRAINED: dict[str, Callable[[Observer, Progress, threading.Event], Trained | None]] = {
+    "estimator": _estimator,
+    "path": _path,
+}
+
+
+def _plain(values: torch.Tensor) -> list[float | None]:
+    return [None if value != value else round(value, 4) for value in values.tolist()]

@@ -1,0 +1,124 @@
+"""One pass over texts and traces, everything that is asked for gathered on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from core.calibrate.gate_recall import GateAhead
+from core.calibrate.likeness import Likeness
+from core.calibrate.maps import MapStore
+from core.calibrate.outputs import Norms, Outputs
+from core.calibrate.samples import Paths, States
+from core.calibrate.texts import Tokens
+from core.profile.routing import Activations, Entropies, FirstTokens
+from core.runtime.measurement import LayerRun, Workbench
+from core.trace import Chunk, Trace
+
+WINDOW = 2048  # a longer text is read as several, each from its own beginning
+
+
+class Observer:
+    """Reads texts through a workbench and keeps what `parts` ask for. Nothing is counted twice; a text that broke off
+    is counted as far as it was read."""
+
+    def __init__(self, bench: Workbench, parts: Collection[str]) -> None:
+        layers, experts, hidden, k = bench.shape.layers, bench.shape.experts, bench.shape.hidden, bench.shape.top_k
+        self._bench, self._layers = bench, layers
+        self.experts, self.top_k = experts, k
+        self.tokens = 0
+        self.activations = Activations(layers, experts) if {"counts", "pairs"} & set(parts) else None
+        self.entropies = Entropies(layers) if "tae" in parts else None
+        self.first = FirstTokens(experts, k) if "first_table" in parts else None
+        self.paths = Paths(experts) if "path" in parts else None
+        self.outputs = Outputs(layers, experts, hidden) if "defaults" in parts else None
+        self.norms = Norms(layers, experts) if "norms" in parts else None
+        self.likeness = Likeness(layers, experts, hidden) if "likeness" in parts else None
+        self.ahead = GateAhead(bench.sites) if "gate_recall" in parts else None
+        self.maps = MapStore(layers, experts, hidden) if "maps" in parts else None
+        self.states = States(layers, experts, hidden) if "estimator" in parts else None
+        self._embedded: list[torch.Tensor] = []
+        self._probs: list[npt.NDArray[np.float32]] = []
+        self._ids: list[npt.NDArray[Any]] = []
+
+    def read(self, text: Tokens) -> Iterator[None]:
+        """One text, in windows and chunks, through the model; yields after every pass. While it is watched."""
+        window = min(WINDOW, self._bench.context)
+        for start in range(0, len(text.ids), window):
+            ids = text.ids[start : start + window]
+            cache, routes = self._bench.kv.fresh(), list[npt.NDArray[Any]]()
+            for at in range(0, len(ids), self._bench.chunk):
+                part = ids[at : at + self._bench.chunk]
+                for sample in (self.states, self.likeness):
+                    if sample is not None:
+                        sample.begin(len(part))
+                self._bench.run(part.tolist(), cache)
+                self._passed(part, whole=at == 0)
+                routes.append(np.stack(self._ids, 1))
+                self._ids.clear()
+                yield
+            if self.paths is not None:
+                self.paths.add(ids, np.concatenate(routes), max(0, min(text.prompt - start, len(ids))))
+
+    def replay(self, trace: Trace) -> Iterator[None]:
+        """Routing that was recorded: what follows from ids and weights alone. Yields after every chunk."""
+        for chunk in trace.chunks():
+            self.tokens += len(chunk.ids)
+            for layer in range(self._layers):
+                self._routed(layer, chunk.ids[:, layer], None if chunk.weights is None else chunk.weights[:, layer])
+            if chunk.tok is not None:
+                self._replayed(chunk, chunk.tok)
+            yield
+
+    def _replayed(self, chunk: Chunk, tokens: npt.NDArray[np.int32]) -> None:
+        if self.first is not None:
+            self.first.add(tokens, chunk.ids[:, 0])
+        if self.paths is not None:
+            rid, decode = np.repeat(chunk.rid, chunk.sizes), np.repeat(chunk.decode, chunk.sizes)
+            for rows in np.split(np.arange(len(rid)), np.flatnonzero(np.diff(rid)) + 1):
+                asked = int((~decode[rows]).sum()) or len(rows) // 2
+                self.paths.add(tokens[rows], chunk.ids[rows], asked)
+
+    def embedding(self, output: torch.Tensor) -> None:
+        """What a pass begins with, [T, H]."""
+        if self.maps is not None:
+            self._embedded.append(output.float().cpu())
+
+    def layer(self, run: LayerRun) -> None:
+        """The next MoE layer of the pass."""
+        ids = run.ids.cpu().numpy()
+        self._ids.append(ids)
+        self._routed(run.seen.layer, ids, run.weights.float().cpu().numpy())
+        if self.outputs is not None:
+            self.outputs.add(run.seen.layer, run.ids, run.outs)
+        if self.norms is not None:
+            self.norms.add(run.seen.layer, run.ids, run.outs)
+        for each in (self.ahead, self.states, self.likeness):
+            if each is not None:
+                each.add(run)
+        if self.maps is not None:
+            self._probs.append(run.seen.probs.cpu().numpy())
+
+    def _routed(self, layer: int, ids: npt.NDArray[Any], weights: npt.NDArray[Any] | None) -> None:
+        if self.activations is not None:
+            self.activations.add(layer, ids, weights)
+        if self.entropies is not None and weights is not None:
+            self.entropies.add(layer, weights)
+
+    def _passed(self, tokens: npt.NDArray[np.int32], *, whole: bool) -> None:
+        """A pass is over. Every token is an iteration of its own, as when it is decoded; the first pass of a window is
+        one more, as when a prompt is read: the mean of its embeddings and of its maps."""
+        self.tokens += len(tokens)
+        if self.first is not None:
+            self.first.add(tokens, self._ids[0])
+        if self.maps is not None:
+            keys, maps = self._embedded.pop().numpy(), np.stack(self._probs, 1)
+            self._probs.clear()
+            if whole:
+                keys = np.concatenate([keys.mean(0, keepdims=True), keys])
+                maps = np.concatenate([maps.mean(0, keepdims=True), maps])
+            self.maps.add(keys, maps)

@@ -1,0 +1,102 @@
+"""What trained predictors learn from: a fair sample of router inputs, and of the paths that whole texts took."""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from core.policy.predict.nets.path import Passage
+from core.runtime.measurement import LayerRun
+from core.trace.chunk import id_type
+
+TOKENS = 8192  # most tokens whose states are kept ...
+STATES_BYTES = 256 << 20  # ... and most bytes of them
+PATH_TOKENS = 32768
+SEED = 0
+
+
+class Draw:
+    """A uniform sample of `capacity` tokens, which of a pass are in it decided before the pass (algorithm R)."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self._seen = capacity, 0
+        self._random = np.random.default_rng(SEED)
+        self.rows, self.slots = torch.zeros(0, dtype=torch.int64), np.zeros(0, np.int64)
+
+    def begin(self, tokens: int) -> None:
+        """A pass over so many tokens follows: those at `rows` go into the places `slots`."""
+        slots: dict[int, int] = {}
+        for row, number in enumerate(range(self._seen, self._seen + tokens)):
+            slot = number if number < self.capacity else int(self._random.integers(number + 1))
+            if slot < self.capacity:
+                slots[slot] = row
+        self._seen += tokens
+        self.rows, self.slots = torch.tensor(list(slots.values()), dtype=torch.int64), np.array(list(slots), np.int64)
+
+    @property
+    def count(self) -> int:
+        """Tokens in the sample."""
+        return min(self._seen, self.capacity)
+
+
+class States:
+    """Router inputs and router distributions of a uniform sample of tokens, all layers of each.
+
+    No more than these leave the device. In memory: at most STATES_BYTES.
+    """
+
+    def __init__(self, layers: int, experts: int, hidden: int, tokens: int = TOKENS) -> None:
+        self._draw = Draw(max(1, min(tokens, STATES_BYTES // (2 * layers * (experts + hidden)))))
+        self._states = np.zeros((self._draw.capacity, layers, hidden), np.float16)
+        self._probs = np.zeros((self._draw.capacity, layers, experts), np.float16)
+
+    def begin(self, tokens: int) -> None:
+        """A pass over so many tokens follows."""
+        self._draw.begin(tokens)
+
+    def add(self, run: LayerRun) -> None:
+        """The next layer of that pass."""
+        if len(slots := self._draw.slots):
+            rows = self._draw.rows.to(run.ids.device)
+            self._states[slots, run.seen.layer] = _half(run.seen.hidden[rows])
+            self._probs[slots, run.seen.layer] = _half(run.seen.probs[rows])
+
+    def states(self) -> npt.NDArray[np.float16]:
+        """[N, L, H] what the routers were given."""
+        return self._states[: self._draw.count]
+
+    def probs(self) -> npt.NDArray[np.float16]:
+        """[N, L, E] what they made of it: softmax over all experts."""
+        return self._probs[: self._draw.count]
+
+
+class Paths:
+    """A uniform sample of texts: at most `tokens` tokens of them, but never less than one text. In memory: tokens *
+    L * k bytes, twice that for models with more than 256 experts a layer."""
+
+    def __init__(self, experts: int, tokens: int = PATH_TOKENS) -> None:
+        self._type, self._room, self._count = id_type(experts), tokens, 0
+        self._random = np.random.default_rng(SEED)
+        self._kept: list[tuple[float, int, Passage]] = []  # a heap; the one to go next first
+
+    def add(self, tokens: npt.NDArray[np.integer], ids: npt.NDArray[np.integer], prompt: int) -> None:
+        """A text's tokens [T] and choices [T, L, k]; its first `prompt` tokens are what was asked."""
+        listed: list[int] = tokens.tolist()
+        passage = Passage(listed[:prompt], listed, torch.from_numpy(ids.astype(self._type)))
+        heapq.heappush(self._kept, (float(self._random.random()), self._count, passage))
+        self._count += 1
+        self._room -= len(listed)
+        while self._room < 0 and len(self._kept) > 1:
+            self._room += len(heapq.heappop(self._kept)[2].ids)
+
+    def passages(self) -> list[Passage]:
+        """In the order they were added."""
+        return [passage for _, _, passage in sorted(self._kept, key=lambda kept: kept[1])]
+
+
+def _half(values: torch.Tensor) -> npt.NDArray[np.float16]:
+    found: npt.NDArray[np.float16] = values.float().clamp(-65504.0, 65504.0).half().cpu().numpy()
+    return found

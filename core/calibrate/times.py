@@ -1,0 +1,186 @@
+"""T_att, T_moe, T_head and T_load of METHODS section 2, measured: medians of decode passes whose experts are resident.
+
+A pass is cut at every router's call and at the end of every layer's experts. Between the two lies a MoE layer; from one
+layer's experts to the next router, norms, attention and a shared expert; what is left is the head: embedding, layers
+without experts, logits.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from core.cache.lease import Lease
+from core.memory.store import Cancelled
+from core.memory.ticket import Ticket
+from core.runtime.measurement import LayerRun, Workbench
+
+PROMPT = 64  # tokens read before the timed ones
+PASSES = 32  # most that are timed, after the first, which warms up
+LONGEST_S = 10.0  # of timing passes; a slow model is timed over fewer, at least FEWEST
+FEWEST = 3
+COPIES = 15
+
+Gaps = list[float]
+
+
+@dataclass(slots=True)
+class Clock:
+    """Marks in a pass: on a GPU events in its stream, so that nothing waits while it runs."""
+
+    cuda: bool
+    marks: list[Any] = field(default_factory=list)
+
+    def mark(self, *_: object) -> None:
+        """Now. Takes, and ignores, what a hook is called with."""
+        if self.cuda:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self.marks.append(event)
+        else:
+            self.marks.append(time.perf_counter())
+
+    def gaps(self) -> Gaps:
+        """Milliseconds between marks; they are then forgotten."""
+        marks, self.marks = self.marks, []
+        if self.cuda:
+            marks[-1].synchronize()
+            return [float(a.elapsed_time(b)) for a, b in pairwise(marks)]
+        return [(b - a) * 1e3 for a, b in pairwise(marks)]
+
+
+def measure(
+    bench: Workbench, tokens: Sequence[int], cancel: threading.Event
+) -> tuple[dict[str, float], dict[str, object]]:
+    """Times in ms ("att" and "moe" of a layer, "head", "load" of an expert), and what they rest on. Raises Cancelled.
+
+    `tokens`: any text's, at least three. Experts are brought in before each pass, and the pass is timed only if that
+    sufficed; where slots are too few for one pass, stalls are subtracted instead.
+    """
+    tokens = list(tokens[: min(PROMPT + PASSES + 1, bench.context)])
+    start = min(PROMPT, len(tokens) // 2)
+    routes = _routes(bench, tokens)
+    cache = bench.kv.fresh()
+    for at in range(0, start, bench.chunk):
+        bench.run(tokens[at : min(at + bench.chunk, start)], cache)
+    clock, resident, others = Clock(bench.device.type == "cuda"), list[Gaps](), list[Gaps]()
+    began_s = time.perf_counter()
+    with _hooked(bench, clock):
+        for at in range(start, len(tokens)):
+            if cancel.is_set():
+                raise Cancelled
+            with _leased(bench, routes[:, at]):
+                clock.mark()
+                bench.run([tokens[at]], cache, "decode")
+                clock.mark()
+            gaps = clock.gaps()
+            stall_ms = bench.stall_ms()
+            if at > start:
+                (others if bench.missed() else resident).append(_without(gaps, stall_ms))
+            if time.perf_counter() - began_s > LONGEST_S and at - start >= FEWEST:
+                break
+    bench.threads.use("prefill")
+    gaps_of = np.array(resident or others)  # [passes, 2L + 1]
+    return _summed(gaps_of) | {"load": (loaded := _copies(bench, cancel))[0]}, {
+        "passes": len(gaps_of),
+        "all_resident": bool(resident),
+        "prompt_tokens": start,
+        "load_from": loaded[1],
+        "att_by_layer": np.median(gaps_of[:, 0:-1:2], axis=0).round(5).tolist(),
+        "moe_by_layer": np.median(gaps_of[:, 1::2], axis=0).round(5).tolist(),
+    }
+
+
+def _summed(gaps: npt.NDArray[np.float64]) -> dict[str, float]:
+    """[passes, 2L + 1] -> medians. The first gap is the embedding and an attention block like the others."""
+    moe, att = gaps[:, 1::2], gaps[:, 2:-1:2] if gaps.shape[1] > 3 else gaps[:, :1]
+    att_ms = float(np.median(att))
+    head = gaps[:, 0] - att_ms + gaps[:, -1]
+    return {"att": att_ms, "moe": float(np.median(moe)), "head": max(0.0, float(np.median(head)))}
+
+
+def _without(gaps: Gaps, stall_ms: float) -> Gaps:
+    """Stalls are within MoE layers: taken off them in proportion."""
+    layers = gaps[1::2]
+    share = max(0.0, 1 - stall_ms / max(sum(layers), 1e-9))
+    return [gap * share if i % 2 else gap for i, gap in enumerate(gaps)]
+
+
+def _routes(bench: Workbench, tokens: Sequence[int]) -> npt.NDArray[np.int64]:
+    """[L, T, k] what the routers choose for a text."""
+    found: list[list[npt.NDArray[np.int64]]] = [[] for _ in bench.sites]
+
+    def note(run: LayerRun) -> None:
+        found[run.seen.layer].append(run.ids.cpu().numpy())
+
+    cache = bench.kv.fresh()
+    with bench.watched(note, lambda embedded: None):
+        for at in range(0, len(tokens), bench.chunk):
+            bench.run(tokens[at : at + bench.chunk], cache)
+    return np.stack([np.concatenate(rows) for rows in found])
+
+
+@contextmanager
+def _hooked(bench: Workbench, clock: Clock) -> Iterator[None]:
+    with ExitStack() as hooks:
+        for site in bench.sites:
+            hooks.callback(site.router.register_forward_pre_hook(clock.mark, prepend=True).remove)
+            hooks.callback(site.module.register_forward_hook(clock.mark).remove)
+        yield
+
+
+@contextmanager
+def _leased(bench: Workbench, experts: npt.NDArray[np.int64]) -> Iterator[None]:
+    """Inside, one token's experts [L, k] stay in their slots, where there are enough for all of them."""
+    with ExitStack() as leases:
+        if bench.has_room(experts.shape[1]):
+            for layer, wanted in enumerate(experts.tolist()):
+                lease = bench.residency.acquire(layer, list(dict.fromkeys(wanted)))
+                leases.callback(_release, bench, lease)
+                for held in lease.held:
+                    if held.ticket is not None:
+                        bench.transfers.wait(held.ticket)
+        yield
+
+
+def _release(bench: Workbench, lease: Lease) -> None:
+    bench.residency.release(lease, bench.transfers.fence())
+
+
+def _copies(bench: Workbench, cancel: threading.Event) -> tuple[float, str]:
+    """The median milliseconds of copying one expert, one at a time, into the slot that has it already; and from where
+    (memory, or disk for most of them)."""
+    spans: list[float] = []
+    from_disk = 0
+    eids = [eid for eid in range(bench.shape.total) if bench.residency.is_resident(eid)]
+    eids = eids[:: max(1, len(eids) // COPIES)][:COPIES] or [0]
+    for eid in eids:
+        if cancel.is_set():
+            raise Cancelled
+        layer, expert = divmod(eid, bench.shape.experts)
+        lease = bench.residency.acquire(layer, [expert])
+        try:
+            ticket = Ticket(eid, lease.held[0].slot, bench.residency.store.blob_bytes, True, "decode")
+            if lease.held[0].ticket is not None:
+                bench.transfers.wait(lease.held[0].ticket)
+            bench.transfers.take_finished()
+            bench.transfers.wait(bench.transfers.submit(ticket))
+            bench.transfers.settle(ticket)
+            if ticket.event is not None:
+                ticket.event.synchronize()
+            bench.transfers.take_finished()  # on a GPU, now it is known when it landed
+        finally:
+            _release(bench, lease)
+        spans.append((ticket.landed_s - ticket.started_s) * 1e3)
+        from_disk += ticket.disk_bytes > 0
+    return median(spans), "disk" if from_disk > len(spans) / 2 else "memory"

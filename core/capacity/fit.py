@@ -1,0 +1,108 @@
+"""Does it fit, and how fast will it be? Worked out from config, manifest and file headers, before a weight is read."""
+
+from __future__ import annotations
+
+from core.capacity.forecast import BLOCK_MS, Forecast, Trace, forecast, measure_speeds
+from core.capacity.free_memory import device_free, host_free
+from core.capacity.plan import Plan, plan
+from core.capacity.sizes import human
+from core.memory.disk import measure_disk
+from core.memory.link import measure_gbps, scaled_gbps
+from core.settings.config import LoadSpec
+from core.types import Fit, Memory
+
+HOST_MARGIN = 256 << 20  # host memory left to the system
+SAFE = 0.9  # share of the free memory that a budget may take without a warning
+
+
+def estimate(spec: LoadSpec, instead_of: Memory | None = None, trace: Trace | None = None) -> Fit:
+    """Does it fit, and how fast will it be? No weights are read.
+
+    `instead_of` = the memory of a model loaded now, which is given back first; `trace` = recorded routing of this
+    model [tokens, layers, k]. Milliseconds; the first time for a model, a short measurement of this machine more.
+    Raises ModelError when the model itself is unusable.
+    """
+    return fit_of(plan(spec, instead_of), instead_of, trace)
+
+
+def fit_of(plan: Plan, instead_of: Memory | None = None, trace: Trace | None = None, foretell: bool = True) -> Fit:
+    """The verdict on a plan, beside whatever is loaded or `instead_of` it. `foretell` = with the forecast of speed."""
+    sizes, settings, tier = plan.sizes, plan.spec.settings, plan.tier
+    budget, scope, cpu = settings.budget, str(settings["scope"]), plan.device.type == "cpu"
+    free, on_host = device_free(plan.device, instead_of), host_free(plan.device, instead_of)
+    slots, least = sizes.slots(budget), sizes.slots_min(scope)
+    problem, warning = sizes.problem(budget, scope, free), ""
+    if not problem and tier.bytes + (sizes.budget_bytes(budget) if cpu else 0) + HOST_MARGIN > on_host:
+        problem = (
+            f"The experts need {human(tier.bytes)} of host memory{' beside the budget' if cpu else ''}, but "
+            f"only {human(on_host)} are free. "
+            + (
+                "Choose less host memory"
+                if plan.pack is not None
+                else "Import the model (its experts are then read from disk), choose a smaller expert format"
+            )
+            + ", or close other programs."
+        )
+    safe = int(SAFE * free) - (tier.bytes if cpu else 0)
+    most = max(0, min(sizes.shape.total, (safe - sizes.fixed) // sizes.slot))
+    suggested = f"{most * 100 // sizes.shape.total}%" if most >= least else ""
+    if not problem and slots > most:
+        warning = (
+            f"This leaves less than {1 - SAFE:.0%} of the memory that is free now. Other programs may be slowed "
+            "down" + (f"; {suggested} would be safe." if suggested else ".")
+        )
+    elif not problem and slots < sizes.shape.total and slots < 2 * least:
+        warning = "Barely more than one token's experts fit: expect almost every request to be fetched."
+    from_disk = tier.kind != "all"
+    told = _foretell(plan, slots, scope, trace) if foretell and not problem else Forecast((0, 1), (0, 0), "")
+    return Fit(
+        model=plan.spec.model,
+        shape=sizes.shape,
+        format=plan.format,
+        device=str(plan.device),
+        context=plan.context,
+        context_limit=plan.outline.context_limit,
+        dense=sizes.dense,
+        kv=sizes.kv,
+        workspace=sizes.workspace,
+        slots=slots,
+        slots_min=least,
+        budget=sizes.budget_bytes(budget),
+        budget_min=sizes.bytes(least),
+        budget_all=sizes.bytes(sizes.shape.total),
+        device_free=free,
+        host=tier.bytes,
+        host_free=on_host,
+        disk=sizes.shape.total * tier.row_bytes if from_disk else 0,
+        direct=from_disk and foretell and measure_disk(plan.files.path).direct,
+        hit_low=told.hit[0],
+        hit_high=told.hit[1],
+        tok_s_low=told.tok_s[0],
+        tok_s_high=told.tok_s[1],
+        basis=told.basis,
+        suggested=suggested,
+        problem=problem,
+        warning=warning,
+        note=plan.note,
+    )
+
+
+def copies_gbps(plan: Plan) -> float:
+    """GB/s, as measured, at which the slowest tier delivers experts to the device."""
+    disk = [] if plan.tier.kind == "all" else [measure_disk(plan.files.path).gbps]
+    return min(measure_gbps(plan.device), *disk, float("inf"))
+
+
+def _foretell(plan: Plan, slots: int, scope: str, trace: Trace | None) -> Forecast:
+    """The forecast, from speeds that are measured once for each codec, device and pack."""
+    settings, blob = plan.spec.settings, plan.sizes.blob
+    speeds = measure_speeds(plan.codec, plan.format, plan.outline.hidden)
+    gbps, copies = copies_gbps(plan), "over the link" if plan.device.type == "cuda" else "in memory"
+    if plan.tier.kind != "all":
+        copies = "from disk"
+    if settings["link"] == "emulated":
+        gbps, copies = float(settings["link_gbps"]), "over an emulated link"
+    elif settings["link"] == "auto" and plan.spec.model == "demo" and plan.device.type == "cpu":
+        layer_ms = plan.sizes.shape.top_k * speeds.expert_ms + BLOCK_MS[1]
+        gbps, copies = scaled_gbps(layer_ms, blob, float(settings["link_latency_us"])), "over an emulated link"
+    return forecast(plan.sizes, slots, scope, speeds, gbps, f"{copies} at {gbps:.2g} GB/s", trace)

@@ -1,0 +1,130 @@
+"""What speed to expect before a model is loaded: a hit rate and tokens a second, as ranges, and what they rest on.
+
+A token takes its computation and the copies of what it misses: at worst one after the other, at best at the same time.
+Both are estimated from short measurements on this machine, the hit rate from a recorded trace or between two bounds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from core.capacity.sizes import Sizes
+from core.memory.codec import Codec
+from core.policy.allocation.slots import shares
+
+Trace = npt.NDArray[np.int16]
+"""Routing of decoded tokens: expert ids [tokens, layers, k]."""
+
+BLOCK_MS = (0.15, 0.6)  # what a transformer block costs besides its weights: least and most seen on CPUs
+COLD = 64 << 20  # bytes of slots cycled through when an expert is timed: more than caches hold
+LONGEST_S = 0.05  # of timing
+REPORTED = np.array(((0.0, 0.0), (0.05, 0.366), (0.15, 0.74), (0.30, 0.89), (0.50, 0.96), (1.0, 1.0)))
+# share of slots -> hit rate of LRU as others report it for Qwen3-30B-A3B: routing about as local as it gets
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """What was measured here."""
+
+    expert_ms: float  # one expert's products for one token
+    memory_gbps: float  # dense weights, as a product reads them
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Ranges, and what they rest on in the user's words."""
+
+    hit: tuple[float, float]
+    tok_s: tuple[float, float]
+    basis: str
+
+
+def forecast(
+    sizes: Sizes, slots: int, scope: str, speeds: Speeds, copy_gbps: float, copies: str, trace: Trace | None = None
+) -> Forecast:
+    """`copy_gbps` = what misses come over, which `copies` names in the user's words ("from disk at 1.2 GB/s")."""
+    total, layers = sizes.shape.total, sizes.shape.layers
+    if slots >= total:
+        hit, basis = (1.0, 1.0), "everything is resident"
+    elif trace is not None and len(trace) and trace.shape[1] == layers:
+        rate = lru_hit_rate(trace, slots, sizes.shape.experts, scope)
+        hit, basis = (rate, rate), f"hit rate: LRU on {len(trace)} recorded tokens of this model"
+    else:
+        share = slots / total
+        reported = float(np.interp(share, REPORTED[:, 0], REPORTED[:, 1]))
+        hit = (share, max(share, reported))
+        basis = "hit rate: between experts chosen evenly and what is reported for Qwen3-30B-A3B, as nothing is recorded"
+    wanted = layers * sizes.shape.top_k
+    copy_ms = [wanted * (1 - h) * sizes.blob / copy_gbps / 1e6 for h in hit]
+    weights_ms = wanted * speeds.expert_ms + sizes.dense / speeds.memory_gbps / 1e6
+    least, most = (weights_ms + layers * block for block in BLOCK_MS)
+    return Forecast(hit, (1e3 / (most + copy_ms[0]), 1e3 / max(least, copy_ms[1])), f"{basis}; copies {copies}")
+
+
+def lru_hit_rate(trace: Trace, slots: int, experts: int, scope: str) -> float:
+    """Hit rate of LRU with `slots` in all on a trace, its first quarter counted as warming up."""
+    tokens, layers, _ = trace.shape
+    capacities = shares(slots, layers) if scope == "layer" else [slots]
+    pools: list[OrderedDict[int, None]] = [OrderedDict() for _ in capacities]
+    hits = requests = 0
+    for at in range(tokens):
+        for layer in range(layers):
+            pool, capacity = (pools[layer], capacities[layer]) if scope == "layer" else (pools[0], capacities[0])
+            for expert in trace[at, layer].tolist():
+                eid = layer * experts + expert
+                hit = eid in pool
+                if at >= tokens // 4:
+                    hits, requests = hits + hit, requests + 1
+                pool[eid] = None
+                pool.move_to_end(eid)
+                if len(pool) > capacity:
+                    pool.popitem(last=False)
+    return hits / requests if requests else 0.0
+
+
+_measured: dict[tuple[object, ...], Speeds] = {}
+
+
+def measure_speeds(codec: Codec, format: str, hidden: int) -> Speeds:
+    """This device's speeds for one expert format and size; a fraction of a second, once in a process."""
+    key = format, hidden, codec.slot_bytes, codec.dtype, codec.device
+    if key not in _measured:
+        _measured[key] = _measure(codec, hidden)
+    return _measured[key]
+
+
+@torch.inference_mode()
+def _measure(codec: Codec, hidden: int) -> Speeds:
+    device, dtype = codec.device, codec.dtype
+    count = min(256, max(2, COLD // codec.slot_bytes))
+    slots = [codec.views(torch.zeros(codec.slot_bytes, dtype=torch.uint8, device=device)) for _ in range(count)]
+    inputs = {part: torch.zeros(1, codec.out_in(part)[1], dtype=dtype, device=device) for part in slots[0].weights}
+
+    def expert(i: int) -> None:
+        for part, x in inputs.items():
+            codec.linear(slots[i % count], part, x)
+
+    matrices = min(32, max(2, COLD // (4 * hidden * hidden * dtype.itemsize)))
+    dense = torch.zeros(matrices, hidden, 4 * hidden, dtype=dtype, device=device)
+    x = torch.zeros(1, hidden, dtype=dtype, device=device)
+    dense_s = _seconds(lambda i: torch.mm(x, dense[i % matrices]), device)
+    return Speeds(_seconds(expert, device) * 1e3, dense[0].numel() * dtype.itemsize / dense_s / 1e9)
+
+
+def _seconds(work: Callable[[int], object], device: torch.device) -> float:
+    """Mean seconds of one piece of work, tried for a moment."""
+    work(0)
+    done, begin = 0, time.perf_counter()
+    while time.perf_counter() - begin < LONGEST_S or done < 2:
+        done += 1
+        work(done)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return (time.perf_counter() - begin) / done

@@ -1,0 +1,30 @@
+"""How much memory there is to take, in all or in the place of a model that is loaded now."""
+
+from __future__ import annotations
+
+import torch
+
+from core.system.memory_limits import host_memory
+from core.types import Memory
+
+
+def free_bytes(device: torch.device) -> tuple[int, int]:
+    """(free, total) bytes of the memory that `device` computes in."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return int(free), int(total)
+    memory = host_memory()
+    return memory.available, memory.total
+
+
+def device_free(device: torch.device, instead_of: Memory | None = None) -> int:
+    """Free bytes of the memory that `device` computes in, with what a model loaded now would give back."""
+    freed = 0 if instead_of is None else instead_of.used + (instead_of.host if device.type == "cpu" else 0)
+    return free_bytes(device)[0] + freed
+
+
+def host_free(device: torch.device, instead_of: Memory | None = None) -> int:
+    """The same for host memory."""
+    if device.type == "cpu":
+        return device_free(device, instead_of)
+    return free_bytes(torch.device("cpu"))[0] + (instead_of.host if instead_of is not None else 0)

@@ -1,0 +1,55 @@
+"""Whose the device's bytes are, against the budget: one sum for the deck, the records and the promise."""
+
+from __future__ import annotations
+
+import torch
+
+from core.capacity.free_memory import free_bytes
+from core.capacity.sizes import Sizes
+from core.memory.arena import Arena
+from core.runtime.kv_cache import KVCache
+from core.settings.config import Budget
+from core.types import Memory
+
+
+class Ledger:
+    """Adds up dense weights, slots, KV cache and workspace. May be read from any thread."""
+
+    def __init__(self, sizes: Sizes, arena: Arena, kv: KVCache, device: torch.device, budget: Budget) -> None:
+        self._sizes, self._arena, self._kv, self._device = sizes, arena, kv, device
+        self._peak = 0
+        self.budget_bytes = sizes.budget_bytes(budget)
+
+    def hold_to(self, budget: Budget) -> None:
+        """From now on this budget is what must not be passed."""
+        self.budget_bytes = self._sizes.budget_bytes(budget)
+
+    def begin(self) -> None:
+        """A forward pass begins: on CUDA its own peak is measured."""
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+    def used(self) -> int:
+        """Device bytes in use, the workspace as it was reserved, or as torch measured it on CUDA if that is more."""
+        used = self._sizes.dense + self._arena.bytes + self._kv.bytes + self._sizes.workspace
+        if self._device.type == "cuda":
+            used = max(used, torch.cuda.max_memory_allocated(self._device))
+        self._peak = max(self._peak, used)
+        return used
+
+    def memory(self, host_bytes: int) -> Memory:
+        """Everything that the memory bar shows."""
+        used, kv, experts, dense = self.used(), self._kv.bytes, self._arena.bytes, self._sizes.dense
+        free, total = free_bytes(self._device)
+        return Memory(
+            dense=dense,
+            experts=experts,
+            kv=kv,
+            kv_reserved=self._sizes.kv,
+            workspace=used - dense - experts - kv,
+            budget=self.budget_bytes,
+            device_total=total,
+            device_free=free,
+            host=host_bytes,
+            peak=self._peak,
+        )

@@ -1,0 +1,168 @@
+"""A load that was thought through: everything that is known of it before a weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from core.capacity.free_memory import host_free
+from core.capacity.sizes import Sizes, sizes_of
+from core.capacity.tier import Tier, choose_tier
+from core.errors import BudgetError, ContextError, ModelError
+from core.hf import ExpertsSite, Outline, check_model, meta_skeleton, outline, rounded_bytes
+from core.hf.files import ModelFiles
+from core.memory.codec import Codec, PartSpec, make_codec
+from core.memory.pack import Manifest, pack_at
+from core.memory.pack.verify import check
+from core.settings.config import LoadSpec
+from core.types import Memory
+
+CLOSE = (
+    "Exact up to rounding: some products of this model are rounded otherwise than in transformers, so logits may "
+    "differ from its own in the last bits, by no more than {:.0e} of the largest in fp32 (found with a tiny "
+    "random model; a large one was not compared)."
+)
+DEFAULT_CONTEXT = 8192  # when the model allows more and the user asked for nothing
+DEMO = Path(__file__).resolve().parent.parent / "assets" / "demo"
+
+
+def model_path(name: str) -> Path:
+    """ "demo" is the bundled model; anything else is a directory."""
+    return DEMO if name == "demo" else Path(name).expanduser()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A checked load: everything that is known before a weight is read."""
+
+    spec: LoadSpec
+    files: ModelFiles
+    outline: Outline
+    config: Any
+    device: torch.device
+    dtype: torch.dtype
+    context: int
+    codec: Codec
+    sizes: Sizes
+    tier: Tier  # where experts wait that are not on the device
+    pack: Manifest | None  # of an expert pack; None: a checkpoint, whose experts are encoded into host memory
+
+    @property
+    def paged(self) -> bool:
+        """Slots are whole pages, which the disk writes into."""
+        return self.tier.into_slots
+
+    @property
+    def format(self) -> str:
+        """The experts' format."""
+        return self.pack.format if self.pack is not None else self.spec.format
+
+    @property
+    def note(self) -> str:
+        """What there is to know of how this model is run, in the user's words; "" = nothing: all of it, exactly."""
+        parts = self.outline.left_out
+        verb = "are" if len(parts) > 1 else "is"
+        text = f"Text only: {', '.join(parts)} of this model {verb} not loaded." if parts else ""
+        return " ".join(filter(None, (text, CLOSE.format(self.closeness) if self.closeness else "")))
+
+    @property
+    def closeness(self) -> float:
+        """How far logits may be from transformers' own while nothing lossy is on, as a share of the largest logit; 0.0
+        = no bit differs."""
+        return self.outline.closeness
+
+
+def plan(spec: LoadSpec, instead_of: Memory | None = None) -> Plan:
+    """Read config and headers only. Raises ModelError, ContextError or BudgetError with what is wrong."""
+    path = model_path(spec.model)
+    pack = _pack(path, _stamp(path)) if pack_at(path) else None
+    files = check_model(path)
+    device = choose_device(spec.device)
+    shape, config, dtype = _outlined(path, _stamp(path), spec.dtype)
+    context = choose_context(spec.context, shape.context_limit)
+    site = shape.sites[0]
+    if pack is not None:
+        check_fits(pack, shape.sites, path)
+    codec = (
+        pack.codec(dtype, device)
+        if pack is not None
+        else make_codec(spec.format, dtype=dtype, device=device, specs=site.parts, is_transposed=site.is_transposed)
+    )
+    total = len(shape.sites) * site.num_experts
+    tier = Tier("all", total, codec.blob_bytes, False)
+    if pack is not None:
+        tier = choose_tier(spec.host, device, total, pack.padded_bytes, codec.verbatim, host_free(device, instead_of))
+    rounded = rounded_bytes(shape.linears, spec.dense, dtype, device) if spec.dense != "checkpoint" else (0, 0)
+    sizes = sizes_of(shape, config, codec, context, tier.into_slots, rounded)
+    return Plan(spec, files, shape, config, device, dtype, context, codec, sizes, tier, pack)
+
+
+def check_fits(pack: Manifest, sites: Sequence[ExpertsSite], path: Path) -> None:
+    """Raises ModelError unless a pack holds the experts that its config.json describes."""
+    site = sites[0]
+    if (pack.layers, pack.experts) != (len(sites), site.num_experts):
+        raise ModelError(
+            f"The pack {path} holds {pack.layers} x {pack.experts} experts, its config.json "
+            f"says {len(sites)} x {site.num_experts}. Import the model again."
+        )
+    for name, held, said in (
+        ("experts a token uses", pack.top_k, site.top_k),
+        ("parts of an expert", _shapes(pack.parts), _shapes(site.parts)),
+        ("order of a matrix", pack.is_transposed, site.is_transposed),
+        ("gate", pack.has_gate, site.has_gate),
+        ("order of gate and up", pack.is_concatenated, site.is_concatenated),
+    ):
+        if held != said:
+            raise ModelError(
+                f"The pack {path} is not of the model that its config.json describes: they differ in the "
+                f"{name} ({held} and {said}). Import the model again."
+            )
+
+
+def _shapes(parts: Mapping[str, PartSpec]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(spec.shape) for name, spec in parts.items()}
+
+
+def choose_device(name: str) -> torch.device:
+    """ "auto" is the GPU when there is one. Raises BudgetError when a GPU is asked for and none is there."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise BudgetError("There is no usable GPU on this machine. Choose device cpu, or auto.")
+    return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
+
+
+def choose_context(asked: int, limit: int) -> int:
+    """The context to reserve. Raises ContextError when more is asked for than the model can do."""
+    if asked > limit:
+        raise ContextError(f"The context of {asked} tokens is longer than the {limit} that this model can take.")
+    return asked or min(limit, DEFAULT_CONTEXT)
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Changes when a file of the model does."""
+    stats: list[int] = []
+    for pattern in ("*.json", "*.safetensors", "*.bin"):
+        for file in sorted(path.glob(pattern)):
+            try:
+                found = file.stat()
+                stats += found.st_mtime_ns, found.st_size
+            except OSError:  # such as a link to nowhere: whoever reads it says what is wrong
+                stats.append(0)
+    return tuple(stats)
+
+
+@lru_cache(maxsize=4)
+def _pack(path: Path, stamp: tuple[int, ...]) -> Manifest:
+    """The manifest of a pack that is whole, as far as can be told without reading weights."""
+    return check(path)
+
+
+@lru_cache(maxsize=4)
+def _outlined(path: Path, stamp: tuple[int, ...], dtype: str) -> tuple[Outline, Any, torch.dtype]:
+    """(outline, config, dtype) of a model as it is now: a slider asks many times a second."""
+    meta = meta_skeleton(path, None if dtype == "auto" else getattr(torch, dtype))
+    return outline(meta), meta.config, meta.dtype

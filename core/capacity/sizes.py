@@ -1,0 +1,164 @@
+"""The arithmetic that turns a budget into slots, from a model's outline alone.
+
+Budget = dense weights + KV cache at the chosen context + workspace + slots (METHODS section 9). The same `Sizes` decide
+before the load, while a slider moves, and when the engine resizes itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from core.hf import Outline
+from core.hf.composite import text_config
+from core.memory.codec import Codec
+from core.memory.codec.grouped import Grouped
+from core.memory.codec.kernels import scratch_bytes
+from core.memory.pages import page_up
+from core.settings.config import Budget
+from core.types import ModelShape
+
+PREFILL_CHUNK = 512  # most prompt positions computed in one forward pass
+SCORES_LIMIT = 256 << 20  # chunks are halved while attention scores or layers' states would take more than this
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes of everything a load needs, for one format, context and device."""
+
+    shape: ModelShape
+    dense: int
+    kv: int
+    workspace: int
+    slot: int  # one expert on the device
+    blob: int  # one expert as a copy moves it
+    chunk: int  # prompt positions computed in one forward pass
+    carried: bool = True  # a pass goes on from the state that the one before left; else a prompt is one pass
+
+    @property
+    def fixed(self) -> int:
+        """Device bytes that no budget can save."""
+        return self.dense + self.kv + self.workspace
+
+    def slots_min(self, scope: str) -> int:
+        """Fewest slots that can compute: one token's experts, in every layer when each layer has its own."""
+        return self.shape.top_k * (self.shape.layers if scope == "layer" else 1)
+
+    def slots(self, budget: Budget) -> int:
+        """How many experts a budget pays for, at most all."""
+        if budget.share is not None:
+            return int(budget.share * self.shape.total + 1e-9)
+        assert budget.bytes is not None
+        return max(0, min(self.shape.total, (budget.bytes - self.fixed) // self.slot))
+
+    def bytes(self, slots: int) -> int:
+        """Total device bytes with that many slots."""
+        return self.fixed + slots * self.slot
+
+    def budget_bytes(self, budget: Budget) -> int:
+        """The total that a budget stands for."""
+        return budget.bytes if budget.bytes is not None else self.bytes(self.slots(budget))
+
+    def problem(self, budget: Budget, scope: str, device_free: int) -> str:
+        """Why this budget cannot work, in the user's words, or "". `device_free` = bytes that may be taken in all."""
+        need = self.bytes(self.slots_min(scope))
+        share = self.slots_min(scope) / self.shape.total
+        if self.slots(budget) < self.slots_min(scope):
+            short = f"It is {human(need - budget.bytes)} short. " if budget.bytes is not None else ""
+            return (
+                f"The budget {show(budget)} is too small: {short}This model needs at least {human(need)}, which is "
+                f"{share * 100:.3g} % of its experts ({human(self.dense)} dense weights, {human(self.kv)} KV "
+                "cache, "
+                f"{human(self.workspace)} workspace, {self.slots_min(scope)} experts of {human(self.slot)})."
+            )
+        if (asked := self.budget_bytes(budget)) > device_free:
+            return (
+                f"The budget {show(budget)} asks for {human(asked)}, but only {human(device_free)} are free. Lower "
+                "it, shorten the context, or close what else uses the memory."
+            )
+        return ""
+
+
+def show(budget: Budget) -> str:
+    """A budget as the user would write it."""
+    return human(budget.bytes) if budget.bytes is not None else str(budget)
+
+
+def human(size: int) -> str:
+    """Bytes in decimal units: 24.1 MB."""
+    value = float(size)
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(value) < 1000 or unit == "GB":
+            return f"{value:.0f} B" if unit == "B" else f"{value:.3g} {unit}" if value < 100 else f"{value:.0f} {unit}"
+        value /= 1000
+    raise AssertionError
+
+
+def sizes_of(
+    outline: Outline, config: Any, codec: Codec, context: int, paged: bool = False, rounded: tuple[int, int] = (0, 0)
+) -> Sizes:
+    """Sizes for one context and expert format. `paged`: slots are whole pages (core.memory.arena); `rounded` = what
+    core.hf.rounded_bytes says of dense layers kept as codes."""
+    slot = page_up(codec.slot_bytes) if paged else codec.slot_bytes
+    site, text = outline.sites[0], text_config(config)
+    shape = ModelShape(len(outline.sites), site.num_experts, site.top_k, outline.hidden, slot)
+    states, scores = outline.states, _scores_bytes(text, context)
+    chunk = min(PREFILL_CHUNK, context) if states.carried else context  # else a prompt is computed in one pass
+    while states.carried and chunk > 32 and max(chunk * scores, states.bytes(chunk)) > SCORES_LIMIT:
+        chunk //= 2
+    workspace = max(
+        states.bytes(chunk) + (1 << 20),
+        chunk * scores
+        + _workspace(outline, text, shape, context, chunk, codec.dtype.itemsize)
+        + max(_unpacked(codec), rounded[1]),
+    )
+    return Sizes(
+        shape,
+        outline.dense_bytes - rounded[0],
+        outline.kv_bytes(context),
+        workspace,
+        slot,
+        codec.blob_bytes,
+        chunk,
+        states.carried,
+    )
+
+
+def _unpacked(codec: Codec) -> int:
+    """Bytes of weights that a prompt is computed from when slots hold codes: a whole matrix at a time, or on a GPU as
+    many as its kernels take at once."""
+    if codec.device.type == "cuda":
+        return scratch_bytes(codec)
+    return codec.unpacked_bytes if isinstance(codec, Grouped) else 0
+
+
+def _scores_bytes(config: Any, context: int) -> int:
+    """Attention scores per query position that are written out: none with a fused kernel, else three fp32 copies."""
+    qk, v = _most(config, "qk_head_dim"), _most(config, "v_head_dim")
+    fused = config._attn_implementation != "eager" and qk == v
+    return 0 if fused else 3 * _most(config, "num_attention_heads") * context * 4
+
+
+def _most(config: Any, name: str) -> int:
+    """The largest of a number that layers may differ in; 0 where none has it."""
+    layers = getattr(config, "per_layer_config", None) or [config]
+    return max(int(getattr(layer, name, None) or 0) for layer in layers)
+
+
+def _workspace(outline: Outline, config: Any, shape: ModelShape, context: int, tokens: int, itemsize: int) -> int:
+    """Most bytes of activations alive at once in a chunk of `tokens`: attention, or a MoE layer, or the logits.
+
+    Counted from the tensors that each of the three holds, in fp32 where values are promoted; a test measures real
+    passes against it.
+    """
+    hidden, k = shape.hidden, shape.top_k
+    widest = max(s.shape[0] * s.shape[1] // hidden for s in outline.sites[0].parts.values() if s.is_weight)
+    heads = _most(config, "num_attention_heads")
+    head = max(_most(config, name) for name in ("head_dim", "qk_head_dim", "v_head_dim")) or hidden // heads
+    mixed = 4 * itemsize + 2 * 4  # of six rows, the two in norms and rotations
+    residual = mixed * tokens * hidden
+    attention = mixed * tokens * heads * head + (4 * heads * head + 2 * tokens) * context * itemsize
+    pairs = 4 * itemsize + max(itemsize, outline.weights_itemsize)  # rows in three orders, normed, and weighted
+    experts = pairs * tokens * k * hidden + 3 * tokens * widest * 4 + 16 * tokens * shape.experts
+    logits = 4 * outline.vocab * 4
+    return residual + max(attention, experts, logits) + (1 << 20)

@@ -1,0 +1,29 @@
+"""Checkpoints that can be imported, each made to look like plain named tensors in transformers' own names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from core.importing.sources.base import Source
+
+__all__ = ["Source", "open_source"]
+
+
+def open_source(path: Path) -> Source:
+    """Open a model directory, a GGUF file, or a directory of one model's GGUF files.
+
+    Reads headers only. Raises ModelError with what to do for everything that cannot be imported.
+    """
+    path = Path(path).expanduser()
+    if path.suffix.lower() == ".gguf" or _only_gguf(path):
+        from core.importing.sources.gguf import open_gguf
+
+        return open_gguf(path)
+    from core.importing.sources.directory import open_directory
+
+    return open_directory(path)
+
+
+def _only_gguf(path: Path) -> bool:
+    """Whether a directory's weights are GGUF files."""
+    return path.is_dir() and any(path.glob("*.gguf")) and not any(path.glob("*.safetensors"))

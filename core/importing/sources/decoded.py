@@ -1,0 +1,90 @@
+"""Checkpoints of codes made to look like plain tensors: each quantized matrix stands under its weight's own name."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from core.errors import ModelError
+from core.hf.stored import TensorFiles
+from core.hf.tensors import Shape, Stated
+from core.memory.codec.coded import Coded
+from core.system.wording import reason
+
+UNFIT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError)
+"""What numbers that contradict each other end in, somewhere in the code of a format: shapes, sizes, indices."""
+
+
+class Matrix(ABC):
+    """One quantized weight: `shape` is what it dequantises to. Reads its tensors from `files` when asked."""
+
+    shape: tuple[int, ...]
+    bits: int = 4  # of a code
+
+    @abstractmethod
+    def read(self, row: int | None) -> torch.Tensor:
+        """The weight, or `row` of its first dimension as [1, ...], computed in fp32 as its format defines it."""
+
+    @abstractmethod
+    def coded(self, row: int | None) -> Coded | None:
+        """The same as codes; None when none of our formats holds them exactly."""
+
+
+class Decoded:
+    """The `Tensors` of a quantized checkpoint."""
+
+    def __init__(
+        self, files: TensorFiles, matrices: Mapping[str, Matrix], parts: Iterable[str], dtype: torch.dtype
+    ) -> None:
+        """`matrices` by the name of the weight, `parts` the stored tensors that they are made of, `dtype` what dense
+        copies of them are kept in."""
+        taken = set(parts)
+        self._files, self.matrices = files, dict(matrices)
+        plain: dict[str, Shape] = {name: at for name, at in files.tensors.items() if name not in taken}
+        self.tensors: Mapping[str, Shape] = plain | {n: Stated(dtype, m.shape) for n, m in self.matrices.items()}
+
+    def read(self, name: str, row: int | None = None) -> torch.Tensor:
+        """See `Tensors.read`: plain tensors as stored, quantized ones dequantised."""
+        matrix = self.matrices.get(name)
+        if matrix is None:
+            return self._files.read(name, row)
+        try:
+            return matrix.read(row)
+        except UNFIT as error:
+            raise mismatch(name, f"its codes cannot be read ({reason(error)})") from error
+
+    def coded(self, name: str, row: int | None = None) -> Coded | None:
+        """See `Tensors.coded`."""
+        matrix = self.matrices.get(name)
+        try:
+            return None if matrix is None else matrix.coded(row)
+        except UNFIT as error:
+            raise mismatch(name, f"its codes cannot be read ({reason(error)})") from error
+
+    def close(self) -> None:
+        self._files.close()
+
+
+def rows(tensor: torch.Tensor, row: int | None) -> torch.Tensor:
+    """A tensor, or one row of its first dimension as [1, ...]."""
+    return tensor if row is None else tensor[row : row + 1]
+
+
+def stored(files: TensorFiles, name: str, of: str) -> tuple[int, ...]:
+    """The shape of a tensor that the quantized weight `of` needs. Raises ModelError when it is missing."""
+    if name not in files.tensors:
+        raise ModelError(
+            f"The quantized weight {of!r} lacks {name.rpartition('.')[2]!r}. The checkpoint is "
+            "incomplete: download it again."
+        )
+    return files.tensors[name].shape
+
+
+def mismatch(of: str, why: str) -> ModelError:
+    """The error for a weight whose tensors do not fit together."""
+    return ModelError(
+        f"The quantized weight {of!r} is stored in a way that Moestro does not know: {why}. Use another "
+        "version of the model."
+    )

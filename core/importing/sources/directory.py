@@ -1,0 +1,171 @@
+"""Model directories of safetensors files, plain or quantized: what is in them, by config.json and tensors' names."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from core.errors import ModelError
+from core.hf.composite import text_config
+from core.hf.files import QUANTIZATION, ModelFiles, check_files, quantization_settings
+from core.hf.stored import TensorFiles
+from core.hf.tensors import Shape
+from core.importing.sources import awq, bnb, compressed, fp8, gptq, mxfp4
+from core.importing.sources.base import Source
+from core.importing.sources.decoded import UNFIT, Decoded, Matrix
+from core.memory.codec.formats import Numbers
+from core.system.reading import read_json
+from core.system.wording import reason
+
+Made = tuple[dict[str, Matrix], list[str], str]
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+SEPARATE = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # where old tools wrote it, beside config.json
+MARKS = (".qweight", ".weight_packed", ".absmax", "_blocks", "_scale_inv")  # endings that only codes have
+ROUNDED = {"auto_gptq": "gptq", "gptq": "gptq", "auto_awq": "awq", "awq": "awq"}  # AutoRound's packing_format
+ALSO = {"auto-gptq": "gptq", "auto-awq": "awq"}  # other names that tools write
+SAMPLES = 6  # experts' weights looked at to learn which format they are in
+
+
+def open_directory(path: Path) -> Source:
+    """Open a model directory. Raises ModelError for what cannot be imported."""
+    files = check_files(path)
+    quantization = _quantization(files)
+    config = _without_quantization(files.config)
+    tensors = TensorFiles(files.weights)
+    try:
+        dtype = _dense_dtype(config, tensors)
+        if quantization is None:
+            return _plain(path, config, tensors, dtype, files)
+        kind, (matrices, parts, label) = _made(quantization, tensors, dtype)
+        if not matrices:
+            raise ModelError(f"config.json of {path} says {kind}, but no weight is stored that way. Download it again.")
+        decoded = Decoded(tensors, matrices, parts, dtype)
+        exact, numbers = _exact(decoded, dtype)
+    except BaseException as error:
+        tensors.close()
+        if isinstance(error, UNFIT):  # settings or shapes that contradict each other fail anywhere in a format's code
+            raise ModelError(
+                f"{path} is damaged: its weights do not fit its quantization_config "
+                f"({reason(error)}). Download it again."
+            ) from error
+        raise
+    return Source(path, kind, label, config, decoded, exact, numbers, dtype, files, exact or _nearest(decoded))
+
+
+def _plain(path: Path, config: dict[str, Any], tensors: TensorFiles, dtype: torch.dtype, files: ModelFiles) -> Source:
+    """A checkpoint that is not quantized: its experts' number type is what it is in most of their weights."""
+    for name in tensors.tensors:
+        if name.endswith(MARKS):
+            raise ModelError(
+                f"{path} stores codes ({name}), but its config.json has no quantization_config, so how to "
+                "read them is unknown. Download config.json again."
+            )
+    stored = _usual(tensors.tensors, _experts(tensors.tensors))
+    if stored not in FLOATS:
+        raise ModelError(
+            f"{path} stores its weights as {str(stored).removeprefix('torch.')} without scales. Use a "
+            "version in bfloat16, float16 or float32."
+        )
+    label = f"safetensors {str(stored).removeprefix('torch.')}"
+    numbers = Numbers(stored, stored, stored)
+    return Source(path, "safetensors", label, config, tensors, "checkpoint", numbers, dtype, files)
+
+
+def _quantization(files: ModelFiles) -> dict[str, Any] | None:
+    """What config.json, or a file beside it, says of quantization."""
+    if (found := quantization_settings(files.config)) is not None:
+        return found
+    for name, method in SEPARATE.items():
+        file = files.path / name
+        if os.path.lexists(file):
+            stated = read_json(file)
+            if not isinstance(stated, dict):
+                raise ModelError(f"{file} is damaged: it holds no object. Download it again.")
+            return {"quant_method": method, **stated}
+    return None
+
+
+def _without_quantization(config: dict[str, Any]) -> dict[str, Any]:
+    """A config as that of the dequantised model, the configs within it too."""
+    return {
+        name: _without_quantization(value) if isinstance(value, dict) else value
+        for name, value in config.items()
+        if name not in QUANTIZATION
+    }
+
+
+def _made(quantization: dict[str, Any], tensors: TensorFiles, dtype: torch.dtype) -> tuple[str, Made]:
+    """(kind, weights) by the method that the config names. Raises ModelError for every other method."""
+    method = str(quantization.get("quant_method", "")).lower().replace("_", "-")
+    method = ALSO.get(method, method)
+    if method in ("auto-round", "intel/auto-round"):
+        packing = str(quantization.get("packing_format", "")).rpartition(":")[2].lower()
+        method = ROUNDED.get(packing, method)
+    makers: dict[str, Callable[[], Made]] = {
+        "gptq": lambda: gptq.matrices(tensors, quantization),
+        "awq": lambda: awq.matrices(tensors, quantization),
+        "compressed-tensors": lambda: compressed.matrices(tensors, quantization, dtype),
+        "bitsandbytes": lambda: bnb.matrices(tensors, quantization),
+        "fp8": lambda: fp8.matrices(tensors, quantization, dtype),
+        "mxfp4": lambda: mxfp4.matrices(tensors, quantization),
+    }
+    if method not in makers:
+        raise ModelError(
+            f"This checkpoint is quantized with {method or 'an unnamed method'}, which is not read. Read "
+            f"are {', '.join(makers)} and GGUF. Use such a version of the model, or the original one, and "
+            "choose an expert format here."
+        )
+    return method, makers[method]()
+
+
+def _dense_dtype(config: dict[str, Any], tensors: TensorFiles) -> torch.dtype:
+    """The number type the model is meant to have: as config.json says, else that of most of its plain weights."""
+    for owner in (config, text_config(config)):
+        named = getattr(torch, str(owner.get("dtype") or owner.get("torch_dtype")).removeprefix("torch."), None)
+        if isinstance(named, torch.dtype) and named in FLOATS:
+            return named
+    plain = [n for n, at in tensors.tensors.items() if at.dtype in FLOATS]
+    return _usual(tensors.tensors, plain) if plain else torch.bfloat16
+
+
+def _usual(tensors: Mapping[str, Shape], names: list[str]) -> torch.dtype:
+    """The number type of most weights, counted in numbers; of all of them when no names are given."""
+    counts: Counter[torch.dtype] = Counter()
+    for name in names or tensors:
+        counts[tensors[name].dtype] += torch.Size(tensors[name].shape).numel()
+    return counts.most_common(1)[0][0] if counts else torch.float32
+
+
+def _experts(tensors: Mapping[str, Shape]) -> list[str]:
+    """The names of routed experts' weights, as far as names and shapes tell."""
+    named = [n for n in tensors if ".experts." in n and not n.endswith("bias")]
+    return named or [n for n, at in tensors.items() if len(at.shape) == 3]
+
+
+def _nearest(tensors: Decoded) -> str:
+    """The smallest format with groups that loses next to nothing of codes that none holds: as many bits, or 8."""
+    bits = {tensors.matrices[n].bits if n in tensors.matrices else 8 for n in _experts(tensors.tensors)}
+    return "int4-g32" if bits == {4} else "int8-g32"
+
+
+def _exact(tensors: Decoded, dtype: torch.dtype) -> tuple[str | None, Numbers | None]:
+    """The format that holds the experts' codes, and number types that make it lossless. Looks at a few experts, spread
+    over the model; when others differ, whoever reads them sees it."""
+    names, matrices = _experts(tensors.tensors), tensors.matrices
+    coded = [n for n in names if n in matrices]
+    if all(isinstance(matrices[n], fp8.Fp8Matrix) for n in coded):  # or none: only other layers are quantized
+        usual = _usual(tensors.tensors, names)
+        return "checkpoint", Numbers(usual, usual, usual)
+    if len(coded) < len(names):
+        return None, None
+    chosen = [coded[i * (len(coded) - 1) // (SAMPLES - 1)] for i in range(SAMPLES)]
+    codes = [matrices[n].coded(0 if len(matrices[n].shape) == 3 else None) for n in chosen]
+    seen = {(c.format, c.scale.dtype) if c is not None else None for c in codes}
+    if len(seen) != 1 or (first := codes[0]) is None:
+        return None, None
+    return first.format, Numbers(dtype, first.scale.dtype, torch.float32)

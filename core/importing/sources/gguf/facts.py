@@ -1,0 +1,163 @@
+"""What a GGUF model's metadata says, asked for by llama.cpp's key names."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from core.errors import ModelError
+from core.importing.sources.gguf.header import Entry, Header, damaged
+from core.importing.sources.gguf.keys import check
+from core.importing.sources.gguf.layout import routed
+
+BEYOND = (
+    "attention.temperature_scale",
+    "attention.max_alibi_bias",
+    "attention.clamp_kqv",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "router_logit_softcapping",
+    "swiglu_clamp_exp",
+    "expert_group_scale",
+    "experts_per_group",
+    "pooling_type",
+)
+"""Settings that none of the supported architectures has in transformers."""
+DIMENSIONS = {"_exps.weight": 3, "_exps.bias": 2, "_norm.weight": 1}
+"""By how a tensor's name ends."""
+BLOCK = re.compile(r"blk\.(?P<layer>\d{1,9})\.")
+
+
+class Facts:
+    """Metadata and tensor shapes of one model. `get` and `need` look under the architecture's own prefix."""
+
+    def __init__(self, header: Header, file: Path) -> None:
+        """Raises ModelError that names `file` when a key has a value of the wrong kind or out of its bounds."""
+        self.metadata: Mapping[str, Any] = header.metadata
+        self.entries: Mapping[str, Entry] = header.tensors
+        self.file = file
+        name = self.metadata.get("general.architecture")
+        if not isinstance(name, str):
+            raise ModelError(f"The GGUF file {file} names no architecture. Download it again.")
+        self.architecture = name
+        check(self.metadata, name, file)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A value, floats as they were typed in before they became 32 bits; a list with one value a layer that are all
+        alike is that value. Raises ModelError for layers that differ."""
+        value = self.metadata.get(f"{self.architecture}.{key}", default)
+        if isinstance(value, list) and value and "sections" not in key:
+            if any(v != value[0] for v in value):
+                raise ModelError(
+                    f"The layers of this GGUF model differ in {key}, which Moestro does not support. "
+                    "Import the model's safetensors version instead."
+                )
+            value = value[0]
+        return shortest(value) if isinstance(value, float) else value
+
+    def need(self, key: str) -> Any:
+        """A value that must be there. Raises ModelError."""
+        value = self.get(key)
+        if value is None:
+            raise ModelError(
+                f"This GGUF file does not say {self.architecture}.{key}. Download a newer conversion of the model."
+            )
+        return value
+
+    def by_layer(self, key: str, default: Any = None) -> list[Any]:
+        """A value for each layer."""
+        value = self.metadata.get(f"{self.architecture}.{key}", default)
+        if isinstance(value, list) and len(value) < self.layers:
+            raise damaged(self.file, f"its {key} has {len(value)} values for {self.layers} layers")
+        return value[: self.layers] if isinstance(value, list) else [value] * self.layers
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape. Raises ModelError when it is missing."""
+        if name not in self.entries:
+            raise ModelError(f"This GGUF model lacks {name}. Download it again.")
+        return self.entries[name].shape
+
+    @property
+    def layers(self) -> int:
+        """Layers that answer; those that predict further tokens come after them and are not used."""
+        return int(self.need("block_count")) - int(self.get("nextn_predict_layers", 0))
+
+    @cached_property
+    def moe_layers(self) -> list[int]:
+        return [n for n in range(self.layers) if routed(self.entries, n)]
+
+    @property
+    def dense_lead(self) -> int:
+        """How many layers come before the first with experts. Raises ModelError when layers without come later."""
+        moe = self.moe_layers
+        if moe != list(range(moe[0], self.layers)):
+            raise ModelError(
+                "This GGUF model has layers without experts between others, which its architecture does "
+                "not have in transformers. Import the model's safetensors version instead."
+            )
+        return moe[0]
+
+    def expert_size(self) -> int:
+        """Inner width of one routed expert."""
+        piece = routed(self.entries, self.moe_layers[0])["down"][0]
+        return self.entries[piece.name].shape[-1]
+
+    def has(self, name: str) -> bool:
+        """Whether any layer has such a tensor, such as "attn_q.bias"."""
+        return any(stored.endswith(f".{name}") for stored in self.entries)
+
+    def check(self) -> None:
+        """Raises ModelError for settings that cannot be carried over, and where settings and tensors contradict."""
+        self._check_sizes()
+        for key in BEYOND:
+            if self.get(key):
+                raise ModelError(
+                    f"This GGUF model uses {key}, which its architecture does not have in transformers. "
+                    "Import the model's safetensors version instead."
+                )
+        if self.get("attention.causal", True) is False:
+            raise ModelError("This GGUF model is not a text-generating one. Choose another model.")
+
+    def check_layers(self) -> None:
+        """Raises ModelError unless every layer of the file is used, or is one that predicts further tokens."""
+        blocks = int(self.need("block_count"))
+        if self.layers < 1:
+            raise damaged(self.file, f"of its {blocks} layers, {blocks - self.layers} predict further tokens")
+        numbers = {int(at["layer"]) for name in self.entries if (at := BLOCK.match(name))}
+        ahead = {int(at["layer"]) for name in self.entries if (at := BLOCK.match(name)) and "nextn" in name}
+        lost = sorted(n for n in numbers if n >= blocks or (n >= self.layers and n not in ahead))
+        if lost:
+            raise damaged(self.file, f"it says that it has {self.layers} layers, but holds weights of layer {lost[0]}")
+
+    def _check_sizes(self) -> None:
+        """What metadata says twice, tensors agree with."""
+        router = self.shape(f"blk.{self.moe_layers[0]}.ffn_gate_inp.weight")
+        vocabulary, *width = self.shape("token_embd.weight")
+        tokens = self.metadata.get("tokenizer.ggml.tokens")
+        for key, held in (
+            ("expert_count", router[0]),
+            ("embedding_length", width[0] if width else 1),
+            ("vocab_size", vocabulary),
+            ("expert_feed_forward_length", self.expert_size()),
+        ):
+            if (said := self.get(key)) and said != held:
+                raise damaged(self.file, f"its {self.architecture}.{key} is {said:,}, but its tensors have {held:,}")
+        for name, entry in self.entries.items():
+            wanted = next((n for end, n in DIMENSIONS.items() if name.endswith(end)), len(entry.shape))
+            if len(entry.shape) != wanted:
+                raise damaged(self.file, f"{name!r} has {len(entry.shape)} dimensions instead of {wanted}")
+        if isinstance(tokens, list) and len(tokens) > vocabulary:
+            raise damaged(self.file, f"it has {len(tokens):,} tokens, but embeddings of only {vocabulary:,}")
+
+
+def shortest(value: float) -> float:
+    """The number with the fewest digits that is this one in 32 bits: 9.999999974752427e-07 was 1e-06."""
+    for digits in range(1, 10):
+        candidate = float(f"{value:.{digits}g}")
+        if struct.pack("<f", candidate) == struct.pack("<f", value):
+            return candidate
+    return value

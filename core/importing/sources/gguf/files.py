@@ -1,0 +1,115 @@
+"""One model's GGUF files: found, checked, and read by position into fresh buffers."""
+
+from __future__ import annotations
+
+import re
+import threading
+from pathlib import Path
+
+import torch
+
+from core.errors import ModelError
+from core.importing.sources.gguf.header import Entry, Header, damaged, read_header
+
+PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+
+
+def find_files(path: Path) -> tuple[Path, ...]:
+    """The files of the model at `path`, in order: a .gguf file, any part of a split one, or a directory that holds one
+    model. Raises ModelError when parts are missing, or when a directory leaves the choice open."""
+    if path.is_dir():
+        return find_files(_only_model(path))
+    if not path.is_file():
+        raise ModelError(f"There is no file {path}. Give a .gguf file, or a directory that holds one.")
+    part = PART.fullmatch(path.name)
+    if part is None:
+        return (path,)
+    count = int(part["count"])
+    files = tuple(path.with_name(f"{part['stem']}-{n:05}-of-{count:05}.gguf") for n in range(1, count + 1))
+    missing = [file.name for file in files if not file.is_file()]
+    if missing or not files:
+        raise ModelError(
+            f"{len(missing)} of the {count} parts of {path.name} are missing from {path.parent}: "
+            f"{', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}. Download them."
+        )
+    return files
+
+
+def _only_model(directory: Path) -> Path:
+    """The one model of a directory: a file, or the first part of a split one. Vision parts (mmproj) do not count."""
+    models: dict[str, Path] = {}
+    for file in sorted(directory.glob("*.gguf")):
+        if not file.name.lower().startswith("mmproj"):
+            part = PART.fullmatch(file.name)
+            models.setdefault(part["stem"] if part else file.name, file)
+    if not models:
+        raise ModelError(f"{directory} holds no .gguf file. Give a .gguf file, or a directory that holds one.")
+    if len(models) > 1:
+        names = [file.name for file in models.values()]
+        raise ModelError(
+            f"{directory} holds {len(names)} GGUF models ({', '.join(names[:4])}"
+            f"{' ...' if len(names) > 4 else ''}). Give the file to import."
+        )
+    return next(iter(models.values()))
+
+
+def read_headers(files: tuple[Path, ...]) -> Header:
+    """The model's metadata, which the first file holds, and the tensors of all of them. Raises ModelError."""
+    tensors: dict[str, Entry] = {}
+    first: Header | None = None
+    for number, file in enumerate(files):
+        header = read_header(file, number)
+        first = first or header
+        if double := next((name for name in header.tensors if name in tensors), None):
+            raise ModelError(
+                f"{file} has the tensor {double!r}, which another part of the model has too: they are not "
+                "parts of the same model. Download them again."
+            )
+        tensors |= header.tensors
+    assert first is not None
+    said = _stated(first, "split.count", 1, files[0])
+    if said > 1 and said != len(files):
+        raise ModelError(
+            f"{files[0]} is one of {said} parts, but its name does not say which. Give the parts their "
+            "names back: model-00001-of-00003.gguf and so on."
+        )
+    wanted = _stated(first, "split.tensors.count", len(tensors), files[0])
+    if wanted != len(tensors):
+        raise ModelError(
+            f"{files[0]} and its other parts hold {len(tensors)} tensors instead of {wanted}: they are "
+            "not parts of the same model. Download them again."
+        )
+    return Header(first.metadata, tensors)
+
+
+def _stated(header: Header, key: str, default: int, file: Path) -> int:
+    value = header.metadata.get(key, default)
+    if type(value) is not int or value < 0:
+        raise damaged(file, f"its {key} is {value!r:.40}")
+    return value
+
+
+class OpenFiles:
+    """Open files. `read` may be called from any thread; `close` may be called twice."""
+
+    def __init__(self, files: tuple[Path, ...]) -> None:
+        self._handles = [file.open("rb", buffering=0) for file in files]
+        self._locks = [threading.Lock() for _ in files]
+
+    def read(self, file: int, offset: int, count: int) -> torch.Tensor:
+        """`count` bytes from `offset` on, as a new uint8 tensor."""
+        raw = torch.empty(count, dtype=torch.uint8)
+        buffer, done = memoryview(raw.numpy().data), 0
+        with self._locks[file]:
+            handle = self._handles[file]
+            handle.seek(offset)
+            while done < count:
+                got = handle.readinto(buffer[done:])
+                if not got:
+                    raise ModelError(f"{handle.name} became shorter while it was read. Download it again.")
+                done += got
+        return raw
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.close()

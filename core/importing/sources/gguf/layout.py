@@ -1,0 +1,216 @@
+"""Which of transformers' tensors a GGUF model's tensors make up. Names: gguf.constants.TENSOR_NAMES of llama.cpp; what
+its converter did to a weight (conversion/*.py) is undone here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from core.errors import ModelError
+from core.importing.sources.gguf.header import Entry
+from core.importing.sources.gguf.tensors import Merge, Piece, Recipe
+
+OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+LAYER = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate_inp": "mlp.gate",
+}
+DENSE = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+QK_NORM = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+SHARED = {
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+STORED = re.compile(r"blk\.(?P<layer>\d{1,9})\.(?P<name>.+)\.(?P<kind>weight|bias)")
+
+
+def same(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+    """As stored."""
+    return pieces[0]
+
+
+def joined(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One after another along the outputs."""
+    return torch.cat(list(pieces), dim=-2)
+
+
+def turned(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Transposed: [..., in, out]."""
+    return pieces[0].transpose(-1, -2)
+
+
+def woven(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Outputs taken from each in turn, transposed: [..., in, out]."""
+    return torch.stack(list(pieces), dim=-2).flatten(-3, -2).transpose(-1, -2)
+
+
+def woven_bias(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Outputs taken from each in turn: [..., out]."""
+    return torch.stack(list(pieces), dim=-1).flatten(-2)
+
+
+def as_row(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+    """[n] -> [1, n]; what has two dimensions already stays."""
+    return pieces[0].view(-1, pieces[0].shape[-1])
+
+
+def as_kernel(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+    """[channels, width] -> [channels, 1, width]: a convolution of each channel by itself."""
+    return pieces[0].unsqueeze(1)
+
+
+def heads_unpaired(heads: int) -> Merge:
+    """Undo llama.cpp's order of the rows of q and k: rotated pairs stood side by side, transformers wants halves."""
+    return lambda pieces: pieces[0].unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(pieces[0].shape)
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Where transformers keeps routed experts below "model.layers.N.". With `{}` for the expert's number: one tensor
+    each for gate, up and down. Without: stacked, gate and up in one tensor, made by `pair` and `single`."""
+
+    gate: str = "mlp.experts.{}.gate_proj.weight"
+    up: str = "mlp.experts.{}.up_proj.weight"
+    down: str = "mlp.experts.{}.down_proj.weight"
+    pair: Merge = joined
+    single: Merge = same
+
+
+@dataclass(frozen=True)
+class Names:
+    """How one architecture's tensors are called, beside what all have in common.
+
+    `layers` adds to and replaces LAYER; `outer` is of tensors outside the layers; `biases`: which can have one;
+    `merges`: what is to be done to a tensor, by its GGUF name within a layer; `more`: further recipes of a layer, given
+    its prefix; `ignored`: tensors that transformers has no use for.
+    """
+
+    layers: Mapping[str, str] = field(default_factory=dict)
+    outer: Mapping[str, str] = field(default_factory=lambda: OUTER)
+    experts: Experts = field(default_factory=Experts)
+    biases: frozenset[str] = frozenset()
+    merges: Mapping[str, Merge] = field(default_factory=dict)
+    more: Callable[[Mapping[str, Entry], str], dict[str, Recipe]] = lambda entries, layer: {}
+    ignored: frozenset[str] = frozenset()
+
+
+def recipes(entries: Mapping[str, Entry], names: Names, layers: int) -> dict[str, Recipe]:
+    """transformers' name -> recipe, of every tensor in the first `layers` layers and outside them.
+
+    Raises ModelError for tensors that this architecture does not have: ignoring one would change what it computes.
+    """
+    made: dict[str, Recipe] = {}
+    targets = {**LAYER, **names.layers}
+    for stored, entry in entries.items():
+        outer, _, kind = stored.rpartition(".")
+        at = STORED.fullmatch(stored)
+        if at is None and outer in names.outer and kind == "weight":
+            made[f"{names.outer[outer]}.{kind}"] = Recipe((Piece(stored),), entry.shape, same)
+        elif at is not None and int(at["layer"]) < layers and at["name"] in targets:
+            if at["kind"] == "bias" and at["name"] not in names.biases:
+                continue  # unknown, as is told below
+            target, merge = targets[at["name"]], names.merges.get(at["name"], same)
+            shape = tuple(merge([torch.empty(entry.shape, device="meta")]).shape)
+            suffix = "" if target.endswith(("_bias", "sinks")) else f".{at['kind']}"
+            made[f"model.layers.{at['layer']}.{target}{suffix}"] = Recipe((Piece(stored),), shape, merge)
+    for layer in range(layers):
+        made |= _experts(entries, names.experts, layer)
+        extra = names.more(entries, f"blk.{layer}.")
+        made |= {f"model.layers.{layer}.{name}": recipe for name, recipe in extra.items()}
+    _refuse_unknown(entries, made, names.ignored, layers)
+    return made
+
+
+def _refuse_unknown(
+    entries: Mapping[str, Entry], made: Mapping[str, Recipe], ignored: frozenset[str], layers: int
+) -> None:
+    used = {piece.name for recipe in made.values() for piece in recipe.pieces}
+    unknown: list[str] = []
+    for stored in entries:
+        at = STORED.fullmatch(stored)
+        known = stored in used or stored in ignored
+        if at is not None:
+            known = known or int(at["layer"]) >= layers or at["name"] in ignored
+        if not known:
+            unknown.append(stored)
+    if unknown:
+        raise ModelError(
+            f"This GGUF model has {len(unknown)} tensors that Moestro does not know "
+            f"({', '.join(unknown[:4])}{' ...' if len(unknown) > 4 else ''}), so it would not be computed "
+            "as it is meant. Import the model's safetensors version instead."
+        )
+
+
+def routed(entries: Mapping[str, Entry], layer: int) -> dict[str, list[Piece]]:
+    """What one layer's routed experts are stored in: "gate", "up", "down" -> one stacked piece, or one an expert. Empty
+    for a layer without."""
+    prefix = f"blk.{layer}.ffn_"
+    if f"{prefix}down_exps.weight" in entries:
+        pieces = {part: [Piece(f"{prefix}{part}_exps.weight")] for part in ("gate", "up", "down")}
+        both = entries.get(f"{prefix}gate_up_exps.weight")
+        if both is not None:
+            half, name = both.shape[1] // 2, f"{prefix}gate_up_exps.weight"
+            pieces |= {"gate": [Piece(name, (0, half))], "up": [Piece(name, (half, 2 * half))]}
+    else:  # before April 2024 each expert was a tensor of its own
+        count = sum(re.fullmatch(re.escape(prefix) + r"down\.\d+\.weight", name) is not None for name in entries)
+        pieces = (
+            {part: [Piece(f"{prefix}{part}.{e}.weight") for e in range(count)] for part in ("gate", "up", "down")}
+            if count
+            else {}
+        )
+    lost = [p.name for part in pieces.values() for p in part if p.name not in entries]
+    if lost:
+        raise ModelError(f"This GGUF model lacks {lost[0]}. Download it again.")
+    return pieces
+
+
+def _experts(entries: Mapping[str, Entry], target: Experts, layer: int) -> dict[str, Recipe]:
+    parts = routed(entries, layer)
+    if not parts:
+        return {}
+    prefix = f"model.layers.{layer}."
+    if "{}" not in target.gate:
+        return _stacked(entries, parts, target, prefix)
+    count = len(parts["down"]) if len(parts["down"]) > 1 else entries[parts["down"][0].name].shape[0]
+    made: dict[str, Recipe] = {}
+    for part, pieces in parts.items():
+        name = getattr(target, part)
+        for expert in range(count):
+            one = len(pieces) == 1
+            piece = pieces[0 if one else expert]
+            shape = _shape(entries, piece)[1:] if one else _shape(entries, piece)
+            made[prefix + name.format(expert)] = Recipe((piece,), shape, same, expert if one else None, is_expert=True)
+    return made
+
+
+def _stacked(
+    entries: Mapping[str, Entry], parts: Mapping[str, list[Piece]], target: Experts, prefix: str
+) -> dict[str, Recipe]:
+    made: dict[str, Recipe] = {}
+    for name, merge, pieces in (
+        (target.gate, target.pair, (*parts["gate"], *parts["up"])),
+        (target.down, target.single, tuple(parts["down"])),
+    ):
+        empty = [torch.empty(_shape(entries, p), device="meta") for p in pieces]
+        made[prefix + name] = Recipe(pieces, tuple(merge(empty).shape), merge, is_expert=True)
+        biases = tuple(Piece(p.name.removesuffix("weight") + "bias") for p in pieces)
+        if biases[0].name in entries:
+            bias_merge = woven_bias if len(biases) > 1 else same
+            empty = [torch.empty(entries[b.name].shape, device="meta") for b in biases]
+            made[f"{prefix}{name}_bias"] = Recipe(biases, tuple(bias_merge(empty).shape), bias_merge, is_expert=True)
+    return made
+
+
+def _shape(entries: Mapping[str, Entry], piece: Piece) -> tuple[int, ...]:
+    shape = entries[piece.name].shape
+    return shape if piece.rows is None else (shape[0], piece.rows[1] - piece.rows[0], shape[2])

@@ -1,0 +1,126 @@
+"""A GGUF model as a source to import from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from core.hf.bounds import wrong
+from core.hf.files import EDGE, ModelFiles
+from core.importing.sources.base import Source
+from core.importing.sources.gguf.architectures import architecture_of
+from core.importing.sources.gguf.config import special_token
+from core.importing.sources.gguf.facts import Facts
+from core.importing.sources.gguf.files import OpenFiles, find_files, read_headers
+from core.importing.sources.gguf.header import Header, damaged
+from core.importing.sources.gguf.held import Held, held
+from core.importing.sources.gguf.layout import recipes
+from core.importing.sources.gguf.tensors import PLAIN, GgufTensors, check_types
+from core.importing.sources.gguf.tokenizer import write_tokenizer
+from core.system.wording import reason
+
+ENDS = ("eos", "eot", "eom")  # tokens that end an answer, by their names in metadata
+
+
+@dataclass
+class GgufSource(Source):
+    """`notes`: for each kind of part, the types it is stored in and what becomes of them in `best_format`."""
+
+    header: Header = field(default_factory=lambda: Header({}, {}))
+    parts: tuple[Path, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def write_shell(self, directory: Path) -> ModelFiles:
+        dtype = str(self.dense_dtype).removeprefix("torch.")
+        config = self.config | {"dtype": dtype}
+        _write_json(directory / "config.json", config)
+        _write_json(directory / "generation_config.json", generation_config(self.header.metadata))
+        write_tokenizer(self.header.metadata, directory, self.parts[0])
+        return ModelFiles(directory, config, ())
+
+    def hash(self) -> str:
+        digest = hashlib.sha256()
+        starts = [
+            min((e.offset for e in self.header.tensors.values() if e.file == n), default=0)
+            for n in range(len(self.parts))
+        ]
+        for file, start in zip(self.parts, starts, strict=True):
+            size = file.stat().st_size
+            digest.update(f"{file.name}:{size}".encode())
+            with file.open("rb") as handle:
+                digest.update(handle.read(start + EDGE))
+                handle.seek(max(0, size - EDGE))
+                digest.update(handle.read())
+        return digest.hexdigest()
+
+
+def open_gguf(path: Path) -> GgufSource:
+    """Open a .gguf file, any part of a split model, or a directory that holds one model. Reads headers only.
+
+    Raises ModelError for files that are damaged or incomplete, for architectures and settings that cannot be carried
+    over exactly, and when the package gguf is missing.
+    """
+    path = Path(path)
+    files = find_files(path)
+    header = read_headers(files)
+    facts = Facts(header, files[0])
+    try:
+        architecture = architecture_of(facts)
+        config, names = architecture.config(facts), architecture.names(facts)
+        made = recipes(header.tensors, names, facts.layers)
+        check_types(header.tensors[piece.name] for recipe in made.values() for piece in recipe.pieces)
+        kept = held(header.tensors, facts.moe_layers)
+    except (ArithmeticError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        # keys are what they must be; tensors of other shapes than their names promise fail anywhere in the descriptions
+        raise damaged(files[0], f"its tensors do not fit together ({reason(error)})") from error
+    if why := wrong(config):
+        raise damaged(files[0], why)
+    dense = _dense_dtype(header)
+    return GgufSource(
+        path=path,
+        kind="gguf",
+        label=label(header, kept),
+        config=config,
+        tensors=GgufTensors(OpenFiles(files), header.tensors, made, dense),
+        exact_format=kept.format if kept.exact else None,
+        numbers=kept.numbers if kept.exact else None,
+        dense_dtype=dense,
+        header=header,
+        parts=files,
+        best_format=kept.format,
+        notes=kept.notes,
+    )
+
+
+def label(header: Header, kept: Held) -> str:
+    """What the model is called and how it is stored: "GGUF Q4_K and Q6_K"."""
+    types = [note.split(": ", 1)[1] for note in kept.notes]
+    names = sorted({kind.split(":")[0].split(" (")[0] for note in types for kind in note.split("; ")})
+    return f"GGUF {' and '.join(names)}"
+
+
+def generation_config(metadata: dict[str, Any]) -> dict[str, Any]:
+    """What ends an answer and begins a text, as token ids."""
+    ends = list(dict.fromkeys(at for kind in ENDS if (at := special_token(metadata, kind)) is not None))
+    config: dict[str, Any] = {"eos_token_id": ends if len(ends) > 1 else ends[0]} if ends else {}
+    for name, key in (("bos_token_id", "bos"), ("pad_token_id", "padding")):
+        if (found := special_token(metadata, key)) is not None:
+            config[name] = found
+    return config
+
+
+def _dense_dtype(header: Header) -> torch.dtype:
+    """bfloat16 where anything is quantized, as these models were trained; else the matrices' own."""
+    types = {entry.type for entry in header.tensors.values() if len(entry.shape) > 1}
+    if types - set(PLAIN) or "BF16" in types:
+        return torch.bfloat16
+    return torch.float16 if "F16" in types else torch.float32
+
+
+def _write_json(file: Path, content: dict[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,163 @@
+"""A GGUF model's tensors under the names and in the shapes of transformers' checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from core.errors import ModelError
+from core.hf.tensors import Stated
+from core.importing.sources.gguf.blocks import decode
+from core.importing.sources.gguf.files import OpenFiles
+from core.importing.sources.gguf.header import Entry, gguf_package
+from core.memory.codec.coded import Coded
+
+PLAIN = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+CHUNK = 16 << 20  # bytes dequantised at a time
+
+Merge = Callable[[Sequence[torch.Tensor]], torch.Tensor]
+"""Pieces [..., out, in] -> the tensor as transformers has it. Moves weights about, so it works on codes as well."""
+
+
+class Piece(NamedTuple):
+    """A stored tensor, or some of its output rows (of each expert, where experts are stacked)."""
+
+    name: str
+    rows: tuple[int, int] | None = None
+
+
+class Recipe(NamedTuple):
+    """How one of transformers' tensors is made. `expert`: it is that one's row of stacked pieces."""
+
+    pieces: tuple[Piece, ...]
+    shape: tuple[int, ...]
+    merge: Merge
+    expert: int | None = None
+    is_expert: bool = False  # part of a routed expert: dequantised to fp32, given as codes
+
+
+def check_types(entries: Iterable[Entry]) -> None:
+    """Raises ModelError when the installed gguf package cannot dequantise one of the types."""
+    gguf = gguf_package()
+    for type in {entry.type for entry in entries} - set(PLAIN):
+        kind = gguf.GGMLQuantizationType[type]
+        try:
+            gguf.quants.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), dtype=np.uint8), kind)
+        except NotImplementedError:
+            raise ModelError(
+                f"This GGUF model has weights of the type {type}, which the installed package `gguf` "
+                "cannot read. Update it (pip install -U gguf), or use another quantization."
+            ) from None
+
+
+class GgufTensors:
+    """`core.hf.tensors.Tensors` of a GGUF model. Thread-safe.
+
+    Number types: as stored where they are plain, else `dense_dtype`; experts are dequantised to fp32.
+    """
+
+    def __init__(
+        self, files: OpenFiles, entries: Mapping[str, Entry], recipes: Mapping[str, Recipe], dense_dtype: torch.dtype
+    ) -> None:
+        self._files, self._entries, self._recipes = files, entries, recipes
+        self._dense_dtype = dense_dtype
+        self.tensors: dict[str, Stated] = {n: Stated(self._stated(r), r.shape) for n, r in recipes.items()}
+
+    def read(self, name: str, row: int | None = None) -> torch.Tensor:
+        recipe = self._recipes[name]
+        if row is not None and not self._is_stack(recipe):
+            return self.read(name)[row : row + 1].clone()
+        rounded = any(self._entries[p.name].type not in PLAIN for p in recipe.pieces)
+        dtype = torch.float32 if recipe.is_expert and rounded else self.tensors[name].dtype
+        index = recipe.expert if row is None else row
+        merged = recipe.merge([self._weights(p, index, dtype) for p in recipe.pieces])
+        return (merged if row is not None else merged.reshape(recipe.shape)).contiguous()
+
+    def coded(self, name: str, row: int | None = None) -> Coded | None:
+        recipe = self._recipes[name]
+        if not recipe.is_expert or (row is not None and not self._is_stack(recipe)):
+            return None
+        parts = [self._coded(p, recipe.expert if row is None else row) for p in recipe.pieces]
+        codes = [part for part in parts if part is not None]
+        if len(codes) < len(parts) or any(c.format != codes[0].format for c in codes):
+            return None
+
+        def merge(planes: Sequence[torch.Tensor]) -> torch.Tensor:
+            merged = recipe.merge(planes)
+            return (merged if row is not None or recipe.expert is None else merged.squeeze(0)).contiguous()
+
+        zeros = [c.zero for c in codes if c.zero is not None]
+        return Coded(
+            codes[0].format,
+            merge([c.codes for c in codes]),
+            merge([c.scale for c in codes]),
+            merge(zeros) if zeros else None,
+        )
+
+    def close(self) -> None:
+        self._files.close()
+
+    def _stated(self, recipe: Recipe) -> torch.dtype:
+        types = [PLAIN.get(self._entries[p.name].type, self._dense_dtype) for p in recipe.pieces]
+        dtype = types[0]
+        for other in types[1:]:
+            dtype = torch.promote_types(dtype, other)
+        return dtype
+
+    def _is_stack(self, recipe: Recipe) -> bool:
+        """Whether a row of the tensor is made of the same row of each piece."""
+        return (
+            recipe.is_expert
+            and recipe.expert is None
+            and all(self._entries[p.name].shape[0] == recipe.shape[0] for p in recipe.pieces)
+        )
+
+    def _coded(self, piece: Piece, index: int | None) -> Coded | None:
+        entry = self._entries[piece.name]
+        if entry.type in PLAIN:
+            return None
+        return decode(entry.type, self._raw(entry, *_span(entry, piece, index)))
+
+    def _weights(self, piece: Piece, index: int | None, dtype: torch.dtype) -> torch.Tensor:
+        """A piece, or `index` of its first dimension as [1, ...], in `dtype`; dequantised as the gguf package does."""
+        entry = self._entries[piece.name]
+        if piece.rows is not None and index is None:
+            return torch.cat([self._weights(piece, i, dtype) for i in range(entry.shape[0])])
+        first, shape = _span(entry, piece, index)
+        out = torch.empty(shape, dtype=dtype)
+        flat = out.view(-1, shape[-1])
+        step = max(1, CHUNK // _row_bytes(entry))
+        for start in range(0, flat.shape[0], step):
+            count = min(step, flat.shape[0] - start)
+            flat[start : start + count] = self._dequantised(entry, first + start, count)
+        return out
+
+    def _dequantised(self, entry: Entry, first: int, rows: int) -> torch.Tensor:
+        raw = self._raw(entry, first, (rows, entry.shape[-1]))
+        if entry.type in PLAIN:
+            return raw.view(PLAIN[entry.type])
+        gguf = gguf_package()
+        return torch.from_numpy(gguf.quants.dequantize(raw.numpy(), gguf.GGMLQuantizationType[entry.type]))
+
+    def _raw(self, entry: Entry, first: int, shape: tuple[int, ...]) -> torch.Tensor:
+        """Bytes of the rows from `first` on that make up weights of `shape`: uint8 [..., bytes of a row]."""
+        size = _row_bytes(entry)
+        rows = torch.Size(shape[:-1]).numel()
+        return self._files.read(entry.file, entry.offset + first * size, rows * size).view(*shape[:-1], size)
+
+
+def _span(entry: Entry, piece: Piece, index: int | None) -> tuple[int, tuple[int, ...]]:
+    """The first stored row that is wanted, and the shape of what is: rows are runs along the last dimension."""
+    if index is None:
+        return 0, entry.shape
+    inner = torch.Size(entry.shape[1:-1]).numel() if len(entry.shape) > 1 else 1
+    begin, end = piece.rows or (0, inner)
+    shape = (1, end - begin, entry.shape[-1]) if len(entry.shape) == 3 else (1, *entry.shape[1:])
+    return index * inner + begin, shape
+
+
+def _row_bytes(entry: Entry) -> int:
+    return entry.bytes // torch.Size(entry.shape[:-1]).numel()

@@ -1,0 +1,106 @@
+"""Whole-number codes with a scale a group, as GPTQ, AWQ and compressed-tensors have them, and our formats for them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from core.importing.sources.decoded import Matrix, rows
+from core.memory.codec.coded import Coded
+
+GROUPS = (128, 64, 32)  # of our 4-bit formats
+
+
+class Integers(NamedTuple):
+    """weight = (code - point) * scale, in fp32. Groups are runs of columns unless `order` says otherwise."""
+
+    bits: int
+    codes: torch.Tensor  # [out, in] uint8
+    scale: torch.Tensor  # [out, groups] fp16, bf16 or fp32
+    points: torch.Tensor | None  # [out, groups] integers; None: 2 ** (bits - 1) everywhere
+    order: torch.Tensor | None  # [in] each column's group; None: groups of equal size, one after another
+
+    @property
+    def middle(self) -> int:
+        """The code of a weight of 0 in a symmetric format."""
+        return 1 << (self.bits - 1)
+
+    def dequantize(self) -> torch.Tensor:
+        """[out, in] fp32."""
+        points = self.middle if self.points is None else self.points.float()[..., None]
+        if self.order is not None:
+            columns = self.order.long()
+            shift = self.middle if self.points is None else self.points.float()[:, columns]
+            return (self.codes.float() - shift) * self.scale.float()[:, columns]
+        groups = self.codes.view(*self.scale.shape, -1).float()
+        return ((groups - points) * self.scale.float()[..., None]).view(self.codes.shape)
+
+    def coded(self, symmetric: bool, by_row: bool) -> Coded | None:
+        """As codes of one of our formats; None when none is exact. `symmetric`: without zeros, if the codes allow it;
+        `by_row`: the one scale of a row is meant as that, and not as a group that happens to be as wide.
+
+        (code - middle) * scale + (middle - point) * scale is exact in fp32 for scales of 16 bits: no term needs more
+        than 24. A scale stands for several of our groups where the checkpoint's are larger.
+        """
+        if self.order is not None:
+            return None
+        middle = self.points is None or bool((self.points == self.middle).all())
+        group = self.codes.shape[1] // self.scale.shape[1]
+        if self.bits == 8:
+            return self._eight(group, by_row) if middle else None
+        ours = next((g for g in GROUPS if group % g == 0), None)
+        if self.bits != 4 or ours is None:
+            return None
+        scale = self.scale.repeat_interleave(group // ours, 1)
+        if middle and (symmetric or self.points is None):
+            return Coded(f"int4-g{ours}-sym", self.codes, scale, None)
+        if self.scale.dtype == torch.float32 or self.points is None:
+            return None
+        zero = (self.middle - self.points).float() * self.scale.float()
+        return Coded(f"int4-g{ours}", self.codes, scale, zero.repeat_interleave(group // ours, 1))
+
+    def _eight(self, group: int, by_row: bool) -> Coded | None:
+        codes = (self.codes ^ 0x80).view(torch.int8)  # code - 128
+        if self.scale.shape[1] == 1 and by_row:
+            return Coded("int8", codes, self.scale, None)
+        return Coded("int8-g32", codes, self.scale.repeat_interleave(group // 32, 1), None) if group % 32 == 0 else None
+
+
+class IntegerMatrix(Matrix):
+    """A weight stored as `Integers`."""
+
+    symmetric = False  # as the checkpoint says
+    by_row = False
+
+    def unpack(self) -> Integers:
+        """Read and unpack it."""
+        raise NotImplementedError
+
+    def read(self, row: int | None) -> torch.Tensor:
+        return rows(self.unpack().dequantize(), row)
+
+    def coded(self, row: int | None) -> Coded | None:
+        coded = self.unpack().coded(self.symmetric, self.by_row)
+        if coded is None or row is None:
+            return coded
+        return Coded(coded.format, *(None if t is None else rows(t, row) for t in coded[1:]))  # type: ignore[arg-type]
+
+
+def order_of(index: torch.Tensor, groups: int) -> torch.Tensor | None:
+    """A stored group index [in] as `Integers.order`: None when groups are runs of equal size, or none is given (-1)."""
+    columns = len(index)
+    least, most = int(index.min()), int(index.max())
+    if (least < 0 and most >= 0) or most >= groups:
+        raise ValueError(f"its columns name groups from {least} to {most}, of {groups} groups")
+    if columns % groups == 0 and (
+        torch.equal(index.long(), torch.arange(columns) // (columns // groups)) or bool((index == -1).all())
+    ):
+        return None
+    return index
+
+
+def unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """int32 [n, m] -> uint8 [n, 32 / bits * m], 4 or 8 bits a code, lowest first."""
+    raw = words.contiguous().view(torch.uint8)
+    return raw if bits == 8 else torch.stack((raw & 15, raw >> 4), -1).view(raw.shape[0], -1)

@@ -1,0 +1,71 @@
+"""MXFP4: codes of 4-bit floats, two a byte with the even input in the low half, and an exponent for every 32.
+
+gpt-oss: `NAME_blocks [experts, out, in / 32, 16]` and `NAME_scales [experts, out, in / 32]`, exponents of 2 plus 127;
+the model's own parameter NAME is [experts, in, out]. compressed-tensors: matrix by matrix, not transposed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from core.hf.stored import TensorFiles
+from core.importing.sources.decoded import Matrix, mismatch, stored
+from core.memory.codec.coded import Coded
+
+GROUP = 32
+
+
+class Mxfp4Matrix(Matrix):
+    """Stacked experts, transposed: the model wants [in, out]."""
+
+    def __init__(self, files: TensorFiles, name: str) -> None:
+        self._files, self._name = files, name
+        blocks, scales = (stored(files, f"{name}_{s}", name) for s in ("blocks", "scales"))
+        sizes = {files.tensors[f"{name}_{s}"].dtype.itemsize for s in ("blocks", "scales")}
+        if blocks[3:] != (GROUP // 2,) or scales != blocks[:3] or sizes != {1}:
+            raise mismatch(name, f"scales {scales} do not fit blocks {blocks}")
+        self.shape = (blocks[0], blocks[2] * GROUP, blocks[1])
+
+    def read(self, row: int | None) -> torch.Tensor:
+        return self._rows(row).dequantized().transpose(1, 2).contiguous()
+
+    def coded(self, row: int | None) -> Coded:
+        coded = self._rows(row).turned()
+        return Coded(coded.format, coded.codes.contiguous(), coded.scale.contiguous(), None)
+
+    def _rows(self, row: int | None) -> Coded:
+        """[experts, out, in], as stored."""
+        codes = _halves(self._files.read(f"{self._name}_blocks", row)).flatten(2)
+        return Coded("mxfp4", codes, self._files.read(f"{self._name}_scales", row), None)
+
+
+class PackedMxfp4Matrix(Matrix):
+    """As compressed-tensors has it, matrix by matrix: `weight_packed [out, in / 2]`, `weight_scale [out, in / 32]`."""
+
+    def __init__(self, files: TensorFiles, prefix: str) -> None:
+        self._files, self._prefix = files, prefix
+        packed, scale = (stored(files, f"{prefix}.weight_{p}", prefix) for p in ("packed", "scale"))
+        self.shape = (packed[0], 2 * packed[1])
+        if scale != (packed[0], self.shape[1] // GROUP) or files.tensors[f"{prefix}.weight_scale"].dtype.itemsize != 1:
+            raise mismatch(prefix, f"scales {scale} do not fit codes of 4-bit floats {self.shape}")
+
+    def read(self, row: int | None) -> torch.Tensor:
+        return self.coded(row).dequantized()
+
+    def coded(self, row: int | None) -> Coded:
+        scale = self._files.read(f"{self._prefix}.weight_scale", row).view(torch.uint8)
+        return Coded("mxfp4", _halves(self._files.read(f"{self._prefix}.weight_packed", row)), scale, None)
+
+
+def _halves(raw: torch.Tensor) -> torch.Tensor:
+    """Bytes [..., n] -> codes [..., 2n], the low half of each first."""
+    return torch.stack((raw & 15, raw >> 4), -1).flatten(-2)
+
+
+def matrices(files: TensorFiles, config: dict[str, Any]) -> tuple[dict[str, Matrix], list[str], str]:
+    """(weights by name, the tensors they are made of, a label). Raises ModelError for what is not read."""
+    names = [n.removesuffix("_blocks") for n in files.tensors if n.endswith("_blocks")]
+    found: dict[str, Matrix] = {n: Mxfp4Matrix(files, n) for n in names}
+    return found, [f"{n}_{s}" for n in names for s in ("blocks", "scales")], "MXFP4"

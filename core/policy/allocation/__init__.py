@@ -1,0 +1,5 @@
+"""How the slots of a budget are divided among layers."""
+
+from core.policy.allocation.weights import AdapMoE, ByUse, Uniform
+
+__all__ = ["AdapMoE", "ByUse", "Uniform"]

@@ -1,0 +1,104 @@
+"""What the settings and a profile say about where experts stay: slots of each layer, pinned experts, usual ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from core.errors import SettingError
+from core.policy.allocation.weights import Facts
+from core.settings.config import KINDS, params
+from core.settings.lossy import substitutes
+from core.settings.pins import Pins
+from core.settings.registry import Value, create, variant
+
+PLACING = ("scope", "layer_slots", "pins")  # what a placement depends on, beside the profile
+HOW = "run python launch.py profile, or open the Calibrate tab"
+
+
+class Measured(Protocol):
+    """What is asked of a profile (core.profile.Profile)."""
+
+    @property
+    def counts(self) -> npt.NDArray[Any] | None:
+        """[layers, experts] how often each was used."""
+
+    @property
+    def gate_recall(self) -> npt.NDArray[Any] | None:
+        """[layers] recall@k of the next-layer gate; [0] is NaN."""
+
+    def has(self, part: str) -> bool:
+        """Whether a part (a name of core.profile.PARTS) was gathered."""
+
+
+def check_needs(settings: Mapping[str, Value], profile: Measured | None, kinds: Iterable[str] = KINDS) -> None:
+    """Raises SettingError, saying what to do, when something chosen needs what the profile does not have."""
+    for kind in kinds:
+        if kind == "substitute" and not substitutes(settings):
+            continue
+        chosen = variant(kind, str(settings[kind]))
+        if lacks := [part for part in chosen.needs if profile is None or not profile.has(part)]:
+            what = "" if profile is None else f" that has {' and '.join(lacks)}"
+            raise SettingError(
+                f"{params()[kind].title} {chosen.title!r} needs a profile of this model{what}: {HOW}, "
+                "then choose it again."
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placement:
+    """`divide` gives the slots of each layer for a total (evenly where one pool serves all); `pinned` are eids; `usual`
+    [layers * experts] is how often a profile saw each expert, 0 without one."""
+
+    layers: int
+    experts: int
+    top_k: int
+    scope: str
+    divide: Callable[[int], list[int]]
+    pinned: frozenset[int]
+    usual: npt.NDArray[np.float64]
+
+    def sizes(self, slots: int) -> list[int]:
+        """Slots of each pool."""
+        return self.divide(slots) if self.scope == "layer" else [slots]
+
+    def problem(self, slots: int) -> str:
+        """Why so many slots are too few for the pinned experts, in the user's words, or ""."""
+        return crowded(self.pinned, self.sizes(slots), self.layers * self.experts, self.top_k) if self.pinned else ""
+
+
+def place(settings: Mapping[str, Value], layers: int, experts: int, top_k: int, profile: Measured | None) -> Placement:
+    """The placement that the settings ask for. Raises SettingError when a profile is needed that is not there, or when
+    pins are not of this model."""
+    scope = str(settings["scope"])
+    if scope == "layer":
+        check_needs(settings, profile, ["layer_slots"])
+    counts, recall = (profile.counts, profile.gate_recall) if profile is not None else (None, None)
+    pinned = Pins.parse(str(settings["pins"])).eids(layers, experts, counts)
+    held = Counter(eid // experts for eid in pinned)
+    least = tuple(min(experts, top_k + held[layer]) for layer in range(layers))
+    name = str(settings["layer_slots"]) if scope == "layer" else "uniform"
+    divide = create("layer_slots", name, {}, facts=Facts(experts, top_k, least, counts, recall))
+    usual = np.zeros(layers * experts) if counts is None else np.asarray(counts, np.float64).ravel()
+    return Placement(layers, experts, top_k, scope, divide, pinned, usual)
+
+
+def crowded(pinned: Collection[int], capacities: list[int], total: int, top_k: int) -> str:
+    """Why pinned experts leave a pool too few slots for the others that one token may need in a layer, or "". Pool i
+    of `capacities` holds the i-th share of the `total` experts."""
+    size = total // len(capacities)
+    held = Counter(eid // size for eid in pinned)
+    for pool, count in sorted(held.items()):
+        left, others = capacities[pool] - count, min(top_k, size - count)
+        if left < others:
+            where = f"Layer {pool}" if len(capacities) > 1 else "The cache"
+            return (
+                f"{where} has {capacities[pool]} slots, of which {count} pinned experts leave {max(0, left)}, but "
+                f"a token may need {others} others. Pin fewer experts, or raise the budget."
+            )
+    return ""

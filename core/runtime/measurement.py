@@ -1,0 +1,200 @@
+"""A loaded model to measure: forward passes that belong to no answer, and a look at every MoE layer of them.
+
+Passes go through the engine's own cache and experts, so they are as exact as an answer and need no more memory. Nothing
+is predicted, recorded or shown meanwhile. `close` leaves the model without a hook of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from core.cache.expert_cache import Residency
+from core.hf import ExpertsSite
+from core.hf.watch import Seen, watch
+from core.memory.transfer import TransferEngine
+from core.policy.predict import Predictor
+from core.policy.predict.none import NoPrediction
+from core.prediction.predictor_host import Foresight
+from core.runtime.kv_cache import KVCache
+from core.runtime.miss import MissPolicy
+from core.runtime.moe_step import MoEStep
+from core.runtime.recorder import Recorder
+from core.runtime.warmup import Threads
+from core.types import ModelShape, Phase
+
+
+class LetGo(Exception):
+    """Somebody else wants the model: the pass broke off."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRun:
+    """One MoE layer of a pass over T tokens, after it. The tensors are the pass's own: clone what is kept."""
+
+    seen: Seen  # its router's call; `seen.layer` is its index
+    ids: torch.Tensor  # int64 [T, k] experts that were computed
+    weights: torch.Tensor  # [T, k] as the experts were given them
+    outs: torch.Tensor  # [T * k, H] what each returned, before its weight; a token's k in a row
+    given: torch.Tensor  # [T, H] what the experts were given
+
+
+@dataclass(slots=True)
+class Workbench:
+    """Built by `Engine.workbench`, which keeps everybody else off the model meanwhile."""
+
+    model: Any
+    sites: Sequence[ExpertsSite]
+    shape: ModelShape
+    device: torch.device
+    context: int  # tokens that one cache holds
+    chunk: int  # most tokens of one pass
+    step: MoEStep
+    residency: Residency
+    transfers: TransferEngine
+    recorder: Recorder
+    kv: KVCache
+    threads: Threads
+    foresight: Foresight
+    carried: bool = True  # a pass goes on from the state that the one before left; else a prompt is one pass
+    workspace: int = 0  # bytes that a pass may take for activations
+    _predictor: Predictor = field(init=False)
+    _traces: bool = field(init=False, default=True)  # left in the recorder and the counters
+    _miss: MissPolicy | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._predictor, self.foresight.predictor = self.foresight.predictor, NoPrediction()
+        self._miss, self.step.miss = self.step.miss, None
+
+    @torch.inference_mode()
+    def run(self, ids: Sequence[int], cache: Any, phase: Phase = "prefill", keep: int = 1) -> torch.Tensor:
+        """One pass over some tokens [T] that follow what `cache` holds, at most `chunk` of them; logits [keep, V] of
+        the last ones."""
+        self.threads.use(phase, len(ids))
+        self.residency.now += 1
+        self.residency.phase = phase
+        self.recorder.forget()
+        self._traces = True
+        inputs = torch.tensor([list(ids)], device=self.device)
+        logits: torch.Tensor = self.model(
+            input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=keep
+        ).logits
+        return logits[0]
+
+    @contextmanager
+    def watched(
+        self, on_layer: Callable[[LayerRun], None], on_embedding: Callable[[torch.Tensor], None]
+    ) -> Iterator[None]:
+        """Inside, `on_layer` is told of every MoE layer, in order, and `on_embedding` of the embedding's output [T, H]
+        before the first. Both are called within the pass, on its thread."""
+        seen: list[Seen] = []
+        outs: list[torch.Tensor] = []
+
+        def ran(module: torch.nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+            run = LayerRun(
+                seen.pop(),
+                args[1].reshape(-1, args[1].shape[-1]),
+                args[2].reshape(-1, args[2].shape[-1]),
+                outs.pop(),
+                args[0].reshape(-1, args[0].shape[-1]),
+            )
+            on_layer(run)
+
+        hooks: list[Any] = [
+            watch(self.model, self.sites, seen.append, on_embedding),
+            *[site.module.register_forward_hook(ran) for site in self.sites],
+        ]
+        self.step.tap(outs.append)
+        try:
+            yield
+        finally:
+            self.step.tap(None)
+            for hook in hooks:
+                hook.remove()
+
+    @torch.inference_mode()
+    def outputs(self, layer: int, given: torch.Tensor, experts: Sequence[int]) -> torch.Tensor:
+        """[T, n, H] what each of n experts of a layer returns for each of some inputs [T, H], before any weight. T is
+        at least 2, and T * n at most what a pass computes: chunk * k. Not while the model is watched."""
+        self.threads.use("prefill")
+        self.residency.now += 1
+        self.residency.phase = "prefill"
+        self.recorder.forget()
+        self._traces = True
+        ids = torch.tensor([list(experts)], device=self.device).expand(len(given), -1)
+        outs: list[torch.Tensor] = []
+        self.step.tap(outs.append)
+        try:
+            self.step(layer, given, ids, torch.ones_like(ids, dtype=given.dtype))
+        finally:
+            self.step.tap(None)
+        return outs[0].view(len(given), len(experts), -1)
+
+    @contextmanager
+    def unpaced(self) -> Iterator[None]:
+        """Inside, copies are as fast as the machine can: for passes whose time is not what is measured."""
+        self.transfers.hurried = True
+        try:
+            yield
+        finally:
+            self.transfers.hurried = False
+
+    @contextmanager
+    def interruptible(self, stop: Callable[[], bool]) -> Iterator[None]:
+        """Inside, a pass raises LetGo before the next MoE layer's experts as soon as `stop()`."""
+
+        def look(*_: object) -> None:
+            if stop():
+                raise LetGo
+
+        hooks = [site.module.register_forward_pre_hook(look) for site in self.sites]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    @contextmanager
+    def borrowed_cache(self, stop: Callable[[], bool]) -> Iterator[None]:
+        """Inside, passes leave no trace in the cache, in what it counts, nor in the link's book: most experts stay, and
+        afterwards those that had to leave are fetched back, until `stop()`. Only while the cache is `quiet`."""
+        noted = self.transfers.set_aside()
+        aside = self.residency.set_aside(2 * self.shape.top_k)
+        with self.unpaced():
+            try:
+                yield
+            finally:
+                self.residency.take_back(aside, stop)
+                self.transfers.put_back(noted)
+                self._traces = False
+
+    def start_over(self) -> None:
+        """The cache as after a load."""
+        with self.unpaced():
+            self.residency.start_over()
+
+    def missed(self) -> bool:
+        """Whether the last pass had to fetch an expert."""
+        return self.residency.counts.demand_bytes > 0
+
+    def stall_ms(self) -> float:
+        """How long the last pass waited for copies; ask once, when the device is idle."""
+        return (self.recorder.stall_s + self.transfers.device_stall_s()[0]) * 1e3
+
+    def has_room(self, experts: int) -> bool:
+        """Whether so many experts of every layer fit into the slots at once, beside those that are pinned."""
+        layers = range(self.shape.layers)
+        sharing = len(layers) // len({id(self.residency.pool(layer)) for layer in layers})
+        return all(self.residency.room(layer) >= experts * sharing for layer in layers)
+
+    def close(self) -> None:
+        """After the last pass, also one that broke off."""
+        self.residency.abandon()
+        if self._traces:
+            self.recorder.forget()
+        self.threads.use("prefill")
+        self.foresight.predictor, self.step.miss = self._predictor, self._miss

@@ -1,0 +1,112 @@
+"""Carries a plan out: dense weights into a model without experts, experts into the tier they wait in."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from core.capacity.fit import fit_of
+from core.capacity.plan import Plan
+from core.capacity.tier import open_store
+from core.errors import BudgetError, ModelError
+from core.hf import CheckpointReader, ExpertsSite, chat_template, find_experts, load_skeleton, round_linears
+from core.memory.pack import PackReader
+from core.memory.pack.verify import check_dense
+from core.memory.store import HostStore, Store
+from core.system.process_memory import give_back
+from core.system.wording import reason
+
+log = logging.getLogger("moestro.load")
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a load leaves in memory."""
+
+    model: Any
+    tokenizer: PreTrainedTokenizerBase
+    store: Store
+    sites: tuple[ExpertsSite, ...]
+    model_hash: str
+
+
+def load(plan: Plan, progress: Progress, cancel: threading.Event | None) -> Loaded:
+    """Carry a plan out. Raises BudgetError before anything is read when it does not fit, Cancelled when stopped."""
+    if problem := fit_of(plan, foretell=False).problem:
+        raise BudgetError(problem)
+    if plan.note:
+        log.warning("%s", plan.note)
+    progress("Reading dense weights", 0.0)
+    tokenizer = load_tokenizer(plan.files.path)
+    model = _dense(plan)
+    found = _with_experts(plan, model, tokenizer, progress, cancel)
+    if plan.spec.dense != "checkpoint":
+        progress("Rounding dense weights", 1.0)
+        round_linears(model, plan.outline.linears, plan.spec.dense, plan.dtype, plan.device)
+        model.to(plan.device)
+    give_back()
+    return found
+
+
+def _with_experts(
+    plan: Plan, model: Any, tokenizer: PreTrainedTokenizerBase, progress: Progress, cancel: threading.Event | None
+) -> Loaded:
+    """The experts, read into the tier where they wait."""
+    pin, count = plan.device.type == "cuda", plan.sizes.shape.total
+
+    def told(share: float) -> None:
+        progress(f"Reading {count} experts", 0.1 + 0.9 * share)
+
+    if plan.pack is not None:
+        store = open_store(plan.tier, PackReader(plan.files.path), plan.codec, pin, told, cancel)
+        return Loaded(model, tokenizer, store, tuple(find_experts(model)), plan.pack.model_hash)
+    with CheckpointReader(model, plan.files) as reader:
+        whole, experts = HostStore(plan.codec, count, pin), plan.sizes.shape.experts
+        whole.fill((reader.read(*divmod(eid, experts)) for eid in range(count)), told, cancel)
+        return Loaded(model, tokenizer, whole, tuple(reader.sites), reader.content_hash())
+
+
+def _dense(plan: Plan) -> Any:
+    """The model without its experts. A pack's dense weights are checked against their checksum while they are read."""
+    with ThreadPoolExecutor(1) as beside:
+        checked = beside.submit(check_dense, plan.files.path, plan.pack) if plan.pack is not None else None
+        first = plan.device if plan.spec.dense == "checkpoint" else "cpu"  # what is rounded never reaches a GPU whole
+        model = load_skeleton(plan.files, plan.dtype, first)
+        own_memory(model)
+        if checked is not None:
+            checked.result()
+        return model
+
+
+def own_memory(model: torch.nn.Module) -> None:
+    """Copy dense weights out of the checkpoint's memory map: the file can then be moved or deleted, and products run on
+    aligned addresses, on which results do not depend on where in the file a weight happens to lie."""
+    for parameter in model.parameters():
+        if parameter.device.type == "cpu":
+            parameter.data = parameter.data.clone()
+
+
+def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
+    """The model's tokenizer. Raises ModelError when it is missing or needs code of the model's own."""
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            path, local_files_only=True, trust_remote_code=False
+        )
+    except BaseException as error:  # transformers' code on files from anywhere; a panic of Rust's is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ModelError(
+            f"{path} has no usable tokenizer: {reason(error)}. Put the model's tokenizer files beside its config.json."
+        ) from error
+    chat_template.check(tokenizer)
+    return tokenizer

@@ -1,0 +1,77 @@
+"""Can the lossy settings act on this model, with this profile? Asked before they are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from core.errors import SettingError
+from core.policy.allocation.slot_allocation import HOW
+from core.settings.lossy import substitutes
+from core.settings.pins import Pins
+from core.settings.registry import Value, variant, variants
+from core.types import ModelShape
+
+
+class Measured(Protocol):
+    """What is asked of a profile (core.profile.Profile)."""
+
+    @property
+    def tae(self) -> npt.NDArray[Any] | None:
+        """[layers, 101] percentiles of the entropy of gate weights."""
+
+    @property
+    def norms(self) -> npt.NDArray[Any] | None:
+        """[layers, experts] mean norm of each expert's output."""
+
+
+def check_allowed(settings: Mapping[str, Value], shape: ModelShape, profile: Measured | None) -> None:
+    """Raises SettingError, saying what to do, when a lossy setting cannot act."""
+    if settings["execute"] != "off":
+        _check_executes(str(settings["predictor"]))
+    if settings["miss"] == "wait":
+        return
+    if settings["gate"] == "percentile" and (profile is None or profile.tae is None):
+        what = "" if profile is None else " that has tae"
+        raise SettingError(
+            f"Token gate 'percentile' needs a profile of this model{what}: {HOW}, then choose it again. "
+            "A threshold (tau) needs none."
+        )
+    norms = profile.norms if profile is not None else None
+    Pins.parse(str(settings["protect"]), "protect").eids(shape.layers, shape.experts, norms, "protect")
+
+
+def _check_executes(predictor: str) -> None:
+    if not getattr(variant("predictor", predictor).make, "executes", False):
+        able = [v.title for v in variants("predictor") if getattr(v.make, "executes", False)]
+        raise SettingError(
+            f"The prefetcher {variant('predictor', predictor).title!r} names no gate weights with its "
+            f"experts, so they cannot be executed. Choose one of these first: {', '.join(able)}."
+        )
+
+
+def check_weighable(settings: Mapping[str, Value], rules: Callable[[], Sequence[object | None]]) -> None:
+    """Raises SettingError, saying what to do, when gate weights are needed for experts that the router did not select,
+    and it is not known how it weighs. `rules` = those of all layers (core.hf.weighing), asked for only then."""
+    substitute, predictor = (variant(kind, str(settings[kind])) for kind in ("substitute", "predictor"))
+    needs = [
+        (
+            substitutes(settings) and getattr(substitute.make, "reroutes", False),
+            f"{substitute.title!r} cannot be used with it. Choose another substitute.",
+        ),
+        (
+            settings["execute"] == "verify"
+            or (settings["execute"] == "always" and settings["execute_weights"] == "true"),
+            "predicted experts cannot be given its weights. Execute predictions always, with predicted weights.",
+        ),
+        (
+            settings["execute"] != "off" and "estimator" in predictor.needs,
+            f"{predictor.title!r}, which predicts no weights, cannot be executed. Choose a prefetcher that asks the "
+            "router, like the next-layer gate.",
+        ),
+    ]
+    told = [why for needed, why in needs if needed]
+    if told and not all(rules()):
+        raise SettingError(f"How this model's router weighs its experts is not known, so {told[0]}")

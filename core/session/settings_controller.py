@@ -1,0 +1,190 @@
+"""Turning knobs: what is asked for may change at any time and on any thread; it acts between two forward passes.
+
+Everything that a setting or a profile does to a loaded model is done here, on the thread that computes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from core.cache.expert_cache import Residency
+from core.capacity.memory_accounting import Ledger
+from core.capacity.sizes import Sizes
+from core.errors import BudgetError, SettingError
+from core.hf.weighing import Rule
+from core.memory.link import Pace, scaled_gbps
+from core.memory.transfer import TransferEngine
+from core.policy.allocation.slot_allocation import PLACING, Placement, check_needs, place
+from core.prediction.predictor_host import Foresight
+from core.profile import Profile
+from core.runtime.miss import MissPolicy
+from core.runtime.recorder import Recorder
+from core.runtime.telemetry import Telemetry
+from core.session.lossy_check import check_allowed, check_weighable
+from core.settings.config import Settings
+from core.settings.lossy import LOSSY
+from core.settings.pins import Pins
+
+Rules = Callable[[], Sequence[Rule | None]]
+
+
+@dataclass(slots=True)
+class Turned:
+    """The parts of a loaded model that settings act on. `layer_ms`: what "auto" scales an emulated link to; 0 = none
+    is emulated unless asked for."""
+
+    sizes: Sizes
+    residency: Residency
+    transfers: TransferEngine
+    telemetry: Telemetry
+    recorder: Recorder
+    ledger: Ledger
+    foresight: Foresight
+    miss: MissPolicy
+    layer_ms: float = 0.0
+
+
+class Knobs:
+    """`wanted` is what is asked for, `applied` what acts. Thread-safe but for `apply`."""
+
+    def __init__(self, settings: Settings, sizes: Sizes, profile: Profile | None = None, rules: Rules = tuple) -> None:
+        """Raises SettingError when the settings need another profile or another model, or pin what is not there.
+        `rules`: how each layer's router weighs its experts, asked once, and only when it matters."""
+        self._sizes, self._rules = sizes, cache(rules)
+        self._last: tuple[tuple[object, ...], Profile | None, Placement] | None = None
+        self.placed = self._checked(settings, profile)
+        self.applied = self.wanted = settings
+        self.profile = profile
+        self._pending: dict[str, object] = {}
+        self._turn = threading.Lock()
+
+    def ask(self, changes: Mapping[str, object], check: Callable[[Settings], None]) -> Settings:
+        """Ask for other settings. Raises SettingError, or what `check` raises, and then asks for nothing."""
+        with self._turn:
+            new = self.wanted.with_(changes)
+            check(new)
+            self._checked(new, self.profile)
+            self.wanted = new
+        return new
+
+    def ask_profile(self, profile: Profile | None) -> None:
+        """Ask for another profile. Raises SettingError when what is chosen needs more than it has."""
+        with self._turn:
+            self._checked(self.wanted, profile)
+            self.profile = profile
+
+    def _checked(self, settings: Settings, profile: Profile | None) -> Placement:
+        """Where experts stay by these settings. Raises SettingError when that cannot be, or something else they need is
+        not in the profile."""
+        check_needs(settings, profile)
+        check_allowed(settings, self._sizes.shape, profile)
+        check_weighable(settings, self._rules)
+        placed = self._placement(settings, profile)
+        if problem := placed.problem(self._sizes.slots(settings.budget)):
+            raise SettingError(problem)
+        return placed
+
+    def _placement(self, settings: Settings, profile: Profile | None) -> Placement:
+        """Worked out once while what it depends on is the same."""
+        key = tuple(settings[name] for name in PLACING)
+        if self._last is None or self._last[0] != key or self._last[1] is not profile:
+            shape = self._sizes.shape
+            self._last = key, profile, place(settings, shape.layers, shape.experts, shape.top_k, profile)
+        return self._last[2]
+
+    def take_changes(self) -> dict[str, object]:
+        """What took effect since the last call."""
+        changes, self._pending = self._pending, {}
+        return changes
+
+    def apply(self, to: Turned) -> None:
+        """Make the cache and the predictor what is asked for. Only between two passes, on the thread that computes."""
+        with self._turn:
+            old, new, profile = self.applied, self.wanted, self.profile
+            if old is new and to.foresight.profile is profile:
+                return
+            self.applied, before = new, self.placed
+            self.placed = self._placement(new, profile)
+        changed = old.diff(new)
+        for name, value in changed.items():
+            to.telemetry.mark(to.recorder.index, f"{name} {old[name]} → {value}")
+        self._pending |= changed
+        to.recorder.enabled = bool(new["telemetry"])
+        to.ledger.hold_to(new.budget)
+        if any(name.startswith("link") for name in changed):
+            use_link(new, to)
+        if changed:
+            use_prefetching(new, to)
+        if to.foresight.profile is not profile or any(name.startswith("predictor") for name in changed):
+            to.foresight.use(*new.choice("predictor"), profile)
+        if to.miss.profile is not profile or any(touches(name) for name in changed):
+            to.miss.use(new, profile)
+        if self.placed is not before:
+            to.residency.hints.profile(self.placed.usual, sorted(self.placed.pinned))
+            to.residency.pinned, to.residency.divide = self.placed.pinned, self.placed.divide
+        if any(name.startswith("eviction") or name == "scope" for name in changed):
+            to.residency.reshape(scope=str(new["scope"]), make_policy=to.residency.make_policy)
+        elif self.placed is not before:
+            to.residency.reshape()
+        if "budget" in changed:
+            self._resize(new, to)
+        if self.placed.pinned or self.placed is not before:
+            to.residency.pin(self.placed.pinned)
+
+    def _resize(self, settings: Settings, to: Turned) -> None:
+        try:
+            to.residency.reshape(slots=to.sizes.slots(settings.budget))
+        except BudgetError as error:  # the device ran full while growing: keep what there is, and say so
+            held = {"budget": str(to.sizes.bytes(to.residency.slots))}
+            self.applied = settings.with_(held)
+            to.ledger.hold_to(self.applied.budget)
+            with self._turn:
+                self.wanted = self.wanted.with_(held)
+            to.telemetry.mark(to.recorder.index, str(error))
+
+
+def touches(name: str) -> bool:
+    """Whether a setting has to do with what is done about misses."""
+    return name in _LOSSY or name.startswith(("substitute", "predictor"))
+
+
+_LOSSY = {param.name for param in LOSSY}
+
+
+def begin(settings: Settings, to: Turned) -> None:
+    """What acts from the beginning, beside what the parts were built with."""
+    use_link(settings, to)
+    to.miss.use(settings, to.foresight.profile)
+    use_prefetching(settings, to)
+
+
+def use_prefetching(settings: Settings, to: Turned) -> None:
+    """Its schedule, and the brake that pauses it; what that measured was of other settings."""
+    to.residency.ahead.schedule.deadline = bool(settings["prefetch_deadline"])
+    to.recorder.brake.enabled = bool(settings["prefetch_auto"])
+    to.recorder.brake.say = lambda text: to.telemetry.mark(to.recorder.index, text)
+    to.recorder.brake.restart()
+
+
+def check_early(settings: Settings, sizes: Sizes, finds_profiles: bool) -> None:
+    """Before a model is read: raises SettingError for what no profile could make right, or none will be there to."""
+    if not finds_profiles:
+        Knobs(settings, sizes)
+    shape = sizes.shape
+    Pins.parse(str(settings["pins"])).eids(shape.layers, shape.experts, np.zeros((shape.layers, shape.experts)))
+
+
+def use_link(settings: Settings, to: Turned) -> None:
+    """Pace copies, or do not. "auto" emulates for the demo model where host and device are one memory."""
+    kind, latency_us = settings["link"], float(settings["link_latency_us"])
+    gbps = float(settings["link_gbps"]) if kind == "emulated" else 0.0
+    if kind == "auto" and to.layer_ms:
+        gbps = scaled_gbps(to.layer_ms, to.sizes.blob, latency_us)
+    pace = to.transfers.pace
+    if (pace.gbps, pace.latency_us) != (gbps, latency_us):
+        to.transfers.pace = Pace(gbps, latency_us)

@@ -1,0 +1,183 @@
+"""Systems of the literature as named values of our settings (METHODS section 7). Nothing in them is special-cased."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from core.errors import SettingError
+from core.settings.config import KINDS, params
+from core.settings.lossy import LOSSY, substitutes
+from core.settings.registry import NEEDS_PROFILE, Value, variant
+
+_GOVERNED = {"scope", *(param.name for param in LOSSY)} - {"quality_rate"}
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """`settings` names what sets this system apart; everything else that a preset governs has its default."""
+
+    name: str
+    title: str
+    about: str
+    source: str
+    settings: Mapping[str, Value]
+
+    @property
+    def values(self) -> dict[str, Value]:
+        """All it sets: the kinds and their chosen variants' own parameters, the scope, how prefetches are sent, and
+        everything lossy but how it is watched."""
+        known = params()
+        chosen = {kind: str(self.settings.get(kind, known[kind].default)) for kind in KINDS}
+        own = tuple(f"{kind}.{name}." for kind, name in chosen.items())
+        governed = [name for name in known if name in KINDS or name in _GOVERNED or name.startswith(("prefetch", *own))]
+        return {name: known[name].check(self.settings.get(name, known[name].default)) for name in governed}
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Parts of a profile that it cannot do without."""
+        values = self.values
+        kinds = [kind for kind in KINDS if kind != "substitute" or substitutes(values)]
+        gate = ["tae"] if values["gate"] == "percentile" else []
+        found = [*gate, *(part for kind in kinds for part in variant(kind, str(values[kind])).needs)]
+        return tuple(dict.fromkeys(found))
+
+    @property
+    def help(self) -> str:
+        """What it does, and whether it needs a profile."""
+        return f"{self.about} {NEEDS_PROFILE}" if self.needs else self.about
+
+
+PRESETS: tuple[Preset, ...] = (
+    Preset(
+        "on_demand",
+        "On-demand",
+        "Every expert is fetched each time it is needed, and nothing is kept. What all others have to beat.",
+        "the baseline of all five papers",
+        {"eviction": "none"},
+    ),
+    Preset(
+        "mixtral_offloading",
+        "Mixtral-offloading",
+        "A cache in every layer that evicts what is unused for longest, "
+        "and the next layer's own router asked one layer early.",
+        "Eliseev and Mazur 2023",
+        {"eviction": "lru", "predictor": "gate"},
+    ),
+    Preset(
+        "adapmoe",
+        "AdapMoE",
+        "Mixtral-offloading with slots moved to the layers that gain most from them, by "
+        "dynamic programming. Its skipping of experts changes answers and is not in yet.",
+        "Zhong et al. 2024",
+        {"eviction": "lru", "predictor": "gate", "layer_slots": "adapmoe"},
+    ),
+    Preset(
+        "moe_infinity",
+        "MoE-Infinity",
+        "One cache for all layers that evicts what is used least, and prefetches "
+        "what this prompt and its answer have used most. Its matching with earlier requests is not in yet.",
+        "Xue et al. 2024",
+        {"eviction": "lfu", "scope": "global", "predictor": "request"},
+    ),
+    Preset(
+        "pre_gated",
+        "Pre-gated MoE",
+        "The next layer's experts are fetched while this one is computed, and none is "
+        "kept. The paper trains gates for this; here the model's own are asked one layer early.",
+        "Hwang et al. 2023",
+        {"eviction": "none", "predictor": "gate"},
+    ),
+    Preset(
+        "se_moe",
+        "SE-MoE",
+        "All experts of the next layer are fetched, and none is kept.",
+        "Shen et al. 2022",
+        {"eviction": "none", "predictor": "all_next"},
+    ),
+    Preset(
+        "promoe",
+        "ProMoE",
+        "Experts are fetched a stride of four layers ahead. The paper trains a network for each "
+        "layer; here the model's own routers are asked early.",
+        "Song et al. 2024",
+        {"eviction": "lru", "predictor": "stride"},
+    ),
+    Preset(
+        "buddymoe",
+        "BuddyMoE",
+        "The experts used most stay, the next layer's are fetched while this one is "
+        "computed, and in the place of one that is missing all the same a buddy is computed that is often active "
+        "with it: for at most three experts of a token, and for none whose routing is peaked. Changes answers.",
+        "BuddyMoE sections 3 and 4, and table 2",
+        {
+            "eviction": "lfu",
+            "predictor": "gate",
+            "miss": "substitute",
+            "substitute": "buddy",
+            "rho": 3,
+            "gate": "percentile",
+        },
+    ),
+    Preset(
+        "moepic",
+        "MoEpic",
+        "Its LCP cache and its speculative prefetch. Splitting experts in two and dividing the "
+        "cache among layers by measured times are not in yet.",
+        "MoEpic section 3",
+        {"eviction": "lcp", "predictor": "gate"},
+    ),
+    Preset(
+        "finemoe",
+        "FineMoE",
+        "Maps of what the routers said for earlier tokens are searched for what comes next, "
+        "and one cache for all layers evicts what is seldom used and unlikely now.",
+        "FineMoE section 4",
+        {"eviction": "finemoe", "scope": "global", "predictor": "expert_map"},
+    ),
+    Preset(
+        "expertflow",
+        "ExpertFlow",
+        "A trained network tells the experts of all layers before a pass begins, and "
+        "one cache for all layers keeps what is ahead. Its token scheduler is not in yet.",
+        "ExpertFlow section 3",
+        {"eviction": "plec", "scope": "global", "predictor": "routing_path"},
+    ),
+    Preset(
+        "speculating",
+        "Speculating Experts",
+        "The next layer's experts, told by default vectors, are fetched while this one is computed, and none is kept.",
+        "Speculating Experts section 3",
+        {"eviction": "none", "predictor": "default_vectors"},
+    ),
+    Preset(
+        "speculating_execute",
+        "Speculating Experts, executed",
+        "The same, and what was predicted is computed, "
+        "right or wrong, so that nothing is fetched twice. Changes answers.",
+        "Speculating Experts section 4",
+        {"eviction": "none", "predictor": "default_vectors", "execute": "always"},
+    ),
+    Preset(
+        "auto",
+        "Auto",
+        "What needs no profile and works nearly everywhere: uses that fade decide who stays, the "
+        "next layer's gate is asked for what comes, nothing is fetched that would come too late, and prefetching "
+        "pauses while it costs more than it saves.",
+        "ours",
+        {"eviction": "lcp", "predictor": "gate", "prefetch_deadline": True, "prefetch_auto": True},
+    ),
+)
+
+
+def preset(name: str) -> Preset:
+    """Look one up. Raises SettingError that lists them."""
+    for one in PRESETS:
+        if one.name == name:
+            return one
+    raise SettingError(f"There is no preset called {name!r}. Choose one of: {', '.join(p.name for p in PRESETS)}.")
+
+
+def matching(settings: Mapping[str, Value]) -> Preset | None:
+    """The preset whose values these settings have, or None: they are the user's own."""
+    return next((one for one in PRESETS if all(settings[n] == v for n, v in one.values.items())), None)

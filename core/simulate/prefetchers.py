@@ -1,0 +1,208 @@
+"""Prefetchers over one trace, in parallel processes: hits, late copies, waste, and the speed they would have had."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from core.errors import SettingError, TraceError
+from core.policy.allocation.slot_allocation import Measured, check_needs
+from core.policy.predict import Oracle, Predictor
+from core.policy.predict.base import Facts
+from core.settings.registry import Value, create, variant
+from core.simulate.clock import Clock
+from core.simulate.processes import here, spread
+from core.simulate.replayed import Replayed
+from core.simulate.run import Config
+from core.simulate.timed_replay import Course, Sums, passes
+from core.trace import FileTrace, Trace
+from core.types import Outcome
+
+ORACLE = "oracle"
+SMALL = 2000  # tokens x configurations that are done before a second process has started
+
+
+class Gathered(Facts, Measured, Protocol):
+    """What is asked of a profile (core.profile.Profile)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A cache (a registered eviction policy) and the predictor that fetches ahead for it: a registered one, or ORACLE,
+    which knows the future. `deadline`: the setting prefetch_deadline."""
+
+    config: Config
+    predictor: str = "none"
+    params: Mapping[str, Value] = field(default_factory=dict)
+    deadline: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TimedResult:
+    """What one configuration did with decoded tokens; per token where it says so. None = there were none.
+
+    `recall_by_layer`: share of what a layer asked for among the first k that were named for it last. `net_ms`: what
+    prefetching saved less what it cost, a token; see core.cache.prefetch_cost. `replayed`: the predictor's answers are
+    those recorded with the trace.
+    """
+
+    timed: Timed
+    tokens: int
+    hit_rate: float | None
+    prefetch_hit_rate: float | None  # of requests: hits on experts that a prefetch brought
+    late_rate: float | None
+    tpot_ms: float | None  # compute + stall
+    compute_ms: float | None
+    stall_ms: float | None
+    net_ms: float | None
+    demand_bytes: int
+    prefetch_bytes: int
+    wasted_bytes: int
+    late_bytes: int
+    evicted_bytes: int
+    issued: int
+    used: int
+    late: int
+    wasted: int
+    evicted: int
+    recall_by_layer: tuple[float | None, ...]
+    replayed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One configuration, ready to run in any process."""
+
+    timed: Timed
+    clock: Clock
+    blob_bytes: int
+    start: str
+    profile: Gathered | None = None
+
+    def run(self, trace: Trace) -> TimedResult:
+        """In this process. Raises TraceError or SettingError."""
+        predictor = predictor_for(self.timed, trace)
+        course = follow(
+            trace, self.timed, self.clock, self.blob_bytes, predictor, start=self.start, profile=self.profile
+        )
+        sums = course.run()["decode"]
+        return _result(self.timed, sums, course, isinstance(predictor, Replayed))
+
+
+def timed(
+    trace: Trace,
+    configs: Sequence[Timed],
+    clock: Clock,
+    blob_bytes: int,
+    *,
+    profile: Gathered | None = None,
+    start: str = "empty",
+    processes: int = 0,
+    say: Callable[[str], None] = lambda text: None,
+) -> list[TimedResult]:
+    """Run every configuration over `trace`; results in their order. Raises SettingError or TraceError before any runs.
+
+    `clock.load_ms` is what one expert of `blob_bytes` takes on the link, latency included. `processes`: 0 = one a core.
+    """
+    for config in configs:
+        if not isinstance(predictor_for(config, trace), Oracle | Replayed):
+            check_needs({"predictor": config.predictor}, profile, ("predictor",))
+        follow(trace, config, clock, blob_bytes, Replayed())  # say at once what cannot be
+    processes = processes or os.cpu_count() or 1
+    jobs = [
+        Job(
+            config,
+            clock,
+            blob_bytes,
+            start,
+            profile if config.predictor != ORACLE and variant("predictor", config.predictor).needs else None,
+        )
+        for config in configs
+    ]
+    alone = processes == 1 or len(jobs) == 1 or trace.tokens * len(configs) <= SMALL
+    found: dict[int, TimedResult] = {}
+    for at, result in here(jobs, trace) if alone else spread(jobs, trace, processes):
+        found[at] = result
+        say(f"{len(found)} of {len(configs)}: {jobs[at].timed.config.policy}, {jobs[at].timed.predictor}")
+    return [found[at] for at in range(len(configs))]
+
+
+def predictor_for(config: Timed, trace: Trace) -> Predictor:
+    """The predictor of a configuration. Where it cannot go by ids alone it is what was recorded of it with the trace.
+
+    Raises SettingError when there is none of that name, TraceError when nothing of it was recorded.
+    """
+    if config.predictor == ORACLE:
+        return Oracle((ids for ids, *_ in passes(trace)), trace.layers)
+    predictor: Predictor = create("predictor", config.predictor, config.params)
+    if not predictor.asks:
+        predictor.patient = True
+        return predictor
+    name, params = trace.predictor if isinstance(trace, FileTrace) and trace.predictor else ("", {})
+    known = variant("predictor", config.predictor).params
+    asked = {p.name: p.check(config.params.get(p.name, p.default)) for p in known}
+    if name != config.predictor or params != asked:
+        recorded = f"it has those of {name} with {_words(params)}" if name else "it has none"
+        raise TraceError(
+            f"The prefetcher {config.predictor} looks at the model's hidden states. Without the model it "
+            "can only be replayed from what it named, and this trace does not have that for these "
+            f"settings: {recorded}. Record it: chat --predictor {config.predictor} --record FILE "
+            "--record-ranks."
+        )
+    return Replayed()
+
+
+def follow(
+    trace: Trace,
+    config: Timed,
+    clock: Clock,
+    blob_bytes: int,
+    predictor: Predictor,
+    *,
+    start: str = "empty",
+    profile: Gathered | None = None,
+) -> Course:
+    """A configuration, ready to run. Raises SettingError when the cache is too small."""
+    cache = config.config
+    need = trace.top_k * (trace.layers if cache.scope == "layer" else 1)
+    if cache.slots < need:
+        raise SettingError(f"{cache.slots} slots are too few: this cache needs at least {need}.")
+    return Course(trace, cache, predictor, clock, blob_bytes, start=start, deadline=config.deadline, profile=profile)
+
+
+def _result(config: Timed, sums: Sums, course: Course, replayed: bool) -> TimedResult:
+    counts, tokens, asked = sums.counts, sums.tokens, sum(sums.outcomes)
+
+    def rate(number: float, of: float) -> float | None:
+        return number / of if of else None
+
+    hits = sums.outcomes[Outcome.HIT] + sums.outcomes[Outcome.PREFETCH_HIT]
+    return TimedResult(
+        config,
+        tokens,
+        rate(hits, asked),
+        rate(sums.outcomes[Outcome.PREFETCH_HIT], asked),
+        rate(sums.outcomes[Outcome.LATE], asked),
+        rate((sums.compute_s + sums.stall_s) * 1e3, tokens),
+        rate(sums.compute_s * 1e3, tokens),
+        rate(sums.stall_s * 1e3, tokens),
+        rate(sums.net_ms, tokens),
+        counts.demand_bytes,
+        counts.prefetch_bytes,
+        counts.wasted_bytes,
+        counts.late_bytes,
+        counts.evicted_bytes,
+        counts.issued,
+        counts.used,
+        counts.late,
+        counts.wasted,
+        counts.evicted,
+        tuple(rate(*pair) for pair in course.recalled.T.tolist()),
+        replayed,
+    )
+
+
+def _words(params: Mapping[str, Value]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in params.items()) or "no parameters"

@@ -1,0 +1,190 @@
+"""One configuration over one trace with prefetching: the engine's own cache, layer by layer, on a virtual clock.
+
+What happens in a layer, and in which order, is `core.runtime.moe_step`: the routing is known; the cache is asked; the
+predictor looks ahead; what is there is computed, then each missing expert when it lands; slots are given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from core.cache.expert_cache import Residency
+from core.cache.lease import Counts, Lease
+from core.cache.prefetch_cost import Toll
+from core.cache.waves import in_waves
+from core.policy.predict import Guess, Predictor
+from core.policy.predict.base import Facts
+from core.simulate.clock import Clock
+from core.simulate.replayed import Replayed
+from core.simulate.run import Config, maker
+from core.simulate.trace_view import TraceView
+from core.simulate.virtual_clock import VirtualExperts, VirtualLink, VirtualSlots
+from core.trace import Chunk, Trace
+from core.types import Outcome, Phase
+
+Ints = npt.NDArray[Any]
+
+
+@dataclass(slots=True)
+class Sums:
+    """What was counted over the passes of one phase."""
+
+    passes: int = 0
+    tokens: int = 0
+    outcomes: list[int] = field(default_factory=lambda: [0] * len(Outcome))
+    compute_s: float = 0.0
+    stall_s: float = 0.0
+    net_ms: float = 0.0
+    counts: Counts = field(default_factory=Counts)
+
+    def add(self, counts: Counts) -> None:
+        """The counts of one pass."""
+        for name in (
+            "issued",
+            "used",
+            "late",
+            "wasted",
+            "evicted",
+            "demand_bytes",
+            "prefetch_bytes",
+            "late_bytes",
+            "wasted_bytes",
+            "evicted_bytes",
+        ):
+            setattr(self.counts, name, getattr(self.counts, name) + getattr(counts, name))
+
+
+class Course:
+    """`clock` says how long things take; `deadline` is the setting prefetch_deadline."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        config: Config,
+        predictor: Predictor,
+        clock: Clock,
+        blob_bytes: int,
+        *,
+        start: str = "empty",
+        deadline: bool = False,
+        profile: Facts | None = None,
+    ) -> None:
+        self.trace, self.clock, self.predictor, self.profile = trace, clock, predictor, profile
+        self.link = VirtualLink(0.0)
+        self.residency = Residency(
+            trace.layers,
+            trace.experts,
+            VirtualSlots(),
+            VirtualExperts(blob_bytes),
+            self.link,
+            maker(config),
+            config.scope,
+            config.slots,
+            divide=(lambda slots: config.sizes) if config.sizes else None,
+        )
+        self.residency.ahead.schedule.deadline = deadline
+        self.residency.hints.profile(config.usual or 0.0, config.pinned)
+        self.residency.pin(config.pinned)
+        if start == "filled":
+            self.residency.fill()
+        self.residency.take_counts()
+        self.link.restart()
+        self.link.load_s = clock.load_ms / 1e3
+        self.sums: dict[Phase, Sums] = {"prefill": Sums(), "decode": Sums()}
+        self.recalled = np.zeros((2, trace.layers))  # guessed and chosen, chosen; of decoded tokens by layer
+        self._layer_s = clock.layer_ms(trace.layers, trace.top_k) / 1e3
+        self._toll = Toll()
+        self._said: dict[int, list[int]] = {}  # layer -> what was last named for it, best first
+
+    def run(self) -> dict[Phase, Sums]:
+        """The whole trace."""
+        for ids, chunk, at, tokens in passes(self.trace):
+            if isinstance(self.predictor, Replayed) and chunk.ranked is not None:
+                self.predictor.recall(chunk.ranked[chunk.ranked["of"] == at])
+            view = TraceView(self.trace, chunk, at, tokens, self.profile)
+            self._pass(distinct(ids), ids, view, "decode" if chunk.decode[at] else "prefill")
+        self.predictor.close()
+        return self.sums
+
+    def _pass(self, wanted: list[list[list[int]]], ids: Ints, view: TraceView, phase: Phase) -> None:
+        residency, link, sums = self.residency, self.link, self.sums[phase]
+        residency.now += 1
+        residency.phase = phase
+        self._toll.begin()
+        began_s, stalled_s = link.now_s(), sums.stall_s
+        if self.predictor.starts:
+            self._prefetch(self.predictor.begin(view), -1)
+        for layer in range(self.trace.layers):
+            link.advance(self._layer_s)
+            view.reach(layer)
+            (asked,) = wanted[layer]
+            if residency.expects:
+                residency.arrive(layer, asked)
+            self._remember(layer, asked, phase)
+            if len(ids) == 1:
+                lease = residency.acquire(layer, asked)
+                self._look(view)
+                self._compute(lease, sums)
+                residency.release(lease)
+            else:
+                for lease in in_waves(residency, layer, asked, residency.release, lambda: self._look(view)):
+                    self._compute(lease, sums)
+        link.advance(self.clock.head_ms / 1e3)
+        sums.passes, sums.tokens = sums.passes + 1, sums.tokens + len(ids)
+        sums.compute_s += link.now_s() - began_s - (sums.stall_s - stalled_s)
+        counts = residency.take_counts()
+        sums.add(counts)
+        sums.net_ms += self._toll.net_ms(counts, link.take_finished(), self._toll.late_s, sums.stall_s - stalled_s)
+
+    def _look(self, view: TraceView) -> None:
+        if self.predictor.looks:
+            self._prefetch(self.predictor.predict(view), view.layer)
+            self._toll.predict_s += self.clock.predict_ms / 1e3
+            self.link.advance(self.clock.predict_ms / 1e3)
+
+    def _prefetch(self, guesses: Sequence[Guess], at: int) -> None:
+        self.residency.prefetch(guesses, at)
+        for layer in dict.fromkeys(guess.layer for guess in guesses):
+            named = [guess for guess in guesses if guess.layer == layer]
+            self._said[layer] = [guess.expert for guess in sorted(named, key=lambda guess: -guess.score)]
+
+    def _remember(self, layer: int, asked: Sequence[int], phase: Phase) -> None:
+        """Recall@k: of what was named last for the layer, the first k beside what it asks for."""
+        said = self._said.pop(layer, ())
+        if phase == "decode" and self.predictor.looks:
+            self.recalled[:, layer] += len(set(said[: self.trace.top_k]) & set(asked)), len(asked)
+
+    def _compute(self, lease: Lease, sums: Sums) -> None:
+        """What is there, then each missing expert as it lands."""
+        one_s, extra_s = self.clock.expert_ms / 1e3, self.clock.miss_ms / 1e3
+        waiting = [held for held in lease.held if held.ticket is not None]
+        for held in lease.held:
+            sums.outcomes[held.outcome] += 1
+        self.link.advance((len(lease.held) - len(waiting)) * one_s)
+        for held in waiting:
+            assert held.ticket is not None
+            waited_s = self.link.wait(held.ticket)
+            sums.stall_s += waited_s
+            if held.outcome == Outcome.LATE:
+                self._toll.late_s += waited_s
+            self.link.advance(one_s + extra_s)
+
+
+def passes(trace: Trace) -> Iterator[tuple[Ints, Chunk, int, slice]]:
+    """Every pass: its ids [n, L, k], the chunk it is in, its number there, and where its tokens are there."""
+    for chunk in trace.chunks():
+        ends = chunk.sizes.cumsum().tolist()
+        for at, (end, size) in enumerate(zip(ends, chunk.sizes.tolist(), strict=True)):
+            yield chunk.ids[end - size : end], chunk, at, slice(end - size, end)
+
+
+def distinct(rows: npt.NDArray[Any]) -> list[list[list[int]]]:
+    """[n, L, k] ids of a pass -> [L][1][...] distinct experts of each layer, in the order in which the engine asks."""
+    if len(rows) == 1:
+        return [[list(dict.fromkeys(row))] for row in rows[0].tolist()]
+    return [[np.unique(rows[:, layer]).tolist()] for layer in range(rows.shape[1])]

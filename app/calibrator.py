@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from app.face import EngineFace
+from app.face import EngineProtocol
 from app.job import Job, Thread, outcome
 from app.profiles import carried
 from app.store import Store, StoredTrace
@@ -102,7 +102,7 @@ class Calibrator:
             self.problem = str(error)
             return None
 
-    def start(self, engine: EngineFace, model: str, reading: Reading) -> Calibration:
+    def start(self, engine: EngineProtocol, model: str, reading: Reading) -> Calibration:
         """Begin. The caller sees to it that nobody else uses the engine while `busy`. Raises BusyError or SettingError;
         what goes wrong later is found in the returned job."""
         if self.busy:
@@ -125,7 +125,7 @@ class Calibrator:
         if self.job is not None:
             self.job.cancelled.set()
 
-    def delete(self, engine: EngineFace) -> None:
+    def delete(self, engine: EngineProtocol) -> None:
         """Remove the loaded model's profile. Raises SettingError while something that is chosen needs it."""
         engine.use_profile(None)
         profile_path(self.store.folder, engine.model_hash).unlink(missing_ok=True)
@@ -136,7 +136,7 @@ class Calibrator:
         self.cancel()
         self._thread.join(timeout)
 
-    def _run(self, job: Calibration, engine: EngineFace, reading: Reading) -> None:
+    def _run(self, job: Calibration, engine: EngineProtocol, reading: Reading) -> None:
         job.end(
             **outcome(
                 job,
@@ -148,7 +148,7 @@ class Calibrator:
             )
         )
 
-    def _calibrate(self, job: Calibration, engine: EngineFace, reading: Reading) -> dict[str, Any]:
+    def _calibrate(self, job: Calibration, engine: EngineProtocol, reading: Reading) -> dict[str, Any]:
         texts, traces, source = self._collect(engine, job.model, reading)
         fresh = self._worker()(
             engine,
@@ -175,7 +175,7 @@ class Calibrator:
             said = str(error)
         return {"said": said}
 
-    def _collect(self, engine: EngineFace, model: str, reading: Reading) -> tuple[list[Text], list[Trace], str]:
+    def _collect(self, engine: EngineProtocol, model: str, reading: Reading) -> tuple[list[Text], list[Trace], str]:
         """Texts, traces, and what they are in the user's words. Raises MoestroError when there is nothing."""
         from core.calibrate import texts as reader
 

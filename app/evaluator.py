@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from app.analysis.quality import Answer, Asked, Evaluate, measure
-from app.face import EngineFace
+from app.face import EngineProtocol
 from app.job import Job, Thread, outcome
 from app.store import Store
 from core.errors import BusyError, MoestroError
@@ -46,7 +46,7 @@ class Evaluator:
         job, answer = self.job, self.answer
         return f"{id(job)} {job.state if job else ''} {id(answer)} {len(answer.rows) if answer else 0}"
 
-    def start(self, engine: EngineFace, model: str, asked: Asked) -> Evaluation:
+    def start(self, engine: EngineProtocol, model: str, asked: Asked) -> Evaluation:
         """Begin. The caller sees to it that nobody else uses the engine while `busy`. Raises BusyError or SettingError;
         what goes wrong later is found in the returned job."""
         if self.busy:
@@ -67,7 +67,7 @@ class Evaluator:
         self.cancel()
         self._thread.join(timeout)
 
-    def _run(self, job: Evaluation, engine: EngineFace, asked: Asked) -> None:
+    def _run(self, job: Evaluation, engine: EngineProtocol, asked: Asked) -> None:
         def found(answer: Answer) -> None:
             self.answer = answer
 

@@ -17,7 +17,7 @@ Profiles = Callable[[str], Profile | None]  # finds the profile of the model wit
 Prompt = Sequence[Mapping[str, str]]
 
 
-class EngineFace(Protocol):
+class EngineProtocol(Protocol):
     """The public face of the engine."""
 
     @classmethod

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from app.analysis.analyst import Analyst
 from app.analysis.quality import Evaluate
 from app.calibrator import Calibrate
-from app.face import EngineFace, Estimate, Prompt
+from app.face import EngineProtocol, Estimate, Prompt
 from app.importer import Importer, ImportModel
 from app.library import Library, delete
 from app.live import Answer
@@ -33,7 +33,7 @@ EMPTY = "The message is empty. Write something first."
 
 
 class Host(Workshop):
-    """One engine (see `Keeper` for loading and settings, `Workshop` for long jobs), one queue of answers, one store.
+    """One engine (`ModelManager` loads it and holds settings, `Workshop` runs long jobs), one queue of answers, one store.
 
     `engine`, `estimate`, `importing`, `calibrating` and `evaluating` default to core's own. Raises BusyError or
     StoreError when the store cannot be opened.
@@ -42,7 +42,7 @@ class Host(Workshop):
     def __init__(
         self,
         store: Store | None = None,
-        engine: type[EngineFace] | None = None,
+        engine: type[EngineProtocol] | None = None,
         estimate: Estimate | None = None,
         importing: ImportModel | None = None,
         calibrating: Calibrate | None = None,

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from app.face import EngineFace, Estimate, Profiles
+from app.face import EngineProtocol, Estimate, Profiles
 from app.live import Loading
 from app.store import Store
 from core.errors import BudgetError, BusyError, MoestroError, SettingError
@@ -19,20 +19,20 @@ log = logging.getLogger("moestro.app")
 TRACED = 192  # recorded tokens that a forecast of the hit rate rests on
 
 
-class Keeper:
+class ModelManager:
     """The engine's owner.
 
     Two locks, taken in this order: `_lock` guards the owner's own fields; `_view` keeps the engine from being unloaded
     under someone who looks at it or changes it.
     """
 
-    def __init__(self, store: Store, engine: type[EngineFace] | None, estimate: Estimate | None) -> None:
+    def __init__(self, store: Store, engine: type[EngineProtocol] | None, estimate: Estimate | None) -> None:
         self.store = store
         self._settings: Settings = self._known_settings(store.db.get("settings") or {})
         self.loading: Loading | None = None  # the load in progress, or how the last one ended
         self.load_id: int | None = None  # the store's id of the current load
         self._engine_type, self._estimate = engine, estimate
-        self._engine: EngineFace | None = None
+        self._engine: EngineProtocol | None = None
         self._spec: LoadSpec | None = None
         self._format = ""  # the loaded experts' own: a pack's, or the one that was chosen
         self._effective: dict[str, Any] = {}  # settings in force at the last recorded pass
@@ -264,7 +264,7 @@ class Keeper:
         except MoestroError as error:  # the memory is free, which is what was asked for; the store finds out at a start
             log.warning("could not note the end of a load: %s", error)
 
-    def _type(self) -> type[EngineFace]:
+    def _type(self) -> type[EngineProtocol]:
         if self._engine_type is None:
             from core.engine import Engine
 

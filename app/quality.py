@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import asdict
 
-from app.face import EngineFace
+from app.face import EngineProtocol
 from app.store import Store
 from core.errors import MoestroError
 from core.quality.report import Quality
@@ -24,11 +24,11 @@ class Auditor:
         self._store, self._busy = store, busy
         self._news = threading.Condition()
         self._stop = threading.Event()
-        self._engine: EngineFace | None = None
+        self._engine: EngineProtocol | None = None
         self._messages: dict[int, int | None] = {}  # number of an answer of `_engine` -> its message; None = no chat's
         self._thread: threading.Thread | None = None
 
-    def expect(self, engine: EngineFace, number: int, message: int | None) -> None:
+    def expect(self, engine: EngineProtocol, number: int, message: int | None) -> None:
         """An answer of `engine` has ended that is to be scored under this number (AnswerStats.audit)."""
         with self._news:
             if self._stop.is_set():
@@ -71,7 +71,7 @@ class Auditor:
                 with self._news:
                     self._news.wait_for(self._stop.is_set, AGAIN_S)
 
-    def _next(self) -> EngineFace | None:
+    def _next(self) -> EngineProtocol | None:
         """Wait until an engine has something to score and nobody is answered; None when closing."""
         with self._news:
             while not self._stop.is_set():
@@ -81,7 +81,7 @@ class Auditor:
                 self._news.wait(AGAIN_S if waits else None)
             return None
 
-    def _keep(self, engine: EngineFace, quality: Quality) -> None:
+    def _keep(self, engine: EngineProtocol, quality: Quality) -> None:
         with self._news:
             message = self._messages.pop(quality.answer, None) if engine is self._engine else None
         if message is None:

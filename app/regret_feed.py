@@ -39,7 +39,7 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Compared:
     """Figures of passes that all had the same `of` in force (see `in_force`). `standing`: the fields of
-    core.simulate.regret.Standing; None = none yet. `left_out`: passes not seen because the process fell behind."""
+    core.simulate.regret.RegretReport; None = none yet. `left_out`: passes not seen because the process fell behind."""
 
     of: tuple[object, ...]
     standing: dict[str, Any] | None = None

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from app.analysis.quality import Asked, Evaluate, measure
 from app.calibrator import Calibrate, Calibration, Calibrator, Reading
 from app.evaluator import Evaluation, Evaluator
-from app.face import EngineFace, Estimate
-from app.keeper import Keeper
+from app.face import EngineProtocol, Estimate
+from app.keeper import ModelManager
 from app.store import Store
 from core.errors import BusyError, ModelError
 from core.profile import Profile
@@ -20,13 +20,13 @@ EVALUATED = (
 )
 
 
-class Workshop(Keeper):
-    """The engine's owner (see `Keeper`), and the jobs that need all of it."""
+class Workshop(ModelManager):
+    """The engine's owner (see `ModelManager`), and the jobs that need all of it."""
 
     def __init__(
         self,
         store: Store,
-        engine: type[EngineFace] | None,
+        engine: type[EngineProtocol] | None,
         estimate: Estimate | None,
         calibrating: Calibrate | None,
         evaluating: Evaluate | None,
@@ -83,7 +83,7 @@ class Workshop(Keeper):
             self._require_idle("delete its profile")
             self.calibrator.delete(self._ready()[0])
 
-    def _ready(self) -> tuple[EngineFace, int]:
+    def _ready(self) -> tuple[EngineProtocol, int]:
         """The engine, to be asked something, and the store's id of its load. Raises BusyError or ModelError."""
         if self._closed:
             raise BusyError("Moestro is closing.")

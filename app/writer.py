@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from app.crash import log_crash
-from app.face import EngineFace, Prompt
+from app.face import EngineProtocol, Prompt
 from app.live import Answer
 from app.store import Store
 from app.turns import Turns
@@ -33,7 +33,7 @@ class Job:
     answer: Answer
     prompt: Prompt
     sampling: Sampling
-    engine: EngineFace
+    engine: EngineProtocol
     load: int
     effective: dict[str, Any]  # settings in force at the last recorded pass of this load
 

@@ -23,7 +23,7 @@ from core.session.manifest import device_name, versions
 from core.settings.config import LoadSpec, Sampling, Settings
 from core.settings.registry import Value, variants
 from core.simulate import BELADY, Clock, Config, simulate
-from core.simulate.prefetchers import ORACLE, Timed, TimedResult, timed
+from core.simulate.prefetchers import ORACLE, TimedConfig, TimedResult, timed
 from core.trace import FileTrace
 from core.trace.file import TraceWriter
 
@@ -119,7 +119,7 @@ def _record(
     say(f"recording {name}")
     engine.change({"predictor": "none"})
     engine.change({"predictor": name, **{f"predictor.{name}.{key}": value for key, value in params.items()}})
-    engine.foresight.predictor.patient = True
+    engine.predictor_host.predictor.patient = True
     engine.keep(probs=False, ranks=True, tokens=True)
     shape, left, rid = engine.shape, tokens, 0
     with TraceWriter(
@@ -165,7 +165,7 @@ def _simulated(
     def ahead(title: str, share: float, policy: str = "lru", scope: str = "layer") -> dict[str, Any]:
         name, params = {"none": ("none", {}), ORACLE: (ORACLE, {}), **subjects()}[title]
         trace = plain if title == ORACLE else FileTrace(traces[title])
-        config = Timed(Config(policy, int(share * total), scope), name, params)
+        config = TimedConfig(Config(policy, int(share * total), scope), name, params)
         (one,) = timed(trace, [config], clock, blob, profile=profile, start="filled", processes=1)
         return _figures(one)
 

@@ -72,7 +72,7 @@ def _pairs(engine: Engine, name: str, rounds: int, tokens: int) -> dict[str, Any
     for pair in range(rounds + 1):
         for chosen in (name, "none") if pair % 2 else ("none", name):
             engine.change({"predictor": chosen})
-            until_ready(engine.foresight.predictor)
+            until_ready(engine.predictor_host.predictor)
             figures = _round(engine, tokens)
             if pair:
                 (without if chosen == "none" else with_it).append(figures)

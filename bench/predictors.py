@@ -120,8 +120,8 @@ def listen(
     """Ask the held-out questions until enough tokens were decoded."""
     engine.change({"predictor": "none"})
     engine.change({"predictor": predictor, **{f"predictor.{predictor}.{name}": v for name, v in params.items()}})
-    until_ready(engine.foresight.predictor)
-    heard = engine.foresight.predictor = Overheard(engine.foresight.predictor, patient)
+    until_ready(engine.predictor_host.predictor)
+    heard = engine.predictor_host.predictor = Overheard(engine.predictor_host.predictor, patient)
     left = tokens
     while left > 0:
         before = left

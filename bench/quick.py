@@ -135,7 +135,7 @@ def _result(
             "stall_ms": one.per_token(lambda s: s.stall_ms),
         }
     trace = np.concatenate([s.ids for s in series["lru"].steps[-tokens:]], axis=1).tolist()
-    belady = belady_misses_per_token(trace, engine.residency.slots)
+    belady = belady_misses_per_token(trace, engine.expert_cache.slots)
     return {
         "resident_ratio": series["resident"].ratio(series[fastest]),
         "telemetry_ratio": series["resident"].ratio(series["telemetry_off"]),
@@ -156,7 +156,7 @@ def _result(
         "belady_misses_per_token": belady,
         "systems": table,
         "budget": budget,
-        "slots": engine.residency.slots,
+        "slots": engine.expert_cache.slots,
         "decode_threads": engine.manifest()["decode_threads"],
         "dtype": str(engine.model.dtype).removeprefix("torch."),
         "model": engine.model_name,

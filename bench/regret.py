@@ -63,7 +63,7 @@ def run(
             "scopes": scopes,
             "model": model,
             "budget": budget,
-            "slots": engine.residency.slots,
+            "slots": engine.expert_cache.slots,
             "layers": engine.shape.layers,
             "experts": engine.shape.experts,
             "top_k": engine.shape.top_k,

@@ -19,7 +19,7 @@ from core.hf import ExpertsSite, find_experts, install, load_skeleton, meta_skel
 from core.policy.predict.nets import estimator, path
 from core.policy.predict.nets.estimator import Estimator
 from core.policy.predict.nets.path import RoutingPath
-from core.prediction.predictor_host import Foresight
+from core.prediction.predictor_host import PredictorHost
 from core.profile import FirstTable, Profile
 from core.settings.registry import Value
 from core.types import ModelShape
@@ -52,36 +52,36 @@ def measure(
         model = load_skeleton(write(sizes, Path(folder)))
     sites = find_experts(model)
     profile = drawn_profile(sizes)
-    foresight = Foresight(model, sites, ModelShape(sizes.layers, sizes.experts, sizes.top_k, sizes.hidden, 0))
+    predictor_host = PredictorHost(model, sites, ModelShape(sizes.layers, sizes.experts, sizes.top_k, sizes.hidden, 0))
     found: dict[str, dict[str, float]] = {}
     torch.set_num_threads(1)
     try:
         for title, (name, params) in subjects.items():
             say(f"{title}, {sizes.layers} layers of {sizes.experts} experts")
-            foresight.use(name, params, profile)
-            until_ready(foresight.predictor)
-            heard = foresight.predictor = Overheard(foresight.predictor, patient=False)
-            _decode(model, sites, foresight, tokens, sizes.vocabulary)
+            predictor_host.use(name, params, profile)
+            until_ready(predictor_host.predictor)
+            heard = predictor_host.predictor = Overheard(predictor_host.predictor, patient=False)
+            _decode(model, sites, predictor_host, tokens, sizes.vocabulary)
             found[title] = heard.ms_per_token()
     finally:
-        foresight.close()
+        predictor_host.close()
         torch.set_num_threads(threads)
     return found
 
 
 @torch.inference_mode()
-def _decode(model: Any, sites: list[ExpertsSite], foresight: Foresight, tokens: int, vocabulary: int) -> None:
+def _decode(model: Any, sites: list[ExpertsSite], predictor_host: PredictorHost, tokens: int, vocabulary: int) -> None:
     def experts(site: ExpertsSite, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        foresight.look(site.index, ids.tolist(), weights)
+        predictor_host.look(site.index, ids.tolist(), weights)
         return hidden
 
     random = np.random.default_rng(0)
     cache = DynamicCache(config=model.config)
-    foresight.request += 1
+    predictor_host.request += 1
     with install(model, sites, experts):
         for count in (PROMPT, *[1] * tokens):
             ids = random.integers(vocabulary, size=count).tolist()
-            foresight.begin(ids)
+            predictor_host.begin(ids)
             model(input_ids=torch.tensor([ids]), past_key_values=cache, use_cache=True, logits_to_keep=1)
 
 

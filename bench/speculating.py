@@ -100,7 +100,11 @@ def cosines(engine: Engine, ids: Sequence[int]) -> dict[str, list[float | None]]
                 quasi[layer] += torch.cosine_similarity(guess.float(), states, dim=-1).tolist()
         if layer + 1 < layers:
             has = engine.profile is not None and engine.profile.has("defaults")
-            guess = engine.foresight.default(layer, layer + 1, run.ids.tolist(), run.weights, run.seen) if has else None
+            guess = (
+                engine.predictor_host.default(layer, layer + 1, run.ids.tolist(), run.weights, run.seen)
+                if has
+                else None
+            )
             kept[:] = [(states.clone(), guess)]
 
     with (

@@ -76,7 +76,7 @@ def moestro(job: Job) -> Job:
         elif len(tokens) == job["warm"] + 1:
             began_s, before = ended_s, read_bytes() or 0
     read = (read_bytes() or 0) - before
-    memory, slots = engine.memory(), engine.residency.slots
+    memory, slots = engine.memory(), engine.expert_cache.slots
     found = {
         "tok_s": len(steps) / (ended_s - began_s),
         "read_bytes_per_token": read / len(steps),

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from core.cache.expert_cache import Residency
+from core.cache.expert_cache import ExpertCache
 from core.capacity.fit import copies_gbps
 from core.capacity.free_memory import free_bytes
 from core.capacity.memory_accounting import Ledger
@@ -24,7 +24,7 @@ from core.hf import install
 from core.hf.weighing import rules_of
 from core.memory.arena import Arena
 from core.memory.transfer import TransferEngine
-from core.prediction.predictor_host import Foresight
+from core.prediction.predictor_host import PredictorHost
 from core.profile import Profile, check_model
 from core.profile.buddies import find
 from core.quality.meter import Meter
@@ -33,14 +33,14 @@ from core.runtime.miss import MissPolicy
 from core.runtime.moe_step import MoEStep
 from core.runtime.recorder import Recorder
 from core.runtime.telemetry import Telemetry
-from core.runtime.trace_capture import Keeping
+from core.runtime.trace_capture import TraceCapture
 from core.runtime.warmup import choose_threads, time_pass
 from core.session.answer import Answer, Ids, Prompt
 from core.session.loading import Loaded, load
 from core.session.manifest import describe
-from core.session.model_access import Lending
+from core.session.model_access import ModelAccess
 from core.session.sampler import Draw, Sampler
-from core.session.settings_controller import Knobs, Turned, begin, check_early
+from core.session.settings_controller import EngineParts, SettingsController, begin, check_early
 from core.settings.config import LoadSpec, Sampling, Settings
 from core.settings.lossy import is_lossy
 from core.settings.registry import create
@@ -52,7 +52,7 @@ Profiles = Callable[[str], Profile | None]
 """Finds the profile of the model with this hash, if there is one."""
 
 
-class Engine(Lending):
+class Engine(ModelAccess):
     """Build with `Engine.load`. Raises MoestroError subclasses whose text is meant for the user."""
 
     def __init__(self, plan: Plan, loaded: Loaded, profile: Profiles | None = None) -> None:
@@ -66,7 +66,7 @@ class Engine(Lending):
         self.arena = Arena(plan.codec, self.device, plan.paged)
         self.transfers = TransferEngine(self.device, self._store.fetch, workers=plan.tier.readers)
         try:
-            self._knobs = Knobs(
+            self._controller = SettingsController(
                 plan.spec.settings,
                 plan.sizes,
                 self._with_pack(profile(self.model_hash) if profile is not None else None),
@@ -80,46 +80,46 @@ class Engine(Lending):
 
     def _build(self, plan: Plan, settings: Settings) -> None:
         """The cache, filled, and everything around it; how this machine computes best is tried out on the way."""
-        self.residency = Residency(
+        self.expert_cache = ExpertCache(
             self.shape.layers,
             self.shape.experts,
             self.arena,
             self._store,
             self.transfers,
-            lambda roster: create("eviction", *self._knobs.applied.choice("eviction"), roster=roster),
+            lambda roster: create("eviction", *self._controller.applied.choice("eviction"), roster=roster),
             str(settings["scope"]),
             self.sizes.slots(settings.budget),
-            divide=self._knobs.placed.divide,
+            divide=self._controller.placed.divide,
         )
-        self.residency.hints.profile(self._knobs.placed.usual, sorted(self._knobs.placed.pinned))
-        self.telemetry, self.recorder = Telemetry(self.shape), Recorder(self.shape, self.residency, self.transfers)
-        self.keep = self.recorder.keeping = Keeping(self.model, self._sites)
+        self.expert_cache.hints.profile(self._controller.placed.usual, sorted(self._controller.placed.pinned))
+        self.telemetry, self.recorder = Telemetry(self.shape), Recorder(self.shape, self.expert_cache, self.transfers)
+        self.keep = self.recorder.capture = TraceCapture(self.model, self._sites)
         self._kv = KVCache(self.model, self.context)
         self.meter = Meter(
             self.device,
-            self.residency,
+            self.expert_cache,
             lambda: 1e3 * (self.transfers.copy_s(self.sizes.blob) or self.sizes.blob / (self.link_gbps * 1e9)),
         )
         self.ledger = Ledger(self.sizes, self.arena, self._kv, self.device, settings.budget)
-        self.foresight = Foresight(self.model, self._sites, self.shape)
+        self.predictor_host = PredictorHost(self.model, self._sites, self.shape)
         self._step = MoEStep(
             [s.module for s in self._sites],
             plan.codec,
-            self.residency,
+            self.expert_cache,
             self.transfers,
             self.recorder,
-            self.foresight,
+            self.predictor_host,
             self.shape.top_k,
         )
         self._step.miss = self.recorder.miss = self.miss = MissPolicy(
-            self.shape, self.residency, self.foresight, self.device
+            self.shape, self.expert_cache, self.predictor_host, self.device
         )
         self._installed = install(
             self.model, self._sites, lambda site, hidden, ids, weights: self._step(site.index, hidden, ids, weights)
         )
-        self.foresight.use(*settings.choice("predictor"), self.profile)
-        self.residency.pin(self._knobs.placed.pinned)
-        self.residency.fill()
+        self.predictor_host.use(*settings.choice("predictor"), self.profile)
+        self.expert_cache.pin(self._controller.placed.pinned)
+        self.expert_cache.fill()
         self._step.stack_if_worth_it(self.shape.hidden, plan.dtype)
         self._threads, pass_ms = choose_threads(
             self.device,
@@ -127,18 +127,18 @@ class Engine(Lending):
             plan.codec.direct or plan.spec.dense != "checkpoint",
             lambda: time_pass(self.model, self._kv.fresh(), self.recorder),
         )
-        self._turned = Turned(
+        self._parts = EngineParts(
             self.sizes,
-            self.residency,
+            self.expert_cache,
             self.transfers,
             self.telemetry,
             self.recorder,
             self.ledger,
-            self.foresight,
+            self.predictor_host,
             self.miss,
             pass_ms / self.shape.layers if self.model_name == "demo" else 0.0,
         )
-        begin(settings, self._turned)
+        begin(settings, self._parts)
 
     # ------------------------------------------------------------------ life
 
@@ -166,10 +166,10 @@ class Engine(Lending):
         self._take("The model is answering. Stop the answer first.")
         try:
             self.meter.clear()
-            self.foresight.close()
+            self.predictor_host.close()
             self._installed.uninstall()
             self.transfers.close()
-            self.residency.clear()
+            self.expert_cache.clear()
             self._store.close()
             del self.model, self._kv, self._store
             unsettle()
@@ -200,7 +200,7 @@ class Engine(Lending):
             self.telemetry.version += 1
             yield from self._answer(ids, sampling, cancel, submitted_s, draw)
         finally:
-            self.residency.abandon()
+            self.expert_cache.abandon()
             self._threads.use("prefill")
             self._give()
             self.telemetry.version += 1
@@ -222,25 +222,25 @@ class Engine(Lending):
     @property
     def settings(self) -> Settings:
         """What is asked for; it acts from the next forward pass on."""
-        return self._knobs.wanted
+        return self._controller.wanted
 
     def change(self, changes: Mapping[str, object]) -> Settings:
         """Turn knobs, now or between two tokens. Raises SettingError or BudgetError and leaves everything as it was."""
-        new = self._knobs.ask(changes, self._check)
+        new = self._controller.ask(changes, self._check)
         self._apply_if_idle()
         return new
 
     @property
     def profile(self) -> Profile | None:
         """What is known of this model from calibrating it."""
-        return self._knobs.profile
+        return self._controller.profile
 
     def use_profile(self, profile: Profile | None) -> None:
         """Take a profile; it acts from the next forward pass on. Raises ProfileError when it is another model's, and
         SettingError when what is chosen needs more than it has; then the old one stays."""
         if profile is not None:
             check_model(profile, self.model_hash, self.model_name)
-        self._knobs.ask_profile(self._with_pack(profile))
+        self._controller.ask_profile(self._with_pack(profile))
         self._apply_if_idle()
 
     def _with_pack(self, profile: Profile | None) -> Profile | None:
@@ -270,14 +270,14 @@ class Engine(Lending):
         frame = self.telemetry.frame(
             layer,
             points,
-            self.residency.places(),
+            self.expert_cache.places(),
             self.memory(),
             busy=self.busy,
             emulated=bool(pace),
             link_peak_gbps=pace.gbps if pace else self.link_gbps,
             lossy=self.miss.look(layer),
         )
-        frame.pinned = tuple(sorted(self._knobs.placed.pinned))
+        frame.pinned = tuple(sorted(self._controller.placed.pinned))
         return frame
 
     @property
@@ -294,7 +294,7 @@ class Engine(Lending):
         return describe(
             self._plan,
             self.model_hash,
-            self._knobs.applied,
+            self._controller.applied,
             self.transfers.pace,
             self.link_gbps,
             self._threads.token.most,
@@ -311,16 +311,18 @@ class Engine(Lending):
             limited_by_context=sampling.max_new_tokens > self.context - len(ids),
         )
         sampler, cache, so_far = draw or Sampler(sampling, self.device), self._kv.fresh(), list(ids)
-        self.foresight.request += 1
+        self.predictor_host.request += 1
         self.meter.begin()
-        self.recorder.tainted = False
+        self.recorder.has_lossy_state = False
         token = yield from self._read(ids, cache, answer, sampler, cancel)
         while token is not None and not answer.take(token):
             yield answer.piece()
             if cancel.is_set() or answer.full:
                 break
-            if self.recorder.tainted and not is_lossy(self.settings):  # exact again: so must be what was read so far
-                cache, self.recorder.tainted = self._kv.fresh(), False
+            if self.recorder.has_lossy_state and not is_lossy(
+                self.settings
+            ):  # exact again: so must be what was read so far
+                cache, self.recorder.has_lossy_state = self._kv.fresh(), False
                 yield from self._read(so_far, cache, answer, None, cancel)
             so_far.append(token)
             token, step = self._pass([token], cache, "decode", sampler, so_far)
@@ -358,10 +360,10 @@ class Engine(Lending):
     ) -> tuple[int | None, StepRecord]:
         """One forward pass over some tokens; samples the next one when a sampler is given."""
         started_s = time.perf_counter()
-        self._knobs.apply(self._turned)
+        self._controller.apply(self._parts)
         self._threads.use(phase, len(ids))
-        self.residency.now += 1
-        self.residency.phase = phase
+        self.expert_cache.now += 1
+        self.expert_cache.phase = phase
         self.recorder.begin()
         self.ledger.begin()
         self._step.begin(ids)
@@ -372,7 +374,7 @@ class Engine(Lending):
             torch.cuda.synchronize(self.device)
         model_s = time.perf_counter() - began_s
         if sampler is not None:
-            self.meter.keep(logits, self._knobs.applied)
+            self.meter.keep(logits, self._controller.applied)
         token = sampler(so_far, logits) if sampler is not None else None
         step = self.recorder.end(
             phase,
@@ -381,7 +383,7 @@ class Engine(Lending):
             model_s,
             self.ledger.used(),
             self.ledger.budget_bytes,
-            self._knobs.take_changes(),
+            self._controller.take_changes(),
         )
         if self.recorder.enabled:
             self.telemetry.add(step)

@@ -33,7 +33,7 @@ class Outcome(IntEnum):
     PREDICTED = 7  # or the layer's whole routing was the predicted one, which did not have it
 
 
-class Place(IntEnum):
+class Residence(IntEnum):
     """Where an expert is, for the residency map."""
 
     HOST = 0
@@ -254,7 +254,7 @@ class Frame:
     version: int
     shape: ModelShape
     busy: bool
-    place: npt.NDArray[np.uint8]  # [L, E] Place
+    place: npt.NDArray[np.uint8]  # [L, E] Residence
     hit_rate: npt.NDArray[np.float32]  # [L] decode hit rate over the last `window` tokens, NaN where none
     coactivation: npt.NDArray[np.uint32]  # [E, E] of the layer asked for, since load
     window: int

@@ -17,7 +17,7 @@ from core.session.lossy_check import check_allowed
 from core.settings.config import LoadSpec, Sampling, Settings
 from core.settings.lossy import is_lossy
 from core.settings.pins import Pins
-from core.types import AnswerStats, Fit, Frame, Memory, ModelShape, Outcome, Piece, Place, StepRecord, Transfer
+from core.types import AnswerStats, Fit, Frame, Memory, ModelShape, Outcome, Piece, Residence, StepRecord, Transfer
 from tests import fake_lossy
 
 SHAPE = ModelShape(layers=4, experts=16, top_k=2, hidden=32, expert_bytes=100_000)
@@ -249,7 +249,7 @@ class FakeEngine:
         place = (self._rng.random((s.layers, s.experts)) < (self.settings.budget.share or 0.5)).astype(np.uint8) * 2
         if self.has_disk:
             upper = place[:, s.experts // 2 :]
-            upper[upper == Place.HOST] = Place.DISK
+            upper[upper == Residence.HOST] = Residence.DISK
         coactivation = np.zeros((s.experts, s.experts), np.uint32)
         for step in self._steps[-500:]:
             for row in step.ids[layer]:
@@ -304,7 +304,7 @@ def is_pack(model: str) -> bool:
 
 
 def fake_estimate(spec: LoadSpec, instead_of: Memory | None = None) -> Fit:
-    """What `core.capacity.fit.estimate` would say of the fake model: below 30 % it does not fit, above 90 % is tight."""
+    """What `core.capacity.fit.estimate` says of the fake model: below 30 % it does not fit, above 90 % it is tight."""
     share = spec.settings.budget.share
     share = 0.5 if share is None else share
     pack, everything = is_pack(spec.model) and spec.host != "all", SHAPE.total * SHAPE.expert_bytes

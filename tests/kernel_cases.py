@@ -188,7 +188,7 @@ def logits(engine: Engine, prompt: int = 60) -> torch.Tensor:
     """Of a prompt, a short one behind it, and two tokens more, fp32."""
     cache, found = engine.fresh_cache(), []
     for ids in ([*range(3, 3 + prompt)], [1, 7, 42], [11], [200]):
-        engine.residency.now += 1
+        engine.expert_cache.now += 1
         tokens = torch.tensor([ids], device=engine.device)
         found.append(engine.model(input_ids=tokens, past_key_values=cache, use_cache=True).logits[0].float())
     return torch.cat(found)
@@ -202,5 +202,5 @@ def engine_error(engine: Engine, prompt: int = 60) -> float:
     for one in math:
         one.grouped = None
     slow = logits(engine, prompt)
-    engine.residency.check_integrity()
+    engine.expert_cache.check_integrity()
     return _difference(fast, slow)

@@ -18,7 +18,7 @@ from core.errors import MoestroError
 from core.profile import Profile
 from core.settings.registry import variant, variants
 from core.simulate import BELADY, Clock, Config, Result, simulate
-from core.simulate.prefetchers import ORACLE, Timed, TimedResult, timed
+from core.simulate.prefetchers import ORACLE, TimedConfig, TimedResult, timed
 from core.trace import FileTrace
 
 UNIT = 1000  # bytes of an expert whose size is not known: only ratios are then used
@@ -36,13 +36,13 @@ def compare(question: Question, routing: Routing, work: Work) -> Table:
     groups = [[question.cache(routing, name, n) for n in slots] for name in names]
     groups.append([replace(config, policy=BELADY, params={}, pinned=(), usual=()) for config in groups[0]])
     profile, size, notes = question.profile_of(routing), about.expert_bytes or UNIT, list(about.notes)
-    ahead, deadline = list[Timed](), bool(question.settings["prefetch_deadline"])
+    ahead, deadline = list[TimedConfig](), bool(question.settings["prefetch_deadline"])
     for predictor in (name for name in question.predictors if name != NONE):
         if problem := lab.obstacle(predictor, profile) if clock else "Times are needed to simulate prefetching.":
             notes.append(f"{lab.named(predictor)} is left out: {problem}")
         else:
             own = question.own("predictor", predictor)
-            ahead += [Timed(config, predictor, own, deadline) for group in groups[:-1] for config in group]
+            ahead += [TimedConfig(config, predictor, own, deadline) for group in groups[:-1] for config in group]
     tasks = [Task(_caches, (routing.path, group, question.start, clock)) for group in groups]
     tasks += [Task(_ahead, (routing.path, one, clock, size, question.start, _light(one, profile))) for one in ahead]
     found = work(tasks)
@@ -72,9 +72,9 @@ def test(question: Question, routing: Routing, work: Work) -> Lab:
     deadline = bool(question.settings["prefetch_deadline"])
     refused = {name: lab.obstacle(name, profile) for name in question.predictors}
     names = [name for name in question.predictors if not refused[name] and name != NONE]
-    trials = [Timed(cache, NONE)]
-    trials += [Timed(cache, name, question.own("predictor", name), deadline) for name in names]
-    trials += [Timed(cache, ORACLE)] if clock else []
+    trials = [TimedConfig(cache, NONE)]
+    trials += [TimedConfig(cache, name, question.own("predictor", name), deadline) for name in names]
+    trials += [TimedConfig(cache, ORACLE)] if clock else []
     tasks = [
         Task(lab.run_one, (routing.path, one, most, clock, about.expert_bytes, question.start, _light(one, profile)))
         for one in trials
@@ -113,7 +113,9 @@ def _caches(path: str, configs: list[Config], start: str, clock: Clock | None) -
     return simulate(FileTrace(Path(path)), configs, start=start, clock=clock, processes=1)
 
 
-def _ahead(path: str, config: Timed, clock: Clock, size: int, start: str, profile: Profile | None) -> TimedResult | str:
+def _ahead(
+    path: str, config: TimedConfig, clock: Clock, size: int, start: str, profile: Profile | None
+) -> TimedResult | str:
     """In another process: one policy, prefetcher and size; or why it cannot be."""
     try:
         return timed(FileTrace(Path(path)), [config], clock, size, profile=profile, start=start, processes=1)[0]
@@ -121,7 +123,7 @@ def _ahead(path: str, config: Timed, clock: Clock, size: int, start: str, profil
         return str(error)
 
 
-def _light(config: Timed, profile: Profile | None) -> Profile | None:
+def _light(config: TimedConfig, profile: Profile | None) -> Profile | None:
     """The profile for a predictor that needs it, without the networks, which only a loaded model can be asked by."""
     needed = config.predictor != ORACLE and bool(variant("predictor", config.predictor).needs)
     return replace(profile, nets={}) if needed and profile is not None else None

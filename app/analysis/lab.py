@@ -15,7 +15,7 @@ from core.profile import Profile
 from core.profile.summary import TITLES
 from core.settings.registry import variant
 from core.simulate import Clock
-from core.simulate.prefetchers import ORACLE, Timed, TimedResult, timed
+from core.simulate.prefetchers import ORACLE, TimedConfig, TimedResult, timed
 from core.simulate.recall import recall
 from core.trace import FileTrace
 
@@ -74,7 +74,7 @@ def obstacle(predictor: str, profile: Profile | None) -> str:
 
 
 def run_one(
-    path: str, config: Timed, most: int, clock: Clock | None, blob_bytes: int, start: str, profile: Profile | None
+    path: str, config: TimedConfig, most: int, clock: Clock | None, blob_bytes: int, start: str, profile: Profile | None
 ) -> Run:
     """In another process: one prefetcher. With no clock only its recall is found."""
     trace = FileTrace(Path(path))

@@ -11,7 +11,7 @@ from core.profile import Profile
 from core.settings.config import Settings
 from core.settings.registry import variant, variants
 from core.simulate import Clock, Config, Result
-from core.simulate.prefetchers import ORACLE, Timed, TimedResult, predictor_for, timed
+from core.simulate.prefetchers import ORACLE, TimedConfig, TimedResult, predictor_for, timed
 from core.trace import Trace
 
 NONE = "none"
@@ -129,9 +129,9 @@ def run(
     return [found[i : i + len(caches)] for i in range(0, len(found), len(caches))]
 
 
-def _timed(cache: Config, name: str, settings: Settings) -> Timed:
+def _timed(cache: Config, name: str, settings: Settings) -> TimedConfig:
     own = {} if name == ORACLE else settings.with_({"predictor": name}).choice("predictor")[1]
-    return Timed(cache, name, own, bool(settings["prefetch_deadline"]))
+    return TimedConfig(cache, name, own, bool(settings["prefetch_deadline"]))
 
 
 def bound_ms(best: Result, clock: Clock) -> float | None:

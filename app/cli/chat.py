@@ -13,7 +13,7 @@ from pathlib import Path
 
 from app.cli import options
 from app.cli.interrupt import stoppable
-from app.face import EngineFace
+from app.face import EngineProtocol
 from app.profiles import stored
 from app.words import lossy, scored
 from core.errors import MoestroError
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         engine.unload()
 
 
-def load(spec: LoadSpec) -> EngineFace:
+def load(spec: LoadSpec) -> EngineProtocol:
     """Load the engine with its progress on stderr; here, so that `launch.py --help` does not wait for torch."""
     from core.engine import Engine
 
@@ -93,7 +93,7 @@ def check_record(path: Path, spec: LoadSpec) -> None:
 
 
 def record(
-    path: Path | None, engine: EngineFace, spec: LoadSpec, extras: Mapping[str, bool]
+    path: Path | None, engine: EngineProtocol, spec: LoadSpec, extras: Mapping[str, bool]
 ) -> TraceWriter | nullcontext[None]:
     """A trace of what `engine` will route, with those of EXTRAS that are on; or nothing."""
     if path is None:
@@ -133,7 +133,12 @@ class Chat:
     """A conversation with its history. A stopped or failed answer leaves no half of itself in the history."""
 
     def __init__(
-        self, engine: EngineFace, spec: LoadSpec, sampling: Sampling, as_json: bool, trace: TraceWriter | None = None
+        self,
+        engine: EngineProtocol,
+        spec: LoadSpec,
+        sampling: Sampling,
+        as_json: bool,
+        trace: TraceWriter | None = None,
     ) -> None:
         self.engine, self.spec, self.sampling, self.as_json = engine, spec, sampling, as_json
         self.trace, self.answers, self.missing = trace, 0, False

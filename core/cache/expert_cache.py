@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from core.cache.lease import Counts, Held, Lease
+from core.cache.lease import Counts, Lease, LeasedExpert
 from core.cache.pool import Pool
 from core.cache.snapshot import Lendable
 from core.memory.slot import Slot
@@ -20,7 +20,7 @@ from core.types import Outcome
 
 
 @dataclass(slots=True)
-class Residency(Lendable):
+class ExpertCache(Lendable):
     """The cache: the map of `core.cache.slot_map`, and the verbs of a layer."""
 
     def arrive(self, layer: int, wanted: Sequence[int]) -> None:
@@ -32,7 +32,7 @@ class Residency(Lendable):
         base, pool, now, used, tick = layer * self.experts, self.pool(layer), self.now, self.policy.used, self._tick
         self._layer = layer
         self.hints.reached(layer)
-        held: list[Held] = []
+        held: list[LeasedExpert] = []
         missing: list[int] = []
         for expert in wanted:
             eid = base + expert
@@ -42,7 +42,7 @@ class Residency(Lendable):
                 missing.append(expert)
                 continue
             settled = eid not in self._tickets and eid not in self.ahead.fresh
-            held.append(Held(expert, eid, slot, Outcome.HIT, None) if settled else self._hit(expert, eid, slot))
+            held.append(LeasedExpert(expert, eid, slot, Outcome.HIT, None) if settled else self._hit(expert, eid, slot))
             tick += 1
             used(eid, tick, now)
             self.last_used[eid] = now
@@ -59,7 +59,7 @@ class Residency(Lendable):
             self.counts.demand_bytes += ticket.bytes
             if self.ahead.lost:
                 self.ahead.demanded(eid, ticket)
-            held.append(Held(expert, eid, slot, outcome, ticket))
+            held.append(LeasedExpert(expert, eid, slot, outcome, ticket))
         return Lease(layer, held)
 
     def prefetch(self, guesses: Sequence[Guess], at: int) -> None:
@@ -119,7 +119,7 @@ class Residency(Lendable):
         """Something was prefetched whose layer has not been reached since."""
         return bool(self.ahead.fresh)
 
-    def _hit(self, expert: int, eid: int, slot: Slot) -> Held:
+    def _hit(self, expert: int, eid: int, slot: Slot) -> LeasedExpert:
         """A request for something that has a slot: ready, still travelling, or only queued (then it is a miss)."""
         ticket, fresh = self._tickets.get(eid), self.ahead.fresh.pop(eid, None)
         if ticket is not None and self.transfers.landed(ticket):
@@ -128,12 +128,12 @@ class Residency(Lendable):
         if ticket is not None and fresh is not None and self.transfers.promote(ticket):
             self.counts.issued -= 1
             self.counts.demand_bytes += ticket.bytes
-            return Held(expert, eid, slot, self._missed(eid), ticket)
+            return LeasedExpert(expert, eid, slot, self._missed(eid), ticket)
         if fresh is not None:
             self.counts.arrived(fresh, late=ticket is not None)
         if ticket is not None:
-            return Held(expert, eid, slot, Outcome.LATE, ticket)
-        return Held(expert, eid, slot, Outcome.HIT if fresh is None else Outcome.PREFETCH_HIT, None)
+            return LeasedExpert(expert, eid, slot, Outcome.LATE, ticket)
+        return LeasedExpert(expert, eid, slot, Outcome.HIT if fresh is None else Outcome.PREFETCH_HIT, None)
 
     def _fetch_ahead(self, eid: int, pool: Pool, named: Collection[int]) -> Ticket | None:
         """A slot for a prefetch, and its copy for the queue; None when only what is better could leave."""

@@ -11,7 +11,7 @@ from core.types import Outcome
 
 
 @dataclass(slots=True)
-class Held:
+class LeasedExpert:
     """One leased expert: where it is, and the copy to wait for (None = ready)."""
 
     expert: int
@@ -21,7 +21,7 @@ class Held:
     ticket: Ticket | None
 
 
-class Fate(NamedTuple):
+class SkippedRequest(NamedTuple):
     """An expert that the router chose and for which nothing is fetched."""
 
     expert: int
@@ -33,7 +33,7 @@ class Lease:
     """The experts a layer is computing with; none can be evicted until `release`."""
 
     layer: int
-    held: list[Held]
+    held: list[LeasedExpert]
 
 
 @dataclass(slots=True)

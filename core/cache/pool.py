@@ -30,7 +30,7 @@ class Experts(Protocol):
 
 @dataclass(slots=True)
 class Pool:
-    """`capacity` slots for the experts of `part`, of which `free` hold nothing. Mutated by Residency only."""
+    """`capacity` slots for the experts of `part`, of which `free` hold nothing. Mutated by ExpertCache only."""
 
     part: slice  # eids
     capacity: int = 0

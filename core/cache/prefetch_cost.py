@@ -19,7 +19,7 @@ from core.cache.lease import Counts
 from core.memory.ticket import Ticket
 
 
-class Toll:
+class PrefetchCost:
     """One pass after the other. Copies of a prefetch may end passes before its computing is over, or after."""
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ class Cache(Protocol):
     def evict(self, pool: Pool, eid: int) -> None: ...
 
 
-class Ahead:
+class PrefetchQueue:
     """`fresh`: eid -> the copy of what was prefetched and whose layer was not reached since. `lost`: experts that left
     for a prefetch which came to nothing."""
 

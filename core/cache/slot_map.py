@@ -13,13 +13,13 @@ import numpy as np
 
 from core.cache.lease import Counts
 from core.cache.pool import Experts, Pool, Slots, first, resize
-from core.cache.prefetch_queue import Ahead
+from core.cache.prefetch_queue import PrefetchQueue
 from core.memory.slot import Slot
 from core.memory.ticket import Link, Ticket
 from core.policy.allocation.slots import shares
-from core.policy.eviction import GONE, Eviction, Roster, victim
+from core.policy.eviction import GONE, Eviction, ExpertIndex, victim
 from core.policy.hints import Hints
-from core.types import Outcome, Place
+from core.types import Outcome, Residence
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class SlotMap:
     arena: Slots
     store: Experts
     transfers: Link
-    make_policy: Callable[[Roster], Eviction]
+    make_policy: Callable[[ExpertIndex], Eviction]
     scope: str
     slots: int
     now: int = 0  # forward passes so far
@@ -42,7 +42,7 @@ class SlotMap:
     last_used: list[int] = field(init=False)
     hints: Hints = field(init=False)  # what predictors tell the policy
     policy: Eviction = field(init=False)
-    ahead: Ahead = field(init=False)  # what was prefetched
+    ahead: PrefetchQueue = field(init=False)  # what was prefetched
     _tick: int = 0  # requests and admissions so far
     _layer: int = 0  # being computed
     _slot: list[Slot | None] = field(init=False)  # eid -> slot: the map
@@ -55,7 +55,7 @@ class SlotMap:
         self._slot = [None] * (self.layers * self.experts)
         self.last_used = [-1] * len(self._slot)
         self.hints, self._pools = Hints(self.layers, self.experts), []
-        self.ahead = Ahead(self, self.layers)
+        self.ahead = PrefetchQueue(self, self.layers)
         self._build_pools()
 
     def reshape(
@@ -63,7 +63,7 @@ class SlotMap:
         *,
         slots: int | None = None,
         scope: str | None = None,
-        make_policy: Callable[[Roster], Eviction] | None = None,
+        make_policy: Callable[[ExpertIndex], Eviction] | None = None,
         divide: Callable[[int], Sequence[int]] | None = None,
     ) -> None:
         """Change size, scope, policy or the layers' slots between two passes; the experts used last stay, pinned ones
@@ -142,14 +142,14 @@ class SlotMap:
         return [slot for slot in self._slot if slot is not None][:most]
 
     def places(self) -> list[int]:
-        """Where each expert is, by eid, as core.types.Place says it. Safe to call from any thread."""
+        """Where each expert is, by eid, as core.types.Residence says it. Safe to call from any thread."""
         flying = {eid for eid, ticket in self._tickets.copy().items() if not self.transfers.landed(ticket)}
         return [
-            (Place.DISK if self.store.origin(eid) == "disk" else Place.HOST)
+            (Residence.DISK if self.store.origin(eid) == "disk" else Residence.HOST)
             if slot is None
-            else Place.IN_FLIGHT
+            else Residence.IN_FLIGHT
             if eid in flying
-            else Place.RESIDENT
+            else Residence.RESIDENT
             for eid, slot in enumerate(self._slot)
         ]
 
@@ -231,7 +231,7 @@ class SlotMap:
         for eid in [eid for eid in old if eid not in kept]:
             self.evict(before[eid // self.experts if len(before) > 1 else 0], eid)
         spare = [slot for pool in before for slot in pool.free]
-        self.policy = self.make_policy(Roster(self.layers, self.experts, hints=self.hints))
+        self.policy = self.make_policy(ExpertIndex(self.layers, self.experts, hints=self.hints))
         size = self.layers * self.experts // len(keep)
         self._pools = [Pool(slice(i * size, (i + 1) * size), len(eids)) for i, eids in enumerate(keep)]
         for eid in [eid for eids in keep for eid in reversed(eids)]:

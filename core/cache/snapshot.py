@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from core.cache.lease import Counts
 from core.cache.pool import Pool
-from core.cache.prefetch_queue import Ahead
+from core.cache.prefetch_queue import PrefetchQueue
 from core.cache.slot_map import SlotMap
-from core.policy.eviction import Eviction, Roster
+from core.policy.eviction import Eviction, ExpertIndex
 from core.policy.hints import Hints
 
 STAYS = 2**60  # above every tick
@@ -27,7 +27,7 @@ class Aside:
     residents: list[int]
     policy: Eviction
     hints: Hints
-    ahead: Ahead
+    ahead: PrefetchQueue
     counts: Counts
     pinned: frozenset[int]
     last_used: list[int]
@@ -67,8 +67,8 @@ class Lendable(SlotMap):
             self._tick,
         )
         self.hints = Hints(self.layers, self.experts)
-        self.policy = Eviction(Roster(self.layers, self.experts, hints=self.hints))  # first in, first out
-        self.ahead, self.counts = Ahead(self, self.layers), Counts()
+        self.policy = Eviction(ExpertIndex(self.layers, self.experts, hints=self.hints))  # first in, first out
+        self.ahead, self.counts = PrefetchQueue(self, self.layers), Counts()
         stay: set[int] = set(self.pinned)
         for pool, order in zip(self._pools, orders, strict=True):
             spare = self._spare(pool, least)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from core.cache.expert_cache import Residency
+from core.cache.expert_cache import ExpertCache
 from core.cache.lease import Lease
 from core.policy.allocation.slots import waves
 
 
 def in_waves(
-    residency: Residency,
+    expert_cache: ExpertCache,
     layer: int,
     wanted: Sequence[int],
     release: Callable[[Lease], None],
@@ -23,15 +23,15 @@ def in_waves(
     if not wanted:
         look_ahead()
         return
-    capacity, base = residency.room(layer), layer * residency.experts
-    groups = waves(wanted, capacity, lambda expert: residency.is_resident(base + expert))
-    lease: Lease | None = residency.acquire(layer, groups[0])
+    capacity, base = expert_cache.room(layer), layer * expert_cache.experts
+    groups = waves(wanted, capacity, lambda expert: expert_cache.is_resident(base + expert))
+    lease: Lease | None = expert_cache.acquire(layer, groups[0])
     for i in range(len(groups)):
         last, room = i + 1 == len(groups), capacity > 1
-        following = None if last or not room else residency.acquire(layer, groups[i + 1])
+        following = None if last or not room else expert_cache.acquire(layer, groups[i + 1])
         if last:
             look_ahead()
         assert lease is not None
         yield lease
         release(lease)
-        lease = following or (None if last else residency.acquire(layer, groups[i + 1]))
+        lease = following or (None if last else expert_cache.acquire(layer, groups[i + 1]))

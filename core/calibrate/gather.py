@@ -18,7 +18,7 @@ from core.errors import ProfileError, SettingError
 from core.memory.store import Cancelled
 from core.policy.predict.nets import estimator, path
 from core.profile.profile import PARTS, Profile
-from core.runtime.measurement import Workbench
+from core.runtime.measurement import MeasurementSession
 from core.trace import Trace
 
 Progress = Callable[[str, float], None]
@@ -90,7 +90,7 @@ def check_trace(trace: Trace, engine: Engine) -> None:
 
 def _gather(
     engine: Engine,
-    bench: Workbench,
+    bench: MeasurementSession,
     read: Sequence[Tokens],
     traces: Sequence[Trace],
     wanted: set[str],

@@ -11,7 +11,7 @@ import torch
 
 from core.calibrate.samples import Draw
 from core.memory.store import Cancelled
-from core.runtime.measurement import LayerRun, Workbench
+from core.runtime.measurement import LayerRun, MeasurementSession
 
 TOKENS = 256  # inputs of each layer that all its experts are given ...
 OUTPUTS_BYTES = 256 << 20  # ... fewer where their outputs would take more than this
@@ -45,7 +45,7 @@ class Likeness:
             self._given[run.seen.layer, torch.from_numpy(self._draw.slots)] = kept.cpu()
 
     def measure(
-        self, bench: Workbench, progress: Callable[[str, float], None], cancel: threading.Event
+        self, bench: MeasurementSession, progress: Callable[[str, float], None], cancel: threading.Event
     ) -> npt.NDArray[np.float16] | None:
         """[L, E, E] mean over the sample of the cosine of two experts' outputs, 1 of each with itself. An output of
         length 0 is like nothing. None when nothing was read. Raises Cancelled."""

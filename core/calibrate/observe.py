@@ -16,7 +16,7 @@ from core.calibrate.outputs import Norms, Outputs
 from core.calibrate.samples import Paths, States
 from core.calibrate.texts import Tokens
 from core.profile.routing import Activations, Entropies, FirstTokens
-from core.runtime.measurement import LayerRun, Workbench
+from core.runtime.measurement import LayerRun, MeasurementSession
 from core.trace import Chunk, Trace
 
 WINDOW = 2048  # a longer text is read as several, each from its own beginning
@@ -26,7 +26,7 @@ class Observer:
     """Reads texts through a workbench and keeps what `parts` ask for. Nothing is counted twice; a text that broke off
     is counted as far as it was read."""
 
-    def __init__(self, bench: Workbench, parts: Collection[str]) -> None:
+    def __init__(self, bench: MeasurementSession, parts: Collection[str]) -> None:
         layers, experts, hidden, k = bench.shape.layers, bench.shape.experts, bench.shape.hidden, bench.shape.top_k
         self._bench, self._layers = bench, layers
         self.experts, self.top_k = experts, k

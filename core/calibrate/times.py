@@ -23,7 +23,7 @@ import torch
 from core.cache.lease import Lease
 from core.memory.store import Cancelled
 from core.memory.ticket import Ticket
-from core.runtime.measurement import LayerRun, Workbench
+from core.runtime.measurement import LayerRun, MeasurementSession
 
 PROMPT = 64  # tokens read before the timed ones
 PASSES = 32  # most that are timed, after the first, which warms up
@@ -60,7 +60,7 @@ class Clock:
 
 
 def measure(
-    bench: Workbench, tokens: Sequence[int], cancel: threading.Event
+    bench: MeasurementSession, tokens: Sequence[int], cancel: threading.Event
 ) -> tuple[dict[str, float], dict[str, object]]:
     """Times in ms ("att" and "moe" of a layer, "head", "load" of an expert), and what they rest on. Raises Cancelled.
 
@@ -116,7 +116,7 @@ def _without(gaps: Gaps, stall_ms: float) -> Gaps:
     return [gap * share if i % 2 else gap for i, gap in enumerate(gaps)]
 
 
-def _routes(bench: Workbench, tokens: Sequence[int]) -> npt.NDArray[np.int64]:
+def _routes(bench: MeasurementSession, tokens: Sequence[int]) -> npt.NDArray[np.int64]:
     """[L, T, k] what the routers choose for a text."""
     found: list[list[npt.NDArray[np.int64]]] = [[] for _ in bench.sites]
 
@@ -131,7 +131,7 @@ def _routes(bench: Workbench, tokens: Sequence[int]) -> npt.NDArray[np.int64]:
 
 
 @contextmanager
-def _hooked(bench: Workbench, clock: Clock) -> Iterator[None]:
+def _hooked(bench: MeasurementSession, clock: Clock) -> Iterator[None]:
     with ExitStack() as hooks:
         for site in bench.sites:
             hooks.callback(site.router.register_forward_pre_hook(clock.mark, prepend=True).remove)
@@ -140,12 +140,12 @@ def _hooked(bench: Workbench, clock: Clock) -> Iterator[None]:
 
 
 @contextmanager
-def _leased(bench: Workbench, experts: npt.NDArray[np.int64]) -> Iterator[None]:
+def _leased(bench: MeasurementSession, experts: npt.NDArray[np.int64]) -> Iterator[None]:
     """Inside, one token's experts [L, k] stay in their slots, where there are enough for all of them."""
     with ExitStack() as leases:
         if bench.has_room(experts.shape[1]):
             for layer, wanted in enumerate(experts.tolist()):
-                lease = bench.residency.acquire(layer, list(dict.fromkeys(wanted)))
+                lease = bench.expert_cache.acquire(layer, list(dict.fromkeys(wanted)))
                 leases.callback(_release, bench, lease)
                 for held in lease.held:
                     if held.ticket is not None:
@@ -153,24 +153,24 @@ def _leased(bench: Workbench, experts: npt.NDArray[np.int64]) -> Iterator[None]:
         yield
 
 
-def _release(bench: Workbench, lease: Lease) -> None:
-    bench.residency.release(lease, bench.transfers.fence())
+def _release(bench: MeasurementSession, lease: Lease) -> None:
+    bench.expert_cache.release(lease, bench.transfers.fence())
 
 
-def _copies(bench: Workbench, cancel: threading.Event) -> tuple[float, str]:
+def _copies(bench: MeasurementSession, cancel: threading.Event) -> tuple[float, str]:
     """The median milliseconds of copying one expert, one at a time, into the slot that has it already; and from where
     (memory, or disk for most of them)."""
     spans: list[float] = []
     from_disk = 0
-    eids = [eid for eid in range(bench.shape.total) if bench.residency.is_resident(eid)]
+    eids = [eid for eid in range(bench.shape.total) if bench.expert_cache.is_resident(eid)]
     eids = eids[:: max(1, len(eids) // COPIES)][:COPIES] or [0]
     for eid in eids:
         if cancel.is_set():
             raise Cancelled
         layer, expert = divmod(eid, bench.shape.experts)
-        lease = bench.residency.acquire(layer, [expert])
+        lease = bench.expert_cache.acquire(layer, [expert])
         try:
-            ticket = Ticket(eid, lease.held[0].slot, bench.residency.store.blob_bytes, True, "decode")
+            ticket = Ticket(eid, lease.held[0].slot, bench.expert_cache.store.blob_bytes, True, "decode")
             if lease.held[0].ticket is not None:
                 bench.transfers.wait(lease.held[0].ticket)
             bench.transfers.take_finished()

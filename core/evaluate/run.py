@@ -164,7 +164,7 @@ def _measure(
     except MoestroError as error:
         return Row(mode.name, mode.title, share, problem=str(error), settings=dict(mode.settings))
     return row(
-        mode.name, mode.title, share, engine.residency.slots, mode.settings, verdicts, heard, tally, others.cores()
+        mode.name, mode.title, share, engine.expert_cache.slots, mode.settings, verdicts, heard, tally, others.cores()
     )
 
 

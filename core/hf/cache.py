@@ -23,7 +23,7 @@ from transformers.cache_utils import (
 from core.errors import ModelError
 
 
-class Room:
+class ReservedTensor:
     """A tensor of fixed size along one dimension, filled from the front. Allocated when the first piece arrives."""
 
     __slots__ = ("_capacity", "_dim", "_tensor", "bytes", "length")
@@ -84,7 +84,7 @@ class ReservedLayer(Reserved, DynamicLayer):
 
     def _reserve(self, context: int) -> None:
         super()._reserve(context)
-        self._rooms = Room(context, 2), Room(context, 2)
+        self._rooms = ReservedTensor(context, 2), ReservedTensor(context, 2)
         self.is_initialized = False
 
     def update(
@@ -117,7 +117,7 @@ class ReservedWindow(Reserved, DynamicSlidingWindowLayer):
         super()._reserve(context)
         self.window = max(1, self.sliding_window - 1)
         room = min(context, self.window)
-        self._rooms = Room(room, 2), Room(room, 2)
+        self._rooms = ReservedTensor(room, 2), ReservedTensor(room, 2)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -167,7 +167,7 @@ class ReservedIndexed(ReservedLayer, cache_utils.DynamicIndexedLayer):
 
     def _reserve(self, context: int) -> None:
         super()._reserve(context)
-        self._index = Room(context, 1)
+        self._index = ReservedTensor(context, 1)
 
     def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
         """Append [batch, n, dim] and return everything so far."""

@@ -24,7 +24,7 @@ from core.hf.files import ModelFiles, ModelPath, check_model, content_hash
 from core.hf.stored import TensorFiles
 from core.hf.tensors import Tensors
 from core.memory.codec import PartSpec
-from core.memory.codec.coded import Coded
+from core.memory.codec.coded import QuantizedTensor
 
 NUMBERED = re.compile(r"(?P<before>(?:[^.]+\.)*?)(?P<number>\d{1,9})(?P<after>\..*)")
 """A tensor's name around the first number in it, which is that of its layer."""
@@ -81,9 +81,9 @@ class CheckpointReader:
         """
         return {part: self._part(target, expert) for part, target in self._targets(layer, expert).items()}
 
-    def read_coded(self, layer: int, expert: int) -> dict[str, Coded | torch.Tensor]:
+    def read_coded(self, layer: int, expert: int) -> dict[str, QuantizedTensor | torch.Tensor]:
         """The same, but as codes where the checkpoint stores codes that one of our formats holds."""
-        parts: dict[str, Coded | torch.Tensor] = {}
+        parts: dict[str, QuantizedTensor | torch.Tensor] = {}
         for part, target in self._targets(layer, expert).items():
             coded = self._coded(part, target, expert)
             parts[part] = self._part(target, expert) if coded is None else coded
@@ -142,8 +142,8 @@ class CheckpointReader:
         }
         return self._merge(target, tensors, self._recipes[target])
 
-    def _coded(self, part: str, target: str, expert: int) -> Coded | None:
-        codes: dict[str, Coded] = {}
+    def _coded(self, part: str, target: str, expert: int) -> QuantizedTensor | None:
+        codes: dict[str, QuantizedTensor] = {}
         recipe = self._recipes[target]
         for pattern, (name, row) in self._ingredients(target, expert).items():
             coded = self._stored.coded(name, row)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Mapping
 
 import torch
 
-from core.memory.codec.coded import Coded
+from core.memory.codec.coded import QuantizedTensor
 from core.memory.codec.formats import format_of
 
 Planes = dict[str, torch.Tensor]
@@ -24,8 +24,8 @@ class Merger:
         self._works: dict[Hashable, bool] = {}
 
     def merge(
-        self, parts: Mapping[str, Coded], convert: Callable[[Planes], torch.Tensor], kind: Hashable
-    ) -> Coded | None:
+        self, parts: Mapping[str, QuantizedTensor], convert: Callable[[Planes], torch.Tensor], kind: Hashable
+    ) -> QuantizedTensor | None:
         """`parts` as stored, made one by `convert`; None where they are coded differently or do not merge as codes.
 
         `kind` names what is converted alike.
@@ -39,7 +39,7 @@ class Merger:
         if not self._works[known]:
             return None
         zeros = {p: c.zero for p, c in parts.items() if c.zero is not None}
-        return Coded(
+        return QuantizedTensor(
             first.format,
             convert({p: c.codes for p, c in parts.items()}),
             convert({p: c.scale for p, c in parts.items()}),
@@ -47,7 +47,7 @@ class Merger:
         )
 
 
-def _works(parts: Mapping[str, Coded], convert: Callable[[Planes], torch.Tensor]) -> bool:
+def _works(parts: Mapping[str, QuantizedTensor], convert: Callable[[Planes], torch.Tensor]) -> bool:
     """Whether each code still meets its own group, of the size that the format has: every group is given a number."""
     numbers = {p: torch.arange(c.scale.numel(), dtype=torch.int32).view(c.scale.shape) for p, c in parts.items()}
     try:

@@ -16,7 +16,7 @@ import torch
 from safetensors import safe_open
 
 from core.errors import ModelError
-from core.memory.codec.coded import Coded
+from core.memory.codec.coded import QuantizedTensor
 from core.system.reading import BadJson, open_regular, parse_json, shown
 
 DTYPES = {
@@ -142,7 +142,7 @@ class TensorFiles:
         if len(at.shape) == 2 and at.shape[0] % rows == 0:
             self.tensors[name] = at._replace(shape=(at.shape[0] // rows, rows, at.shape[1]))
 
-    def coded(self, name: str, row: int | None = None) -> Coded | None:
+    def coded(self, name: str, row: int | None = None) -> QuantizedTensor | None:
         """None: these are plain numbers."""
         return None
 

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from core.memory.codec.coded import Coded
+from core.memory.codec.coded import QuantizedTensor
 
 
 class Shape(Protocol):
@@ -32,7 +32,7 @@ class Tensors(Protocol):
         """A whole tensor, or `row` of its first dimension as [1, ...]: a new CPU tensor, in the stated number type, or
         in fp32 where it is dequantised from codes that need more digits."""
 
-    def coded(self, name: str, row: int | None = None) -> Coded | None:
+    def coded(self, name: str, row: int | None = None) -> QuantizedTensor | None:
         """The same as codes, when it is stored as codes that one of our formats holds; else None."""
 
     def close(self) -> None: ...

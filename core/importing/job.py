@@ -19,7 +19,7 @@ from core.errors import ModelError, MoestroError
 from core.hf import CheckpointReader, ExpertsSite, meta_skeleton
 from core.importing.sources import Source, open_source
 from core.memory.codec import Codec, make_codec
-from core.memory.codec.coded import Coded
+from core.memory.codec.coded import QuantizedTensor
 from core.memory.codec.formats import FORMATS, Numbers, format_of, numbers_of
 from core.memory.codec.segments import Experts, Segments, top_of
 from core.memory.pack import pack_at
@@ -92,10 +92,10 @@ class Job:
             {name: self._origin(part, self.site.parts[name].is_weight) for name, part in parts.items()},
         )
 
-    def _origin(self, part: torch.Tensor | Coded, is_weight: bool) -> str:
+    def _origin(self, part: torch.Tensor | QuantizedTensor, is_weight: bool) -> str:
         """Where a part's numbers in the pack come from, in words."""
         plain = not is_weight or FORMATS[self.codec.name].is_plain
-        if isinstance(part, Coded):
+        if isinstance(part, QuantizedTensor):
             if part.format != self.codec.name:
                 return f"{'dequantised' if plain else 'requantised'} from {part.format}"
             zero = self.numbers.zero if part.zero is None else part.zero.dtype

@@ -9,7 +9,7 @@ import torch
 from core.policy.predict import Guess
 
 
-class Named:
+class PredictedScores:
     """The scores of the latest guesses about each layer, until they are taken."""
 
     def __init__(self, experts: int) -> None:

@@ -17,16 +17,16 @@ from core.hf.weighing import Rule, rules_of
 from core.policy.predict import Guess, Predictor
 from core.policy.predict.none import NoPrediction
 from core.prediction.nets import estimator_of
-from core.prediction.predicted import Named
+from core.prediction.predicted import PredictedScores
 from core.prediction.speculation import Predicted
 from core.prediction.view import View
-from core.prediction.worker.process_worker import Apart
+from core.prediction.worker.process_worker import ProcessWorker
 from core.profile import Profile
 from core.settings.registry import Value, create
 from core.types import ModelShape
 
 
-class Foresight:
+class PredictorHost:
     """One model's predictor. `use` and `close` between two passes only; everything on the thread that computes."""
 
     def __init__(self, model: Any, sites: Sequence[ExpertsSite], shape: ModelShape) -> None:
@@ -41,7 +41,7 @@ class Foresight:
         self._begun = False  # `begin` was called for the pass that comes
         self._attends = False  # somebody beside the predictor asks what routers answer
         self._output: tuple[int, RouterOutput] | None = None  # (layer, its answer) while somebody does
-        self._named: Named | None = None  # what the predictor named, while somebody asks
+        self._named: PredictedScores | None = None  # what the predictor named, while somebody asks
         self._predicted: Predicted | None = None
         self.remembers = self._certain = False  # predicted routings are kept; and surely computed
 
@@ -55,7 +55,7 @@ class Foresight:
         self._listen()
         task = fresh.task(View(self, -1, (), None, None))
         if task is not None:
-            fresh.beside = Apart(task)
+            fresh.beside = ProcessWorker(task)
 
     def close(self) -> None:
         """Stop the predictor and take its hooks out of the model; nothing is predicted until the next `use`."""
@@ -70,7 +70,7 @@ class Foresight:
     def attend(self, *, states: bool, names: bool) -> None:
         """From now on have, or not, what each router answers and what was named for its layer at hand for others,
         whatever the predictor needs. Survives `use`. Between two passes only."""
-        self._named = (self._named or Named(self.shape.experts)) if names else None
+        self._named = (self._named or PredictedScores(self.shape.experts)) if names else None
         if states != self._attends:
             self._attends = states
             self._listen()

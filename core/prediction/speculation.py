@@ -18,7 +18,7 @@ import torch
 from core.policy.predict import Guess
 
 if TYPE_CHECKING:
-    from core.prediction.predictor_host import Foresight
+    from core.prediction.predictor_host import PredictorHost
 
 
 class Predicted(NamedTuple):
@@ -53,8 +53,8 @@ class Executing:
     """One model's. `use` between two passes only; all on the thread that computes. Nothing here waits for the device,
     but `take_reweighed` where there is something to count."""
 
-    def __init__(self, foresight: Foresight) -> None:
-        self._foresight = foresight
+    def __init__(self, predictor_host: PredictorHost) -> None:
+        self._predictor_host = predictor_host
         self._reweighed: torch.Tensor | None = None  # a count, on the device
         self.use("off")
 
@@ -64,7 +64,7 @@ class Executing:
         them, with the true router's weights, only where they carry at least `share` of its own choice's probability
         (0 = always; 1 = only where both are the same experts, so that nothing changes). The predictor `executes`."""
         self.mode, self._true, self._share = mode, weights == "true", share
-        self._foresight.remember(self.active, certain=mode == "always")
+        self._predictor_host.remember(self.active, certain=mode == "always")
         self._reweighed = None
 
     @property
@@ -74,7 +74,7 @@ class Executing:
 
     def route(self, layer: int, ids: torch.Tensor, weights: torch.Tensor) -> Executed:
         """The routing to compute in place of the router's `ids` [T, k] and `weights` [T, k]."""
-        told = self._foresight.take_predicted(layer)
+        told = self._predictor_host.take_predicted(layer)
         if not self.active or told is None or told.ids.shape != ids.shape:
             return Executed(ids, weights, torch.zeros_like(ids, dtype=torch.bool))
         if told.row is None:
@@ -87,7 +87,7 @@ class Executing:
             count = ((found != weights) & ~changed).sum()
             self._reweighed = count if self._reweighed is None else self._reweighed + count
             return Executed(taken, found, changed)
-        rule, logits = self._foresight.rule(layer), self._foresight.output(layer).logits
+        rule, logits = self._predictor_host.rule(layer), self._predictor_host.output(layer).logits
         if self.mode == "verify":
             changed = changed & self._carried(rule.scores(logits), taken, ids)
         differs = changed.any(-1, keepdim=True)  # where nothing does all is the router's, exactly

@@ -15,7 +15,7 @@ from core.policy.predict.base import Facts, Guess, Later, Net, State, union
 from core.prediction.speculation import Predicted
 
 if TYPE_CHECKING:
-    from core.prediction.predictor_host import Foresight
+    from core.prediction.predictor_host import PredictorHost
 
 
 class View:
@@ -23,17 +23,17 @@ class View:
 
     def __init__(
         self,
-        foresight: Foresight,
+        predictor_host: PredictorHost,
         layer: int,
         ids: Sequence[Sequence[int]],
         weights: torch.Tensor | None,
         seen: Seen | None,
     ) -> None:
-        shape = foresight.shape
+        shape = predictor_host.shape
         self.layer, self.layers, self.experts, self.top_k = layer, shape.layers, shape.experts, shape.top_k
-        self.request, self.tokens, self.ids = foresight.request, foresight.tokens, ids
-        self.profile: Facts | None = foresight.profile
-        self._foresight, self._weights, self._seen = foresight, weights, seen
+        self.request, self.tokens, self.ids = predictor_host.request, predictor_host.tokens, ids
+        self.profile: Facts | None = predictor_host.profile
+        self._predictor_host, self._weights, self._seen = predictor_host, weights, seen
 
     @property
     def weights(self) -> list[list[float]]:
@@ -42,7 +42,7 @@ class View:
         return rows
 
     def ask(self, layers: Sequence[int], state: State = "hidden") -> npt.NDArray[np.float64]:
-        told = [self._foresight.ask(of, self.seen, self._state(of, state)) for of in layers]
+        told = [self._predictor_host.ask(of, self.seen, self._state(of, state)) for of in layers]
         at = next((i for i, of in enumerate(layers) if self._kept(of)), None)
         if len(self.ids) > 1:
             ids = None if at is None else told[at].ids.long()
@@ -57,11 +57,11 @@ class View:
         return scores
 
     def estimate(self, layer: int) -> npt.NDArray[np.float64]:
-        probs = self._foresight.estimator.probabilities(self.seen.hidden, layer)
+        probs = self._predictor_host.estimator.probabilities(self.seen.hidden, layer)
         ids = probs.topk(self.top_k).indices if self._kept(layer) else None
         scores, named = self._union(probs[None], ids)
         if ids is not None:
-            self._keep(ids, self._foresight.rule(layer).weigh(probs.log(), ids), scores[0], named)
+            self._keep(ids, self._predictor_host.rule(layer).weigh(probs.log(), ids), scores[0], named)
         told: npt.NDArray[np.float64] = scores[0]
         return told
 
@@ -70,7 +70,7 @@ class View:
         return _later(probs[0] if len(probs) == 1 else probs.mean(0))
 
     def embedding(self) -> Later:
-        return _later(self._foresight.embed(self.tokens).float().mean(0))
+        return _later(self._predictor_host.embed(self.tokens).float().mean(0))
 
     def path(self) -> Net:
         assert self.profile is not None
@@ -87,12 +87,14 @@ class View:
         this layer's experts return on average. A shared expert's part is not in it; where a layer does more with its
         experts' output than adding it, or no norm feeds its router, the plain router input stands in."""
         seen = self.seen
-        default = self._foresight.default(self.layer, of, self.ids, self._weights, seen) if state == "default" else None
+        default = (
+            self._predictor_host.default(self.layer, of, self.ids, self._weights, seen) if state == "default" else None
+        )
         return seen.hidden if default is None else default
 
     def _kept(self, layer: int) -> bool:
         """Whether what is predicted of `layer` is kept as a routing."""
-        return self._foresight.remembers and layer == self.layer + 1
+        return self._predictor_host.remembers and layer == self.layer + 1
 
     def _keep(
         self, ids: torch.Tensor, weights: torch.Tensor, scores: npt.NDArray[np.float64], named: npt.NDArray[np.int64]
@@ -102,7 +104,7 @@ class View:
         row: list[int] = named.tolist()
         experts = [Guess(self.layer + 1, expert, float(scores[expert])) for expert in row]
         experts.sort(key=lambda guess: -guess.score)
-        self._foresight.keep(Predicted(self.layer + 1, ids, weights, experts, row if len(self.ids) == 1 else None))
+        self._predictor_host.keep(Predicted(self.layer + 1, ids, weights, experts, row if len(self.ids) == 1 else None))
 
     def _union(
         self, probs: torch.Tensor, ids: torch.Tensor | None = None

@@ -9,7 +9,7 @@ import torch
 
 from core.quality.figures import divergence, log_probability
 from core.quality.saved import Shadow
-from core.runtime.measurement import Workbench
+from core.runtime.measurement import MeasurementSession
 from core.types import StepRecord
 
 CHUNK = 64  # tokens of one pass
@@ -40,7 +40,7 @@ class Scores:
 
 
 @torch.inference_mode()
-def score(bench: Workbench, answer: Spoken) -> Scores:
+def score(bench: MeasurementSession, answer: Spoken) -> Scores:
     """Read prompt and answer through the bench, whose model is exact. What `bench.run` raises goes through.
 
     The logits of at most LOGITS_BYTES are alive at once, and a few of their rows in fp32.
@@ -60,12 +60,14 @@ def score(bench: Workbench, answer: Spoken) -> Scores:
     return scores
 
 
-def _rows(bench: Workbench, answer: Spoken) -> int:
+def _rows(bench: MeasurementSession, answer: Spoken) -> int:
     row = next(iter(answer.rows.values()))
     return max(1, min(LOGITS_BYTES, bench.workspace // 4) // (row.numel() * row.itemsize))
 
 
-def _read(bench: Workbench, ids: Sequence[int], first: int, last: int, rows: int) -> Iterator[tuple[int, torch.Tensor]]:
+def _read(
+    bench: MeasurementSession, ids: Sequence[int], first: int, last: int, rows: int
+) -> Iterator[tuple[int, torch.Tensor]]:
     """(position, logits [n, V] from there on) for positions first..last. What comes before is read without logits."""
     cache, chunk = bench.kv.fresh(), min(CHUNK, bench.chunk) if bench.carried else bench.chunk
     rows = min(rows, chunk) if bench.carried else 1

@@ -14,7 +14,7 @@ from core.quality.figures import perplexity
 from core.quality.report import Quality, together
 from core.quality.sample import Landing, Sample
 from core.quality.saved import Cache, Shadow, Waits, spared
-from core.runtime.measurement import LetGo, Workbench
+from core.runtime.measurement import MeasurementSession, Preempted
 from core.settings.lossy import is_lossy
 from core.settings.registry import Value
 from core.types import StepRecord
@@ -82,7 +82,7 @@ class Meter:
 
     # ------------------------------------------------------------------ its audit
 
-    def audit(self, bench: Workbench, stop: Callable[[], bool]) -> Quality | None:
+    def audit(self, bench: MeasurementSession, stop: Callable[[], bool]) -> Quality | None:
         """Score the answer that has waited longest. None when nothing waits, or `stop()` became true meanwhile, which
         is asked in every layer: then it waits on, and the cache may miss a few experts that it had."""
         if self._lost:
@@ -94,7 +94,7 @@ class Meter:
             saved_ms = self._saved_ms(answer, stop)
             with bench.borrowed_cache(stop), bench.interruptible(stop):
                 scores = score(bench, answer)
-        except LetGo:
+        except Preempted:
             answer.broken_off = True
             return None
         except BaseException:
@@ -112,15 +112,15 @@ class Meter:
     def _saved_ms(self, answer: Spoken, stop: Callable[[], bool]) -> float | None:
         def go_on() -> None:
             if stop():
-                raise LetGo
+                raise Preempted
 
         requests = spared(answer.steps, deepcopy(answer.shadow), go_on) if answer.shadow is not None else None
         return None if requests is None else requests * self.waits.wait_ms()
 
 
-def _quiet(bench: Workbench, stop: Callable[[], bool]) -> bool:
+def _quiet(bench: MeasurementSession, stop: Callable[[], bool]) -> bool:
     """Wait until no copy is under way; False when `stop()` came first."""
-    while not bench.residency.quiet():
+    while not bench.expert_cache.quiet():
         if stop():
             return False
         time.sleep(0.002)

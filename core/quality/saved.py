@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from core.cache.pool import Pool
-from core.policy.eviction import GONE, Eviction, Roster, victim
+from core.policy.eviction import GONE, Eviction, ExpertIndex, victim
 from core.types import Outcome, StepRecord
 
 WINDOW = 256  # decoded tokens that waited for something
@@ -35,7 +35,7 @@ class Cache(Protocol):
     experts: int
 
     @property
-    def make_policy(self) -> Callable[[Roster], Eviction]: ...
+    def make_policy(self) -> Callable[[ExpertIndex], Eviction]: ...
     def pool(self, layer: int) -> Pool: ...
 
 
@@ -64,7 +64,7 @@ class Shadow:
 
     def __init__(self, cache: Cache) -> None:
         self._experts = cache.experts
-        self._policy = cache.make_policy(Roster(cache.layers, cache.experts))
+        self._policy = cache.make_policy(ExpertIndex(cache.layers, cache.experts))
         pools = [cache.pool(layer) for layer in range(cache.layers)]
         self._pools = [(pool.part, pool.capacity) for pool in pools]  # of each layer
         self._held = dict.fromkeys((pool.part.start for pool in pools), 0)

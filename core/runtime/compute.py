@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from core.cache.lease import Held
+from core.cache.lease import LeasedExpert
 from core.hf.adapters.marks import ASCENDING
 from core.memory.arena import Slot
 from core.memory.codec import Codec, SlotParts
-from core.memory.codec.direct import Direct
+from core.memory.codec.direct import FusedCodec
 from core.memory.codec.kernels import SlotKernels
 from core.memory.codec.plain import Plain
 from core.runtime.grouped import GroupedMath, together
@@ -39,7 +39,7 @@ class ExpertMath:
         self._gate = experts._apply_gate if experts.has_gate else experts.act_fn
         self._norm = experts.post_expert_norm if getattr(experts, "has_post_expert_norm", False) else None
         self._one_by_one = bool(getattr(experts, ASCENDING, False))
-        self.stack = isinstance(codec, Direct)
+        self.stack = isinstance(codec, FusedCodec)
         self.placed = False  # rows have to be told their places: `needs_places`
         self.tap: Callable[[torch.Tensor], None] | None = None  # told of all pairs' outputs, before their weights
         self.grouped = GroupedMath(kernels, self.up_name, self.has_bias, self._gate) if kernels is not None else None
@@ -76,7 +76,9 @@ class ExpertMath:
         acts = self.activate(torch.cat([self.up(slot, x) for slot in slots]), places)
         return torch.cat([self.down(slot, a) for slot, a in zip(slots, acts.split(1), strict=True)])
 
-    def batches(self, held: Sequence[Held], rows: Mapping[int, slice], tokens: int) -> Iterable[list[Held]]:
+    def batches(
+        self, held: Sequence[LeasedExpert], rows: Mapping[int, slice], tokens: int
+    ) -> Iterable[list[LeasedExpert]]:
         """Leased experts of a prompt of so many tokens, in the portions that `many` takes; `rows` by expert."""
         return together(held, rows, tokens) if self.grouped is not None else ([one] for one in held)
 
@@ -100,7 +102,7 @@ class ExpertMath:
 
     def stacked(self, slots: Sequence[Slot], x: torch.Tensor, places: Places | None = None) -> torch.Tensor:
         """All at once. Only where `can_copy`, or out of slots."""
-        assert isinstance(self.codec, Plain | Direct)
+        assert isinstance(self.codec, Plain | FusedCodec)
         parts = [slot.parts for slot in slots]
         acts = self.activate(self._biased(self.codec.stacked(parts, self.up_name, x), parts, self.up_name), places)
         return self._biased(self.codec.stacked(parts, "down_proj", acts), parts, "down_proj")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
-from core.cache.lease import Held
+from core.cache.lease import LeasedExpert
 from core.memory.arena import Slot
 from core.memory.codec.kernels import LANES_MOST, SlotKernels
 
@@ -76,10 +76,10 @@ def has_grouped_mm(weights: torch.Tensor) -> bool:
     return major in (9, 10) and weights.shape[1] % 8 == weights.shape[2] % 8 == 0
 
 
-def together(held: Sequence[Held], rows: Mapping[int, slice], tokens: int) -> Iterator[list[Held]]:
+def together(held: Sequence[LeasedExpert], rows: Mapping[int, slice], tokens: int) -> Iterator[list[LeasedExpert]]:
     """Cut leased experts, in their order, into those computed together: no more rows than one expert can have
     (`tokens`), which is what the workspace is counted for; `rows` by expert."""
-    some: list[Held] = []
+    some: list[LeasedExpert] = []
     size = 0
     for one in held:
         count = rows[one.expert].stop - rows[one.expert].start

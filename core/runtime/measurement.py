@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from core.cache.expert_cache import Residency
+from core.cache.expert_cache import ExpertCache
 from core.hf import ExpertsSite
 from core.hf.watch import Seen, watch
 from core.memory.transfer import TransferEngine
 from core.policy.predict import Predictor
 from core.policy.predict.none import NoPrediction
-from core.prediction.predictor_host import Foresight
+from core.prediction.predictor_host import PredictorHost
 from core.runtime.kv_cache import KVCache
 from core.runtime.miss import MissPolicy
 from core.runtime.moe_step import MoEStep
@@ -28,7 +28,7 @@ from core.runtime.warmup import Threads
 from core.types import ModelShape, Phase
 
 
-class LetGo(Exception):
+class Preempted(Exception):
     """Somebody else wants the model: the pass broke off."""
 
 
@@ -44,7 +44,7 @@ class LayerRun:
 
 
 @dataclass(slots=True)
-class Workbench:
+class MeasurementSession:
     """Built by `Engine.workbench`, which keeps everybody else off the model meanwhile."""
 
     model: Any
@@ -54,12 +54,12 @@ class Workbench:
     context: int  # tokens that one cache holds
     chunk: int  # most tokens of one pass
     step: MoEStep
-    residency: Residency
+    expert_cache: ExpertCache
     transfers: TransferEngine
     recorder: Recorder
     kv: KVCache
     threads: Threads
-    foresight: Foresight
+    predictor_host: PredictorHost
     carried: bool = True  # a pass goes on from the state that the one before left; else a prompt is one pass
     workspace: int = 0  # bytes that a pass may take for activations
     _predictor: Predictor = field(init=False)
@@ -67,7 +67,7 @@ class Workbench:
     _miss: MissPolicy | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self._predictor, self.foresight.predictor = self.foresight.predictor, NoPrediction()
+        self._predictor, self.predictor_host.predictor = self.predictor_host.predictor, NoPrediction()
         self._miss, self.step.miss = self.step.miss, None
 
     @torch.inference_mode()
@@ -75,8 +75,8 @@ class Workbench:
         """One pass over some tokens [T] that follow what `cache` holds, at most `chunk` of them; logits [keep, V] of
         the last ones."""
         self.threads.use(phase, len(ids))
-        self.residency.now += 1
-        self.residency.phase = phase
+        self.expert_cache.now += 1
+        self.expert_cache.phase = phase
         self.recorder.forget()
         self._traces = True
         inputs = torch.tensor([list(ids)], device=self.device)
@@ -121,8 +121,8 @@ class Workbench:
         """[T, n, H] what each of n experts of a layer returns for each of some inputs [T, H], before any weight. T is
         at least 2, and T * n at most what a pass computes: chunk * k. Not while the model is watched."""
         self.threads.use("prefill")
-        self.residency.now += 1
-        self.residency.phase = "prefill"
+        self.expert_cache.now += 1
+        self.expert_cache.phase = "prefill"
         self.recorder.forget()
         self._traces = True
         ids = torch.tensor([list(experts)], device=self.device).expand(len(given), -1)
@@ -145,11 +145,11 @@ class Workbench:
 
     @contextmanager
     def interruptible(self, stop: Callable[[], bool]) -> Iterator[None]:
-        """Inside, a pass raises LetGo before the next MoE layer's experts as soon as `stop()`."""
+        """Inside, a pass raises Preempted before the next MoE layer's experts as soon as `stop()`."""
 
         def look(*_: object) -> None:
             if stop():
-                raise LetGo
+                raise Preempted
 
         hooks = [site.module.register_forward_pre_hook(look) for site in self.sites]
         try:
@@ -163,23 +163,23 @@ class Workbench:
         """Inside, passes leave no trace in the cache, in what it counts, nor in the link's book: most experts stay, and
         afterwards those that had to leave are fetched back, until `stop()`. Only while the cache is `quiet`."""
         noted = self.transfers.set_aside()
-        aside = self.residency.set_aside(2 * self.shape.top_k)
+        aside = self.expert_cache.set_aside(2 * self.shape.top_k)
         with self.unpaced():
             try:
                 yield
             finally:
-                self.residency.take_back(aside, stop)
+                self.expert_cache.take_back(aside, stop)
                 self.transfers.put_back(noted)
                 self._traces = False
 
     def start_over(self) -> None:
         """The cache as after a load."""
         with self.unpaced():
-            self.residency.start_over()
+            self.expert_cache.start_over()
 
     def missed(self) -> bool:
         """Whether the last pass had to fetch an expert."""
-        return self.residency.counts.demand_bytes > 0
+        return self.expert_cache.counts.demand_bytes > 0
 
     def stall_ms(self) -> float:
         """How long the last pass waited for copies; ask once, when the device is idle."""
@@ -188,13 +188,13 @@ class Workbench:
     def has_room(self, experts: int) -> bool:
         """Whether so many experts of every layer fit into the slots at once, beside those that are pinned."""
         layers = range(self.shape.layers)
-        sharing = len(layers) // len({id(self.residency.pool(layer)) for layer in layers})
-        return all(self.residency.room(layer) >= experts * sharing for layer in layers)
+        sharing = len(layers) // len({id(self.expert_cache.pool(layer)) for layer in layers})
+        return all(self.expert_cache.room(layer) >= experts * sharing for layer in layers)
 
     def close(self) -> None:
         """After the last pass, also one that broke off."""
-        self.residency.abandon()
+        self.expert_cache.abandon()
         if self._traces:
             self.recorder.forget()
         self.threads.use("prefill")
-        self.foresight.predictor, self.step.miss = self._predictor, self._miss
+        self.predictor_host.predictor, self.step.miss = self._predictor, self._miss

@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from core.cache.expert_cache import Residency
-from core.cache.lease import Fate
+from core.cache.expert_cache import ExpertCache
+from core.cache.lease import SkippedRequest
 from core.choices import CHOICE, Action, Lossy
 from core.policy.substitute import Ask, Gates, Substitute, batch, plain
-from core.prediction.predictor_host import Foresight
+from core.prediction.predictor_host import PredictorHost
 from core.prediction.speculation import Executing
 from core.profile import Profile
 from core.profile.routing import entropy
@@ -36,10 +36,17 @@ FATES = {Action.SUBSTITUTE: Outcome.SUBSTITUTED, Action.DROP: Outcome.DROPPED, A
 class MissPolicy:
     """Of one model. `use` between two passes; `begin`, `route` a layer at a time, `take` in a pass."""
 
-    def __init__(self, shape: ModelShape, residency: Residency, foresight: Foresight, device: torch.device) -> None:
-        self.executing = Executing(foresight)
+    def __init__(
+        self, shape: ModelShape, expert_cache: ExpertCache, predictor_host: PredictorHost, device: torch.device
+    ) -> None:
+        self.executing = Executing(predictor_host)
         self.profile: Profile | None = None
-        self._shape, self._residency, self._foresight, self._device = shape, residency, foresight, device
+        self._shape, self._expert_cache, self._predictor_host, self._device = (
+            shape,
+            expert_cache,
+            predictor_host,
+            device,
+        )
         self._substitute: Substitute | None = None
         self._gates: list[Gates] = []  # of each layer; empty: every miss is waited for
         self._budget = -1.0  # bytes that a pass may copy on demand; < 0: no adaptive gate
@@ -62,7 +69,7 @@ class MissPolicy:
         self._temperature = temperature(settings)
         self._renormalise = bool(settings["drop_renormalise"])
         self.executing.use(str(settings["execute"]), str(settings["execute_weights"]), float(settings["execute_share"]))
-        self._foresight.attend(
+        self._predictor_host.attend(
             states=self.executing.active or bool(self._substitute and self._substitute.logits),
             names=bool(self._substitute and self._substitute.named),
         )
@@ -96,7 +103,7 @@ class MissPolicy:
         now = Routed(ids, weights, asked, distinct(asked), asked)
         if self.executing.active:
             now = self._execute(layer, now)
-        missing = self._residency.lacking(layer, now.wanted)
+        missing = self._expert_cache.lacking(layer, now.wanted)
         self._delta[layer] = len(missing) / max(1, len(now.wanted))
         if self._gates and missing:
             now = self._replace(layer, now, missing)
@@ -140,13 +147,13 @@ class MissPolicy:
             weights=weights,
             chosen=chosen,
             wanted=wanted,
-            fates=[Fate(expert, Outcome.PREDICTED) for expert in sorted(spared)],
+            fates=[SkippedRequest(expert, Outcome.PREDICTED) for expert in sorted(spared)],
             executed=True,
         )
 
     def _replace(self, layer: int, now: Routed, missing: list[int]) -> Routed:
         """Substitute or drop what is missing, as far as the gates allow."""
-        lacks, ready = self._residency.standing(layer)
+        lacks, ready = self._expert_cache.standing(layer)
         gates, source = self._gates[layer], self._substitute
         if self._budget >= 0:
             share = self._affordable(layer) / len(now.wanted)
@@ -172,17 +179,17 @@ class MissPolicy:
 
     def _told(self, layer: int, source: Substitute | None) -> tuple[Any, Any, Any]:
         """What a substitute wants beside the routing: the router's logits, what was named, the rule of its weights."""
-        foresight, logits, named, weigh = self._foresight, None, None, None
+        predictor_host, logits, named, weigh = self._predictor_host, None, None, None
         if source is not None and source.logits:
-            logits, rule = foresight.output(layer).logits.float(), foresight.rules[layer]
+            logits, rule = predictor_host.output(layer).logits.float(), predictor_host.rules[layer]
             weigh = partial(rule.weigh, logits) if rule is not None else None
         if source is not None and source.named:
-            named = foresight.named(layer)
+            named = predictor_host.named(layer)
         return logits, named, weigh
 
     def _affordable(self, layer: int) -> int:
         """Experts that may still be loaded in this layer: its even share of what is left of the budget."""
-        left = self._budget - self._residency.counts.demand_bytes
+        left = self._budget - self._expert_cache.counts.demand_bytes
         return max(0, int(left / (self._shape.layers - layer) / self._shape.expert_bytes))
 
     def _taken(
@@ -206,7 +213,9 @@ class MissPolicy:
         if (done == Action.DROP).any():
             weights = without(weights, changed == NOTHING, renormalise=self._renormalise)
         wanted, how = distinct(ids), dict(zip(asked.tolist(), done.tolist(), strict=True))
-        fates = [Fate(e, FATES[Action(how[e])]) for e in missing if e not in wanted and how.get(e, 0) in FATES]
+        fates = [
+            SkippedRequest(e, FATES[Action(how[e])]) for e in missing if e not in wanted and how.get(e, 0) in FATES
+        ]
         return replace(now, ids=changed, weights=weights, chosen=ids, wanted=wanted, fates=[*now.fates, *fates])
 
     def _note(self, layer: int, token: Any, expert: Any, to: Any, action: Any, why: Any) -> None:

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from core.cache.expert_cache import Residency
-from core.cache.lease import Held, Lease
+from core.cache.expert_cache import ExpertCache
+from core.cache.lease import Lease, LeasedExpert
 from core.cache.waves import in_waves
 from core.hf.adapters.marks import IDLE
 from core.memory.codec import Codec
 from core.memory.codec.kernels import make_kernels, say_unavailable
 from core.memory.transfer import TransferEngine
 from core.policy.predict import Guess
-from core.prediction.predictor_host import Foresight
+from core.prediction.predictor_host import PredictorHost
 from core.runtime.compute import ExpertMath
 from core.runtime.kernel_trial import objection
 from core.runtime.recorder import Recorder
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 
 
 class MoEStep:
-    """All MoE layers of one model. `foresight` names what to fetch ahead."""
+    """All MoE layers of one model. `predictor_host` names what to fetch ahead."""
 
     def __init__(
         self,
         experts: Sequence[Any],
         codec: Codec,
-        residency: Residency,
+        expert_cache: ExpertCache,
         transfers: TransferEngine,
         recorder: Recorder,
-        foresight: Foresight,
+        predictor_host: PredictorHost,
         top_k: int,
     ) -> None:
         kernels = make_kernels(codec)
@@ -51,16 +51,16 @@ class MoEStep:
         placed = self._math[0].needs_places()
         for math in self._math:
             math.placed = placed
-        self._residency, self._transfers, self._recorder = residency, transfers, recorder
-        self._foresight, self._top_k = foresight, top_k
+        self._expert_cache, self._transfers, self._recorder = expert_cache, transfers, recorder
+        self._predictor_host, self._top_k = predictor_host, top_k
         self._idle = any(getattr(module, IDLE, False) for module in experts)
-        self._last = residency.experts  # where what is not computed is sorted
+        self._last = expert_cache.experts  # where what is not computed is sorted
         self.miss: MissPolicy | None = None  # what may be done instead of waiting; None: nothing
 
     def stack_if_worth_it(self, hidden: int, dtype: torch.dtype) -> None:
         """Try, with the experts that are resident, whether a token's experts are best computed in one product, or
         whether the kernels that compute them together are right here."""
-        slots = self._residency.sample(self._top_k)
+        slots = self._expert_cache.sample(self._top_k)
         if self._math[0].grouped is not None:
             if slots and (reason := objection(self._math[0], slots, hidden, dtype)):
                 say_unavailable(reason)
@@ -86,13 +86,13 @@ class MoEStep:
             routed = Routed(ids, weights, asked, distinct(asked), asked)
             if self._idle and len(asked) > 1:  # one token's experts are computed once each anyway
                 routed = routed.without_idle()
-        if self._residency.expects:
-            self._residency.arrive(layer, routed.wanted)
+        if self._expert_cache.expects:
+            self._expert_cache.arrive(layer, routed.wanted)
         return (self._decode if len(asked) == 1 else self._prefill)(layer, hidden, routed)
 
     def _decode(self, layer: int, hidden: torch.Tensor, routed: Routed) -> torch.Tensor:
         """One token: what is ready first, all at once; then each missing expert as it lands."""
-        lease = self._residency.acquire(layer, routed.wanted)
+        lease = self._expert_cache.acquire(layer, routed.wanted)
         self._look_ahead(layer, routed)
         math, order = self._math[layer], routed.chosen[0]
         ready = [held for held in lease.held if held.ticket is None]
@@ -122,8 +122,10 @@ class MoEStep:
         ends = torch.bincount(sorted_ids, minlength=self._last).cumsum(0).tolist()
         rows = {e: slice(ends[e - 1] if e else 0, ends[e]) for e in wanted}
         out = torch.zeros_like(grouped) if nothing else torch.empty_like(grouped)
-        held: list[Held] = []
-        for lease in in_waves(self._residency, layer, wanted, self._release, lambda: self._look_ahead(layer, routed)):
+        held: list[LeasedExpert] = []
+        for lease in in_waves(
+            self._expert_cache, layer, wanted, self._release, lambda: self._look_ahead(layer, routed)
+        ):
             ready_first = sorted(lease.held, key=lambda h: h.ticket is not None)
             for some in math.batches(ready_first, rows, tokens):
                 for one in some:
@@ -140,41 +142,41 @@ class MoEStep:
 
     def begin(self, tokens: Sequence[int]) -> None:
         """A pass over `tokens` begins: what the predictor names before anything is routed is fetched."""
-        if self._recorder.keeping is not None:
-            self._recorder.keeping.read(tokens)
-        if self._foresight.predictor.looks and not self._recorder.brake.paused:
+        if self._recorder.capture is not None:
+            self._recorder.capture.read(tokens)
+        if self._predictor_host.predictor.looks and not self._recorder.throttle.paused:
             began_s = time.perf_counter()
-            guesses = self._foresight.begin(tokens)
-            if self._foresight.predictor.starts:
+            guesses = self._predictor_host.begin(tokens)
+            if self._predictor_host.predictor.starts:
                 self._fetch(guesses, -1)
-            self._recorder.toll.predict_s += time.perf_counter() - began_s
+            self._recorder.prefetch_cost.predict_s += time.perf_counter() - began_s
 
     def _look_ahead(self, layer: int, routed: Routed) -> None:
-        paused = self._recorder.brake.paused
-        if self._foresight.predictor.looks and (self._foresight.remembers or not paused):
+        paused = self._recorder.throttle.paused
+        if self._predictor_host.predictor.looks and (self._predictor_host.remembers or not paused):
             began_s = time.perf_counter()
-            guesses = self._foresight.look(layer, *routed.shown)
+            guesses = self._predictor_host.look(layer, *routed.shown)
             if not paused:
                 self._fetch(guesses, layer)
-            self._recorder.toll.predict_s += time.perf_counter() - began_s
+            self._recorder.prefetch_cost.predict_s += time.perf_counter() - began_s
 
     def _fetch(self, guesses: Sequence[Guess], at: int) -> None:
-        if self._recorder.keeping is not None:
-            self._recorder.keeping.name(at, guesses)
-        self._residency.prefetch(guesses, at)
+        if self._recorder.capture is not None:
+            self._recorder.capture.name(at, guesses)
+        self._expert_cache.prefetch(guesses, at)
 
-    def _await(self, held: Held) -> None:
+    def _await(self, held: LeasedExpert) -> None:
         if held.ticket is not None:
             waited_s = self._transfers.wait(held.ticket)
             self._recorder.stall_s += waited_s
             if held.outcome == Outcome.LATE:
-                self._recorder.toll.late_s += waited_s
+                self._recorder.prefetch_cost.late_s += waited_s
 
     def _release(self, lease: Lease) -> None:
-        self._residency.release(lease, self._transfers.fence())
+        self._expert_cache.release(lease, self._transfers.fence())
 
 
-def _places(order: Sequence[int], some: Sequence[Held]) -> Places | None:
+def _places(order: Sequence[int], some: Sequence[LeasedExpert]) -> Places | None:
     """Where one token's pairs stand when they are sorted by expert, as transformers' grouped_mm has them."""
     ranked = sorted(order)
     if any(held.expert not in ranked for held in some):

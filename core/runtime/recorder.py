@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from core.cache.expert_cache import Residency
-from core.cache.lease import Fate, Held
-from core.cache.prefetch_cost import Toll
+from core.cache.expert_cache import ExpertCache
+from core.cache.lease import LeasedExpert, SkippedRequest
+from core.cache.prefetch_cost import PrefetchCost
 from core.memory.transfer import Ticket, TransferEngine
-from core.policy.prefetch.throttle import Brake
+from core.policy.prefetch.throttle import PrefetchThrottle
 from core.runtime.miss import MissPolicy
-from core.runtime.trace_capture import Keeping
+from core.runtime.trace_capture import TraceCapture
 from core.types import ModelShape, Phase, StepRecord, Transfer
 
 LATER: Any = dict.fromkeys(("ids", "layer", "expert", "outcome", "transfers"))  # what a record builds when it is read
@@ -45,32 +45,32 @@ class Recorded(StepRecord):
 class Recorder:
     """One pass at a time: `begin`, `layer` once a MoE layer, `end`. `born_s` is the zero of the session's clock."""
 
-    def __init__(self, shape: ModelShape, residency: Residency, transfers: TransferEngine) -> None:
-        self._shape, self._residency, self._transfers = shape, residency, transfers
+    def __init__(self, shape: ModelShape, expert_cache: ExpertCache, transfers: TransferEngine) -> None:
+        self._shape, self._expert_cache, self._transfers = shape, expert_cache, transfers
         self.born_s = time.perf_counter()
         self.enabled = True
         self._index = 0
         self._ids: list[list[list[int]]] = []
-        self._held: list[tuple[int, Sequence[Held | Fate]]] = []
+        self._held: list[tuple[int, Sequence[LeasedExpert | SkippedRequest]]] = []
         self.stall_s = 0.0
-        self.toll = Toll()  # of prefetching
-        self.brake = Brake()
-        self.keeping: Keeping | None = None
+        self.prefetch_cost = PrefetchCost()  # of prefetching
+        self.throttle = PrefetchThrottle()
+        self.capture: TraceCapture | None = None
         self.miss: MissPolicy | None = None
-        self.tainted = False  # something of the text so far was computed lossily
+        self.has_lossy_state = False  # something of the text so far was computed lossily
 
     def begin(self) -> None:
         """Forget the previous pass."""
         self._ids.clear()
         self._held.clear()
         self.stall_s = 0.0
-        self.toll.begin()
+        self.prefetch_cost.begin()
         if self.miss is not None:
             self.miss.begin()
-        if self.keeping is not None:
-            self.keeping.begin()
+        if self.capture is not None:
+            self.capture.begin()
 
-    def layer(self, layer: int, ids: list[list[int]], held: Sequence[Held | Fate]) -> None:
+    def layer(self, layer: int, ids: list[list[int]], held: Sequence[LeasedExpert | SkippedRequest]) -> None:
         """One MoE layer was computed: the router's choice [T][k] and what each distinct expert's request met."""
         if self.enabled:
             self._ids.append(ids)
@@ -87,7 +87,7 @@ class Recorder:
         changes: dict[str, object],
     ) -> StepRecord:
         """The pass is over. `model_s` = the forward call, waits for copies included; `spent` adds what follows it."""
-        counts, finished = self._residency.take_counts(), self._transfers.take_finished()
+        counts, finished = self._expert_cache.take_counts(), self._transfers.take_finished()
         stalled_s, late_s = self._transfers.device_stall_s()
         stall_s = min(self.stall_s + stalled_s, model_s)
         record = Recorded(
@@ -108,31 +108,31 @@ class Recorder:
             prefetch_evicted=counts.evicted,
             late_bytes=counts.late_bytes,
             evicted_bytes=counts.evicted_bytes,
-            predict_ms=self.toll.predict_s * 1e3,
-            net_ms=self.toll.net_ms(counts, finished, self.toll.late_s + late_s, stall_s),
+            predict_ms=self.prefetch_cost.predict_s * 1e3,
+            net_ms=self.prefetch_cost.net_ms(counts, finished, self.prefetch_cost.late_s + late_s, stall_s),
             demand_bytes=counts.demand_bytes,
             prefetch_bytes=counts.prefetch_bytes,
             wasted_bytes=counts.wasted_bytes,
             disk_bytes=sum([t.disk_bytes for t in finished]),
-            slots=self._residency.slots,
+            slots=self._expert_cache.slots,
             device_bytes=device_bytes,
             budget_bytes=budget_bytes,
             emulated=bool(self._transfers.pace),
             changes=changes,
         )
         record.lossy = self.miss.take(tokens) if self.miss is not None else None
-        self.tainted |= record.lossy is not None and record.lossy.changed + record.lossy.reweighed > 0
-        record.exact = not self.tainted
-        self.brake.note(record)
-        if self.keeping is not None:
-            self.keeping.take(record)
+        self.has_lossy_state |= record.lossy is not None and record.lossy.changed + record.lossy.reweighed > 0
+        record.exact = not self.has_lossy_state
+        self.throttle.note(record)
+        if self.capture is not None:
+            self.capture.take(record)
         self._index += 1
         return record
 
     def forget(self) -> None:
         """Drop what was counted and copied so far, as if it had not happened."""
         self.begin()
-        self._residency.take_counts()
+        self._expert_cache.take_counts()
         self._transfers.forget()
 
     @property

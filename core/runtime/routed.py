@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from core.cache.lease import Fate, Held
+from core.cache.lease import LeasedExpert, SkippedRequest
 
 NOTHING = -1  # in the place of an expert that was dropped
 
@@ -29,7 +29,7 @@ class Routed:
     chosen: list[list[int]]
     wanted: list[int]
     asked: list[list[int]]
-    fates: Sequence[Fate] = ()
+    fates: Sequence[SkippedRequest] = ()
     executed: bool = False  # a predicted routing, which is then what comes next follows from
 
     def without_idle(self) -> Routed:
@@ -40,7 +40,7 @@ class Routed:
         ids = self.ids.masked_fill(idle, NOTHING)
         return Routed(ids, self.weights, ids.tolist(), self.wanted, self.asked)
 
-    def requests(self, held: list[Held]) -> Sequence[Held | Fate]:
+    def requests(self, held: list[LeasedExpert]) -> Sequence[LeasedExpert | SkippedRequest]:
         """What became of each distinct expert that the router chose; `held` = all that were computed."""
         if self.chosen is self.asked:
             return held

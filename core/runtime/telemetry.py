@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from core.runtime.lossy_summary import look
-from core.types import Frame, Memory, ModelShape, Outcome, Place, StepRecord
+from core.types import Frame, Memory, ModelShape, Outcome, Residence, StepRecord
 
 Changing = tuple[Sequence[float], npt.NDArray[np.float32] | None]
 """[L] entropies at or below which nothing is replaced, and how good j is in the place of i, [E, E], in one layer."""
@@ -129,7 +129,7 @@ class Telemetry:
         place = np.array(places, np.uint8).reshape(self._shape.layers, self._shape.experts)
         if kept:
             used = kept[-1].layer.astype(np.int64), kept[-1].expert.astype(np.int64)
-            place[used] = np.where(place[used] == Place.RESIDENT, Place.HIT_NOW, place[used])
+            place[used] = np.where(place[used] == Residence.RESIDENT, Residence.HIT_NOW, place[used])
         return place
 
     def _fold(self) -> None:

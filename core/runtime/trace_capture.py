@@ -15,7 +15,7 @@ from core.trace.chunk import RANKED
 from core.types import StepRecord
 
 
-class Keeping:
+class TraceCapture:
     """Of one model; nothing until it is called. Then each pass's are there for `take`, once it is over."""
 
     def __init__(self, model: Any, sites: Sequence[ExpertsSite]) -> None:

@@ -9,27 +9,27 @@ from typing import Any
 
 import torch
 
-from core.cache.expert_cache import Residency
+from core.cache.expert_cache import ExpertCache
 from core.capacity.memory_accounting import Ledger
 from core.capacity.sizes import Sizes
 from core.errors import BusyError
 from core.hf import ExpertsSite
 from core.memory.transfer import TransferEngine
-from core.prediction.predictor_host import Foresight
+from core.prediction.predictor_host import PredictorHost
 from core.quality.meter import Meter
 from core.quality.report import Quality
 from core.runtime.kv_cache import KVCache
-from core.runtime.measurement import Workbench
+from core.runtime.measurement import MeasurementSession
 from core.runtime.moe_step import MoEStep
 from core.runtime.recorder import Recorder
 from core.runtime.telemetry import Telemetry
 from core.runtime.warmup import Threads
-from core.session.model_lock import Turn
-from core.session.settings_controller import Knobs, Turned
+from core.session.model_lock import ModelLock
+from core.session.settings_controller import EngineParts, SettingsController
 from core.types import ModelShape
 
 
-class Lending:
+class ModelAccess:
     """A part of `core.engine.Engine`."""
 
     model: Any
@@ -37,30 +37,30 @@ class Lending:
     context: int
     sizes: Sizes
     shape: ModelShape
-    residency: Residency
+    expert_cache: ExpertCache
     transfers: TransferEngine
     recorder: Recorder
     telemetry: Telemetry
     ledger: Ledger
-    foresight: Foresight
+    predictor_host: PredictorHost
     meter: Meter
     _sites: tuple[ExpertsSite, ...]
     _step: MoEStep
     _kv: KVCache
     _threads: Threads
-    _knobs: Knobs
-    _turned: Turned
+    _controller: SettingsController
+    _parts: EngineParts
 
     def __init__(self) -> None:
-        self._turn, self._busy_because = Turn(), ""
+        self._lock, self._busy_because = ModelLock(), ""
 
     @property
     def busy(self) -> bool:
         """An answer is being generated, or somebody has the workbench."""
-        return self._turn.taken
+        return self._lock.taken
 
     @contextmanager
-    def workbench(self, because: str) -> Iterator[Workbench]:
+    def workbench(self, because: str) -> Iterator[MeasurementSession]:
         """The model for one caller alone, to run and measure. Raises BusyError; so does meanwhile whoever asks
         something of it, with `because` for a reason."""
         self._take("The model is answering. Stop the answer first.")
@@ -85,37 +85,37 @@ class Lending:
         meanwhile: that caller waits for one layer at most, and the answer is scored another time. The cache is left as
         it was. Any thread may call this.
         """
-        if not self._turn.visit():
+        if not self._lock.try_acquire_idle():
             return None
         if not self.meter.due:
             self._give()
             return None
         with self._lent() as bench:
-            return self.meter.audit(bench, lambda: self._turn.asked or (stop is not None and stop.is_set()))
+            return self.meter.audit(bench, lambda: self._lock.asked or (stop is not None and stop.is_set()))
 
     def _take(self, otherwise: str) -> None:
         """Have the model, from now until `_give`. Raises BusyError with the reason, or `otherwise`."""
-        if not self._turn.take():
+        if not self._lock.acquire():
             raise BusyError(self._busy_because or otherwise)
 
     def _give(self) -> None:
         self._busy_because = ""
-        self._turn.give()
+        self._lock.release()
 
     def _apply_if_idle(self) -> None:
         """What was asked for acts at once, unless an answer is being generated: then it does between two tokens."""
-        if self._turn.take(briefly=True):  # an answer that begins meanwhile waits for it
+        if self._lock.acquire(briefly=True):  # an answer that begins meanwhile waits for it
             try:
-                self._knobs.apply(self._turned)
+                self._controller.apply(self._parts)
             finally:
                 self._give()
 
     @contextmanager
-    def _lent(self) -> Iterator[Workbench]:
+    def _lent(self) -> Iterator[MeasurementSession]:
         """To whoever has the turn, which ends with it."""
         try:
-            self._knobs.apply(self._turned)
-            bench = Workbench(
+            self._controller.apply(self._parts)
+            bench = MeasurementSession(
                 self.model,
                 self._sites,
                 self.shape,
@@ -123,12 +123,12 @@ class Lending:
                 self.context,
                 self.sizes.chunk,
                 self._step,
-                self.residency,
+                self.expert_cache,
                 self.transfers,
                 self.recorder,
                 self._kv,
                 self._threads,
-                self.foresight,
+                self.predictor_host,
                 self.sizes.carried,
                 self.sizes.workspace,
             )

@@ -1,55 +1,59 @@
-"""Whose turn it is with a model: one caller at a time, and guests who leave when somebody else comes."""
+"""Who may use a loaded model: one owner at a time, brief holders that the next caller waits for, and idle work."""
 
 from __future__ import annotations
 
 import threading
 from typing import Literal
 
+Holder = Literal["free", "owner", "brief", "idle"]
 
-class Turn:
-    """Like a lock; but a guest, who must look at `asked` all the time, gives way to whoever calls `take`."""
+
+class ModelLock:
+    """Like a lock, with three kinds of holders.
+
+    An owner (an answer, a measurement) excludes other callers: they are refused at once. A brief holder (applying
+    settings) makes other callers wait. An idle holder (scoring answers) must poll `asked` and release when it is set;
+    callers wait until it has. Any thread may call any method.
+    """
 
     def __init__(self) -> None:
-        self._news = threading.Condition()
-        self._holder: Literal["nobody", "owner", "guest", "brief"] = "nobody"
-        self._asking = 0
+        self._changed = threading.Condition()
+        self._holder: Holder = "free"
+        self._waiting = 0
 
-    def take(self, *, briefly: bool = False) -> bool:
-        """Have the turn at once, or when a guest has left; False when another caller has it.
-
-        `briefly`: for so short a time that the next caller waits, and is not told that it is taken.
-        """
-        with self._news:
-            self._asking += 1
+    def acquire(self, *, briefly: bool = False) -> bool:
+        """Waits for a brief or an idle holder to release; False when an owner holds it."""
+        with self._changed:
+            self._waiting += 1
             try:
-                self._news.wait_for(lambda: self._holder in ("nobody", "owner"))
+                self._changed.wait_for(lambda: self._holder in ("free", "owner"))
                 if self._holder == "owner":
                     return False
                 self._holder = "brief" if briefly else "owner"
                 return True
             finally:
-                self._asking -= 1
+                self._waiting -= 1
 
-    def visit(self) -> bool:
-        """Have it as a guest; False when anybody else has it or asks for it."""
-        with self._news:
-            if self._holder != "nobody" or self._asking:
+    def try_acquire_idle(self) -> bool:
+        """Hold it for idle work; False when anybody holds it or waits for it."""
+        with self._changed:
+            if self._holder != "free" or self._waiting:
                 return False
-            self._holder = "guest"
+            self._holder = "idle"
             return True
 
-    def give(self) -> None:
-        """Let go of it."""
-        with self._news:
-            self._holder = "nobody"
-            self._news.notify_all()
+    def release(self) -> None:
+        """Let go of it, whoever holds it."""
+        with self._changed:
+            self._holder = "free"
+            self._changed.notify_all()
 
     @property
     def asked(self) -> bool:
-        """Somebody waits for the guest to leave."""
-        return self._asking > 0
+        """A caller waits for the holder to release."""
+        return self._waiting > 0
 
     @property
     def taken(self) -> bool:
-        """Somebody has it who is no guest."""
+        """An owner holds it."""
         return self._holder == "owner"

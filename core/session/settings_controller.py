@@ -12,7 +12,7 @@ from functools import cache
 
 import numpy as np
 
-from core.cache.expert_cache import Residency
+from core.cache.expert_cache import ExpertCache
 from core.capacity.memory_accounting import Ledger
 from core.capacity.sizes import Sizes
 from core.errors import BudgetError, SettingError
@@ -20,7 +20,7 @@ from core.hf.weighing import Rule
 from core.memory.link import Pace, scaled_gbps
 from core.memory.transfer import TransferEngine
 from core.policy.allocation.slot_allocation import PLACING, Placement, check_needs, place
-from core.prediction.predictor_host import Foresight
+from core.prediction.predictor_host import PredictorHost
 from core.profile import Profile
 from core.runtime.miss import MissPolicy
 from core.runtime.recorder import Recorder
@@ -34,22 +34,22 @@ Rules = Callable[[], Sequence[Rule | None]]
 
 
 @dataclass(slots=True)
-class Turned:
+class EngineParts:
     """The parts of a loaded model that settings act on. `layer_ms`: what "auto" scales an emulated link to; 0 = none
     is emulated unless asked for."""
 
     sizes: Sizes
-    residency: Residency
+    expert_cache: ExpertCache
     transfers: TransferEngine
     telemetry: Telemetry
     recorder: Recorder
     ledger: Ledger
-    foresight: Foresight
+    predictor_host: PredictorHost
     miss: MissPolicy
     layer_ms: float = 0.0
 
 
-class Knobs:
+class SettingsController:
     """`wanted` is what is asked for, `applied` what acts. Thread-safe but for `apply`."""
 
     def __init__(self, settings: Settings, sizes: Sizes, profile: Profile | None = None, rules: Rules = tuple) -> None:
@@ -102,11 +102,11 @@ class Knobs:
         changes, self._pending = self._pending, {}
         return changes
 
-    def apply(self, to: Turned) -> None:
+    def apply(self, to: EngineParts) -> None:
         """Make the cache and the predictor what is asked for. Only between two passes, on the thread that computes."""
         with self._turn:
             old, new, profile = self.applied, self.wanted, self.profile
-            if old is new and to.foresight.profile is profile:
+            if old is new and to.predictor_host.profile is profile:
                 return
             self.applied, before = new, self.placed
             self.placed = self._placement(new, profile)
@@ -120,27 +120,27 @@ class Knobs:
             use_link(new, to)
         if changed:
             use_prefetching(new, to)
-        if to.foresight.profile is not profile or any(name.startswith("predictor") for name in changed):
-            to.foresight.use(*new.choice("predictor"), profile)
-        if to.miss.profile is not profile or any(touches(name) for name in changed):
+        if to.predictor_host.profile is not profile or any(name.startswith("predictor") for name in changed):
+            to.predictor_host.use(*new.choice("predictor"), profile)
+        if to.miss.profile is not profile or any(affects(name) for name in changed):
             to.miss.use(new, profile)
         if self.placed is not before:
-            to.residency.hints.profile(self.placed.usual, sorted(self.placed.pinned))
-            to.residency.pinned, to.residency.divide = self.placed.pinned, self.placed.divide
+            to.expert_cache.hints.profile(self.placed.usual, sorted(self.placed.pinned))
+            to.expert_cache.pinned, to.expert_cache.divide = self.placed.pinned, self.placed.divide
         if any(name.startswith("eviction") or name == "scope" for name in changed):
-            to.residency.reshape(scope=str(new["scope"]), make_policy=to.residency.make_policy)
+            to.expert_cache.reshape(scope=str(new["scope"]), make_policy=to.expert_cache.make_policy)
         elif self.placed is not before:
-            to.residency.reshape()
+            to.expert_cache.reshape()
         if "budget" in changed:
             self._resize(new, to)
         if self.placed.pinned or self.placed is not before:
-            to.residency.pin(self.placed.pinned)
+            to.expert_cache.pin(self.placed.pinned)
 
-    def _resize(self, settings: Settings, to: Turned) -> None:
+    def _resize(self, settings: Settings, to: EngineParts) -> None:
         try:
-            to.residency.reshape(slots=to.sizes.slots(settings.budget))
+            to.expert_cache.reshape(slots=to.sizes.slots(settings.budget))
         except BudgetError as error:  # the device ran full while growing: keep what there is, and say so
-            held = {"budget": str(to.sizes.bytes(to.residency.slots))}
+            held = {"budget": str(to.sizes.bytes(to.expert_cache.slots))}
             self.applied = settings.with_(held)
             to.ledger.hold_to(self.applied.budget)
             with self._turn:
@@ -148,7 +148,7 @@ class Knobs:
             to.telemetry.mark(to.recorder.index, str(error))
 
 
-def touches(name: str) -> bool:
+def affects(name: str) -> bool:
     """Whether a setting has to do with what is done about misses."""
     return name in _LOSSY or name.startswith(("substitute", "predictor"))
 
@@ -156,30 +156,30 @@ def touches(name: str) -> bool:
 _LOSSY = {param.name for param in LOSSY}
 
 
-def begin(settings: Settings, to: Turned) -> None:
+def begin(settings: Settings, to: EngineParts) -> None:
     """What acts from the beginning, beside what the parts were built with."""
     use_link(settings, to)
-    to.miss.use(settings, to.foresight.profile)
+    to.miss.use(settings, to.predictor_host.profile)
     use_prefetching(settings, to)
 
 
-def use_prefetching(settings: Settings, to: Turned) -> None:
+def use_prefetching(settings: Settings, to: EngineParts) -> None:
     """Its schedule, and the brake that pauses it; what that measured was of other settings."""
-    to.residency.ahead.schedule.deadline = bool(settings["prefetch_deadline"])
-    to.recorder.brake.enabled = bool(settings["prefetch_auto"])
-    to.recorder.brake.say = lambda text: to.telemetry.mark(to.recorder.index, text)
-    to.recorder.brake.restart()
+    to.expert_cache.ahead.schedule.deadline = bool(settings["prefetch_deadline"])
+    to.recorder.throttle.enabled = bool(settings["prefetch_auto"])
+    to.recorder.throttle.say = lambda text: to.telemetry.mark(to.recorder.index, text)
+    to.recorder.throttle.restart()
 
 
 def check_early(settings: Settings, sizes: Sizes, finds_profiles: bool) -> None:
     """Before a model is read: raises SettingError for what no profile could make right, or none will be there to."""
     if not finds_profiles:
-        Knobs(settings, sizes)
+        SettingsController(settings, sizes)
     shape = sizes.shape
     Pins.parse(str(settings["pins"])).eids(shape.layers, shape.experts, np.zeros((shape.layers, shape.experts)))
 
 
-def use_link(settings: Settings, to: Turned) -> None:
+def use_link(settings: Settings, to: EngineParts) -> None:
     """Pace copies, or do not. "auto" emulates for the demo model where host and device are one memory."""
     kind, latency_us = settings["link"], float(settings["link_latency_us"])
     gbps = float(settings["link_gbps"]) if kind == "emulated" else 0.0

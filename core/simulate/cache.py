@@ -17,7 +17,7 @@ import numpy.typing as npt
 from core.errors import SettingError
 from core.policy.allocation.slot_allocation import crowded
 from core.policy.allocation.slots import shares, waves
-from core.policy.eviction import GONE, Eviction, Roster, victim
+from core.policy.eviction import GONE, Eviction, ExpertIndex, victim
 from core.policy.hints import Hints
 
 Ints = npt.NDArray[np.int64]
@@ -26,11 +26,11 @@ NOBODY: Ints = np.zeros(0, np.int64)
 
 class Cache:
     """`slots[c]` = slots of copy c: a number, which layers share evenly, or one for each layer. Ids are those of
-    `core.policy.eviction.Roster`. What `hints` has pinned is there from the start and never leaves."""
+    `core.policy.eviction.ExpertIndex`. What `hints` has pinned is there from the start and never leaves."""
 
     def __init__(
         self,
-        make: Callable[[Roster], Eviction],
+        make: Callable[[ExpertIndex], Eviction],
         layers: int,
         experts: int,
         top_k: int,
@@ -39,7 +39,7 @@ class Cache:
         hints: Hints | None = None,
     ) -> None:
         """Raises SettingError when a lane has fewer slots than a token needs in a layer."""
-        self.roster = Roster(layers, experts, len(slots), hints)
+        self.roster = ExpertIndex(layers, experts, len(slots), hints)
         self.policy = make(self.roster)
         pools = layers if scope == "layer" else 1
         self.scope, self.lanes, self.width = scope, pools * len(slots), self.roster.size // (pools * len(slots))

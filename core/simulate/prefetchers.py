@@ -16,7 +16,7 @@ from core.simulate.clock import Clock
 from core.simulate.processes import here, spread
 from core.simulate.replayed import Replayed
 from core.simulate.run import Config
-from core.simulate.timed_replay import Course, Sums, passes
+from core.simulate.timed_replay import Sums, TimedReplay, passes
 from core.trace import FileTrace, Trace
 from core.types import Outcome
 
@@ -29,7 +29,7 @@ class Gathered(Facts, Measured, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class TimedConfig:
     """A cache (a registered eviction policy) and the predictor that fetches ahead for it: a registered one, or ORACLE,
     which knows the future. `deadline`: the setting prefetch_deadline."""
 
@@ -48,7 +48,7 @@ class TimedResult:
     those recorded with the trace.
     """
 
-    timed: Timed
+    timed: TimedConfig
     tokens: int
     hit_rate: float | None
     prefetch_hit_rate: float | None  # of requests: hits on experts that a prefetch brought
@@ -75,7 +75,7 @@ class TimedResult:
 class Job:
     """One configuration, ready to run in any process."""
 
-    timed: Timed
+    timed: TimedConfig
     clock: Clock
     blob_bytes: int
     start: str
@@ -93,7 +93,7 @@ class Job:
 
 def timed(
     trace: Trace,
-    configs: Sequence[Timed],
+    configs: Sequence[TimedConfig],
     clock: Clock,
     blob_bytes: int,
     *,
@@ -129,7 +129,7 @@ def timed(
     return [found[at] for at in range(len(configs))]
 
 
-def predictor_for(config: Timed, trace: Trace) -> Predictor:
+def predictor_for(config: TimedConfig, trace: Trace) -> Predictor:
     """The predictor of a configuration. Where it cannot go by ids alone it is what was recorded of it with the trace.
 
     Raises SettingError when there is none of that name, TraceError when nothing of it was recorded.
@@ -156,23 +156,25 @@ def predictor_for(config: Timed, trace: Trace) -> Predictor:
 
 def follow(
     trace: Trace,
-    config: Timed,
+    config: TimedConfig,
     clock: Clock,
     blob_bytes: int,
     predictor: Predictor,
     *,
     start: str = "empty",
     profile: Gathered | None = None,
-) -> Course:
+) -> TimedReplay:
     """A configuration, ready to run. Raises SettingError when the cache is too small."""
     cache = config.config
     need = trace.top_k * (trace.layers if cache.scope == "layer" else 1)
     if cache.slots < need:
         raise SettingError(f"{cache.slots} slots are too few: this cache needs at least {need}.")
-    return Course(trace, cache, predictor, clock, blob_bytes, start=start, deadline=config.deadline, profile=profile)
+    return TimedReplay(
+        trace, cache, predictor, clock, blob_bytes, start=start, deadline=config.deadline, profile=profile
+    )
 
 
-def _result(config: Timed, sums: Sums, course: Course, replayed: bool) -> TimedResult:
+def _result(config: TimedConfig, sums: Sums, course: TimedReplay, replayed: bool) -> TimedResult:
     counts, tokens, asked = sums.counts, sums.tokens, sum(sums.outcomes)
 
     def rate(number: float, of: float) -> float | None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from core.policy.predict.base import Facts
 from core.settings.registry import variant
-from core.simulate.prefetchers import Timed, predictor_for
+from core.simulate.prefetchers import TimedConfig, predictor_for
 from core.simulate.replayed import Replayed
 from core.simulate.timed_replay import passes
 from core.simulate.trace_view import TraceView
@@ -17,7 +17,7 @@ from core.trace import Trace
 WIDTH = "width"  # the parameter that says how many experts to name
 
 
-def recall(trace: Trace, config: Timed, most: int, profile: Facts | None = None) -> tuple[float | None, ...]:
+def recall(trace: Trace, config: TimedConfig, most: int, profile: Facts | None = None) -> tuple[float | None, ...]:
     """[L] METHODS section 9: |predicted top m, intersected with selected| / k over decoded tokens; None = none there.
 
     Of what was named for a layer last, the `most` with the highest scores count; a predictor that can be told how many

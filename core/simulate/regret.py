@@ -53,7 +53,7 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RegretReport:
     """Hit rates of the same last `tokens` decoded tokens."""
 
     tokens: int
@@ -106,13 +106,13 @@ class Shadows:
         self._passes.clear()
         self.tokens = 0
 
-    def standing(self) -> Standing | None:
+    def standing(self) -> RegretReport | None:
         """The figures of the window, or None while it is empty."""
         if not self.tokens:
             return None
         own, requests, *found = np.sum([p.hits for p in self._passes if p.ids is not None], 0).tolist()
         asked = self.tokens * self.setup.layers * self.setup.top_k
-        return Standing(
+        return RegretReport(
             self.tokens,
             own / requests if requests else 0.0,
             most_hits(self.setup, self._passes) / asked,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from core.policy.eviction import NEVER, Belady, Eviction, Roster
+from core.policy.eviction import NEVER, Belady, Eviction, ExpertIndex
 from core.policy.hints import Hints
 from core.simulate.cache import Cache
 from core.trace import Chunk, Trace
@@ -45,7 +45,7 @@ class Replay:
     engine's is."""
 
     trace: Trace
-    make: Callable[[Roster], Eviction]
+    make: Callable[[ExpertIndex], Eviction]
     slots: Sequence[int | Sequence[int]]
     scope: str = "layer"
     start: str = "empty"

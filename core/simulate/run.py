@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from core.errors import SettingError
 from core.policy.allocation.slot_allocation import Measured, place
-from core.policy.eviction import Belady, Eviction, Roster
+from core.policy.eviction import Belady, Eviction, ExpertIndex
 from core.policy.hints import Hints
 from core.settings.config import Settings
 from core.settings.registry import Value, create, variant
@@ -141,7 +141,7 @@ def simulate(
     return [found[at] for at in range(len(configs))]
 
 
-def maker(config: Config) -> Callable[[Roster], Eviction]:
+def maker(config: Config) -> Callable[[ExpertIndex], Eviction]:
     """What builds the policy of a configuration. Raises SettingError when there is none of that name."""
     if config.policy == BELADY:
         return Belady
@@ -162,7 +162,7 @@ def _jobs(configs: Sequence[Config], start: str, processes: int) -> list[Job]:
 
 
 def _slow(config: Config) -> bool:
-    return config.policy != BELADY and maker(config)(Roster(1, 1)).moves
+    return config.policy != BELADY and maker(config)(ExpertIndex(1, 1)).moves
 
 
 def _result(config: Config, tally: Tally, copy: int, clock: Clock | None) -> Result:

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from core.cache.expert_cache import Residency
+from core.cache.expert_cache import ExpertCache
 from core.cache.lease import Counts, Lease
-from core.cache.prefetch_cost import Toll
+from core.cache.prefetch_cost import PrefetchCost
 from core.cache.waves import in_waves
 from core.policy.predict import Guess, Predictor
 from core.policy.predict.base import Facts
@@ -59,7 +59,7 @@ class Sums:
             setattr(self.counts, name, getattr(self.counts, name) + getattr(counts, name))
 
 
-class Course:
+class TimedReplay:
     """`clock` says how long things take; `deadline` is the setting prefetch_deadline."""
 
     def __init__(
@@ -76,7 +76,7 @@ class Course:
     ) -> None:
         self.trace, self.clock, self.predictor, self.profile = trace, clock, predictor, profile
         self.link = VirtualLink(0.0)
-        self.residency = Residency(
+        self.expert_cache = ExpertCache(
             trace.layers,
             trace.experts,
             VirtualSlots(),
@@ -87,18 +87,18 @@ class Course:
             config.slots,
             divide=(lambda slots: config.sizes) if config.sizes else None,
         )
-        self.residency.ahead.schedule.deadline = deadline
-        self.residency.hints.profile(config.usual or 0.0, config.pinned)
-        self.residency.pin(config.pinned)
+        self.expert_cache.ahead.schedule.deadline = deadline
+        self.expert_cache.hints.profile(config.usual or 0.0, config.pinned)
+        self.expert_cache.pin(config.pinned)
         if start == "filled":
-            self.residency.fill()
-        self.residency.take_counts()
+            self.expert_cache.fill()
+        self.expert_cache.take_counts()
         self.link.restart()
         self.link.load_s = clock.load_ms / 1e3
         self.sums: dict[Phase, Sums] = {"prefill": Sums(), "decode": Sums()}
         self.recalled = np.zeros((2, trace.layers))  # guessed and chosen, chosen; of decoded tokens by layer
         self._layer_s = clock.layer_ms(trace.layers, trace.top_k) / 1e3
-        self._toll = Toll()
+        self._toll = PrefetchCost()
         self._said: dict[int, list[int]] = {}  # layer -> what was last named for it, best first
 
     def run(self) -> dict[Phase, Sums]:
@@ -112,9 +112,9 @@ class Course:
         return self.sums
 
     def _pass(self, wanted: list[list[list[int]]], ids: Ints, view: TraceView, phase: Phase) -> None:
-        residency, link, sums = self.residency, self.link, self.sums[phase]
-        residency.now += 1
-        residency.phase = phase
+        expert_cache, link, sums = self.expert_cache, self.link, self.sums[phase]
+        expert_cache.now += 1
+        expert_cache.phase = phase
         self._toll.begin()
         began_s, stalled_s = link.now_s(), sums.stall_s
         if self.predictor.starts:
@@ -123,21 +123,21 @@ class Course:
             link.advance(self._layer_s)
             view.reach(layer)
             (asked,) = wanted[layer]
-            if residency.expects:
-                residency.arrive(layer, asked)
+            if expert_cache.expects:
+                expert_cache.arrive(layer, asked)
             self._remember(layer, asked, phase)
             if len(ids) == 1:
-                lease = residency.acquire(layer, asked)
+                lease = expert_cache.acquire(layer, asked)
                 self._look(view)
                 self._compute(lease, sums)
-                residency.release(lease)
+                expert_cache.release(lease)
             else:
-                for lease in in_waves(residency, layer, asked, residency.release, lambda: self._look(view)):
+                for lease in in_waves(expert_cache, layer, asked, expert_cache.release, lambda: self._look(view)):
                     self._compute(lease, sums)
         link.advance(self.clock.head_ms / 1e3)
         sums.passes, sums.tokens = sums.passes + 1, sums.tokens + len(ids)
         sums.compute_s += link.now_s() - began_s - (sums.stall_s - stalled_s)
-        counts = residency.take_counts()
+        counts = expert_cache.take_counts()
         sums.add(counts)
         sums.net_ms += self._toll.net_ms(counts, link.take_finished(), self._toll.late_s, sums.stall_s - stalled_s)
 
@@ -148,7 +148,7 @@ class Course:
             self.link.advance(self.clock.predict_ms / 1e3)
 
     def _prefetch(self, guesses: Sequence[Guess], at: int) -> None:
-        self.residency.prefetch(guesses, at)
+        self.expert_cache.prefetch(guesses, at)
         for layer in dict.fromkeys(guess.layer for guess in guesses):
             named = [guess for guess in guesses if guess.layer == layer]
             self._said[layer] = [guess.expert for guess in sorted(named, key=lambda guess: -guess.score)]

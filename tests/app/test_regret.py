@@ -21,7 +21,7 @@ from app.regret_feed import Step as Fed
 from app.regret_feed import arrays, imitated
 from app.regret_process import Lost, Process
 from core.settings.config import Settings
-from core.simulate.regret import Shadows, Standing
+from core.simulate.regret import RegretReport, Shadows
 from core.trace import Chunk
 from core.types import StepRecord
 from tests.app.conftest import WAIT_S, ended, open_host
@@ -66,7 +66,7 @@ def ask(host: Host, chat: int | None = None) -> Answer:
     return ended(host.chat(chat, "what is in the cache"))
 
 
-def expected(host: Host, steps: list[StepRecord], warm: int, settings: Settings) -> Standing:
+def expected(host: Host, steps: list[StepRecord], warm: int, settings: Settings) -> RegretReport:
     """The figures of `steps` after the first `warm`, worked out directly."""
     fed = [Fed(1, SHAPE, settings, step) for step in steps]
     shadows = Shadows(imitated(fed[-1]), int(settings["regret_tokens"]))

@@ -13,7 +13,7 @@ from app.analysis.measured import Pass, measure
 from app.analysis.whatif import About, Bound, Row, Table, cliff, lru_cliff, sizes
 from core.errors import SettingError
 from core.simulate import BELADY, Clock, Config, Result
-from core.simulate.prefetchers import Timed, TimedResult
+from core.simulate.prefetchers import TimedConfig, TimedResult
 
 CLOCK = {"compute_ms": 10.0, "load_ms": 2.0, "expert_ms": 0.0, "miss_ms": 0.0, "head_ms": 0.0, "predict_ms": 0.0}
 ABOUT = About(
@@ -107,7 +107,7 @@ def test_bounds_by_hand() -> None:
 def test_a_prefetcher_s_row_counts_every_copy_and_what_it_saved() -> None:
     plain = row("lru", 8, 0.5)
     found = TimedResult(
-        Timed(Config("lru", 8), "recent"),
+        TimedConfig(Config("lru", 8), "recent"),
         10,
         0.7,
         0.2,

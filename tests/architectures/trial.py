@@ -129,7 +129,7 @@ def try_type(model_type: str, steps: int = 12, dtype: torch.dtype = torch.float3
 
             def turn(step: int) -> None:
                 engine.change({knob: chance.choice(choices) for knob, choices in TURNS.items()})
-                engine.residency.check_integrity()
+                engine.expert_cache.check_integrity()
                 assert engine.memory().used <= engine.memory().budget
 
             got = run(engine.model, engine.fresh_cache(), steps, turn)

@@ -11,13 +11,13 @@ import numpy as np
 import psutil
 import pytest
 
-from core.policy.predict.aside import AtOnce, Task
+from core.policy.predict.aside import InlineWorker, Task
 from core.policy.predict.map_search import followed, opened
 from core.policy.predict.path_reader import asked
 from core.policy.predict.workers import make_worker
 from core.prediction.worker.main import NICE
 from core.prediction.worker.process import ROOT, python
-from core.prediction.worker.process_worker import MOST, Apart
+from core.prediction.worker.process_worker import MOST, ProcessWorker
 from tests.policy.views import HIDDEN, drawn_path
 
 LAYERS, EXPERTS, WAIT_S = 4, 6, 30
@@ -60,13 +60,13 @@ def path() -> tuple[Task, list[bytes]]:
 
 
 @pytest.fixture(scope="module")
-def searching() -> Iterator[Apart]:
-    apart = Apart(maps()[0])
+def searching() -> Iterator[ProcessWorker]:
+    apart = ProcessWorker(maps()[0])
     yield apart
     apart.close()
 
 
-def process_of(apart: Apart) -> psutil.Process:
+def process_of(apart: ProcessWorker) -> psutil.Process:
     """Its process, while it runs."""
     apart._thread.join(WAIT_S)
     assert apart.pid is not None
@@ -76,7 +76,7 @@ def process_of(apart: Apart) -> psutil.Process:
 @pytest.mark.parametrize("case", [maps, path])
 def test_the_answers_are_those_that_it_gives_here(case: Any) -> None:
     task, heard = case()
-    apart, here = Apart(task), AtOnce(make_worker(task))
+    apart, here = ProcessWorker(task), InlineWorker(make_worker(task))
     try:
         for message in heard:  # some of it before the process has started
             apart.give(message)
@@ -90,7 +90,7 @@ def test_the_answers_are_those_that_it_gives_here(case: Any) -> None:
         apart.close()
 
 
-def test_it_is_modest_and_needs_no_torch(searching: Apart) -> None:
+def test_it_is_modest_and_needs_no_torch(searching: ProcessWorker) -> None:
     searching.give(maps()[1][0])
     assert searching.wait()
     if sys.platform != "win32":
@@ -100,7 +100,7 @@ def test_it_is_modest_and_needs_no_torch(searching: Apart) -> None:
 
 
 def test_what_would_fill_the_pipe_is_dropped() -> None:
-    apart = Apart(maps()[0], python("tests.beside.deaf"))
+    apart = ProcessWorker(maps()[0], python("tests.beside.deaf"))
     for _ in range(MOST + 10):
         apart.give(b"anything")
     assert apart.behind == MOST
@@ -111,18 +111,18 @@ def test_what_would_fill_the_pipe_is_dropped() -> None:
 
 
 def test_closing_ends_it_at_once_and_twice_is_once(caplog: pytest.LogCaptureFixture) -> None:
-    apart = Apart(maps()[0])
+    apart = ProcessWorker(maps()[0])
     process = process_of(apart)
     apart.close()
     apart.close()
     assert not process.is_running()
     apart.give(b"more")
     assert apart.wait() == [] and not caplog.records
-    Apart(maps()[0]).close()  # before it has started, too
+    ProcessWorker(maps()[0]).close()  # before it has started, too
 
 
 def test_it_ends_with_whoever_started_it() -> None:
-    apart = Apart(maps()[0])
+    apart = ProcessWorker(maps()[0])
     process = process_of(apart)
     assert apart._popen is not None and apart._popen.stdin is not None
     apart._popen.stdin.close()  # as when the application is killed
@@ -132,7 +132,7 @@ def test_it_ends_with_whoever_started_it() -> None:
 
 @pytest.mark.parametrize("command", [python("tests.beside.nothing"), ("no/such/python",)])
 def test_one_that_does_not_start_is_said_once(command: tuple[str, ...], caplog: pytest.LogCaptureFixture) -> None:
-    apart = Apart(maps()[0], command)
+    apart = ProcessWorker(maps()[0], command)
     apart._thread.join(WAIT_S)
     if apart._popen is not None:
         apart._popen.wait(WAIT_S)

@@ -61,16 +61,16 @@ def test_the_context_is_bounded_by_the_model_and_counted(model: Path) -> None:
 
 
 def test_moving_the_budget_moves_memory_and_a_bad_value_changes_nothing(engine: Engine) -> None:
-    slots = engine.residency.slots
+    slots = engine.expert_cache.slots
     engine.change({"budget": "75%"})
-    assert len(engine.arena) == engine.residency.slots == slots * 3 // 2
+    assert len(engine.arena) == engine.expert_cache.slots == slots * 3 // 2
     before = engine.settings
     for bad, error in (("10%", BudgetError), ("9000GB", BudgetError), ("lots", SettingError), ("120%", SettingError)):
         with pytest.raises(error):
             engine.change({"budget": bad})
         assert engine.settings == before
         assert len(engine.arena) == slots * 3 // 2
-    engine.residency.check_integrity()
+    engine.expert_cache.check_integrity()
 
 
 def test_a_change_in_mid_answer_acts_from_the_next_token_on(engine: Engine) -> None:
@@ -79,7 +79,7 @@ def test_a_change_in_mid_answer_acts_from_the_next_token_on(engine: Engine) -> N
         pieces.append(piece)
         if sum(p.kind == "token" for p in pieces) == 4:
             engine.change({"budget": "100%", "eviction": "lfu"})
-            assert engine.residency.slots == 12  # not yet: a pass owns the cache
+            assert engine.expert_cache.slots == 12  # not yet: a pass owns the cache
     steps = [p.step for p in pieces if p.step is not None]
     assert [s.slots for s in steps] == [12] * 4 + [24] * 6
     assert [s.changes for s in steps if s.changes] == [{"budget": "100%", "eviction": "lfu"}]
@@ -99,9 +99,9 @@ def test_growing_into_a_full_device_keeps_what_there_is(engine: Engine, monkeypa
     monkeypatch.setattr(engine.arena, "allocate", two_more)
     engine.change({"budget": "100%"})
     monkeypatch.undo()
-    assert len(engine.arena) == engine.residency.slots == 14
+    assert len(engine.arena) == engine.expert_cache.slots == 14
     assert engine.settings.budget.bytes == engine.sizes.bytes(14)
-    engine.residency.check_integrity()
+    engine.expert_cache.check_integrity()
     list(engine.generate(CHAT, Sampling(max_new_tokens=2)))
 
 

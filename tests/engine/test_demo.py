@@ -41,7 +41,7 @@ def test_suggested_questions_are_answered_right_under_any_policy(demo: Engine, s
         assert stats.exact
         assert stats.reason == "stop"
         assert stats.device_bytes_peak <= max(stats.budget_bytes, demo.sizes.bytes(demo.sizes.slots(Settings().budget)))
-    demo.residency.check_integrity()
+    demo.expert_cache.check_integrity()
 
 
 def test_the_link_of_the_demo_is_emulated_and_says_so(demo: Engine) -> None:

@@ -75,7 +75,7 @@ def passes(model: Any, cache: Any, before: Callable[[int], None] = lambda step: 
 def executed(engine: Engine, **settings: object) -> torch.Tensor:
     engine.change({"predictor": "gate", "execute": "always", **settings})
     logits = passes(engine.model, engine.fresh_cache())
-    engine.residency.check_integrity()
+    engine.expert_cache.check_integrity()
     return logits
 
 
@@ -113,9 +113,9 @@ def test_routers_asked_early_are_executed(case: Case, engine: Engine) -> None:
     assert not near(wanted, case.logits)
     for distance in (1, 3):
         assert near(executed(engine, **{"predictor.gate.distance": distance}), wanted)
-    engine.recorder.brake.paused = True  # prefetching is, what is computed is not
+    engine.recorder.throttle.paused = True  # prefetching is, what is computed is not
     assert near(passes(engine.model, engine.fresh_cache()), wanted)
-    engine.recorder.brake.paused = False
+    engine.recorder.throttle.paused = False
     engine.change({"execute": "off"})
     assert torch.equal(passes(engine.model, engine.fresh_cache()), case.logits)
 
@@ -144,7 +144,7 @@ def test_the_estimators_distribution_is_executed(case: Case, engine: Engine) -> 
     sigmoid, scale = (case.plain.config.model_type == "deepseek_v3"), getattr(routers[0], "routed_scaling_factor", 1.0)
 
     def answer(layer: int, own: Any, before: torch.Tensor) -> Any:
-        told = engine.foresight.estimator.probabilities(before.reshape(-1, before.shape[-1]), layer)
+        told = engine.predictor_host.estimator.probabilities(before.reshape(-1, before.shape[-1]), layer)
         scores, ids = told.topk(engine.shape.top_k)
         scores = scores / (1 + scores) if sigmoid else scores  # the sigmoid of log p
         if getattr(routers[layer], "norm_topk_prob", True):
@@ -203,18 +203,18 @@ def test_with_true_predictions_nothing_changes(
     true: dict[tuple[int, int], RouterOutput] = {}
     step_now = [0]
     engine.change({"predictor": "gate", "execute": "off"})
-    engine.foresight.attend(states=True, names=False)
-    look = engine.foresight.look
+    engine.predictor_host.attend(states=True, names=False)
+    look = engine.predictor_host.look
 
     def record(layer: int, *args: Any) -> Sequence[Guess]:
-        true[step_now[0], layer] = RouterOutput(*(t.clone() for t in engine.foresight.output(layer)))
+        true[step_now[0], layer] = RouterOutput(*(t.clone() for t in engine.predictor_host.output(layer)))
         return look(layer, *args)
 
     def at(step: int) -> None:
         step_now[0] = step
 
     with monkeypatch.context() as recording:
-        recording.setattr(engine.foresight, "look", record)
+        recording.setattr(engine.predictor_host, "look", record)
         assert torch.equal(passes(engine.model, engine.fresh_cache(), at), case.logits)
     monkeypatch.setattr(predictor_host, "answer", lambda site, *rest: true[step_now[0], site.index])
     engine.change({"execute": "always", "execute_weights": weights})
@@ -227,7 +227,7 @@ def test_what_is_executed_is_fetched_before_all_else(
     engine: Engine, predictor: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when the predictor itself may name but one expert, and none so unlikely."""
-    issue, keep = engine.residency.prefetch, engine.foresight.keep
+    issue, keep = engine.expert_cache.prefetch, engine.predictor_host.keep
     told: dict[int, Predicted] = {}
     seen: list[int] = []
 
@@ -238,15 +238,15 @@ def test_what_is_executed_is_fetched_before_all_else(
     def prefetch(guesses: Sequence[Guess], at: int) -> None:
         if at + 1 < engine.shape.layers:
             ids = set(told[at + 1].ids.flatten().tolist())
-            first = engine.residency.ahead.schedule.sort(guesses, at)[: len(ids)]
+            first = engine.expert_cache.ahead.schedule.sort(guesses, at)[: len(ids)]
             assert {guess.expert for guess in first} == ids and {guess.layer for guess in first} == {at + 1}
             assert all(guess.score == 1.0 for guess in first) or mode == "verify"
             assert told[at + 1].ids.shape[1] == engine.shape.top_k
             seen.append(at)
         issue(guesses, at)
 
-    monkeypatch.setattr(engine.foresight, "keep", kept)
-    monkeypatch.setattr(type(engine.residency), "prefetch", lambda self, *args: prefetch(*args))
+    monkeypatch.setattr(engine.predictor_host, "keep", kept)
+    monkeypatch.setattr(type(engine.expert_cache), "prefetch", lambda self, *args: prefetch(*args))
     executed(
         engine,
         predictor=predictor,
@@ -287,16 +287,16 @@ def test_an_engine_refuses_what_its_router_cannot_do(tmp_path: Path) -> None:
 def test_others_are_told_what_routers_answer_and_what_was_named(case: Case, engine: Engine) -> None:
     """Whatever the predictor, and only for as long as they attend."""
     engine.change(OFF)
-    foresight, hooks = engine.foresight, engine._sites[0].router._forward_hooks
+    predictor_host, hooks = engine.predictor_host, engine._sites[0].router._forward_hooks
     before = len(hooks)
     for name, named in (("none", 0.0), ("all_next", 1.0)):
         engine.change({"predictor": name})
-        foresight.attend(states=True, names=True)
+        predictor_host.attend(states=True, names=True)
         assert torch.equal(passes(engine.model, engine.fresh_cache()), case.logits)
         last = engine.shape.layers - 1
-        assert foresight.output(last).logits.shape == (1, engine.shape.experts)
-        scores = foresight.named(0)
+        assert predictor_host.output(last).logits.shape == (1, engine.shape.experts)
+        scores = predictor_host.named(0)
         assert scores.shape == (engine.shape.experts,) and bool((scores > 0).all()) == bool(named)
-        assert not foresight.named(0).any()  # once
-    foresight.attend(states=False, names=False)
+        assert not predictor_host.named(0).any()  # once
+    predictor_host.attend(states=False, names=False)
     assert len(hooks) == before

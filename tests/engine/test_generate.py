@@ -10,7 +10,7 @@ import pytest
 
 from core.engine import Engine
 from core.errors import BusyError, ContextError
-from core.session.settings_controller import Turned
+from core.session.settings_controller import EngineParts
 from core.settings.config import Sampling
 from core.types import Outcome, Piece, StepRecord
 
@@ -60,7 +60,7 @@ def test_the_frame_counts_what_the_steps_say(engine: Engine) -> None:
     frame = engine.frame(layer=1)
     assert frame.step.tolist() == [s.index for s in steps]
     assert frame.requests.tolist() == [s.requests for s in steps]
-    assert int((frame.place >= 2).sum()) <= engine.residency.slots
+    assert int((frame.place >= 2).sum()) <= engine.expert_cache.slots
     pairs = np.zeros_like(frame.coactivation)
     for step in steps:
         for row in step.ids[1]:
@@ -136,21 +136,21 @@ def test_two_answers_at_once_are_refused_and_the_first_goes_on(engine: Engine) -
 def test_an_answer_that_begins_while_a_setting_is_applied_waits_for_it(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, go_on, apply = threading.Event(), threading.Event(), engine._knobs.apply
+    begun, go_on, apply = threading.Event(), threading.Event(), engine._controller.apply
     pieces: list[Piece] = []
 
-    def held_up(parts: Turned) -> None:
+    def held_up(parts: EngineParts) -> None:
         begun.set()
         assert go_on.wait(60)
         apply(parts)
 
-    monkeypatch.setattr(engine._knobs, "apply", held_up)
+    monkeypatch.setattr(engine._controller, "apply", held_up)
     change = threading.Thread(target=engine.change, args=(dict(engine.settings),))
     change.start()
     assert begun.wait(60)
     answer = threading.Thread(target=lambda: pieces.extend(engine.generate(CHAT, Sampling(max_new_tokens=2))))
     answer.start()
-    while not engine._turn.asked:
+    while not engine._lock.asked:
         assert answer.is_alive()
     go_on.set()
     answer.join(60)
@@ -193,7 +193,7 @@ def test_an_answer_that_breaks_off_within_a_layer_leaves_the_engine_usable(
             talk(engine, max_new_tokens=6)
     assert not engine.busy
     engine.change({"budget": "75%", "eviction": "lfu"})
-    engine.residency.check_integrity()
+    engine.expert_cache.check_integrity()
     assert [p.token for p in talk(engine, max_new_tokens=6)] == said
 
 

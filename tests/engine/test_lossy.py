@@ -69,7 +69,7 @@ def engine(model: Path) -> Iterator[Engine]:
 def fresh(engine: Engine) -> None:
     """Every test begins with the settings and the residents that a load gives."""
     engine.change({**Settings(), **RESIDENT})
-    engine.residency.reshape(make_policy=engine.residency.make_policy)
+    engine.expert_cache.reshape(make_policy=engine.expert_cache.make_policy)
     engine.recorder.forget()
 
 
@@ -84,7 +84,7 @@ def run(engine: Engine, **settings: object) -> tuple[list[torch.Tensor], list[Lo
         out = engine.model(input_ids=torch.tensor([ids]), past_key_values=cache, use_cache=True)
         logits.append(out.logits[0].clone())
         events.append(engine.miss.take(len(ids)))
-    engine.residency.check_integrity()
+    engine.expert_cache.check_integrity()
     return logits, events
 
 
@@ -160,7 +160,7 @@ def test_a_token_has_no_expert_twice_and_no_more_than_rho_changes(engine: Engine
 
 def test_dropped_weight_goes_to_the_others_when_asked_for(engine: Engine) -> None:
     plain, _ = run(engine, miss="drop", rho=1)
-    engine.residency.reshape(make_policy=engine.residency.make_policy)
+    engine.expert_cache.reshape(make_policy=engine.expert_cache.make_policy)
     renormalised, events = run(engine, drop_renormalise=True)
     assert events[0] is not None and events[0].changed
     assert not torch.equal(plain[0], renormalised[0])
@@ -220,7 +220,7 @@ def test_a_pass_counts_what_was_done_about_each_request(engine: Engine) -> None:
 def test_an_adaptive_layer_gate_loads_what_the_budget_pays_for(engine: Engine) -> None:
     size = engine.shape.expert_bytes / 1e6
     for budget in (0.0, 3 * size, 1000 * size):
-        engine.residency.reshape(make_policy=engine.residency.make_policy)
+        engine.expert_cache.reshape(make_policy=engine.expert_cache.make_policy)
         engine.change({"miss": "substitute_drop", "rho": 64, "batch_gate": "adaptive", "beta_budget": budget})
         _, steps, _ = answer(engine, {})
         decode = [step for step in steps if step.phase == "decode"]

@@ -21,7 +21,7 @@ from core.memory.pack.manifest import NAME, layer_file
 from core.memory.store import Cancelled
 from core.profile import buddies
 from core.settings.config import LoadSpec, Sampling, Settings
-from core.types import Outcome, Place
+from core.types import Outcome, Residence
 from tests.checkpoints import make_checkpoint
 from tests.engine.profiles import drawn_profile
 from tests.pack.test_manifest import Change, seal
@@ -59,7 +59,7 @@ def logits(engine: Engine) -> torch.Tensor:
     cache, found = engine.fresh_cache(), []
     with torch.inference_mode():
         for ids in ([[1, 7, 42, 99, 5, 23, 80, 3]], [[11]], [[12]], [[200]]):
-            engine.residency.now += 1
+            engine.expert_cache.now += 1
             found.append(engine.model(input_ids=torch.tensor(ids), past_key_values=cache, use_cache=True).logits[0])
     return torch.cat(found)
 
@@ -90,7 +90,7 @@ def test_every_tier_gives_the_same_logits(
 ) -> None:
     engine = load(packs[pack], budget, host=host)
     assert torch.equal(logits(engine), expected)
-    engine.residency.check_integrity()
+    engine.expert_cache.check_integrity()
     engine.unload()
 
 
@@ -125,8 +125,8 @@ def test_misses_from_disk_are_counted_apart(engine: Engine) -> None:
     assert (stats.disk_misses, stats.disk_bytes) == (missed, missed * reader.padded_bytes)
     assert {t.origin for s in steps for t in s.transfers} == {"disk"}
     place = engine.frame().place
-    assert set(np.unique(place)) <= {Place.DISK, Place.RESIDENT, Place.HIT_NOW}
-    assert int((place == Place.DISK).sum()) == engine.shape.total - engine.residency.slots
+    assert set(np.unique(place)) <= {Residence.DISK, Residence.RESIDENT, Residence.HIT_NOW}
+    assert int((place == Residence.DISK).sum()) == engine.shape.total - engine.expert_cache.slots
 
 
 def test_misses_from_a_host_cache_come_from_both(packs: dict[str, Path]) -> None:
@@ -134,7 +134,7 @@ def test_misses_from_a_host_cache_come_from_both(packs: dict[str, Path]) -> None
     pieces = list(engine.generate(CHAT, Sampling(max_new_tokens=40)))
     outcomes = np.concatenate([p.step.outcome for p in pieces if p.step is not None])
     assert {Outcome.MISS, Outcome.MISS_DISK} <= set(outcomes.tolist())
-    assert {Place.HOST, Place.DISK} <= set(np.unique(engine.frame().place).tolist())
+    assert {Residence.HOST, Residence.DISK} <= set(np.unique(engine.frame().place).tolist())
     assert 0 < engine.memory().host <= 200_000
     engine.unload()
 
@@ -148,7 +148,7 @@ def test_the_estimate_is_what_the_load_then_takes(packs: dict[str, Path], pack: 
     memory = engine.memory()
     measured = memory.dense + memory.experts + memory.kv_reserved + memory.workspace
     assert abs(fit.budget - measured) <= 0.05 * measured
-    assert fit.slots == engine.residency.slots
+    assert fit.slots == engine.expert_cache.slots
     assert memory.host <= fit.host
     assert fit.disk == engine.shape.total * engine._store._reader.padded_bytes  # type: ignore[attr-defined]
     assert 0 < fit.tok_s_low <= fit.tok_s_high
@@ -204,7 +204,7 @@ def test_a_damaged_expert_breaks_one_answer_off_and_nothing_else(packs: dict[str
     copy = tmp_path / "copy"
     shutil.copytree(packs["whole"], copy)
     engine = load(copy, "25%")
-    resident = engine.residency
+    resident = engine.expert_cache
     for layer in range(engine.shape.layers):  # damage whatever has not been read yet
         file = copy / layer_file(layer)
         raw = bytearray(file.read_bytes())
@@ -271,7 +271,7 @@ def test_turning_knobs_while_it_reads_from_disk(engine: Engine, expected: torch.
     for turn in ({"budget": "25%"}, {"scope": "global"}, {"eviction": "lfu"}, {"predictor": "gate"}, {"budget": "90%"}):
         engine.change(turn)
         assert torch.equal(logits(engine), expected)
-        engine.residency.check_integrity()
+        engine.expert_cache.check_integrity()
 
 
 def test_buddy_lists_travel_with_the_pack(

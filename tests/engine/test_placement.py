@@ -60,7 +60,7 @@ def engine(loaded: Engine) -> Engine:
 
 
 def capacities(engine: Engine) -> list[int]:
-    return [engine.residency.pool(layer).capacity for layer in range(engine.shape.layers)]
+    return [engine.expert_cache.pool(layer).capacity for layer in range(engine.shape.layers)]
 
 
 def said(engine: Engine, tokens: int = 6) -> str:
@@ -79,11 +79,11 @@ def test_slots_move_to_the_layers_that_gain_most_and_follow_the_budget(engine: E
     engine.change({"budget": "70%"})
     assert sum(capacities(engine)) == engine.sizes.slots(engine.settings.budget) and capacities(engine) != sizes
     engine.change({"scope": "global"})
-    assert engine.residency.pool(0).capacity == engine.sizes.slots(engine.settings.budget)
+    assert engine.expert_cache.pool(0).capacity == engine.sizes.slots(engine.settings.budget)
     engine.change({"scope": "layer", "budget": "50%"})
     assert capacities(engine) == sizes
     assert said(engine) == expected
-    engine.residency.check_integrity()
+    engine.expert_cache.check_integrity()
     engine.change({"layer_slots": "uniform"})
     assert max(capacities(engine)) - min(capacities(engine)) <= 1
 
@@ -122,9 +122,9 @@ def test_pins_and_sizes_of_the_load_are_there_from_the_start(engine: Engine) -> 
     profile = profile_of(engine)
     fresh = Engine.load(LoadSpec.checked("demo", settings, device="cpu"), profile=lambda model_hash: profile)
     pinned = {31, *(layer * fresh.shape.experts for layer in range(fresh.shape.layers))}
-    assert fresh.residency.pinned == pinned and all(map(fresh.residency.is_resident, pinned))
+    assert fresh.expert_cache.pinned == pinned and all(map(fresh.expert_cache.is_resident, pinned))
     assert len(set(capacities(fresh))) > 1 and sum(capacities(fresh)) == len(fresh.arena)
-    assert fresh.residency.take_counts().demand_bytes == 0  # what a load copies is no demand
+    assert fresh.expert_cache.take_counts().demand_bytes == 0  # what a load copies is no demand
     fresh.unload()
 
 
@@ -144,7 +144,7 @@ def test_pins_are_there_at_once_and_stay(engine: Engine) -> None:
     pins = [(layer, shape.experts - 1) for layer in range(shape.layers)]
     eids = {layer * shape.experts + expert for layer, expert in pins}
     engine.change({"pins": ", ".join(f"{layer}:{expert}" for layer, expert in pins)})
-    assert all(engine.residency.is_resident(eid) for eid in eids)
+    assert all(engine.expert_cache.is_resident(eid) for eid in eids)
     assert set(engine.frame().pinned) == eids
     for change in (
         {},
@@ -156,8 +156,8 @@ def test_pins_are_there_at_once_and_stay(engine: Engine) -> None:
     ):
         engine.change(change)
         assert said(engine) == expected
-        assert all(engine.residency.is_resident(eid) for eid in eids), change
-        engine.residency.check_integrity()
+        assert all(engine.expert_cache.is_resident(eid) for eid in eids), change
+        engine.expert_cache.check_integrity()
 
 
 def test_pins_that_leave_no_room_are_refused_whoever_takes_it(engine: Engine) -> None:
@@ -176,7 +176,7 @@ def test_pins_that_leave_no_room_are_refused_whoever_takes_it(engine: Engine) ->
     profile = profile_of(engine)
     engine.use_profile(profile)
     engine.change({"pins": "top:1"})
-    assert engine.residency.pinned == {layer * shape.experts for layer in range(shape.layers)}
+    assert engine.expert_cache.pinned == {layer * shape.experts for layer in range(shape.layers)}
     with pytest.raises(SettingError, match=r"top:1 needs a profile"):
         engine.use_profile(None)
 
@@ -190,7 +190,7 @@ def test_static_keeps_what_the_profile_saw_used_most(engine: Engine) -> None:
     kept = []
     for layer, capacity in enumerate(capacities(engine)):
         best = np.argsort(-counts[layer])[: capacity - shape.top_k] + layer * shape.experts
-        kept.append(np.mean([engine.residency.is_resident(int(eid)) for eid in best]))
+        kept.append(np.mean([engine.expert_cache.is_resident(int(eid)) for eid in best]))
     assert np.mean(kept) > 0.9
 
 
@@ -215,7 +215,7 @@ def test_the_simulator_agrees_request_by_request(engine: Engine, change: dict[st
             if piece.step is not None and (not steps or piece.step is not steps[-1]):
                 steps.append(piece.step)
                 writer.add(piece.step, 0)
-    config = Config.of(engine.settings, engine.residency.slots, shape.layers, shape.experts, shape.top_k, profile)
+    config = Config.of(engine.settings, engine.expert_cache.slots, shape.layers, shape.experts, shape.top_k, profile)
     replay = Replay(
         FileTrace(tmp_path / "t"),
         maker(config),
@@ -228,17 +228,17 @@ def test_the_simulator_agrees_request_by_request(engine: Engine, change: dict[st
     misses = sum(np.bincount(step.layer[step.outcome >= 3], minlength=shape.layers) for step in steps)
     assert tally.misses.sum((0, 1)).tolist() == misses.tolist()
     assert np.flatnonzero(replay.cache.policy.score != GONE).tolist() == [
-        eid for eid in range(shape.total) if engine.residency.is_resident(eid)
+        eid for eid in range(shape.total) if engine.expert_cache.is_resident(eid)
     ]
 
 
 def refill(engine: Engine) -> None:
     """The cache as it is after a load with these settings."""
-    residency = engine.residency
-    for pool in residency._pools:
-        for eid in residency._residents(pool):
-            residency.evict(pool, eid)
-    residency.reshape(make_policy=residency.make_policy)
-    residency.pin(residency.pinned)
-    residency.fill()
-    residency.now = 0
+    expert_cache = engine.expert_cache
+    for pool in expert_cache._pools:
+        for eid in expert_cache._residents(pool):
+            expert_cache.evict(pool, eid)
+    expert_cache.reshape(make_policy=expert_cache.make_policy)
+    expert_cache.pin(expert_cache.pinned)
+    expert_cache.fill()
+    expert_cache.now = 0

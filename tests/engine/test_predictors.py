@@ -16,7 +16,7 @@ from core.engine import Engine
 from core.errors import ProfileError, SettingError
 from core.policy.predict import Guess, Predictor, View
 from core.prediction import predictor_host
-from core.prediction.worker.process_worker import Apart
+from core.prediction.worker.process_worker import ProcessWorker
 from core.settings.config import LoadSpec, Sampling, Settings
 from core.settings.registry import variants
 from tests.checkpoints import make_checkpoint
@@ -78,9 +78,9 @@ def exact(model: Path) -> Iterator[Engine]:
 def passes(engine: Engine, between: Callable[[], None] = lambda: None) -> tuple[torch.Tensor, list[int]]:
     """`run` as the engine does it: predictors are told of every pass before it begins."""
     cache, ids, logits, tokens = engine.fresh_cache(), PROMPT, list[torch.Tensor](), list[int]()
-    engine.foresight.request += 1
+    engine.predictor_host.request += 1
     for _ in range(STEPS + 1):
-        engine.residency.now += 1
+        engine.expert_cache.now += 1
         engine._step.begin(ids)
         out = engine.model(input_ids=torch.tensor([ids]), past_key_values=cache, use_cache=True).logits[0]
         logits.append(out.clone())
@@ -98,9 +98,9 @@ def overheard(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[Guess]:
         told.extend(guesses)
         return guesses
 
-    look, begin = engine.foresight.look, engine.foresight.begin
-    monkeypatch.setattr(engine.foresight, "look", lambda *args: keep(look(*args)))
-    monkeypatch.setattr(engine.foresight, "begin", lambda tokens: keep(begin(tokens)))
+    look, begin = engine.predictor_host.look, engine.predictor_host.begin
+    monkeypatch.setattr(engine.predictor_host, "look", lambda *args: keep(look(*args)))
+    monkeypatch.setattr(engine.predictor_host, "begin", lambda tokens: keep(begin(tokens)))
     return told
 
 
@@ -112,10 +112,10 @@ def check(case: Case, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predictor_host, "answer", lambda site, *rest: asked.append(site.index) or answer(site, *rest))
     before = [len(site.router._forward_hooks) for site in engine._sites]
     engine.change({"predictor": name})
-    predictor = engine.foresight.predictor
+    predictor = engine.predictor_host.predictor
     predictor.patient = True
     watched = [len(site.router._forward_hooks) for site in engine._sites]
-    logits, tokens = passes(engine, engine.residency.check_integrity)
+    logits, tokens = passes(engine, engine.expert_cache.check_integrity)
     assert (logits - case.logits).abs().max().item() == 0.0
     assert tokens == case.tokens
     assert bool(told) == predictor.looks
@@ -143,7 +143,7 @@ def test_a_model_that_is_called_directly_is_predicted_too(exact: Engine, name: s
     exact.change({"predictor": name})
     logits, _ = run(exact.model, exact.fresh_cache(), lambda step: None, STEPS)
     assert torch.equal(logits, wanted)
-    exact.residency.check_integrity()
+    exact.expert_cache.check_integrity()
     exact.change({"predictor": "none"})
 
 
@@ -169,11 +169,11 @@ def test_every_predictor_names_experts_in_either_scope(
 ) -> None:
     """Also more than there are slots for."""
     exact.change({"predictor": name, "scope": scope, "budget": "50%"})
-    exact.foresight.predictor.patient = True
+    exact.predictor_host.predictor.patient = True
     told = overheard(exact, monkeypatch)
     passes(exact)
     assert told and all(0 <= g.score <= 1 for g in told)
-    exact.residency.check_integrity()
+    exact.expert_cache.check_integrity()
     exact.change({"scope": "global", "predictor": "none"})
 
 
@@ -199,7 +199,7 @@ class Listener(Predictor):
 
 def test_every_prompt_begins_a_request_and_every_pass_is_announced(exact: Engine) -> None:
     exact.change({"predictor": "recent"})
-    exact.foresight.predictor = listener = Listener()
+    exact.predictor_host.predictor = listener = Listener()
     answers = [
         [p.token for p in exact.generate("Why do caches work?", Sampling(max_new_tokens=3)) if p.kind == "token"]
         for _ in range(2)
@@ -218,11 +218,11 @@ def test_without_a_profile_a_predictor_that_needs_one_says_what_to_do(exact: Eng
     profile = exact.profile
     exact.change({"predictor": "gate"})
     exact.use_profile(None)
-    kept = exact.foresight.predictor
+    kept = exact.predictor_host.predictor
     with pytest.raises(SettingError, match=r"needs a profile of this model: run python launch\.py profile"):
         exact.change({"predictor": name, "budget": "60%"})
     assert exact.settings["predictor"] == "gate" and exact.settings["budget"] == "50%"
-    assert exact.foresight.predictor is kept
+    assert exact.predictor_host.predictor is kept
     exact.use_profile(profile)
     exact.change({"predictor": name})
     with pytest.raises(SettingError, match="needs a profile of this model"):
@@ -238,7 +238,7 @@ def test_a_load_finds_the_models_profile_or_says_what_to_do(exact: Engine, model
     with pytest.raises(SettingError, match="needs a profile of this model"):
         Engine.load(spec, profile=lambda model_hash: None)
     loaded = Engine.load(spec, profile={exact.model_hash: exact.profile}.get)
-    assert loaded.profile is exact.profile and loaded.foresight.predictor.needs
+    assert loaded.profile is exact.profile and loaded.predictor_host.predictor.needs
     loaded.unload()
 
 
@@ -251,15 +251,15 @@ def test_a_profile_of_another_model_is_refused(exact: Engine, demo: Case) -> Non
 
 def test_another_profile_acts_from_the_next_pass_on(exact: Engine) -> None:
     exact.change({"predictor": "estimator"})
-    before = exact.foresight.predictor
+    before = exact.predictor_host.predictor
     fresh = drawn_profile(exact, seed=1)
     answer: Any = exact.generate("Why?", Sampling(max_new_tokens=3))
     next(answer)
     exact.use_profile(fresh)
-    assert exact.profile is fresh and exact.foresight.predictor is before
+    assert exact.profile is fresh and exact.predictor_host.predictor is before
     next(answer)
     next(answer)
-    assert exact.foresight.profile is fresh and exact.foresight.predictor is not before
+    assert exact.predictor_host.profile is fresh and exact.predictor_host.predictor is not before
     list(answer)
     exact.change({"predictor": "none"})
 
@@ -267,8 +267,8 @@ def test_another_profile_acts_from_the_next_pass_on(exact: Engine) -> None:
 @pytest.mark.parametrize("name", BESIDE)
 def test_what_works_beside_is_heard_and_ends_with_its_predictor(exact: Engine, name: str) -> None:
     exact.change({"predictor": name})
-    predictor, beside = exact.foresight.predictor, exact.foresight.predictor.beside
-    assert isinstance(beside, Apart)
+    predictor, beside = exact.predictor_host.predictor, exact.predictor_host.predictor.beside
+    assert isinstance(beside, ProcessWorker)
     predictor.patient = True
     passes(exact)
     pid = beside.pid
@@ -282,9 +282,9 @@ def test_a_process_beside_that_dies_is_said_once_and_computing_goes_on(
     exact: Engine, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     exact.change({"predictor": name})
-    beside = exact.foresight.predictor.beside
-    assert isinstance(beside, Apart)
-    exact.foresight.predictor.patient = True
+    beside = exact.predictor_host.predictor.beside
+    assert isinstance(beside, ProcessWorker)
+    exact.predictor_host.predictor.patient = True
     passes(exact)
     assert beside.pid is not None
     dead = psutil.Process(beside.pid)

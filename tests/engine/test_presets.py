@@ -41,6 +41,6 @@ def test_a_preset_acts_or_says_what_it_needs(engine: Engine, answer: str, one: P
     engine.change(one.values)
     assert matching(engine.settings) is one
     assert said(engine) == answer
-    assert engine.residency.scope == one.values["scope"]
-    assert engine.residency.policy.keeps == (one.values["eviction"] != "none")
-    engine.residency.check_integrity()
+    assert engine.expert_cache.scope == one.values["scope"]
+    assert engine.expert_cache.policy.keeps == (one.values["eviction"] != "none")
+    engine.expert_cache.check_integrity()

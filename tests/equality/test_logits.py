@@ -44,7 +44,7 @@ def settings_of(engine: Engine, case: dict[str, object], predictor: str) -> dict
 def test_logits_are_identical(engine: Engine, reference: Reference, case: str, predictor: str) -> None:
     engine.change(settings_of(engine, CASES[case], predictor))
     logits, tokens = run(engine.model, engine.fresh_cache(), lambda step: None)
-    engine.residency.check_integrity()
+    engine.expert_cache.check_integrity()
     assert (logits - reference.logits).abs().max().item() == 0.0
     assert tokens == reference.tokens
     assert engine.memory().used <= engine.memory().budget
@@ -64,7 +64,7 @@ def test_logits_are_identical_while_everything_is_turned_between_tokens(engine: 
                 "link": ["own", "emulated"][step // 5 % 2],
             }
         )
-        engine.residency.check_integrity()
+        engine.expert_cache.check_integrity()
         assert engine.memory().used <= engine.memory().budget
         sizes.append(len(engine.arena))
 

@@ -58,7 +58,7 @@ def test_chunks_and_decode_are_identical(path: Path, dtype: str) -> None:
             assert said == tokens
             assert engine.memory().kv == engine.sizes.kv == engine.memory().kv_reserved
             assert engine.memory().used <= engine.memory().budget
-            engine.residency.check_integrity()
+            engine.expert_cache.check_integrity()
     finally:
         engine.unload()
 

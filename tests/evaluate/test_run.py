@@ -138,13 +138,13 @@ def test_verdicts_are_those_of_whole_answers(engine: Engine, monkeypatch: pytest
 def test_every_mode_begins_with_the_same_cache(changes: dict[str, object], engine: Engine) -> None:
     before = engine.settings
     start_mode(engine, before.with_(changes))
-    first = list(engine.residency.places())
+    first = list(engine.expert_cache.places())
     list(engine.generate(TEXT[:40], Sampling(max_new_tokens=9)))
-    used = list(engine.residency.places())
+    used = list(engine.expert_cache.places())
     start_mode(engine, before.with_(changes))
-    assert list(engine.residency.places()) == first and set(engine.residency.last_used) == {-1}
+    assert list(engine.expert_cache.places()) == first and set(engine.residency.last_used) == {-1}
     assert changes.get("eviction") == "none" or [place > 0 for place in used] != [place > 0 for place in first]
-    engine.residency.check_integrity()
+    engine.expert_cache.check_integrity()
     engine.change(dict(before))
 
 
@@ -206,7 +206,7 @@ def test_cancelling_leaves_nothing_changed(engine: Engine, when: str) -> None:
             cancel=cancel,
         )
     assert engine.settings == before and not engine.busy
-    engine.residency.check_integrity()
+    engine.expert_cache.check_integrity()
 
 
 def test_what_is_wrong_is_said(engine: Engine) -> None:

@@ -48,7 +48,7 @@ def test_logits_agree_with_transformers(model: Path, eviction: str, predictor: s
     engine = Engine.load(LoadSpec.checked(str(model), settings, dtype="float32", device="cuda"))
     try:
         got = logits(engine.model, engine.fresh_cache())
-        engine.residency.check_integrity()
+        engine.expert_cache.check_integrity()
         # another kernel computes the grouped product on CUDA: equal up to its rounding, not bit for bit
         assert (got - want).abs().max().item() <= 1e-4
         assert (got.argmax(-1) == want.argmax(-1)).all()
@@ -68,7 +68,7 @@ def test_memory_stays_within_the_budget_and_figures_add_up(model: Path) -> None:
         assert all(t.ended_s > t.started_s for t in copies)
         engine.change({"budget": "all"})
         list(engine.generate("hello", Sampling(max_new_tokens=8)))
-        engine.residency.check_integrity()
+        engine.expert_cache.check_integrity()
     finally:
         engine.unload()
 

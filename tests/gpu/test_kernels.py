@@ -96,7 +96,7 @@ def test_packs_behind_a_gpu(model: Path, tmp_path: Path, name: str, host: str) -
         try:
             found.append(cases.logits(engine))
             steps = [p.step for p in engine.generate("hello", Sampling(max_new_tokens=16)) if p.step is not None]
-            engine.residency.check_integrity()
+            engine.expert_cache.check_integrity()
         finally:
             engine.unload()
         assert all(step.device_bytes <= step.budget_bytes for step in steps)

@@ -27,7 +27,7 @@ def test_a_profile_of_either_device_is_the_same(tmp_path: Path) -> None:
         )
         try:
             found.append(calibrate(engine, TEXTS, parts=set(PARTS) - {"path"}))
-            engine.residency.check_integrity()
+            engine.expert_cache.check_integrity()
         finally:
             engine.unload()
     cpu, cuda = found

@@ -36,11 +36,11 @@ def test_figures_are_those_of_transformers(tmp_path: Path) -> None:
     engine = Engine.load(LoadSpec.checked(str(path), Settings(DROPPING), dtype="float32", device="cuda", context=256))
     try:
         said, _, _ = say(engine)
-        lossy, before = kept_of(engine), engine.residency.places()
+        lossy, before = kept_of(engine), engine.expert_cache.places()
         quality = engine.audit()
         assert quality is not None
-        assert engine.residency.places() == before
-        engine.residency.check_integrity()
+        assert engine.expert_cache.places() == before
+        engine.expert_cache.check_integrity()
         reference = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
         kl, agreement, perplexity = by_hand(reference, engine.prompt.tokens(PROMPT), said, lossy)
         assert quality.kl == pytest.approx(kl, abs=1e-4)

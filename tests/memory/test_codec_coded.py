@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.memory.codec import FORMATS, Coded, Numbers, make_codec
+from core.memory.codec import FORMATS, Numbers, QuantizedTensor, make_codec
 from core.memory.codec.bits import PLANES, pack, unpack
 from core.memory.codec.measure import fill
 from tests.memory.test_codec import CPU, gpt_oss_like, relative, specs_of
@@ -16,7 +16,7 @@ CODED = [n for n in FORMATS if not FORMATS[n].is_plain]
 HALF = Numbers(torch.float16, torch.float16, torch.float16)
 
 
-def codes_like(name: str, weight: torch.Tensor, transposed: bool, seed: int = 0) -> Coded:
+def codes_like(name: str, weight: torch.Tensor, transposed: bool, seed: int = 0) -> QuantizedTensor:
     """Random codes for a matrix as the model stores it, every code and both signs of zeros among them."""
     rng, format = torch.Generator().manual_seed(seed), FORMATS[name]
     out, inputs = weight.shape[::-1] if transposed else weight.shape
@@ -27,7 +27,7 @@ def codes_like(name: str, weight: torch.Tensor, transposed: bool, seed: int = 0)
         scale = torch.randint(110, 130, groups, generator=rng).to(torch.uint8)
     zero = torch.randn(groups, generator=rng).mul(0.02).half() if format.zero else None
     made = (codes - 128).to(torch.int8) if format.bits == 8 else codes.to(torch.uint8)
-    coded = Coded(name, made, scale, zero)
+    coded = QuantizedTensor(name, made, scale, zero)
     return coded.turned() if transposed else coded
 
 
@@ -62,7 +62,7 @@ def test_codes_of_the_same_format_are_kept_bit_for_bit(name: str, transposed: bo
     views = codec.blob_layout.views(blob)
     for part in ("gate_up_proj", "down_proj"):
         coded = given[part]
-        assert isinstance(coded, Coded)
+        assert isinstance(coded, QuantizedTensor)
         turned = coded.turned() if transposed else coded
         planes = [views[f"{part}.q{i or ''}"] for i in range(len(PLANES[FORMATS[name].bits]))]
         assert torch.equal(unpack(planes, FORMATS[name].bits), turned.codes)
@@ -102,7 +102,7 @@ def test_codes_of_another_format_are_rounded_from_their_values(transposed: bool,
 
 def test_leading_dimensions_are_kept() -> None:
     one = codes_like("int4-g32", torch.zeros(16, 64), False)
-    many = Coded(
+    many = QuantizedTensor(
         one.format,
         one.codes.expand(3, -1, -1),
         one.scale.expand(3, -1, -1),

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.memory.codec import FORMATS, Format, Numbers
-from core.memory.codec.coded import Coded, dequantize, scales
+from core.memory.codec.coded import QuantizedTensor, dequantize, scales
 from core.memory.codec.quantize import CLIPS, EXTREMES, quantize
 from core.memory.codec.tables import TABLES, grid
 
@@ -156,5 +156,5 @@ def test_powers_of_two_are_exponents() -> None:
     exponents = torch.tensor([0, 1, 100, 127, 130, 254], dtype=torch.uint8)
     assert torch.equal(scales(exponents).double(), 2.0 ** (exponents.double() - 127))
     codes, twice = torch.arange(16, dtype=torch.uint8).repeat(2)[None], torch.tensor([[128]], dtype=torch.uint8)
-    coded = Coded("mxfp4", codes, twice, None)
+    coded = QuantizedTensor("mxfp4", codes, twice, None)
     assert coded.dequantized()[0, :16].tolist() == [2 * v for v in TABLES["mxfp4"]]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from core.memory.codec import FORMATS, Numbers, SlotParts
-from core.memory.codec.direct import Direct
+from core.memory.codec.direct import FusedCodec
 from core.memory.codec.grouped import Grouped
 from core.memory.codec.matrix import matrix
 from core.memory.codec.measure import fill
@@ -188,7 +188,7 @@ def test_exponents_from_the_smallest_to_no_number(width: int) -> None:
 def test_a_codec_multiplies_as_the_model_stores_it_and_without_biases(name: str) -> None:
     parts = gpt_oss_like()
     codec = make(name, parts, FP16, True, HALF)
-    assert isinstance(codec, Direct) and not codec.verbatim  # biases are bf16 in blobs, fp16 in slots
+    assert isinstance(codec, FusedCodec) and not codec.verbatim  # biases are bf16 in blobs, fp16 in slots
     assert make(name, parts, FP16, True).verbatim
     slot, exact = fill(codec, parts), portable(codec, FP32)
     for part, inputs in (("gate_up_proj", 128), ("down_proj", 256)):
@@ -208,9 +208,9 @@ def test_a_codec_multiplies_as_the_model_stores_it_and_without_biases(name: str)
 @needs_kernels
 def test_the_machine_decides_the_form(name: str) -> None:
     parts = {"down_proj": torch.randn(6, inputs_of(name))}
-    for dtype, form in ((BF16, Direct), (FP16, Direct), (FP32, Grouped)):
+    for dtype, form in ((BF16, FusedCodec), (FP16, FusedCodec), (FP32, Grouped)):
         assert type(codec := make(name, parts, dtype)) is form
-        assert codec.verbatim and codec.direct == (form is Direct)
+        assert codec.verbatim and codec.direct == (form is FusedCodec)
     for outputs, inputs in [(33, 128)] + [(64, 40), (64, 48)] * (name == "int8"):
         weight = torch.randn(outputs, inputs)
         codec, x = make(name, {"down_proj": weight}, stored=HALF), states(3, inputs, BF16)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.policy.eviction import GONE, NEVER, Belady, Eviction, Roster, victim
+from core.policy.eviction import GONE, NEVER, Belady, Eviction, ExpertIndex, victim
 from core.policy.hints import Hints
 from core.settings.config import Settings
 from core.settings.registry import create, variants
@@ -24,7 +24,7 @@ traces = st.lists(st.integers(0, SIZE - 1), min_size=1, max_size=200)
 
 
 def make(name: str, hints: Hints | None = None, experts: int = EXPERTS, **params: float) -> Eviction:
-    policy: Eviction = create("eviction", name, params, roster=Roster(LAYERS, experts, hints=hints))
+    policy: Eviction = create("eviction", name, params, roster=ExpertIndex(LAYERS, experts, hints=hints))
     return policy
 
 
@@ -229,7 +229,7 @@ def test_belady_is_the_best_there_is(trace: list[list[int]], slots: int) -> None
         kept = [frozenset(k) | now for k in combinations(sorted(held - now), min(len(held - now), slots - len(now)))]
         return len(now - resident) + min(fewest(step + 1, k) for k in kept)
 
-    policy, residents, misses = Belady(Roster(1, 5)), set[int](), 0
+    policy, residents, misses = Belady(ExpertIndex(1, 5)), set[int](), 0
     for now, experts in enumerate(trace):
         for eid in experts:
             policy.foresee(eid, next((t for t in range(now + 1, len(trace)) if eid in trace[t]), NEVER))

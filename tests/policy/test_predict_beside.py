@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from core.policy.predict import Oracle
-from core.policy.predict.aside import AtOnce
+from core.policy.predict.aside import InlineWorker
 from core.policy.predict.path_reader import HEAD, TOLD, PathReader
 from core.settings.registry import create, variants
 from tests.policy.views import Known, Looking, Pass, make, random_passes, shown
@@ -30,7 +30,7 @@ class Scripted:
         return TOLD.pack(number) + self.told.tobytes()
 
 
-class Late(AtOnce):
+class Late(InlineWorker):
     """Hands out its answers from `due` on."""
 
     due = False
@@ -42,7 +42,7 @@ class Late(AtOnce):
 def test_the_routing_path_is_asked_once_a_pass_and_names_the_next_layers_in_order() -> None:
     worker, (first, second, other) = Scripted(), random_passes([(1, 3), (1, 1), (2, 1)], LAYERS, EXPERTS, K)
     predictor = make("routing_path", distance=2)
-    predictor.beside = AtOnce(worker)
+    predictor.beside = InlineWorker(worker)
     for one in (first, second, other):
         told = [
             predictor.begin(Looking(one, -1, EXPERTS)),

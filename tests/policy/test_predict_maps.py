@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from core.policy.predict import Guess
-from core.policy.predict.aside import AtOnce
+from core.policy.predict.aside import InlineWorker
 from core.policy.predict.base import Later
 from core.policy.predict.map_search import MapSearch
 from core.settings.registry import create
@@ -20,7 +20,7 @@ from tests.policy.views import Known, Looking, Pass, make
 LAYERS, EXPERTS, K = 5, 6, 2
 
 
-class Slow(AtOnce):
+class Slow(InlineWorker):
     """Works on what it was given only when it is told to."""
 
     def __init__(self, worker: MapSearch) -> None:

@@ -38,22 +38,22 @@ def state(engine: Engine) -> State:
     logits = engine.model(
         input_ids=torch.tensor([PROMPT]), past_key_values=engine.fresh_cache(), use_cache=True
     ).logits.clone()
-    engine.residency.check_integrity()
+    engine.expert_cache.check_integrity()
     hooks = [
         (name, len(module._forward_hooks) + len(module._forward_pre_hooks))
         for name, module in engine.model.named_modules()
     ]
     rest = [
         dict(engine.settings),
-        engine.foresight.predictor,
+        engine.predictor_host.predictor,
         engine.transfers.pace,
         engine.busy,
         engine.profile,
         torch.get_num_threads(),
         [math.tap for math in engine._step._math],
         engine.recorder.index,
-        engine.residency.scope,
-        engine.residency.slots,
+        engine.expert_cache.scope,
+        engine.expert_cache.slots,
     ]
     return State(logits, hooks, rest)
 
@@ -131,7 +131,7 @@ def test_nobody_else_is_served_meanwhile(make_engine: MakeEngine) -> None:
     calibrate(engine, TEXTS, parts={"counts"}, progress=progress)
     assert refused[:2] == ["The model is being calibrated."] * 2 and "answering" not in refused[2]
     answers(engine)
-    assert engine.residency.slots == 18
+    assert engine.expert_cache.slots == 18
     chat = engine.generate("Hello")
     next(chat)
     with pytest.raises(BusyError, match="Stop the answer first"):

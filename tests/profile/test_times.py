@@ -59,7 +59,7 @@ def test_slots_for_less_than_a_pass(make_engine: MakeEngine) -> None:
     engine = make_engine(
         settings={"scope": "global", "budget": "17%", "link": "emulated", "link_gbps": 100.0, "link_latency_us": 2000.0}
     )
-    assert engine.residency.slots == 4
+    assert engine.expert_cache.slots == 4
     times, said = timed(engine)
     assert said["all_resident"] is False
     assert times["moe"] < 4 * 2.0 <= 4 * times["load"]
@@ -71,7 +71,7 @@ def test_pinned_experts_stay(settings: dict[str, object], make_engine: MakeEngin
     engine = make_engine(settings={"pins": "0:7,1:7,2:7", **settings})
     _, said = timed(engine)
     assert said["all_resident"] or "scope" in settings
-    assert all(engine.residency.is_resident(eid) for eid in (7, 15, 23))
+    assert all(engine.expert_cache.is_resident(eid) for eid in (7, 15, 23))
 
 
 def test_the_link_is_the_one_that_is_set(make_engine: MakeEngine) -> None:
@@ -94,7 +94,7 @@ def test_experts_on_disk_are_loaded_from_there(chat_model: Callable[[str], Path]
 
 def test_copies_change_no_weight(make_engine: MakeEngine) -> None:
     engine = make_engine(settings={"budget": "100%"})
-    before = [slot.raw.clone() for slot in engine.residency.sample(24)]
+    before = [slot.raw.clone() for slot in engine.expert_cache.sample(24)]
     timed(engine)
-    assert all((a == slot.raw).all() for a, slot in zip(before, engine.residency.sample(24), strict=True))
+    assert all((a == slot.raw).all() for a, slot in zip(before, engine.expert_cache.sample(24), strict=True))
     assert threading.active_count() < 50

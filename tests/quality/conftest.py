@@ -56,7 +56,7 @@ def loaded(model: Path) -> Iterator[Engine]:
 def engine(loaded: Engine) -> Engine:
     """The same one for every test, with the first settings and a meter that has kept nothing."""
     loaded.change(dict(Settings(DROPPING)))
-    loaded.meter = Meter(loaded.device, loaded.residency, lambda: 1.0)
+    loaded.meter = Meter(loaded.device, loaded.expert_cache, lambda: 1.0)
     return loaded
 
 

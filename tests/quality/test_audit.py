@@ -152,7 +152,7 @@ def test_a_new_answer_takes_the_model_from_an_audit(engine: Engine, reference: A
         answers: list[Any] = []
         asker = threading.Thread(target=lambda: answers.append(say(engine, 5, "hello")))
         asker.start()
-        while not engine._turn.asked:  # it waits for the audit to let go
+        while not engine._lock.asked:  # it waits for the audit to let go
             assert asker.is_alive()
         go_on.set()
         thread.join(WAIT_S)
@@ -162,7 +162,7 @@ def test_a_new_answer_takes_the_model_from_an_audit(engine: Engine, reference: A
     assert results == [None]
     assert layers[:3] == [0, 1, 0], "the audit went on to another layer"
     assert len(answers[0][0]) == 5
-    engine.residency.check_integrity()
+    engine.expert_cache.check_integrity()
     quality = engine.audit()  # the first answer's, begun again
     assert quality is not None
     assert quality.answer == 1
@@ -178,7 +178,7 @@ def test_an_audit_is_begun_three_times_and_then_given_up(engine: Engine) -> None
         assert engine.audit(stopped) is None, "only an answer that comes between counts"
         engine.change({"quality_rate": 0.0})  # or the answers between would wait, too
         say(engine, 2)
-        engine.residency.check_integrity()
+        engine.expert_cache.check_integrity()
     quality = engine.audit()
     assert quality is not None
     assert quality.answer == stats.audit
@@ -206,7 +206,7 @@ def test_a_failed_copy_ends_one_audit_and_leaves_the_cache_whole(
     with pytest.raises(RuntimeError, match="copy of expert weights"):
         engine.audit()
     assert engine.unscored == 0
-    engine.residency.check_integrity()
+    engine.expert_cache.check_integrity()
     monkeypatch.setattr(engine.transfers, "_fetch", fetch)
     assert say(engine)[1].audit
 
@@ -220,13 +220,13 @@ def test_a_setting_acts_at_once_while_an_audit_runs(engine: Engine) -> None:
         assert there.wait(WAIT_S)
         turner = threading.Thread(target=lambda: engine.change({"budget": "75%"}))
         turner.start()
-        while not engine._turn.asked:
+        while not engine._lock.asked:
             assert turner.is_alive()
         go_on.set()
         turner.join(WAIT_S)
         thread.join(WAIT_S)
-    assert engine.residency.slots == engine.sizes.slots(Settings({"budget": "75%"}).budget)
-    engine.residency.check_integrity()
+    assert engine.expert_cache.slots == engine.sizes.slots(Settings({"budget": "75%"}).budget)
+    engine.expert_cache.check_integrity()
     assert engine.audit() is not None
 
 

@@ -30,7 +30,7 @@ SETTINGS = [
 
 def state_of(engine: Engine) -> dict[str, Any]:
     """Everything that an audit must leave as it was."""
-    cache, policy = engine.residency, engine.residency.policy
+    cache, policy = engine.expert_cache, engine.expert_cache.policy
     return copy.deepcopy(
         {
             "residents": [eid for eid, slot in enumerate(cache._slot) if slot is not None],
@@ -53,9 +53,9 @@ def state_of(engine: Engine) -> dict[str, Any]:
             "passes": len(engine.telemetry._steps),
             "arena": engine.arena.bytes,
             "kv": engine._kv.bytes,
-            "predictor": id(engine.foresight.predictor),
-            "request": engine.foresight.request,
-            "tainted": engine.recorder.tainted,
+            "predictor": id(engine.predictor_host.predictor),
+            "request": engine.predictor_host.request,
+            "has_lossy_state": engine.recorder.has_lossy_state,
             "miss": id(engine._step.miss),
         }
     )
@@ -71,16 +71,16 @@ def same(one: Any, other: Any) -> bool:
 def test_an_audit_leaves_no_trace(engine: Engine, changes: dict[str, object]) -> None:
     engine.change({"link": "emulated", "link_gbps": 2.0, **changes})
     say(engine)
-    while not engine.residency.quiet():  # prefetches of the last token
+    while not engine.expert_cache.quiet():  # prefetches of the last token
         pass
     before = state_of(engine)
     assert engine.audit() is not None
     after = state_of(engine)
     assert [name for name in before if not same(before[name], after[name])] == []
-    assert not engine.residency._tickets
-    engine.residency.check_integrity()
+    assert not engine.expert_cache._tickets
+    engine.expert_cache.check_integrity()
     whole = engine._store.blob_bytes
-    for eid, slot in enumerate(engine.residency._slot):
+    for eid, slot in enumerate(engine.expert_cache._slot):
         if slot is not None:
             held, fresh = slot.raw[:whole].clone(), slot.raw[:whole]
             engine._store.fetch(eid, slot.raw)
@@ -113,15 +113,15 @@ def test_a_broken_off_audit_leaves_a_whole_cache(engine: Engine) -> None:
         calls += 1
         return calls > len(steps) + 2  # asked once a pass, then in every layer
 
-    assert engine._turn.visit()
+    assert engine._lock.visit()
     with engine._lent() as bench:
         assert engine.meter.audit(bench, stop) is None
     after = state_of(engine)
-    engine.residency.check_integrity()
+    engine.expert_cache.check_integrity()
     assert set(after["residents"]) < set(before["residents"])
     gone = set(before["residents"]) - set(after["residents"])
     score = before["policy"]["score"]
-    for pool in engine.residency._pools:
+    for pool in engine.expert_cache._pools:
         inside = [eid for eid in before["residents"] if pool.part.start <= eid < pool.part.stop]
         left = sorted(score[eid] for eid in inside if eid in gone)
         assert left == sorted(score[inside])[: len(left)], "one left that the policy would have kept longer"

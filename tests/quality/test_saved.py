@@ -10,7 +10,7 @@ import pytest
 
 from core.cache.pool import Pool
 from core.engine import Engine
-from core.policy.eviction import Eviction, Roster
+from core.policy.eviction import Eviction, ExpertIndex
 from core.policy.eviction.lru import LRU
 from core.policy.eviction.none import NoCache
 from core.quality.saved import Shadow, Waits, spared
@@ -47,7 +47,7 @@ class TwoPools:
 
     layers: int = 2
     experts: int = 4
-    make_policy: Callable[[Roster], Eviction] = LRU
+    make_policy: Callable[[ExpertIndex], Eviction] = LRU
     pools: list[Pool] = field(default_factory=lambda: [Pool(slice(0, 4), 2), Pool(slice(4, 8), 2)])
 
     def pool(self, layer: int) -> Pool:
@@ -106,11 +106,11 @@ def test_more_than_a_pool_holds_and_nothing_decoded() -> None:
 def test_an_exact_answer_saves_nothing(engine: Engine, changes: dict[str, object]) -> None:
     """The shadow misses what the engine's exact cache misses, once the prompt has filled both with the same."""
     engine.change({"miss": "wait", **changes})
-    engine.residency.clear()  # empty, as the shadow is
-    engine.residency.reshape(scope=str(engine.settings["scope"]), make_policy=engine.residency.make_policy)
+    engine.expert_cache.clear()  # empty, as the shadow is
+    engine.expert_cache.reshape(scope=str(engine.settings["scope"]), make_policy=engine.expert_cache.make_policy)
     _, stats, steps = say(engine, 40, "hi")
     assert stats.exact
-    shadow = Shadow(engine.residency)
+    shadow = Shadow(engine.expert_cache)
     missed = [shadow.read(one) for one in steps]
     decode = [(m, one.outcome == Outcome.MISS) for m, one in zip(missed, steps, strict=True) if one.phase == "decode"]
     agree = sum(int((m == real).sum()) for m, real in decode) / sum(m.size for m, _ in decode)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from core.cache.expert_cache import Residency
+from core.cache.expert_cache import ExpertCache
 from core.cache.lease import Lease
 from core.memory.arena import Arena
 from core.memory.codec import PartSpec, make_codec
@@ -16,7 +16,7 @@ LAYERS, EXPERTS = 3, 6
 SPECS = {"gate_up_proj": PartSpec((8, 16), torch.float32), "down_proj": PartSpec((16, 4), torch.float32)}
 
 
-def build(slots: int, scope: str = "layer", eviction: str = "lru") -> Residency:
+def build(slots: int, scope: str = "layer", eviction: str = "lru") -> ExpertCache:
     """Every weight of expert `eid` has the value `eid`, so that a slot's bytes say whose they are."""
     codec = make_codec("checkpoint", specs=SPECS, dtype=torch.float32, device=torch.device("cpu"))
     store = HostStore(codec, LAYERS * EXPERTS, pin=False)
@@ -26,7 +26,7 @@ def build(slots: int, scope: str = "layer", eviction: str = "lru") -> Residency:
         None,
     )
     transfers = TransferEngine(torch.device("cpu"), store.fetch)
-    return Residency(
+    return ExpertCache(
         LAYERS,
         EXPERTS,
         Arena(codec, torch.device("cpu")),
@@ -38,19 +38,19 @@ def build(slots: int, scope: str = "layer", eviction: str = "lru") -> Residency:
     )
 
 
-def hold(residency: Residency, layer: int, wanted: list[int]) -> Lease:
+def hold(expert_cache: ExpertCache, layer: int, wanted: list[int]) -> Lease:
     """Arrive, acquire and wait, as a layer does; every leased slot then holds its own expert's bytes."""
-    residency.arrive(layer, wanted)
-    lease = residency.acquire(layer, wanted)
+    expert_cache.arrive(layer, wanted)
+    lease = expert_cache.acquire(layer, wanted)
     assert [h.expert for h in sorted(lease.held, key=lambda h: wanted.index(h.expert))] == wanted
     for held in lease.held:
         if held.ticket is not None:
-            residency.transfers.wait(held.ticket)
-        check_bytes(residency, lease)
+            expert_cache.transfers.wait(held.ticket)
+        check_bytes(expert_cache, lease)
     return lease
 
 
-def check_bytes(residency: Residency, lease: Lease) -> None:
+def check_bytes(expert_cache: ExpertCache, lease: Lease) -> None:
     for held in lease.held:
         if held.ticket is None or held.ticket.done.is_set():
             for view, _ in held.slot.parts.weights.values():

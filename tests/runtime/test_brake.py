@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from core.policy.prefetch.throttle import LONGEST, REST, WINDOW, Brake
+from core.policy.prefetch.throttle import LONGEST, REST, WINDOW, PrefetchThrottle
 from core.types import StepRecord
 
 
@@ -29,19 +29,19 @@ def step(net_ms: float, phase: str = "decode", total_ms: float = 10.0) -> StepRe
     )
 
 
-def brake() -> tuple[Brake, list[str]]:
-    one, said = Brake(), list[str]()
+def throttle() -> tuple[PrefetchThrottle, list[str]]:
+    one, said = PrefetchThrottle(), list[str]()
     one.enabled, one.say = True, said.append
     return one, said
 
 
-def feed(one: Brake, count: int, net_ms: float) -> None:
+def feed(one: PrefetchThrottle, count: int, net_ms: float) -> None:
     for _ in range(count):
         one.note(step(net_ms))
 
 
 def test_a_loss_pauses_and_a_trial_that_pays_goes_on() -> None:
-    one, said = brake()
+    one, said = throttle()
     feed(one, 2 * WINDOW - 1, -1.0)  # the first window is for learning
     assert not one.paused
     feed(one, 1, -1.0)
@@ -57,7 +57,7 @@ def test_a_loss_pauses_and_a_trial_that_pays_goes_on() -> None:
 
 
 def test_what_is_near_nothing_neither_stops_it_nor_brings_it_back() -> None:
-    one, said = brake()
+    one, said = throttle()
     feed(one, 10 * WINDOW, -0.19)  # less than 2 % of 10 ms
     assert not one.paused and not said
     feed(one, WINDOW, -0.5)
@@ -68,7 +68,7 @@ def test_what_is_near_nothing_neither_stops_it_nor_brings_it_back() -> None:
 
 
 def test_pauses_grow_up_to_a_limit() -> None:
-    one, said = brake()
+    one, said = throttle()
     feed(one, 40 * LONGEST, -1.0)
     rests = [int(text.split(" in ")[1].split()[0]) for text in said if "paused" in text]
     assert rests[:3] == [REST, 2 * REST, 4 * REST] and rests[-1] == max(rests) == LONGEST
@@ -76,7 +76,7 @@ def test_pauses_grow_up_to_a_limit() -> None:
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_only_decoded_tokens_count_and_only_when_it_is_on(phase: str) -> None:
-    one, said = brake()
+    one, said = throttle()
     one.enabled = phase == "prefill"
     for _ in range(5 * WINDOW):
         one.note(step(-5.0, phase))
@@ -84,7 +84,7 @@ def test_only_decoded_tokens_count_and_only_when_it_is_on(phase: str) -> None:
 
 
 def test_another_setting_ends_a_pause() -> None:
-    one, _ = brake()
+    one, _ = throttle()
     feed(one, 2 * WINDOW, -1.0)
     assert one.paused
     one.restart()

@@ -20,7 +20,7 @@ from core.policy.predict.nets import estimator, path
 from core.policy.predict.nets.estimator import Estimator
 from core.policy.predict.nets.path import RoutingPath, State
 from core.policy.predict.path_reader import ROOM, WINDOW, PathReader
-from core.prediction.predictor_host import Foresight
+from core.prediction.predictor_host import PredictorHost
 from core.prediction.view import _asked
 from core.profile import Profile
 from core.types import ModelShape
@@ -86,12 +86,12 @@ def look(
 ) -> tuple[dict[int, Any], list[Layer]]:
     """Run a pass; what `what` finds at every layer, and what the layers did."""
     real: list[Layer] = []
-    foresight = Foresight(opened.model, opened.sites, opened.shape)
-    foresight.use("gate", {}, profile or opened.profile)
-    foresight.close()
-    foresight.predictor = looker = Looker(what)
-    foresight.profile = profile or opened.profile
-    foresight._watch = watch(opened.model, opened.sites, foresight._keep)
+    predictor_host = PredictorHost(opened.model, opened.sites, opened.shape)
+    predictor_host.use("gate", {}, profile or opened.profile)
+    predictor_host.close()
+    predictor_host.predictor = looker = Looker(what)
+    predictor_host.profile = profile or opened.profile
+    predictor_host._watch = watch(opened.model, opened.sites, predictor_host._keep)
     calls: list[Any] = []
 
     def experts(site: ExpertsSite, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -107,14 +107,14 @@ def look(
                 weights.clone(),
             )
         )
-        foresight.look(site.index, chosen.tolist(), weights)
+        predictor_host.look(site.index, chosen.tolist(), weights)
         result: torch.Tensor = ALL_EXPERTS_FUNCTIONS["grouped_mm"](site.module, hidden, chosen, weights)
         return result
 
     with watch(opened.model, opened.sites, calls.append), install(opened.model, opened.sites, experts):
-        foresight.begin(ids[0].tolist())
+        predictor_host.begin(ids[0].tolist())
         opened.model(ids)
-    foresight.close()
+    predictor_host.close()
     return looker.found, real
 
 
@@ -244,12 +244,12 @@ def test_what_a_pass_is_made_of(opened: Opened) -> None:
 
 
 def test_a_pass_nobody_announced_has_no_tokens(opened: Opened) -> None:
-    foresight = Foresight(opened.model, opened.sites, opened.shape)
-    foresight.predictor = looker = Looker(lambda view: view.tokens)
-    foresight.begin([1, 2])
+    predictor_host = PredictorHost(opened.model, opened.sites, opened.shape)
+    predictor_host.predictor = looker = Looker(lambda view: view.tokens)
+    predictor_host.begin([1, 2])
     for number in range(2):
         for layer in range(opened.shape.layers):
-            foresight.look(layer, [[0, 1]])
+            predictor_host.look(layer, [[0, 1]])
             assert looker.found[layer] == ([1, 2] if number == 0 else ())
 
 

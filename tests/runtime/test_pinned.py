@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.cache.expert_cache import Residency
+from core.cache.expert_cache import ExpertCache
 from core.cache.lease import Lease
 from core.policy.allocation.slots import waves
 from core.policy.eviction import GONE
@@ -28,13 +28,13 @@ PINS = [0, 5, 7, 13]  # two of layer 0, one of each other
 SIZES = [5, 3, 4]  # slots of each layer: pins and a token's experts fit
 
 
-def unlike(name: str, sizes: list[int] = SIZES) -> Residency:
-    residency = build(sum(sizes), eviction=name)
-    residency.hints.profile(np.zeros(LAYERS * EXPERTS), PINS)
-    residency.reshape(divide=lambda slots: sizes)
-    residency.pin(PINS)
-    residency.fill()
-    return residency
+def unlike(name: str, sizes: list[int] = SIZES) -> ExpertCache:
+    expert_cache = build(sum(sizes), eviction=name)
+    expert_cache.hints.profile(np.zeros(LAYERS * EXPERTS), PINS)
+    expert_cache.reshape(divide=lambda slots: sizes)
+    expert_cache.pin(PINS)
+    expert_cache.fill()
+    return expert_cache
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -43,89 +43,89 @@ def unlike(name: str, sizes: list[int] = SIZES) -> Residency:
 )
 @settings(deadline=None, max_examples=10)
 def test_pinned_experts_stay_whatever_happens(name: str, steps: list[tuple[int, list[int], bool]]) -> None:
-    residency = unlike(name)
+    expert_cache = unlike(name)
     for now, (layer, experts, ahead) in enumerate(steps):
-        residency.now = now
-        lease = hold(residency, layer, experts[:K])
+        expert_cache.now = now
+        lease = hold(expert_cache, layer, experts[:K])
         if ahead:
-            residency.prefetch([Guess((layer + 1) % LAYERS, e, 0.9) for e in experts], layer)
-        residency.release(lease)
-        assert all(residency.is_resident(eid) for eid in PINS)
-        residency.check_integrity()
-    residency.transfers.close()
+            expert_cache.prefetch([Guess((layer + 1) % LAYERS, e, 0.9) for e in experts], layer)
+        expert_cache.release(lease)
+        assert all(expert_cache.is_resident(eid) for eid in PINS)
+        expert_cache.check_integrity()
+    expert_cache.transfers.close()
 
 
 def test_pins_are_loaded_at_once_and_counted() -> None:
-    residency = build(LAYERS * 3)
-    residency.fill()
-    residency.take_counts()
-    residency.pin([5, 0])  # 0 is there already
-    size = residency.arena.codec.blob_bytes
-    assert residency.is_resident(5) and residency.take_counts().demand_bytes == size
-    lease = hold(residency, 0, [5, 4])
+    expert_cache = build(LAYERS * 3)
+    expert_cache.fill()
+    expert_cache.take_counts()
+    expert_cache.pin([5, 0])  # 0 is there already
+    size = expert_cache.arena.codec.blob_bytes
+    assert expert_cache.is_resident(5) and expert_cache.take_counts().demand_bytes == size
+    lease = hold(expert_cache, 0, [5, 4])
     assert {h.expert: h.outcome for h in lease.held} == {5: Outcome.HIT, 4: Outcome.MISS}
-    residency.release(lease)
+    expert_cache.release(lease)
     for other in (1, 2, 3, 4, 1, 2, 3):  # one slot is left to all others
-        residency.release(hold(residency, 0, [other]))
-        assert residency.is_resident(0) and residency.is_resident(5)
-    residency.pin([])
+        expert_cache.release(hold(expert_cache, 0, [other]))
+        assert expert_cache.is_resident(0) and expert_cache.is_resident(5)
+    expert_cache.pin([])
     for other in (1, 2, 3):
-        residency.release(hold(residency, 0, [other]))
-    assert not residency.is_resident(0) and not residency.is_resident(5)
+        expert_cache.release(hold(expert_cache, 0, [other]))
+    assert not expert_cache.is_resident(0) and not expert_cache.is_resident(5)
 
 
 def test_a_pinned_expert_leaves_when_there_is_no_other_choice() -> None:
-    residency = build(LAYERS * K)
-    residency.pin([0, 1])
-    residency.release(hold(residency, 0, [2, 3]))  # both slots of the layer are needed
-    assert not residency.is_resident(0) and not residency.is_resident(1)
-    residency.prefetch([Guess(1, 3, 0.9)], 0)
-    residency.check_integrity()
+    expert_cache = build(LAYERS * K)
+    expert_cache.pin([0, 1])
+    expert_cache.release(hold(expert_cache, 0, [2, 3]))  # both slots of the layer are needed
+    assert not expert_cache.is_resident(0) and not expert_cache.is_resident(1)
+    expert_cache.prefetch([Guess(1, 3, 0.9)], 0)
+    expert_cache.check_integrity()
 
 
 def test_a_prefetch_never_takes_a_pinned_slot() -> None:
-    residency = build(LAYERS * K)
-    residency.pin([6, 7])
-    residency.prefetch([Guess(1, 3, 0.9), Guess(1, 4, 0.8)], 0)
-    assert residency.is_resident(6) and residency.is_resident(7)
-    assert not residency.is_resident(9) and not residency.is_resident(10)
+    expert_cache = build(LAYERS * K)
+    expert_cache.pin([6, 7])
+    expert_cache.prefetch([Guess(1, 3, 0.9), Guess(1, 4, 0.8)], 0)
+    assert expert_cache.is_resident(6) and expert_cache.is_resident(7)
+    assert not expert_cache.is_resident(9) and not expert_cache.is_resident(10)
 
 
 @pytest.mark.parametrize("change", [dict(slots=9), dict(scope="global"), dict(slots=LAYERS * EXPERTS)])
 def test_pinned_experts_move_with_every_change_of_the_cache(change: dict[str, Any]) -> None:
-    residency = unlike("lru")
-    residency.divide = None
-    residency.pin([0, 7])
+    expert_cache = unlike("lru")
+    expert_cache.divide = None
+    expert_cache.pin([0, 7])
     for other in (1, 2, 3):
-        residency.release(hold(residency, 0, [other]))
-    residency.reshape(**change)
-    assert residency.is_resident(0) and residency.is_resident(7)
-    residency.check_integrity()
+        expert_cache.release(hold(expert_cache, 0, [other]))
+    expert_cache.reshape(**change)
+    assert expert_cache.is_resident(0) and expert_cache.is_resident(7)
+    expert_cache.check_integrity()
 
 
 def test_slots_move_between_layers_without_a_copy() -> None:
-    residency = build(LAYERS * 4)
-    residency.fill()
-    residency.take_counts()
-    residency.reshape(divide=lambda slots: [2, 4, slots - 6])
-    assert [residency.pool(layer).capacity for layer in range(LAYERS)] == [2, 4, 6]
-    assert len(residency.arena) == 12 and residency.take_counts().demand_bytes == 0
-    assert sum(residency.is_resident(6 + e) for e in range(EXPERTS)) == 4  # nobody of layer 1 had to go
-    residency.reshape(slots=10)
-    assert [residency.pool(layer).capacity for layer in range(LAYERS)] == [2, 4, 4]
-    residency.check_integrity()
+    expert_cache = build(LAYERS * 4)
+    expert_cache.fill()
+    expert_cache.take_counts()
+    expert_cache.reshape(divide=lambda slots: [2, 4, slots - 6])
+    assert [expert_cache.pool(layer).capacity for layer in range(LAYERS)] == [2, 4, 6]
+    assert len(expert_cache.arena) == 12 and expert_cache.take_counts().demand_bytes == 0
+    assert sum(expert_cache.is_resident(6 + e) for e in range(EXPERTS)) == 4  # nobody of layer 1 had to go
+    expert_cache.reshape(slots=10)
+    assert [expert_cache.pool(layer).capacity for layer in range(LAYERS)] == [2, 4, 4]
+    expert_cache.check_integrity()
 
 
-def replayed(residency: Residency, layer: int, wanted: list[int]) -> int:
+def replayed(expert_cache: ExpertCache, layer: int, wanted: list[int]) -> int:
     """A layer of a prompt as the engine computes it -> misses."""
     base = layer * EXPERTS
-    groups = waves(wanted, residency.room(layer), lambda e: residency.is_resident(base + e))
-    misses, lease, room = 0, None, residency.room(layer) > 1
+    groups = waves(wanted, expert_cache.room(layer), lambda e: expert_cache.is_resident(base + e))
+    misses, lease, room = 0, None, expert_cache.room(layer) > 1
     for i, group in enumerate(groups):
-        lease = lease or hold(residency, layer, group)
-        following: Lease | None = hold(residency, layer, groups[i + 1]) if i + 1 < len(groups) and room else None
+        lease = lease or hold(expert_cache, layer, group)
+        following: Lease | None = hold(expert_cache, layer, groups[i + 1]) if i + 1 < len(groups) and room else None
         misses += sum(h.outcome == Outcome.MISS for h in lease.held)
-        residency.release(lease)
+        expert_cache.release(lease)
         lease = following
     return misses
 

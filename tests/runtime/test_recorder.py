@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from core.cache.lease import Counts, Held
+from core.cache.lease import Counts, LeasedExpert
 from core.runtime.recorder import Recorder
 from core.types import ModelShape, Outcome, StepRecord
 
@@ -26,15 +26,15 @@ def record(recorder: Recorder, slot: Any) -> StepRecord:
     recorder.begin()
     for layer, rows in enumerate(IDS):
         wanted = sorted({expert for row in rows for expert in row})
-        recorder.layer(layer, rows, [Held(e, layer * 300 + e, slot, Outcome(e % 4), None) for e in wanted])
+        recorder.layer(layer, rows, [LeasedExpert(e, layer * 300 + e, slot, Outcome(e % 4), None) for e in wanted])
     return recorder.end("prefill", 2, 0.0, 0.01, 1, 1, {})
 
 
 def make() -> Recorder:
     ticket = SimpleNamespace(eid=301, bytes=64, demand=True, submitted_s=1.0, started_s=2.0, landed_s=3.0, disk_bytes=0)
-    residency = SimpleNamespace(take_counts=Counts, slots=3)
+    expert_cache = SimpleNamespace(take_counts=Counts, slots=3)
     transfers: Any = SimpleNamespace(take_finished=lambda: [ticket], device_stall_s=lambda: (0.0, 0.0), pace=None)
-    return Recorder(SHAPE, residency, transfers)  # type: ignore[arg-type]
+    return Recorder(SHAPE, expert_cache, transfers)  # type: ignore[arg-type]
 
 
 def check(step: StepRecord) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from core.cache.lease import Counts
-from core.cache.prefetch_cost import Toll, blocked_s
+from core.cache.prefetch_cost import PrefetchCost, blocked_s
 from core.memory.slot import Slot
 from core.memory.ticket import Ticket
 
@@ -33,25 +33,27 @@ def test_saved_less_cost() -> None:
     # Two copies of 3 s each were spared, one of them late: 1 s of waiting. The predictor took 0.5 s. A wasted prefetch
     # from 10 to 13 held up the demand submitted at 11 for 2 s; an expert it had displaced was fetched again in 3 s.
     # Computing waited 7 s in all, 6 s of it for demands: saved 6 - 1, cost 0.5 + (2 + 3), net -0.5 s.
-    toll, again = Toll(), copy(13.0, 16.0, True, 11.0)
-    toll.begin()
-    toll.predict_s = 0.5
+    prefetch_cost, again = PrefetchCost(), copy(13.0, 16.0, True, 11.0)
+    prefetch_cost.begin()
+    prefetch_cost.predict_s = 0.5
     used, late, wasted = copy(0.0, 3.0, False), copy(3.0, 6.0, False), copy(10.0, 13.0, False)
     counts = Counts(spared=[used, late], lost=[again])
-    assert toll.net_ms(counts, [used, late, wasted, again], 1.0, 7.0) == pytest.approx(-500.0)
+    assert prefetch_cost.net_ms(counts, [used, late, wasted, again], 1.0, 7.0) == pytest.approx(-500.0)
 
 
 def test_what_was_hidden_behind_computing_cost_nothing() -> None:
-    toll, demand, wasted = Toll(), copy(13.0, 16.0, True, 11.0), copy(10.0, 13.0, False)
-    assert toll.net_ms(Counts(), [wasted, demand], 0.0, 0.25) == pytest.approx(-250.0)  # held up for 2 s, waited .25
+    prefetch_cost, demand, wasted = PrefetchCost(), copy(13.0, 16.0, True, 11.0), copy(10.0, 13.0, False)
+    assert prefetch_cost.net_ms(Counts(), [wasted, demand], 0.0, 0.25) == pytest.approx(
+        -250.0
+    )  # held up for 2 s, waited .25
 
 
 def test_a_prefetch_that_is_under_way_when_a_pass_ends_holds_up_the_next_one() -> None:
-    toll = Toll()
-    assert toll.net_ms(Counts(), [copy(1.0, 9.0, False)], 0.0, 0.0) == 0.0
-    assert toll.net_ms(Counts(), [copy(9.0, 10.0, True, 8.0)], 0.0, 5.0) == pytest.approx(-1000.0)
-    assert toll.net_ms(Counts(), [copy(20.0, 21.0, True)], 0.0, 5.0) == 0.0
+    prefetch_cost = PrefetchCost()
+    assert prefetch_cost.net_ms(Counts(), [copy(1.0, 9.0, False)], 0.0, 0.0) == 0.0
+    assert prefetch_cost.net_ms(Counts(), [copy(9.0, 10.0, True, 8.0)], 0.0, 5.0) == pytest.approx(-1000.0)
+    assert prefetch_cost.net_ms(Counts(), [copy(20.0, 21.0, True)], 0.0, 5.0) == 0.0
 
 
 def test_without_prefetching_nothing_is_saved_and_nothing_lost() -> None:
-    assert Toll().net_ms(Counts(), [copy(1.0, 2.0, True, 0.5)], 0.0, 1.5) == 0.0
+    assert PrefetchCost().net_ms(Counts(), [copy(1.0, 2.0, True, 0.5)], 0.0, 1.5) == 0.0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from core.cache.expert_cache import Residency
+from core.cache.expert_cache import ExpertCache
 from core.cache.lease import Lease
 from core.engine import Engine
 from core.memory.ticket import QUEUED, Ticket
@@ -68,7 +68,7 @@ class Counted(VirtualLink):
 def written_down(link: Any) -> Iterator[list[tuple[Any, ...]]]:
     """Every copy that is queued or promoted on `link`, and every lease with what its requests met, in order."""
     events: list[tuple[Any, ...]] = []
-    submit, promote, acquire, call = link.submit, link.promote, Residency.acquire, MoEStep.__call__
+    submit, promote, acquire, call = link.submit, link.promote, ExpertCache.acquire, MoEStep.__call__
 
     def submitted(ticket: Ticket) -> Any:
         events.append(("demand" if ticket.demand else "prefetch", ticket.eid))
@@ -79,7 +79,7 @@ def written_down(link: Any) -> Iterator[list[tuple[Any, ...]]]:
             events.append(("promote", ticket.eid))
         return promote(ticket)
 
-    def acquired(self: Residency, layer: int, wanted: Any) -> Lease:
+    def acquired(self: ExpertCache, layer: int, wanted: Any) -> Lease:
         lease = acquire(self, layer, wanted)
         events.append((layer, *((held.expert, held.outcome.name) for held in lease.held)))
         return lease
@@ -92,6 +92,6 @@ def written_down(link: Any) -> Iterator[list[tuple[Any, ...]]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(link, "submit", submitted)
         patch.setattr(link, "promote", promoted)
-        patch.setattr(Residency, "acquire", acquired)
+        patch.setattr(ExpertCache, "acquire", acquired)
         patch.setattr(MoEStep, "__call__", reached)
         yield events

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.cache.expert_cache import Residency
+from core.cache.expert_cache import ExpertCache
 from core.cache.lease import Lease
 from core.engine import Engine
 from core.policy.allocation.slots import waves
@@ -38,18 +38,18 @@ def routes(seed: int, tokens: int, experts: int = EXPERTS, layers: int = LAYERS,
     return np.argsort(-(liked + noise), 2)[..., :k]
 
 
-def logged(slots: int, scope: str, name: str) -> tuple[Residency, list[int]]:
+def logged(slots: int, scope: str, name: str) -> tuple[ExpertCache, list[int]]:
     """A filled cache, and a list in which its policy writes down who leaves."""
-    residency, gone = build(slots, scope, name), list[int]()
-    residency.fill()
-    left = residency.policy.left
+    expert_cache, gone = build(slots, scope, name), list[int]()
+    expert_cache.fill()
+    left = expert_cache.policy.left
 
     def note(eid: Any) -> None:
         gone.append(eid)
         left(eid)
 
-    residency.policy.left = note  # type: ignore[method-assign]
-    return residency, gone
+    expert_cache.policy.left = note  # type: ignore[method-assign]
+    return expert_cache, gone
 
 
 def simulated(slots: int, scope: str, name: str, ids: Any) -> Replay:
@@ -91,17 +91,17 @@ def test_hits_and_victims_are_the_engines_own(name: str, scope: str, seed: int, 
     real.transfers.close()
 
 
-def prefill(residency: Residency, layer: int, wanted: Sequence[int]) -> list[bool]:
+def prefill(expert_cache: ExpertCache, layer: int, wanted: Sequence[int]) -> list[bool]:
     """A layer of a prompt as the engine computes it: in waves, the next one fetched beside the present one."""
-    capacity, base = residency.pool(layer).capacity, layer * EXPERTS
-    groups = waves(wanted, capacity, lambda e: residency.is_resident(base + e))
+    capacity, base = expert_cache.pool(layer).capacity, layer * EXPERTS
+    groups = waves(wanted, capacity, lambda e: expert_cache.is_resident(base + e))
     missed: list[bool] = []
     lease: Lease | None = None
     for i, group in enumerate(groups):
-        lease = lease or hold(residency, layer, group)
-        following = hold(residency, layer, groups[i + 1]) if i + 1 < len(groups) and capacity > 1 else None
+        lease = lease or hold(expert_cache, layer, group)
+        following = hold(expert_cache, layer, groups[i + 1]) if i + 1 < len(groups) and capacity > 1 else None
         missed += [h.outcome == Outcome.MISS for h in lease.held]
-        residency.release(lease)
+        expert_cache.release(lease)
         lease = following
     return missed
 
@@ -146,13 +146,13 @@ def test_sizes_side_by_side_are_what_each_is_alone() -> None:
 
 def restart(engine: Engine) -> None:
     """The cache as it is filled after a load, before anything was asked."""
-    residency = engine.residency
-    for pool in residency._pools:
-        for eid in residency._residents(pool):
-            residency.evict(pool, eid)
-    residency.reshape(make_policy=residency.make_policy)
-    residency.fill()
-    residency.now = 0
+    expert_cache = engine.expert_cache
+    for pool in expert_cache._pools:
+        for eid in expert_cache._residents(pool):
+            expert_cache.evict(pool, eid)
+    expert_cache.reshape(make_policy=expert_cache.make_policy)
+    expert_cache.fill()
+    expert_cache.now = 0
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_recorded_chat_replays_request_by_request(demo: Engine, change: dict[s
     trace, settings = FileTrace(tmp_path / "t"), demo.settings
     name, params = settings.choice("eviction")
     replay = Replay(
-        trace, maker(Config(name, 0, params=params)), [demo.residency.slots], str(settings["scope"]), "filled"
+        trace, maker(Config(name, 0, params=params)), [demo.expert_cache.slots], str(settings["scope"]), "filled"
     )
     (chunk,) = trace.chunks()
     assert len(chunk.sizes) == len(steps) > 8
@@ -203,7 +203,7 @@ def test_a_recorded_chat_replays_request_by_request(demo: Engine, change: dict[s
                 assert step.expert[of].tolist() == [*asked[hit].tolist(), *asked[~hit].tolist()]
         at += size
     assert np.flatnonzero(replay.cache.policy.score != GONE).tolist() == [
-        e for e in range(shape.total) if demo.residency.is_resident(e)
+        e for e in range(shape.total) if demo.expert_cache.is_resident(e)
     ]
     assert replay.tally.misses.sum() > 0
     assert (replay.tally.misses.sum() == replay.tally.requests.sum()) == (name == "none")

@@ -14,7 +14,7 @@ from core.profile import Profile
 from core.settings.config import Settings
 from core.simulate import BELADY, Clock, Config, simulate
 from core.simulate import run as run_module
-from core.simulate.prefetchers import Timed, timed
+from core.simulate.prefetchers import TimedConfig, timed
 from core.trace import ArrayTrace
 
 LAYERS, EXPERTS, K, SLOTS = 3, 16, 2, 24
@@ -115,5 +115,5 @@ def test_processes_and_neighbours_change_nothing(trace: ArrayTrace, monkeypatch:
 def test_the_timed_simulator_hits_alike(trace: ArrayTrace, asked: dict[str, Any], tmp_path: Path) -> None:
     one = config(trace, **asked)
     (plain,) = simulate(trace, [one])
-    (clocked,) = timed(trace, [Timed(one)], Clock(compute_ms=5.0, load_ms=0.5, expert_ms=0.1), 1000, processes=1)
+    (clocked,) = timed(trace, [TimedConfig(one)], Clock(compute_ms=5.0, load_ms=0.5, expert_ms=0.1), 1000, processes=1)
     assert clocked.hit_rate == pytest.approx(plain.hit_rate)

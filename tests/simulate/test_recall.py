@@ -10,7 +10,7 @@ import pytest
 
 from core.errors import TraceError
 from core.simulate import Clock, Config
-from core.simulate.prefetchers import Timed, timed
+from core.simulate.prefetchers import TimedConfig, timed
 from core.simulate.recall import recall
 from core.trace import ArrayTrace, Chunk, FileTrace, TraceWriter
 from core.trace.chunk import RANKED
@@ -20,8 +20,8 @@ from tests.simulate.test_engine import routes
 IDS = np.array([[[0, 1], [2, 3]], [[0, 2], [2, 3]], [[0, 2], [0, 1]]])
 
 
-def config(predictor: str, **params: Any) -> Timed:
-    return Timed(Config("lru", 8), predictor, params)
+def config(predictor: str, **params: Any) -> TimedConfig:
+    return TimedConfig(Config("lru", 8), predictor, params)
 
 
 def test_the_previous_token_s_experts_by_hand() -> None:
@@ -53,7 +53,7 @@ def test_prompts_are_learnt_from_but_not_counted() -> None:
 def test_it_grows_with_m_and_is_the_timed_simulator_s_at_k(name: str) -> None:
     layers, experts, k = 3, 16, 3
     trace = ArrayTrace(routes(1, 120, experts, layers, k), experts)
-    own = Timed(Config("lru", 24), name)
+    own = TimedConfig(Config("lru", 24), name)
     found = [recall(trace, own, m) for m in (k, 2 * k, 3 * k)]
     for layer in range(layers):
         at = [values[layer] or 0.0 for values in found]

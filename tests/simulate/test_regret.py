@@ -192,7 +192,8 @@ def test_the_chosen_policys_shadow_hits_what_the_engine_hits(demo: Engine, chang
     restart(demo)
     shape = demo.shape
     shadows = Shadows(
-        Setup(shape.layers, shape.experts, shape.top_k, demo.residency.slots, str(demo.settings["scope"]), POLICIES), 64
+        Setup(shape.layers, shape.experts, shape.top_k, demo.expert_cache.slots, str(demo.settings["scope"]), POLICIES),
+        64,
     )
     for question in ("What does json.dumps do?", "Who wrote Faust?"):
         for piece in demo.generate([{"role": "user", "content": question}], Sampling(max_new_tokens=16)):

@@ -12,9 +12,9 @@ from core.errors import SettingError, TraceError
 from core.settings.registry import variants
 from core.simulate import BELADY, Clock, Config, simulate
 from core.simulate import prefetchers as timed_module
-from core.simulate.prefetchers import ORACLE, Timed, TimedResult, timed
+from core.simulate.prefetchers import ORACLE, TimedConfig, TimedResult, timed
 from core.simulate.replayed import Replayed
-from core.simulate.timed_replay import Course
+from core.simulate.timed_replay import TimedReplay
 from core.simulate.trace_view import TraceView
 from core.trace import ArrayTrace, Chunk, FileTrace, TraceWriter
 from core.trace.chunk import RANKED
@@ -29,7 +29,7 @@ def trace(tokens: int = 150, seed: int = 0) -> ArrayTrace:
     return ArrayTrace(routes(seed, tokens, EXPERTS, LAYERS, K), EXPERTS)
 
 
-def one(source: Any, config: Timed, clock: Clock = CLOCK, **more: Any) -> TimedResult:
+def one(source: Any, config: TimedConfig, clock: Clock = CLOCK, **more: Any) -> TimedResult:
     return timed(source, [config], clock, BLOB, processes=1, **more)[0]
 
 
@@ -45,11 +45,11 @@ def test_a_token_by_hand() -> None:
     # Two layers, one expert each, 3 slots; attention 1 ms a layer, an expert 2 ms, a copy 4 ms, the head 1 ms: 7 ms of
     # computing. Both experts missing: 1, miss, +4 wait, +2, +1, miss, +4 wait, +2, +1 = 15 ms, of which 8 are stall.
     ids, clock = np.array([[[0], [0]]]), Clock(compute_ms=7.0, load_ms=4.0, expert_ms=2.0, head_ms=1.0)
-    plain = one(ArrayTrace(ids, 4), Timed(Config("lru", 4)), clock)
+    plain = one(ArrayTrace(ids, 4), TimedConfig(Config("lru", 4)), clock)
     assert (plain.tpot_ms, plain.stall_ms, plain.compute_ms) == pytest.approx((15.0, 8.0, 7.0))
 
     def told(*guesses: tuple[int, int, float]) -> tuple[Any, ...]:
-        course = Course(ArrayTrace(ids, 4), Config("lru", 4), Says(list(guesses)), clock, BLOB)
+        course = TimedReplay(ArrayTrace(ids, 4), Config("lru", 4), Says(list(guesses)), clock, BLOB)
         sums = course.run()["decode"]
         return (
             sums.compute_s * 1e3,
@@ -77,7 +77,7 @@ def test_without_a_predictor_it_is_the_plain_simulator() -> None:
         for scope, slots in (("layer", 24), ("global", 13)):
             cache = Config(name, slots, scope)
             (plain,) = simulate(source, [cache], clock=CLOCK)
-            found = one(source, Timed(cache))
+            found = one(source, TimedConfig(cache))
             assert found.hit_rate == pytest.approx(plain.hit_rate)
             assert found.tpot_ms == pytest.approx(plain.tpot_ms)
             assert found.net_ms == 0.0 and found.issued == found.prefetch_bytes == 0
@@ -90,7 +90,7 @@ def test_nothing_is_faster_than_the_bound_and_bytes_add_up(name: str) -> None:
     best, cache = simulate(source, [Config(BELADY, 24)])[0], Config("lru", 24)
     bound = max(CLOCK.compute_ms, (best.misses_per_token or 0.0) * CLOCK.load_ms)
     for deadline in (False, True):
-        found = one(source, Timed(cache, name, {}, deadline))
+        found = one(source, TimedConfig(cache, name, {}, deadline))
         assert found.tpot_ms is not None and found.tpot_ms >= bound
         assert found.compute_ms == pytest.approx(CLOCK.compute_ms)
         assert found.used + found.late + found.wasted <= found.issued <= found.used + found.late + found.wasted + 24
@@ -100,7 +100,7 @@ def test_nothing_is_faster_than_the_bound_and_bytes_add_up(name: str) -> None:
             found.wasted * BLOB,
             found.evicted * BLOB,
         )
-    oracle = one(source, Timed(cache, ORACLE))
+    oracle = one(source, TimedConfig(cache, ORACLE))
     assert oracle.tpot_ms is not None and bound - 1e-9 <= oracle.tpot_ms <= found.tpot_ms
     assert oracle.recall_by_layer == (1.0,) * LAYERS
 
@@ -118,26 +118,28 @@ def test_what_was_recorded_of_a_predictor_is_replayed(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "t", LAYERS, EXPERTS, K, predictor=("gate", settings)) as to:
         to.write(Chunk(chunk.ids, chunk.sizes, chunk.decode, chunk.rid, ranked=np.array(rows, RANKED)))
     recorded = FileTrace(tmp_path / "t")
-    found = one(recorded, Timed(Config("lru", 24), "gate"))
+    found = one(recorded, TimedConfig(Config("lru", 24), "gate"))
     assert found.replayed and found.recall_by_layer[1:] == (1.0,) * (LAYERS - 1) and found.recall_by_layer[0] == 0.0
-    assert (found.tpot_ms or 0) < (one(recorded, Timed(Config("lru", 24))).tpot_ms or 0)
+    assert (found.tpot_ms or 0) < (one(recorded, TimedConfig(Config("lru", 24))).tpot_ms or 0)
     with pytest.raises(TraceError, match="it has those of gate with width=0"):
-        one(recorded, Timed(Config("lru", 24), "gate", {"width": 2}))
+        one(recorded, TimedConfig(Config("lru", 24), "gate", {"width": 2}))
     with pytest.raises(TraceError, match=r"it has none\. Record it: chat --predictor gate"):
-        one(source, Timed(Config("lru", 24), "gate"))
+        one(source, TimedConfig(Config("lru", 24), "gate"))
 
 
 @pytest.mark.parametrize(
     ("config", "error", "why"),
     [
-        (Timed(Config("lru", 11)), SettingError, "11 slots are too few"),
-        (Timed(Config("psychic", 24)), SettingError, "no eviction called"),
-        (Timed(Config("lru", 24), "psychic"), SettingError, "no predictor called"),
-        (Timed(Config("lru", 24), "recent", {"tokens": 0}), SettingError, "between 1 and"),
-        (Timed(Config("lru", 24), "routing_path"), SettingError, "needs a profile"),
+        (TimedConfig(Config("lru", 11)), SettingError, "11 slots are too few"),
+        (TimedConfig(Config("psychic", 24)), SettingError, "no eviction called"),
+        (TimedConfig(Config("lru", 24), "psychic"), SettingError, "no predictor called"),
+        (TimedConfig(Config("lru", 24), "recent", {"tokens": 0}), SettingError, "between 1 and"),
+        (TimedConfig(Config("lru", 24), "routing_path"), SettingError, "needs a profile"),
     ],
 )
-def test_what_cannot_be_simulated_is_said_before_anything_runs(config: Timed, error: type[Exception], why: str) -> None:
+def test_what_cannot_be_simulated_is_said_before_anything_runs(
+    config: TimedConfig, error: type[Exception], why: str
+) -> None:
     with pytest.raises(error, match=why):
         one(trace(5), config)
 
@@ -163,7 +165,7 @@ def test_a_view_shows_what_the_trace_has_and_refuses_the_rest() -> None:
 
 
 def test_processes_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    configs = [Timed(Config("lru", 24), name) for name in ("recent", ORACLE)]
+    configs = [TimedConfig(Config("lru", 24), name) for name in ("recent", ORACLE)]
     alone = timed(trace(40), configs, CLOCK, BLOB, processes=1)
     monkeypatch.setattr(timed_module, "SMALL", 0)
     said: list[str] = []
@@ -174,9 +176,9 @@ def test_processes_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pinned_experts_and_shares_of_layers_are_kept() -> None:
     sizes = (10, 3, 5, 6)
     cache = Config("lru", 24, sizes=sizes, pinned=(0, 1, 2))
-    course = Course(trace(50), cache, Replayed(), CLOCK, BLOB, start="filled")
+    course = TimedReplay(trace(50), cache, Replayed(), CLOCK, BLOB, start="filled")
     course.run()
-    residency = course.residency
-    assert [residency.pool(layer).capacity for layer in range(LAYERS)] == list(sizes)
-    assert all(residency.is_resident(eid) for eid in (0, 1, 2))
-    residency.check_integrity()
+    expert_cache = course.expert_cache
+    assert [expert_cache.pool(layer).capacity for layer in range(LAYERS)] == list(sizes)
+    assert all(expert_cache.is_resident(eid) for eid in (0, 1, 2))
+    expert_cache.check_integrity()

@@ -15,7 +15,7 @@ import pytest
 from core.engine import Engine
 from core.settings.config import Sampling, Settings
 from core.simulate import Clock, Config
-from core.simulate.prefetchers import Timed, follow, predictor_for
+from core.simulate.prefetchers import TimedConfig, follow, predictor_for
 from core.trace import FileTrace, TraceWriter
 from core.types import StepRecord
 from tests.simulate.links import LAYER_S, Counted, Demanded, Instant, Never, written_down
@@ -33,12 +33,12 @@ def lived(engine: Engine, settings: dict[str, object], link: Any, path: Path) ->
     """Answer the questions over `link`, from a cache as after a load; the routing is recorded."""
     engine.change({**START, **settings})
     restart(engine)
-    engine.foresight.use(*engine.settings.choice("predictor"), None)  # it has learnt nothing yet
-    residency, step, recorder, kept = engine.residency, engine._step, engine.recorder, engine.transfers
+    engine.predictor_host.use(*engine.settings.choice("predictor"), None)  # it has learnt nothing yet
+    expert_cache, step, recorder, kept = engine.expert_cache, engine._step, engine.recorder, engine.transfers
     shape, steps = engine.shape, list[StepRecord]()
     recorder.forget()
-    residency.ahead.schedule.rhythm.__init__(shape.layers)  # type: ignore[misc]
-    residency.transfers = step._transfers = recorder._transfers = link
+    expert_cache.ahead.schedule.rhythm.__init__(shape.layers)  # type: ignore[misc]
+    expert_cache.transfers = step._transfers = recorder._transfers = link
     engine.keep(probs=False, ranks=True, tokens=False)
     try:
         with (
@@ -54,10 +54,10 @@ def lived(engine: Engine, settings: dict[str, object], link: Any, path: Path) ->
                         writer.add(piece.step, rid)
     finally:
         engine.keep(probs=False, ranks=False, tokens=False)
-        for eid in list(residency._tickets):  # what is queued there is never copied
-            if not link.landed(residency._tickets[eid]):
-                residency.evict(residency.pool(eid // shape.experts), eid)
-        residency.transfers = step._transfers = recorder._transfers = kept
+        for eid in list(expert_cache._tickets):  # what is queued there is never copied
+            if not link.landed(expert_cache._tickets[eid]):
+                expert_cache.evict(expert_cache.pool(eid // shape.experts), eid)
+        expert_cache.transfers = step._transfers = recorder._transfers = kept
     return events, steps
 
 
@@ -65,13 +65,13 @@ def replayed(engine: Engine, path: Path, link: Any, load_s: float) -> tuple[Even
     """The same trace in the simulator, on `link` if one is given."""
     settings, trace = engine.settings, FileTrace(path)
     cache = Config(
-        str(settings["eviction"]), engine.residency.slots, str(settings["scope"]), settings.choice("eviction")[1]
+        str(settings["eviction"]), engine.expert_cache.slots, str(settings["scope"]), settings.choice("eviction")[1]
     )
-    one = Timed(cache, *settings.choice("predictor"), bool(settings["prefetch_deadline"]))
+    one = TimedConfig(cache, *settings.choice("predictor"), bool(settings["prefetch_deadline"]))
     clock = Clock(compute_ms=1e3 * LAYER_S * trace.layers, load_ms=1e3 * load_s, expert_ms=0.0)
     course = follow(trace, one, clock, engine.sizes.blob, predictor_for(one, trace), start="filled")
     if link is not None:
-        course.link = course.residency.transfers = link
+        course.link = course.expert_cache.transfers = link
     with written_down(course.link) as events:
         sums = course.run()
     return events, {name: sum(getattr(s.counts, name) for s in sums.values()) for name in COUNTS}

@@ -15,7 +15,7 @@ from core.importing.sources import Source
 from core.importing.sources.gguf import open_gguf
 from core.importing.sources.gguf.blocks import EXACT, HELD, decode
 from core.importing.sources.gguf.held import choose
-from core.memory.codec import Coded, format_of, make_codec, numbers_of
+from core.memory.codec import QuantizedTensor, format_of, make_codec, numbers_of
 from tests.gguf_files import Choice, T, experts_in, make_gguf, random_blocks
 
 CPU = torch.device("cpu")
@@ -58,7 +58,7 @@ def stored(source: Source, name: str) -> torch.Tensor:
     return torch.from_numpy(np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type)))
 
 
-def bound(coded: Coded) -> torch.Tensor:
+def bound(coded: QuantizedTensor) -> torch.Tensor:
     """How far a weight may be off once scales and zeros are float16."""
     scale = coded.scale.float().abs().repeat_interleave(32, -1)
     if coded.zero is None:
@@ -128,13 +128,13 @@ def test_packed_experts_mean_what_the_file_says(arch: str, kind: str, tmp_path: 
         for name, weight in parts.items():
             off = (packed[name] - weight).abs()
             part = coded[name]
-            assert isinstance(part, Coded)
+            assert isinstance(part, QuantizedTensor)
             assert not off.any() if kind in EXACT else bool((off <= bound(part)).all())
 
 
 def through_codec(
     source: Source, folder: Path, format: str, layer: int = 0
-) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, Coded | torch.Tensor]]:
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, QuantizedTensor | torch.Tensor]]:
     """One expert: as read (dequantised), what its blob means in fp32, and as it is given to the codec."""
     shell = folder / "shell"
     shell.mkdir(exist_ok=True)
@@ -161,7 +161,7 @@ def test_experts_that_a_model_keeps_transposed_and_interleaved(tmp_path: Path) -
     with open_gguf(file) as source:
         assert (source.exact_format, source.label) == ("mxfp4", "GGUF MXFP4")
         parts, packed, given = through_codec(source, tmp_path, "mxfp4")
-        assert isinstance(given["gate_up_proj"], Coded) and given["gate_up_proj"].codes.shape == (64, 192)
+        assert isinstance(given["gate_up_proj"], QuantizedTensor) and given["gate_up_proj"].codes.shape == (64, 192)
         assert all(torch.equal(packed[name], parts[name]) for name in parts)
         gate = stored(source, "blk.0.ffn_gate_exps.weight")
         assert torch.equal(parts["gate_up_proj"][:, ::2], gate[1].t())
@@ -177,12 +177,12 @@ def test_a_mix_is_held_in_what_most_weights_have(tmp_path: Path) -> None:
             "down: Q6_K (1 of 2): rounded anew; Q4_K (1 of 2): codes kept, scales rounded to float16",
         )
         parts, packed, given = through_codec(source, tmp_path, "int4-g32")
-        assert isinstance(given["gate_up_proj"], Coded) and isinstance(given["down_proj"], torch.Tensor)
+        assert isinstance(given["gate_up_proj"], QuantizedTensor) and isinstance(given["down_proj"], torch.Tensor)
         assert torch.equal(given["down_proj"], stored(source, "blk.0.ffn_down_exps.weight")[1])
         error = (packed["down_proj"] - parts["down_proj"]).norm() / parts["down_proj"].norm()
         assert 0 < error < 0.12
         _, _, later = through_codec(source, tmp_path, "int4-g32", layer=1)
-        assert isinstance(later["down_proj"], Coded)
+        assert isinstance(later["down_proj"], QuantizedTensor)
         kept = through_codec(source, tmp_path, "int8-g32")
         assert (kept[1]["down_proj"] - kept[0]["down_proj"]).norm() / kept[0]["down_proj"].norm() < 0.01
 

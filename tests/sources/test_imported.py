@@ -43,7 +43,7 @@ def ours(pack: Path, dtype: str = "float32") -> torch.Tensor:
     engine = Engine.load(LoadSpec.checked(str(pack), Settings({"budget": "50%"}), dtype=dtype, context=64, threads=1))
 
     def before(step: int) -> None:
-        engine.residency.now += 1
+        engine.expert_cache.now += 1
 
     logits, _ = run(engine.model, engine.fresh_cache(), before, STEPS)
     assert engine.recorder.enabled

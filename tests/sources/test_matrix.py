@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, CompressedTensorsConfig, Mxfp4Con
 from core.hf import CheckpointReader, load_skeleton, meta_skeleton
 from core.importing.sources import open_source
 from core.memory.codec import make_codec
-from core.memory.codec.coded import Coded
+from core.memory.codec.coded import QuantizedTensor
 from tests import quantized
 from tests.quantized import Written, write, write_mxfp4
 
@@ -409,9 +409,13 @@ def coded_formats(reader: CheckpointReader, full: Any) -> set[str | None]:
         stacked = full.get_submodule(site.name)
         for expert in range(site.num_experts):
             parts = reader.read_coded(site.index, expert)
-            formats |= {p.format if isinstance(p, Coded) else None for n, p in parts.items() if site.parts[n].is_weight}
+            formats |= {
+                p.format if isinstance(p, QuantizedTensor) else None
+                for n, p in parts.items()
+                if site.parts[n].is_weight
+            }
             for part, found in parts.items():
-                if isinstance(found, Coded):
+                if isinstance(found, QuantizedTensor):
                     assert found.codes.shape == site.parts[part].shape
                     found = (found.turned() if site.is_transposed else found).dequantized()
                     found = found.t() if site.is_transposed else found

@@ -5,25 +5,25 @@ from __future__ import annotations
 import torch
 
 from core.hf.coded import Merger, Planes, spread
-from core.memory.codec.coded import Coded
+from core.memory.codec.coded import QuantizedTensor
 
 OUT, IN, GROUP = 6, 64, 32
 
 
-def coded(format: str = "int4-g32", zero: bool = True, seed: int = 0) -> Coded:
+def coded(format: str = "int4-g32", zero: bool = True, seed: int = 0) -> QuantizedTensor:
     random = torch.Generator().manual_seed(seed)
     scale = torch.rand(OUT, IN // GROUP, generator=random)
-    return Coded(
+    return QuantizedTensor(
         format, torch.randint(0, 16, (OUT, IN), dtype=torch.uint8, generator=random), scale, scale + 1 if zero else None
     )
 
 
-def weight(c: Coded) -> torch.Tensor:
+def weight(c: QuantizedTensor) -> torch.Tensor:
     shift = torch.zeros(1) if c.zero is None else spread(c.zero, c.codes.shape)
     return (c.codes.float() - 8) * spread(c.scale, c.codes.shape) + shift
 
 
-def check(parts: dict[str, Coded], convert: object, works: bool = True) -> None:
+def check(parts: dict[str, QuantizedTensor], convert: object, works: bool = True) -> None:
     merged = Merger().merge(parts, convert, "part")  # type: ignore[arg-type]
     assert (merged is not None) == works
     if merged is not None:

@@ -11,7 +11,7 @@ import torch
 from core.errors import ModelError
 from core.hf.stored import TensorFiles
 from core.importing.sources.decoded import Matrix, mismatch, rows
-from core.memory.codec.coded import Coded
+from core.memory.codec.coded import QuantizedTensor
 from core.memory.codec.tables import table
 from core.system.reading import parse_json
 
@@ -58,7 +58,7 @@ class BnbMatrix(Matrix):
             weight = (blocks * absmax[:, None]).view(-1)
         return rows(weight.view(self.shape), row)
 
-    def coded(self, row: int | None) -> Coded | None:
+    def coded(self, row: int | None) -> QuantizedTensor | None:
         if (
             self.kind != "nf4"
             or self._block % GROUP
@@ -68,7 +68,7 @@ class BnbMatrix(Matrix):
             return None
         groups = torch.Size(self.shape).numel() // GROUP
         scale = self._absmax().repeat_interleave(self._block // GROUP)[:groups]
-        return Coded(
+        return QuantizedTensor(
             "nf4",
             rows(self._codes().view(self.shape), row),
             rows(scale.view(*self.shape[:-1], self.shape[-1] // GROUP), row),

@@ -10,7 +10,7 @@ import torch
 from core.errors import ModelError
 from core.hf.stored import TensorFiles
 from core.hf.tensors import Shape, Stated
-from core.memory.codec.coded import Coded
+from core.memory.codec.coded import QuantizedTensor
 from core.system.wording import reason
 
 UNFIT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError)
@@ -28,7 +28,7 @@ class Matrix(ABC):
         """The weight, or `row` of its first dimension as [1, ...], computed in fp32 as its format defines it."""
 
     @abstractmethod
-    def coded(self, row: int | None) -> Coded | None:
+    def coded(self, row: int | None) -> QuantizedTensor | None:
         """The same as codes; None when none of our formats holds them exactly."""
 
 
@@ -55,7 +55,7 @@ class Decoded:
         except UNFIT as error:
             raise mismatch(name, f"its codes cannot be read ({reason(error)})") from error
 
-    def coded(self, name: str, row: int | None = None) -> Coded | None:
+    def coded(self, name: str, row: int | None = None) -> QuantizedTensor | None:
         """See `Tensors.coded`."""
         matrix = self.matrices.get(name)
         try:

@@ -13,7 +13,7 @@ import torch
 from core.errors import ModelError
 from core.hf.stored import TensorFiles
 from core.importing.sources.decoded import Matrix, mismatch, rows
-from core.memory.codec.coded import Coded, scales
+from core.memory.codec.coded import QuantizedTensor, scales
 
 FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2)
 SCALES = ("_scale_inv", "_scale")  # behind the weight's own name
@@ -48,7 +48,7 @@ class Fp8Matrix(Matrix):
             scale = scale.narrow(dim, 0, min(scale.shape[dim], weight.shape[dim]))  # the last block may be cut off
         return weight.mul_(scale).to(self._dtype)
 
-    def coded(self, row: int | None) -> Coded | None:
+    def coded(self, row: int | None) -> QuantizedTensor | None:
         return None
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from core.importing.sources.decoded import Matrix, rows
-from core.memory.codec.coded import Coded
+from core.memory.codec.coded import QuantizedTensor
 
 GROUPS = (128, 64, 32)  # of our 4-bit formats
 
@@ -36,7 +36,7 @@ class Integers(NamedTuple):
         groups = self.codes.view(*self.scale.shape, -1).float()
         return ((groups - points) * self.scale.float()[..., None]).view(self.codes.shape)
 
-    def coded(self, symmetric: bool, by_row: bool) -> Coded | None:
+    def coded(self, symmetric: bool, by_row: bool) -> QuantizedTensor | None:
         """As codes of one of our formats; None when none is exact. `symmetric`: without zeros, if the codes allow it;
         `by_row`: the one scale of a row is meant as that, and not as a group that happens to be as wide.
 
@@ -54,17 +54,21 @@ class Integers(NamedTuple):
             return None
         scale = self.scale.repeat_interleave(group // ours, 1)
         if middle and (symmetric or self.points is None):
-            return Coded(f"int4-g{ours}-sym", self.codes, scale, None)
+            return QuantizedTensor(f"int4-g{ours}-sym", self.codes, scale, None)
         if self.scale.dtype == torch.float32 or self.points is None:
             return None
         zero = (self.middle - self.points).float() * self.scale.float()
-        return Coded(f"int4-g{ours}", self.codes, scale, zero.repeat_interleave(group // ours, 1))
+        return QuantizedTensor(f"int4-g{ours}", self.codes, scale, zero.repeat_interleave(group // ours, 1))
 
-    def _eight(self, group: int, by_row: bool) -> Coded | None:
+    def _eight(self, group: int, by_row: bool) -> QuantizedTensor | None:
         codes = (self.codes ^ 0x80).view(torch.int8)  # code - 128
         if self.scale.shape[1] == 1 and by_row:
-            return Coded("int8", codes, self.scale, None)
-        return Coded("int8-g32", codes, self.scale.repeat_interleave(group // 32, 1), None) if group % 32 == 0 else None
+            return QuantizedTensor("int8", codes, self.scale, None)
+        return (
+            QuantizedTensor("int8-g32", codes, self.scale.repeat_interleave(group // 32, 1), None)
+            if group % 32 == 0
+            else None
+        )
 
 
 class IntegerMatrix(Matrix):
@@ -80,11 +84,11 @@ class IntegerMatrix(Matrix):
     def read(self, row: int | None) -> torch.Tensor:
         return rows(self.unpack().dequantize(), row)
 
-    def coded(self, row: int | None) -> Coded | None:
+    def coded(self, row: int | None) -> QuantizedTensor | None:
         coded = self.unpack().coded(self.symmetric, self.by_row)
         if coded is None or row is None:
             return coded
-        return Coded(coded.format, *(None if t is None else rows(t, row) for t in coded[1:]))  # type: ignore[arg-type]
+        return QuantizedTensor(coded.format, *(None if t is None else rows(t, row) for t in coded[1:]))  # type: ignore[arg-type]
 
 
 def order_of(index: torch.Tensor, groups: int) -> torch.Tensor | None:

@@ -12,7 +12,7 @@ import torch
 
 from core.hf.stored import TensorFiles
 from core.importing.sources.decoded import Matrix, mismatch, stored
-from core.memory.codec.coded import Coded
+from core.memory.codec.coded import QuantizedTensor
 
 GROUP = 32
 
@@ -31,14 +31,14 @@ class Mxfp4Matrix(Matrix):
     def read(self, row: int | None) -> torch.Tensor:
         return self._rows(row).dequantized().transpose(1, 2).contiguous()
 
-    def coded(self, row: int | None) -> Coded:
+    def coded(self, row: int | None) -> QuantizedTensor:
         coded = self._rows(row).turned()
-        return Coded(coded.format, coded.codes.contiguous(), coded.scale.contiguous(), None)
+        return QuantizedTensor(coded.format, coded.codes.contiguous(), coded.scale.contiguous(), None)
 
-    def _rows(self, row: int | None) -> Coded:
+    def _rows(self, row: int | None) -> QuantizedTensor:
         """[experts, out, in], as stored."""
         codes = _halves(self._files.read(f"{self._name}_blocks", row)).flatten(2)
-        return Coded("mxfp4", codes, self._files.read(f"{self._name}_scales", row), None)
+        return QuantizedTensor("mxfp4", codes, self._files.read(f"{self._name}_scales", row), None)
 
 
 class PackedMxfp4Matrix(Matrix):
@@ -54,9 +54,9 @@ class PackedMxfp4Matrix(Matrix):
     def read(self, row: int | None) -> torch.Tensor:
         return self.coded(row).dequantized()
 
-    def coded(self, row: int | None) -> Coded:
+    def coded(self, row: int | None) -> QuantizedTensor:
         scale = self._files.read(f"{self._prefix}.weight_scale", row).view(torch.uint8)
-        return Coded("mxfp4", _halves(self._files.read(f"{self._prefix}.weight_packed", row)), scale, None)
+        return QuantizedTensor("mxfp4", _halves(self._files.read(f"{self._prefix}.weight_packed", row)), scale, None)
 
 
 def _halves(raw: torch.Tensor) -> torch.Tensor:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 
 from core.memory.codec.base import ALIGN, Codec, Field, Layout, PartSpec, SlotParts
-from core.memory.codec.coded import Coded
-from core.memory.codec.direct import Direct, supported
+from core.memory.codec.coded import QuantizedTensor
+from core.memory.codec.direct import FusedCodec, supported
 from core.memory.codec.formats import FORMATS, Format, Numbers, format_of, numbers_of
 from core.memory.codec.grouped import Grouped
 from core.memory.codec.plain import Plain
@@ -17,12 +17,12 @@ __all__ = [
     "ALIGN",
     "FORMATS",
     "Codec",
-    "Coded",
     "Field",
     "Format",
     "Layout",
     "Numbers",
     "PartSpec",
+    "QuantizedTensor",
     "SlotParts",
     "format_of",
     "make_codec",
@@ -48,4 +48,4 @@ def make_codec(
     if chosen.is_plain:
         return Plain(*made)
     portable = Grouped(*made)
-    return Direct(*made) if supported(portable) else portable
+    return FusedCodec(*made) if supported(portable) else portable

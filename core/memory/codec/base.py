@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from core.memory.codec.coded import Coded
+from core.memory.codec.coded import QuantizedTensor
 from core.memory.codec.formats import Format, Numbers
 
 Entries = dict[str, tuple[torch.dtype, tuple[int, ...]]]  # number type and shape of named tensors, in order
@@ -115,7 +115,7 @@ class Codec(Protocol):
     def out_in(self, part: str) -> tuple[int, int]:
         """(out, in) features of a matrix, however the model stores it."""
 
-    def encode(self, parts: Mapping[str, torch.Tensor | Coded]) -> torch.Tensor:
+    def encode(self, parts: Mapping[str, torch.Tensor | QuantizedTensor]) -> torch.Tensor:
         """Host bytes (uint8 [blob_bytes], CPU) of one expert given in the model's own layout and any float dtype.
 
         Codes of the codec's own format are taken over bit for bit; other codes are rounded anew from their values.
@@ -165,13 +165,15 @@ class Base:
         rows, columns = self.specs[part].shape
         return (columns, rows) if self.is_transposed else (rows, columns)
 
-    def rows(self, weight: torch.Tensor | Coded, at: slice = ALL) -> torch.Tensor:
+    def rows(self, weight: torch.Tensor | QuantizedTensor, at: slice = ALL) -> torch.Tensor:
         """Some rows of a matrix as [out, in] fp32 on the codec's device, to be quantised there."""
-        if isinstance(weight, Coded):
+        if isinstance(weight, QuantizedTensor):
             return (weight.turned() if self.is_transposed else weight).part(at).to(self.device).dequantized()
         return (weight.t() if self.is_transposed else weight)[at].to(self.device, torch.float32).contiguous()
 
-    def begin_blob(self, parts: Mapping[str, torch.Tensor | Coded]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def begin_blob(
+        self, parts: Mapping[str, torch.Tensor | QuantizedTensor]
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """A blob with the biases filled in, and typed views of everything in it."""
         blob = torch.zeros(self.blob_layout.bytes, dtype=torch.uint8)
         views = self.blob_layout.views(blob)

@@ -10,7 +10,7 @@ from core.memory.codec.formats import Format, format_of
 from core.memory.codec.tables import table
 
 
-class Coded(NamedTuple):
+class QuantizedTensor(NamedTuple):
     """One matrix in the checkpoint's own quantization, unpacked and oriented [out, in] (or as the model stores it).
 
     weight = (code - 2 ** (bits - 1)) * scale + zero, or table[code] * scale; `format` names a format of
@@ -22,22 +22,24 @@ class Coded(NamedTuple):
     scale: torch.Tensor  # [..., out, in / group] fp16, bf16 or fp32; mxfp4: uint8 exponents, 2 ** (e - 127)
     zero: torch.Tensor | None  # [..., out, in / group] fp16, bf16 or fp32; None = symmetric or table
 
-    def to(self, device: torch.device) -> Coded:
+    def to(self, device: torch.device) -> QuantizedTensor:
         """The same on another device."""
         zero = self.zero if self.zero is None else self.zero.to(device)
-        return Coded(self.format, self.codes.to(device), self.scale.to(device), zero)
+        return QuantizedTensor(self.format, self.codes.to(device), self.scale.to(device), zero)
 
-    def part(self, at: slice) -> Coded:
+    def part(self, at: slice) -> QuantizedTensor:
         """Some rows of codes that are oriented [out, in]."""
-        return Coded(self.format, self.codes[at], self.scale[at], None if self.zero is None else self.zero[at])
+        return QuantizedTensor(
+            self.format, self.codes[at], self.scale[at], None if self.zero is None else self.zero[at]
+        )
 
-    def turned(self) -> Coded:
+    def turned(self) -> QuantizedTensor:
         """Transposed: from [in, out] with scales [in / group, out] to [out, in] with [out, in / group], or back."""
         scale, zero = (
             t if t is None or t.dim() < self.codes.dim() else t.transpose(-1, -2) for t in (self.scale, self.zero)
         )
         assert scale is not None
-        return Coded(self.format, self.codes.transpose(-1, -2), scale, zero)
+        return QuantizedTensor(self.format, self.codes.transpose(-1, -2), scale, zero)
 
     def dequantized(self) -> torch.Tensor:
         """The weights of codes that are oriented [..., out, in], in fp32."""

@@ -13,7 +13,7 @@ from core.memory.codec.matrix import matrix
 from core.memory.codec.native.products import FEW, Products, serves
 
 
-class Direct(Grouped):
+class FusedCodec(Grouped):
     """A slot keeps what the portable form keeps; `weight` stays its reference."""
 
     direct = True

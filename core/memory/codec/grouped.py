@@ -12,7 +12,7 @@ import torch
 from core.errors import ModelError
 from core.memory.codec.base import Base, Entries, PartSpec, SlotParts
 from core.memory.codec.bits import PLANES, pack, unpack
-from core.memory.codec.coded import Coded, dequantize
+from core.memory.codec.coded import QuantizedTensor, dequantize
 from core.memory.codec.formats import FORMATS, Format, Numbers
 from core.memory.codec.quantize import CHUNK, Rounded, quantize
 
@@ -54,11 +54,11 @@ class Grouped(Base):
             fields[f"{part}.zero"] = (self.numbers.zero, groups)
         return fields
 
-    def encode(self, parts: Mapping[str, torch.Tensor | Coded]) -> torch.Tensor:
+    def encode(self, parts: Mapping[str, torch.Tensor | QuantizedTensor]) -> torch.Tensor:
         blob, views = self.begin_blob(parts)
         for name in self.weights:
             given = parts[name]
-            if isinstance(given, Coded) and given.format == self.name:
+            if isinstance(given, QuantizedTensor) and given.format == self.name:
                 given = given.turned() if self.is_transposed else given
                 self._write(views, name, slice(None), Rounded(given.codes, given.scale, given.zero))
                 continue

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from core.memory.codec import Codec, PartSpec, SlotParts, make_codec
-from core.memory.codec.direct import Direct
+from core.memory.codec.direct import FusedCodec
 from core.settings.formats import LOADABLE
 
 Linear = Callable[[SlotParts, str, torch.Tensor], torch.Tensor]
@@ -109,7 +109,7 @@ def main(hidden: int = 2048, inner: int = 768, dtype: str = "bfloat16") -> None:
             f"{name:<15}{codec.blob_bytes / 1e6:>8.2f}{codec.slot_bytes / 1e6:>8.2f}{ffn_error(codec, parts):>8.4f}"
             f"{encode:>8.1f}{place:>6.2f} |       {_relative(times, base)}"
         )
-        if isinstance(codec, Direct):
+        if isinstance(codec, FusedCodec):
             for mark, linear in ((">", codec.coded), ("*", codec.unpacked)):
                 times = [products(linear, slots, x) for x in inputs]
                 print(f"{f'{name} {mark}':<53}|       {_relative(times, base)}")

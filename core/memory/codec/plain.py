@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from core.memory.codec.base import Base, PartSpec, SlotParts
-from core.memory.codec.coded import Coded
+from core.memory.codec.coded import QuantizedTensor
 from core.memory.codec.formats import Format, Numbers
 
 
@@ -28,11 +28,11 @@ class Plain(Base):
             {n: (numbers.weight, s.shape) for n, s in specs.items()}, {n: (dtype, s.shape) for n, s in specs.items()}
         )
 
-    def encode(self, parts: Mapping[str, torch.Tensor | Coded]) -> torch.Tensor:
+    def encode(self, parts: Mapping[str, torch.Tensor | QuantizedTensor]) -> torch.Tensor:
         blob, views = self.begin_blob(parts)
         for name in self.weights:
             given = parts[name]
-            if isinstance(given, Coded):
+            if isinstance(given, QuantizedTensor):
                 given = self.rows(given).t() if self.is_transposed else self.rows(given)
             views[name].copy_(given)
         return blob

@@ -1,7 +1,7 @@
 """Eviction policies, one small file each; importing this package registers them."""
 
 from core.policy.eviction import fifo, finemoe, lcp, least_stale, lfu, lru, none, plec, random, static
-from core.policy.eviction.base import GONE, Eviction, Roster, victim
+from core.policy.eviction.base import GONE, Eviction, ExpertIndex, victim
 from core.policy.eviction.belady import NEVER, Belady
 
 __all__ = [
@@ -9,7 +9,7 @@ __all__ = [
     "NEVER",
     "Belady",
     "Eviction",
-    "Roster",
+    "ExpertIndex",
     "fifo",
     "finemoe",
     "lcp",

@@ -22,7 +22,7 @@ GONE = np.inf  # the score of an expert that is not resident
 RECENT = 2.0**-32  # times a tick: a fraction of one, so that whole numbers are told apart first
 
 
-class Roster:
+class ExpertIndex:
     """The experts a policy orders: `copies` caches x layers x experts. id = (copy * layers + layer) * experts + expert.
 
     `layer_of` and `eid` [size] = the layer of an id, and its number within its copy. The arrays of `hints` are there
@@ -63,7 +63,7 @@ class Eviction:
     moves: ClassVar[bool] = False  # True: scores also change with time, so `scores` works them out anew
     heeds: ClassVar[bool] = False  # True: they depend on what predictors tell in roster.hints
 
-    def __init__(self, roster: Roster) -> None:
+    def __init__(self, roster: ExpertIndex) -> None:
         self.roster = roster
         self.score: Floats = np.full(roster.size, GONE)  # GONE for what is not resident, and for nothing else
         self._kept: tuple[int, Floats] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from core.policy.eviction.base import Eviction, Floats, Ids, Roster
+from core.policy.eviction.base import Eviction, ExpertIndex, Floats, Ids
 
 NEVER = 2**31 - 1
 
@@ -15,7 +15,7 @@ class Belady(Eviction):
     Score: minus the pass of the next use, of which `foresee` must tell before each use.
     """
 
-    def __init__(self, roster: Roster) -> None:
+    def __init__(self, roster: ExpertIndex) -> None:
         super().__init__(roster)
         self._next: Floats = np.full(roster.size, float(NEVER))
 

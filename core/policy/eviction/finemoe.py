@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from core.policy.eviction.base import Eviction, Floats, Ids, Roster
+from core.policy.eviction.base import Eviction, ExpertIndex, Floats, Ids
 from core.settings.registry import register
 
 
@@ -26,7 +26,7 @@ class FineMoE(Eviction):
     moves: ClassVar[bool] = True
     heeds: ClassVar[bool] = True
 
-    def __init__(self, roster: Roster) -> None:
+    def __init__(self, roster: ExpertIndex) -> None:
         super().__init__(roster)
         self._uses: Floats = np.ones(roster.size)
 

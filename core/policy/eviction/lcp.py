@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from core.policy.eviction.base import Eviction, Floats, Ids, Roster
+from core.policy.eviction.base import Eviction, ExpertIndex, Floats, Ids
 from core.settings.registry import Param, register
 
 
@@ -40,7 +40,7 @@ class LCP(Eviction):
     have in common; and it stays the same while an expert is unused: log2 mu + last use x log2(1 / rho) / omega.
     """
 
-    def __init__(self, roster: Roster, rho: float = 0.25, omega: int = 128) -> None:
+    def __init__(self, roster: ExpertIndex, rho: float = 0.25, omega: int = 128) -> None:
         super().__init__(roster)
         self._fade = math.log2(1.0 / rho) / omega
         self._uses: npt.NDArray[np.int64] = np.zeros(roster.size, np.int64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from core.policy.eviction.base import RECENT, Eviction, Floats, Ids, Roster
+from core.policy.eviction.base import RECENT, Eviction, ExpertIndex, Floats, Ids
 from core.settings.registry import Param, register
 
 
@@ -36,7 +36,7 @@ class LFU(Eviction):
     experts as halving all older ones would, without touching them. Kept as its logarithm, it cannot overflow.
     """
 
-    def __init__(self, roster: Roster, half_life: int = 0) -> None:
+    def __init__(self, roster: ExpertIndex, half_life: int = 0) -> None:
         super().__init__(roster)
         self._half_life = half_life
         self._count: Floats = np.full(roster.size, -1e300) if half_life else np.zeros(roster.size)

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from core.policy.eviction.base import Eviction, Floats, Ids, Roster
+from core.policy.eviction.base import Eviction, ExpertIndex, Floats, Ids
 from core.settings.registry import Param, register
 
 WORD = 0xFFFFFFFF
@@ -26,7 +26,7 @@ class RandomEviction(Eviction):
 
     moves: ClassVar[bool] = True
 
-    def __init__(self, roster: Roster, seed: int = 0) -> None:
+    def __init__(self, roster: ExpertIndex, seed: int = 0) -> None:
         super().__init__(roster)
         self._seed = seed
         self._hash = _mixed(roster.eid.astype(np.uint32))

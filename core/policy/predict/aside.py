@@ -27,7 +27,7 @@ class Worker(Protocol):
         """b"": nothing came of it."""
 
 
-class Beside(Protocol):
+class AsyncWorker(Protocol):
     """A worker somewhere. Used by one thread."""
 
     @property
@@ -51,8 +51,8 @@ class Beside(Protocol):
         """End it; nothing more comes of it. May be called twice."""
 
 
-class AtOnce:
-    """`Beside` that works when it is given something."""
+class InlineWorker:
+    """`AsyncWorker` that works when it is given something."""
 
     ready, behind = True, 0
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from core.policy.predict.aside import Beside, Task
+from core.policy.predict.aside import AsyncWorker, Task
 
 Floats = npt.NDArray[np.floating]
 Net = tuple[Mapping[str, int], Mapping[str, npt.NDArray[Any]]]  # a network's configuration and its weights
@@ -112,7 +112,7 @@ class Predictor(Protocol):
     executes: ClassVar[bool] = False  # True: it always tells the next layer's whole routing, by `ask` or `estimate`
     needs: ClassVar[tuple[str, ...]] = ()  # parts of the profile (core.profile.PARTS) that it cannot do without
     patient: bool = False  # True in replays: it waits for what is worked out beside
-    beside: Beside | None = None  # where its task is worked on; without, at once and here
+    beside: AsyncWorker | None = None  # where its task is worked on; without, at once and here
 
     def task(self, view: View) -> Task | None:
         """What is to be worked out beside it, from `view.profile` and the sizes; None: nothing."""

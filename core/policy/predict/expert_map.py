@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import ClassVar
 
-from core.policy.predict.aside import AtOnce, Beside, Task
+from core.policy.predict.aside import AsyncWorker, InlineWorker, Task
 from core.policy.predict.base import Guess, Later, Predictor, View
 from core.policy.predict.map_search import MapSearch, followed, opened, read
 from core.settings.registry import Param, register
@@ -89,7 +89,7 @@ class ExpertMap(Predictor):
             "dynamic": int(dynamic),
             "learn": int(learn),
         }
-        self.beside: Beside | None = None
+        self.beside: AsyncWorker | None = None
         self._number = 0  # of the pass
         self._begun = self._skipped = False
         self._ahead: deque[tuple[bytes, Later]] = deque()  # messages whose numbers the device still works out
@@ -123,14 +123,14 @@ class ExpertMap(Predictor):
         if self.beside is not None:
             self.beside.close()
 
-    def _start(self, view: View) -> Beside:
+    def _start(self, view: View) -> AsyncWorker:
         """Another pass."""
-        self.beside = self.beside or AtOnce(MapSearch(self.task(view)))
+        self.beside = self.beside or InlineWorker(MapSearch(self.task(view)))
         self._number += 1
         self._skipped = self.beside.behind > BEHIND * view.layers
         return self.beside
 
-    def _collect(self, beside: Beside, view: View) -> list[Guess]:
+    def _collect(self, beside: AsyncWorker, view: View) -> list[Guess]:
         """What has been found by now for layers that are still ahead, by falling p / (l - l_now)."""
         while self._ahead and (self.patient or self._ahead[0][1].ready()):
             head, later = self._ahead.popleft()

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from core.policy.predict.aside import AtOnce, Beside, Task
+from core.policy.predict.aside import AsyncWorker, InlineWorker, Task
 from core.policy.predict.base import Guess, Predictor, View
 from core.policy.predict.path_reader import PathReader, answered, asked
 from core.policy.predict.ranking import FLOOR, WIDTH, best
@@ -53,7 +53,7 @@ class RoutingPath(Predictor):
 
     def __init__(self, distance: int = 4, width: int = 0, floor: float = 0.0) -> None:
         self._distance, self._width, self._floor = distance, width, floor
-        self.beside: Beside | None = None
+        self.beside: AsyncWorker | None = None
         self._request: int | None = None
         self._number = 0  # of the pass
         self._tokens = 0  # in it
@@ -63,7 +63,7 @@ class RoutingPath(Predictor):
         return Task("path", *view.path())
 
     def begin(self, view: View) -> Sequence[Guess]:
-        self.beside = self.beside or AtOnce(PathReader(self.task(view)))
+        self.beside = self.beside or InlineWorker(PathReader(self.task(view)))
         self._number, self._tokens = self._number + 1, len(view.tokens)
         fresh, self._request = view.request != self._request, view.request
         self.beside.give(asked(self._number, fresh, view.tokens))

@@ -13,7 +13,7 @@ LONGEST = 4096  # ... up to this
 MARGIN = 0.02  # of a token's time: what the loss must exceed before prefetching is paused
 
 
-class Brake:
+class PrefetchThrottle:
     """Judges by the net milliseconds of decoded tokens (core.cache.prefetch_cost). The first WINDOW of them,
     after a start or a pause, only warm up what learns.
 

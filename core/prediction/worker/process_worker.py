@@ -32,9 +32,9 @@ def parts(memory: memoryview) -> tuple[memoryview, Ring, Ring]:
     return memory[:SIGNS].cast("q"), Ring(memory[SIGNS:middle]), Ring(memory[middle:SIZE])
 
 
-class Apart:
-    """core.policy.predict.aside.Beside. It starts on its own while whoever made it goes on; messages given meanwhile
-    are worked on then. One that ends unasked is said once in the log, and nothing comes of it any more."""
+class ProcessWorker:
+    """A core.policy.predict.aside.AsyncWorker in a process of its own. It starts in the background; messages sent
+    meanwhile are worked on then. When the process dies, the log says so once, and no more answers come."""
 
     def __init__(self, task: Task, command: Sequence[str] = COMMAND) -> None:
         self._memory, word, self._files = share(SIZE)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 
-from core.memory.codec.coded import Coded
+from core.memory.codec.coded import QuantizedTensor
 
 HELD = {
     "Q8_0": "int8-g32",
@@ -33,7 +33,7 @@ SUPER = 256  # weights of a K block
 NOT_A_NUMBER = 255  # as an E8M0 exponent
 
 
-def decode(type: str, raw: torch.Tensor) -> Coded | None:
+def decode(type: str, raw: torch.Tensor) -> QuantizedTensor | None:
     """Codes of rows of blocks, uint8 [..., bytes of a row] -> [..., weights of a row].
 
     None where no format holds this type, or where these very scales are not finite as float16.
@@ -50,7 +50,7 @@ def decode(type: str, raw: torch.Tensor) -> Coded | None:
     if not usable:
         return None
     zero = None if zero is None else zero.reshape(*leading, -1)
-    return Coded(HELD[type], codes.reshape(*leading, -1), scale.reshape(*leading, -1), zero)
+    return QuantizedTensor(HELD[type], codes.reshape(*leading, -1), scale.reshape(*leading, -1), zero)
 
 
 Blocks = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]

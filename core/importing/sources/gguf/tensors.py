@@ -13,7 +13,7 @@ from core.hf.tensors import Stated
 from core.importing.sources.gguf.blocks import decode
 from core.importing.sources.gguf.files import OpenFiles
 from core.importing.sources.gguf.header import Entry, gguf_package
-from core.memory.codec.coded import Coded
+from core.memory.codec.coded import QuantizedTensor
 
 PLAIN = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 CHUNK = 16 << 20  # bytes dequantised at a time
@@ -76,7 +76,7 @@ class GgufTensors:
         merged = recipe.merge([self._weights(p, index, dtype) for p in recipe.pieces])
         return (merged if row is not None else merged.reshape(recipe.shape)).contiguous()
 
-    def coded(self, name: str, row: int | None = None) -> Coded | None:
+    def coded(self, name: str, row: int | None = None) -> QuantizedTensor | None:
         recipe = self._recipes[name]
         if not recipe.is_expert or (row is not None and not self._is_stack(recipe)):
             return None
@@ -90,7 +90,7 @@ class GgufTensors:
             return (merged if row is not None or recipe.expert is None else merged.squeeze(0)).contiguous()
 
         zeros = [c.zero for c in codes if c.zero is not None]
-        return Coded(
+        return QuantizedTensor(
             codes[0].format,
             merge([c.codes for c in codes]),
             merge([c.scale for c in codes]),
@@ -115,7 +115,7 @@ class GgufTensors:
             and all(self._entries[p.name].shape[0] == recipe.shape[0] for p in recipe.pieces)
         )
 
-    def _coded(self, piece: Piece, index: int | None) -> Coded | None:
+    def _coded(self, piece: Piece, index: int | None) -> QuantizedTensor | None:
         entry = self._entries[piece.name]
         if entry.type in PLAIN:
             return None

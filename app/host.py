@@ -33,7 +33,7 @@ EMPTY = "The message is empty. Write something first."
 
 
 class Host(Workshop):
-    """One engine (`ModelManager` loads it and holds settings, `Workshop` runs long jobs), one queue of answers, one store.
+    """One engine (`ModelManager` loads it and holds settings, `Workshop` runs long jobs), one queue of answers, a store.
 
     `engine`, `estimate`, `importing`, `calibrating` and `evaluating` default to core's own. Raises BusyError or
     StoreError when the store cannot be opened.

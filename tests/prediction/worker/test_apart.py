@@ -100,7 +100,7 @@ def test_it_is_modest_and_needs_no_torch(searching: ProcessWorker) -> None:
 
 
 def test_what_would_fill_the_pipe_is_dropped() -> None:
-    apart = ProcessWorker(maps()[0], python("tests.beside.deaf"))
+    apart = ProcessWorker(maps()[0], python("tests.prediction.worker.deaf"))
     for _ in range(MOST + 10):
         apart.give(b"anything")
     assert apart.behind == MOST
@@ -130,7 +130,7 @@ def test_it_ends_with_whoever_started_it() -> None:
     apart.close()
 
 
-@pytest.mark.parametrize("command", [python("tests.beside.nothing"), ("no/such/python",)])
+@pytest.mark.parametrize("command", [python("tests.prediction.worker.nothing"), ("no/such/python",)])
 def test_one_that_does_not_start_is_said_once(command: tuple[str, ...], caplog: pytest.LogCaptureFixture) -> None:
     apart = ProcessWorker(maps()[0], command)
     apart._thread.join(WAIT_S)

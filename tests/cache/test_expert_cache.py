@@ -12,7 +12,7 @@ from core.memory.link import Pace
 from core.policy.predict import Guess
 from core.settings.registry import create, variants
 from core.types import Outcome, Residence
-from tests.runtime.machine import EXPERTS, LAYERS, build, hold
+from tests.cache.machine import EXPERTS, LAYERS, build, hold
 
 K = 2
 NAMES = [v.name for v in variants("eviction")]

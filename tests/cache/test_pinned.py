@@ -20,7 +20,7 @@ from core.simulate import Config, Replay
 from core.simulate.run import maker
 from core.trace import ArrayTrace, Chunk
 from core.types import Outcome
-from tests.runtime.machine import EXPERTS, LAYERS, build, hold
+from tests.cache.machine import EXPERTS, LAYERS, build, hold
 
 K = 2
 NAMES = [v.name for v in variants("eviction")]

@@ -15,8 +15,8 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from app.host import Host
-from app.security.access import Access
+from app.server.security.access import Access
+from app.services.host import Host
 from app.store import Store
 from app.store.check import Check
 from core.errors import MoestroError
@@ -99,23 +99,24 @@ def _ends_quietly() -> Iterator[None]:
 
 def build(keeper: Host, access: Access | None = None) -> FastAPI:
     """The whole web application over a host: routes, our own assets, and the page."""
-    from app.api import build_app
+    from app.server.api import build_app
 
     return build_app(keeper, ui=lambda app: _mount(app, keeper), access=access)
 
 
 def _mount(app: FastAPI, keeper: Host) -> None:
-    from app.uploads import UploadLimit, prepare
+    from app.server.uploads import UploadLimit, prepare
 
     uploads = prepare(keeper.store.folder / "uploads")
     import gradio as gr
 
-    from app import pulse, theme
-    from app.interface import create_ui
-    from app.security import gradio_guard
-    from app.security.events import Events
+    from app.server import live_state
+    from app.server.security import gradio_guard
+    from app.server.security.events import Events
+    from app.ui import theme
+    from app.ui.page import create_ui
 
-    app.include_router(pulse.router(keeper))
+    app.include_router(live_state.router(keeper))
     theme.serve_assets(app)
     page = create_ui(keeper)
     gradio_guard.mark_launched(page)

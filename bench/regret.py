@@ -26,7 +26,7 @@ READY_S = 30.0
 
 
 class Meter(Protocol):
-    """What is measured: `app.regret.Regret`."""
+    """What is measured: `app.services.regret.Regret`."""
 
     def add(self, load: int, shape: ModelShape, settings: Mapping[str, Any], step: StepRecord) -> None: ...
     def switch(self, on: bool) -> None: ...

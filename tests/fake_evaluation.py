@@ -1,4 +1,4 @@
-"""What `app.analysis.quality.measure` does, without a model: made-up rows that come one after the other."""
+"""What `app.services.analysis.quality.measure` does, without a model: made-up rows that come one after the other."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from app.analysis.quality import Answer, Asked
+from app.services.analysis.quality import Answer, Asked
 from core.errors import MoestroError, SettingError
 from core.evaluate.modes import chosen, residencies
 from core.evaluate.rows import Row

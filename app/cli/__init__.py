@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from app.cli import bench, chat, data, doctor, eval, import_, models, profile, settings, simulate, test, ui
-from app.crash import describe
+from app.services.crash import describe
 from app.store.home import data_dir
 from app.store.private import open_private, private_folder
 from core.errors import MoestroError

@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     if "keep" in has:
         asked.setdefault("keep", data_dir() / "bench")
     if "meter" in has:
-        asked["meter"] = importlib.import_module("app.regret").Regret
+        asked["meter"] = importlib.import_module("app.services.regret").Regret
     began = datetime.now(UTC)
     file: Path = args.save or RESULTS / f"{args.name}-{began:%Y%m%d-%H%M%S}.json"
     head = {"bench": args.name, "date": began.isoformat(timespec="seconds")}

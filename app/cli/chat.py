@@ -13,8 +13,8 @@ from pathlib import Path
 
 from app.cli import options
 from app.cli.interrupt import stoppable
-from app.face import EngineProtocol
-from app.profiles import stored
+from app.services.engine_protocol import EngineProtocol
+from app.services.profiles import stored
 from app.words import lossy, scored
 from core.errors import MoestroError
 from core.quality.report import Quality

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
-from app.candidates import Entry, one_line
-from app.library import delete, peek, same_place, scan
+from app.services.candidates import Entry, one_line
+from app.services.library import delete, peek, same_place, scan
 from app.store.home import data_dir
 from app.words import size
 from core.errors import MoestroError

@@ -13,7 +13,7 @@ from typing import Any
 from app.cli import chat, options
 from app.cli.bar import Bar, clock
 from app.cli.interrupt import stoppable
-from app.profiles import carried
+from app.services.profiles import carried
 from app.store.home import data_dir
 from app.store.private import private_folder
 from app.words import size

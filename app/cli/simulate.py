@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from app.cli import ahead, options
-from app.profiles import stored
+from app.services.profiles import stored
 from core.errors import SettingError
 from core.policy.allocation.slot_allocation import PLACING
 from core.profile import Profile, load

@@ -7,7 +7,7 @@ import os
 import socket
 
 from app.cli import options
-from app.security.access import Access
+from app.server.security.access import Access
 from app.store.home import data_dir
 from core.errors import MoestroError
 

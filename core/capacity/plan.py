@@ -28,7 +28,7 @@ CLOSE = (
     "random model; a large one was not compared)."
 )
 DEFAULT_CONTEXT = 8192  # when the model allows more and the user asked for nothing
-DEMO = Path(__file__).resolve().parent.parent / "assets" / "demo"
+DEMO = Path(__file__).resolve().parents[2] / "assets" / "demo"
 
 
 def model_path(name: str) -> Path:

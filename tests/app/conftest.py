@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from app.host import Host
-from app.live import Answer
+from app.services.host import Host
+from app.services.progress import Answer
 from app.store import Store
 from core.settings.config import LoadSpec, Sampling
 from core.types import Piece

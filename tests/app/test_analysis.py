@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from app.analysis import sources, workers
-from app.analysis.analyst import Analysis, Analyst
-from app.analysis.question import Question
-from app.analysis.sources import Source
-from app.api import build_app
-from app.host import Host
-from app.pulse import jobs_state
+from app.server.api import build_app
+from app.server.live_state import jobs_state
+from app.services.analysis import sources, workers
+from app.services.analysis.analyst import Analysis, Analyst
+from app.services.analysis.question import Question
+from app.services.analysis.sources import Source
+from app.services.host import Host
 from app.store import Store
 from core.errors import BusyError, SettingError, TraceError
 from core.trace import Chunk, FileTrace, TraceWriter
@@ -200,7 +200,7 @@ def test_much_work_is_done_elsewhere(tmp_path: Path, trace: Path, monkeypatch: p
     assert over(analyst.start(question)).state == "done"
     made = analyst.table
     assert made is not None
-    monkeypatch.setattr("app.analysis.analyst.SMALL", 0)
+    monkeypatch.setattr("app.services.analysis.analyst.SMALL", 0)
     assert over(analyst.start(question)).state == "done"
     assert analyst.table is not None
     assert analyst.table.rows == made.rows

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from app import export, frames
-from app.api import build_app
-from app.host import Host
+from app.exports import archive
+from app.server import frames
+from app.server.api import build_app
+from app.services.host import Host
 from core import __version__
 from core.errors import ContextError
 from core.types import Frame
@@ -153,9 +154,9 @@ def test_exports_that_cannot_be_made_are_told(client: TestClient, host: Host, mo
     chat = ask(host)
 
     def full(*_: Any, **__: Any) -> Path:
-        raise export.ExportError("The disk is full: the export was not written.")
+        raise archive.ExportError("The disk is full: the export was not written.")
 
-    monkeypatch.setattr(export, "write", full)
+    monkeypatch.setattr(archive, "write", full)
     answer = client.get(f"/export/{chat}.zip")
     assert (answer.status_code, answer.text) == (507, "The disk is full: the export was not written.")
 

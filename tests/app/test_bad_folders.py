@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from app import cli
-from app.candidates import look
-from app.gguf_head import MOST_TEXTS, read_head
-from app.library import MOST_INSIDE, peek, scan
+from app.services.candidates import look
+from app.services.gguf_head import MOST_TEXTS, read_head
+from app.services.library import MOST_INSIDE, peek, scan
 from core.memory.pack.manifest import _digest
 from tests.app.test_library import MOE, checkpoint, gguf
 from tests.fakes import fake_pack
@@ -176,7 +176,7 @@ def test_names_that_are_no_text_are_told_and_can_be_shown(tmp_path: Path, capsys
 
 
 def test_a_folder_with_very_many_files_is_listed_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.library.MOST_INSIDE", 50)
+    monkeypatch.setattr("app.services.library.MOST_INSIDE", 50)
     assert MOST_INSIDE >= 10_000
     many = tmp_path / "mine" / "many"
     many.mkdir(parents=True)

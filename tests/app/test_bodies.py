@@ -12,10 +12,10 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 
-from app import bodies
-from app.api import build_app
-from app.bodies import MB, MOST_BYTES, MOST_DEPTH, MOST_UPLOADED, wrong_with
-from app.host import Host
+from app.server import bodies
+from app.server.api import build_app
+from app.server.bodies import MB, MOST_BYTES, MOST_DEPTH, MOST_UPLOADED, wrong_with
+from app.services.host import Host
 from app.store import StoreError
 from core.errors import MoestroError
 from tests.app.conftest import open_host
@@ -156,10 +156,10 @@ def test_json_that_nothing_behind_could_take_is_refused(client: TestClient, body
 )
 def test_numbers_that_nothing_can_have_are_refused(host: Host, client: TestClient, url: str, number: int) -> None:
     if url.startswith("/live/state"):
-        from app import pulse
+        from app.server import live_state
 
         app = FastAPI()
-        app.include_router(pulse.router(host))
+        app.include_router(live_state.router(host))
         client = TestClient(app, base_url=HOME, raise_server_exceptions=False)
     answer = client.get(url.format(number))
     assert 400 <= answer.status_code < 500, answer.text

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from app.calibrator import Calibration, Reading
-from app.host import Host
-from app.pulse import host_state, jobs_state
+from app.server.live_state import host_state, jobs_state
+from app.services.calibrator import Calibration, Reading
+from app.services.host import Host
 from app.store import Store
 from core.errors import BusyError, MoestroError, SettingError
 from core.profile import load, profile_path, save

@@ -14,10 +14,10 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from app import cli
-from app.api import build_app
-from app.crash import describe
-from app.host import Host
 from app.serve import build
+from app.server.api import build_app
+from app.services.crash import describe
+from app.services.host import Host
 from core.errors import MoestroError
 from core.types import Piece
 from tests.app.conftest import QuickEngine, ended, open_host

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from app import export
 from app.cli import main
+from app.exports import archive
 from app.store import DamagedError, Store, StoreError
 from app.store import check as checking
 from app.store.backup import EVERY_ANSWERS, EVERY_S, Backups, move_aside, restore
 from app.store.check import NAME, Check, backups, find_damage
-from app.tabs.messages import statistics
+from app.ui.tabs.messages import statistics
 from core.errors import BusyError
 from tests.app.test_store import a_step, load_of
 
@@ -143,7 +143,7 @@ def test_damaged_figures_of_a_message_are_left_out_and_its_words_stay(
         statistics(answer)
     assert caplog.text.count("are not shown") == 1
     with pytest.raises(StoreError, match=r"recorded there is damaged: .*words are kept"):
-        export.contents(store, 1, None)
+        archive.contents(store, 1, None)
     store.close()
 
 
@@ -398,7 +398,7 @@ def test_garbage_among_what_is_remembered_is_forgotten(tmp_path: Path, garbage: 
 
 
 def test_a_damaged_recording_is_told_and_the_rest_is_read(tmp_path: Path) -> None:
-    from app.export import contents
+    from app.exports.archive import contents
 
     path = filled(tmp_path)
     with closing(sqlite3.connect(path)) as db:

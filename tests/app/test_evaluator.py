@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from app.analysis.quality import Answer, Asked
-from app.api import build_app
-from app.evaluator import KEPT, Evaluation
-from app.host import Host
-from app.pulse import host_state, jobs_state
+from app.server.api import build_app
+from app.server.live_state import host_state, jobs_state
+from app.services.analysis.quality import Answer, Asked
+from app.services.evaluator import KEPT, Evaluation
+from app.services.host import Host
 from app.store import Store
-from app.tabs import quality_views
+from app.ui.tabs import quality_views
 from core.errors import BusyError, MoestroError, SettingError
 from core.evaluate.rows import Row
 from tests.app.conftest import WAIT_S, QuickEngine

@@ -14,10 +14,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from app import export
-from app.host import Host
-from app.pulse import host_state
-from app.tables import DEFINITIONS
+from app.exports import archive
+from app.exports.tables import DEFINITIONS
+from app.server.live_state import host_state
+from app.services.host import Host
 from core.choices import CHOICE, Action, Why
 from core.types import Outcome, StepRecord
 from tests.app.conftest import WAIT_S, QuickEngine, open_host
@@ -78,7 +78,7 @@ def two_chats(host: Host, tmp_path: Path) -> tuple[Host, int, int]:
 
 def test_every_table_of_a_chat_against_brute_force(two_chats: tuple[Host, int, int], tmp_path: Path) -> None:
     host, chat, _ = two_chats
-    tables, _ = read(export.write(host.store, tmp_path / "out" / "chat.zip", chat=chat))
+    tables, _ = read(archive.write(host.store, tmp_path / "out" / "chat.zip", chat=chat))
     steps = list(host.store.steps.records(chat=chat))
     assert len(steps) == 26
 
@@ -149,7 +149,7 @@ def test_every_table_of_a_chat_against_brute_force(two_chats: tuple[Host, int, i
 def test_lossy_choices_are_counted_with_their_reasons(host: Host, tmp_path: Path) -> None:
     assert host.change("miss", "drop") == ""
     chat = ask(host, None, "What is left out?")
-    tables, _ = read(export.write(host.store, tmp_path / "e.zip", chat=chat))
+    tables, _ = read(archive.write(host.store, tmp_path / "e.zip", chat=chat))
     with host.store.db.reader() as db:
         stored = db.execute("SELECT phase, changed, choices FROM steps WHERE chat = ?", (chat,)).fetchall()
     assert stored
@@ -173,10 +173,10 @@ def test_a_load_holds_all_its_chats_and_a_chat_all_its_loads(two_chats: tuple[Ho
     loading = host.load(host.plan("demo", format="int8"))
     assert loading.join(WAIT_S)
     ask(host, other, "after the reload")
-    tables, _ = read(export.write(host.store, tmp_path / "load.zip", load=first))
+    tables, _ = read(archive.write(host.store, tmp_path / "load.zip", load=first))
     assert set(tables["tokens"]["chat"]) == {chat, other}
     assert set(tables["tokens"]["load"]) == {first}
-    tables, manifest = read(export.write(host.store, tmp_path / "chat.zip", chat=other))
+    tables, manifest = read(archive.write(host.store, tmp_path / "chat.zip", chat=other))
     assert tables["tokens"].groupby("load").size().to_dict() == {first: 13, host.load_id: 13}
     assert set(tables["layers"]["load"]) == {first, host.load_id}
     assert [one["format"] for one in manifest["loads"]] == ["checkpoint", "int8"]
@@ -184,7 +184,7 @@ def test_a_load_holds_all_its_chats_and_a_chat_all_its_loads(two_chats: tuple[Ho
 
 def test_the_manifest_explains_every_column(two_chats: tuple[Host, int, int], tmp_path: Path) -> None:
     host, chat, _ = two_chats
-    tables, manifest = read(export.write(host.store, tmp_path / "chat.zip", chat=chat))
+    tables, manifest = read(archive.write(host.store, tmp_path / "chat.zip", chat=chat))
     for name, table in tables.items():
         assert list(table.columns) == list(manifest["definitions"][name])
         assert all(sentence.endswith(".") for sentence in manifest["definitions"][name].values())
@@ -198,7 +198,7 @@ def test_the_manifest_explains_every_column(two_chats: tuple[Host, int, int], tm
 
 
 def test_an_export_without_a_single_step_has_its_columns(host: Host, tmp_path: Path) -> None:
-    tables, manifest = read(export.write(host.store, tmp_path / "load.zip", load=host.load_id))
+    tables, manifest = read(archive.write(host.store, tmp_path / "load.zip", load=host.load_id))
     assert {name: list(table.columns) for name, table in tables.items()} == {n: list(c) for n, c in DEFINITIONS.items()}
     assert all(table.empty for table in tables.values())
     assert manifest["link"] == "none"
@@ -211,7 +211,7 @@ def test_passes_without_telemetry_count_no_requests(host: Host, tmp_path: Path) 
     bare.layer = bare.expert = np.empty(0, np.int16)
     bare.outcome = np.empty(0, np.uint8)
     host.store.steps.add(host.load_id, None, None, bare, {})
-    tables, manifest = read(export.write(host.store, tmp_path / "load.zip", load=host.load_id))
+    tables, manifest = read(archive.write(host.store, tmp_path / "load.zip", load=host.load_id))
     assert tables["tokens"]["requests"].tolist() == [0]
     assert tables["tokens"]["hit_rate"].isna().all()
     assert manifest["exact"] is False
@@ -223,7 +223,7 @@ def test_a_model_that_is_exact_up_to_rounding_is_not_called_exact(
     assert host_state(host)["closeness"] == 0.0
     monkeypatch.setattr(QuickEngine, "closeness", 1e-6)
     assert host.load(host.plan("demo")).join(WAIT_S)
-    tables, manifest = read(export.write(host.store, tmp_path / "chat.zip", chat=ask(host, None, "How exact?")))
+    tables, manifest = read(archive.write(host.store, tmp_path / "chat.zip", chat=ask(host, None, "How exact?")))
     assert host_state(host)["closeness"] == 1e-6
     assert (manifest["exact"], manifest["loads"][0]["closeness"]) == (False, 1e-6)
     assert tables["answers"][["exact", "closeness"]].to_numpy().tolist() == [[True, 1e-6]]
@@ -248,28 +248,28 @@ def test_a_full_disk_is_told_and_leaves_no_half_file(two_chats: tuple[Host, int,
     def full(path: Path) -> IO[bytes]:
         return FullDisk(path, "xb")
 
-    with pytest.raises(export.ExportError, match="The disk is full") as told:
-        export.write(host.store, path, chat=chat, opener=full)
+    with pytest.raises(archive.ExportError, match="The disk is full") as told:
+        archive.write(host.store, path, chat=chat, opener=full)
     assert "as they were" in str(told.value)
     assert [p.name for p in path.parent.iterdir()] == ["chat.zip"]
     assert path.read_bytes() == b"an older export"
     assert host.messages(chat) == before
-    export.write(host.store, path, chat=chat)  # with room again
+    archive.write(host.store, path, chat=chat)  # with room again
     assert len(read(path)[0]["tokens"]) == 26
 
 
 def test_a_folder_that_cannot_be_written_is_told(two_chats: tuple[Host, int, int], tmp_path: Path) -> None:
     host, chat, _ = two_chats
     (tmp_path / "file").write_text("")
-    with pytest.raises(export.ExportError, match="could not be written"):
-        export.write(host.store, tmp_path / "file" / "chat.zip", chat=chat)
+    with pytest.raises(archive.ExportError, match="could not be written"):
+        archive.write(host.store, tmp_path / "file" / "chat.zip", chat=chat)
 
 
 def test_what_is_not_there_is_told(host: Host, tmp_path: Path) -> None:
-    with pytest.raises(export.NothingThere):
-        export.write(host.store, tmp_path / "x.zip", chat=99)
-    with pytest.raises(export.NothingThere):
-        export.write(host.store, tmp_path / "x.zip", load=99)
+    with pytest.raises(archive.NothingThere):
+        archive.write(host.store, tmp_path / "x.zip", chat=99)
+    with pytest.raises(archive.NothingThere):
+        archive.write(host.store, tmp_path / "x.zip", load=99)
     assert not (tmp_path / "x.zip").exists()
     assert not list(tmp_path.glob("*.part"))
 
@@ -281,7 +281,7 @@ def test_an_export_does_not_wait_for_an_answer_nor_hold_it_up(tmp_path: Path, ga
     version = -1
     while answer.n_tokens < 5:
         version = answer.wait(version, WAIT_S)
-    tables, _ = read(export.write(host.store, tmp_path / "live.zip", chat=answer.chat_id))
+    tables, _ = read(archive.write(host.store, tmp_path / "live.zip", chat=answer.chat_id))
     assert len(tables["tokens"]) == 6
     gated.gate.release(100)
     assert answer.join(WAIT_S)

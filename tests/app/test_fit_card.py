@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from app.sidebar.text import fit_card, span
 from app.store import Message
-from app.tabs.messages import statistics
+from app.ui.sidebar.text import fit_card, span
+from app.ui.tabs.messages import statistics
 from app.words import name_of, size
 from core.settings.config import LoadSpec, Settings
 from core.types import Fit

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from app.host import Host
-from app.pulse import answer_state, stamp
+from app.server.live_state import answer_state, stamp
+from app.services.host import Host
 from app.store import RESERVE, FullError, Store
-from app.tabs.messages import shown
+from app.ui.tabs.messages import shown
 from tests.app.conftest import GatedEngine, QuickEngine, ended, follow, open_host, texts
 from tests.app.test_store import a_step, load_of
 
@@ -115,7 +115,7 @@ def test_an_answer_goes_on_is_shown_whole_and_is_saved_when_there_is_room(
 
 
 def test_it_is_saved_without_being_asked(full: Host, gated: type[GatedEngine], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.writer.AGAIN_S", 0.01)
+    monkeypatch.setattr("app.services.writer.AGAIN_S", 0.01)
     answer = full.chat(None, "hello")
     gated.gate.release(1)
     follow(answer, lambda a: a.n_tokens == 1)

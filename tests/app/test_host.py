@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.host import Host
+from app.services.host import Host
 from app.store import Store, StoreError
 from core.errors import BusyError, ContextError, ModelError, MoestroError
 from core.settings.config import Sampling

@@ -11,10 +11,10 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from app import pulse
-from app.api import build_app
-from app.host import Host
-from app.importer import ImportJob
+from app.server import live_state
+from app.server.api import build_app
+from app.services.host import Host
+from app.services.importer import ImportJob
 from app.store import Store
 from core.errors import BusyError, ModelError, MoestroError
 from core.memory.pack.lock import Lock
@@ -159,7 +159,7 @@ def test_closing_stops_an_import_and_the_next_start_goes_on_with_it(tmp_path: Pa
 
 def test_speed_and_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("app.importer.time.monotonic", lambda: now)
+    monkeypatch.setattr("app.services.importer.time.monotonic", lambda: now)
     job = ImportJob("model", None, "auto", False)
     for done in range(0, 50, 5):  # 5 MB a second
         job.progress("Downloading", done / 100, done * MB, 100 * MB)
@@ -174,7 +174,7 @@ def test_speed_and_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_tab_is_told_of_it(host: Host, steered: Steered) -> None:
     def ui(app: FastAPI) -> None:
-        app.include_router(pulse.router(host))
+        app.include_router(live_state.router(host))
 
     client = TestClient(build_app(host, ui), base_url="http://127.0.0.1:7860")
     before = client.get("/live/state").json()

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from app.analysis.lab import Lab, Run, to_csv
-from app.tabs import analysis_figures, analysis_views, calibrate_figures, calibrate_views, lab_views
+from app.services.analysis.lab import Lab, Run, to_csv
+from app.ui.tabs import analysis_figures, analysis_views, calibrate_figures, calibrate_views, lab_views
 from core.profile import PARTS
 from tests.app.test_whatif import ABOUT, row, table
 from tests.fake_profiles import fake_profile

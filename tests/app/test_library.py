@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from app import cli
-from app.candidates import PACK, UNFINISHED, Entry, look
-from app.gguf_head import read_head
-from app.host import Host
-from app.library import delete, scan
+from app.services.candidates import PACK, UNFINISHED, Entry, look
+from app.services.gguf_head import read_head
+from app.services.host import Host
+from app.services.library import delete, scan
 from core.errors import MoestroError
 from tests.app.conftest import WAIT_S, open_host
 from tests.fakes import fake_pack

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from app.face import Profiles
-from app.host import Host
+from app.services.engine_protocol import Profiles
+from app.services.host import Host
 from core.errors import BusyError, ModelError, MoestroError
 from core.settings.config import LoadSpec
 from core.types import Memory

@@ -11,8 +11,8 @@ import pytest
 
 from app import cli
 from app.cli import options
-from app.sidebar import CacheSection
-from app.sidebar.cache import CUSTOM
+from app.ui.sidebar import CacheSection
+from app.ui.sidebar.cache import CUSTOM
 from core.settings.presets import PRESETS, matching, preset
 from tests.app.conftest import open_host
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from app.answers import DEFINITIONS
-from app.api import build_app
-from app.frames import decode
-from app.host import Host
-from app.pulse import stamp
+from app.exports.answers import DEFINITIONS
+from app.server.api import build_app
+from app.server.frames import decode
+from app.server.live_state import stamp
+from app.services.host import Host
 from app.store import Store
 from app.store.schema import MIGRATIONS, migrate
-from app.tabs.messages import statistics
+from app.ui.tabs.messages import statistics
 from app.words import lossy, percent, scored
 from core.quality.report import Quality
 from core.settings.config import Sampling
@@ -216,14 +216,14 @@ def test_closing_does_not_wait_for_what_is_not_scored(tmp_path: Path, engine: ty
 
 
 def test_it_is_in_the_export(lossy_host: Host, engine: type[LossyEngine], tmp_path: Path) -> None:
-    from app import export
+    from app.exports import archive
 
     chat = ended(lossy_host.chat(None, "one")).chat_id
     assert chat is not None
     wait_for(lambda: quality_of(lossy_host, chat) is not None)
     engine.gate.clear()
     ended(lossy_host.regenerate(chat))
-    tables, manifest = read(export.write(lossy_host.store, tmp_path / "chat.zip", chat=chat))
+    tables, manifest = read(archive.write(lossy_host.store, tmp_path / "chat.zip", chat=chat))
     table = tables["answers"]
     assert list(table) == list(DEFINITIONS) == list(manifest["definitions"]["answers"])
     assert table["chat"].tolist() == [chat, chat]
@@ -234,7 +234,7 @@ def test_it_is_in_the_export(lossy_host: Host, engine: type[LossyEngine], tmp_pa
     assert new[["scored", "kl", "agreement", "perplexity", "saved_ms"]].isna().all()
     assert new["rate"] == 0.031
     assert set(table["answer"]) == set(tables["tokens"]["answer"])
-    session, _ = read(export.write(lossy_host.store, tmp_path / "load.zip", load=lossy_host.load_id))
+    session, _ = read(archive.write(lossy_host.store, tmp_path / "load.zip", load=lossy_host.load_id))
     assert session["answers"].equals(table)
 
 

@@ -12,14 +12,15 @@ import psutil
 import pytest
 from fastapi.testclient import TestClient
 
-from app import frames, regret
-from app.api import build_app
-from app.host import Host
-from app.live import Answer
-from app.regret import Regret
-from app.regret_feed import Step as Fed
-from app.regret_feed import arrays, imitated
-from app.regret_process import Lost, Process
+from app.server import frames
+from app.server.api import build_app
+from app.services import regret
+from app.services.host import Host
+from app.services.progress import Answer
+from app.services.regret import Regret
+from app.services.regret_feed import Step as Fed
+from app.services.regret_feed import arrays, imitated
+from app.services.regret_process import Lost, Process
 from core.settings.config import Settings
 from core.simulate.regret import RegretReport, Shadows
 from core.trace import Chunk

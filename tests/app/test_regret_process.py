@@ -12,9 +12,9 @@ import numpy as np
 import psutil
 import pytest
 
-from app import regret, regret_worker
-from app.regret_feed import Step, arrays, imitated
-from app.regret_process import Lost, Process
+from app.services import regret, regret_worker
+from app.services.regret_feed import Step, arrays, imitated
+from app.services.regret_process import Lost, Process
 from core.prediction.worker import messages
 from core.prediction.worker.process import ROOT
 from core.settings.config import Settings
@@ -65,7 +65,7 @@ def test_the_process_is_modest_and_ends_with_whoever_started_it() -> None:
 
 def test_the_process_needs_no_torch() -> None:
     code = (
-        "import sys; from app.regret_worker import Shop; Shop(); "
+        "import sys; from app.services.regret_worker import Shop; Shop(); "
         "sys.exit(len({'torch', 'transformers'} & {*sys.modules}))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 from fastapi.testclient import TestClient
 
-from app.api import build_app
-from app.host import Host
-from app.tabs.messages import statistics
+from app.server.api import build_app
+from app.services.host import Host
+from app.ui.tabs.messages import statistics
 from tests.app.conftest import ended
 from tests.app.served import ask
 

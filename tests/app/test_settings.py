@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.host import Host
+from app.services.host import Host
 from app.store import Store
 from core.errors import BudgetError
 from tests.app.conftest import WAIT_S, GatedEngine, ended, follow, open_host

@@ -177,7 +177,7 @@ def test_a_regeneration_that_a_crash_ended_before_its_first_token_leaves_the_ans
 CHILD = """
     import sys
     from pathlib import Path
-    from app.host import Host
+    from app.services.host import Host
     from app.store import Store
     from tests.fakes import FakeEngine, fake_estimate
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from app import traces
-from app.api import build_app
-from app.export import ExportError, NothingThere
-from app.host import Host
-from app.live import Answer
+from app.exports import traces
+from app.exports.archive import ExportError, NothingThere
+from app.server.api import build_app
+from app.services.host import Host
+from app.services.progress import Answer
 from app.store import Store
 from core.errors import BusyError, MoestroError
 from core.simulate import Config, simulate

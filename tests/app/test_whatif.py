@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from app.analysis import whatif
-from app.analysis.measured import Pass, measure
-from app.analysis.whatif import About, Bound, Row, Table, cliff, lru_cliff, sizes
+from app.services.analysis import whatif
+from app.services.analysis.measured import Pass, measure
+from app.services.analysis.whatif import About, Bound, Row, Table, cliff, lru_cliff, sizes
 from core.errors import SettingError
 from core.simulate import BELADY, Clock, Config, Result
 from core.simulate.prefetchers import TimedConfig, TimedResult

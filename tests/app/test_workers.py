@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from app.analysis import workers
+from app.services.analysis import workers
 from core.errors import MoestroError, TraceError
 from tests.app.pieces import die, refuse, times_two, wait_for_ever
 

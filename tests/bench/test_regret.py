@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.regret import Regret
+from app.services.regret import Regret
 from bench import regret
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from playwright.sync_api import TimeoutError
 
-from app import frames
+from app.server import frames
 
 ANSWERING = "document.body.dataset.answering"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from app.host import Host
+from app.services.host import Host
 from core.capacity import plan
 from core.engine import Engine
 from core.session.answer import Ids

@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from app.face import Profiles
-from app.host import Host
 from app.serve import Asked, serve
+from app.services.engine_protocol import Profiles
+from app.services.host import Host
 from core.errors import MoestroError
 from core.settings.config import LoadSpec, Sampling
 from core.types import Fit, Piece

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.sidebar.cache import SHOWN
+from app.ui.sidebar.cache import SHOWN
 from core.settings.config import KINDS, params
 from core.settings.registry import variants
 from tests.browser.conftest import Open

@@ -14,8 +14,8 @@ import pytest
 
 from app import cli
 from app.cli import COMMANDS, options, test, ui
-from app.security.access import Access
 from app.serve import Asked
+from app.server.security.access import Access
 from core.errors import MoestroError, SettingError
 from core.settings.config import LOADING, SAMPLING, params
 

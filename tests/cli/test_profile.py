@@ -14,7 +14,7 @@ import pytest
 from app import cli
 from app.cli import chat
 from app.cli.bar import Bar
-from app.profiles import stored
+from app.services.profiles import stored
 from core.calibrate import gather as gathering
 from core.engine import Engine
 from core.profile import load, profile_path, save

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from app import cli
-from app.host import Host
+from app.services.host import Host
 from app.store import Store
 from core.engine import Engine
 from core.memory.pack import verify
@@ -61,10 +61,10 @@ def test_a_database_keeps_its_chats_settings_and_measurements(host: Host) -> Non
 
 
 def test_an_old_chat_is_exported_and_gone_on_with(host: Host, tmp_path: Path) -> None:
-    from app import export
+    from app.exports import archive
 
     chat = min(one.id for one in host.store.chats.all())
-    export.write(host.store, tmp_path / "chat.zip", chat=chat)
+    archive.write(host.store, tmp_path / "chat.zip", chat=chat)
     assert (tmp_path / "chat.zip").stat().st_size > 1000
     assert host.load(host.plan("demo")).join(WAIT_S)
     answer = host.chat(chat, "Do you still know me?")

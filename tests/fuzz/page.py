@@ -12,8 +12,8 @@ import gradio as gr
 import gradio.utils
 from fastapi import FastAPI
 
-from app.host import Host
 from app.serve import build
+from app.services.host import Host
 from tests.fuzz.changes import Change
 from tests.fuzz.draw import byte_change, how_many, json_change
 from tests.fuzz.mutant import Mutant

@@ -13,8 +13,8 @@ from urllib.parse import quote
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from app.api import build_app
-from app.host import Host
+from app.server.api import build_app
+from app.services.host import Host
 from core.errors import MoestroError
 from core.settings.config import LoadSpec, Sampling
 from core.types import Piece

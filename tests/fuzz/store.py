@@ -10,8 +10,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from app import export, traces
-from app.host import Host
+from app.exports import archive, traces
+from app.services.host import Host
 from app.store import Store
 from core.errors import MoestroError
 from tests.app.conftest import QuickEngine, ended
@@ -147,7 +147,7 @@ class Stores:
             refused = []
             for chat, _ in seen["chats"]:
                 for write in (
-                    lambda: export.write(host.store, folder / "e.zip", chat=chat),  # noqa: B023
+                    lambda: archive.write(host.store, folder / "e.zip", chat=chat),  # noqa: B023
                     lambda: traces.write(traces.find(host.store, chat, None), folder / "t.trace"),  # noqa: B023
                 ):
                     try:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.candidates import look
+from app.services.candidates import look
 from core.capacity.plan import plan
 from core.engine import Engine
 from core.errors import ModelError

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from app import cli
-from app.profiles import carried
+from app.services.profiles import carried
 from core import importing
 from core.errors import ProfileError
 from core.memory.pack import check, verify

@@ -7,7 +7,7 @@ import json
 import pytest
 from fastapi.testclient import TestClient
 
-from app.host import Host
+from app.services.host import Host
 from tests.app.conftest import ended
 
 FAR = {"open": True, "chat": 1e30, "stamp": ""}  # what a page begins with whose address says ?chat=1e30

@@ -12,8 +12,8 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from app.security.events import Events
-from app.security.gradio_guard import NO_EVENT
+from app.server.security.events import Events
+from app.server.security.gradio_guard import NO_EVENT
 
 Body = dict[str, Any]
 EVENT_DATA = {

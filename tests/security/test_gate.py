@@ -16,12 +16,12 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import cli
-from app.api import build_app
-from app.host import Host
-from app.security import hosts
-from app.security.access import Access
-from app.security.gate import Gate
 from app.serve import OPEN_TO_OTHERS, _announce
+from app.server.api import build_app
+from app.server.security import hosts
+from app.server.security.access import Access
+from app.server.security.gate import Gate
+from app.services.host import Host
 from core.errors import MoestroError
 from tests.security.conftest import HOME
 

@@ -13,8 +13,8 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from app.interface import PAGES
-from app.security import gradio_guard
+from app.server.security import gradio_guard
+from app.ui.page import PAGES
 from tests.security.conftest import HOME
 
 SECRET = "the private key of somebody"

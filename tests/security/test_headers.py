@@ -7,7 +7,7 @@ import re
 import pytest
 from fastapi.testclient import TestClient
 
-from app.security.headers import ALWAYS, policy
+from app.server.security.headers import ALWAYS, policy
 
 PATHS = [
     "/",

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.security.markup import html_as_text
+from app.server.security.markup import html_as_text
 
 TAG = re.compile(r"<[A-Za-z/!?]")
 

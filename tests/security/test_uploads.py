@@ -11,12 +11,12 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from starlette.responses import PlainTextResponse
 
-from app.export import write as write_export
-from app.host import Host
+from app.exports.archive import write as write_export
+from app.exports.traces import find
+from app.exports.traces import write as write_trace
+from app.server.uploads import MOST_BYTES, ROUTE, UploadLimit, bytes_in, prepare
+from app.services.host import Host
 from app.store.private import private_folder
-from app.traces import find
-from app.traces import write as write_trace
-from app.uploads import MOST_BYTES, ROUTE, UploadLimit, bytes_in, prepare
 from tests.app.conftest import ended, open_host
 from tests.security.conftest import HOME
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from app.gguf_head import read_head
+from app.services.gguf_head import read_head
 from core.errors import ModelError
 from core.importing.job import open_job
 from core.importing.sources import open_source

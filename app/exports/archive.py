@@ -1,0 +1,134 @@
+"""Exports a chat, or everything since a load, as a zip of tidy CSV files and a manifest that explains every column."""
+
+from __future__ import annotations
+
+import errno
+import json
+import platform
+import sqlite3
+import zipfile
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import pandas as pd
+
+from app.exports.tables import DEFINITIONS, Tables, collect
+from app.store import Load, Store, StoreError
+from app.store.private import open_private, private_folder
+from app.store.stored import Unfit
+from core import __version__
+from core.errors import MoestroError
+
+FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG}
+Opener = Callable[[Path], IO[bytes]]
+
+
+class NothingThere(MoestroError):
+    """There is no such chat or load to export."""
+
+
+class ExportError(MoestroError):
+    """The export could not be written; there is no half file."""
+
+
+def write(
+    store: Store,
+    path: Path,
+    *,
+    chat: int | None = None,
+    load: int | None = None,
+    opener: Opener = lambda path: open_private(path),
+) -> Path:
+    """Write the export of a chat or of a load to `path`; returns it. An old file there is replaced only by a whole one.
+
+    Raises NothingThere, or ExportError when it cannot be written.
+    """
+    part = path.with_name(path.name + ".part")
+    try:
+        private_folder(path.parent)
+        part.unlink(missing_ok=True)
+        try:
+            with opener(part) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+                for name, text in contents(store, chat, load).items():
+                    archive.writestr(name, text)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno in FULL:
+            raise ExportError(
+                f"The disk is full: the export was not written to {path.parent}. Free some space, then "
+                "export again. Your chats are as they were."
+            ) from error
+        raise ExportError(f"The export could not be written to {path}: {error.strerror or error}.") from error
+    return path
+
+
+def contents(store: Store, chat: int | None, load: int | None) -> dict[str, str]:
+    """The files of an export by name. Raises NothingThere."""
+    with store.db.reader() as db:
+        try:
+            if chat is not None and db.execute("SELECT 1 FROM chats WHERE id = ?", (chat,)).fetchone() is None:
+                raise NothingThere("That chat no longer exists. Pick another one to export.")
+            if chat is None and db.execute("SELECT 1 FROM loads WHERE id = ?", (load,)).fetchone() is None:
+                raise NothingThere("Nothing was recorded under that load. Pick another one to export.")
+            key, value = ("chat", chat) if chat is not None else ("load", load)
+            found = db.execute(f"SELECT DISTINCT load FROM steps WHERE {key} = ?", (value,))
+            loads = store.steps.loads([*(row[0] for row in found), *([] if load is None else [load])])
+            tables = collect(db, loads, chat)
+        except sqlite3.Error as error:
+            raise StoreError(f"The statistics on disk could not be read: {error}.") from error
+        except (ValueError, TypeError, IndexError, OverflowError, MemoryError) as error:  # not as written
+            how = f": {error}" if isinstance(error, Unfit) else ""
+            raise StoreError(
+                f"What was recorded there is damaged{how}. Delete the recording of the chat in the tab "
+                "Sessions; its words are kept."
+            ) from error
+    of = f"chat {chat}" if chat is not None else f"everything since load {load}"
+    return {
+        **{
+            f"{name}.csv": table.to_csv(index=False, lineterminator="\n", float_format="%.10g")
+            for name, table in tables.items()
+        },
+        "manifest.json": json.dumps(manifest(of, loads, tables), indent=2, default=str),
+    }
+
+
+def manifest(of: str, loads: list[Load], tables: Tables) -> dict[str, object]:
+    """What the figures were measured on, with what, and what each column means."""
+    steps = tables["tokens"]
+    return {
+        "export": of,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "moestro": __version__,
+        "versions": {"python": platform.python_version(), "numpy": np.__version__, "pandas": pd.__version__},
+        "exact": bool(steps["exact"].all()) and all(one.manifest.get("exact", True) for one in loads),
+        "link": "none"
+        if steps.empty
+        else "emulated"
+        if steps["emulated"].all()
+        else "partly emulated"
+        if steps["emulated"].any()
+        else "measured",
+        "loads": [
+            {
+                "load": one.id,
+                **one.manifest,
+                "loaded": _utc(one.created),
+                "unloaded": _utc(one.ended),
+                "model": one.model,
+                "shape": {name: getattr(one.shape, name) for name in one.shape.__slots__},
+                "spec": one.spec,
+                "settings_at_load": one.settings,
+            }
+            for one in loads
+        ],
+        "definitions": DEFINITIONS,
+    }
+
+
+def _utc(seconds: float | None) -> str | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,130 @@
+"""The web application: the dashboard, live frames, exports and health. Only this machine's own pages may talk to it."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+
+from fastapi import FastAPI, Response
+from fastapi.responses import FileResponse, PlainTextResponse
+from starlette.background import BackgroundTask
+
+from app.exports import archive
+from app.server import completions, errors, frames, trace_files
+from app.server.bodies import Bodies, RowId
+from app.server.security.access import Access
+from app.server.security.gate import Gate
+from app.server.security.headers import SecurityHeaders
+from app.services.analysis import lab, whatif
+from app.services.host import Host
+from core import __version__
+from core.errors import MoestroError
+
+
+def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, access: Access | None = None) -> FastAPI:
+    """The application over a host. `ui` mounts the dashboard on it; `access` is who may use it: this machine alone.
+
+    Requests are answered for the server's own names only, and none that another site's page makes.
+    """
+    app = FastAPI(title="Moestro", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(errors.Unforeseen)
+    app.add_middleware(Bodies)
+    app.add_middleware(Gate, access=access or Access())
+    app.add_middleware(SecurityHeaders)
+    errors.add_handlers(app)
+    exports = host.store.folder / "exports"
+    shutil.rmtree(exports, ignore_errors=True)  # of a server that was killed while sending one
+
+    @app.get("/healthz")
+    async def health() -> dict[str, object]:  # on the loop: it answers though every thread is taken
+        loading, job = host.loading, host.importer.job
+        return {
+            "status": "ok",
+            "model": host.model,
+            "busy": host.busy,
+            "waiting": host.waiting,
+            "version": __version__,
+            "loading": loading.share if loading is not None and not loading.finished else None,
+            "importing": job.share if job is not None and not job.finished else None,
+        }
+
+    @app.get("/live/frame")
+    def frame(layer: RowId = 0, since: str = "") -> Response:
+        busy = host.busy
+        # Taken before the frame: at worst it is sent once more.
+        version = f"{host.version}.{layer}.{int(busy)}.{host.regret.version}"
+        headers = {"x-version": version, "cache-control": "no-store"}
+        if since == version:
+            return Response(status_code=204, headers=headers)
+        model = host.model
+        quality = host.quality
+        data = frames.encode(
+            host.frame(layer),
+            model=model,
+            version=version,
+            busy=busy,
+            quality=asdict(quality) if quality is not None else None,
+            regret=host.regret.view(host.load_id, host.settings),
+        )
+        return Response(data, media_type="application/octet-stream", headers=headers)
+
+    @app.get("/export/session.zip")
+    def session(load: RowId | None = None) -> Response:
+        load = load if load is not None else host.load_id
+        if load is None:
+            loads = host.store.steps.loads()
+            if not loads:
+                return PlainTextResponse("Nothing has been recorded yet. Load a model and ask it something.", 404)
+            load = loads[-1].id
+        return send(f"moestro-session-{load}", load=load)
+
+    @app.get("/export/whatif.csv")
+    def compared() -> Response:
+        table = host.analyst.table
+        return sheet("moestro-whatif.csv", None if table is None else whatif.to_csv(table))
+
+    @app.get("/export/predictors.csv")
+    def tested() -> Response:
+        found = host.analyst.lab
+        return sheet("moestro-predictors.csv", None if found is None else lab.to_csv(found))
+
+    @app.get("/export/quality.csv")
+    def evaluated() -> Response:
+        answer = host.evaluator.answer
+        return sheet("moestro-quality.csv", None if answer is None else answer.csv(), "evaluated")
+
+    @app.get("/export/{chat}.zip")
+    def chat(chat: RowId) -> Response:
+        return send(f"moestro-chat-{chat}", chat=chat)
+
+    def send(name: str, chat: int | None = None, load: int | None = None) -> Response:
+        path = exports / f"{name}-{time.time_ns()}.zip"
+        try:
+            archive.write(host.store, path, chat=chat, load=load)
+        except MoestroError as error:
+            status = 404 if isinstance(error, archive.NothingThere) else 507
+            return PlainTextResponse(str(error), status)  # a link leads here: what the browser then shows is this text
+        return FileResponse(
+            path,
+            filename=f"{name}.zip",
+            media_type="application/zip",
+            background=BackgroundTask(path.unlink, missing_ok=True),
+        )
+
+    app.include_router(trace_files.router(host.store))
+
+    def sheet(name: str, text: str | None, done: str = "simulated") -> Response:
+        if text is None:
+            return PlainTextResponse(f"Nothing has been {done} yet. Do so in the tab Analysis.", 404)
+        return Response(
+            text,
+            media_type="text/csv",
+            headers={"content-disposition": f'attachment; filename="{name}"', "cache-control": "no-store"},
+        )
+
+    app.include_router(completions.router(host))
+    if ui is not None:
+        ui(app)
+    return app

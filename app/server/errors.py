@@ -1,0 +1,115 @@
+"""Errors as HTTP answers: JSON in the form of the OpenAI API, in words meant for the user."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exception_handlers import http_exception_handler, request_validation_exception_handler
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.services.answer_times import QueueFullError
+from app.services.crash import log_crash
+from core.errors import BusyError, ContextError, ModelError, MoestroError
+
+log = logging.getLogger("moestro.app")
+API = "/v1"
+SHOWN_CHARS = 200  # of the name of a field that a request made up
+TOO_LONG = "context_length_exceeded"
+
+
+def add_handlers(app: FastAPI) -> None:
+    """What goes wrong in a route of `app` is answered by the functions below."""
+    app.add_exception_handler(MoestroError, told)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, refused)
+
+
+def problem(
+    status: int,
+    message: str,
+    *,
+    param: str | None = None,
+    code: str | None = None,
+    headers: dict[str, str] | None = None,
+) -> JSONResponse:
+    """An error in the API's form: 4xx are the request's fault, 5xx the server's."""
+    return JSONResponse({"error": form(status, message, param, code)}, status, headers)
+
+
+def form(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """The object under "error"."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    plain = message.encode("utf-8", "replace").decode()  # half a character cannot be sent
+    return {"message": plain, "type": kind, "param": param, "code": code}
+
+
+def told(request: Request, error: Exception) -> JSONResponse:
+    """A MoestroError in its own words."""
+    if isinstance(error, QueueFullError):
+        return problem(429, str(error), code="queue_full", headers={"retry-after": str(error.retry_s)})
+    status = 409 if isinstance(error, (BusyError, ModelError)) else 400
+    too_long = isinstance(error, ContextError)
+    return problem(
+        status,
+        str(error),
+        code=TOO_LONG if too_long else None,
+        param="messages" if too_long and request.url.path.startswith(API) else None,
+    )
+
+
+async def invalid(request: Request, error: Exception) -> Response:
+    """A request that is not formed as its route needs it. What it said is not repeated: it may be long, or private."""
+    assert isinstance(error, RequestValidationError)
+    if not request.url.path.startswith(API):
+        plain = [{name: one[name] for name in ("type", "loc", "msg")} for one in error.errors()]
+        return await request_validation_exception_handler(request, RequestValidationError(plain))
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return problem(400, "The body is not JSON.", code="invalid_json")
+    where = ".".join(str(part) for part in first["loc"][1:])[:SHOWN_CHARS].encode("utf-8", "replace").decode()
+    return problem(400, f"{where or 'The body'}: {first['msg']}.", param=where or None)
+
+
+async def refused(request: Request, error: Exception) -> Response:
+    """An HTTPException, be it FastAPI's own."""
+    assert isinstance(error, HTTPException)
+    if not request.url.path.startswith(API):
+        return await http_exception_handler(request, error)
+    return problem(error.status_code, str(error.detail), headers=dict(error.headers or {}))
+
+
+class Unforeseen:
+    """Middleware: an error that nothing foresaw is logged without the words of the request, and answered with 500."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        begun = False
+
+        async def told(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, told)
+            return
+        except ClientDisconnect:
+            return
+        except Exception as error:
+            log_crash(log, error, "unexpected error in %s %s", scope["method"], scope["path"])
+        if begun:  # what was sent cannot be taken back: the server closes the connection
+            raise RuntimeError("A response broke off. The reason is in the log.")
+        await problem(
+            500, "This failed because of an error inside Moestro. Its details are in the log; you can ask again."
+        )(scope, receive, send)

@@ -1,0 +1,128 @@
+"""What a tab asks for several times a second: is a model there, how far is its load, what has been said since.
+
+One small JSON answer replaces every open stream, so any number of tabs can watch, and a reload picks up where it was.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from app.server.bodies import RowId
+from app.services.host import Host
+from app.services.job import Job
+from app.services.progress import Answer
+from app.words import name_of
+from core.errors import MoestroError
+from core.settings.lossy import is_lossy
+
+
+def router(host: Host) -> APIRouter:
+    """The route /live/state."""
+    routes = APIRouter()
+
+    @routes.get("/live/state")
+    def state(chat: RowId | None = None, answer: RowId | None = None, since: RowId = 0) -> dict[str, Any]:
+        """The host's and one chat's state; the running answer's text from character `since` on if it is `answer`."""
+        running, told = host.answer(chat), stamp(host, chat)
+        if running is not None and told.endswith(f":{running.message_id}"):
+            running = None  # it is in the chat already
+        return {
+            "host": host_state(host),
+            "import": import_state(host),
+            "jobs": jobs_state(host),
+            "stamp": told,
+            "answer": answer_state(running, answer, since),
+        }
+
+    return routes
+
+
+def host_state(host: Host) -> dict[str, Any]:
+    """Whether it is empty, loading or ready, the load's progress, whether answers may be changed, and stamps that
+    change with model and settings."""
+    loading, job = host.loading, host.importer.job
+    known = {
+        "settings": f"{hash((tuple(host.settings.items()), host.sampling, id(host.profile))):x}",
+        "library": f"{host.library.version} {id(job)} {job.state if job is not None else ''}",
+        "busy": host.busy,
+        "lossy": is_lossy(host.settings),
+        "closeness": host.closeness,
+    }
+    if loading is not None and not loading.finished:
+        return {
+            **known,
+            "state": "loading",
+            "text": loading.text,
+            "share": loading.share,
+            "stamp": f"loading {loading.model}",
+        }
+    ended = f"{id(loading)} {loading.state}" if loading is not None else ""
+    return {**known, "state": "ready" if host.model is not None else "empty", "stamp": f"{host.load_id} {ended}"}
+
+
+def import_state(host: Host) -> dict[str, Any] | None:
+    """The import that runs or ran last: how far it is, how fast, and whether it can be gone on with."""
+    job = host.importer.job
+    if job is None:
+        return None
+    return {
+        "state": job.state,
+        "name": name_of(job.source),
+        "text": job.error or job.text,
+        "share": job.share,
+        "done": job.bytes_done,
+        "total": job.bytes_total,
+        "speed": round(job.bytes_s),
+        "left": job.left_s,
+        "resume": job.can_resume,
+    }
+
+
+def jobs_state(host: Host) -> dict[str, Any]:
+    """Of each long job beside the chat: how far it is, and a stamp that changes with what its tab shows."""
+    analysis, calibration, profile = host.analyst.job, host.calibrator.job, host.profile
+    ended = f"{id(calibration)} {calibration.state if calibration is not None else ''}"
+    return {
+        "analysis": {"stamp": host.analyst.stamp, **job_state(analysis)},
+        "calibration": {"stamp": f"{host.load_id} {ended} {id(profile)}", **job_state(calibration)},
+        "evaluation": {"stamp": f"{host.load_id} {host.evaluator.stamp}", **job_state(host.evaluator.job)},
+    }
+
+
+def job_state(job: Job | None) -> dict[str, Any]:
+    """What a progress bar shows."""
+    if job is None:
+        return {"state": "none", "text": "", "share": 0.0, "left": None}
+    return {"state": job.state, "text": job.text, "share": job.share, "left": job.left_s}
+
+
+def stamp(host: Host, chat: int | None) -> str:
+    """Changes whenever the finished messages of a chat do. "gone" when there is no such chat any more."""
+    if chat is None:
+        return ""
+    try:
+        told = [m for m in host.messages(chat) if m.state != "writing"]
+    except MoestroError:
+        return "gone"
+    changes = sum((m.quality is not None) + 2 * bool(m.unsaved) for m in told)
+    return f"{len(told)}:{changes}:{told[-1].id}" if told else "0"
+
+
+def answer_state(answer: Answer | None, known: int | None, since: int) -> dict[str, Any] | None:
+    """The running answer; its whole text when the asker follows another one."""
+    if answer is None:
+        return None
+    since = since if answer.message_id == known else 0
+    return {
+        "id": answer.message_id,
+        "state": answer.state,
+        "from": since,
+        "text": answer.text[since:],
+        "done": answer.prefill_done,
+        "total": answer.prefill_total,
+        "tokens": answer.n_tokens,
+        "ttft_ms": round(answer.ttft_ms),
+        "unsaved": answer.unsaved,
+    }

@@ -1,0 +1,132 @@
+"""The server's gate: every request passes it first. It asks for whom (Host), from where (Origin), by whom (token).
+
+A page of another site can make a browser send requests here, but neither forge `Host` and `Origin` nor read our cookie.
+Who opens `/?token=...` gets the token as a cookie that scripts cannot read and other sites' pages do not send, and is
+sent on to the address without it; a program sends `Authorization: Bearer`.
+"""
+
+from __future__ import annotations
+
+import logging
+from html import escape
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from starlette.datastructures import Headers
+from starlette.requests import cookie_parser
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.server.errors import API, problem
+from app.server.security.access import Access
+from app.server.security.hosts import named_host
+
+log = logging.getLogger("moestro.app")
+NO_TOKEN = (
+    "This Moestro asks for a token. Open the address that it printed when it was started; it ends in "
+    "?token=... Programs send the header Authorization: Bearer TOKEN."
+)
+GO_ON = (
+    '<!doctype html><html lang="en"><meta http-equiv="refresh" content="0; url={url}"><title>Moestro</title>'
+    '<a href="{url}">Moestro</a></html>'
+)
+REFUSED = (
+    '<!doctype html><html lang="en"><title>Moestro</title><h1>Moestro asks for a token</h1><p>Open the address '
+    "that it printed when it was started: it ends in <code>?token=...</code></p><p>If you have done so in this "
+    'browser before, <a href="{url}">go on here</a>.</p></html>'
+)
+
+
+class Gate:
+    """Answers what may not pass; everything else goes on to `app`."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self.app, self.access, self.trusted = app, access, access.trusted
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        answer = self.stranger(headers) or foreign(headers, scope) or self.unknown(headers, scope)
+        if answer is None:
+            await self.app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await answer(scope, receive, send)
+
+    def stranger(self, headers: Headers) -> Response | None:
+        """400 for a name that is not the server's: a page's own name may have been pointed here."""
+        named = headers.getlist("host")
+        if len(named) == 1 and named_host(named[0]) in self.trusted:
+            return None
+        return PlainTextResponse(
+            "Moestro does not answer to the name in this address. If it should, start it with --allow-host NAME.", 400
+        )
+
+    def unknown(self, headers: Headers, scope: Scope) -> Response | None:
+        """401 without the token; whoever brings it in the address gets the cookie and is sent on."""
+        if self.access.token is None:
+            return None
+        cookie = f"moestro-token-{headers['host'].rpartition(':')[2]}"
+        first = scope["type"] == "http" and scope["method"] == "GET" and scope["path"] == "/"
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True) if first else []
+        brought = [value for name, value in query if name == "token"]
+        rest = urlencode([(name, value) for name, value in query if name != "token"])
+        url = "/" + (f"?{rest}" if rest else "")
+        if brought and self.access.known(brought[-1]):
+            # A redirect that another site's link led to would come without the cookie; a page's refresh is our own.
+            asked_elsewhere = headers.get("sec-fetch-site") in ("cross-site", "same-site")
+            answer = HTMLResponse(GO_ON.format(url=escape(url))) if asked_elsewhere else RedirectResponse(url, 303)
+            answer.set_cookie(cookie, brought[-1], httponly=True, samesite="strict")
+            answer.headers["cache-control"] = "no-store"
+            return answer
+        if not brought and any(self.access.known(token) for token in tokens(headers, cookie)):
+            return None
+        return refusal(headers, scope, url)
+
+
+def tokens(headers: Headers, cookie: str) -> list[str]:
+    """Those that a request brings in its header and in the cookie of that name."""
+    kind, _, bearer = headers.get("authorization", "").partition(" ")
+    kept = [cookie_parser(one).get(cookie, "") for one in headers.getlist("cookie")]
+    return [*kept, bearer.strip()] if kind.lower() == "bearer" else kept
+
+
+def foreign(headers: Headers, scope: Scope) -> Response | None:
+    """403 for what a page of another origin asks; its plain link to the dashboard may still be followed."""
+    origins = headers.getlist("origin")
+    if origins:
+        ours = all(origin_host(origin) == headers["host"].lower() for origin in origins)
+    else:
+        plain_link = (
+            headers.get("sec-fetch-mode") == "navigate"
+            and scope.get("method") in ("GET", "HEAD")
+            and headers.get("sec-fetch-dest", "document") == "document"
+        )
+        ours = headers.get("sec-fetch-site") not in ("cross-site", "same-site") or plain_link
+    if ours:
+        return None
+    log.warning("refused a request of another site's page for %s", scope["path"])
+    return PlainTextResponse("This request came from a page that is not Moestro's.", 403)
+
+
+def origin_host(origin: str) -> str | None:
+    """Host and port of an Origin header, in lower case; None if it has none."""
+    try:
+        found = urlsplit(origin)
+    except ValueError:
+        return None
+    return found.netloc.lower() if found.scheme in ("http", "https") and found.netloc else None
+
+
+def refusal(headers: Headers, scope: Scope, url: str) -> Response:
+    """401 in the form that the asker reads; of the health route whether the server is there."""
+    if scope["path"] == "/healthz" and scope.get("method") in ("GET", "HEAD"):
+        return JSONResponse({"status": "ok"})
+    told = {"www-authenticate": 'Bearer realm="Moestro"', "cache-control": "no-store"}
+    if scope["path"].startswith(API):
+        return problem(401, NO_TOKEN, code="invalid_api_key", headers=told)
+    if "text/html" in headers.get("accept", ""):
+        return HTMLResponse(REFUSED.format(url=escape(url)), 401, told)
+    return PlainTextResponse(NO_TOKEN, 401, told)

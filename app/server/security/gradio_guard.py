@@ -1,0 +1,140 @@
+"""In front of Gradio: only the routes that the dashboard uses, and no file but an uploaded one in an event.
+
+Gradio serves many routes that the dashboard has no use for: a reverse proxy, downloads by address, a call API, editors.
+An event that names a file has that file copied to a folder that is served. Gradio checks the file only after its own
+`launch()`, which an application that mounts it never calls, so `mark_launched` says so in its place. An address
+in place of a path would be downloaded; that is refused here, too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI
+from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+if TYPE_CHECKING:
+    from app.server.security.events import Events
+
+EVENTS = "/gradio_api/run/predict"
+ROUTES = {
+    "/",
+    "/config",
+    "/config/",
+    "/theme.css",
+    "/favicon.ico",
+    "/robots.txt",
+    "/manifest.json",
+    EVENTS,
+    "/gradio_api/upload",
+    "/gradio_api/upload_progress",
+    "/gradio_api/app_id",
+}  # asked for by a page whose event the server did not get: once it answers, it reloads
+FOLDERS = ("/assets/", "/static/")
+FILE = "/gradio_api/file="
+NO_EVENT = "This is not an event of the dashboard."
+FORWARDED = (b"x-forwarded-", b"forwarded")  # Gradio would build its links from them, whoever sent them
+
+
+def mark_launched(blocks: Any) -> None:
+    """From now on Gradio checks which files an event of `blocks` may name. Raises RuntimeError if it cannot be told."""
+    if not hasattr(blocks, "has_launched"):
+        raise RuntimeError("This version of Gradio does not say when it checks files; install one below 7.")
+    blocks.has_launched = True
+
+
+def guard(app: FastAPI, events: Events) -> None:
+    """Put a `GradioGuard` in front of the Gradio application that was mounted last, whose events are these."""
+    mounted: Any = app.routes[-1]
+    mounted.app.add_middleware(GradioGuard, events=events)
+
+
+class GradioGuard:
+    """404 for routes of Gradio that the dashboard does not use, 400 for an event that names a file not
+    uploaded, or that the page would not send."""
+
+    def __init__(self, app: ASGIApp, events: Events) -> None:
+        self.app, self._events = app, events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        elif not served(scope["path"]):
+            await PlainTextResponse("There is no such page.", 404)(scope, receive, send)
+        else:
+            scope = {**scope, "headers": [one for one in scope["headers"] if not one[0].startswith(FORWARDED)]}
+            await (self._event if scope["path"] == EVENTS else self.app)(scope, receive, send)
+
+    async def _event(self, scope: Scope, receive: Receive, send: Send) -> None:
+        parts = []
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            parts.append(message.get("body", b""))
+            if not message.get("more_body"):
+                break
+        body = b"".join(parts)
+        try:
+            wrong = self._wrong(json.loads(body, parse_constant=_refuse))
+        except (ValueError, RecursionError):
+            wrong = NO_EVENT
+        if wrong:
+            await JSONResponse({"error": wrong}, 400)(scope, receive, send)
+            return
+        given = False
+
+        async def again() -> Message:
+            nonlocal given
+            if given:
+                return await receive()
+            given = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self.app(scope, again, send)
+
+    def _wrong(self, event: object) -> str:
+        if not all(uploaded(path) for path in named_files(event)):
+            return "Only a file that was uploaded can be used."
+        return self._events.wrong(event)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number.")
+
+
+def served(path: str) -> bool:
+    """Does the dashboard use this route of Gradio's?"""
+    if path.startswith(FILE):
+        return uploaded(path.removeprefix(FILE))
+    return path in ROUTES or path.startswith(FOLDERS)
+
+
+def named_files(value: object) -> Iterator[str]:
+    """Paths of all files that a value of an event names, however deep."""
+    rest = [value]
+    while rest:
+        match rest.pop():
+            case dict() as entries:
+                if isinstance(path := entries.get("path"), str):
+                    yield path
+                rest += entries.values()
+            case list() as entries:
+                rest += entries
+
+
+def uploaded(path: str, there: bool = False) -> bool:
+    """Is it in the folder of uploads, and (if asked) `there`, as a file? Links are followed."""
+    from gradio.utils import get_upload_folder
+
+    try:
+        inside = Path(path).resolve().is_relative_to(Path(get_upload_folder()).resolve())
+        return inside and (not there or Path(path).is_file())
+    except (OSError, ValueError, RuntimeError):  # too long, a NUL in it, links in a circle
+        return False

@@ -1,0 +1,129 @@
+"""From a question and a trace to the runs that answer it: policies, prefetchers and sizes, in other processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from app.services.analysis import lab, whatif
+from app.services.analysis.lab import Lab, Run
+from app.services.analysis.question import Question, clock_of
+from app.services.analysis.sources import Routing
+from app.services.analysis.whatif import NONE, About, Table, less
+from app.services.analysis.workers import Task
+from core.errors import MoestroError
+from core.profile import Profile
+from core.settings.registry import variant, variants
+from core.simulate import BELADY, Clock, Config, Result, simulate
+from core.simulate.prefetchers import ORACLE, TimedConfig, TimedResult, timed
+from core.trace import FileTrace
+
+UNIT = 1000  # bytes of an expert whose size is not known: only ratios are then used
+Work = Callable[[Sequence[Task]], list[Any]]
+"""Does all tasks and returns their results in order."""
+
+
+def compare(question: Question, routing: Routing, work: Work) -> Table:
+    """Policies at all budgets at once, then each prefetcher by itself."""
+    clock, about = _begin(question, routing)
+    slots = whatif.sizes(
+        question.budgets, routing.layers, routing.experts, routing.top_k, question.scope, question.in_force(routing)
+    )
+    names = [v.name for v in variants("eviction") if v.name in {*question.policies, "lru", about.chosen[0]}]
+    groups = [[question.cache(routing, name, n) for n in slots] for name in names]
+    groups.append([replace(config, policy=BELADY, params={}, pinned=(), usual=()) for config in groups[0]])
+    profile, size, notes = question.profile_of(routing), about.expert_bytes or UNIT, list(about.notes)
+    ahead, deadline = list[TimedConfig](), bool(question.settings["prefetch_deadline"])
+    for predictor in (name for name in question.predictors if name != NONE):
+        if problem := lab.obstacle(predictor, profile) if clock else "Times are needed to simulate prefetching.":
+            notes.append(f"{lab.named(predictor)} is left out: {problem}")
+        else:
+            own = question.own("predictor", predictor)
+            ahead += [TimedConfig(config, predictor, own, deadline) for group in groups[:-1] for config in group]
+    tasks = [Task(_caches, (routing.path, group, question.start, clock)) for group in groups]
+    tasks += [Task(_ahead, (routing.path, one, clock, size, question.start, _light(one, profile))) for one in ahead]
+    found = work(tasks)
+    rows = [row for at in range(len(names)) for row in whatif.rows(found[at])]
+    plain = {(row.policy, row.slots): row for row in rows}
+    refused: dict[str, str] = {}
+    for one, result in zip(ahead, found[len(groups) :], strict=True):
+        if isinstance(result, str):
+            refused[one.predictor] = result
+        else:
+            rows.append(whatif.prefetched(result, size, plain.get((one.config.policy, one.config.slots))))
+    notes += [f"{lab.named(name)} is left out: {why}" for name, why in refused.items()]
+    return Table(replace(about, notes=tuple(notes)), tuple(rows), tuple(whatif.bounds(found[len(names)], clock)))
+
+
+def test(question: Question, routing: Routing, work: Work) -> Lab:
+    """Every prefetcher over one cache: the policy in use, with the slots in force or the first budget given."""
+    clock, about = _begin(question, routing)
+    asked = whatif.sizes(question.budgets, routing.layers, routing.experts, routing.top_k, question.scope)
+    policy, predictor, now = about.chosen
+    if question.budgets.strip().lower() in ("", whatif.AUTO):
+        slots = min(max(now, asked[0]), asked[-1]) if now else asked[len(asked) // 2]
+    else:
+        slots = asked[0]
+    cache, profile = question.cache(routing, policy, slots), question.profile_of(routing)
+    most = question.most or min(routing.experts, 2 * routing.top_k)
+    deadline = bool(question.settings["prefetch_deadline"])
+    refused = {name: lab.obstacle(name, profile) for name in question.predictors}
+    names = [name for name in question.predictors if not refused[name] and name != NONE]
+    trials = [TimedConfig(cache, NONE)]
+    trials += [TimedConfig(cache, name, question.own("predictor", name), deadline) for name in names]
+    trials += [TimedConfig(cache, ORACLE)] if clock else []
+    tasks = [
+        Task(lab.run_one, (routing.path, one, most, clock, about.expert_bytes, question.start, _light(one, profile)))
+        for one in trials
+    ]
+    runs: list[Run] = work(tasks)
+    base = runs[0].tpot_ms
+    runs = [replace(run, saved_ms=less(base, run.tpot_ms)) for run in runs]
+    runs += [Run(name, problem=why) for name, why in refused.items() if why]
+    return Lab(replace(about, chosen=(policy, predictor, slots)), most, tuple(runs))
+
+
+def _begin(question: Question, routing: Routing) -> tuple[Clock | None, About]:
+    """The clock, and what the figures are of."""
+    clock, told = clock_of(question, routing)
+    settings = question.settings
+    return clock, About(
+        routing.name,
+        routing.model,
+        routing.tokens,
+        routing.layers,
+        routing.experts,
+        routing.top_k,
+        question.scope,
+        question.start,
+        question.expert_bytes or routing.expert_bytes,
+        None if clock is None else {name: getattr(clock, name) for name in Clock.__slots__},
+        told,
+        routing.notes,
+        (settings.choice("eviction")[0], settings.choice("predictor")[0], question.in_force(routing)),
+        datetime.now(UTC).isoformat(timespec="milliseconds"),
+    )
+
+
+def _caches(path: str, configs: list[Config], start: str, clock: Clock | None) -> list[Result]:
+    """In another process: one policy, all sizes."""
+    return simulate(FileTrace(Path(path)), configs, start=start, clock=clock, processes=1)
+
+
+def _ahead(
+    path: str, config: TimedConfig, clock: Clock, size: int, start: str, profile: Profile | None
+) -> TimedResult | str:
+    """In another process: one policy, prefetcher and size; or why it cannot be."""
+    try:
+        return timed(FileTrace(Path(path)), [config], clock, size, profile=profile, start=start, processes=1)[0]
+    except MoestroError as error:
+        return str(error)
+
+
+def _light(config: TimedConfig, profile: Profile | None) -> Profile | None:
+    """The profile for a predictor that needs it, without the networks, which only a loaded model can be asked by."""
+    needed = config.predictor != ORACLE and bool(variant("predictor", config.predictor).needs)
+    return replace(profile, nets={}) if needed and profile is not None else None

@@ -1,0 +1,158 @@
+"""The predictor lab: what each prefetcher foresees on the same tokens, what that saves, and what it copies in vain."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from app.services.analysis.whatif import About, mean, title
+from core.errors import MoestroError
+from core.profile import Profile
+from core.profile.summary import TITLES
+from core.settings.registry import variant
+from core.simulate import Clock
+from core.simulate.prefetchers import ORACLE, TimedConfig, TimedResult, timed
+from core.simulate.recall import recall
+from core.trace import FileTrace
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One prefetcher. `problem` says why it could not be run, "" = it was. Bytes and times are per token; None = not
+    known."""
+
+    predictor: str
+    problem: str = ""
+    recall: tuple[float | None, ...] = ()  # [L] at k
+    recall_most: tuple[float | None, ...] = ()  # [L] at the chosen m
+    hit_rate: float | None = None
+    tpot_ms: float | None = None
+    saved_ms: float | None = None  # TPOT without a prefetcher, less this one's
+    prefetch_bytes: float | None = None
+    wasted_bytes: float | None = None
+    late_rate: float | None = None
+    replayed: bool = False  # from what was recorded with the trace
+
+
+@dataclass(frozen=True, slots=True)
+class Lab:
+    """All prefetchers beside one cache: policy and slots of `about.chosen`."""
+
+    about: About
+    most: int  # m of recall@m
+    runs: tuple[Run, ...]
+
+    def dump(self) -> dict[str, Any]:
+        """As JSON keeps it."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, kept: Mapping[str, Any]) -> Lab:
+        """From `dump`. Raises TypeError or KeyError for what another version wrote."""
+        runs = tuple(
+            Run(**{**run, "recall": tuple(run["recall"]), "recall_most": tuple(run["recall_most"])})
+            for run in kept["runs"]
+        )
+        return cls(About.read(kept["about"]), kept["most"], runs)
+
+    def ran(self) -> list[Run]:
+        """Those that could be run."""
+        return [run for run in self.runs if not run.problem]
+
+
+def obstacle(predictor: str, profile: Profile | None) -> str:
+    """Why a predictor cannot be run without the model, as far as its class says; "" = nothing is known against it."""
+    chosen = variant("predictor", predictor)
+    if missing := [part for part in chosen.needs if profile is None or not profile.has(part)]:
+        named = ", ".join(f"“{TITLES[part]}”" for part in missing)
+        return f"It needs a profile of this model with {named}. Calibrate the model in the tab Calibrate."
+    return ""
+
+
+def run_one(
+    path: str, config: TimedConfig, most: int, clock: Clock | None, blob_bytes: int, start: str, profile: Profile | None
+) -> Run:
+    """In another process: one prefetcher. With no clock only its recall is found."""
+    trace = FileTrace(Path(path))
+    try:
+        wide = () if config.predictor in (ORACLE, "none") else recall(trace, config, most, profile)
+        if clock is None:
+            short = () if config.predictor in (ORACLE, "none") else recall(trace, config, trace.top_k, profile)
+            return Run(config.predictor, recall=short, recall_most=wide)
+        [found] = timed(trace, [config], clock, blob_bytes or 1, profile=profile, start=start, processes=1)
+    except MoestroError as error:
+        return Run(config.predictor, problem=str(error))
+    return _run(found, wide, bool(blob_bytes))
+
+
+def _run(found: TimedResult, wide: tuple[float | None, ...], sized: bool) -> Run:
+    tokens = max(1, found.tokens)
+    return Run(
+        found.timed.predictor,
+        "",
+        found.recall_by_layer if wide else (),
+        wide,
+        found.hit_rate,
+        found.tpot_ms,
+        None,
+        found.prefetch_bytes / tokens if sized else None,
+        found.wasted_bytes / tokens if sized else None,
+        found.late_rate,
+        found.replayed,
+    )
+
+
+def named(predictor: str) -> str:
+    """How a prefetcher is called in the lab."""
+    return "Oracle (knows the future)" if predictor == ORACLE else title("predictor", predictor)
+
+
+COLUMNS = (
+    "predictor",
+    "layer",
+    "recall_at_k",
+    "recall_at_m",
+    "m",
+    "hit_rate",
+    "predicted_tpot_ms",
+    "saved_ms",
+    "prefetch_bytes_per_token",
+    "wasted_bytes_per_token",
+    "late_rate",
+    "replayed_from_recording",
+    "problem",
+)
+
+
+def to_csv(lab: Lab) -> str:
+    """One line a prefetcher and layer, and one with layer "all" for its means; how it was made stands first."""
+    out = io.StringIO()
+    out.write(lab.about.head())
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for run in lab.runs:
+        rest = (
+            lab.most,
+            run.hit_rate,
+            run.tpot_ms,
+            run.saved_ms,
+            run.prefetch_bytes,
+            run.wasted_bytes,
+            run.late_rate,
+            run.replayed,
+            run.problem,
+        )
+        layers: list[tuple[object, ...]] = [("all", mean(run.recall), mean(run.recall_most))]
+        layers += [(layer, *pair) for layer, pair in enumerate(zip(run.recall, run.recall_most, strict=True))]
+        for layer in layers:
+            writer.writerow(
+                [
+                    "" if value is None else f"{value:.10g}" if isinstance(value, float) else value
+                    for value in (run.predictor, *layer, *rest)
+                ]
+            )
+    return out.getvalue()

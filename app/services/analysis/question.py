@@ -1,0 +1,93 @@
+"""What a form asks of the analyst, and the caches and the clock that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from app.services.analysis.sources import Routing, Source
+from app.services.analysis.whatif import AUTO, NONE
+from core.profile import Profile
+from core.settings.config import Settings
+from core.settings.registry import Value, variant
+from core.simulate import Clock, Config
+from core.types import ModelShape
+
+NO_TIMES = "No times are predicted: nothing was timed with this routing, and none were typed"
+TIMES = ("compute_ms", "load_ms", "expert_ms", "miss_ms")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Times of None and sizes of 0 are those that were measured with the routing."""
+
+    source: Source
+    policies: tuple[str, ...] = ()
+    predictors: tuple[str, ...] = (NONE,)
+    budgets: str = AUTO
+    kind: Literal["whatif", "lab"] = "whatif"
+    most: int = 0  # m of the lab's recall@m; 0 = twice as many as the router selects
+    limit: int = 0  # tokens, the last ones; 0 = all
+    scope: str = "layer"
+    start: str = "filled"
+    compute_ms: float | None = None
+    load_ms: float | None = None
+    expert_ms: float | None = None
+    miss_ms: float | None = None
+    expert_bytes: int = 0
+    settings: Settings = field(default_factory=Settings)  # of which the variants' own parameters are taken
+    load: int | None = None  # the session whose times stand in where a trace has none
+    slots: int = 0  # in force now
+    shape: ModelShape | None = None  # of the loaded model ...
+    profile: Profile | None = None  # ... and what is known of it
+
+    def own(self, kind: str, name: str) -> dict[str, Value]:
+        """A variant's own parameters as they are set."""
+        return {p.name: self.settings[f"{kind}.{name}.{p.name}"] for p in variant(kind, name).params}
+
+    def in_force(self, routing: Routing) -> int:
+        """The slots in force now; of a model of another shape, the same share of its experts."""
+        total = routing.layers * routing.experts
+        return 0 if self.shape is None else min(total, round(self.slots * total / self.shape.total))
+
+    def profile_of(self, routing: Routing) -> Profile | None:
+        """The loaded model's profile, if the routing is that model's."""
+        profile = self.profile
+        return profile if profile is not None and profile.model_hash == routing.model_hash else None
+
+    def cache(self, routing: Routing, policy: str, slots: int) -> Config:
+        """The cache that the engine would make; of a model of another shape, without its pins and layer sizes. Raises
+        SettingError as the engine does."""
+        shape = self.shape
+        mine = shape is not None and (shape.layers, shape.experts, shape.top_k) == (
+            routing.layers,
+            routing.experts,
+            routing.top_k,
+        )
+        if not mine:
+            return Config(policy, slots, self.scope, self.own("eviction", policy))
+        settings = self.settings.with_({"eviction": policy, "scope": self.scope})
+        return Config.of(settings, slots, routing.layers, routing.experts, routing.top_k, self.profile_of(routing))
+
+
+def clock_of(question: Question, routing: Routing) -> tuple[Clock | None, str]:
+    """What was typed before what was measured; and both in words. None where neither says what is needed."""
+    measured = routing.measured
+    given = {name: value for name in TIMES if (value := getattr(question, name)) is not None}
+    if measured is None and not {"compute_ms", "load_ms"} <= set(given):
+        return None, NO_TIMES
+    base = measured.clock if measured is not None else Clock(0.0, 0.0, 0.0)
+    clock = Clock(**{name: given.get(name, getattr(base, name)) for name in Clock.__slots__})
+    if measured is None or set(given) >= {"compute_ms", "load_ms"}:
+        return clock, "times as typed"
+    typed = f"; typed: {', '.join(given)}" if given else ""
+    return clock, (
+        f"{routing.link + ', ' if routing.link else ''}times measured over {measured.passes} tokens, which "
+        f"this clock repeats within {measured.error:.0%}{typed}"
+    )
+
+
+def numbers(values: Mapping[str, float | None]) -> dict[str, float | None]:
+    """A form's numbers, where an empty field or 0 means "as measured"."""
+    return {name: float(value) if value and value > 0 else None for name, value in values.items()}

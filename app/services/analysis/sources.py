@@ -1,0 +1,239 @@
+"""Where routing comes from: this session, a chat, a trace file; and what was measured when it was recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from app.services.analysis.measured import Measured, Pass, measure
+from app.store import Load, Store, StoredTrace
+from app.store.steps import DEMAND, TRANSFER
+from app.words import count, name_of
+from core.errors import TraceError
+from core.trace import Chunk, FileTrace, Trace, TraceWriter, open_trace
+from core.trace.file import save
+from core.types import Outcome
+
+TIMED = 4000  # of the last passes, for the clock
+FILE = "file"  # the choice that asks for a path or an upload
+NOTHING = "Nothing has been recorded there yet. Ask the model something first, or choose another source."
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A load ("this session"), a chat, or a trace file."""
+
+    kind: Literal["load", "chat", "file"]
+    id: int = 0
+    path: str = ""
+    experts: int = 0  # in a layer, where a file does not say; 0 = the largest id in it, plus one
+
+    @classmethod
+    def parse(cls, choice: str, path: str = "", experts: int = 0) -> Source:
+        """From what a form says: "load:3", "chat:12", or "file" with the path beside it."""
+        kind, _, rest = (choice or "").partition(":")
+        if kind in ("load", "chat") and rest.isdigit():
+            return cls("load" if kind == "load" else "chat", int(rest))
+        path = path.strip().strip('"')
+        if not path:
+            raise TraceError("Say which routing to look at: choose a chat, or give a trace file.")
+        return cls("file", path=path, experts=max(0, experts))
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """A trace in a file of its own, and what is known of where it was recorded. `link` and the rest in words."""
+
+    name: str
+    path: str
+    tokens: int
+    layers: int
+    experts: int
+    top_k: int
+    model: str = ""
+    model_hash: str = ""
+    expert_bytes: int = 0  # 0 = not known
+    measured: Measured | None = None
+    link: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def choices(store: Store, load: int | None) -> list[tuple[str, str]]:
+    """What a menu offers as (title, choice): the session of the loaded model, every chat, a file."""
+    found = []
+    if load is not None:
+        found.append(("This session: everything since the model was loaded", f"load:{load}"))
+    found += [(f"{chat.title} · {chat.tokens} tokens", f"chat:{chat.id}") for chat in store.chats.all() if chat.tokens]
+    return [*found, ("A trace file…", FILE)]
+
+
+def from_file(source: Source, target: str, limit: int = 0) -> Routing:
+    """Read a trace of any kind, and write its last `limit` tokens (0 = all) as one of ours. Raises TraceError."""
+    path = Path(source.path).expanduser()
+    trace = open_trace(path, source.experts)
+    if not trace.tokens:
+        raise TraceError(f"{path} has no tokens.")
+    whole, model_hash = trace.tokens, getattr(trace, "model_hash", "")
+    notes = (
+        [f"{path.name} ends in the middle of a piece, which is left out."]
+        if isinstance(trace, FileTrace) and trace.cut
+        else []
+    )
+    if limit and whole > limit:
+        notes.append(_limited(limit, whole))
+        trace = shortened(trace, limit, Path(target))
+    copy = trace if isinstance(trace, FileTrace) else save(trace, Path(target), packed=False)
+    return Routing(
+        path.name,
+        str(copy.path),
+        trace.tokens,
+        trace.layers,
+        trace.experts,
+        trace.top_k,
+        trace.model,
+        model_hash,
+        notes=tuple(notes),
+    )
+
+
+def from_store(store: Store, source: Source, target: Path, limit: int = 0) -> Routing:
+    """Write what was recorded of a load or a chat as a trace; of a chat that changed models, what its last one did.
+
+    `limit`: the last so many tokens, 0 = all. Raises TraceError when there is nothing.
+    """
+    found = store.traces(*((source.id, None) if source.kind == "chat" else (None, source.id)))
+    if not found:
+        raise TraceError(NOTHING)
+    stored = found[-1]
+    (last,) = store.steps.loads(stored.loads[-1:])
+    notes = (
+        [f"{count(sum(one.tokens for one in found[:-1]))} tokens of another model in this chat are left out."]
+        if found[:-1]
+        else []
+    )
+    whole = cast(Trace, stored)  # but that its sizes cannot be set
+    if limit and stored.tokens > limit:
+        notes.append(_limited(limit, stored.tokens))
+        trace = shortened(whole, limit, target)
+    else:
+        trace = save(whole, target, packed=False)
+    measured = measure(_passes(store, stored), stored.top_k, _copy_ms(last))
+    return Routing(
+        _name(store, source),
+        str(target),
+        trace.tokens,
+        stored.layers,
+        stored.experts,
+        stored.top_k,
+        stored.model,
+        stored.model_hash,
+        last.shape.expert_bytes,
+        measured,
+        _link(last),
+        tuple(notes),
+    )
+
+
+def shortened(trace: Trace, tokens: int, target: Path) -> FileTrace:
+    """The passes at the end of a trace that hold at most so many tokens, or its last pass, in a file of their own."""
+    sizes = np.concatenate([chunk.sizes for chunk in trace.chunks()])
+    behind = np.cumsum(sizes[::-1])[::-1]  # tokens from each pass to the end
+    first = min(int((behind > tokens).sum()), len(sizes) - 1)
+    with TraceWriter(
+        target,
+        trace.layers,
+        trace.experts,
+        trace.top_k,
+        model=trace.model,
+        packed=False,
+        model_hash=getattr(trace, "model_hash", ""),
+        probs=getattr(trace, "probs", False),
+        predictor=getattr(trace, "predictor", None),
+    ) as writer:
+        at = 0
+        for chunk in trace.chunks():
+            if at + len(chunk.sizes) > first:
+                writer.write(_from_pass(chunk, max(0, first - at)))
+            at += len(chunk.sizes)
+    return FileTrace(target)
+
+
+def _from_pass(chunk: Chunk, first: int) -> Chunk:
+    if not first:
+        return chunk
+    part = slice(int(chunk.sizes[:first].sum()), None)
+    ranked = chunk.ranked
+    if ranked is not None:
+        ranked = ranked[ranked["of"] >= first].copy()
+        ranked["of"] -= first
+    of_tokens = {
+        name: array[part] for name in ("ids", "tok", "weights", "probs") if (array := getattr(chunk, name)) is not None
+    }
+    return replace(
+        chunk, sizes=chunk.sizes[first:], decode=chunk.decode[first:], rid=chunk.rid[first:], ranked=ranked, **of_tokens
+    )
+
+
+def _limited(limit: int, tokens: int) -> str:
+    return f"Of {count(tokens)} tokens the last {count(limit)} are looked at."
+
+
+def known(routing: Routing, other: Routing | None) -> Routing:
+    """A trace file of the loaded model's shape takes over what its session measured."""
+    if other is None or (routing.layers, routing.experts, routing.top_k) != (other.layers, other.experts, other.top_k):
+        return routing
+    return replace(
+        routing,
+        expert_bytes=other.expert_bytes,
+        measured=other.measured,
+        link=other.link,
+        notes=(*routing.notes, f"Times and sizes are those of {name_of(other.model)} in this session."),
+    )
+
+
+def _passes(store: Store, stored: StoredTrace) -> list[Pass]:
+    """The last TIMED decoded tokens, as they were timed."""
+    marks = ", ".join("?" * len(stored.loads))
+    where, values = (" AND chat = ?", (stored.chat,)) if stored.chat is not None else ("", ())
+    with store.db.reader() as db:
+        rows = db.execute(
+            "SELECT total_ms, stall_ms, layer, outcome, transfers FROM steps WHERE layers > 0 AND "
+            f"phase = 'decode' AND load IN ({marks}){where} ORDER BY id DESC LIMIT ?",
+            (*stored.loads, *values, TIMED),
+        )
+        return [_pass(row, stored.layers) for row in rows]
+
+
+def _pass(row: Any, layers: int) -> Pass:
+    layer, outcome = np.frombuffer(row["layer"], "<i2"), np.frombuffer(row["outcome"], "u1")
+    copies = np.frombuffer(row["transfers"], TRANSFER)
+    took = (copies["ended_s"] - copies["started_s"]) * 1e3
+    return Pass(
+        row["total_ms"],
+        row["stall_ms"],
+        tuple(np.bincount(layer[outcome >= Outcome.LATE], minlength=layers).tolist()),
+        tuple(took[copies["decode"] != 0].tolist()),
+        bool((copies["kind"] & DEMAND == 0).any()),
+    )
+
+
+def _name(store: Store, source: Source) -> str:
+    if source.kind == "load":
+        return "this session"
+    return next((f"“{chat.title}”" for chat in store.chats.all() if chat.id == source.id), "a chat")
+
+
+def _copy_ms(load: Load) -> float | None:
+    """What one expert takes by the link's own figures, for passes without a copy."""
+    gbps = float(load.manifest.get("link_gbps") or 0.0)
+    latency_us = float(load.manifest.get("link_latency_us") or 0.0)
+    return latency_us / 1e3 + load.shape.expert_bytes / gbps / 1e6 if gbps else None
+
+
+def _link(load: Load) -> str:
+    manifest = load.manifest
+    gbps = float(manifest.get("link_gbps") or 0.0)
+    return f"{'emulated' if manifest.get('link') == 'emulated' else 'measured'} link, {gbps:.3g} GB/s" if gbps else ""

@@ -1,0 +1,92 @@
+"""Has answers scored against the exact model while no answer waits, in a thread that no browser tab owns."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+
+from app.services.engine_protocol import EngineProtocol
+from app.store import Store
+from core.errors import MoestroError
+from core.quality.report import Quality
+
+log = logging.getLogger("moestro.app")
+AGAIN_S = 0.25  # until the engine is asked again that was in use, or whose audit was broken off
+
+
+class Auditor:
+    """`busy()` = an answer is being written or waits. The thread begins with the first answer there is to score; it
+    lets go of the engine by itself when somebody else wants it."""
+
+    def __init__(self, store: Store, busy: Callable[[], bool]) -> None:
+        self._store, self._busy = store, busy
+        self._news = threading.Condition()
+        self._stop = threading.Event()
+        self._engine: EngineProtocol | None = None
+        self._messages: dict[int, int | None] = {}  # number of an answer of `_engine` -> its message; None = no chat's
+        self._thread: threading.Thread | None = None
+
+    def expect(self, engine: EngineProtocol, number: int, message: int | None) -> None:
+        """An answer of `engine` has ended that is to be scored under this number (AnswerStats.audit)."""
+        with self._news:
+            if self._stop.is_set():
+                return
+            if engine is not self._engine:  # the one before is unloaded, and has forgotten what waited
+                self._engine = engine
+                self._messages.clear()
+            self._messages[number] = message
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="moestro-quality", daemon=True)
+                self._thread.start()
+            self._news.notify_all()
+
+    def rest(self) -> None:
+        """The model is being unloaded: what was not scored stays so."""
+        with self._news:
+            self._engine = None
+            self._messages.clear()
+
+    def close(self, timeout: float = 30.0) -> bool:
+        """End the thread; returns whether it ended within `timeout` seconds."""
+        self._stop.set()
+        with self._news:
+            self._engine = None
+            self._news.notify_all()
+        if self._thread is not None:
+            self._thread.join(timeout)
+        return self._thread is None or not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (engine := self._next()) is not None:
+            try:
+                quality = engine.audit(self._stop)
+            except Exception:
+                log.exception("an answer could not be scored against the exact model")
+                continue
+            if quality is not None:
+                self._keep(engine, quality)
+            elif engine.unscored:
+                with self._news:
+                    self._news.wait_for(self._stop.is_set, AGAIN_S)
+
+    def _next(self) -> EngineProtocol | None:
+        """Wait until an engine has something to score and nobody is answered; None when closing."""
+        with self._news:
+            while not self._stop.is_set():
+                waits = self._engine is not None and self._engine.unscored > 0
+                if waits and not self._busy():
+                    return self._engine
+                self._news.wait(AGAIN_S if waits else None)
+            return None
+
+    def _keep(self, engine: EngineProtocol, quality: Quality) -> None:
+        with self._news:
+            message = self._messages.pop(quality.answer, None) if engine is self._engine else None
+        if message is None:
+            return
+        try:
+            self._store.chats.score(message, asdict(quality))
+        except MoestroError:
+            log.exception("could not keep what an answer's quality is")

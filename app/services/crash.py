@@ -1,0 +1,63 @@
+"""What the log keeps of an error that nobody foresaw: its kind and where it happened, never what was being said.
+
+The text of an error may quote a conversation, whole or in part. It is logged only where it was raised by code that
+sees numbers and no text. Tracebacks show lines of source, not values.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+WORDLESS = tuple(str(ROOT / "core" / part) + os.sep for part in ("runtime", "memory", "native", "policy", "hf"))
+LEFT_OUT = "(its text is left out: it may quote a conversation)"
+
+
+def log_crash(log: logging.Logger, error: BaseException, message: str, *args: object) -> None:
+    """Log an error with its traceback, without anybody's words."""
+    log.error(f"{message}\n%s", *args, describe(error))
+
+
+def describe(error: BaseException) -> str:
+    """The traceback of an error and of those that led to it, oldest first, as Python prints it but for their texts."""
+    told = []
+    for one, lead in reversed([*_chain(error)]):
+        told.append(
+            "Traceback (most recent call last):\n"
+            + "".join(traceback.format_tb(one.__traceback__))
+            + f"{type(one).__module__}.{type(one).__qualname__}: {_text(one)}"
+            + lead
+        )
+        if isinstance(one, BaseExceptionGroup):
+            told += [describe(inner) for inner in one.exceptions]
+    return "\n".join(told)
+
+
+def _chain(error: BaseException) -> Iterator[tuple[BaseException, str]]:
+    seen: set[int] = set()
+    now: BaseException | None = error
+    lead = ""
+    while now is not None and id(now) not in seen:
+        seen.add(id(now))
+        yield now, lead
+        if now.__cause__ is not None:
+            now, lead = now.__cause__, "\n\nThat caused:\n"
+        else:
+            now, lead = None if now.__suppress_context__ else now.__context__, "\n\nWhile that was handled:\n"
+
+
+def _text(error: BaseException) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or LEFT_OUT
+    frames = traceback.extract_tb(error.__traceback__)
+    return str(error) if frames and _wordless(frames[-1].filename) else LEFT_OUT
+
+
+def _wordless(file: str) -> bool:
+    """Is this code that is given tensors and ids alone?"""
+    path = Path(file)
+    return file.startswith(WORDLESS) or "torch" in path.parts or path.name.startswith("modeling_")

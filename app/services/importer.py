@@ -1,0 +1,226 @@
+"""Imports one model at a time into an expert pack, in a thread that no browser tab owns."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from app.services.progress import Live
+from app.store.database import Database
+from core.errors import BusyError, MoestroError
+from core.settings.formats import FORMATS
+
+log = logging.getLogger("moestro.app")
+CHOICES = ("auto", *FORMATS)
+AUTO = "auto: keeps the source's own numbers"
+SPEED_S = 15.0  # the speed shown is that of so many seconds
+UNEXPECTED = "The import broke off because of an error inside Moestro. Its details are in the log."
+
+
+class Progress(Protocol):
+    """How an import tells how far it is: what it does, its share 0..1, and bytes."""
+
+    def __call__(self, text: str, share: float, bytes_done: int, bytes_total: int) -> None: ...
+
+
+class ImportModel(Protocol):
+    """What `core.importing.import_model` looks like. Raises MoestroError; a stopped import may be gone on with."""
+
+    def __call__(
+        self,
+        source: str,
+        out: Path | Callable[[str, str], Path],
+        *,
+        format: str = ...,
+        split: float = ...,
+        progress: Progress = ...,
+        cancel: threading.Event | None = ...,
+        download: bool = ...,
+    ) -> Path: ...
+
+
+class ImportJob(Live):
+    """An import in progress, or how the last one ended. `out` is the pack that it makes, None until that is known."""
+
+    def __init__(self, source: str, out: Path | None, format: str, download: bool) -> None:
+        super().__init__()
+        self.source, self.out, self.format, self.download = source, out, format, download
+        self.state: Literal["running", "done", "error", "cancelled"] = "running"
+        self.text = "Looking at the model"
+        self.share = 0.0
+        self.bytes_done = self.bytes_total = 0
+        self.bytes_s = 0.0  # bytes a second, lately; 0 = not known yet
+        self.left_s: float | None = None  # seconds to go at that speed
+        self._seen: deque[tuple[float, int]] = deque()
+
+    @property
+    def finished(self) -> bool:
+        return self.state != "running"
+
+    @property
+    def can_resume(self) -> bool:
+        """Something was written that the same import goes on from."""
+        return self.state in ("error", "cancelled") and self.partial is not None and any(self.partial.glob("journal*"))
+
+    @property
+    def partial(self) -> Path | None:
+        """Where the pack grows until it is whole."""
+        return self.out and self.out.with_name(f"{self.out.name}.partial")
+
+    def progress(self, text: str, share: float, bytes_done: int, bytes_total: int) -> None:
+        """Take note of how far it is, and work out speed and remaining time."""
+        now = time.monotonic()
+        if self._seen and (bytes_done < self._seen[-1][1] or bytes_total != self.bytes_total):
+            self._seen.clear()  # another part of the work, counted anew
+        self._seen.append((now, bytes_done))
+        while now - self._seen[0][0] > SPEED_S and len(self._seen) > 2:
+            self._seen.popleft()
+        (since, before), took = self._seen[0], now - self._seen[0][0]
+        speed = (bytes_done - before) / took if took > 0.5 and since < now else self.bytes_s
+        left = (bytes_total - bytes_done) / speed if speed and bytes_total else None
+        self.update(
+            text=text,
+            share=min(1.0, max(0.0, share)),
+            bytes_done=bytes_done,
+            bytes_total=bytes_total,
+            bytes_s=speed,
+            left_s=left,
+        )
+
+
+class Importer:
+    """The one import and its thread. Methods return at once and may be called from any thread."""
+
+    def __init__(
+        self, packs: Path, db: Database, work: ImportModel | None = None, ended: Callable[[], object] = lambda: None
+    ) -> None:
+        """`ended` is called when an import has ended, before anybody is told. `db` remembers the last import, so that
+        one which a crash or a restart broke off can be gone on with."""
+        self.packs, self._db, self._work, self._ended = packs, db, work, ended
+        self.job: ImportJob | None = self._broken_off()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def busy(self) -> bool:
+        """An import is running."""
+        return self.job is not None and not self.job.finished
+
+    def start(self, source: str, format: str = "auto", out: str = "", download: bool = False) -> ImportJob:
+        """Begin an import; "" as `out` is a folder among the packs, named as `launch.py import` does.
+
+        Raises BusyError, or MoestroError for what cannot be begun; what goes wrong later is found in the returned job.
+        """
+        told = {"source": source, "format": format, "output folder": out}  # an event of the page may say anything
+        if odd := next((name for name, value in told.items() if not isinstance(value, str)), None):
+            raise MoestroError(f"The {odd} of an import is text, and {told[odd]!r:.60} is none. Nothing was begun.")
+        if not isinstance(download, bool):
+            raise MoestroError("Say whether the import may download with yes or no. Nothing was begun.")
+        source = source.strip().strip('"')
+        if not source:
+            raise MoestroError("Say what to import: a folder, a GGUF file, or a name on the Hugging Face hub.")
+        if format not in CHOICES:
+            raise MoestroError(f"There is no format {format!r}. Choose one of: {', '.join(CHOICES)}.")
+        try:
+            target = Path(out.strip().strip('"')).expanduser() if out.strip() else None
+            if "\0" in out:
+                raise ValueError(out)
+            taken = target is not None and target.exists()
+        except (OSError, ValueError, RuntimeError):  # too long, a character that no name has, "~nobody"
+            raise MoestroError("There can be no folder of the name given as output folder. Choose another.") from None
+        if taken:
+            raise MoestroError(
+                f"{target} exists already, and nothing is ever overwritten. Choose another output "
+                "folder, or delete it first."
+            )
+        with self._lock:
+            if self.busy:
+                assert self.job is not None
+                raise BusyError(f"{self.job.source} is being imported. Wait for it or cancel it, then import another.")
+            self.job = job = ImportJob(source, target, format, download)
+            self._remember(job)
+            self._thread = threading.Thread(target=self._run, args=(job,), name="moestro-import", daemon=True)
+            self._thread.start()
+            return job
+
+    def resume(self) -> ImportJob:
+        """Go on with the import that was stopped last. Raises as `start` does."""
+        job = self.job
+        if job is None or not job.can_resume:
+            raise MoestroError("There is no stopped import to go on with. Start one.")
+        return self.start(job.source, job.format, str(job.out or ""), job.download)
+
+    def cancel(self) -> None:
+        """Ask the running import to stop; what it has finished stays, to go on from."""
+        if self.job is not None:
+            self.job.cancelled.set()
+
+    def close(self, timeout: float = 30.0) -> None:
+        """Stop what is running, and wait for it."""
+        self.cancel()
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def _remember(self, job: ImportJob) -> None:
+        try:
+            self._db.put("import", [job.source, str(job.out or ""), job.format, job.download])
+        except MoestroError as error:  # the import matters more than going on with it after a restart
+            log.warning("could not remember the import for the next start: %s", error)
+
+    def _broken_off(self) -> ImportJob | None:
+        """The import that an earlier start left unfinished."""
+        kept = self._db.get("import", list)
+        if not kept or len(kept) != 4 or not isinstance(kept[1], str) or not kept[1]:
+            return None
+        source, out, format, download = kept
+        job = ImportJob(str(source), Path(out), str(format), bool(download))
+        job.state = "cancelled"
+        return job if job.can_resume else None
+
+    def _run(self, job: ImportJob) -> None:
+        fields: dict[str, Any] = {"state": "done", "text": "Imported", "share": 1.0}
+
+        def place(name: str, format: str) -> Path:
+            job.update(out=self.packs / f"{name}-{format}")
+            self._remember(job)
+            assert job.out is not None
+            return job.out
+
+        try:
+            from core.memory.pack.lock import clear
+
+            clear(self.packs)
+            job.out = self._worker()(
+                job.source,
+                job.out or place,
+                format=job.format,
+                download=job.download,
+                progress=job.progress,
+                cancel=job.cancelled,
+            )
+        except Exception as error:
+            if job.cancelled.is_set():
+                fields = {"state": "cancelled", "text": "Cancelled"}
+            elif isinstance(error, MoestroError):
+                log.info("%s was not imported: %s", job.source, error)
+                fields = {"state": "error", "text": "Not imported", "error": str(error)}
+            else:
+                log.exception("unexpected error while importing %s", job.source)
+                fields = {"state": "error", "text": "Not imported", "error": UNEXPECTED}
+        try:
+            self._ended()
+        except Exception:
+            log.exception("the list of models was not renewed")
+        job.update(bytes_s=0.0, left_s=None, **fields)
+
+    def _worker(self) -> ImportModel:
+        if self._work is None:
+            from core.importing import import_model
+
+            self._work = import_model
+        return self._work

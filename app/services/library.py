@@ -1,0 +1,266 @@
+"""The models on this machine: packs, the local Hugging Face cache, and folders of the user's. Knows no user interface.
+
+Nothing here asks the network, and nothing is read but configs, manifests and headers.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+from app.services.candidates import MANIFEST, Entry, Where, is_pack, look
+from app.store.database import Database
+from core.errors import MoestroError
+from core.system.reading import BadJson, parse_json, reason, require_regular, shown
+
+DEPTH = 2  # how deep folders of the user's are searched
+MOST_INSIDE = 20_000  # entries of one of them that are looked at
+LONGEST_REF = 4096  # bytes that the name of a version in the Hugging Face cache may have
+MOST_FOLDERS = 2000  # ... and how many at most
+
+
+class Library:
+    """What was found at the last `refresh`, newest use first. May be asked from any thread."""
+
+    def __init__(self, db: Database, home: Path) -> None:
+        self._db, self.packs = db, home / "packs"
+        self._lock = threading.Lock()
+        self._entries: list[Entry] | None = None
+        self.version = 0  # counts changes of the list
+
+    @property
+    def folders(self) -> list[str]:
+        """Folders of the user's that are searched."""
+        return [str(folder) for folder in self._db.get("folders", list) or []]
+
+    def set_folders(self, folders: Iterable[str]) -> None:
+        """Remember which folders are searched. Raises StoreError."""
+        self._db.put("folders", list(dict.fromkeys(f for folder in folders if (f := folder.strip().strip('"')))))
+        self._entries = None
+
+    def entries(self) -> list[Entry]:
+        """What was found last; looks when nothing has been looked at yet."""
+        with self._lock:
+            found = self._entries
+        return self.refresh() if found is None else found
+
+    def refresh(self) -> list[Entry]:
+        """Look again."""
+        rows = self._db.rows("SELECT model, max(created) AS used FROM loads GROUP BY model")
+        found = scan(self.packs, self.folders, {row["model"]: row["used"] for row in rows})
+        with self._lock:
+            self.version += found != self._entries
+            self._entries = found
+        return found
+
+    def find(self, path: str | None) -> Entry | None:
+        """The entry at a path, as last found."""
+        return next((e for e in self.entries() if e.path == path), None)
+
+
+def peek(home: Path) -> tuple[list[str], dict[str, float]]:
+    """(the user's folders, when what was loaded last) from the store of a Moestro that may be running."""
+    try:
+        require_regular(home / "moestro.sqlite3")
+        with closing(sqlite3.connect((home / "moestro.sqlite3").resolve().as_uri() + "?mode=ro", uri=True)) as db:
+            kept = db.execute("SELECT value FROM memory WHERE key = 'folders'").fetchone()
+            folders = parse_json(kept[0]) if kept else []
+            return (
+                list(map(str, folders)) if isinstance(folders, list) else [],
+                dict(db.execute("SELECT model, max(created) FROM loads GROUP BY model").fetchall()),
+            )
+    except (sqlite3.Error, MoestroError, BadJson, TypeError):
+        return [], {}  # nothing is remembered yet, or not in a way that is understood
+
+
+def scan(packs: Path, folders: Iterable[str], used: Mapping[str, float]) -> list[Entry]:
+    """Every model there is, each once, last used first, then by name. `used`: when what was loaded last."""
+    found: dict[Path, Entry] = {}
+    times = {
+        same_place(Path(str(model))): when
+        for model, when in used.items()
+        if model != "demo" and isinstance(when, int | float)
+    }
+    roots: list[tuple[Path, Where]] = [(packs, "packs"), *((_expanded(Path(f)), "folder") for f in folders)]
+    for root, where in roots:
+        if where == "folder" and not _is_folder(root):
+            found[root] = Entry(
+                shown(root),
+                shown(root),
+                where,
+                "folder",
+                problem="There is no such folder, or it may not be read. Correct it or remove it from your folders.",
+            )
+            continue
+        for entry in _search(root, where):
+            found.setdefault(same_place(Path(entry.path)), entry)
+    for entry in cached():
+        found.setdefault(same_place(Path(entry.path)), entry)
+    for path in times:  # packs that were loaded from somewhere else are known, too
+        if path not in found and _is_folder(path) and is_pack(str(path)) and (pack := look(path, "packs")) is not None:
+            found[path] = pack
+    listed = [replace(entry, used=times.get(path, 0.0)) for path, entry in found.items()]
+    return sorted(listed, key=lambda e: (-e.used, e.name.lower(), e.path))
+
+
+def cached() -> Iterator[Entry]:
+    """Mixture-of-Experts models in the local Hugging Face cache (HF_HUB_CACHE, or where its library has it)."""
+    from huggingface_hub import CacheNotFound, constants, scan_cache_dir
+
+    folder = Path(os.environ.get("HF_HUB_CACHE") or constants.HF_HUB_CACHE).expanduser()
+    try:
+        for ref in islice(folder.glob("models--*/refs/*"), MOST_FOLDERS):  # the library reads them, whatever they are
+            if not ref.is_dir():
+                require_regular(ref, LONGEST_REF)
+        info = scan_cache_dir(folder)
+    except (CacheNotFound, ValueError, OSError):
+        return  # nobody has downloaded anything here
+    except MoestroError as error:
+        yield Entry("Hugging Face cache", str(folder), "cache", "?", problem=str(error))
+        return
+    for repo in info.repos:
+        if repo.repo_type != "model":
+            continue
+        newest = max(repo.revisions, key=lambda r: ("main" in r.refs, r.last_modified), default=None)
+        if newest is None:
+            continue
+        snapshot = newest.snapshot_path
+        if (entry := look(snapshot, "cache", repo.repo_id)) is not None:
+            yield entry
+        for file in sorted(islice(snapshot.rglob("*.gguf"), MOST_INSIDE)):
+            if (entry := look(file, "cache", f"{repo.repo_id}/{file.relative_to(snapshot).as_posix()}")) is not None:
+                yield entry
+    for warning in info.warnings:
+        yield Entry("Hugging Face cache", str(folder), "cache", "?", problem=str(warning).split(". ")[0])
+
+
+def _search(root: Path, where: Where) -> Iterator[Entry]:
+    """A folder, its GGUF files, and the same two levels down; a model's own folder is not searched further."""
+    left, level = MOST_FOLDERS, [root]
+    for _ in range(DEPTH + 1):
+        deeper: list[Path] = []
+        for folder in level:
+            left -= 1
+            if left < 0:
+                return
+            found = look(folder, where)
+            if found is not None:
+                yield found
+                continue
+            try:
+                inside = sorted(islice(folder.iterdir(), MOST_INSIDE + 1))
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                yield Entry(
+                    shown(folder.name), shown(folder), where, "folder", problem=f"{reason(error)}: {shown(folder)}"
+                )
+                continue
+            if len(inside) > MOST_INSIDE:
+                yield Entry(
+                    shown(folder.name),
+                    shown(folder),
+                    where,
+                    "folder",
+                    problem=f"It holds more than "
+                    f"{MOST_INSIDE:,} files. Some of them are not listed; name the folder of the model itself.",
+                )
+            for path in inside[:MOST_INSIDE]:
+                if _is_folder(path):
+                    if not path.name.startswith("."):
+                        deeper.append(path)
+                elif path.suffix == ".gguf" and (entry := look(path, where)) is not None:
+                    yield entry
+        level = deeper
+
+
+def removable(entry: Entry, busy: Iterable[str]) -> None:
+    """Raises MoestroError that says why, when an entry is not to be deleted. `busy`: paths in use."""
+    if not entry.can_delete:
+        raise MoestroError("Only packs are deleted from here. Delete this model with your file manager.")
+    path = same_place(Path(entry.path))
+    if any(path == same_place(Path(one)) or path in same_place(Path(one)).parents for one in busy):
+        raise MoestroError(f"{entry.name} is in use. Unload it, or let its import end, then delete it.")
+
+
+def delete(entry: Entry, busy: Iterable[str] = (), from_cache: bool = False) -> int:
+    """Delete a pack, or, when `from_cache` says so, a model in the Hugging Face cache; the bytes that were freed.
+
+    Raises MoestroError, with nothing deleted when the entry may not be deleted at all.
+    """
+    removable(entry, busy)
+    try:
+        return _forget(entry, from_cache) if entry.where == "cache" else _remove(Path(entry.path))
+    except OSError as error:
+        raise MoestroError(
+            f"{entry.name} was not deleted completely: {error.strerror or error}. Close what uses it, "
+            "then delete it again."
+        ) from error
+
+
+def _remove(path: Path) -> int:
+    """Delete a pack's own files, its manifest first, so that what is left at any moment is not a pack."""
+    from core.memory.pack.lock import Lock
+
+    unfinished = path.suffix == ".partial"
+    if path.is_symlink() or (not unfinished and any(p.is_dir() for p in path.iterdir())):
+        raise MoestroError(f"{path} holds more than a pack. Delete it with your file manager.")
+    pack = path.with_name(path.name.removesuffix(".partial"))
+    lock = Lock(pack.with_name(f"{pack.name}.lock"), f"An import{{}} is writing {pack}. Cancel it, then delete it.")
+    try:
+        freed = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        (path / MANIFEST).unlink(missing_ok=True)
+        shutil.rmtree(path)
+    finally:
+        lock.release()
+    return freed
+
+
+def _forget(entry: Entry, sure: bool) -> int:
+    """Delete a model from the Hugging Face cache, through its own library."""
+    from huggingface_hub import scan_cache_dir
+
+    if not sure:
+        raise MoestroError(
+            f"{entry.name} is in the Hugging Face cache, which other programs use as well. Confirm "
+            "that it is to be deleted there."
+        )
+    snapshot = next((p for p in (Path(entry.path), *Path(entry.path).parents) if p.parent.name == "snapshots"), None)
+    if snapshot is None:
+        raise MoestroError(f"{entry.path} is not in the Hugging Face cache any more. Refresh the list.")
+    info = scan_cache_dir(snapshot.parents[2])
+    # of this repository alone: copies of it, under another name, have revisions of the same name
+    mine = frozenset(repo for repo in info.repos if same_place(repo.repo_path) == same_place(snapshot.parents[1]))
+    strategy = replace(info, repos=mine).delete_revisions(snapshot.name)
+    freed = strategy.expected_freed_size
+    strategy.execute()
+    return freed
+
+
+def same_place(path: Path) -> Path:
+    """One name for one place, however it was written."""
+    try:
+        return path.expanduser().resolve()
+    except (OSError, RuntimeError, ValueError):
+        return path
+
+
+def _expanded(path: Path) -> Path:
+    try:
+        return path.expanduser()
+    except RuntimeError:  # a user that there is not
+        return path
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):  # it may not be looked at
+        return False

@@ -1,0 +1,219 @@
+"""The regret meter while the user chats: feeds the session's routing to shadow caches in a process of their own.
+
+The thread that computes only appends to a queue (`add`). A thread here sends what came within half a second to the
+process (`app.services.regret_worker`) and keeps the figures that come back. If it falls behind, the oldest passes are
+left out, and the figures say how many.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from app.services.regret_feed import Compared, Feed, Step, choices
+from app.services.regret_process import Lost, Process
+from core.policy.allocation.slot_allocation import Measured
+from core.settings.registry import variant, variants
+from core.types import ModelShape, StepRecord
+
+log = logging.getLogger("moestro.app")
+QUEUE = 2048  # passes that may wait
+GATHER_S = 0.5  # how long news are gathered before anybody looks at them
+TRIES = 3  # processes that may be lost in a row
+ENOUGH = 32  # tokens below which figures say nothing
+CLEAR = 0.0005  # a policy is better when its hit rate is by more than this
+
+
+class Regret:
+    """One for the application. `add`, `switch` and `rest` return at once, whatever the process does."""
+
+    def __init__(self, on: bool = True, start: Callable[[], Process] = Process) -> None:
+        self.on = on
+        self.version = 0  # grows with every change of what `view` tells
+        self._queue: deque[Step] = deque(maxlen=QUEUE)
+        self._news = threading.Condition()
+        self._closing = threading.Event()
+        self._asleep = self._resting = self._failed = False
+        self._thread: threading.Thread | None = None
+        self._feed = Feed(start, self._publish)
+        self._now: tuple[int, Mapping[str, Any]] = (-1, {})
+        self._left_out = self._losses = 0
+        self._compared: Compared | None = None
+
+    def add(
+        self,
+        load: int,
+        shape: ModelShape,
+        settings: Mapping[str, Any],
+        step: StepRecord,
+        profile: Measured | None = None,
+    ) -> None:
+        """A pass was computed with these settings. On the thread that computes: an append, no more."""
+        if not self.on or (self._failed and load == self._now[0]):
+            return
+        if load != self._now[0] or step.changes:
+            self._now = load, dict(settings)
+        self._left_out += len(self._queue) == QUEUE  # the queue lets go of its oldest by itself
+        self._queue.append(Step(load, shape, self._now[1], step, profile))
+        if self._asleep or self._thread is None:
+            self._wake()
+
+    def switch(self, on: bool) -> None:
+        """On or off; off ends the process."""
+        if on != self.on:
+            self.on = on
+            self.rest()
+
+    def rest(self) -> None:
+        """Forget what was compared, and end the process until there are passes again."""
+        with self._news:
+            self._queue.clear()
+            self._failed, self._resting = False, True
+            self._news.notify_all()
+        self._hurry()
+
+    def close(self, timeout: float = 5.0) -> None:
+        """End the process and the thread."""
+        self.on = False
+        self._closing.set()
+        self.rest()
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the process while there is one."""
+        process = self._feed.process
+        return process.pid if process is not None else None
+
+    def view(self, load: int | None, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+        """What the deck shows, or None when the meter is off or no model is loaded. `state`:
+
+        "waiting" for tokens, "warming" up (fewer than ENOUGH tokens), "ready", "untold" (telemetry is off: there is
+        nothing to compare), or "failed".
+        """
+        if not settings["regret"] or load is None:
+            return None
+        name, compared = str(settings["eviction"]), self._compared
+        fits = compared is not None and compared.of == choices(load, settings)
+        standing = compared.standing if fits and compared is not None else None
+        tokens = standing["tokens"] if standing else 0
+        told: dict[str, Any] = {
+            "policy": name,
+            "title": variant("eviction", name).title,
+            "window": settings["regret_tokens"],
+            "tokens": tokens,
+            "enough": ENOUGH,
+            "left_out": compared.left_out if fits and compared is not None else 0,
+            "prefetch": settings["predictor"] != "none",
+            "state": "untold"
+            if not settings["telemetry"]
+            else "failed"
+            if self._failed
+            else "ready"
+            if tokens >= ENOUGH
+            else "warming"
+            if compared is not None
+            else "waiting",
+        }
+        if told["state"] == "ready" and standing is not None:
+            told |= ranked(name, standing, told["prefetch"])
+        return told
+
+    def wait(self, version: int, timeout: float | None = None) -> int:
+        """Block until there is news since `version`, or `timeout` s passed; returns the version."""
+        with self._news:
+            self._news.wait_for(lambda: self.version != version, timeout)
+            return self.version
+
+    # -- the thread --------------------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        with self._news:
+            if self._thread is None and not self._closing.is_set():
+                self._thread = threading.Thread(target=self._run, name="moestro-regret", daemon=True)
+                self._thread.start()
+            self._news.notify_all()
+
+    def _run(self) -> None:
+        try:
+            while self._wait():
+                try:
+                    self._step()
+                except Lost as lost:
+                    self._lost(str(lost))
+                except Exception:
+                    self._lost(traceback.format_exc())
+        finally:
+            self._feed.let_go()
+
+    def _wait(self) -> bool:
+        """Until there is something to do; False when closing."""
+        with self._news:
+            self._asleep = True
+            self._news.wait_for(lambda: self._queue or self._resting or self._closing.is_set(), self._feed.due_s)
+            self._asleep = False
+        return not (self._closing.wait(GATHER_S) if self._queue else self._closing.is_set())
+
+    def _step(self) -> None:
+        if self._resting:
+            self._resting = False
+            self._feed.forget()
+            self._publish(None)
+            return
+        steps = [self._queue.popleft() for _ in range(len(self._queue))]
+        left_out, self._left_out = self._left_out, 0
+        self._feed.take(steps, left_out)
+        if self._feed.due_s == 0.0:
+            self._feed.report()
+            self._losses = 0
+
+    def _lost(self, why: str) -> None:
+        """The process is gone by our own hand, or something failed. A few times another one is tried."""
+        self._feed.let_go()
+        if self._resting or self._closing.is_set():
+            return
+        self._losses += 1
+        self._failed = self._losses >= TRIES
+        log.warning("the regret meter broke off (%d of %d): %s", self._losses, TRIES, why)
+        self._publish(None)
+
+    def _hurry(self) -> None:
+        """Do not wait for an answer of the process any more."""
+        process = self._feed.process
+        if process is not None:
+            process.kill()
+
+    def _publish(self, compared: Compared | None) -> None:
+        with self._news:
+            self._compared = compared
+            self.version += 1
+            self._news.notify_all()
+
+
+def ranked(name: str, standing: Mapping[str, Any], prefetch: bool) -> dict[str, Any]:
+    """The chosen policy's figures, the best other one's, the bound's, and every shadow's, best first.
+
+    `alone`: the chosen policy's own shadow; with a prefetcher that is what others are better or worse than, for
+    prefetching would help them, too. Without one they also have to beat what the engine counted.
+    """
+    titles = {v.name: v.title for v in variants("eviction")}
+    rates: dict[str, float] = standing["rates"]
+    order = sorted((other for other in rates if other != name), key=lambda other: -rates[other])
+    best = order[0] if order else None
+    own = standing["own"]
+    alone = rates.get(name, own)  # one of the user's own has no shadow
+    return {
+        "own": own,
+        "alone": alone,
+        "belady": standing["belady"],
+        "best": best,
+        "best_title": titles.get(best or "", best),
+        "best_rate": rates.get(best or ""),
+        "better": best is not None and rates[best] > (alone if prefetch else max(alone, own)) + CLEAR,
+        "rates": [[titles.get(one, one), rates[one]] for one in sorted(rates, key=lambda one: -rates[one])],
+    }

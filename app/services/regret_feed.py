@@ -1,0 +1,192 @@
+"""What the shadows' process is told, and in which order: a setup, passes to warm with, passes to count, for figures."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from app.services.regret_process import Process
+from core.policy.allocation.slot_allocation import Measured, place
+from core.settings.config import Settings
+from core.settings.registry import Value, variants
+from core.simulate.regret import Setup
+from core.types import ModelShape, StepRecord
+
+RECENT = 1024  # tokens remembered, to warm fresh shadows with
+BATCH = 64  # passes sent at once: a stop does not wait for more
+SHARE = 0.1  # of the process's time may go into the bound: the more it costs, the more seldom it is worked out
+# Settings that do not decide what hits. The budget's slots come with each pass.
+ASIDE = ("budget", "link", "link_gbps", "link_latency_us", "telemetry", "regret", "quality_rate")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A pass of the engine, with what was in force when it was computed."""
+
+    load: int
+    shape: ModelShape
+    settings: Mapping[str, Any]
+    record: StepRecord
+    profile: Measured | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Figures of passes that all had the same `of` in force (see `in_force`). `standing`: the fields of
+    core.simulate.regret.RegretReport; None = none yet. `left_out`: passes not seen because the process fell behind."""
+
+    of: tuple[object, ...]
+    standing: dict[str, Any] | None = None
+    left_out: int = 0
+
+
+class Feed:
+    """For one thread. `start` makes a process; what it answers goes to `publish`. Methods raise Lost when it is gone;
+    `let_go` is to be called then, and the next `take` starts another process."""
+
+    def __init__(self, start: Callable[[], Process], publish: Callable[[Compared], None]) -> None:
+        self._start, self._publish = start, publish
+        self.process: Process | None = None
+        self._setup: tuple[object, ...] = ()
+        self._of: tuple[object, ...] = ()
+        self._recent: deque[Step] = deque()
+        self._tokens = 0  # in `_recent`
+        self._owed, self._next_s = False, 0.0
+        self._left_out = 0
+
+    @property
+    def due_s(self) -> float | None:
+        """In how many seconds `report` is due; None = there is nothing new to report."""
+        return max(0.0, self._next_s - time.perf_counter()) if self._owed else None
+
+    def take(self, steps: Sequence[Step], left_out: int = 0) -> None:
+        """Passes in order. Those before the last change of setup, and those without routing, are not counted."""
+        self._left_out += left_out
+        steps = [step for step in steps if step.record.ids.size]
+        groups = [(setup, list(group)) for setup, group in groupby(steps, setup_of)]
+        for number, (setup, group) in enumerate(groups, 1):
+            if number == len(groups):
+                if setup != self._setup or self.process is None:
+                    self._begin(group[0])
+                for of, part in groupby(group, in_force):
+                    self._count(of, list(part))
+            for step in group:
+                self._remember(step)
+
+    def report(self) -> None:
+        """Ask for the figures and publish them."""
+        answer = self._ask({"report": True})
+        self._next_s = time.perf_counter() + answer["spent_s"] * (1 / SHARE - 1)
+        self._owed = False
+        self._publish(Compared(self._of, answer["standing"], self._left_out))
+
+    def let_go(self) -> None:
+        """End the process, if there is one."""
+        process, self.process = self.process, None
+        self._setup, self._owed = (), False
+        if process is not None:
+            process.end()
+
+    def forget(self) -> None:
+        """End the process, and remember nothing."""
+        self.let_go()
+        self._recent.clear()
+        self._tokens = self._left_out = 0
+
+    def _begin(self, step: Step) -> None:
+        """Fresh shadows, warmed with what is remembered of this model."""
+        self._keep_to(step.load)
+        if self.process is None:
+            self.process = self._start()
+        self._ask({"setup": asdict(imitated(step)), "window": step.settings["regret_tokens"]})
+        recent = list(self._recent)
+        for at in range(0, len(recent), BATCH):
+            self._ask({"warm": True}, arrays(recent[at : at + BATCH]))
+        self._setup, self._of, self._left_out = setup_of(step), (), 0
+
+    def _count(self, of: tuple[object, ...], steps: Sequence[Step]) -> None:
+        forget = of != self._of
+        for at in range(0, len(steps), BATCH):
+            self._ask({"forget": forget and at == 0}, arrays(steps[at : at + BATCH]))
+        if forget:
+            self._of = of
+            self._publish(Compared(of, None, self._left_out))
+        self._owed = True
+
+    def _keep_to(self, load: int) -> None:
+        """What is remembered of another load is of no use."""
+        if self._recent and self._recent[-1].load != load:
+            self._recent.clear()
+            self._tokens = 0
+
+    def _remember(self, step: Step) -> None:
+        self._keep_to(step.load)
+        self._recent.append(step)
+        self._tokens += step.record.tokens
+        while self._tokens > RECENT and len(self._recent) > 1:
+            self._tokens -= self._recent.popleft().record.tokens
+
+    def _ask(self, head: dict[str, Any], passes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        assert self.process is not None
+        return self.process.ask(head, passes)
+
+
+def setup_of(step: Step) -> tuple[object, ...]:
+    """What decides which shadows there are: when it changes they begin anew."""
+    own = ("scope", "layer_slots", "pins", "regret_tokens")
+    return (
+        step.load,
+        step.record.slots,
+        id(step.profile),
+        *((name, value) for name, value in step.settings.items() if name in own or name.startswith("eviction.")),
+    )
+
+
+def in_force(step: Step) -> tuple[object, ...]:
+    """What decides whether the engine's figures of two passes may be added up."""
+    return choices(step.load, step.settings)
+
+
+def choices(load: int | None, settings: Mapping[str, Any] | Settings) -> tuple[object, ...]:
+    """The same, of settings."""
+    return load, *((name, settings[name]) for name in settings if name not in ASIDE)
+
+
+def imitated(step: Step) -> Setup:
+    """The shadows' setup. Raises SettingError for what the engine itself would refuse."""
+    shape, settings, slots = step.shape, step.settings, step.record.slots
+    placed = place(settings, shape.layers, shape.experts, shape.top_k, step.profile)
+    return Setup(
+        shape.layers,
+        shape.experts,
+        shape.top_k,
+        slots,
+        str(settings["scope"]),
+        policies(settings),
+        placed.divide(slots),
+        sorted(placed.pinned),
+        placed.usual.tolist() if placed.usual.any() else [],
+    )
+
+
+def policies(settings: Mapping[str, Any]) -> dict[str, dict[str, Value]]:
+    """Every eviction policy there is, with its parameters as they are set."""
+    return {v.name: {p.name: settings[f"eviction.{v.name}.{p.name}"] for p in v.params} for v in variants("eviction")}
+
+
+def arrays(steps: Sequence[Step]) -> dict[str, Any]:
+    """The passes as the process takes them."""
+    records = [step.record for step in steps]
+    return {
+        "ids": np.concatenate([one.ids.transpose(1, 0, 2) for one in records]),
+        "sizes": np.array([one.tokens for one in records], np.int32),
+        "decode": np.array([one.phase == "decode" for one in records]),
+        "hits": np.array([one.hits for one in records], np.int32),
+        "requests": np.array([one.requests for one in records], np.int32),
+    }

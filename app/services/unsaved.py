@@ -1,0 +1,118 @@
+"""Answers that the store had no room for: their text waits here, and is saved as soon as it can be."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from app.services.progress import Answer
+from app.store import Message, Store
+from app.store.chats import State
+from core.errors import MoestroError
+
+log = logging.getLogger("moestro.app")
+
+
+@dataclass(slots=True)
+class Draft:
+    """What the store lacks of one answer. `state` is None while it is being written, and "undone" for one that is to
+    leave no trace."""
+
+    answer: Answer
+    pieces: list[tuple[int, str]] = field(default_factory=list)
+    state: State | str | None = None
+    stats: dict[str, Any] | None = None
+    error: str = ""
+
+
+class Unsaved:
+    """All drafts of a host. Thread-safe."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.RLock()
+        self._drafts: dict[int, Draft] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._drafts)
+
+    def has(self, answer: Answer) -> bool:
+        """Whether the store lacks something of this answer."""
+        return answer.message_id in self._drafts
+
+    def add(self, answer: Answer, seq: int, text: str, reason: str) -> None:
+        """Take a token's text that could not be saved."""
+        assert answer.message_id is not None
+        with self._lock:
+            draft = self._drafts.get(answer.message_id)
+            if draft is None:
+                log.warning("an answer is kept in memory for now: %s", reason)
+                draft = self._drafts[answer.message_id] = Draft(answer)
+            draft.pieces.append((seq, text))
+        answer.update(unsaved=reason)
+
+    def end(self, answer: Answer, state: State | str, stats: dict[str, Any] | None, error: str) -> None:
+        """Give an answer its last state in the store, with what waits of its text; or keep both. Raises nothing of the
+        store's: `answer.unsaved` says why it is not saved."""
+        assert answer.message_id is not None
+        with self._lock:
+            draft = self._drafts.setdefault(answer.message_id, Draft(answer))
+            draft.state, draft.stats, draft.error = state, stats, error
+        self.save()
+
+    def save(self, chat: int | None = None) -> None:
+        """Save what can be saved. Raises StoreError if the answer of this `chat` is still not."""
+        with self._lock:
+            for message, draft in list(self._drafts.items()):
+                try:
+                    self._save(message, draft)
+                except MoestroError as problem:
+                    if draft.answer.unsaved != str(problem):
+                        draft.answer.update(unsaved=str(problem))
+                    if chat is not None and draft.answer.chat_id == chat:
+                        raise
+                except Exception:
+                    del self._drafts[message]
+                    raise
+                else:
+                    draft.answer.update(unsaved="")
+                    if draft.state is not None:
+                        del self._drafts[message]
+
+    def _save(self, message: int, draft: Draft) -> None:
+        chats = self._store.chats
+        with self._store.db.tx():
+            for seq, text in draft.pieces:
+                chats.append(message, seq, text)
+            if draft.state == "undone":
+                chats.undo(message)
+            elif draft.state is not None:
+                chats.finish(message, draft.state, draft.stats, draft.error)  # type: ignore[arg-type]
+        draft.pieces = []
+
+    def shown(self, messages: list[Message]) -> list[Message]:
+        """Stored messages with what waits here in its place."""
+        with self._lock:
+            waiting = {message: draft for message, draft in self._drafts.items() if draft.state is not None}
+        if not waiting:
+            return messages
+        return [
+            replace(
+                m,
+                text=d.answer.text,
+                state="error" if d.state == "undone" else d.state,
+                stats=d.stats,  # type: ignore[arg-type]
+                error=d.error,
+                unsaved=d.answer.unsaved,
+            )
+            if (d := waiting.get(m.id)) is not None
+            else m
+            for m in messages
+        ]
+
+    def forget(self, chat: int) -> None:
+        """Its chat was deleted."""
+        with self._lock:
+            self._drafts = {m: draft for m, draft in self._drafts.items() if draft.answer.chat_id != chat}

@@ -1,0 +1,1 @@
+"""The page: sidebar, tabs, and the live deck."""

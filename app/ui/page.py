@@ -1,0 +1,112 @@
+"""The page: sidebar, tabs, and the redraws that keep every open tab in step with the one host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gradio as gr
+
+from app.server.live_state import host_state
+from app.server.uploads import AGES_S
+from app.services.host import Host
+from app.ui.controls import LIVE, html
+from app.ui.sidebar import CacheSection, ModelSection, SamplingSection, SubstitutionSection
+from app.ui.tabs.analysis import AnalysisTab
+from app.ui.tabs.calibrate import CalibrateTab
+from app.ui.tabs.chat_live import ChatLive, Shown
+from app.ui.tabs.library import LibraryTab
+from app.ui.tabs.quality import QualityTab
+from app.ui.tabs.sessions import Sessions
+from app.ui.theme import ROOT
+
+OPEN_JS = "(shown) => [{...shown, chat: +new URLSearchParams(location.search).get('chat') || null}]"
+PAGES = 32  # open pages that Gradio keeps a copy of every component for, 0.7 MB each and never given back
+SCRIPT = (ROOT / "assets" / "ui" / "page.js").read_text(encoding="utf-8")
+
+
+def create_ui(host: Host) -> gr.Blocks:
+    """Build the dashboard on a host. Every event is unqueued: no tab ever holds a connection open."""
+    with gr.Blocks(
+        title="Moestro", fill_width=True, fill_height=True, analytics_enabled=False, delete_cache=AGES_S
+    ) as ui:
+        with gr.Sidebar(width=320, open=True, elem_id="sidebar"):
+            html(
+                '<div class="brand"><h1>Moestro</h1><button type="button" data-theme-toggle title="Dark or light" '
+                'aria-label="Switch between dark and light">◐</button></div>',
+                elem_id="brand",
+            )
+            mode = gr.Radio(
+                ["Simple", "Advanced"],
+                value="Simple",
+                show_label=False,
+                container=False,
+                label="Detail",
+                elem_id="mode",
+            )
+            model = ModelSection(host)
+            cache = CacheSection(host, model.form, model.fit, model.refit)
+            substitution = SubstitutionSection(host)
+            sampling = SamplingSection(host)
+        ui.state_session_capacity = PAGES  # the longest unused leaves; a page it lacks starts from the first values
+        known = gr.HTML(
+            {"stamp": "", "settings": "", "library": ""},
+            html_template="",
+            elem_id="known",
+            apply_default_css=False,
+            js_on_load='import("/ui/pulse.js").then((m) => m.know(element, props, trigger));',
+        )
+        with gr.Tabs(elem_id="tabs") as tabs:
+            with gr.Tab("Chat + Live", id="chat"):
+                chat = ChatLive(host)
+            with gr.Tab("Library", id="library") as models:
+                library = LibraryTab(host, model, tabs)
+            with gr.Tab("Calibrate", id="calibrate", elem_id="tab-calibrate"):
+                CalibrateTab(host)
+            with gr.Tab("Analysis", id="analysis") as analysed, gr.Tabs(elem_id="analyses"):
+                with gr.Tab("Caches and prefetchers", id="routing"):
+                    analysis = AnalysisTab(host)
+                with gr.Tab("Quality", id="quality"):
+                    QualityTab(host)
+            with gr.Tab("Sessions", id="sessions") as past:
+                sessions = Sessions(host, chat, tabs)
+
+        def model_moved(known: Shown, page: Shown, *form: Any) -> list[Any]:
+            """A model came, went or could not be loaded."""
+            return [
+                {**known, "stamp": host_state(host)["stamp"]},
+                *model.values(),
+                *chat.values(page),
+                model.refit(*form),
+            ]
+
+        def settings_moved(known: Shown, page: Shown, *form: Any) -> list[Any]:
+            """Somebody turned a knob, perhaps in another tab."""
+            return [
+                {**known, "settings": host_state(host)["settings"]},
+                *cache.values(),
+                *substitution.values(),
+                *sampling.values(),
+                model.refit(*form),
+            ]
+
+        def library_moved(known: Shown, listed: dict[str, str]) -> list[Any]:
+            """An import ended, or the list was changed in another tab."""
+            return [{**known, "library": host_state(host)["library"]}, *library.values(listed)]
+
+        def open_page(page: Shown) -> list[Any]:
+            """The chat that the address names, and the form as last used; what depends on the host follows at once."""
+            return [*chat.open(page.get("chat")), *model.form_values()]
+
+        now = [known, chat.pulse, *model.form]
+        known.tick(model_moved, now, [known, *model.outputs, *chat.outputs, model.fit], **LIVE)
+        settled = [*cache.outputs, *substitution.outputs, *sampling.outputs, model.fit]
+        known.apply(settings_moved, now, [known, *settled], **LIVE)
+        cache.chosen.then(substitution.values, None, substitution.outputs, **LIVE)
+        known.edit(library_moved, [known, library.list], [known, *library.moved], **LIVE)
+        ui.load(open_page, chat.pulse, [*chat.page, *model.form], js=OPEN_JS, **LIVE)
+        ui.load(None, None, mode, js=SCRIPT, **LIVE)
+        mode.input(None, mode, None, js="(mode) => window.moestroMode(mode)", **LIVE)
+        analysed.select(analysis.look, analysis.source, analysis.looked, **LIVE)
+        models.select(library.look, library.list, library.looked, **LIVE)
+        past.select(lambda shown: sessions.show(shown.get("chat")), chat.pulse, sessions.outputs, **LIVE)
+    return ui

@@ -1,0 +1,156 @@
+"""Sidebar, Cache and prefetch: presets, the budget, and every live setting of the registry that keeps answers exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from html import escape
+from typing import Any
+
+import gradio as gr
+from gradio.components import Component
+
+from app.services.host import Host
+from app.ui.carried import BudgetPicked
+from app.ui.controls import LIVE, html
+from app.ui.sidebar.knobs import Knobs, OnlyWith
+from core.settings.config import GENERAL, Budget, params
+from core.settings.lossy import LOSSY
+from core.settings.presets import PRESETS, Preset, matching, preset
+
+SHOWN = [param for param in GENERAL if param not in LOSSY and param.name != "budget"]
+ADVANCED = {
+    "scope",
+    "layer_slots",
+    "pins",
+    "prefetch_deadline",
+    "prefetch_auto",
+    "link",
+    "link_gbps",
+    "link_latency_us",
+    "telemetry",
+    "regret",
+    "regret_tokens",
+}
+ONLY_WITH: OnlyWith = {
+    "layer_slots": {"scope": ("layer",)},
+    "link_gbps": {"link": ("emulated",)},
+    "link_latency_us": {"link": ("emulated",)},
+    "regret_tokens": {"regret": (True,)},
+}
+LOWEST, STEP = 5, 1  # of the budget slider, in percent
+CUSTOM = "custom"  # settings that are no preset's
+
+
+class CacheSection:
+    """Builds the section; every control acts at once, also while tokens stream. `refit` judges the fit anew; `chosen`
+    is the event of the preset menu, which also sets what other sections show."""
+
+    def __init__(self, host: Host, form: list[Component], fit: gr.HTML, refit: Callable[..., str]) -> None:
+        self.host, self._form, self._fit, self._refit = host, form, fit, refit
+        with gr.Accordion("Cache and prefetch", open=True, elem_classes="section"):
+            self.alert = html(elem_id="cache-alert")
+            self._build_preset()
+            self._build_budget()
+            self.knobs = Knobs(host, SHOWN, ADVANCED, ONLY_WITH)
+        self.outputs: list[Component] = [
+            self.alert,
+            self.preset,
+            self.about_preset,
+            self.slider,
+            self.exact_budget,
+            *self.knobs.outputs,
+        ]
+        self._wire()
+
+    def values(self) -> list[Any]:
+        """Every control as the engine has it."""
+        settings = self.host.settings
+        percent, like = self._percent(), matching(settings)
+        return [
+            self.knobs.told(),
+            like.name if like is not None else CUSTOM,
+            about(like),
+            gr.skip() if percent is None else percent,
+            str(settings["budget"]),
+            *self.knobs.values(),
+        ]
+
+    def _build_preset(self) -> None:
+        like = matching(self.host.settings)
+        self.preset = gr.Dropdown(
+            [*((one.title, one.name) for one in PRESETS), ("Custom", CUSTOM)],
+            value=like.name if like is not None else CUSTOM,
+            label="Preset",
+            info="A system of the literature as values of the settings below and of Substitution. They act at once, "
+            "and each can be moved.",
+            filterable=False,
+            interactive=True,
+            elem_id="set-preset",
+        )
+        self.about_preset = html(about(like), elem_id="about-preset")
+
+    def _build_budget(self) -> None:
+        param = params()["budget"]
+        self.slider = gr.Slider(
+            LOWEST,
+            100,
+            value=self._percent(),
+            step=STEP,
+            label="Budget (% of experts)",
+            info=param.help,
+            elem_id="set-budget",
+            buttons=[],
+        )
+        self.exact_budget = gr.Textbox(
+            str(self.host.settings["budget"]),
+            label="Budget, typed",
+            max_lines=1,
+            elem_id="set-budget-text",
+            info="50%, all, 6.5GB or 800 MiB. Press Enter.",
+        )
+
+    def _wire(self) -> None:
+        budget = [self.exact_budget, self.alert, self.slider]
+        moved = [
+            self.slider.input(self._slide, self.slider, budget, **LIVE),
+            gr.on([self.exact_budget.submit, self.exact_budget.blur], self._type, self.exact_budget, budget, **LIVE),
+            self._fit.select(self._suggested, None, budget, **LIVE),
+        ]
+        for event in moved:  # the setting acts at once; the verdict, which takes longer, follows
+            event.then(self._refit, self._form, self._fit, **LIVE)
+        self.chosen = self.preset.input(self._choose_preset, self.preset, self.outputs, **LIVE)
+        turned = self.knobs.wire(self.alert)
+        turned["scope"].then(self._refit, self._form, self._fit, **LIVE)
+
+    def _choose_preset(self, name: str) -> list[Any]:
+        """All of its values or none; "custom" is where the settings stand anyway."""
+        problem = self.host.change_many(preset(name).values) if name != CUSTOM else ""
+        return [self.knobs.tell(problem), *self.values()[1:]]
+
+    def _slide(self, percent: float) -> list[Any]:
+        typed, problem, _ = self._budget(f"{percent:g}%")
+        return [typed, problem, self._percent() if problem else gr.skip()]
+
+    def _type(self, text: str) -> list[Any]:
+        return [gr.skip()] * 3 if text == self.host.settings["budget"] else self._budget(text)
+
+    def _suggested(self, picked: BudgetPicked) -> list[Any]:
+        return self._budget(picked.budget)
+
+    def _budget(self, text: str) -> list[Any]:
+        if problem := self.host.change("budget", text):
+            return [str(self.host.settings["budget"]), self.knobs.tell(problem), gr.skip()]
+        percent = self._percent()
+        return [str(self.host.settings["budget"]), self.knobs.tell(""), gr.skip() if percent is None else percent]
+
+    def _percent(self) -> float | None:
+        """Where the slider stands; None (leave it) when the budget is in bytes."""
+        share = Budget.parse(str(self.host.settings["budget"])).share
+        return None if share is None else round(share * 100, 1)
+
+
+def about(chosen: Preset | None) -> str:
+    """What a preset is, and what it needs."""
+    if chosen is None:
+        return '<p class="about">Your own values.</p>'
+    return f'<p class="about">{escape(chosen.help)} <cite>{escape(chosen.source)}</cite></p>'

@@ -1,0 +1,222 @@
+"""Sidebar, Model: what to load and how, whether it fits before it is loaded, load, cancel and unload."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+import gradio as gr
+from gradio.components import Component
+
+from app.services.candidates import MANIFEST, is_pack
+from app.services.host import Host
+from app.ui.controls import LIVE, ONCE, control, html, progress
+from app.ui.sidebar.text import exactness, fit_card, fit_error, notice
+from app.words import name_of
+from core.errors import MoestroError
+from core.settings.config import LOADING, LoadSpec
+from core.types import Fit
+
+ADVANCED = {"dtype", "dense", "device", "host", "threads"}
+ONLY_PACKS = {"host"}  # choices that do nothing for other models
+MOST_CONTEXT = 8192  # top of the slider until a model's own limit is known
+RECENT = 8
+IMPORTING = '<p class="importing" data-import="line" hidden></p>'
+# The verdict's own button: its budget goes to Python as the event's data.
+SUGGEST_JS = """element.addEventListener("click", (e) => {
+  const button = e.target.closest("[data-budget]");
+  if (button) trigger("select", {budget: button.dataset.budget}); });"""
+
+
+class ModelSection:
+    """Builds the section inside the sidebar; `outputs` and `values()` show the state of the host."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        with gr.Accordion("Model", open=True, elem_classes="section"):
+            self.status = html(self._status(), elem_id="model-status")
+            spec = self._offered()
+            self.model = gr.Dropdown(
+                self._models(spec),
+                value=spec.model,
+                label="Model",
+                allow_custom_value=True,
+                elem_id="model",
+                info="The bundled demo, a pack of your library, or type a folder with config.json and safetensors.",
+            )
+            self.choices: list[Component] = []
+            for param, value in zip(LOADING, self._chosen(spec), strict=True):
+                made = (
+                    self._context(value)
+                    if param.name == "context"
+                    else control(param, value, advanced=param.name in ADVANCED)
+                )
+                made.visible = param.name not in ONLY_PACKS or is_pack(spec.model)
+                self.choices.append(made)
+            self.fit = gr.HTML(
+                self.refit(spec.model, *self._chosen(spec)),
+                elem_id="fit",
+                apply_default_css=False,
+                js_on_load=SUGGEST_JS,
+            )
+            self.alert = html(elem_id="model-alert")
+            progress("Loading the model", elem_id="load-progress")
+            with gr.Row(elem_classes="buttons"):
+                self.load = gr.Button("Load", variant="primary", size="sm", elem_id="load", min_width=80)
+                self.cancel = gr.Button("Cancel loading", size="sm", elem_id="cancel-load", min_width=80)
+                self.unload = gr.Button("Unload", size="sm", elem_id="unload", min_width=80)
+            html(IMPORTING, elem_id="import-line")
+        self.form = [self.model, *self.choices]
+        self.outputs = [self.status, self.alert]
+        self._wire()
+
+    def values(self) -> list[Any]:
+        """What is loaded, and how the last load ended."""
+        loading = self.host.loading
+        said = loading.error or loading.text if loading is not None and loading.state in ("error", "cancelled") else ""
+        return [self._status(), notice(said, "error" if loading is not None and loading.state == "error" else "info")]
+
+    def form_values(self, spec: LoadSpec | None = None) -> list[Any]:
+        """The form for `spec`, or as it was last used: for a page that opens."""
+        spec = spec or self._offered()
+        values = self._chosen(spec)
+        return [
+            gr.update(choices=self._models(spec), value=spec.model),
+            *(
+                gr.update(value=value, **change)
+                for value, change in zip(values, self._changes(self._fit(spec.model, *values), *values), strict=True)
+            ),
+        ]
+
+    def refit(self, *form: Any) -> str:
+        """The verdict on the form as it stands, with the settings of now."""
+        return self._card(self._fit(*form))
+
+    def open(self, path: str) -> list[Any]:
+        """Start loading what is at a path, with the form showing it: values of `opened`. Raises MoestroError."""
+        spec = self.host.plan(path)
+        self.host.load(spec)
+        self._remember(path)
+        return [self._status(), "", self.refit(spec.model, *self._chosen(spec)), *self.form_values(spec)]
+
+    @property
+    def opened(self) -> list[Component]:
+        """What `open` changes."""
+        return [*self.outputs, self.fit, *self.form]
+
+    def _wire(self) -> None:
+        gr.on(
+            [self.model.change, *(c.change for c in self.choices)],
+            self._judge,
+            self.form,
+            [self.fit, *self.choices],
+            **LIVE,
+        )
+        self.load.click(self._load, self.form, [self.status, self.alert, self.model], **ONCE)
+        self.cancel.click(self._cancel, None, None, **ONCE)
+        self.unload.click(self._unload, None, self.outputs, **ONCE)
+
+    def _judge(self, *form: Any) -> list[Any]:
+        """The verdict, and the choices that the model leaves."""
+        fit = self._fit(*form)
+        changes = self._changes(fit, *form[1:])
+        return [self._card(fit), *(gr.update(**change) if change else gr.skip() for change in changes)]
+
+    def _fit(self, model: Any, *choices: Any) -> Fit | MoestroError:
+        """The estimate, or why there is none."""
+        try:
+            return self.host.estimate(self._spec(model, *choices))
+        except MoestroError as error:
+            return error
+
+    def _card(self, fit: Fit | MoestroError) -> str:
+        return fit_card(fit, str(self.host.settings["budget"])) if isinstance(fit, Fit) else fit_error(str(fit))
+
+    def _changes(self, judged: Fit | MoestroError, *choices: Any) -> list[dict[str, Any]]:
+        """What becomes of each choice: a pack fixes the format, the context slider ends at the model's own limit."""
+        fit = judged if isinstance(judged, Fit) else None
+        pack = fit is not None and is_pack(fit.model)
+        changes: list[dict[str, Any]] = []
+        for param, value in zip(LOADING, choices, strict=True):
+            if param.name == "format":
+                names = [(f"{fit.format} (fixed by the pack)", value)] if fit is not None and pack else None
+                changes.append({"choices": names or [(n, n) for n in param.choices], "interactive": not pack})
+            elif param.name in ONLY_PACKS:
+                changes.append({"visible": pack})
+            elif param.name == "context" and fit is not None:
+                changes.append({"maximum": fit.context_limit})
+            else:
+                changes.append({})
+        return changes
+
+    def _spec(self, model: Any, *choices: Any) -> LoadSpec:
+        values = {p.name: v for p, v in zip(LOADING, choices, strict=True) if v is not None}
+        return self.host.plan(str(model or "").strip() or "demo", **values)
+
+    def _load(self, *form: Any) -> list[Any]:
+        try:
+            spec = self._spec(*form)
+            self.host.load(spec)
+        except MoestroError as error:
+            return [gr.skip(), notice(str(error)), gr.skip()]
+        self._remember(spec.model)
+        return [self._status(), "", gr.update(choices=self._models(spec))]
+
+    def _cancel(self) -> None:
+        self.host.cancel_load()
+
+    def _unload(self) -> list[Any]:
+        try:
+            self.host.unload()
+        except MoestroError as error:
+            return [gr.skip(), notice(str(error))]
+        return [self._status(), ""]
+
+    def _status(self) -> str:
+        spec, loading = self.host.spec, self.host.loading
+        if loading is not None and not loading.finished:
+            return f'<div class="status loading"><i></i>Loading <b>{escape(name_of(loading.model))}</b></div>'
+        if spec is None:
+            return '<div class="status empty"><i></i>No model loaded. Choose one, then press Load.</div>'
+        return (
+            f'<div class="status ready" data-load="{self.host.load_id}"><i></i>'
+            f'<b title="{escape(spec.model)}">{escape(name_of(spec.model))}</b> '
+            f"{escape(self.host.format)}, context {self.host.context} {exactness()}</div>"
+        )
+
+    def _offered(self) -> LoadSpec:
+        """What the form shows when a page opens: what is loaded, what could not be loaded, or what was loaded last."""
+        failed = self.host.loading.model if self.host.loading is not None and self.host.spec is None else ""
+        return (
+            self.host.spec
+            or (self.host.plan(failed) if failed else None)
+            or self.host.last_spec()
+            or self.host.plan("demo")
+        )
+
+    def _chosen(self, spec: LoadSpec) -> list[Any]:
+        return [str(getattr(spec, p.name)) if p.type == "choice" else getattr(spec, p.name) for p in LOADING]
+
+    def _models(self, spec: LoadSpec) -> list[tuple[str, str]]:
+        """The demo, what was loaded lately, and the packs at their usual place."""
+        packs = sorted(str(found.parent) for found in self.host.library.packs.glob(f"*/{MANIFEST}"))
+        known = dict.fromkeys(["demo", spec.model, *map(str, self.host.store.db.get("recent", list) or []), *packs])
+        return [(name_of(model), model) for model in known]
+
+    def _remember(self, model: str) -> None:
+        recent = [m for m in map(str, self.host.store.db.get("recent", list) or []) if m not in (model, "demo")]
+        if model != "demo":
+            self.host.remember("recent", [model, *recent][:RECENT])
+
+    def _context(self, value: int) -> gr.Slider:
+        param = next(p for p in LOADING if p.name == "context")
+        return gr.Slider(
+            0,
+            max(MOST_CONTEXT, value),
+            value=value,
+            step=param.step,
+            label=f"{param.title} ({param.unit})",
+            info=param.help,
+            elem_id="set-context",
+            buttons=[],
+        )

@@ -1,0 +1,46 @@
+"""Sidebar, Sampling: how the next token is drawn. It takes effect with the next answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import gradio as gr
+from gradio.components import Component
+
+from app.services.host import Host
+from app.ui.controls import LIVE, control, html, turned
+from app.ui.sidebar.text import notice
+from core.settings.config import SAMPLING
+
+SIMPLE = {"temperature", "max_new_tokens"}
+
+
+class SamplingSection:
+    """Builds the section from `core.settings.config.SAMPLING`."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        with gr.Accordion("Sampling", open=False, elem_classes="section"):
+            self.alert = html(elem_id="sampling-alert")
+            self._controls: dict[str, Component] = {
+                p.name: control(
+                    replace(p, name=f"sampling.{p.name}"), getattr(host.sampling, p.name), advanced=p.name not in SIMPLE
+                )
+                for p in SAMPLING
+            }
+        for name, made in self._controls.items():
+            gr.on(turned(made), self._turn(name), made, [made, self.alert], **LIVE)
+        self.outputs: list[Component] = [*self._controls.values()]
+
+    def values(self) -> list[Any]:
+        """Every control as the host has it."""
+        return [getattr(self.host.sampling, name) for name in self._controls]
+
+    def _turn(self, name: str) -> Callable[[Any], list[Any]]:
+        def turn(value: Any) -> list[Any]:
+            problem = self.host.set_sampling(**{name: value})
+            return [getattr(self.host.sampling, name) if problem else gr.skip(), notice(problem)]
+
+        return turn

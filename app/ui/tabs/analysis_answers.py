@@ -1,0 +1,129 @@
+"""The right side of tab Analysis: what the last comparison and the last test of prefetchers found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gradio as gr
+
+from app.services.analysis.analyst import Analyst
+from app.services.analysis.whatif import Table
+from app.ui.controls import LIVE, html
+from app.ui.tabs import lab_views
+from app.ui.tabs.analysis_figures import budget_curve, compared
+from app.ui.tabs.analysis_views import EMPTY, budgets, legend, listing, nearest, summary
+
+SORTED = 'import("/ui/jobs.js").then((m) => m.sortable(element, watch));'
+
+
+class WhatIfAnswer:
+    """Curves over budgets, and every policy and prefetcher at one budget. `outputs` are those of `values`."""
+
+    def __init__(self, analyst: Analyst) -> None:
+        self.analyst = analyst
+        self.empty = html(EMPTY, elem_id="whatif-empty")
+        with gr.Column(visible=False, elem_id="whatif-answer") as self.answer:
+            self.head = html(elem_id="whatif-head")
+            self.legend = html(elem_id="whatif-legend")
+            with gr.Row(elem_classes="plots"):
+                self.hits = gr.Plot(show_label=False, elem_id="whatif-hits", min_width=320)
+                self.tpot = gr.Plot(show_label=False, elem_id="whatif-tpot", min_width=320)
+            with gr.Row(elem_classes="head-row"):
+                self.budget = gr.Dropdown(
+                    [], label="At a budget of", filterable=False, elem_id="whatif-budget", min_width=180, scale=0
+                )
+                html(
+                    "<a href='/export/whatif.csv' download id='whatif-csv'>Download the table (CSV)</a>",
+                    elem_id="whatif-link",
+                )
+            self.bars = gr.Plot(show_label=False, elem_id="whatif-bars")
+            self.table = gr.HTML(elem_id="whatif-table", apply_default_css=False, js_on_load=SORTED)
+        self.outputs = [
+            self.empty,
+            self.answer,
+            self.head,
+            self.legend,
+            self.hits,
+            self.tpot,
+            self.budget,
+            self.bars,
+            self.table,
+        ]
+
+    def values(self, budget: int | None, dark: bool) -> list[Any]:
+        """The last answer, at `budget` if it has that one."""
+        table = self.analyst.table
+        if table is None:
+            return [gr.update(visible=True), gr.update(visible=False), *[gr.skip()] * 7]
+        offered = budgets(table)
+        slots = budget if budget in [n for _, n in offered] else nearest(table, table.about.chosen[2])
+        timed = table.resident_ms is not None
+        return [
+            gr.update(visible=False),
+            gr.update(visible=True),
+            summary(table),
+            legend(table, dark),
+            budget_curve(table, "hit_rate", dark),
+            gr.update(value=budget_curve(table, "tpot_ms", dark) if timed else None, visible=timed),
+            gr.update(choices=offered, value=slots),
+            *at_budget(table, slots, dark),
+        ]
+
+    def wire(self, news: gr.HTML) -> None:
+        """`news` knows the page's colours."""
+
+        def moved(now: dict[str, Any], slots: int) -> list[Any]:
+            table = self.analyst.table
+            return [gr.skip()] * 2 if table is None else at_budget(table, slots, bool(now["dark"]))
+
+        self.budget.input(moved, [news, self.budget], [self.bars, self.table], **LIVE)
+
+
+def at_budget(table: Table, slots: int, dark: bool) -> list[Any]:
+    """The figure and the table at so many slots; 0 = the table at all of them. A page may still offer the budgets of
+    an earlier answer: then the nearest is shown."""
+    slots = nearest(table, slots) if slots else 0
+    return [
+        gr.update(value=compared(table, slots, dark), visible=True) if slots else gr.update(visible=False),
+        listing(table, slots),
+    ]
+
+
+class LabAnswer:
+    """Recall by layer, and what it is worth. `outputs` are those of `values`."""
+
+    def __init__(self, analyst: Analyst) -> None:
+        self.analyst = analyst
+        self.empty = html(lab_views.EMPTY, elem_id="lab-empty")
+        with gr.Column(visible=False, elem_id="lab-answer") as self.answer:
+            self.head = html(elem_id="lab-head")
+            self.recall = gr.Plot(show_label=False, elem_id="lab-recall")
+            self.most = gr.Plot(show_label=False, elem_id="lab-most")
+            with gr.Row(elem_classes="plots"):
+                self.worth = gr.Plot(show_label=False, elem_id="lab-worth", min_width=320)
+                self.bars = gr.Plot(show_label=False, elem_id="lab-bars", min_width=320)
+            html(
+                "<a href='/export/predictors.csv' download id='lab-csv'>Download the table (CSV)</a>",
+                elem_id="lab-link",
+            )
+            self.table = gr.HTML(elem_id="lab-table", apply_default_css=False, js_on_load=SORTED)
+        self.outputs = [self.empty, self.answer, self.head, self.recall, self.most, self.worth, self.bars, self.table]
+
+    def values(self, dark: bool) -> list[Any]:
+        """The last answer."""
+        lab = self.analyst.lab
+        if lab is None:
+            return [gr.update(visible=True), gr.update(visible=False), *[gr.skip()] * 6]
+        plots = [
+            lab_views.recall_map(lab, dark),
+            lab_views.recall_map(lab, dark, most=True),
+            lab_views.worth(lab, dark),
+            lab_views.bars(lab, dark),
+        ]
+        return [
+            gr.update(visible=False),
+            gr.update(visible=True),
+            lab_views.summary(lab),
+            *(gr.update(value=plot, visible=plot is not None) for plot in plots),
+            lab_views.listing(lab),
+        ]

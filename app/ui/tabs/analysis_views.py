@@ -1,0 +1,236 @@
+"""What tab Analysis says beside its figures: what was simulated, the figures that matter, the table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from app.services.analysis.whatif import NONE, Row, Table, less, lru_cliff, times, title
+from app.ui.tabs.analysis_figures import colours
+from app.words import count, name_of, size
+
+EMPTY = (
+    "<div class='empty-note'><b>Nothing compared yet</b><span>Choose whose routing to look at and press Compare: the "
+    "same tokens are then put through every policy, with no model and without disturbing the chat.</span></div>"
+)
+HEADS = (
+    ("policy", "Policy"),
+    ("predictor", "Prefetcher"),
+    ("budget", "Budget"),
+    ("hit", "Hit rate"),
+    ("tpot", "TPOT"),
+    ("bytes", "Over the link"),
+    ("belady", "To Belady"),
+    ("perfect", "To perfect prefetch"),
+    ("resident", "To all resident"),
+)
+HELP = {
+    "hit": "Share of requested experts that were resident, while decoding",
+    "tpot": "Predicted milliseconds per token",
+    "bytes": "Copied per token, prefetches included",
+    "belady": "Percentage points of hit rate that Belady's is higher",
+    "perfect": "Milliseconds more than with every needed copy hidden behind computing, as far as the same link allows",
+    "resident": "Milliseconds more than with every expert resident",
+}
+
+
+def summary(table: Table) -> str:
+    """What the figures are of, and four of them."""
+    about = table.about
+    facts = [
+        f"{count(about.tokens)} tokens of {escape(about.name)}",
+        *([escape(name_of(about.model))] if about.model else []),
+        f"{about.layers} layers × {about.experts} experts, top-{about.top_k}",
+        "each layer its own slots" if about.scope == "layer" else "one pool for all layers",
+        f"caches start {about.start}",
+        escape(about.link),
+    ]
+    notes = "".join(f"<p class='minor'>{escape(note)}</p>" for note in about.notes)
+    return (
+        f"<div class='whatif-head'><p><span class='tag'>simulated</span> {' · '.join(facts)}.</p>{notes}"
+        f"<div class='figures'>{''.join(cards(table))}</div></div>"
+    )
+
+
+def cards(table: Table) -> list[str]:
+    """At the budget in force: the policy in use, the best one, Belady; and where LRU's cliff is."""
+    policy, predictor, _ = table.about.chosen
+    slots = nearest(table, table.about.chosen[2])
+    rows = [row for row in table.rows if row.slots == slots]
+    mine = next(
+        (row for row in rows if (row.policy, row.predictor) == (policy, predictor)),
+        next((row for row in rows if (row.policy, row.predictor) == (policy, NONE)), None),
+    )
+    bound, share = table.bound(slots), f"at {100 * slots / table.total:.3g} %"
+    found = []
+    if mine is not None:
+        found.append(card(f"{named(mine)}, in use", rate(mine.hit_rate), told(mine.tpot_ms), share))
+    if rows:
+        best = min(rows, key=lambda row: (row.tpot_ms if row.tpot_ms is not None else 0.0, -(row.hit_rate or 0.0)))
+        found.append(card(f"{named(best)}, best of these", rate(best.hit_rate), told(best.tpot_ms), share))
+    found.append(card("Belady, the bound", rate(bound.hit_rate), told(bound.tpot_ms), share))
+    edge = lru_cliff(table)
+    found.append(
+        card(
+            "LRU cliff",
+            "none" if edge is None else f"{100 * edge.slots / table.total:.3g} %",
+            "no sharp bend" if edge is None else f"{rate(edge.hit_rate)} there",
+            "" if edge is None else "below it hits fall fastest",
+        )
+    )
+    return found
+
+
+def legend(table: Table, dark: bool) -> str:
+    """What the lines of the curves are, once for all of them."""
+    lines = [
+        (title("eviction", policy) + (" (in use)" if policy == table.about.chosen[0] else ""), colour, "solid")
+        for policy, colour in colours(table, dark).items()
+    ]
+    lines.sort(key=lambda line: not line[0].endswith("(in use)"))
+    lines.append(("Belady", "currentColor", "dashed"))
+    if table.resident_ms is not None:
+        lines.append(("Perfect prefetch over the same link", "currentColor", "dotted"))
+    return (
+        "<ul class='legend'>"
+        + "".join(
+            f"<li><i style='border-top: 2px {style} {colour}'></i>{escape(name)}</li>" for name, colour, style in lines
+        )
+        + ("</ul>")
+    )
+
+
+def card(name: str, value: str, more: str, where: str = "") -> str:
+    """One figure that matters."""
+    return (
+        f"<div class='card'><small title='{escape(name, quote=True)}'>{escape(name)}</small><b>{escape(value)}</b>"
+        f"<small>{escape(' · '.join(part for part in (more, where) if part))}</small></div>"
+    )
+
+
+def named(row: Row) -> str:
+    """Policy and, where there is one, prefetcher."""
+    policy = title("eviction", row.policy)
+    return policy if row.predictor == NONE else f"{policy} + {title('predictor', row.predictor)}"
+
+
+def nearest(table: Table, slots: int) -> int:
+    """The simulated budget that is closest to so many slots."""
+    return min((bound.slots for bound in table.bounds), key=lambda n: (abs(n - slots), n))
+
+
+def budgets(table: Table) -> list[tuple[str, int]]:
+    """For a menu: every simulated budget, and all of them (0)."""
+    return [
+        *((f"{percent(bound.slots / table.total)} ({bound.slots} experts)", bound.slots) for bound in table.bounds),
+        ("All budgets", 0),
+    ]
+
+
+def listing(table: Table, slots: int) -> str:
+    """The table at one budget, or at all (0): the fastest first, the bounds last."""
+    rows = [row for row in table.rows if slots in (0, row.slots)]
+    rows.sort(key=lambda row: (row.slots, row.tpot_ms if row.tpot_ms is not None else 0.0, -(row.hit_rate or 0.0)))
+    body = [_line(table, row) for row in rows]
+    for bound in (one for one in table.bounds if slots in (0, one.slots)):
+        share = bound.slots / table.total
+        body.append(
+            _cells(
+                (
+                    "Belady",
+                    "None",
+                    share,
+                    bound.hit_rate,
+                    bound.tpot_ms,
+                    times(bound.misses, table.about.expert_bytes or None),
+                    0.0,
+                    less(bound.tpot_ms, bound.perfect_ms),
+                    less(bound.tpot_ms, table.resident_ms),
+                ),
+                "bound",
+            )
+        )
+        if bound.perfect_ms is not None:
+            body.append(
+                _cells(
+                    (
+                        "Perfect prefetch, same link",
+                        "",
+                        share,
+                        None,
+                        bound.perfect_ms,
+                        times(bound.misses, table.about.expert_bytes or None),
+                        None,
+                        0.0,
+                        less(bound.perfect_ms, table.resident_ms),
+                    ),
+                    "bound",
+                )
+            )
+    if table.resident_ms is not None:
+        body.append(_cells(("Everything resident", "", 1.0, 1.0, table.resident_ms, 0.0, None, None, 0.0), "bound"))
+    heads = "".join(
+        f"<th scope='col' class='{key}' aria-sort='none'><button type='button' "
+        f"title='{HELP.get(key, name)}'>{name}</button></th>"
+        for key, name in HEADS
+    )
+    return (
+        f"<div class='rows-box'><table class='rows'><thead><tr>{heads}</tr></thead><tbody>{''.join(body)}</tbody>"
+        "</table></div>"
+    )
+
+
+def _line(table: Table, row: Row) -> str:
+    bound, link = table.bound(row.slots), times(row.copies, table.about.expert_bytes or None)
+    chosen = (row.policy, row.predictor) == table.about.chosen[:2]
+    return _cells(
+        (
+            title("eviction", row.policy),
+            title("predictor", row.predictor),
+            row.slots / table.total,
+            row.hit_rate,
+            row.tpot_ms,
+            link,
+            less(bound.hit_rate, row.hit_rate),
+            less(row.tpot_ms, bound.perfect_ms),
+            less(row.tpot_ms, table.resident_ms),
+        ),
+        "chosen" if chosen else "",
+    )
+
+
+def _cells(values: Sequence[str | float | None], kind: str) -> str:
+    shown = []
+    for (key, _), value in zip(HEADS, values, strict=True):
+        text = (
+            value
+            if isinstance(value, str)
+            else {"budget": percent, "hit": rate, "bytes": volume, "belady": points}.get(key, ms)(value)
+        )
+        sort = value if isinstance(value, str) else "" if value is None else f"{value:.9g}"
+        shown.append(f"<td class='{key}' data-v='{escape(sort, quote=True)}'>{escape(text)}</td>")
+    return f"<tr class='{kind}'>{''.join(shown)}</tr>"
+
+
+def rate(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f} %"
+
+
+def percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.3g} %"
+
+
+def points(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f}"
+
+
+def ms(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f} ms" if value < 100 else f"{value:.0f} ms"
+
+
+def told(value: float | None) -> str:
+    return "" if value is None else ms(value)
+
+
+def volume(value: float | None) -> str:
+    return "–" if value is None else size(value)

@@ -1,0 +1,118 @@
+"""What tab Calibrate says: what can be measured and what for, how long it may take, what the profile has."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from html import escape
+
+from app.services.calibrator import CHOICES
+from app.words import count, name_of, size
+from core.profile import PARTS, Profile
+from core.profile.summary import TITLES, describe
+from core.settings.config import KINDS
+from core.settings.registry import variants
+
+EMPTY = (
+    "<div class='empty-note'><b>Not calibrated yet</b><span>Calibrating runs texts through the loaded model and writes "
+    "down what its routing is like. Some prefetchers, cache sizes and policies build on it.</span></div>"
+)
+NO_MODEL = (
+    "<div class='empty-note'><b>No model is loaded</b><span>Load one in the sidebar to calibrate it.</span></div>"
+)
+HELP = {
+    "counts": "how often each expert is chosen",
+    "pairs": "which experts are chosen together",
+    "defaults": "each expert's mean output",
+    "gate_recall": "how well a router foresees the next layer",
+    "tae": "how sure the gate is of its choice",
+    "maps": "router distributions of single tokens",
+    "likeness": "how alike the outputs of two experts are",
+    "norms": "how large each expert's output is",
+    "first_table": "the usual first-layer experts of each token id",
+    "times": "what attention, experts and copies take",
+    "estimator": "a small network, trained to foresee the next layer",
+    "path": "a small network, trained to foresee all layers from the text",
+}
+TRAINED = {"estimator": 0.5, "path": 1.0}  # training takes about so many times as long as reading
+CHARACTERS = 3.6  # of a token, roughly, in running text
+
+
+def part_choices() -> list[tuple[str, str]]:
+    """For the form: every part with what it is."""
+    return [(f"{TITLES[part]}: {HELP[part]}", part) for part in PARTS]
+
+
+def kind_choices(chats: int, tokens: int) -> list[tuple[str, str]]:
+    """For the form: what can be read, with how much of it there is."""
+    there = {"chats": str(chats), "traces": f"{count(tokens)} tokens"}
+    return [(f"{title} ({there[kind]})" if kind in there else title, kind) for kind, title in CHOICES.items()]
+
+
+def needed_by(part: str) -> list[str]:
+    """Titles of the prefetchers and policies that cannot do without a part."""
+    return [v.title for kind in KINDS for v in variants(kind) if part in v.needs]
+
+
+def rough(characters: int, limit: int, tokens_s: float | None, parts: list[str]) -> str:
+    """How long it may take. `tokens_s` = how fast prompts are read here; None = not known yet."""
+    tokens = round(characters / CHARACTERS)
+    tokens = min(tokens, limit) if limit else tokens
+    said = f"About {count(tokens)} tokens to read"
+    if tokens_s is None:
+        return f"{said}. How long that takes is told once it has begun."
+    reading = 2.0 * tokens / tokens_s  # watching the routers takes about as long again as reading
+    training = reading * sum(TRAINED.get(part, 0.0) for part in parts)
+    more = f", and {spoken(training)} to train" if training > 1 else ""
+    return f"{said}: roughly {spoken(reading)}{more}, judging by how fast prompts were read so far."
+
+
+def spoken(seconds: float) -> str:
+    """A rough time."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def summary(profile: Profile, file_bytes: int) -> str:
+    """What the profile has."""
+    facts = [
+        f"{count(profile.tokens)} tokens of {escape(profile.source)}",
+        f"made {when(profile.created)}",
+        f"{profile.layers} layers × {profile.experts} experts, top-{profile.top_k}",
+        size(file_bytes),
+        f"hash {escape(profile.model_hash[:12])}",
+    ]
+    said = describe(profile)
+    rows = "".join(
+        f"<tr><td class='name'>{TITLES[part]}</td><td class='why'>{escape(text[:1].upper() + text[1:])}."
+        f"{_users(part)}</td></tr>"
+        for part, text in said.items()
+    )
+    missing = [TITLES[part] for part in PARTS if part not in said]
+    more = f"<p class='minor'>Not measured: {', '.join(missing)}.</p>" if missing else ""
+    return (
+        f"<div class='whatif-head'><h3>Profile of {escape(name_of(profile.model))}</h3><p>{' · '.join(facts)}</p>"
+        f"<div class='rows-box'><table class='rows'><tbody>{rows}</tbody></table></div>{more}</div>"
+    )
+
+
+def _users(part: str) -> str:
+    users = needed_by(part)
+    return f" <span class='minor'>Needed by: {escape(', '.join(users))}.</span>" if users else ""
+
+
+def question(profile: Profile) -> str:
+    """What a deletion removes, to be agreed to."""
+    return (
+        f"<p>Delete the profile of <b>{escape(name_of(profile.model))}</b> ({count(profile.tokens)} tokens, made "
+        f"{when(profile.created)}) for good?</p>"
+    )
+
+
+def when(created: str) -> str:
+    """Local date and time of an ISO 8601 text."""
+    try:
+        return datetime.fromisoformat(created).astimezone().strftime("%Y-%m-%d %H:%M")
+    except ValueError:
+        return created

@@ -1,0 +1,244 @@
+"""Tab Library: the models on this machine, and importing one into a pack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gradio as gr
+
+from app.services.host import Host
+from app.services.importer import AUTO, CHOICES
+from app.ui.carried import RowPicked
+from app.ui.controls import LIVE, ONCE, html, progress
+from app.ui.sidebar import ModelSection
+from app.ui.sidebar.text import notice
+from app.ui.tabs.library_views import COLUMNS, about, question, table
+from app.words import name_of, size
+from core.errors import MoestroError
+from core.settings.formats import FORMATS
+
+# What the list shows: its "html", the path that is "chosen", the column it is sorted by.
+List = dict[str, str]
+
+
+class LibraryTab:
+    """The list and the chosen model on the left and right, the import below. `outputs` are those of `show`."""
+
+    def __init__(self, host: Host, model: ModelSection, tabs: gr.Tabs) -> None:
+        self.host = host
+        with gr.Row(elem_id="library", equal_height=False):
+            with gr.Column(scale=7, min_width=320, elem_id="library-list"):
+                with gr.Row(elem_classes="head-row"):
+                    html("<h2>Models on this machine</h2>")
+                    self.refresh = gr.Button("Refresh", size="sm", elem_id="library-refresh", min_width=90, scale=0)
+                self.list = gr.HTML(
+                    {"html": "", "chosen": "", "sort": "used"},
+                    html_template="${value.html}",
+                    elem_id="models",
+                    apply_default_css=False,
+                    js_on_load='import("/ui/library.js").then((m) => m.start(element, props, trigger, watch));',
+                )
+                self.folders = gr.Dropdown(
+                    [],
+                    value=host.library.folders,
+                    multiselect=True,
+                    allow_custom_value=True,
+                    elem_id="folders",
+                    label="Your folders",
+                    info="Searched two levels deep for packs, GGUF files and models. Type a path and press Enter.",
+                )
+            with gr.Column(scale=4, min_width=300):
+                self._build_card()
+                self._build_form()
+        self.outputs = [
+            self.list,
+            self.card,
+            self.about,
+            self.open,
+            self.take,
+            self.delete,
+            self.confirm,
+            self.question,
+            self.sure,
+            self.alert,
+        ]
+        self._wire(model, tabs)
+
+    def _build_card(self) -> None:
+        with gr.Column(visible=False, elem_id="model-card") as self.card:
+            self.about = html(elem_id="model-about")
+            with gr.Row(elem_classes="buttons"):
+                self.open = gr.Button("Open", variant="primary", size="sm", elem_id="open-model", min_width=80)
+                self.take = gr.Button("Import…", size="sm", elem_id="import-this", min_width=80)
+                self.delete = gr.Button("Delete…", size="sm", elem_id="delete-model", min_width=80)
+            with gr.Row(visible=False, elem_classes="confirm", elem_id="confirm-model") as self.confirm:
+                self.question = html()
+                self.sure = gr.Checkbox(label="Delete it from the Hugging Face cache", elem_id="delete-cached")
+                self.yes = gr.Button("Delete", variant="stop", size="sm", elem_id="delete-model-yes", min_width=80)
+                self.no = gr.Button("Keep", size="sm", elem_id="delete-model-no", min_width=80)
+        self.alert = html(elem_id="library-alert")
+
+    def _build_form(self) -> None:
+        formats = [(AUTO, "auto"), *((f"{name}: {FORMATS[name].help}", name) for name in CHOICES[1:])]
+        with gr.Column(elem_id="import-form"):
+            html(
+                "<h3>Import a model</h3><p class='minor'>It becomes an expert pack: opened at once from then on, "
+                "with experts read from disk where memory is short. The source stays as it is.</p>"
+            )
+            self.source = gr.Textbox(
+                "",
+                label="Model to import",
+                max_lines=1,
+                elem_id="import-source",
+                info="A folder, a GGUF file, or a name on the Hugging Face hub.",
+            )
+            self.format = gr.Dropdown(
+                formats,
+                value="auto",
+                label="Expert format",
+                filterable=False,
+                elem_id="import-format",
+                info="How the pack keeps expert weights.",
+            )
+            self.out = gr.Textbox(
+                "",
+                label="Output folder",
+                max_lines=1,
+                elem_id="import-out",
+                placeholder=str(self.host.library.packs),
+                info="Left empty: a folder among your packs.",
+            )
+            self.download = gr.Checkbox(
+                label="Allow download",
+                elem_id="import-download",
+                info="Only then is the hub asked; everything else stays on this machine.",
+            )
+            self.failed = html(elem_id="import-alert")
+            progress("Importing the model", elem_id="import-progress")
+            with gr.Row(elem_classes="buttons"):
+                self.start = gr.Button("Import", variant="primary", size="sm", elem_id="import-start", min_width=80)
+                self.cancel = gr.Button("Cancel", size="sm", elem_id="import-cancel", min_width=80)
+                self.resume = gr.Button("Resume", size="sm", elem_id="import-resume", min_width=80)
+                self.opened = gr.Button("Open it", size="sm", elem_id="import-open", min_width=80)
+
+    def show(self, now: List, confirm: bool | None = None, problem: str = "") -> list[Any]:
+        """The list as last found, with the chosen entry (if it is still there) beside it.
+
+        `confirm`: ask about its deletion, or do not; None leaves the question, and what was said, as they stand.
+        """
+        entry, busy = self.host.library.find(now["chosen"]), self._being_made()
+        shown = {**now, "chosen": entry.path if entry else ""}
+        shown["html"] = table(self.host.library.entries(), shown["chosen"], now["sort"], busy)
+        mine = entry is not None and entry.path != busy
+        deletable = mine and entry is not None and entry.can_delete
+        return [
+            shown,
+            gr.update(visible=entry is not None),
+            about(entry, "" if mine else "Being imported now.") if entry else "",
+            gr.update(visible=entry is not None and entry.can_open),
+            gr.update(visible=entry is not None and entry.can_import),
+            gr.update(visible=deletable),
+            *(
+                [gr.skip()] * 4
+                if confirm is None
+                else [
+                    gr.update(visible=confirm and deletable),
+                    question(entry) if entry else "",
+                    gr.update(visible=entry is not None and entry.where == "cache", value=False),
+                    notice(problem),
+                ]
+            ),
+        ]
+
+    def look(self, now: List) -> list[Any]:
+        """Search again, then show, with the folders as they are remembered. Outputs: `looked`."""
+        self.host.library.refresh()
+        return [*self.show(now), self.host.library.folders]
+
+    @property
+    def looked(self) -> list[Any]:
+        """What `look` changes."""
+        return [*self.outputs, self.folders]
+
+    def values(self, now: List) -> list[Any]:
+        """What changed on the server: an import ended, another tab deleted something. Outputs: `moved`."""
+        job = self.host.importer.job
+        said, kept = "", ""
+        if job is not None and job.can_resume:
+            kept = f" What is finished is kept in {job.partial}: Resume goes on from there."
+        if job is not None and job.state == "error":  # who reads this has a box to tick, not an option to add
+            said = notice(job.error.replace("add --download", "tick Allow download") + kept)
+        elif job is not None and job.state == "cancelled":
+            said = notice(f"The import of {name_of(job.source)} was stopped.{kept}", "info")
+        elif job is not None and job.state == "done":
+            said = notice(f"{name_of(job.source)} is imported, and in the list. The pack is {job.out}.", "info")
+        return [said, *self.show(now)]
+
+    @property
+    def moved(self) -> list[Any]:
+        """What `values` changes."""
+        return [self.failed, *self.outputs]
+
+    def _wire(self, model: ModelSection, tabs: gr.Tabs) -> None:
+        self.list.select(self._pick, self.list, self.outputs, **LIVE)
+        self.refresh.click(self.look, self.list, self.looked, **ONCE)
+        self.folders.change(self._folders, [self.folders, self.list], self.outputs, **ONCE)
+        opening = [self.alert, tabs, *model.opened]
+        self.open.click(lambda now: self._open(model, now["chosen"]), self.list, opening, **ONCE)
+        self.opened.click(lambda: self._open(model, self._made()), None, opening, **ONCE)
+        self.take.click(lambda now: now["chosen"], self.list, self.source, **ONCE)
+        self.delete.click(lambda now: self.show(now, confirm=True), self.list, self.outputs, **ONCE)
+        self.no.click(lambda now: self.show(now, confirm=False), self.list, self.outputs, **ONCE)
+        self.yes.click(self._delete, [self.list, self.sure], self.outputs, **ONCE)
+        self.start.click(self._start, [self.source, self.format, self.out, self.download], self.failed, **ONCE)
+        self.cancel.click(self.host.importer.cancel, None, None, **ONCE)
+        self.resume.click(self._resume, None, self.failed, **ONCE)
+
+    def _pick(self, now: List, event: RowPicked) -> list[Any]:
+        """A row was chosen or a column's head pressed."""
+        if (column := getattr(event, "sort", None)) in COLUMNS:
+            return self.show({**now, "sort": column})
+        again = getattr(event, "again", False)  # only drawn anew
+        return self.show({**now, "chosen": getattr(event, "entry", None) or ""}, confirm=None if again else False)
+
+    def _folders(self, folders: list[str] | None, now: List) -> list[Any]:
+        if list(folders or []) != self.host.library.folders:
+            self.host.library.set_folders(folders or [])
+            self.host.library.refresh()
+        return self.show(now)
+
+    def _open(self, model: ModelSection, path: str) -> list[Any]:
+        try:
+            return ["", gr.Tabs(selected="chat"), *model.open(path)]
+        except MoestroError as error:
+            return [notice(str(error)), *[gr.skip()] * (1 + len(model.opened))]
+
+    def _delete(self, now: List, sure: bool) -> list[Any]:
+        try:
+            freed = self.host.delete_model(now["chosen"], from_cache=sure)
+        except MoestroError as error:
+            return self.show(now, confirm=True, problem=str(error))
+        told = notice(f"Deleted. {size(freed)} are free again.", "info")
+        return [*self.show({**now, "chosen": ""}, confirm=False)[:-1], told]
+
+    def _start(self, source: str, format: str, out: str, download: bool) -> str:
+        try:
+            self.host.importer.start(source, format, out, download)
+        except MoestroError as error:
+            return notice(str(error))
+        return ""
+
+    def _resume(self) -> str:
+        try:
+            self.host.importer.resume()
+        except MoestroError as error:
+            return notice(str(error))
+        return ""
+
+    def _made(self) -> str:
+        job = self.host.importer.job
+        return str(job.out) if job is not None and job.out is not None else ""
+
+    def _being_made(self) -> str:
+        job = self.host.importer.job
+        return str(job.partial) if job is not None and not job.finished and job.partial is not None else ""

@@ -1,0 +1,106 @@
+"""What the tab Library shows: the table of models, the chosen one in words, what a deletion removes."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from html import escape
+
+from app.services.candidates import Entry
+from app.words import size
+
+COLUMNS = {
+    "name": "Name",
+    "kind": "Kind",
+    "format": "Format",
+    "bytes": "Size",
+    "experts": "Experts",
+    "used": "Last used",
+}
+NUMBERS = ("bytes", "experts", "used")  # sorted from the largest down
+WHERE = {"packs": "your packs", "cache": "Hugging Face cache", "folder": "your folders"}
+EMPTY = (
+    "<div class='empty-note'><b>No models found yet</b><span>Import one with the form beside this list, or name a "
+    "folder with models below. What the Hugging Face cache of this machine holds is listed by itself.</span></div>"
+)
+
+
+def table(entries: list[Entry], chosen: str, sort: str, importing: str = "") -> str:
+    """The list; `sort` is a column ("used" in place of any other), `importing` the path of a pack being made now."""
+    sort = sort if sort in COLUMNS else "used"
+    if not entries:
+        return EMPTY
+    key = {"experts": lambda e: e.layers * e.experts, "name": lambda e: e.name.lower()}.get(
+        sort, lambda e: getattr(e, sort)
+    )
+    ordered = sorted(entries, key=key, reverse=sort in NUMBERS)
+    heads = "".join(
+        f'<th scope="col" class="{column}" aria-sort="{_direction(column) if column == sort else "none"}">'
+        f'<button type="button" data-sort="{column}">{title}</button></th>'
+        for column, title in COLUMNS.items()
+    )
+    rows = "".join(_row(entry, entry.path == chosen, entry.path == importing) for entry in ordered)
+    return f'<table class="models" role="grid"><thead><tr>{heads}</tr></thead>{rows}</table>'
+
+
+def _direction(column: str) -> str:
+    return "descending" if column in NUMBERS else "ascending"
+
+
+def _row(entry: Entry, chosen: bool, importing: bool) -> str:
+    problem = "Being imported now." if importing else entry.problem
+    cells = {
+        "name": f"<b>{escape(entry.name)}</b>",
+        "kind": escape(entry.kind),
+        "format": escape(entry.format),
+        "bytes": size(entry.bytes) if entry.bytes else "",
+        "experts": experts(entry),
+        "used": when(entry.used)[:10],
+    }
+    shown = "".join(f'<td class="{column}">{cell}</td>' for column, cell in cells.items())
+    told = f'<tr><td colspan="{len(COLUMNS)}" class="why">{escape(problem)}</td></tr>' if problem else ""
+    return (
+        f'<tbody tabindex="0" data-path="{escape(entry.path, quote=True)}" aria-selected="{str(chosen).lower()}">'
+        f"<tr>{shown}</tr>{told}</tbody>"
+    )
+
+
+def experts(entry: Entry) -> str:
+    """Layers x experts and how many of them a token takes."""
+    if not entry.experts:
+        return ""
+    top = f", top-{entry.top_k}" if entry.top_k else ""
+    return f"{entry.layers or '?'} × {entry.experts}{top}"
+
+
+def about(entry: Entry, problem: str = "") -> str:
+    """The chosen entry in words; `problem` stands in the place of the entry's own."""
+    rows = [
+        ("Kind", f"{entry.kind}, in {WHERE[entry.where]}"),
+        ("Expert format", entry.format),
+        ("Size", size(entry.bytes) if entry.bytes else ""),
+        ("Experts", experts(entry)),
+        ("Last used", when(entry.used)),
+        ("Path", entry.path),
+    ]
+    listed = "".join(f"<div><dt>{name}</dt><dd>{escape(text)}</dd></div>" for name, text in rows if text)
+    said = problem or entry.problem
+    told = f'<p class="why">{escape(said)}</p>' if said else ""
+    return f'<div class="about-model"><h3>{escape(entry.name)}</h3><dl>{listed}</dl>{told}</div>'
+
+
+def question(entry: Entry) -> str:
+    """What a deletion removes, to be agreed to."""
+    cache = (
+        " It is in the Hugging Face cache, which other programs use as well: they will have to download it again."
+        if entry.where == "cache"
+        else ""
+    )
+    return (
+        f"<p>Delete <b>{escape(entry.name)}</b> for good? This removes {size(entry.bytes)}: "
+        f"<code>{escape(entry.path)}</code>.{cache}</p>"
+    )
+
+
+def when(seconds: float) -> str:
+    """Local date and time of the last use."""
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M") if seconds else "never"

@@ -1,0 +1,78 @@
+"""Stored messages as the chat shows them: the answer's text and, under it, its statistics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app.server.security.markup import html_as_text
+from app.store import Message
+from app.words import lossy, scored, size
+
+REASONS = {
+    "stop": "finished",
+    "length": "length limit reached",
+    "context": "context full",
+    "cancelled": "stopped by you",
+}
+STATES = {"stopped": "stopped by you", "interrupted": "interrupted: Moestro ended while it was being written"}
+
+
+def shown(messages: list[Message]) -> list[dict[str, Any]]:
+    """For `gr.Chatbot`: one entry for each finished message, in order; the one being written is in the tail."""
+    return [
+        {"role": m.role, "content": m.text if m.role == "user" else answer(m)} for m in messages if m.state != "writing"
+    ]
+
+
+def answer(message: Message) -> str:
+    """An answer as Markdown, its HTML as text. The last paragraph, all in emphasis, is the line of statistics (styled
+    by `#chat`)."""
+    text = message.text.rstrip() or "(no text)"
+    if text.count("```") % 2:
+        text += "\n```"
+    return html_as_text(f"{text}\n\n*{statistics(message)}*")
+
+
+def statistics(message: Message) -> str:
+    """One line: what this answer cost. Prefill's hit rate is never mixed into decode's."""
+    if message.unsaved:
+        return (
+            f"Not saved: {message.unsaved} This answer stays here and is saved as soon as that is possible, unless "
+            "Moestro ends before."
+        ).replace("*", "")
+    if message.error:
+        return f"Ended early: {message.error}".replace("*", "")
+    if (stats := message.stats) is None:
+        return STATES.get(message.state, "no statistics")
+    spent = stats["compute_ms"] + stats["stall_ms"] + stats["idle_ms"]
+    parts = [f"{stats['tok_s']:.1f} tok/s", f"{stats['new_tokens']} tokens", f"TTFT {duration(stats['ttft_ms'])}"]
+    if stats["hit_rate"] is not None:
+        parts.append(f"hit rate {100 * stats['hit_rate']:.1f} %")
+    if stats.get("disk_bytes"):
+        missed = stats["disk_misses"]
+        parts.append(f"{missed} {'miss' if missed == 1 else 'misses'} from disk ({size(stats['disk_bytes'])})")
+    if spent:
+        parts.append(f"stall {100 * stats['stall_ms'] / spent:.0f} %")
+    if stats.get("queued_ms", 0) >= 1000:
+        parts.append(f"queued {duration(stats['queued_ms'])}")
+    parts += [REASONS.get(stats["reason"], str(stats["reason"])), lossy(stats), *scored(message.quality)]
+    if stats.get("sampling", {}).get("temperature"):
+        parts.append(f"seed {stats['sampling']['seed']}")
+    if stats.get("unrecorded"):
+        parts.append(f"{stats['unrecorded']} passes not recorded, because the disk was full")
+    if stats["emulated"]:
+        parts.append("emulated link")
+    return " · ".join(parts)
+
+
+def duration(ms: float) -> str:
+    """Milliseconds, or seconds from one second on."""
+    return f"{ms:.0f} ms" if ms < 1000 else f"{ms / 1000:.1f} s"
+
+
+def used_tokens(messages: list[Message]) -> int:
+    """Tokens of the context that the last answer had used when it ended, as the engine counted them."""
+    for message in reversed(messages):
+        if message.stats is not None:
+            return int(message.stats["prompt_tokens"]) + int(message.stats["new_tokens"])
+    return 0

@@ -1,0 +1,203 @@
+"""Section Quality: accuracy against speed with its front, the figures that matter, the table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from app.services.analysis.quality import Answer, accuracy_of
+from app.ui.tabs.analysis_views import card, percent, rate, volume
+from app.ui.tabs.figures import PALETTE, accent, figure, quiet
+from app.words import count, name_of
+from core.evaluate.others import MUCH
+from core.evaluate.rows import FIGURES, Row, pareto
+
+EMPTY = (
+    "<div class='empty-note'><b>Nothing evaluated yet</b><span>The loaded model answers the same questions and reads "
+    "the same text once in every mode: what lossy settings cost in quality, and what they buy in speed, is then "
+    "measured, not estimated.</span></div>"
+)
+HEADS = (
+    ("exact_match", "Exact match"),
+    ("tok_s", "Speed"),
+    ("perplexity", "Perplexity"),
+    ("agreement", "Agreement"),
+    ("substituted_rate", "Changed"),
+    ("link_bytes", "Link / token"),
+    ("saved", "Saved"),
+    ("unseen_match", "Unseen"),
+    ("kl", "KL"),
+)
+RATES = ("exact_match", "unseen_match", "agreement", "substituted_rate", "saved")
+NAMES = {"exact_match": "Exact match", "agreement": "Agreement with the exact model"}
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "star", "cross")
+PLACES = ("top center", "bottom center", "middle right", "middle left")  # of names at neighbouring points
+
+
+def fronts(answer: Answer) -> dict[float, list[Row]]:
+    """Residency -> of its rows those that none beats in accuracy and speed; the fastest first."""
+    rows, accuracy = answer.rows, accuracy_of(answer.rows)
+    shares = dict.fromkeys(row.residency for row in rows)
+    return {
+        share: sorted(
+            pareto([row for row in rows if row.residency == share], accuracy), key=lambda row: -(row.tok_s or 0.0)
+        )
+        for share in shares
+    }
+
+
+def plot(answer: Answer, dark: bool) -> Any:
+    """Accuracy over speed, a colour for each residency, whose front is a line. None when no mode could be run."""
+    import plotly.graph_objects as go
+
+    figure_of = accuracy_of(answer.rows)
+    known = [row for row in answer.rows if row.tok_s is not None and getattr(row, figure_of) is not None]
+    if not known:
+        return None
+    traces: list[Any] = []
+    for at, (share, front) in enumerate(fronts(answer).items()):
+        rows, colour = [row for row in known if row.residency == share], PALETTE[at % len(PALETTE)]
+        traces.append(
+            go.Scatter(
+                x=[row.tok_s for row in front],
+                y=[100 * getattr(row, figure_of) for row in front],
+                mode="lines",
+                line=dict(color=colour, width=1.5, dash="dot"),
+                hoverinfo="skip",
+                showlegend=False,
+                name="front",
+            )
+        )
+        traces.append(
+            go.Scatter(
+                x=[row.tok_s for row in rows],
+                y=[100 * getattr(row, figure_of) for row in rows],
+                mode="markers+text",
+                name=f"{percent(share)} resident",
+                cliponaxis=False,
+                text=[row.title if row in front else "" for row in rows],
+                textfont=dict(size=10),
+                textposition=[PLACES[i % len(PLACES)] for i in range(len(rows))],
+                customdata=[row.title for row in rows],
+                marker=dict(
+                    size=10,
+                    symbol=SYMBOLS[at % len(SYMBOLS)],
+                    color=colour,
+                    line=dict(width=[2 if row in front else 0 for row in rows], color=accent(dark)),
+                ),
+                hovertemplate=f"%{{customdata}} at {percent(share)}: %{{y:.1f}} %, %{{x:.1f}} tokens/s<extra></extra>",
+            )
+        )
+    link = "link emulated" if any(row.emulated for row in known) else "measured"
+    made = figure(
+        traces,
+        dark,
+        f"Accuracy against speed ({link})",
+        "tokens per second",
+        f"{NAMES[figure_of]} (%)",
+        height=420,
+        showlegend=True,
+        legend=dict(orientation="h", y=-0.14, yanchor="top", x=0, font=dict(size=11, color=quiet(dark))),
+    )
+    made.update_yaxes(range=[-4, 106])
+    return made
+
+
+def summary(answer: Answer) -> str:
+    """What the figures are of, and those that matter."""
+    about, rows = answer.about, answer.rows
+    asked = about["questions"]
+    facts = [
+        escape(name_of(about["model"])),
+        f"{asked['seen']} questions as trained and {asked['unseen']} in new phrasings"
+        if asked["seen"]
+        else "no questions: they come with the demo model alone",
+        f"{count(about['text']['tokens'])} tokens of {escape(about['text']['source'])}",
+        f"link: {escape(about['link'])}",
+    ]
+    tag = "emulated link" if about["emulated"] else "measured"
+    notes = [] if answer.whole else ["Not all modes were run yet."]
+    if about["profile"] is None:
+        notes.append(
+            "No profile: a fresh cache begins with the first experts, not with those used most, and some "
+            "modes cannot run. Calibrate the model in the tab Calibrate."
+        )
+    if note := asked.get("note"):  # answers of earlier versions have none
+        notes.append(escape(note))
+    busiest = max((row.others_cores or 0.0 for row in rows), default=0.0)
+    if busiest > MUCH:
+        notes.append(f"Other programs used up to {busiest:.1f} CPU cores meanwhile: compare speeds with care.")
+    more = "".join(f"<p class='minor'>{note}</p>" for note in notes)
+    return (
+        f"<div class='whatif-head'><p><span class='tag'>{tag}</span> {' · '.join(facts)}.</p>{more}"
+        f"<div class='figures'>{''.join(_cards(rows))}</div></div>"
+    )
+
+
+def _cards(rows: Sequence[Row]) -> list[str]:
+    """At the smallest residency: exact mode, and the fastest modes that are as good, or nearly."""
+    ran = [row for row in rows if not row.problem]
+    if not ran:
+        return []
+    share, figure_of = min(row.residency for row in ran), accuracy_of(rows)
+    here = [row for row in ran if row.residency == share]
+    exact = next((row for row in here if row.mode == "exact"), None)
+    if exact is None:
+        return []
+    found = [card(f"Exact at {percent(share)}", speed(exact.tok_s), rate(getattr(exact, figure_of)))]
+    for most, said in ((0.0, "Fastest as good"), (0.05, "Within 5 points"), (1.0, "Fastest of all")):
+        least = (getattr(exact, figure_of) or 0.0) - most
+        row = max((row for row in here if (getattr(row, figure_of) or 0.0) >= least), key=lambda one: one.tok_s or 0.0)
+        found.append(card(said, speed(row.tok_s), row.title, rate(getattr(row, figure_of))))
+    return found
+
+
+def speed(tok_s: float | None) -> str:
+    """Tokens a second."""
+    return "–" if tok_s is None else f"{tok_s:.1f} tok/s"
+
+
+def listing(answer: Answer) -> str:
+    """Every row that could be run, and below them the others, with why not."""
+    front = {row.key for rows in fronts(answer).values() for row in rows}
+    heads = "".join(
+        f"<th scope='col' class='{key}' aria-sort='none'><button type='button' title='{escape(why, True)}'>"
+        f"{name}</button></th>"
+        for key, name, why in [
+            ("policy", "Mode", "A list of settings"),
+            ("budget", "Resident", "Share of the experts"),
+            *((key, name, FIGURES[key][1]) for key, name in HEADS),
+        ]
+    )
+    body = "".join(_line(row, row.key in front) for row in answer.rows if not row.problem)
+    reasons = dict.fromkeys((row.title, row.problem) for row in answer.rows if row.problem)
+    out = "".join(f"<dt>{escape(title)}</dt><dd>{escape(problem)}</dd>" for title, problem in reasons)
+    more = f"<h3>Could not be run</h3><dl class='reasons'>{out}</dl>" if out else ""
+    return (
+        f"<div class='rows-box'><table class='rows'><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+        "</div><p class='minor'>Marked: none at the same residency is better in both accuracy and speed.</p>"
+        f"{more}"
+    )
+
+
+def _line(row: Row, marked: bool) -> str:
+    cells = [
+        f"<td class='policy' data-v='{escape(row.title, True)}'>{escape(row.title)}</td>",
+        f"<td class='budget' data-v='{row.residency:.9g}'>{percent(row.residency)}</td>",
+    ]
+    for key, _ in HEADS:
+        value, error = getattr(row, key), getattr(row, f"{key}_se", None)
+        text = told(key, value)
+        text += f" ± {100 * error:.1f}" if key in RATES and error else ""
+        cells.append(f"<td class='{key}' data-v='{'' if value is None else f'{value:.9g}'}'>{escape(text)}</td>")
+    return f"<tr class='{'chosen' if marked else ''}'>{''.join(cells)}</tr>"
+
+
+def told(key: str, value: float | None) -> str:
+    """A figure of a row, as it is shown."""
+    if value is None:
+        return "–"
+    if key in RATES:
+        return rate(value)
+    return volume(value) if key == "link_bytes" else speed(value) if key == "tok_s" else f"{value:.3g}"

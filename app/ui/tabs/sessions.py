@@ -1,0 +1,149 @@
+"""Tab Sessions: the chats of the past. Open, rename, delete, download their measurements and their routing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from html import escape
+from typing import Any
+
+import gradio as gr
+
+from app.services.host import Host
+from app.store import Chat, StoredTrace
+from app.ui.controls import ONCE, html
+from app.ui.sidebar.text import notice
+from app.ui.tabs.chat_live import ChatLive
+from app.words import name_of, size
+from core.errors import MoestroError
+
+EMPTY = (
+    "<div class='empty-note'><b>No chats yet</b>"
+    "<span>What you ask is kept here, with every measurement, until you delete it.</span></div>"
+)
+NO_TRACE = "<p class='minor'>No routing was recorded: it is while Telemetry is on.</p>"
+
+
+class Sessions:
+    """The list on the left, what can be done with the chosen chat on the right."""
+
+    def __init__(self, host: Host, chat: ChatLive, tabs: gr.Tabs) -> None:
+        self.host = host
+        with gr.Row(elem_id="sessions", equal_height=False):
+            with gr.Column(scale=3, min_width=320):
+                self.none = html(EMPTY, elem_id="no-chats")
+                self.list = gr.Radio([], label="Chats, newest first", elem_id="chats", show_label=True)
+            with gr.Column(scale=2, min_width=300, visible=False, elem_id="chat-card") as self.card:
+                self.about = html(elem_id="chat-about")
+                self.name = gr.Textbox(
+                    "", label="Name", info="Shown in the list. Press Enter or Rename.", max_lines=1, elem_id="chat-name"
+                )
+                with gr.Row(elem_classes="buttons"):
+                    self.open = gr.Button("Open", variant="primary", size="sm", elem_id="open-chat", min_width=80)
+                    self.rename = gr.Button("Rename", size="sm", elem_id="rename-chat", min_width=80)
+                    self.delete = gr.Button("Delete…", size="sm", elem_id="delete-chat", min_width=80)
+                    self.strip = gr.Button("Delete recording…", size="sm", elem_id="delete-recording", min_width=140)
+                with gr.Row(visible=False, elem_classes="confirm", elem_id="confirm") as self.confirm:
+                    html("<p>Delete this chat and its measurements for good?</p>")
+                    self.yes = gr.Button("Delete", variant="stop", size="sm", elem_id="delete-yes", min_width=80)
+                    self.no = gr.Button("Keep", size="sm", elem_id="delete-no", min_width=80)
+                with gr.Row(visible=False, elem_classes="confirm", elem_id="confirm-recording") as self.confirm_strip:
+                    html("<p>Delete the measurements and the routing of this chat for good, and keep its words?</p>")
+                    self.strip_yes = gr.Button(
+                        "Delete", variant="stop", size="sm", elem_id="recording-yes", min_width=80
+                    )
+                    self.strip_no = gr.Button("Keep", size="sm", elem_id="recording-no", min_width=80)
+                self.alert = html(elem_id="sessions-alert")
+        self.outputs = [
+            self.none,
+            self.list,
+            self.card,
+            self.about,
+            self.name,
+            self.strip,
+            self.confirm,
+            self.confirm_strip,
+            self.alert,
+        ]
+        self._wire(chat, tabs)
+
+    def show(self, chosen: int | None, problem: str = "", confirm: str = "") -> list[Any]:
+        """The list with `chosen` picked out (if it is still there). `confirm`: ask before deleting the "chat", or what
+        was recorded of it ("recording")."""
+        chats = self.host.store.chats.all()
+        found = next((c for c in chats if c.id == chosen), None)
+        traces = self.host.store.traces(found.id) if found else []
+        return [
+            gr.update(visible=not chats),
+            gr.update(choices=[(line(c), c.id) for c in chats], value=chosen if found else None, visible=bool(chats)),
+            gr.update(visible=found is not None),
+            about(found, traces) if found else "",
+            found.title if found else "",
+            gr.update(visible=bool(traces)),
+            gr.update(visible=confirm == "chat" and found is not None),
+            gr.update(visible=confirm == "recording" and bool(traces)),
+            notice(problem),
+        ]
+
+    def _wire(self, chat: ChatLive, tabs: gr.Tabs) -> None:
+        self.list.input(self.show, self.list, self.outputs, **ONCE)
+        self.open.click(
+            lambda chosen: [*chat.open(chosen), gr.Tabs(selected="chat")], self.list, [*chat.page, tabs], **ONCE
+        )
+        gr.on([self.rename.click, self.name.submit], self._rename, [self.list, self.name], self.outputs, **ONCE)
+        self.delete.click(lambda chosen: self.show(chosen, confirm="chat"), self.list, self.outputs, **ONCE)
+        self.strip.click(lambda chosen: self.show(chosen, confirm="recording"), self.list, self.outputs, **ONCE)
+        gr.on([self.no.click, self.strip_no.click], self.show, self.list, self.outputs, **ONCE)
+        self.yes.click(self._delete, self.list, self.outputs, **ONCE)
+        self.strip_yes.click(self._delete_recording, self.list, self.outputs, **ONCE)
+
+    def _rename(self, chosen: int, name: str) -> list[Any]:
+        try:
+            self.host.rename(chosen, name)
+        except MoestroError as error:
+            return self.show(chosen, str(error))
+        return self.show(chosen)
+
+    def _delete(self, chosen: int) -> list[Any]:
+        try:
+            self.host.delete(chosen)
+        except MoestroError as error:
+            return self.show(chosen, str(error))
+        return self.show(None)
+
+    def _delete_recording(self, chosen: int) -> list[Any]:
+        try:
+            self.host.delete_recording(chosen)
+        except MoestroError as error:
+            return self.show(chosen, str(error))
+        return self.show(chosen)
+
+
+def line(chat: Chat) -> str:
+    """How a chat reads in the list."""
+    return f"{chat.title}\n{when(chat.updated)} · {chat.messages} messages · {chat.tokens} tokens"
+
+
+def about(chat: Chat, traces: Sequence[StoredTrace]) -> str:
+    """What there is to know about the chosen chat, with the links to its measurements and to its routing."""
+    return (
+        f"<div class='about-chat'><p>{escape(name_of(chat.model))}</p>"
+        f"<p class='minor'>Begun {when(chat.created)}, last answer {when(chat.updated)}</p>"
+        f"<p><a href='/export/{chat.id}.zip' download id='session-csv'>Download measurements (CSV, zip)</a></p>"
+        f"{''.join(link(chat, one, len(traces) > 1) for one in traces) or NO_TRACE}</div>"
+    )
+
+
+def link(chat: Chat, trace: StoredTrace, several: bool) -> str:
+    """The link to one model's routing in a chat."""
+    of = f" of {escape(name_of(trace.model))}" if several else ""
+    return (
+        f"<p><a href='/export/{chat.id}.trace?load={trace.loads[-1]}' download class='session-trace' "
+        f"title='Which experts every token chose, for launch.py simulate'>Download routing{of} (trace)</a> "
+        f"<span class='minor'>{trace.tokens} tokens, prompts included, {size(trace.size)}</span></p>"
+    )
+
+
+def when(seconds: float) -> str:
+    """Local date and time."""
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")

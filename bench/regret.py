@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from core.engine import Engine
@@ -52,7 +53,7 @@ def run(
             engine.change({"scope": scope})
             watched = meter()
             try:
-                scopes[scope] = _pairs(engine, watched, rounds, tokens, lambda text, of=scope: say(f"{of}: {text}"))
+                scopes[scope] = _pairs(engine, watched, rounds, tokens, partial(_say_of, say, scope))
             finally:
                 watched.close()
         return {
@@ -74,6 +75,10 @@ def run(
         }
     finally:
         engine.unload()
+
+
+def _say_of(say: Callable[[str], None], scope: str, text: str) -> None:
+    say(f"{scope}: {text}")
 
 
 def _pairs(engine: Engine, meter: Meter, rounds: int, tokens: int, say: Callable[[str], None]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ CHECKS = (
     ("ruff", ("-m", "ruff", "check", ".")),
     ("ruff format", ("-m", "ruff", "format", "--check", ".")),
     ("import-linter", ("-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-logo")),
-    ("mypy", ("-m", "mypy", "--strict", "core")),
+    ("mypy", ("-m", "mypy", "--strict", "core", "app", "bench", "demo")),
 )
 WORKERS = 4
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 from app.services.analysis.analyst import Analyst
 from app.services.analysis.quality import Evaluate
@@ -273,8 +274,9 @@ class Host(Workshop):
             raise BusyError(f"An answer is being written. Stop it or let it end, then {what}.")
 
     def _remembered_sampling(self) -> Sampling:
-        sampling = Sampling()
-        for name, value in (self.store.db.get("sampling") or {}).items():
+        sampling, remembered = Sampling(), self.store.db.get("sampling")
+        values: dict[str, Any] = remembered if isinstance(remembered, dict) else {}
+        for name, value in values.items():
             try:
                 sampling = Sampling.checked(**{**asdict(sampling), name: value})
             except (SettingError, TypeError, ValueError) as error:

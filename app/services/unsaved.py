@@ -102,8 +102,8 @@ class Unsaved:
             replace(
                 m,
                 text=d.answer.text,
-                state="error" if d.state == "undone" else d.state,
-                stats=d.stats,  # type: ignore[arg-type]
+                state="error" if d.state == "undone" else d.state,  # type: ignore[arg-type]  # None is left out above
+                stats=d.stats,
                 error=d.error,
                 unsaved=d.answer.unsaved,
             )

@@ -14,6 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import psutil
 
@@ -55,11 +56,9 @@ class Server:
     def start(self) -> None:
         """Returns when the model is loaded."""
         command = [sys.executable, str(ROOT / "launch.py"), "ui", "--no-browser", "--port", str(self.port)]
-        apart = (
-            {"start_new_session": True}
-            if os.name == "posix"
-            else {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
-        )  # type: ignore[attr-defined]
+        apart: dict[str, Any] = {"start_new_session": True}
+        if sys.platform == "win32":
+            apart = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
         self.home.mkdir(parents=True, exist_ok=True)
         with self.log.open("a") as out:
             self.process = subprocess.Popen(

@@ -212,7 +212,7 @@ def test_one_failed_check_fails_the_run_and_pytest_comes_last(monkeypatch: pytes
 
     monkeypatch.setattr(test, "call", call)
     assert test.run(cli.parse(["test"])) == 1
-    assert ran == ["ruff", "import-linter", "mypy", "pytest"]
+    assert ran == ["ruff", "ruff format", "import-linter", "mypy", "pytest"]
 
 
 def test_long_tests_are_asked_for_with_all(monkeypatch: pytest.MonkeyPatch) -> None:

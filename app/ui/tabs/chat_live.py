@@ -182,7 +182,7 @@ class ChatLive:
             answer.join(ENDING_S)
             if answer.undone:
                 page[4:] = [notice(answer.error), typed or asked]
-        if answer is not None and answer.finished:
+        if chat is not None and answer is not None and answer.finished:
             self._asked.pop(chat, None)
         return page
 

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from app.services.gguf_head import file_type, read_head
 from core.errors import ModelError, MoestroError
-from core.hf.composite import text_config
 from core.system.reading import INDEX_BYTES, read_json, reason, require_regular, shown
+from core.system.text_config import text_config
 
 log = logging.getLogger("moestro.app")
 MOST_FILES, MOST_LETTERS, LONGEST = 10_000, 500, 80  # files of one model, letters of a problem, of a format's name

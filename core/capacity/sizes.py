@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from core.hf import Outline
-from core.hf.composite import text_config
 from core.memory.codec import Codec
 from core.memory.codec.grouped import Grouped
 from core.memory.codec.kernels import scratch_bytes
 from core.memory.pages import page_up
 from core.settings.config import Budget
+from core.system.text_config import text_config
 from core.types import ModelShape
 
 PREFILL_CHUNK = 512  # most prompt positions computed in one forward pass

@@ -10,8 +10,8 @@ from torch import nn
 
 from core.errors import ModelError
 from core.hf.adapters import objection
-from core.hf.composite import text_config
 from core.memory.codec import PartSpec
+from core.system.text_config import text_config
 
 FLAGS = ("num_experts", "has_gate", "has_bias", "is_transposed", "is_concatenated")  # set by transformers' decorator
 INITIALISED = "_is_hf_initialized"  # of transformers, on a module of whose own nothing is left to initialise

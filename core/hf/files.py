@@ -13,9 +13,9 @@ from typing import Any
 
 from core.errors import ModelError
 from core.hf.bounds import wrong
-from core.hf.composite import text_config
 from core.hf.stored import read_header
 from core.system.reading import CONFIG_BYTES, INDEX_BYTES, open_regular, read_json
+from core.system.text_config import text_config
 
 QUANTIZATION = ("quantization_config", "compression_config")  # the second: what older compressed-tensors wrote
 EDGE = 64 << 10  # bytes hashed at each end of a file

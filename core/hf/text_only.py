@@ -15,7 +15,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MULTIMODAL_LM_MAPPING,
 )
 
-from core.hf.composite import text_config
+from core.system.text_config import text_config
 
 LEFT_OUT = "_moestro_left_out"  # on a model: names of the parts that were taken out
 MAPPINGS = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING)

@@ -219,8 +219,8 @@ def test_long_tests_are_asked_for_with_all(monkeypatch: pytest.MonkeyPatch) -> N
     commands: list[tuple[str, ...]] = []
     monkeypatch.setattr(test, "call", lambda name, command: commands.append(command) or 0)
     assert test.run(cli.parse(["test", "-m", "gpu"])) == test.run(cli.parse(["test", "--all", "-m", "gpu"])) == 0
-    assert commands[3][-2:] == commands[7][-2:] == ("-m", "gpu")
-    assert "--all" not in commands[3] and "--all" in commands[7]
+    assert commands[4][-2:] == commands[9][-2:] == ("-m", "gpu")
+    assert "--all" not in commands[4] and "--all" in commands[9]
 
 
 def test_fuzzing_takes_the_place_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:

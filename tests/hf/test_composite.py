@@ -13,10 +13,10 @@ from core.capacity.plan import plan
 from core.engine import Engine
 from core.errors import ModelError
 from core.hf import load_skeleton, meta_skeleton, outline
-from core.hf.composite import text_config
 from core.hf.files import quantization_settings
 from core.importing.job import open_job
 from core.settings.config import LoadSpec, Settings
+from core.system.text_config import text_config
 from tests.architectures.trial import known, random_model, save, try_type
 
 COMPOSITE = ["qwen3_5_moe", "qwen4_exp", "gemma4", "glm4v_moe", "qwen3_vl_moe", "kimi_k25"]

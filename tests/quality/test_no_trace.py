@@ -113,7 +113,7 @@ def test_a_broken_off_audit_leaves_a_whole_cache(engine: Engine) -> None:
         calls += 1
         return calls > len(steps) + 2  # asked once a pass, then in every layer
 
-    assert engine._lock.visit()
+    assert engine._lock.try_acquire_idle()
     with engine._lent() as bench:
         assert engine.meter.audit(bench, stop) is None
     after = state_of(engine)

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from core.errors import ModelError
-from core.hf.composite import text_config
 from core.hf.files import QUANTIZATION, ModelFiles, check_files, quantization_settings
 from core.hf.stored import TensorFiles
 from core.hf.tensors import Shape
@@ -20,6 +19,7 @@ from core.importing.sources.base import Source
 from core.importing.sources.decoded import UNFIT, Decoded, Matrix
 from core.memory.codec.formats import Numbers
 from core.system.reading import read_json
+from core.system.text_config import text_config
 from core.system.wording import reason
 
 Made = tuple[dict[str, Matrix], list[str], str]

@@ -30,10 +30,10 @@ def test_claims_are_held_against_the_rows(monkeypatch: pytest.MonkeyPatch) -> No
         lossy, "CLAIMS", (lossy.Claim("says", ("exact", "drop")), lossy.Claim("speed", ("drop", "exact"), ("tok_s",)))
     )
     rows = [
-        {"mode": "exact", "expert_cache": 0.75, "exact_match": 1.0, "kl": 0.0, "tok_s": 9.0},
-        {"mode": "drop", "expert_cache": 0.75, "exact_match": 0.5, "kl": 0.2, "tok_s": 8.0},
-        {"mode": "exact", "expert_cache": 0.5, "exact_match": 1.0, "kl": 0.0, "tok_s": 7.0},
-        {"mode": "drop", "expert_cache": 0.5, "exact_match": 1.0, "kl": 0.3, "tok_s": 8.0},
+        {"mode": "exact", "residency": 0.75, "exact_match": 1.0, "kl": 0.0, "tok_s": 9.0},
+        {"mode": "drop", "residency": 0.75, "exact_match": 0.5, "kl": 0.2, "tok_s": 8.0},
+        {"mode": "exact", "residency": 0.5, "exact_match": 1.0, "kl": 0.0, "tok_s": 7.0},
+        {"mode": "drop", "residency": 0.5, "exact_match": 1.0, "kl": 0.3, "tok_s": 8.0},
     ]
     found = {(one["claim"], one["figure"]): one["holds"] for one in lossy.orderings(rows)}
     assert found == {("says", "exact_match"): "in part", ("says", "kl"): "yes", ("speed", "tok_s"): "in part"}

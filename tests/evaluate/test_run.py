@@ -142,7 +142,7 @@ def test_every_mode_begins_with_the_same_cache(changes: dict[str, object], engin
     list(engine.generate(TEXT[:40], Sampling(max_new_tokens=9)))
     used = list(engine.expert_cache.places())
     start_mode(engine, before.with_(changes))
-    assert list(engine.expert_cache.places()) == first and set(engine.residency.last_used) == {-1}
+    assert list(engine.expert_cache.places()) == first and set(engine.expert_cache.last_used) == {-1}
     assert changes.get("eviction") == "none" or [place > 0 for place in used] != [place > 0 for place in first]
     engine.expert_cache.check_integrity()
     engine.change(dict(before))

@@ -86,7 +86,9 @@ class Engine(ModelAccess):
             self.arena,
             self._store,
             self.transfers,
-            lambda roster: create("eviction", *self._controller.applied.choice("eviction"), roster=roster),
+            lambda expert_index: create(
+                "eviction", *self._controller.applied.choice("eviction"), expert_index=expert_index
+            ),
             str(settings["scope"]),
             self.sizes.slots(settings.budget),
             divide=self._controller.placed.divide,

@@ -100,8 +100,8 @@ class Regret:
             return None
         name, compared = str(settings["eviction"]), self._compared
         fits = compared is not None and compared.of == choices(load, settings)
-        standing = compared.standing if fits and compared is not None else None
-        tokens = standing["tokens"] if standing else 0
+        report = compared.report if fits and compared is not None else None
+        tokens = report["tokens"] if report else 0
         told: dict[str, Any] = {
             "policy": name,
             "title": variant("eviction", name).title,
@@ -120,8 +120,8 @@ class Regret:
             if compared is not None
             else "waiting",
         }
-        if told["state"] == "ready" and standing is not None:
-            told |= ranked(name, standing, told["prefetch"])
+        if told["state"] == "ready" and report is not None:
+            told |= ranked(name, report, told["prefetch"])
         return told
 
     def wait(self, version: int, timeout: float | None = None) -> int:
@@ -195,22 +195,22 @@ class Regret:
             self._news.notify_all()
 
 
-def ranked(name: str, standing: Mapping[str, Any], prefetch: bool) -> dict[str, Any]:
+def ranked(name: str, report: Mapping[str, Any], prefetch: bool) -> dict[str, Any]:
     """The chosen policy's figures, the best other one's, the bound's, and every shadow's, best first.
 
     `alone`: the chosen policy's own shadow; with a prefetcher that is what others are better or worse than, for
     prefetching would help them, too. Without one they also have to beat what the engine counted.
     """
     titles = {v.name: v.title for v in variants("eviction")}
-    rates: dict[str, float] = standing["rates"]
+    rates: dict[str, float] = report["rates"]
     order = sorted((other for other in rates if other != name), key=lambda other: -rates[other])
     best = order[0] if order else None
-    own = standing["own"]
+    own = report["own"]
     alone = rates.get(name, own)  # one of the user's own has no shadow
     return {
         "own": own,
         "alone": alone,
-        "belady": standing["belady"],
+        "belady": report["belady"],
         "best": best,
         "best_title": titles.get(best or "", best),
         "best_rate": rates.get(best or ""),

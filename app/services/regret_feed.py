@@ -38,11 +38,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Figures of passes that all had the same `of` in force (see `in_force`). `standing`: the fields of
+    """Figures of passes that all had the same `of` in force (see `in_force`). `report`: the fields of
     core.simulate.regret.RegretReport; None = none yet. `left_out`: passes not seen because the process fell behind."""
 
     of: tuple[object, ...]
-    standing: dict[str, Any] | None = None
+    report: dict[str, Any] | None = None
     left_out: int = 0
 
 
@@ -84,7 +84,7 @@ class Feed:
         answer = self._ask({"report": True})
         self._next_s = time.perf_counter() + answer["spent_s"] * (1 / SHARE - 1)
         self._owed = False
-        self._publish(Compared(self._of, answer["standing"], self._left_out))
+        self._publish(Compared(self._of, answer["report"], self._left_out))
 
     def let_go(self) -> None:
         """End the process, if there is one."""

@@ -32,7 +32,7 @@ class Shop:
         self._shadows: Any = None
 
     def answer(self, head: Head, arrays: Arrays) -> Head:
-        """What to send back: `problem` "" when all is well, `standing` when it was asked for and there is one."""
+        """What to send back: `problem` "" when all is well, `report` when it was asked for and there is one."""
         started_s = time.perf_counter()
         if "setup" in head:
             known = {variant.name for variant in self._variants("eviction")}  # not those of somebody's own module
@@ -48,10 +48,10 @@ class Shop:
                 self._shadows.warm(chunk)
             else:
                 self._shadows.feed(chunk, arrays["hits"], arrays["requests"])
-        standing = self._shadows.standing() if head.get("report") else None
+        report = self._shadows.report() if head.get("report") else None
         return {
             "problem": "",
-            "standing": asdict(standing) if standing is not None else None,
+            "report": asdict(report) if report is not None else None,
             "spent_s": time.perf_counter() - started_s,
         }
 

@@ -68,7 +68,7 @@ class ExpertCache(Lendable):
         `at` = the layer in which the guesses are made, -1 before the first. What was guessed earlier and is still
         queued is ranked anew beside them; it leaves its slot to a better guess, or when it would come too late.
         """
-        if self.policy.heeds:
+        if self.policy.uses_hints:
             self.hints.name(guesses)
         self.ahead.issue(guesses, at, self.phase, self._pools, self.store.blob_bytes, self._fetch_ahead)
 
@@ -81,7 +81,7 @@ class ExpertCache(Lendable):
             self._leased[held.eid] -= 1
             if not self._leased[held.eid]:
                 del self._leased[held.eid]
-                if not self.policy.keeps and held.eid not in self.pinned:
+                if not self.policy.retains and held.eid not in self.pinned:
                     self.evict(pool, held.eid)
 
     def abandon(self) -> None:

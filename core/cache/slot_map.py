@@ -96,7 +96,7 @@ class SlotMap:
         one."""
         for eid in self.hints.filling():
             pool = self.pool(eid // self.experts)
-            if pool.free and self.policy.keeps and self._slot[eid] is None:
+            if pool.free and self.policy.retains and self._slot[eid] is None:
                 slot = pool.free.pop()
                 self._admit(eid, slot, self._ticket(eid, slot, True))
         for eid in list(self._tickets):

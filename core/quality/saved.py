@@ -93,7 +93,7 @@ class Shadow:
                     self._evict(layer, part, wanted)
                 policy.admitted(eid, self._tick, self._now)
                 self._use(eid)
-        if not policy.keeps:
+        if not policy.retains:
             for eid in wanted:
                 policy.left(eid)
             self._held[part.start] = 0

@@ -39,10 +39,10 @@ class Cache:
         hints: Hints | None = None,
     ) -> None:
         """Raises SettingError when a lane has fewer slots than a token needs in a layer."""
-        self.roster = ExpertIndex(layers, experts, len(slots), hints)
-        self.policy = make(self.roster)
+        self.expert_index = ExpertIndex(layers, experts, len(slots), hints)
+        self.policy = make(self.expert_index)
         pools = layers if scope == "layer" else 1
-        self.scope, self.lanes, self.width = scope, pools * len(slots), self.roster.size // (pools * len(slots))
+        self.scope, self.lanes, self.width = scope, pools * len(slots), self.expert_index.size // (pools * len(slots))
         each = [shares(min(n, layers * experts), pools) if isinstance(n, int) else list(n) for n in slots]
         for sizes in each:
             if min(sizes) < top_k:
@@ -51,17 +51,19 @@ class Cache:
                     f"{sum(sizes)} slots are too few: a token needs {top_k} experts in a layer, so "
                     f"{least} at least {top_k * pools}."
                 )
-            if problem := crowded(np.flatnonzero(self.roster.hints.pinned).tolist(), sizes, layers * experts, top_k):
+            if problem := crowded(
+                np.flatnonzero(self.expert_index.hints.pinned).tolist(), sizes, layers * experts, top_k
+            ):
                 raise SettingError(problem)
         self.capacity: Ints = np.concatenate(each)
-        self._pinned: Ints = np.flatnonzero(self.roster.pinned)
+        self._pinned: Ints = np.flatnonzero(self.expert_index.pinned)
         self._stays = frozenset(self._pinned.tolist())
         self.room: Ints = self.capacity - np.bincount(self._pinned // self.width, minlength=self.lanes)
         self.free = self.capacity.copy()
         self._room = True  # some lane has free slots
         self._tick = 0
         self._start: Ints = np.arange(self.lanes) * self.width
-        self._all = slice(0, self.roster.size)
+        self._all = slice(0, self.expert_index.size)
         self.missing: npt.NDArray[np.bool_] = np.zeros((self.lanes, top_k), np.bool_)  # of the last `together` ...
         self.gone = NOBODY  # ... and who left: of each lane, first to last
         for eid in self._pinned.tolist():
@@ -69,11 +71,11 @@ class Cache:
 
     def fill(self) -> None:
         """Experts into the free slots, every layer's most usual ones first, as the engine does after a load."""
-        if not self.policy.keeps:
+        if not self.policy.retains:
             return
-        roster = self.roster
-        order, total = roster.hints.filling(), roster.layers * roster.experts
-        for eid in (copy * total + eid for copy in range(roster.copies) for eid in order):
+        expert_index = self.expert_index
+        order, total = expert_index.hints.filling(), expert_index.layers * expert_index.experts
+        for eid in (copy * total + eid for copy in range(expert_index.copies) for eid in order):
             if self.free[eid // self.width] and self.policy.score[eid] == GONE:
                 self._admit(eid)
         self._room = bool(self.free.any())
@@ -87,7 +89,7 @@ class Cache:
     def together(self, ids: Ints, now: int, layer: Any) -> npt.NDArray[np.intp]:
         """One token: every lane needs its row of `ids` [lanes, k], all distinct -> misses [lanes].
 
-        `layer`: the layer of every id of the roster, or one for all when the lanes are whole caches.
+        `layer`: the layer of every id of the expert index, or one for all when the lanes are whole caches.
         """
         policy, k = self.policy, ids.shape[1]
         held = policy.score.take(ids)
@@ -108,8 +110,8 @@ class Cache:
             new = missing.ravel().nonzero()[0]
             policy.admitted(ids.take(new), ticks.take(new), now)
         policy.used(ids, ticks, now)
-        if not policy.keeps:
-            leave = ~self.roster.pinned[ids]
+        if not policy.retains:
+            leave = ~self.expert_index.pinned[ids]
             policy.left(ids[leave])
             self.free = self.free + leave.sum(1)
             self._room = True
@@ -126,7 +128,7 @@ class Cache:
         rounds = (self.lanes - np.bincount(need).cumsum()).tolist()  # lanes that need more than 0, 1, 2 ... experts
         lanes = order[: rounds[0]]
         table = scores.reshape(self.lanes, self.width).take(lanes, 0)
-        if not policy.moves:
+        if not policy.time_dependent:
             scores[ids], scores[pinned] = held, stay  # it was the policy's own array
         flat, left = table.reshape(-1), []
         for count in rounds[:-1]:
@@ -178,7 +180,7 @@ class Cache:
 
     def _release(self, lane: int, wanted: Sequence[int], leased: set[int]) -> None:
         leased.difference_update(wanted)
-        if not self.policy.keeps:
+        if not self.policy.retains:
             leave = [eid for eid in wanted if eid not in self._stays]
             for eid in leave:
                 self.policy.left(eid)

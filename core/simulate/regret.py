@@ -106,7 +106,7 @@ class Shadows:
         self._passes.clear()
         self.tokens = 0
 
-    def standing(self) -> RegretReport | None:
+    def report(self) -> RegretReport | None:
         """The figures of the window, or None while it is empty."""
         if not self.tokens:
             return None
@@ -138,7 +138,7 @@ def most_hits(setup: Setup, passes: Sequence[Passed] | deque[Passed]) -> int:
     cache = _belady(setup)
     policy = cache.policy
     assert isinstance(policy, Belady)
-    _restock(cache, np.ones(cache.roster.size, np.bool_), first)
+    _restock(cache, np.ones(cache.expert_index.size, np.bool_), first)
     misses, base = 0, np.arange(layers)[:, None] * setup.experts
     for now, (one, coming) in enumerate(zip(passes, reversed(future), strict=True), 1):
         if one.ids is None:
@@ -148,7 +148,7 @@ def most_hits(setup: Setup, passes: Sequence[Passed] | deque[Passed]) -> int:
         eids = one.ids + base
         policy.foresee(eids, coming)
         if setup.scope == "layer":
-            misses += int(cache.together(eids, now, cache.roster.layer_of).sum())
+            misses += int(cache.together(eids, now, cache.expert_index.layer_of).sum())
         else:
             misses += sum(int(cache.together(eids[layer : layer + 1], now, layer).sum()) for layer in range(layers))
     return sum(one.ids is not None for one in passes) * layers * setup.top_k - misses

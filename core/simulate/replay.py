@@ -75,10 +75,10 @@ class Replay:
     def feed(self, chunk: Chunk, future: npt.NDArray[Any] | None = None) -> tuple[Ints, Ints]:
         """The next passes -> requests, misses of each [passes, copies * layers]. `future` [n, layers, k] = the pass of
         the next use of each id, for Belady alone."""
-        roster = self.cache.roster
+        expert_index = self.cache.expert_index
         ordered = np.sort(chunk.ids, 2)
         plain = (ordered[..., 1:] != ordered[..., :-1]).all((1, 2)).tolist()  # no id is repeated
-        misses = np.zeros((len(chunk.sizes), roster.copies * roster.layers), np.int64)
+        misses = np.zeros((len(chunk.sizes), expert_index.copies * expert_index.layers), np.int64)
         requests = np.full(misses.shape, self.trace.top_k, np.int64)
         at = first = end = 0
         for i, size in enumerate(chunk.sizes.tolist()):
@@ -100,25 +100,25 @@ class Replay:
         return requests, misses
 
     def _everywhere(self, ids: npt.NDArray[Any]) -> Ints:
-        """[n, layers, k] expert ids -> [n, copies * layers, k] ids of the roster."""
-        roster = self.cache.roster
-        base = np.arange(roster.copies * roster.layers) * roster.experts
-        return np.tile(ids.astype(np.int64), (1, roster.copies, 1)) + base[:, None]
+        """[n, layers, k] expert ids -> [n, copies * layers, k] ids of the expert index."""
+        expert_index = self.cache.expert_index
+        base = np.arange(expert_index.copies * expert_index.layers) * expert_index.experts
+        return np.tile(ids.astype(np.int64), (1, expert_index.copies, 1)) + base[:, None]
 
     def _token(self, ids: Ints, misses: Ints) -> None:
-        cache, roster = self.cache, self.cache.roster
+        cache, expert_index = self.cache, self.cache.expert_index
         if cache.scope == "layer":
-            misses[:] = cache.together(ids, self._now, roster.layer_of)
+            misses[:] = cache.together(ids, self._now, expert_index.layer_of)
             return
-        for layer in range(roster.layers):
-            misses[layer :: roster.layers] = cache.together(ids[layer :: roster.layers], self._now, layer)
+        for layer in range(expert_index.layers):
+            misses[layer :: expert_index.layers] = cache.together(ids[layer :: expert_index.layers], self._now, layer)
 
     def _pass(self, ids: Ints, misses: Ints, requests: Ints) -> None:
         """Many tokens at once, or one with repeated ids: what is asked for differs from layer to layer."""
-        cache, roster = self.cache, self.cache.roster
+        cache, expert_index = self.cache, self.cache.expert_index
         single = len(ids) == 1
-        for layer in range(roster.layers):
-            for row in range(layer, len(misses), roster.layers):
+        for layer in range(expert_index.layers):
+            for row in range(layer, len(misses), expert_index.layers):
                 distinct = list(dict.fromkeys(ids[:, row].ravel().tolist()))
                 wanted = distinct if single else sorted(distinct)
                 requests[row] = len(wanted)
@@ -126,11 +126,11 @@ class Replay:
 
     def _foresee(self, ids: Ints, future: npt.NDArray[Any]) -> None:
         assert isinstance(self.cache.policy, Belady)
-        self.cache.policy.foresee(ids, np.tile(future, (1, self.cache.roster.copies, 1)))
+        self.cache.policy.foresee(ids, np.tile(future, (1, self.cache.expert_index.copies, 1)))
 
     def _count(self, chunk: Chunk, requests: Ints, misses: Ints) -> None:
-        roster, tally = self.cache.roster, self.tally
-        shape = (-1, roster.copies, roster.layers)
+        expert_index, tally = self.cache.expert_index, self.tally
+        shape = (-1, expert_index.copies, expert_index.layers)
         requests, misses = requests.reshape(shape), misses.reshape(shape)
         for phase in (0, 1):
             of = chunk.decode == bool(phase)

@@ -146,7 +146,7 @@ def maker(config: Config) -> Callable[[ExpertIndex], Eviction]:
     if config.policy == BELADY:
         return Belady
     variant("eviction", config.policy)
-    return lambda roster: create("eviction", config.policy, config.params, roster=roster)
+    return lambda expert_index: create("eviction", config.policy, config.params, expert_index=expert_index)
 
 
 def _jobs(configs: Sequence[Config], start: str, processes: int) -> list[Job]:
@@ -162,7 +162,7 @@ def _jobs(configs: Sequence[Config], start: str, processes: int) -> list[Job]:
 
 
 def _slow(config: Config) -> bool:
-    return config.policy != BELADY and maker(config)(ExpertIndex(1, 1)).moves
+    return config.policy != BELADY and maker(config)(ExpertIndex(1, 1)).time_dependent
 
 
 def _result(config: Config, tally: Tally, copy: int, clock: Clock | None) -> Result:

@@ -80,9 +80,9 @@ def expected(host: Host, steps: list[StepRecord], warm: int, settings: Settings)
         shadows.warm(chunk(fed[:warm]))
     rest = arrays(fed[warm:])
     shadows.feed(chunk(fed[warm:]), rest["hits"], rest["requests"])
-    standing = shadows.standing()
-    assert standing is not None
-    return standing
+    report = shadows.report()
+    assert report is not None
+    return report
 
 
 def test_the_figures_are_those_of_the_sessions_routing(host: Host) -> None:
@@ -90,15 +90,15 @@ def test_the_figures_are_those_of_the_sessions_routing(host: Host) -> None:
     answer = ask(host)
     view = figures(host, 40)
     steps = list(host.store.steps.records(load=host.load_id))
-    standing = expected(host, steps, 0, host.settings)
+    report = expected(host, steps, 0, host.settings)
     decode = [step for step in steps if step.phase == "decode"]
     assert view["state"] == "ready"
     assert (view["policy"], view["title"], view["left_out"]) == ("lru", "LRU", 0)
     assert view["own"] == pytest.approx(sum(s.hits for s in decode) / sum(s.requests for s in decode))
-    assert (view["belady"], view["alone"]) == (standing.belady, standing.rates["lru"])
-    best = max((rate, name) for name, rate in standing.rates.items() if name != "lru")[0]
-    assert view["best_rate"] == best == standing.rates[view["best"]]
-    assert [rate for _, rate in view["rates"]] == sorted(standing.rates.values(), reverse=True)
+    assert (view["belady"], view["alone"]) == (report.belady, report.rates["lru"])
+    best = max((rate, name) for name, rate in report.rates.items() if name != "lru")[0]
+    assert view["best_rate"] == best == report.rates[view["best"]]
+    assert [rate for _, rate in view["rates"]] == sorted(report.rates.values(), reverse=True)
     assert view["belady"] >= best
     ask(host, answer.chat_id)
     assert figures(host, 80)["state"] == "ready"
@@ -133,14 +133,12 @@ def test_another_policy_begins_a_new_count_and_another_budget_new_shadows(host: 
     assert host.change("budget", "75%") == ""
     ask(host, chat)
     all_steps = list(host.store.steps.records(load=host.load_id))
-    standing = expected(host, all_steps, len(steps), host.settings)
+    report = expected(host, all_steps, len(steps), host.settings)
     told(
         host.regret,
         host.load_id,
         host.settings,
-        lambda view: (
-            view["tokens"] == 40 and (view["belady"], view["alone"]) == (standing.belady, standing.rates["lfu"])
-        ),
+        lambda view: view["tokens"] == 40 and (view["belady"], view["alone"]) == (report.belady, report.rates["lfu"]),
     )
 
 

@@ -52,7 +52,7 @@ def passes(count: int) -> list[StepRecord]:
 
 def test_the_process_is_modest_and_ends_with_whoever_started_it() -> None:
     process = Process()
-    assert process.ask({"report": False})["standing"] is None
+    assert process.ask({"report": False})["report"] is None
     told = psutil.Process(process.pid)
     if os.name == "posix":
         assert told.nice() == 19
@@ -96,8 +96,8 @@ def test_a_policy_of_the_users_own_has_no_shadow_and_is_compared_by_what_it_hits
     fed = [Step(1, SHAPE, Settings(), step) for step in passes(40)]
     setup = {**asdict(imitated(fed[0])), "policies": {"lru": {}, "fifo": {}, "mine": {}}}
     assert shop.answer({"setup": setup, "window": 64}, {})["problem"] == ""
-    standing = shop.answer({"report": True}, arrays(fed))["standing"]
-    assert list(standing["rates"]) == ["lru", "fifo"]
+    report = shop.answer({"report": True}, arrays(fed))["report"]
+    assert list(report["rates"]) == ["lru", "fifo"]
     for own, better in ((1.0, False), (0.0, True)):
-        told = regret.ranked("mine", {**standing, "own": own}, prefetch=True)
+        told = regret.ranked("mine", {**report, "own": own}, prefetch=True)
         assert (told["own"], told["alone"], told["better"]) == (own, own, better)

@@ -32,7 +32,7 @@ def build(slots: int, scope: str = "layer", eviction: str = "lru") -> ExpertCach
         Arena(codec, torch.device("cpu")),
         store,
         transfers,
-        lambda roster: create("eviction", eviction, {}, roster=roster),
+        lambda expert_index: create("eviction", eviction, {}, expert_index=expert_index),
         scope,
         slots,
     )

@@ -99,7 +99,7 @@ class Cache(RuleBasedStateMachine):
     @rule(scope=st.sampled_from(["layer", "global"]), eviction=st.sampled_from(NAMES))
     def change(self, scope: str, eviction: str) -> None:
         self.expert_cache.reshape(
-            scope=scope, make_policy=lambda roster: create("eviction", eviction, {}, roster=roster)
+            scope=scope, make_policy=lambda expert_index: create("eviction", eviction, {}, expert_index=expert_index)
         )
 
     @invariant()
@@ -241,7 +241,9 @@ def test_changing_the_policy_keeps_who_was_used_last() -> None:
         expert_cache.release(hold(expert_cache, 0, [expert]))
     expert_cache.reshape(slots=LAYERS * 2)
     assert [expert_cache.is_resident(e) for e in range(4)] == [False, False, True, True]
-    expert_cache.reshape(scope="global", make_policy=lambda roster: create("eviction", "lfu", {}, roster=roster))
+    expert_cache.reshape(
+        scope="global", make_policy=lambda expert_index: create("eviction", "lfu", {}, expert_index=expert_index)
+    )
     assert [expert_cache.is_resident(e) for e in range(4)] == [False, False, True, True]
     expert_cache.check_integrity()
 

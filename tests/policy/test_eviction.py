@@ -24,19 +24,19 @@ traces = st.lists(st.integers(0, SIZE - 1), min_size=1, max_size=200)
 
 
 def make(name: str, hints: Hints | None = None, experts: int = EXPERTS, **params: float) -> Eviction:
-    policy: Eviction = create("eviction", name, params, roster=ExpertIndex(LAYERS, experts, hints=hints))
+    policy: Eviction = create("eviction", name, params, expert_index=ExpertIndex(LAYERS, experts, hints=hints))
     return policy
 
 
 def replay(policy: Eviction, trace: Sequence[int], capacity: int) -> list[int | None]:
     """Drive a policy as a cache shared by all layers does; per access the expert that left, or None."""
-    whole, residents = slice(0, policy.roster.size), set[int]()
+    whole, residents = slice(0, policy.expert_index.size), set[int]()
     left: list[int | None] = []
     for now, eid in enumerate(trace):
         gone = None
         if eid not in residents:
             if len(residents) == capacity:
-                gone = victim(policy, whole, now, eid // policy.roster.experts, {eid})
+                gone = victim(policy, whole, now, eid // policy.expert_index.experts, {eid})
                 assert gone in residents
                 policy.left(gone)
                 residents.remove(gone)
@@ -93,7 +93,7 @@ def test_many_ids_at_once_are_one_after_the_other(name: str, trace: list[int]) -
             many.left(np.array(ids[:1]))
         whole = slice(0, SIZE)
         assert (one.scores(whole, now, 1) == many.scores(whole, now, 1)).all()
-        by_layer = many.scores(whole, now, many.roster.layer_of)
+        by_layer = many.scores(whole, now, many.expert_index.layer_of)
         for layer in range(LAYERS):
             part = slice(layer * EXPERTS, (layer + 1) * EXPERTS)
             assert (by_layer[part] == one.scores(part, now, layer)).all()

@@ -22,7 +22,7 @@ def fed(policy: Eviction, uses: Sequence[int]) -> Eviction:
 def order(policy: Eviction, now: int = 0, layer: int = 0) -> list[int]:
     """Residents as they would leave, first to last."""
     gone: list[int] = []
-    while (eid := victim(policy, slice(0, policy.roster.size), now, layer, gone)) is not None:
+    while (eid := victim(policy, slice(0, policy.expert_index.size), now, layer, gone)) is not None:
         gone.append(eid)
     return gone
 

@@ -77,7 +77,7 @@ def test_hits_and_victims_are_the_engines_own(name: str, scope: str, seed: int, 
                 real.release(lease)
                 del left[evicted:]  # without a cache all leave here, in both
             wanted = np.array([token[layer] for layer in step]) + base[list(step)][:, None]
-            where = cache.roster.layer_of if scope == "layer" else step[0]
+            where = cache.expert_index.layer_of if scope == "layer" else step[0]
             assert cache.together(wanted, now, where).tolist() == missed
             gone = cache.gone.tolist()
             for lane in range(cache.lanes):

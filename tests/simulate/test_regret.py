@@ -55,16 +55,16 @@ def test_no_policy_passes_the_bound(
 ) -> None:
     shadows = Shadows(Setup(LAYERS, EXPERTS, K, slots, scope, POLICIES), window)
     shadows.warm(passes(before, seed + 1))
-    standing = fed(shadows, passes(sizes, seed)).standing()
+    report = fed(shadows, passes(sizes, seed)).report()
     decoded = min(window, sizes.count(1))
     if not decoded:
-        assert standing is None
+        assert report is None
         return
-    assert standing is not None
-    assert standing.tokens == decoded
-    assert all(rate <= standing.belady <= 1.0 for rate in standing.rates.values())
+    assert report is not None
+    assert report.tokens == decoded
+    assert all(rate <= report.belady <= 1.0 for rate in report.rates.values())
     if slots == LAYERS * EXPERTS:
-        assert standing.belady == 1.0
+        assert report.belady == 1.0
 
 
 def most(items: list[tuple[bool, frozenset[int]]], capacity: int, universe: frozenset[int]) -> int:
@@ -97,8 +97,8 @@ def most(items: list[tuple[bool, frozenset[int]]], capacity: int, universe: froz
 def test_the_bound_is_what_trying_everything_finds(sizes: list[int], seed: int, scope: str, slots: int) -> None:
     layers, experts, k = 2, 4, 2
     chunk = passes(sizes, seed, layers, experts, k)
-    standing = fed(Shadows(Setup(layers, experts, k, slots, scope), 100), chunk).standing()
-    if standing is None:
+    report = fed(Shadows(Setup(layers, experts, k, slots, scope), 100), chunk).report()
+    if report is None:
         return
     requests: list[tuple[bool, list[frozenset[int]]]] = []
     at = 0
@@ -118,7 +118,7 @@ def test_the_bound_is_what_trying_everything_finds(sizes: list[int], seed: int, 
     else:
         flat = [(d, one) for d, by in requests for one in (by if d else [frozenset().union(*by)])]
         found = most(flat, slots, frozenset(range(layers * experts)))
-    assert round(standing.belady * sizes.count(1) * layers * k) == found
+    assert round(report.belady * sizes.count(1) * layers * k) == found
 
 
 def test_the_bound_by_hand() -> None:
@@ -127,18 +127,18 @@ def test_the_bound_by_hand() -> None:
     slots began with A and B, misses C and then everything: 2 of 6."""
     ids = np.array([0, 1, 2, 0, 1, 2], np.uint8).reshape(6, 1, 1)
     chunk = Chunk(ids, np.ones(6, np.int32), np.ones(6, np.bool_), np.zeros(6, np.int32))
-    standing = fed(Shadows(Setup(1, 3, 1, 2, policies={"lru": {}}), 6), chunk).standing()
-    assert standing is not None
-    assert (standing.belady, standing.rates) == (4 / 6, {"lru": 2 / 6})
+    report = fed(Shadows(Setup(1, 3, 1, 2, policies={"lru": {}}), 6), chunk).report()
+    assert report is not None
+    assert (report.belady, report.rates) == (4 / 6, {"lru": 2 / 6})
 
 
 def test_what_a_prompt_used_is_free_after_it() -> None:
     """One slot: A | prompt A B | B. Nothing is free on the way from A to B, but the prompt brought B."""
     ids = np.array([0, 0, 1, 1], np.uint8).reshape(4, 1, 1)
     chunk = Chunk(ids, np.array([1, 2, 1], np.int32), np.array([True, False, True]), np.zeros(3, np.int32))
-    standing = fed(Shadows(Setup(1, 2, 1, 1), 6), chunk).standing()
-    assert standing is not None
-    assert (standing.tokens, standing.belady) == (2, 1.0)
+    report = fed(Shadows(Setup(1, 2, 1, 1), 6), chunk).report()
+    assert report is not None
+    assert (report.tokens, report.belady) == (2, 1.0)
 
 
 @pytest.mark.parametrize("scope", ["layer", "global"])
@@ -156,34 +156,34 @@ def test_shadows_are_the_simulators_caches(scope: str) -> None:
             np.full(len(chunk.sizes[of]), 100),
         )
         at += n
-    standing = shadows.standing()
-    assert standing is not None
-    assert standing.tokens == 80
+    report = shadows.report()
+    assert report is not None
+    assert report.tokens == 80
     trace = ArrayTrace(np.zeros((0, LAYERS, K), np.uint8), EXPERTS)
-    for name, rate in standing.rates.items():
+    for name, rate in report.rates.items():
         replay = Replay(trace, maker(Config(name, slots)), [slots], scope, "filled")
         replay.feed(chunk)
         missed, asked = replay.tally.misses[1].sum(), replay.tally.requests[1].sum()
         assert rate == pytest.approx(1 - missed / asked), name
     decoded = np.flatnonzero(chunk.decode)
-    assert standing.own == pytest.approx(decoded.sum() / 100 / 80)
+    assert report.own == pytest.approx(decoded.sum() / 100 / 80)
     shadows.window = 10
-    last = fed(shadows, passes([1], 0)).standing()
+    last = fed(shadows, passes([1], 0)).report()
     assert last is not None
     assert last.tokens == 10
     shadows.forget()
-    assert shadows.standing() is None
+    assert shadows.report() is None
 
 
 def test_layers_may_have_slots_of_different_number() -> None:
     """All experts of the first layer fit, one token's of the second: the first never misses."""
     shadows = Shadows(Setup(2, 6, 2, 8, policies={"lru": {}}, shares=(6, 2)), 100)
-    standing = fed(shadows, passes([1] * 60, 3, 2, 6, 2)).standing()
-    even = fed(Shadows(Setup(2, 6, 2, 8, policies={"lru": {}}), 100), passes([1] * 60, 3, 2, 6, 2)).standing()
-    assert standing is not None
+    report = fed(shadows, passes([1] * 60, 3, 2, 6, 2)).report()
+    even = fed(Shadows(Setup(2, 6, 2, 8, policies={"lru": {}}), 100), passes([1] * 60, 3, 2, 6, 2)).report()
+    assert report is not None
     assert even is not None
-    assert 0.5 <= standing.rates["lru"] != even.rates["lru"]
-    assert standing.rates["lru"] <= standing.belady
+    assert 0.5 <= report.rates["lru"] != even.rates["lru"]
+    assert report.rates["lru"] <= report.belady
 
 
 @pytest.mark.parametrize("change", [{"eviction": "lfu"}, {"scope": "global"}], ids=lambda one: "-".join(one.values()))
@@ -208,6 +208,6 @@ def test_the_chosen_policys_shadow_hits_what_the_engine_hits(demo: Engine, chang
                     [step.hits],
                     [step.requests],
                 )
-    standing = shadows.standing()
-    assert standing is not None
-    assert 0.0 < standing.own == standing.rates[str(demo.settings["eviction"])] <= standing.belady < 1.0
+    report = shadows.report()
+    assert report is not None
+    assert 0.0 < report.own == report.rates[str(demo.settings["eviction"])] <= report.belady < 1.0

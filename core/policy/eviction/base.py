@@ -59,14 +59,14 @@ class Eviction:
     missing: after `admitted`), and `left` when it leaves.
     """
 
-    keeps: ClassVar[bool] = True  # False: an expert leaves as soon as the step that used it is over
-    moves: ClassVar[bool] = False  # True: scores also change with time, so `scores` works them out anew
-    heeds: ClassVar[bool] = False  # True: they depend on what predictors tell in roster.hints
+    retains: ClassVar[bool] = True  # False: an expert leaves as soon as the step that used it is over
+    time_dependent: ClassVar[bool] = False  # True: scores also change as time passes, so `scores` computes them anew
+    uses_hints: ClassVar[bool] = False  # True: scores depend on what predictors write to expert_index.hints
 
-    def __init__(self, roster: ExpertIndex) -> None:
-        self.roster = roster
-        self.score: Floats = np.full(roster.size, GONE)  # GONE for what is not resident, and for nothing else
-        self._kept: tuple[int, Floats] | None = None
+    def __init__(self, expert_index: ExpertIndex) -> None:
+        self.expert_index = expert_index
+        self.score: Floats = np.full(expert_index.size, GONE)  # GONE for what is not resident, and for nothing else
+        self._static: tuple[int, Floats] | None = None
 
     def admitted(self, ids: Ids, tick: Ids, now: int) -> None:
         """They were given slots. Sets a finite score: it may be long before a prefetched expert is used."""
@@ -80,28 +80,28 @@ class Eviction:
         self.score[ids] = GONE
 
     def scores(self, part: slice, now: int, layer: Ids) -> Floats:
-        """What stands against evicting each expert of `part`; a view of `score`, or a new array if the policy `moves`.
-        GONE for those that are not resident. `layer`: one number, or one per id of the part."""
+        """What stands against evicting each expert of `part`: a view of `score`, or a new array if the policy is
+        `time_dependent`. GONE for those that are not resident. `layer`: one number, or one per id of the part."""
         return self.score[part]
 
-    def standing(self, part: slice, layer: Ids) -> Floats:
-        """For one that moves: the part of its scores that depends on layers and hints alone."""
+    def static_score(self, part: slice, layer: Ids) -> Floats:
+        """Of a time-dependent policy: the part of its scores that depends on layers and hints alone."""
         return np.zeros(part.stop - part.start)
 
-    def kept_standing(self, part: slice, layer: Ids) -> Floats:
-        """`standing`; where every layer is computed by itself it is worked out once, until hints change."""
-        roster = self.roster
-        if layer is not roster.layer_of:
-            return self.standing(part, layer)
-        if self._kept is None or self._kept[0] != roster.hints.version:
-            self._kept = roster.hints.version, self.standing(slice(0, roster.size), layer)
-        return self._kept[1][part]
+    def cached_static_score(self, part: slice, layer: Ids) -> Floats:
+        """`static_score`, computed once until hints change where every layer is computed by itself."""
+        expert_index = self.expert_index
+        if layer is not expert_index.layer_of:
+            return self.static_score(part, layer)
+        if self._static is None or self._static[0] != expert_index.hints.version:
+            self._static = expert_index.hints.version, self.static_score(slice(0, expert_index.size), layer)
+        return self._static[1][part]
 
 
 def victim(policy: Eviction, part: slice, now: int, layer: int, *blocked: Container[int]) -> int | None:
     """The resident of `part` that should leave next and is in no container of `blocked`; None when there is none."""
     scores = policy.scores(part, now, layer)
-    own = policy.moves
+    own = policy.time_dependent
     while True:
         at = int(np.argmin(scores))
         if scores[at] == GONE:

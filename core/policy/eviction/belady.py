@@ -15,9 +15,9 @@ class Belady(Eviction):
     Score: minus the pass of the next use, of which `foresee` must tell before each use.
     """
 
-    def __init__(self, roster: ExpertIndex) -> None:
-        super().__init__(roster)
-        self._next: Floats = np.full(roster.size, float(NEVER))
+    def __init__(self, expert_index: ExpertIndex) -> None:
+        super().__init__(expert_index)
+        self._next: Floats = np.full(expert_index.size, float(NEVER))
 
     def foresee(self, ids: Ids, next_pass: Ids) -> None:
         """The experts `ids` are used now, and then again in these passes; NEVER = not again."""

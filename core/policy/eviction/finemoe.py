@@ -23,12 +23,12 @@ class FineMoE(Eviction):
     """The paper evicts the largest 1 / (p x freq). Score: p x freq, freq = uses since the start plus one, so that what
     a prefetch brought and nobody used yet is still told apart by its p."""
 
-    moves: ClassVar[bool] = True
-    heeds: ClassVar[bool] = True
+    time_dependent: ClassVar[bool] = True
+    uses_hints: ClassVar[bool] = True
 
-    def __init__(self, roster: ExpertIndex) -> None:
-        super().__init__(roster)
-        self._uses: Floats = np.ones(roster.size)
+    def __init__(self, expert_index: ExpertIndex) -> None:
+        super().__init__(expert_index)
+        self._uses: Floats = np.ones(expert_index.size)
 
     def admitted(self, ids: Ids, tick: Ids, now: int) -> None:
         self.score[ids] = self._uses[ids]
@@ -38,4 +38,4 @@ class FineMoE(Eviction):
         self.score[ids] = self._uses[ids] = uses
 
     def scores(self, part: slice, now: int, layer: Ids) -> Floats:
-        return self.score[part] * self.roster.probability[part]
+        return self.score[part] * self.expert_index.probability[part]

@@ -40,12 +40,12 @@ class LCP(Eviction):
     have in common; and it stays the same while an expert is unused: log2 mu + last use x log2(1 / rho) / omega.
     """
 
-    def __init__(self, roster: ExpertIndex, rho: float = 0.25, omega: int = 128) -> None:
-        super().__init__(roster)
+    def __init__(self, expert_index: ExpertIndex, rho: float = 0.25, omega: int = 128) -> None:
+        super().__init__(expert_index)
         self._fade = math.log2(1.0 / rho) / omega
-        self._uses: npt.NDArray[np.int64] = np.zeros(roster.size, np.int64)
+        self._uses: npt.NDArray[np.int64] = np.zeros(expert_index.size, np.int64)
         self._log2 = _logarithms()
-        self._priority: Floats = np.full(roster.size, -1e300)  # the score at the last use; resident or not
+        self._priority: Floats = np.full(expert_index.size, -1e300)  # the score at the last use; resident or not
 
     def admitted(self, ids: Ids, tick: Ids, now: int) -> None:
         self.score[ids] = self._priority[ids]

@@ -20,7 +20,7 @@ from core.settings.registry import register
 class LeastStale(Eviction):
     """Score: minus the layers until its own is reached again, plus a fraction for the tick of its last use."""
 
-    moves: ClassVar[bool] = True
+    time_dependent: ClassVar[bool] = True
 
     def admitted(self, ids: Ids, tick: Ids, now: int) -> None:
         self.score[ids] = tick * RECENT
@@ -29,4 +29,4 @@ class LeastStale(Eviction):
         self.score[ids] = tick * RECENT
 
     def scores(self, part: slice, now: int, layer: Ids) -> Floats:
-        return self.score[part] - self.roster.distance(part, layer)
+        return self.score[part] - self.expert_index.distance(part, layer)

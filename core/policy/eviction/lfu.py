@@ -36,10 +36,10 @@ class LFU(Eviction):
     experts as halving all older ones would, without touching them. Kept as its logarithm, it cannot overflow.
     """
 
-    def __init__(self, roster: ExpertIndex, half_life: int = 0) -> None:
-        super().__init__(roster)
+    def __init__(self, expert_index: ExpertIndex, half_life: int = 0) -> None:
+        super().__init__(expert_index)
         self._half_life = half_life
-        self._count: Floats = np.full(roster.size, -1e300) if half_life else np.zeros(roster.size)
+        self._count: Floats = np.full(expert_index.size, -1e300) if half_life else np.zeros(expert_index.size)
 
     def admitted(self, ids: Ids, tick: Ids, now: int) -> None:
         self.score[ids] = self._count[ids] if self._half_life else self._count[ids] + tick * RECENT

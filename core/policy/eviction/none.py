@@ -18,4 +18,4 @@ from core.settings.registry import register
 class NoCache(LRU):
     """Experts leave when their step ends; what a prefetch brought stays until it is used once."""
 
-    keeps: ClassVar[bool] = False
+    retains: ClassVar[bool] = False

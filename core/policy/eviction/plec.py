@@ -23,8 +23,8 @@ class PLEC(Eviction):
     """Score: L x class - layers to go + a fraction for the tick of the last use; class 0 = passed and not predicted,
     1 = passed, predicted for the next token, 2 = ahead, 3 = ahead and predicted. Layers to go are below L."""
 
-    moves: ClassVar[bool] = True
-    heeds: ClassVar[bool] = True
+    time_dependent: ClassVar[bool] = True
+    uses_hints: ClassVar[bool] = True
 
     def admitted(self, ids: Ids, tick: Ids, now: int) -> None:
         self.score[ids] = tick * RECENT
@@ -33,12 +33,12 @@ class PLEC(Eviction):
         self.score[ids] = tick * RECENT
 
     def scores(self, part: slice, now: int, layer: Ids) -> Floats:
-        return self.score[part] + self.kept_standing(part, layer)
+        return self.score[part] + self.cached_static_score(part, layer)
 
-    def standing(self, part: slice, layer: Ids) -> Floats:
-        roster = self.roster
-        kind = roster.predicted[part].astype(np.float64)
-        kind += 2.0 * (roster.layer_of[part] > layer)
-        kind *= roster.layers
-        kind -= roster.distance(part, layer)
+    def static_score(self, part: slice, layer: Ids) -> Floats:
+        expert_index = self.expert_index
+        kind = expert_index.predicted[part].astype(np.float64)
+        kind += 2.0 * (expert_index.layer_of[part] > layer)
+        kind *= expert_index.layers
+        kind -= expert_index.distance(part, layer)
         return kind

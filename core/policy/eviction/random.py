@@ -24,20 +24,20 @@ WORD = 0xFFFFFFFF
 class RandomEviction(Eviction):
     """Score: a hash of the expert, the pass and the layer being computed, so that no order of asking matters."""
 
-    moves: ClassVar[bool] = True
+    time_dependent: ClassVar[bool] = True
 
-    def __init__(self, roster: ExpertIndex, seed: int = 0) -> None:
-        super().__init__(roster)
+    def __init__(self, expert_index: ExpertIndex, seed: int = 0) -> None:
+        super().__init__(expert_index)
         self._seed = seed
-        self._hash = _mixed(roster.eid.astype(np.uint32))
-        self._own = self._hash ^ _of_layer(roster.layer_of)  # where every layer is computed by itself
+        self._hash = _mixed(expert_index.eid.astype(np.uint32))
+        self._own = self._hash ^ _of_layer(expert_index.layer_of)  # where every layer is computed by itself
 
     def admitted(self, ids: Ids, tick: Ids, now: int) -> None:
         self.score[ids] = 0.0
 
     def scores(self, part: slice, now: int, layer: Ids) -> Floats:
         salt = _scalar(self._seed) ^ _scalar(now * 2 + 1)
-        own = self._own[part] if layer is self.roster.layer_of else self._hash[part] ^ _of_layer(layer)
+        own = self._own[part] if layer is self.expert_index.layer_of else self._hash[part] ^ _of_layer(layer)
         return self.score[part] + _mixed(own ^ np.uint32(salt))
 
 

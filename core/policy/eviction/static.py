@@ -22,7 +22,7 @@ PINNED = 1e12  # above any count of a profile
 class Static(Eviction):
     """Score: the profile's count, far above it for a pinned expert, plus a fraction for the tick of the last use."""
 
-    moves: ClassVar[bool] = True
+    time_dependent: ClassVar[bool] = True
 
     def admitted(self, ids: Ids, tick: Ids, now: int) -> None:
         self.score[ids] = tick * RECENT
@@ -31,7 +31,7 @@ class Static(Eviction):
         self.score[ids] = tick * RECENT
 
     def scores(self, part: slice, now: int, layer: Ids) -> Floats:
-        return self.score[part] + self.kept_standing(part, layer)
+        return self.score[part] + self.cached_static_score(part, layer)
 
-    def standing(self, part: slice, layer: Ids) -> Floats:
-        return self.roster.usual[part] + PINNED * self.roster.pinned[part]
+    def static_score(self, part: slice, layer: Ids) -> Floats:
+        return self.expert_index.usual[part] + PINNED * self.expert_index.pinned[part]

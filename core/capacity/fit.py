@@ -1,4 +1,4 @@
-"""Does it fit, and how fast will it be? Worked out from config, manifest and file headers, before a weight is read."""
+"""Does it fit, and how fast will it be? Computed from config, manifest and file headers, before weights are read."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ SAFE = 0.9  # share of the free memory that a budget may take without a warning
 
 
 def estimate(spec: LoadSpec, instead_of: Memory | None = None, trace: Trace | None = None) -> Fit:
-    """Does it fit, and how fast will it be? No weights are read.
+    """Estimates whether a load fits and how fast it will be, without reading weights.
 
-    `instead_of` = the memory of a model loaded now, which is given back first; `trace` = recorded routing of this
-    model [tokens, layers, k]. Milliseconds; the first time for a model, a short measurement of this machine more.
-    Raises ModelError when the model itself is unusable.
+    `instead_of` = memory of the model loaded now, which is freed first; `trace` = recorded routing of this model
+    [tokens, layers, k]. Takes milliseconds, and a short measurement of this machine the first time for a model. Raises
+    ModelError when the model itself is unusable.
     """
     return fit_of(plan(spec, instead_of), instead_of, trace)
 
 
 def fit_of(plan: Plan, instead_of: Memory | None = None, trace: Trace | None = None, foretell: bool = True) -> Fit:
-    """The verdict on a plan, beside whatever is loaded or `instead_of` it. `foretell` = with the forecast of speed."""
+    """The verdict on a plan, beside a loaded model or replacing it (`instead_of`). `foretell` = include the speed
+    forecast."""
     sizes, settings, tier = plan.sizes, plan.spec.settings, plan.tier
     budget, scope, cpu = settings.budget, str(settings["scope"]), plan.device.type == "cpu"
     free, on_host = device_free(plan.device, instead_of), host_free(plan.device, instead_of)
@@ -88,13 +89,13 @@ def fit_of(plan: Plan, instead_of: Memory | None = None, trace: Trace | None = N
 
 
 def copies_gbps(plan: Plan) -> float:
-    """GB/s, as measured, at which the slowest tier delivers experts to the device."""
+    """Measured GB/s at which the slowest tier delivers experts to the device."""
     disk = [] if plan.tier.kind == "all" else [measure_disk(plan.files.path).gbps]
     return min(measure_gbps(plan.device), *disk, float("inf"))
 
 
 def _foretell(plan: Plan, slots: int, scope: str, trace: Trace | None) -> Forecast:
-    """The forecast, from speeds that are measured once for each codec, device and pack."""
+    """The forecast, from speeds that are measured once per codec, device and pack."""
     settings, blob = plan.spec.settings, plan.sizes.blob
     speeds = measure_speeds(plan.codec, plan.format, plan.outline.hidden)
     gbps, copies = copies_gbps(plan), "over the link" if plan.device.type == "cuda" else "in memory"

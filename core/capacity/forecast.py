@@ -1,7 +1,7 @@
-"""What speed to expect before a model is loaded: a hit rate and tokens a second, as ranges, and what they rest on.
+"""The speed to expect before a model is loaded: ranges of hit rate and tokens per second, and their basis.
 
-A token takes its computation and the copies of what it misses: at worst one after the other, at best at the same time.
-Both are estimated from short measurements on this machine, the hit rate from a recorded trace or between two bounds.
+A token takes its compute time and the copies of its misses: at worst one after the other, at best overlapped. Both are
+estimated from short measurements on this machine; the hit rate is from a recorded trace or between two bounds.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from core.policy.allocation.slots import shares
 Trace = npt.NDArray[np.int16]
 """Routing of decoded tokens: expert ids [tokens, layers, k]."""
 
-BLOCK_MS = (0.15, 0.6)  # what a transformer block costs besides its weights: least and most seen on CPUs
-COLD = 64 << 20  # bytes of slots cycled through when an expert is timed: more than caches hold
-LONGEST_S = 0.05  # of timing
+BLOCK_MS = (0.15, 0.6)  # a transformer block's time besides its weights: least and most seen on CPUs
+COLD = 64 << 20  # bytes of slots cycled through when timing an expert: more than processor caches hold
+LONGEST_S = 0.05  # of one timing
 REPORTED = np.array(((0.0, 0.0), (0.05, 0.366), (0.15, 0.74), (0.30, 0.89), (0.50, 0.96), (1.0, 1.0)))
 # share of slots -> hit rate of LRU as others report it for Qwen3-30B-A3B: routing about as local as it gets
 
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """What was measured here."""
+    """Speeds measured on this machine."""
 
     expert_ms: float  # one expert's products for one token
-    memory_gbps: float  # dense weights, as a product reads them
+    memory_gbps: float  # reading dense weights in a product
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Ranges, and what they rest on in the user's words."""
+    """Ranges, and their basis in the user's words."""
 
     hit: tuple[float, float]
     tok_s: tuple[float, float]
@@ -49,7 +49,7 @@ class Forecast:
 def forecast(
     sizes: Sizes, slots: int, scope: str, speeds: Speeds, copy_gbps: float, copies: str, trace: Trace | None = None
 ) -> Forecast:
-    """`copy_gbps` = what misses come over, which `copies` names in the user's words ("from disk at 1.2 GB/s")."""
+    """`copy_gbps` = speed of the link that serves misses; `copies` names it for the user ("from disk at 1.2 GB/s")."""
     total, layers = sizes.shape.total, sizes.shape.layers
     if slots >= total:
         hit, basis = (1.0, 1.0), "everything is resident"
@@ -69,7 +69,7 @@ def forecast(
 
 
 def lru_hit_rate(trace: Trace, slots: int, experts: int, scope: str) -> float:
-    """Hit rate of LRU with `slots` in all on a trace, its first quarter counted as warming up."""
+    """Hit rate of LRU with `slots` in all on a trace; its first quarter is warm-up and not counted."""
     tokens, layers, _ = trace.shape
     capacities = shares(slots, layers) if scope == "layer" else [slots]
     pools: list[OrderedDict[int, None]] = [OrderedDict() for _ in capacities]
@@ -93,7 +93,7 @@ _measured: dict[tuple[object, ...], Speeds] = {}
 
 
 def measure_speeds(codec: Codec, format: str, hidden: int) -> Speeds:
-    """This device's speeds for one expert format and size; a fraction of a second, once in a process."""
+    """This device's speeds for one expert format and size; takes a fraction of a second, once per process."""
     key = format, hidden, codec.slot_bytes, codec.dtype, codec.device
     if key not in _measured:
         _measured[key] = _measure(codec, hidden)
@@ -119,7 +119,7 @@ def _measure(codec: Codec, hidden: int) -> Speeds:
 
 
 def _seconds(work: Callable[[int], object], device: torch.device) -> float:
-    """Mean seconds of one piece of work, tried for a moment."""
+    """Mean seconds of one call of `work`, repeated for LONGEST_S."""
     work(0)
     done, begin = 0, time.perf_counter()
     while time.perf_counter() - begin < LONGEST_S or done < 2:

@@ -1,4 +1,4 @@
-"""How much memory there is to take, in all or in the place of a model that is loaded now."""
+"""Memory available for a load, beside the model loaded now or in its place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def free_bytes(device: torch.device) -> tuple[int, int]:
 
 
 def device_free(device: torch.device, instead_of: Memory | None = None) -> int:
-    """Free bytes of the memory that `device` computes in, with what a model loaded now would give back."""
+    """Free bytes of the memory that `device` computes in, plus those that the model loaded now
+    (`instead_of`) would free."""
     freed = 0 if instead_of is None else instead_of.used + (instead_of.host if device.type == "cpu" else 0)
     return free_bytes(device)[0] + freed
 

@@ -1,4 +1,4 @@
-"""Whose the device's bytes are, against the budget: one sum for the deck, the records and the promise."""
+"""Device memory by use, against the budget: the same sum for the dashboard, the records and the budget check."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class Ledger:
         self.budget_bytes = sizes.budget_bytes(budget)
 
     def hold_to(self, budget: Budget) -> None:
-        """From now on this budget is what must not be passed."""
+        """Sets the budget that must not be exceeded from now on."""
         self.budget_bytes = self._sizes.budget_bytes(budget)
 
     def begin(self) -> None:
-        """A forward pass begins: on CUDA its own peak is measured."""
+        """A forward pass begins: on CUDA, resets torch's peak so that the pass's own is measured."""
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
 
     def used(self) -> int:
-        """Device bytes in use, the workspace as it was reserved, or as torch measured it on CUDA if that is more."""
+        """Device bytes in use, with the workspace as reserved; on CUDA, torch's measured peak if that is more."""
         used = self._sizes.dense + self._arena.bytes + self._kv.bytes + self._sizes.workspace
         if self._device.type == "cuda":
             used = max(used, torch.cuda.max_memory_allocated(self._device))

@@ -1,4 +1,4 @@
-"""A load that was thought through: everything that is known of it before a weight is read."""
+"""A checked load: everything that is known before weights are read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CLOSE = (
     "differ from its own in the last bits, by no more than {:.0e} of the largest in fp32 (found with a tiny "
     "random model; a large one was not compared)."
 )
-DEFAULT_CONTEXT = 8192  # when the model allows more and the user asked for nothing
+DEFAULT_CONTEXT = 8192  # when the model allows more and the user set none
 DEMO = Path(__file__).resolve().parents[2] / "assets" / "demo"
 
 
@@ -49,12 +49,12 @@ class Plan:
     context: int
     codec: Codec
     sizes: Sizes
-    tier: Tier  # where experts wait that are not on the device
+    tier: Tier  # where experts are kept that are not on the device
     pack: Manifest | None  # of an expert pack; None: a checkpoint, whose experts are encoded into host memory
 
     @property
     def paged(self) -> bool:
-        """Slots are whole pages, which the disk writes into."""
+        """Whether slots are whole pages, which the disk can write into."""
         return self.tier.into_slots
 
     @property
@@ -64,7 +64,7 @@ class Plan:
 
     @property
     def note(self) -> str:
-        """What there is to know of how this model is run, in the user's words; "" = nothing: all of it, exactly."""
+        """Notes for the user on how this model is run; "" = all of it, exactly."""
         parts = self.outline.left_out
         verb = "are" if len(parts) > 1 else "is"
         text = f"Text only: {', '.join(parts)} of this model {verb} not loaded." if parts else ""
@@ -72,13 +72,13 @@ class Plan:
 
     @property
     def closeness(self) -> float:
-        """How far logits may be from transformers' own while nothing lossy is on, as a share of the largest logit; 0.0
-        = no bit differs."""
+        """Largest difference of the logits from transformers' own with nothing lossy on, as a share of the largest
+        logit; 0.0 = bit for bit the same."""
         return self.outline.closeness
 
 
 def plan(spec: LoadSpec, instead_of: Memory | None = None) -> Plan:
-    """Read config and headers only. Raises ModelError, ContextError or BudgetError with what is wrong."""
+    """Reads config and headers only. Raises ModelError, ContextError or BudgetError."""
     path = model_path(spec.model)
     pack = _pack(path, _stamp(path)) if pack_at(path) else None
     files = check_model(path)
@@ -103,7 +103,7 @@ def plan(spec: LoadSpec, instead_of: Memory | None = None) -> Plan:
 
 
 def check_fits(pack: Manifest, sites: Sequence[ExpertsSite], path: Path) -> None:
-    """Raises ModelError unless a pack holds the experts that its config.json describes."""
+    """Raises ModelError unless the pack holds the experts that its config.json describes."""
     site = sites[0]
     if (pack.layers, pack.experts) != (len(sites), site.num_experts):
         raise ModelError(
@@ -129,40 +129,40 @@ def _shapes(parts: Mapping[str, PartSpec]) -> dict[str, tuple[int, ...]]:
 
 
 def choose_device(name: str) -> torch.device:
-    """ "auto" is the GPU when there is one. Raises BudgetError when a GPU is asked for and none is there."""
+    """ "auto" is the GPU if there is one. Raises BudgetError when a GPU is requested and there is none."""
     if name == "cuda" and not torch.cuda.is_available():
         raise BudgetError("There is no usable GPU on this machine. Choose device cpu, or auto.")
     return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
 
 
 def choose_context(asked: int, limit: int) -> int:
-    """The context to reserve. Raises ContextError when more is asked for than the model can do."""
+    """The context to reserve. Raises ContextError when `asked` exceeds the model's limit."""
     if asked > limit:
         raise ContextError(f"The context of {asked} tokens is longer than the {limit} that this model can take.")
     return asked or min(limit, DEFAULT_CONTEXT)
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
-    """Changes when a file of the model does."""
+    """A value that changes when a file of the model does."""
     stats: list[int] = []
     for pattern in ("*.json", "*.safetensors", "*.bin"):
         for file in sorted(path.glob(pattern)):
             try:
                 found = file.stat()
                 stats += found.st_mtime_ns, found.st_size
-            except OSError:  # such as a link to nowhere: whoever reads it says what is wrong
+            except OSError:  # such as a broken link: reported when the file is read
                 stats.append(0)
     return tuple(stats)
 
 
 @lru_cache(maxsize=4)
 def _pack(path: Path, stamp: tuple[int, ...]) -> Manifest:
-    """The manifest of a pack that is whole, as far as can be told without reading weights."""
+    """The manifest of a pack, checked for completeness as far as possible without reading weights."""
     return check(path)
 
 
 @lru_cache(maxsize=4)
 def _outlined(path: Path, stamp: tuple[int, ...], dtype: str) -> tuple[Outline, Any, torch.dtype]:
-    """(outline, config, dtype) of a model as it is now: a slider asks many times a second."""
+    """(outline, config, dtype) of a model as it is now; cached, as a slider asks many times a second."""
     meta = meta_skeleton(path, None if dtype == "auto" else getattr(torch, dtype))
     return outline(meta), meta.config, meta.dtype

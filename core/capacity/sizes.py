@@ -1,7 +1,7 @@
-"""The arithmetic that turns a budget into slots, from a model's outline alone.
+"""Turns a budget into slots, from a model's outline alone.
 
-Budget = dense weights + KV cache at the chosen context + workspace + slots (METHODS section 9). The same `Sizes` decide
-before the load, while a slider moves, and when the engine resizes itself.
+Budget = dense weights + KV cache at the chosen context + workspace + slots (METHODS section 9). The same `Sizes` are
+used before the load, while a slider moves, and when the engine resizes itself.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Sizes:
     slot: int  # one expert on the device
     blob: int  # one expert as a copy moves it
     chunk: int  # prompt positions computed in one forward pass
-    carried: bool = True  # a pass goes on from the state that the one before left; else a prompt is one pass
+    carried: bool = True  # whether a pass continues from the previous pass's state; else a prompt is one pass
 
     @property
     def fixed(self) -> int:
-        """Device bytes that no budget can save."""
+        """Device bytes needed at any budget."""
         return self.dense + self.kv + self.workspace
 
     def slots_min(self, scope: str) -> int:
@@ -45,7 +45,7 @@ class Sizes:
         return self.shape.top_k * (self.shape.layers if scope == "layer" else 1)
 
     def slots(self, budget: Budget) -> int:
-        """How many experts a budget pays for, at most all."""
+        """Number of experts that a budget pays for, at most all."""
         if budget.share is not None:
             return int(budget.share * self.shape.total + 1e-9)
         assert budget.bytes is not None
@@ -56,11 +56,11 @@ class Sizes:
         return self.fixed + slots * self.slot
 
     def budget_bytes(self, budget: Budget) -> int:
-        """The total that a budget stands for."""
+        """The total bytes of a budget."""
         return budget.bytes if budget.bytes is not None else self.bytes(self.slots(budget))
 
     def problem(self, budget: Budget, scope: str, device_free: int) -> str:
-        """Why this budget cannot work, in the user's words, or "". `device_free` = bytes that may be taken in all."""
+        """Why this budget cannot work, in the user's words, or "". `device_free` = bytes available in all."""
         need = self.bytes(self.slots_min(scope))
         share = self.slots_min(scope) / self.shape.total
         if self.slots(budget) < self.slots_min(scope):
@@ -97,8 +97,8 @@ def human(size: int) -> str:
 def sizes_of(
     outline: Outline, config: Any, codec: Codec, context: int, paged: bool = False, rounded: tuple[int, int] = (0, 0)
 ) -> Sizes:
-    """Sizes for one context and expert format. `paged`: slots are whole pages (core.memory.arena); `rounded` = what
-    core.hf.rounded_bytes says of dense layers kept as codes."""
+    """Sizes for one context and expert format. `paged`: slots are whole pages (core.memory.arena); `rounded` =
+    core.hf.rounded_bytes of dense layers kept as codes."""
     slot = page_up(codec.slot_bytes) if paged else codec.slot_bytes
     site, text = outline.sites[0], text_config(config)
     shape = ModelShape(len(outline.sites), site.num_experts, site.top_k, outline.hidden, slot)
@@ -125,7 +125,7 @@ def sizes_of(
 
 
 def _unpacked(codec: Codec) -> int:
-    """Bytes of weights that a prompt is computed from when slots hold codes: a whole matrix at a time, or on a GPU as
+    """Bytes of weights unpacked to compute a prompt when slots hold codes: one whole matrix at a time, or on a GPU as
     many as its kernels take at once."""
     if codec.device.type == "cuda":
         return scratch_bytes(codec)
@@ -133,23 +133,24 @@ def _unpacked(codec: Codec) -> int:
 
 
 def _scores_bytes(config: Any, context: int) -> int:
-    """Attention scores per query position that are written out: none with a fused kernel, else three fp32 copies."""
+    """Bytes of attention scores per query position that are written out: none with a fused kernel, else
+    three fp32 copies."""
     qk, v = _most(config, "qk_head_dim"), _most(config, "v_head_dim")
     fused = config._attn_implementation != "eager" and qk == v
     return 0 if fused else 3 * _most(config, "num_attention_heads") * context * 4
 
 
 def _most(config: Any, name: str) -> int:
-    """The largest of a number that layers may differ in; 0 where none has it."""
+    """The largest value of a number that may differ between layers; 0 where it is absent."""
     layers = getattr(config, "per_layer_config", None) or [config]
     return max(int(getattr(layer, name, None) or 0) for layer in layers)
 
 
 def _workspace(outline: Outline, config: Any, shape: ModelShape, context: int, tokens: int, itemsize: int) -> int:
-    """Most bytes of activations alive at once in a chunk of `tokens`: attention, or a MoE layer, or the logits.
+    """Most bytes of activations alive at once in a chunk of `tokens`: attention, a MoE layer, or the logits.
 
-    Counted from the tensors that each of the three holds, in fp32 where values are promoted; a test measures real
-    passes against it.
+    Counted from the tensors that each of the three holds, in fp32 where values are promoted; a test compares it with
+    measured passes.
     """
     hidden, k = shape.hidden, shape.top_k
     widest = max(s.shape[0] * s.shape[1] // hidden for s in outline.sites[0].parts.values() if s.is_weight)

@@ -1,6 +1,6 @@
-"""Which memory the experts of an expert pack wait in while they are not on the device: host memory, a part of it, disk.
+"""Where the experts of a pack are kept while they are not on the device: host memory, partly host memory, or disk.
 
-Decided from sizes alone, before anything is read, and carried out by `open_store`.
+Decided from sizes alone, before anything is read; `open_store` carries it out.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ SPARE = 0.85  # share of the free host memory that "auto" takes at most
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """`all`: every expert in host memory. `cache`: `rows` of them, the rest on disk. `disk`: none."""
+    """`all`: every expert in host memory. `cache`: `rows` of them there, the rest on disk. `disk`: all on disk."""
 
     kind: Literal["all", "cache", "disk"]
-    rows: int  # rows of host memory, each for one expert; of `disk`, the readers' own
+    rows: int  # rows of host memory, each for one expert; for `disk`, the readers' own
     row_bytes: int
-    into_slots: bool  # the disk writes into slots, which are whole pages
+    into_slots: bool  # the disk reads directly into slots, which are whole pages
 
     @property
     def bytes(self) -> int:
-        """Host memory that it takes."""
+        """Host memory that the tier takes."""
         return self.rows * self.row_bytes
 
     @property
@@ -44,8 +44,8 @@ class Tier:
 
 
 def choose_tier(asked: str, device: torch.device, experts: int, row_bytes: int, verbatim: bool, host_free: int) -> Tier:
-    """The host tier of a pack, as LoadSpec.host says it. `row_bytes` = one expert in whole pages; `verbatim` = slots
-    hold the very bytes of the pack."""
+    """The host tier of a pack, as LoadSpec.host requests it. `row_bytes` = one expert in whole pages; `verbatim` =
+    slots hold exactly the bytes of the pack."""
     everything = experts * row_bytes
     cuda = device.type == "cuda"
     if asked == "auto":
@@ -53,9 +53,9 @@ def choose_tier(asked: str, device: torch.device, experts: int, row_bytes: int, 
     if asked == "all" or (asked != "none" and int(asked) >= everything):
         return Tier("all", experts, row_bytes, False)
     rows = 0 if asked == "none" else int(asked) // row_bytes
-    if rows or cuda:  # a GPU is copied to from pinned rows, also when each is forgotten soon
+    if rows or cuda:  # copies to a GPU need pinned rows, even short-lived ones
         return Tier("cache", max(ROWS_MIN, rows), row_bytes, False)
-    return Tier("disk", 0 if verbatim else READERS + 1, row_bytes, verbatim)  # who waits for a copy may read, too
+    return Tier("disk", 0 if verbatim else READERS + 1, row_bytes, verbatim)  # a waiting thread may read, too
 
 
 def open_store(
@@ -66,7 +66,7 @@ def open_store(
     progress: Callable[[float], None],
     cancel: threading.Event | None,
 ) -> Store:
-    """The store that a tier describes; `all` is read now. Takes over `reader`, and closes it when that fails."""
+    """The store of a tier; with `all`, reads every expert now. Owns `reader` from here on, and closes it on failure."""
     try:
         if tier.kind == "disk":
             return DiskStore(reader, codec, tier.rows)

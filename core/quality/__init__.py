@@ -1,6 +1,6 @@
-"""What lossy options cost in quality: tokens of an answer, scored against the exact model when nobody waits.
+"""Quality cost of lossy options: an answer's tokens, scored against the exact model while no request is active.
 
-While an answer is written, the logits that a sample of its tokens was drawn from are kept (`sample`). Afterwards the
-exact model reads prompt and answer (`audit`), and the two are compared (`figures`). Beside it stands how much waiting
-for copies was saved (`saved`). `told` is what came of it, and `meter` holds it together for the engine.
+During an answer, the logits of a sample of its tokens are kept (`sample`). Afterwards the exact model reads prompt and
+answer (`audit`), and the two are compared (`figures`). `saved` estimates how much waiting for copies was saved.
+`report` holds the results, and `meter` combines these parts for the engine.
 """

@@ -1,4 +1,4 @@
-"""The exact model reads an answer again, a few tokens at a time, and says what it would have thought at each."""
+"""The exact model reads an answer again, a few tokens at a time, and gives its logits at each."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from core.quality.saved import Shadow
 from core.runtime.measurement import MeasurementSession
 from core.types import StepRecord
 
-CHUNK = 64  # tokens of one pass
-LOGITS_BYTES = 8 << 20  # of the logits of one pass, at most a quarter of the workspace
+CHUNK = 64  # tokens per pass
+LOGITS_BYTES = 8 << 20  # of the logits of one pass; at most a quarter of the workspace
 
 
 @dataclass(slots=True)
 class Spoken:
-    """An answer to be scored. `rows`: number of a token of the answer (from 0) -> the logits [V] it was drawn from."""
+    """An answer to be scored. `rows`: index of a token of the answer (from 0) -> the logits [V] it was drawn from."""
 
     number: int
     prompt: Sequence[int]
     said: Sequence[int]
     rows: Mapping[int, torch.Tensor]
     steps: Sequence[StepRecord] = ()  # its passes
-    shadow: Shadow | None = None  # as the cache was then; to be copied before it is used
-    left: int = 3  # times that it may be begun
-    broken_off: bool = False  # the last time
+    shadow: Shadow | None = None  # the shadow cache before the answer; copy it before use
+    left: int = 3  # attempts left
+    broken_off: bool = False  # the last attempt was interrupted
 
 
 @dataclass(slots=True)
 class Scores:
-    """`kl` and `agrees`, one for each token compared; `log_p` of the exact model, one for each token said."""
+    """`kl` and `agrees`: one per token compared; `log_p` of the exact model: one per answer token."""
 
     kl: list[float] = field(default_factory=list)
     agrees: list[bool] = field(default_factory=list)
@@ -41,9 +41,10 @@ class Scores:
 
 @torch.inference_mode()
 def score(bench: MeasurementSession, answer: Spoken) -> Scores:
-    """Read prompt and answer through the bench, whose model is exact. What `bench.run` raises goes through.
+    """Reads prompt and answer through the measurement session, whose model is exact. Lets errors of `bench.run`
+    through.
 
-    The logits of at most LOGITS_BYTES are alive at once, and a few of their rows in fp32.
+    Logits of at most LOGITS_BYTES are alive at once, and a few of their rows in fp32.
     """
     scores, first = Scores(), len(answer.prompt) - 1
     ids = [*answer.prompt, *answer.said]
@@ -68,7 +69,8 @@ def _rows(bench: MeasurementSession, answer: Spoken) -> int:
 def _read(
     bench: MeasurementSession, ids: Sequence[int], first: int, last: int, rows: int
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    """(position, logits [n, V] from there on) for positions first..last. What comes before is read without logits."""
+    """Yields (position, logits [n, V] from there on) for positions first..last; earlier ones are read
+    without logits."""
     cache, chunk = bench.kv.fresh(), min(CHUNK, bench.chunk) if bench.carried else bench.chunk
     rows = min(rows, chunk) if bench.carried else 1
     for at in range(0, first, chunk):

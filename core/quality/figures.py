@@ -1,7 +1,7 @@
-"""The figures: divergence and agreement of two distributions of the next token, and perplexity of what was said.
+"""Divergence and agreement of two next-token distributions, and perplexity of an answer.
 
-Distributions are softmax over the model's own logits: temperature and the other sampling settings, which change what is
-drawn and not what the model thinks, are left out.
+Distributions are softmax over the model's own logits; temperature and other sampling settings are left out, as they
+change what is drawn, not the model's distribution.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Sequence
 
 import torch
 
-FLOOR = -1e3  # nats: less likely than this counts as this likely, so that a divergence is a number
+FLOOR = -1e3  # nats: lower log-probabilities are raised to this, so that a divergence is finite
 
 
 def divergence(exact: torch.Tensor, lossy: torch.Tensor) -> tuple[float, bool]:
     """KL(exact || lossy) in nats of two rows of logits [V], and whether they have the same likeliest token. fp32; equal
-    rows give exactly 0. At most four rows of fp32 are alive at once."""
+    rows give exactly 0. At most four fp32 rows are alive at once."""
     agrees = int(exact.argmax()) == int(lossy.argmax())
     p, q = exact.float().log_softmax(-1), lossy.float().log_softmax(-1).clamp_min_(FLOOR)
     terms = q.neg_().add_(p).mul_(p.exp())
-    return max(0.0, float(terms.masked_fill_(p == -math.inf, 0.0).sum())), agrees  # what cannot be adds nothing
+    return max(0.0, float(terms.masked_fill_(p == -math.inf, 0.0).sum())), agrees  # impossible tokens add nothing
 
 
 def log_probability(logits: torch.Tensor, token: int) -> float:

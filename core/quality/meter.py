@@ -1,4 +1,4 @@
-"""The quality meter of one engine: what it keeps of answers, which ones wait to be scored, and what came of them."""
+"""The quality meter of one engine: what it keeps of answers, the queue of answers to score, and the results."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from core.settings.lossy import is_lossy
 from core.settings.registry import Value
 from core.types import StepRecord
 
-WAITING = 4  # answers that wait to be scored, at most
-ROLLING = 16  # answers that the rolling figures are over
+WAITING = 4  # most answers queued for scoring
+ROLLING = 16  # answers in the rolling figures
 TOO_MANY = "not scored: newer answers took its place"
 TOO_OFTEN = "not scored: it was interrupted too often"
 
 
 class Meter:
-    """`keep` costs a token nothing when nothing is kept. Everything but `due` and `quality` is for whoever has the
-    model; `audit` raises what the model does, and then the answer is not tried again."""
+    """`keep` costs nothing per token when nothing is kept. Any thread may read `due` and `quality`; all else needs the
+    model lock. `audit` lets the model's errors through; that answer is then not tried again."""
 
     def __init__(self, device: torch.device, cache: Cache, copy_ms: Callable[[], float]) -> None:
         self.waits, self._cache = Waits(copy_ms), cache
-        self.quality: Quality | None = None  # over the last answers
+        self.quality: Quality | None = None  # over the last ROLLING answers
         self._landing = Landing() if device.type == "cuda" else None
         self._sample = Sample(self._landing)
         self._token = self._number = 0
@@ -41,13 +41,13 @@ class Meter:
 
     @property
     def due(self) -> int:
-        """Answers of which `audit` still has something to say. May be asked from any thread."""
+        """Number of answers that `audit` still has a result for. May be called from any thread."""
         return len(self._waiting) + len(self._lost)
 
-    # ------------------------------------------------------------------ an answer
+    # ------------------------------------------------------------------ answers
 
     def begin(self) -> None:
-        """An answer begins. An audit that it interrupted has one time less."""
+        """An answer begins. An audit that it interrupted has one attempt less."""
         self._sample, self._token = Sample(self._landing), 0
         for one in self._waiting:
             one.left -= one.broken_off
@@ -63,8 +63,8 @@ class Meter:
         self._token += 1
 
     def end(self, prompt: Sequence[int], said: Sequence[int], steps: Sequence[StepRecord]) -> int:
-        """The answer is over; the number under which its quality will be told, or 0 when it will not be: nothing was
-        changed in it, or nothing was kept."""
+        """The answer is complete. Returns the number of its later quality result, or 0 when there will be none: no
+        assignment was changed, or no logits were kept."""
         rows, self._sample = self._sample.finish(), Sample(self._landing)
         self.waits.note(steps)
         if not rows or not any(step.changed for step in steps):
@@ -76,15 +76,15 @@ class Meter:
         return self._number
 
     def clear(self) -> None:
-        """Forget what waits, when the model is unloaded."""
+        """Clears the queue, when the model is unloaded."""
         self._waiting.clear()
         self._lost.clear()
 
-    # ------------------------------------------------------------------ its audit
+    # ------------------------------------------------------------------ audit
 
     def audit(self, bench: MeasurementSession, stop: Callable[[], bool]) -> Quality | None:
-        """Score the answer that has waited longest. None when nothing waits, or `stop()` became true meanwhile, which
-        is asked in every layer: then it waits on, and the cache may miss a few experts that it had."""
+        """Scores the oldest queued answer. None when none is queued, or when `stop()`, called in every layer, became
+        true: then the answer stays queued, and the cache may lack a few experts that it had."""
         if self._lost:
             return self._lost.popleft()
         if not self._waiting or not _quiet(bench, stop):
@@ -119,7 +119,7 @@ class Meter:
 
 
 def _quiet(bench: MeasurementSession, stop: Callable[[], bool]) -> bool:
-    """Wait until no copy is under way; False when `stop()` came first."""
+    """Waits until no copy is in flight; False when `stop()` came first."""
     while not bench.expert_cache.quiet():
         if stop():
             return False

@@ -1,4 +1,4 @@
-"""What the quality meter tells: of one answer, or of several together."""
+"""Results of the quality meter: of one answer, or of several combined."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """None = there is nothing to say it of."""
+    """None = not available."""
 
     answer: int  # AnswerStats.audit of the (last) answer
-    tokens: int  # said
+    tokens: int  # tokens of the answer
     scored: int  # distributions that were compared
     kl: float | None  # mean over these of KL(exact || lossy), nats
     kl_most: float | None  # the largest of them
     agreement: float | None  # share of these whose likeliest token is the exact model's
-    perplexity: float | None  # of the exact model on all tokens said
-    saved_ms: float | None  # waiting for copies that was saved, a decoded token; an estimate: core.quality.saved
+    perplexity: float | None  # of the exact model on all answer tokens
+    saved_ms: float | None  # waiting for copies that was saved, ms per decoded token; an estimate: core.quality.saved
     changed: int  # (token, layer, expert) assignments that were not the router's ...
     assignments: int  # ... of so many
-    note: str = ""  # why there are no figures, as part of a line; "" = there are
+    note: str = ""  # why there are no figures, as part of a line; "" = there are figures
 
     @property
     def rate(self) -> float:
@@ -30,7 +30,7 @@ class Quality:
 
 
 def together(some: Sequence[Quality]) -> Quality | None:
-    """Several answers as one: means over all tokens scored, or said. None of none."""
+    """Combines several answers: means weighted by tokens scored, or by answer tokens. None for no answers."""
     if not some:
         return None
     told = [one for one in some if one.perplexity is not None and one.tokens]

@@ -1,4 +1,4 @@
-"""Keeps the logits that some of an answer's tokens were drawn from: evenly spread, bounded, without holding it up."""
+"""Keeps the logits of a sample of an answer's tokens: evenly spread, bounded in bytes, without stalling the answer."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from typing import Any
 
 import torch
 
-GOLDEN = 0.6180339887498949  # its multiples modulo 1 are spread evenly, and so are those below any bound, over time
-MOST_TOKENS = 128  # of one answer
+GOLDEN = 0.6180339887498949  # its multiples modulo 1 are evenly spread, and so are, over time, those below any bound
+MOST_TOKENS = 128  # per answer
 MOST_BYTES = 32 << 20
 
 
 class Landing:
-    """One row of pinned memory, through which rows leave a GPU while it goes on computing."""
+    """One row of pinned memory, through which logits leave a GPU while it goes on computing."""
 
     def __init__(self) -> None:
         self._row: torch.Tensor | None = None
         self._event: Any = None
 
     def take(self, row: torch.Tensor) -> None:
-        """Begin to copy a row [V]. The one before must have been collected."""
+        """Starts copying a row [V]. The previous row must have been collected."""
         if self._row is None or self._row.shape != row.shape or self._row.dtype != row.dtype:
             self._row = torch.empty(row.shape, dtype=row.dtype, pin_memory=True)
         self._row.copy_(row, non_blocking=True)
@@ -27,17 +27,17 @@ class Landing:
         self._event.record()
 
     def collect(self) -> torch.Tensor:
-        """The row, in memory of its own. It has long arrived: a token was drawn from it meanwhile."""
+        """The row, in its own memory. The copy finished long ago: a token was drawn from the row meanwhile."""
         self._event.synchronize()
         assert self._row is not None
         return self._row.clone()
 
 
 class Sample:
-    """`rows`: token -> its logits [V] on the host, in the dtype that the model gave them.
+    """`rows`: token -> its logits [V] on the host, in the model's dtype.
 
-    Token t is kept if frac(t x golden ratio) is below the rate asked for. When there are too many, the bound is halved
-    and those above it are forgotten, so that they are spread evenly over an answer of any length.
+    Token t is kept if frac(t x golden ratio) is below the rate. When there are too many, the bound is halved and those
+    above it are dropped, so that the kept tokens are evenly spread over an answer of any length.
     """
 
     def __init__(self, landing: Landing | None = None) -> None:
@@ -47,7 +47,8 @@ class Sample:
         self._limit = 1.0
 
     def keep(self, token: int, logits: torch.Tensor, rate: float) -> None:
-        """Token `token` (from 0) of the answer is about to be drawn from logits [V]; keep them if it is its turn."""
+        """Token `token` (from 0) of the answer is about to be drawn from logits [V]; keeps them if the token
+        is sampled."""
         at = token * GOLDEN % 1.0
         if at >= rate or at >= self._limit:
             return

@@ -1,15 +1,15 @@
-"""How much waiting for copies a lossy answer saved: an estimate, and marked as one wherever it is shown.
+"""Estimates how much waiting for copies a lossy answer saved; shown as an estimate everywhere.
 
-saved a decoded token = (exact - lossy) / tokens x wait, over the decoded tokens of an answer.
-  exact = requests that the same cache would have missed if everything missing had been fetched: the engine's policy and
-          pools on the routers' own choices, read from the beginning of the prompt. What a prefetch brought is no miss.
-          A missing expert that is asked for token after token is thereby counted once, not every time.
+saved per decoded token = (exact - lossy) / tokens x wait, over the decoded tokens of an answer.
+  exact = requests that the same cache would have missed if every missing expert had been fetched: the engine's policy
+          and pools on the routers' own choices, from the beginning of the prompt. A prefetched expert is no miss.
+          A missing expert that is requested token after token thus counts once, not every time.
   lossy = requests that were missed and fetched.
-  wait  = what such a request has cost in this session: the time that computing stood still, over the last decoded
-          tokens that had to wait, divided by the requests they waited for. What of a copy is hidden behind computing is
-          thereby left out. Before anything was waited for: how long the link takes for a copy.
-It says nothing of what the prompt saved, nor of the time that choosing a substitute takes, which is part of the token's
-own; and it takes the routing as it was, which in an exact answer might have gone another way.
+  wait  = cost of such a request in this session: stall time over the last decoded tokens that had to wait, divided by
+          the requests they waited for; the part of a copy hidden behind compute is thus left out. Before the first
+          wait: the link's time for a copy.
+It leaves out what the prompt saved and the time to choose substitutes, which is part of the token's own time; and it
+takes the routing as it was, which in an exact answer might have been different.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from core.cache.pool import Pool
 from core.policy.eviction import GONE, Eviction, ExpertIndex, victim
 from core.types import Outcome, StepRecord
 
-WINDOW = 256  # decoded tokens that waited for something
+WINDOW = 256  # decoded tokens with a stall
 
 
 class Cache(Protocol):
-    """What this asks of the residency."""
+    """What is needed of the expert cache."""
 
     layers: int
     experts: int
@@ -40,27 +40,28 @@ class Cache(Protocol):
 
 
 class Waits:
-    """`copy_ms()` = what the link takes for one expert, by all that is known."""
+    """`copy_ms()` = the link's estimated time for one expert."""
 
     def __init__(self, copy_ms: Callable[[], float]) -> None:
         self._copy_ms = copy_ms
         self._last: deque[tuple[float, int]] = deque(maxlen=WINDOW)  # (stall ms, requests waited for)
 
     def note(self, steps: Sequence[StepRecord]) -> None:
-        """More forward passes of the session, of any answer."""
+        """Adds forward passes of the session, of any answer."""
         for step in steps:
             waited = int(((step.outcome >= Outcome.LATE) & (step.outcome <= Outcome.MISS_DISK)).sum())
             if step.phase == "decode" and waited:
                 self._last.append((step.stall_ms, waited))
 
     def wait_ms(self) -> float:
-        """What one miss costs here."""
+        """Cost of one miss, ms."""
         requests = sum(n for _, n in self._last)
         return sum(ms for ms, _ in self._last) / requests if requests else self._copy_ms()
 
 
 class Shadow:
-    """An empty cache like the engine's, in which everything missing is fetched; it holds numbers alone."""
+    """A simulated cache like the engine's, empty at first, in which every missing expert is fetched; it
+    holds ids only."""
 
     def __init__(self, cache: Cache) -> None:
         self._experts = cache.experts
@@ -71,7 +72,7 @@ class Shadow:
         self._now = self._tick = 0
 
     def read(self, step: StepRecord) -> npt.NDArray[np.bool_]:
-        """The next forward pass: which of its requests [R] are missed."""
+        """Reads the next forward pass -> which of its requests [R] are missed."""
         self._now += 1
         missed: npt.NDArray[np.bool_] = np.zeros(step.requests, np.bool_)
         eids = step.layer.astype(np.int64) * self._experts + step.expert
@@ -104,7 +105,7 @@ class Shadow:
         self._policy.used(eid, self._tick, self._now)
 
     def _evict(self, layer: int, part: slice, wanted: list[int]) -> None:
-        """One that this layer does not want, if there is one."""
+        """Evicts an expert that this layer does not request, or else any."""
         gone = victim(self._policy, part, self._now, layer, wanted)
         if gone is None:
             gone = victim(self._policy, part, self._now, layer)
@@ -114,8 +115,8 @@ class Shadow:
 
 
 def spared(steps: Sequence[StepRecord], shadow: Shadow, go_on: Callable[[], None] = lambda: None) -> float | None:
-    """exact - lossy of a decoded token, on average; None when none was decoded or nothing was recorded. `go_on` is
-    called before every pass, and may raise."""
+    """exact - lossy per decoded token, mean; None when nothing was decoded or recorded. `go_on` is called before every
+    pass and may raise."""
     more, tokens = 0, 0
     for step in steps:
         go_on()

@@ -1,4 +1,5 @@
-"""Replays routing traces through the engine's own policies, with ids alone: hit rates, bounds, predicted speed."""
+"""Replays routing traces through the engine's own eviction policies, on expert ids alone: hit rates, bounds, predicted
+speed."""
 
 from core.simulate.clock import Clock
 from core.simulate.replay import Replay, Tally

@@ -1,9 +1,9 @@
-"""The engine's cache without its bytes: the very same policies over ids, all layers and sizes at once.
+"""The engine's expert cache without its bytes: the same eviction policies over ids, all layers and cache sizes at once.
 
-A lane is one pool of slots: a layer of one of several caches that differ in size, or with scope "global" a whole cache.
-Lanes never influence each other. What a pass does is what `core.cache.expert_cache` and `core.runtime.moe_step` do:
-hits are used first, in the order in which the router named them; then, one after the other, each missing expert gets a
-free slot, or that of whoever the policy would let go among those the pass does not need.
+A lane is one pool of slots: one layer of one of several caches that differ in size or, with scope "global", a whole
+cache. Lanes never influence each other. A pass does what `core.cache.expert_cache` and `core.runtime.moe_step` do: hits
+are used first, in the order in which the router named them; then each missing expert, one after the other, gets a free
+slot, or the slot of the expert that the policy evicts among those that the pass does not need.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ NOBODY: Ints = np.zeros(0, np.int64)
 
 
 class Cache:
-    """`slots[c]` = slots of copy c: a number, which layers share evenly, or one for each layer. Ids are those of
-    `core.policy.eviction.ExpertIndex`. What `hints` has pinned is there from the start and never leaves."""
+    """`slots[c]` = slots of cache copy c: one number, which the layers share evenly, or one number for each layer. Ids
+    are those of `core.policy.eviction.ExpertIndex`. Experts pinned by `hints` are resident from the start and never
+    evicted."""
 
     def __init__(
         self,
@@ -64,13 +65,13 @@ class Cache:
         self._tick = 0
         self._start: Ints = np.arange(self.lanes) * self.width
         self._all = slice(0, self.expert_index.size)
-        self.missing: npt.NDArray[np.bool_] = np.zeros((self.lanes, top_k), np.bool_)  # of the last `together` ...
-        self.gone = NOBODY  # ... and who left: of each lane, first to last
+        self.missing: npt.NDArray[np.bool_] = np.zeros((self.lanes, top_k), np.bool_)  # of the last `together`
+        self.gone = NOBODY  # ids that the last `together` evicted, each lane's in the order of eviction
         for eid in self._pinned.tolist():
             self._admit(eid)
 
     def fill(self) -> None:
-        """Experts into the free slots, every layer's most usual ones first, as the engine does after a load."""
+        """Fills the free slots with experts, each layer's most used ones first, as the engine does after a load."""
         if not self.policy.retains:
             return
         expert_index = self.expert_index
@@ -81,15 +82,16 @@ class Cache:
         self._room = bool(self.free.any())
 
     def _admit(self, eid: int) -> None:
-        """Into a free slot, before the first pass."""
+        """Puts an expert into a free slot, before the first pass."""
         self.free[eid // self.width] -= 1
         self._tick += 1
         self.policy.admitted(eid, self._tick, 0)
 
     def together(self, ids: Ints, now: int, layer: Any) -> npt.NDArray[np.intp]:
-        """One token: every lane needs its row of `ids` [lanes, k], all distinct -> misses [lanes].
+        """One token: every lane requests its row of `ids` [lanes, k], all distinct -> misses [lanes].
 
-        `layer`: the layer of every id of the expert index, or one for all when the lanes are whole caches.
+        `layer`: the layer of every id of the expert index [size], or one number for all when each lane is a whole
+        cache.
         """
         policy, k = self.policy, ids.shape[1]
         held = policy.score.take(ids)
@@ -118,8 +120,8 @@ class Cache:
         return misses
 
     def _evict(self, ids: Ints, held: npt.NDArray[Any], need: Ints, now: int, layer: Any) -> None:
-        """`need` [lanes] experts leave, and none of `ids`. Lanes that need most stand first, so that every round deals
-        with a shorter table."""
+        """Evicts `need` [lanes] experts, none of `ids`. Lanes are sorted by `need`, largest first, so that every round
+        works on a shorter table."""
         policy, start, pinned = self.policy, self._start, self._pinned
         scores = policy.scores(self._all, now, layer)
         stay = scores[pinned]
@@ -129,7 +131,7 @@ class Cache:
         lanes = order[: rounds[0]]
         table = scores.reshape(self.lanes, self.width).take(lanes, 0)
         if not policy.time_dependent:
-            scores[ids], scores[pinned] = held, stay  # it was the policy's own array
+            scores[ids], scores[pinned] = held, stay  # undo: it is the policy's own array
         flat, left = table.reshape(-1), []
         for count in rounds[:-1]:
             at = table[:count].argmin(1)
@@ -142,7 +144,8 @@ class Cache:
         self.gone = gone
 
     def alone(self, lane: int, wanted: Sequence[int], now: int, layer: int) -> int:
-        """One lane needs any number of distinct experts in one pass, in waves if they do not fit -> misses."""
+        """One lane requests any number of distinct experts in one pass, in waves if they do not fit -> number
+        of misses."""
         policy, capacity = self.policy, max(1, int(self.room[lane]))
         groups = waves(wanted, capacity, lambda eid: bool(policy.score[eid] != GONE))
         leased: set[int] = set()

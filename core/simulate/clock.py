@@ -11,26 +11,26 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Times of one machine and model. TPOT = compute + stall; without prefetching the link works on demand alone.
+    """Times of one machine and model. TPOT = compute + stall; without prefetching the link carries demand copies alone.
 
-    To be measured there: `compute_ms` with everything resident, `load_ms` from the link, `miss_ms` from how much longer
-    than `compute_ms` the engine computes (its own compute_ms) with a budget that makes it miss, per miss.
+    To be measured on that machine: `compute_ms` with every expert resident; `load_ms` from the link; `miss_ms` = (the
+    engine's compute_ms with a budget that makes it miss - `compute_ms`) / misses.
     """
 
-    compute_ms: float  # of a token with everything resident
+    compute_ms: float  # per token, with every expert resident
     load_ms: float  # one expert over the link
-    expert_ms: float  # of that compute, one expert's product: what is resident is computed while copies are under way
-    miss_ms: float = 0.0  # what a miss costs the computing thread beside its copy: eviction, a product of its own
-    head_ms: float = 0.0  # of that compute, what is outside the layers; the rest is spread over them evenly
-    predict_ms: float = 0.0  # a predictor's own time in one layer, on the computing thread; not in compute_ms
+    expert_ms: float  # of that compute, one expert's product; resident experts are computed while copies are in flight
+    miss_ms: float = 0.0  # computing thread's cost per miss besides the copy: eviction, a separate product
+    head_ms: float = 0.0  # of that compute, the part outside the layers; the rest is spread evenly over the layers
+    predict_ms: float = 0.0  # a predictor's time per layer on the computing thread; not in compute_ms
 
     def layer_ms(self, layers: int, top_k: int) -> float:
-        """Of computing, a layer's part without its experts: attention and router."""
+        """Compute of one layer without its experts: attention and router."""
         return max(0.0, (self.compute_ms - self.head_ms) / layers - top_k * self.expert_ms)
 
     def stall_ms(self, needed: int, missing: int) -> float:
-        """Waiting in one layer: the copies come one after the other; those resident are computed first, then each
-        missing one when it lands."""
+        """Stall in one layer. Copies run one after the other; resident experts are computed first, then each missing
+        one when its copy has landed."""
         busy = done = max(0, needed - missing) * self.expert_ms
         for copy in range(1, missing + 1):
             busy += self.expert_ms + self.miss_ms

@@ -1,4 +1,5 @@
-"""Prefetchers over one trace, in parallel processes: hits, late copies, waste, and the speed they would have had."""
+"""Replays predictors with prefetching over one trace, in parallel processes: hits, late copies, waste,
+predicted speed."""
 
 from __future__ import annotations
 
@@ -21,17 +22,17 @@ from core.trace import FileTrace, Trace
 from core.types import Outcome
 
 ORACLE = "oracle"
-SMALL = 2000  # tokens x configurations that are done before a second process has started
+SMALL = 2000  # tokens x configurations; fewer are finished before a second process would have started
 
 
 class Gathered(Facts, Measured, Protocol):
-    """What is asked of a profile (core.profile.Profile)."""
+    """What is needed of a profile (core.profile.Profile)."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimedConfig:
-    """A cache (a registered eviction policy) and the predictor that fetches ahead for it: a registered one, or ORACLE,
-    which knows the future. `deadline`: the setting prefetch_deadline."""
+    """A cache (a registered eviction policy) and its predictor: a registered one, or ORACLE, which knows the future.
+    `deadline`: the setting prefetch_deadline."""
 
     config: Config
     predictor: str = "none"
@@ -41,17 +42,17 @@ class TimedConfig:
 
 @dataclass(frozen=True, slots=True)
 class TimedResult:
-    """What one configuration did with decoded tokens; per token where it says so. None = there were none.
+    """Results of one configuration on decoded tokens; per token where stated. None = no decoded tokens.
 
-    `recall_by_layer`: share of what a layer asked for among the first k that were named for it last. `net_ms`: what
-    prefetching saved less what it cost, a token; see core.cache.prefetch_cost. `replayed`: the predictor's answers are
-    those recorded with the trace.
+    `recall_by_layer`: share of a layer's requests that were among the first k of its last prediction. `net_ms`: what
+    prefetching saved less what it cost, per token; see core.cache.prefetch_cost. `replayed`: the predictions are those
+    recorded with the trace.
     """
 
     timed: TimedConfig
     tokens: int
     hit_rate: float | None
-    prefetch_hit_rate: float | None  # of requests: hits on experts that a prefetch brought
+    prefetch_hit_rate: float | None  # share of requests: hits on prefetched experts
     late_rate: float | None
     tpot_ms: float | None  # compute + stall
     compute_ms: float | None
@@ -82,7 +83,7 @@ class Job:
     profile: Gathered | None = None
 
     def run(self, trace: Trace) -> TimedResult:
-        """In this process. Raises TraceError or SettingError."""
+        """Runs it in this process. Raises TraceError or SettingError."""
         predictor = predictor_for(self.timed, trace)
         course = follow(
             trace, self.timed, self.clock, self.blob_bytes, predictor, start=self.start, profile=self.profile
@@ -102,14 +103,14 @@ def timed(
     processes: int = 0,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[TimedResult]:
-    """Run every configuration over `trace`; results in their order. Raises SettingError or TraceError before any runs.
+    """Runs every configuration over `trace`; results in their order. Raises SettingError or TraceError before any runs.
 
-    `clock.load_ms` is what one expert of `blob_bytes` takes on the link, latency included. `processes`: 0 = one a core.
+    `clock.load_ms`: time of one expert of `blob_bytes` on the link, latency included. `processes`: 0 = one per core.
     """
     for config in configs:
         if not isinstance(predictor_for(config, trace), Oracle | Replayed):
             check_needs({"predictor": config.predictor}, profile, ("predictor",))
-        follow(trace, config, clock, blob_bytes, Replayed())  # say at once what cannot be
+        follow(trace, config, clock, blob_bytes, Replayed())  # raise errors of any configuration before the first runs
     processes = processes or os.cpu_count() or 1
     jobs = [
         Job(
@@ -130,9 +131,10 @@ def timed(
 
 
 def predictor_for(config: TimedConfig, trace: Trace) -> Predictor:
-    """The predictor of a configuration. Where it cannot go by ids alone it is what was recorded of it with the trace.
+    """The predictor of a configuration; one that needs more than ids is replaced by its predictions recorded with the
+    trace.
 
-    Raises SettingError when there is none of that name, TraceError when nothing of it was recorded.
+    Raises SettingError for an unknown name, TraceError when no predictions of it were recorded.
     """
     if config.predictor == ORACLE:
         return Oracle((ids for ids, *_ in passes(trace)), trace.layers)
@@ -164,7 +166,7 @@ def follow(
     start: str = "empty",
     profile: Gathered | None = None,
 ) -> TimedReplay:
-    """A configuration, ready to run. Raises SettingError when the cache is too small."""
+    """A timed replay of a configuration, ready to run. Raises SettingError when the cache is too small."""
     cache = config.config
     need = trace.top_k * (trace.layers if cache.scope == "layer" else 1)
     if cache.slots < need:

@@ -1,4 +1,5 @@
-"""Independent jobs over one trace: here, one after the other, or in fresh processes, as on Windows everywhere."""
+"""Runs independent jobs over one trace: in this process, one after the other, or in spawned processes
+(on every system)."""
 
 from __future__ import annotations
 
@@ -17,19 +18,20 @@ Out = TypeVar("Out", covariant=True)
 
 
 class Job(Protocol[Out]):
-    """Something to do with a trace."""
+    """Something to compute from a trace."""
 
     def run(self, trace: Trace) -> Out: ...
 
 
 def here(jobs: Sequence[Job[Out]], trace: Trace) -> Iterator[tuple[int, Out]]:
-    """(place in `jobs`, what it returned), in order."""
+    """Runs the jobs here; yields (index in `jobs`, result) in order."""
     for at, job in enumerate(jobs):
         yield at, job.run(trace)
 
 
 def spread(jobs: Sequence[Job[Out]], trace: Trace, processes: int) -> Iterator[tuple[int, Out]]:
-    """The same as they finish. The processes read the trace from disk, from a copy if it is not one of our files."""
+    """Runs the jobs in `processes` processes; yields (index, result) as they finish. The processes read the trace from
+    disk, from a temporary copy unless it is a FileTrace."""
     with tempfile.TemporaryDirectory(prefix="moestro-") as folder:
         ours = trace if isinstance(trace, FileTrace) else save(trace, Path(folder) / "copy.trace", packed=False)
         pool = ProcessPoolExecutor(min(processes, len(jobs)), get_context("spawn"), _quietly)
@@ -42,7 +44,7 @@ def spread(jobs: Sequence[Job[Out]], trace: Trace, processes: int) -> Iterator[t
 
 
 def _quietly() -> None:
-    """A process that is stopped with Ctrl-C has nothing to say: its parent does."""
+    """Lets Ctrl-C end a worker process without a traceback: the parent reports it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -1,4 +1,4 @@
-"""How well a predictor names what comes, without a cache and a clock: recall at any width, layer by layer."""
+"""Recall of a predictor at any width, layer by layer, without a cache or a clock."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from core.simulate.timed_replay import passes
 from core.simulate.trace_view import TraceView
 from core.trace import Trace
 
-WIDTH = "width"  # the parameter that says how many experts to name
+WIDTH = "width"  # the parameter that sets how many experts to predict
 
 
 def recall(trace: Trace, config: TimedConfig, most: int, profile: Facts | None = None) -> tuple[float | None, ...]:
-    """[L] METHODS section 9: |predicted top m, intersected with selected| / k over decoded tokens; None = none there.
+    """[L] METHODS section 9: |predicted top m, intersected with selected| / k over decoded tokens; None = no
+    prediction.
 
-    Of what was named for a layer last, the `most` with the highest scores count; a predictor that can be told how many
-    to name is told so. Raises SettingError, or TraceError for one that needs more than the trace has.
+    Of the last prediction for a layer, the `most` experts with the highest scores count; a predictor with the parameter
+    WIDTH is given `most`. Raises SettingError, or TraceError for a predictor that needs more than the trace has.
     """
     named = {p.name for p in variant("predictor", config.predictor).params}
     predictor = predictor_for(config, trace)

@@ -1,12 +1,12 @@
-"""The regret meter: what every eviction policy would have hit on the tokens just computed, beside the best possible.
+"""The regret meter: the hits of every eviction policy on the tokens just computed, beside the best possible.
 
-Shadows are the simulator's own caches, one a policy, fed with the routing as it happens. They fetch nothing ahead.
-Of the last N decoded tokens four figures can be compared, since all are of the very same tokens: the engine's own, each
-policy's, the chosen policy's without prefetching, and the bound.
+Shadows are simulated caches, one per policy, fed with the routing as it happens. They do not prefetch. Over the last N
+decoded tokens four figures are comparable, since all are of the same tokens: the engine's own, each policy's, the
+chosen policy's without prefetching, and the bound.
 
-The bound is Belady's MIN on the same tokens and slots, made so generous that no policy can pass it, whatever its cache
-held before the first of them: at the start, and at every prompt in between, it may take any expert it likes for free
-(at a prompt, those that the prompt used). It is the most hits that any cache without prefetching can have there.
+The bound is Belady's MIN on the same tokens and slots, made so generous that no policy can exceed it, whatever its
+cache held before the first token: at the start and at every prompt in between it may admit experts for free (at a
+prompt, those that the prompt used). It is the most hits that any cache without prefetching can have on these tokens.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from core.trace import ArrayTrace, Chunk
 class Setup:
     """What the shadows imitate. `policies`: names of eviction policies, each with its parameters.
 
-    `shares` = slots of each layer when every layer has its own and they are not even; `pinned` eids never leave;
-    `usual` [layers * experts] = how often a profile saw each expert; () = there is no profile.
+    `shares` = slots of each layer when layers have their own, unevenly; `pinned` eids are never evicted; `usual`
+    [layers * experts] = how often a profile saw each expert; () = no profile.
     """
 
     layers: int
@@ -48,7 +48,7 @@ class Setup:
 
     @property
     def sizes(self) -> list[int | Sequence[int]]:
-        """The slots as caches take them."""
+        """The slots in the form that `Cache` takes."""
         return [self.shares if self.shares and self.scope == "layer" else self.slots]
 
 
@@ -58,13 +58,13 @@ class RegretReport:
 
     tokens: int
     own: float  # the engine's own count
-    belady: float  # the bound: no rate below is above it
+    belady: float  # the bound: none of the rates exceeds it
     rates: dict[str, float]  # each policy's shadow
 
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """One pass of the window. A decoded token keeps its ids, anything else only which experts it used."""
+    """One pass of the window. A decoded token keeps its ids; any other pass only which experts it used."""
 
     ids: npt.NDArray[Any] | None  # [layers, k], all distinct within a layer; None = not counted
     used: npt.NDArray[np.bool_] | None  # [layers, experts]
@@ -72,7 +72,8 @@ class Passed:
 
 
 class Shadows:
-    """Raises SettingError when a setup has too few slots for a token. `window` = decoded tokens that are compared."""
+    """One simulated cache per policy. `window` = decoded tokens compared. Raises SettingError when a setup has too few
+    slots for a token."""
 
     def __init__(self, setup: Setup, window: int) -> None:
         self.setup, self.window = setup, window
@@ -81,12 +82,12 @@ class Shadows:
         self.tokens = 0  # decoded tokens in the window
 
     def warm(self, chunk: Chunk) -> None:
-        """Passes of the past: the caches learn from them, nothing is counted."""
+        """Earlier passes: the caches learn from them, nothing is counted."""
         for replay in self._replays:
             replay.feed(chunk)
 
     def feed(self, chunk: Chunk, hits: npt.ArrayLike, requests: npt.ArrayLike) -> None:
-        """The next passes. `hits`, `requests` [passes] = what the engine itself counted."""
+        """The next passes. `hits`, `requests` [passes] = the engine's own counts."""
         counted = [np.asarray(hits, np.int64), np.asarray(requests, np.int64)]
         for replay in self._replays:
             asked, missed = replay.feed(chunk)
@@ -102,7 +103,7 @@ class Shadows:
             self.tokens -= self._passes.popleft().ids is not None
 
     def forget(self) -> None:
-        """Begin to count anew; the caches stay as they are."""
+        """Restarts counting; the caches keep their contents."""
         self._passes.clear()
         self.tokens = 0
 
@@ -128,10 +129,10 @@ class Shadows:
 def most_hits(setup: Setup, passes: Sequence[Passed] | deque[Passed]) -> int:
     """Hits on the decoded tokens of `passes` that no cache without prefetching can exceed, whatever it held before.
 
-    Keeping an expert from one use to its next decode use saves one miss; what a pass can hold is fixed. The most
-    savings come of letting go, whenever there are too many, of the one whose next decode use is last (the largest
-    k-colourable subgraph of an interval graph; Carlisle and Lloyd 1995, which is Belady's rule). What a pass that is
-    not counted brings, and the first contents, cost nothing, so only what is used next in a decode pass is worth room.
+    Keeping an expert from one use to its next decode use saves one miss; the room during a pass is fixed. Most is saved
+    by evicting, whenever there are too many, the expert whose next decode use is last (the largest k-colourable
+    subgraph of an interval graph; Carlisle and Lloyd 1995, which is Belady's rule). Experts that an uncounted pass
+    brings, and the first contents, cost nothing, so only experts whose next use is in a decode pass are worth a slot.
     """
     layers, future = setup.layers, _future(setup, passes)
     first = future.pop()
@@ -155,10 +156,10 @@ def most_hits(setup: Setup, passes: Sequence[Passed] | deque[Passed]) -> int:
 
 
 def _future(setup: Setup, passes: Sequence[Passed] | deque[Passed]) -> list[Any]:
-    """For each pass, last to first, when what it used is used next in a decode pass: of a decoded token [layers, k], of
-    another pass [size]; and at the end [size] of all experts before the first pass. NEVER = first in another pass,
-    where it can be had for nothing, or not again. Times count layers, so that among experts of one pass later is later.
-    """
+    """For each pass, last to first, when its experts are next used in a decode pass: of a decoded token [layers, k], of
+    another pass [size]; finally [size] of all experts before the first pass. NEVER = next used in a non-decode pass,
+    where it is free, or not again. Times count layers, so that among experts of one pass a later layer has a later
+    time."""
     layers, size = setup.layers, setup.layers * setup.experts
     following = np.full(size, NEVER, np.int64)
     base, steps = np.arange(layers)[:, None] * setup.experts, np.arange(layers)[:, None]
@@ -176,7 +177,7 @@ def _future(setup: Setup, passes: Sequence[Passed] | deque[Passed]) -> list[Any]
 
 
 def _restock(cache: Cache, offered: npt.NDArray[np.bool_], coming: Ints) -> None:
-    """Of what each lane holds and what is `offered` [size] for nothing, it keeps what is used next soonest."""
+    """Of its contents and the free `offered` [size] experts, each lane keeps those whose next use is soonest."""
     policy, lanes = cache.policy, cache.lanes
     assert isinstance(policy, Belady)
     eids = offered.nonzero()[0]
@@ -191,7 +192,7 @@ def _restock(cache: Cache, offered: npt.NDArray[np.bool_], coming: Ints) -> None
 
 
 def _belady(setup: Setup) -> Cache:
-    """Nothing is pinned here: a cache that pins experts may do no better."""
+    """A Belady cache without pins: a cache that pins experts may do no better."""
     return Cache(Belady, setup.layers, setup.experts, setup.top_k, setup.scope, setup.sizes)
 
 

@@ -1,4 +1,4 @@
-"""A trace through caches: every pass in order, every layer, every size."""
+"""Replays a trace through caches: every pass in order, every layer, every cache size."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from core.simulate.cache import Cache
 from core.trace import Chunk, Trace
 
 Ints = npt.NDArray[np.int64]
-BLOCK = 256  # tokens whose ids are widened at once: few enough to stay in the processor's cache
+BLOCK = 256  # tokens whose ids are widened at once: few enough for the processor's cache
 
 
 @dataclass(slots=True)
 class Tally:
-    """What was counted, per copy and layer. Requests as METHODS section 9: distinct experts of a layer in a pass."""
+    """Counts per cache copy and layer. Requests as in METHODS section 9: distinct experts of a layer in a pass."""
 
     requests: Ints  # [2, copies, layers]; 0 = prefill, 1 = decode
     misses: Ints  # [2, copies, layers]
     by_misses: Ints  # [copies, layers, k + 1] decoded tokens that missed 0 ... k experts
-    first: Ints  # [2, layers] requests for experts that the trace had not asked for before
+    first: Ints  # [2, layers] first requests of an expert in the trace
 
     @classmethod
     def empty(cls, copies: int, layers: int, k: int) -> Tally:
-        """Nothing yet."""
+        """All counts zero."""
         both = (2, copies, layers)
         return cls(
             np.zeros(both, np.int64),
@@ -42,7 +42,7 @@ class Tally:
 @dataclass(slots=True)
 class Replay:
     """One policy over one trace, for several caches at once (`slots`, see Cache). `start`: "empty", or "filled" as the
-    engine's is."""
+    engine's cache is after a load."""
 
     trace: Trace
     make: Callable[[ExpertIndex], Eviction]
@@ -64,7 +64,7 @@ class Replay:
             self.cache.fill()
 
     def run(self) -> Tally:
-        """The whole trace."""
+        """Replays the whole trace."""
         future = upcoming(self.trace) if isinstance(self.cache.policy, Belady) else None
         at = 0
         for chunk in self.trace.chunks():
@@ -73,8 +73,8 @@ class Replay:
         return self.tally
 
     def feed(self, chunk: Chunk, future: npt.NDArray[Any] | None = None) -> tuple[Ints, Ints]:
-        """The next passes -> requests, misses of each [passes, copies * layers]. `future` [n, layers, k] = the pass of
-        the next use of each id, for Belady alone."""
+        """Replays the next passes -> requests, misses, each [passes, copies * layers]. `future` [n, layers, k] = the
+        pass of the next use of each id, for Belady alone."""
         expert_index = self.cache.expert_index
         ordered = np.sort(chunk.ids, 2)
         plain = (ordered[..., 1:] != ordered[..., :-1]).all((1, 2)).tolist()  # no id is repeated
@@ -114,7 +114,7 @@ class Replay:
             misses[layer :: expert_index.layers] = cache.together(ids[layer :: expert_index.layers], self._now, layer)
 
     def _pass(self, ids: Ints, misses: Ints, requests: Ints) -> None:
-        """Many tokens at once, or one with repeated ids: what is asked for differs from layer to layer."""
+        """Many tokens at once, or one with repeated ids: the number of requests differs between layers."""
         cache, expert_index = self.cache, self.cache.expert_index
         single = len(ids) == 1
         for layer in range(expert_index.layers):
@@ -141,12 +141,12 @@ class Replay:
             tally.by_misses[..., count] += (decode == count).sum(0)
 
     def _note_first(self, chunk: Chunk) -> None:
-        """Count the requests for experts that were never asked for before: no cache that starts empty can hit them."""
+        """Counts the first requests of each expert: no cache that starts empty can hit them."""
         ids = chunk.ids + np.arange(self.trace.layers)[:, None] * self.trace.experts
         flat = ids.reshape(-1)
         fresh = np.flatnonzero(~self._asked.take(flat))[::-1]
         first = np.full(self._asked.size, -1)
-        first[flat[fresh]] = fresh  # the last to write is the first in the trace
+        first[flat[fresh]] = fresh  # the last write wins, so the first request in the trace
         eids = np.flatnonzero(first >= 0)
         phase = np.repeat(chunk.decode, chunk.sizes)[first[eids] // ids[0].size].astype(np.int64)
         np.add.at(self.tally.first, (phase, eids // self.trace.experts), 1)

@@ -1,4 +1,4 @@
-"""A predictor that says again what was recorded with the trace."""
+"""A predictor that replays the predictions recorded with a trace."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from core.policy.predict import Guess, Predictor, View
 
 
 class Replayed(Predictor):
-    """A predictor whose answers were recorded with the trace."""
+    """Returns the predictions recorded with the trace."""
 
     starts: ClassVar[bool] = True
 
@@ -19,7 +19,7 @@ class Replayed(Predictor):
         self._said: dict[int, list[Guess]] = {}
 
     def recall(self, ranked: npt.NDArray[Any]) -> None:
-        """What was said in the pass that begins: RANKED, in order."""
+        """Sets the recorded predictions of the pass that begins: RANKED, in order."""
         self._said = {}
         for _, at, layer, expert, score in ranked.tolist():
             self._said.setdefault(at, []).append(Guess(layer, expert, score))

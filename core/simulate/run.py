@@ -1,4 +1,4 @@
-"""Many configurations over one trace, in parallel processes: what every policy would have done on the same tokens."""
+"""Runs many cache configurations over one trace, in parallel processes: every policy on the same tokens."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from core.simulate.replay import Replay, Tally
 from core.trace import Trace
 
 BELADY = "belady"
-SMALL = 20_000  # tokens x configurations that are done before a second process has started
+SMALL = 20_000  # tokens x configurations; fewer are finished before a second process would have started
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """One cache: an eviction policy, or BELADY, with its parameters, and how many experts it may hold in all."""
+    """One cache: an eviction policy, or BELADY, with its parameters, and its slots in all."""
 
     policy: str
     slots: int
     scope: str = "layer"
     params: Mapping[str, Value] = field(default_factory=dict)
     sizes: tuple[int, ...] = ()  # slots of each layer, `slots` in all; () = the same for every layer
-    pinned: tuple[int, ...] = ()  # eids that never leave
+    pinned: tuple[int, ...] = ()  # eids that are never evicted
     usual: tuple[float, ...] = ()  # how often a profile saw each expert, by eid; () = no profile
 
     @classmethod
     def of(
         cls, settings: Settings, slots: int, layers: int, experts: int, top_k: int, profile: Measured | None = None
     ) -> Config:
-        """The cache that the engine makes of these settings. Raises SettingError as the engine does."""
+        """The cache that the engine makes from these settings. Raises SettingError as the engine does."""
         placed = place(settings, layers, experts, top_k, profile)
         if problem := placed.problem(slots):
             raise SettingError(problem)
@@ -56,11 +56,11 @@ class Config:
 
     @property
     def capacity(self) -> int | tuple[int, ...]:
-        """What `core.simulate.cache.Cache` takes as slots."""
+        """The slots in the form that `core.simulate.cache.Cache` takes."""
         return self.sizes or self.slots
 
     def hints(self, layers: int, experts: int) -> Hints:
-        """What policies are told of experts from the start."""
+        """What policies know of experts from the start."""
         hints = Hints(layers, experts)
         hints.profile(self.usual or 0.0, self.pinned)
         return hints
@@ -68,12 +68,12 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one configuration did. Rates are of decode requests unless they say prefill; None = there were none."""
+    """Results of one configuration. Rates are of decode requests unless named prefill; None = no requests."""
 
     config: Config
     requests: int
     hits: int
-    compulsory: int  # of the misses: requests for experts the trace had not asked for before
+    compulsory: int  # of the misses: first requests of an expert in the trace
     hit_rate: float | None
     prefill_hit_rate: float | None
     misses_per_token: float | None
@@ -83,14 +83,14 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Configurations that differ in slots alone: they are computed together. `at` = their places in the list."""
+    """Configurations that differ in slots alone, computed together. `at` = their indices in the list."""
 
     configs: tuple[Config, ...]
     at: tuple[int, ...]
     start: str
 
     def run(self, trace: Trace) -> Tally:
-        """In this process."""
+        """Runs it in this process."""
         first = self.configs[0]
         return Replay(
             trace,
@@ -111,13 +111,13 @@ def simulate(
     processes: int = 0,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Result]:
-    """Replay `trace` through every configuration; results in their order. Raises SettingError or TraceError.
+    """Replays `trace` through every configuration; results in their order. Raises SettingError or TraceError.
 
     `start`: "empty" caches, or "filled" as the engine's are after a load. `processes`: 0 = one per CPU core.
     """
     if start not in ("empty", "filled"):
         raise SettingError(f"A cache starts empty or filled, not {start!r}.")
-    for config in configs:  # say at once what cannot be
+    for config in configs:  # raise errors of any configuration before the first runs
         Cache(
             maker(config),
             trace.layers,
@@ -142,7 +142,7 @@ def simulate(
 
 
 def maker(config: Config) -> Callable[[ExpertIndex], Eviction]:
-    """What builds the policy of a configuration. Raises SettingError when there is none of that name."""
+    """The factory of a configuration's policy. Raises SettingError for an unknown name."""
     if config.policy == BELADY:
         return Belady
     variant("eviction", config.policy)
@@ -150,7 +150,7 @@ def maker(config: Config) -> Callable[[ExpertIndex], Eviction]:
 
 
 def _jobs(configs: Sequence[Config], start: str, processes: int) -> list[Job]:
-    """As few as the policies allow, but enough for every process to have one; the slowest ones first."""
+    """As few jobs as the policies allow, but enough to give each process one; the slowest first."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for at, config in enumerate(configs):
         key = config.policy, config.scope, config.pinned, config.usual, *sorted(config.params.items())

@@ -1,7 +1,7 @@
 """One configuration over one trace with prefetching: the engine's own cache, layer by layer, on a virtual clock.
 
-What happens in a layer, and in which order, is `core.runtime.moe_step`: the routing is known; the cache is asked; the
-predictor looks ahead; what is there is computed, then each missing expert when it lands; slots are given back.
+Steps in a layer, in the order of `core.runtime.moe_step`: routing, cache requests, prediction, computing the resident
+experts, then each missing expert when its copy lands, release of the slots.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Ints = npt.NDArray[Any]
 
 @dataclass(slots=True)
 class Sums:
-    """What was counted over the passes of one phase."""
+    """Counts over the passes of one phase."""
 
     passes: int = 0
     tokens: int = 0
@@ -43,7 +43,7 @@ class Sums:
     counts: Counts = field(default_factory=Counts)
 
     def add(self, counts: Counts) -> None:
-        """The counts of one pass."""
+        """Adds the counts of one pass."""
         for name in (
             "issued",
             "used",
@@ -60,7 +60,7 @@ class Sums:
 
 
 class TimedReplay:
-    """`clock` says how long things take; `deadline` is the setting prefetch_deadline."""
+    """`clock` gives the durations; `deadline` is the setting prefetch_deadline."""
 
     def __init__(
         self,
@@ -96,13 +96,13 @@ class TimedReplay:
         self.link.restart()
         self.link.load_s = clock.load_ms / 1e3
         self.sums: dict[Phase, Sums] = {"prefill": Sums(), "decode": Sums()}
-        self.recalled = np.zeros((2, trace.layers))  # guessed and chosen, chosen; of decoded tokens by layer
+        self.recalled = np.zeros((2, trace.layers))  # [predicted and chosen, chosen] of decoded tokens by layer
         self._layer_s = clock.layer_ms(trace.layers, trace.top_k) / 1e3
         self._toll = PrefetchCost()
-        self._said: dict[int, list[int]] = {}  # layer -> what was last named for it, best first
+        self._said: dict[int, list[int]] = {}  # layer -> its last prediction, best first
 
     def run(self) -> dict[Phase, Sums]:
-        """The whole trace."""
+        """Replays the whole trace."""
         for ids, chunk, at, tokens in passes(self.trace):
             if isinstance(self.predictor, Replayed) and chunk.ranked is not None:
                 self.predictor.recall(chunk.ranked[chunk.ranked["of"] == at])
@@ -154,13 +154,13 @@ class TimedReplay:
             self._said[layer] = [guess.expert for guess in sorted(named, key=lambda guess: -guess.score)]
 
     def _remember(self, layer: int, asked: Sequence[int], phase: Phase) -> None:
-        """Recall@k: of what was named last for the layer, the first k beside what it asks for."""
+        """Recall@k: compares the first k of the layer's last prediction with its requests."""
         said = self._said.pop(layer, ())
         if phase == "decode" and self.predictor.looks:
             self.recalled[:, layer] += len(set(said[: self.trace.top_k]) & set(asked)), len(asked)
 
     def _compute(self, lease: Lease, sums: Sums) -> None:
-        """What is there, then each missing expert as it lands."""
+        """Computes the resident experts, then each missing one as it lands."""
         one_s, extra_s = self.clock.expert_ms / 1e3, self.clock.miss_ms / 1e3
         waiting = [held for held in lease.held if held.ticket is not None]
         for held in lease.held:
@@ -176,7 +176,7 @@ class TimedReplay:
 
 
 def passes(trace: Trace) -> Iterator[tuple[Ints, Chunk, int, slice]]:
-    """Every pass: its ids [n, L, k], the chunk it is in, its number there, and where its tokens are there."""
+    """Yields every pass: its ids [n, L, k], its chunk, its index in the chunk, and the slice of its tokens there."""
     for chunk in trace.chunks():
         ends = chunk.sizes.cumsum().tolist()
         for at, (end, size) in enumerate(zip(ends, chunk.sizes.tolist(), strict=True)):
@@ -184,7 +184,8 @@ def passes(trace: Trace) -> Iterator[tuple[Ints, Chunk, int, slice]]:
 
 
 def distinct(rows: npt.NDArray[Any]) -> list[list[list[int]]]:
-    """[n, L, k] ids of a pass -> [L][1][...] distinct experts of each layer, in the order in which the engine asks."""
+    """[n, L, k] ids of a pass -> [L][1][...] distinct experts of each layer, in the order in which the engine requests
+    them."""
     if len(rows) == 1:
         return [[list(dict.fromkeys(row))] for row in rows[0].tolist()]
     return [[np.unique(rows[:, layer]).tolist()] for layer in range(rows.shape[1])]

@@ -1,4 +1,4 @@
-"""What a predictor may look at when there is a recorded trace and no model."""
+"""What a predictor can read when there is a recorded trace and no model."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from core.trace import Chunk, Trace
 
 
 class TraceView:
-    """One pass of a trace, layer by layer (core.policy.predict.base.View). What the trace does not have is refused with
-    TraceError, which says how to record it."""
+    """One pass of a trace, layer by layer (core.policy.predict.base.View). Asking for data that the trace does not have
+    raises TraceError, which says how to record it."""
 
     def __init__(self, trace: Trace, chunk: Chunk, at: int, tokens: slice, profile: Facts | None) -> None:
-        """Pass number `at` of `chunk`, whose tokens are `tokens` there; before its first layer."""
+        """Pass number `at` of `chunk`, with the slice `tokens` of its tokens; starts before the first layer."""
         self.layers, self.experts, self.top_k = trace.layers, trace.experts, trace.top_k
         self.layer, self.request = -1, int(chunk.rid[at])
         self.ids: Sequence[Sequence[int]] = ()
@@ -27,12 +27,12 @@ class TraceView:
         self._ids = chunk.ids[tokens]
 
     def reach(self, layer: int) -> None:
-        """`layer` is being computed from now on."""
+        """Moves on to `layer`, which is now being computed."""
         self.layer, self.ids = layer, self._ids[:, layer].tolist()
 
     @property
     def weights(self) -> Sequence[Sequence[float]]:
-        """[T][k]."""
+        """[T][k] gate weights of this layer."""
         if self._chunk.weights is not None:
             rows: list[list[float]] = self._chunk.weights[self._part, self.layer].tolist()
             return rows
@@ -46,15 +46,15 @@ class TraceView:
         return Later(lambda: mean)
 
     def ask(self, layers: Sequence[int], state: State = "hidden") -> npt.NDArray[np.float64]:
-        """Not without the model's states."""
+        """Raises TraceError: needs the model's hidden states."""
         raise self._blind()
 
     def estimate(self, layer: int) -> npt.NDArray[np.float64]:
-        """Not without the model's states."""
+        """Raises TraceError: needs the model's hidden states."""
         raise self._blind()
 
     def embedding(self) -> Later:
-        """Not without the model's embeddings."""
+        """Raises TraceError: needs the model's embeddings."""
         raise self._blind()
 
     def path(self) -> Net:
@@ -68,7 +68,7 @@ class TraceView:
         return self.profile.net("path")
 
     def _probs(self) -> npt.NDArray[np.float32]:
-        """[T, E] of this layer's router."""
+        """[T, E] distributions of this layer's router. Raises TraceError when they were not recorded."""
         if self._chunk.probs is None:
             raise TraceError(
                 "This prefetcher looks at the router's whole distributions, which the trace does not have."

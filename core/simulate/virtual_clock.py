@@ -1,6 +1,6 @@
-"""Slots, store and link without bytes, on a clock that moves only when it is told to.
+"""Slots, store and link without bytes, on a clock that only moves when it is advanced.
 
-They stand where `core.memory` has the real ones, so that the engine's own cache runs over them.
+They replace the real ones of `core.memory`, so that the engine's own cache runs over them.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ NOTHING: Any = None
 
 
 class VirtualSlots:
-    """As many slots as are asked for; they hold nothing."""
+    """An unlimited number of slots without memory."""
 
     def __init__(self) -> None:
         self._next = self._count = 0
 
     def allocate(self) -> Slot:
-        """A new one."""
+        """A new slot."""
         self._next, self._count = self._next + 1, self._count + 1
         return Slot(self._next - 1, NOTHING, NOTHING)
 
     def free(self, slot: Slot) -> None:
-        """Give one back."""
+        """Gives a slot back."""
         self._count -= 1
 
     def __len__(self) -> int:
@@ -35,7 +35,7 @@ class VirtualSlots:
 
 
 class VirtualExperts:
-    """Experts that are all in host memory, of one size."""
+    """Experts of one size, all in host memory."""
 
     def __init__(self, blob_bytes: int) -> None:
         self.blob_bytes = blob_bytes
@@ -46,10 +46,10 @@ class VirtualExperts:
 
 
 class VirtualLink:
-    """One copy at a time, each `load_s` long: demands first, then prefetches by priority, as an emulated link does it.
+    """One copy at a time, each `load_s` long: demand copies first, then prefetches by priority, as on an emulated link.
 
-    A copy starts when it was submitted or when the link became free, whichever is later. `fetch(ticket)` is called when
-    one starts: with it the link carries real bytes in virtual time.
+    A copy starts when it is submitted or when the link becomes free, whichever is later. `fetch(ticket)` is called at
+    each start; with it the link carries real bytes in virtual time.
     """
 
     lanes = 1
@@ -62,23 +62,23 @@ class VirtualLink:
         self._finished: list[Ticket] = []
 
     def now_s(self) -> float:
-        """Virtual seconds since the beginning."""
+        """Virtual seconds since the start."""
         return self._clock_s
 
     def advance(self, seconds: float) -> None:
-        """Time goes by, and the link works."""
+        """Moves the clock forward and starts the copies that are due."""
         self._clock_s += seconds
         self._work()
 
     def submit(self, ticket: Ticket) -> Ticket:
-        """Queue a copy; it starts at once when the link is idle."""
+        """Queues a copy; it starts at once when the link is idle."""
         ticket.submitted_s = self._clock_s
         self._queue.push(ticket)
         self._work()
         return ticket
 
     def promote(self, ticket: Ticket) -> bool:
-        """A prefetch is now demanded. False when it is no longer queued."""
+        """Turns a queued prefetch into a demand copy. False when it is no longer queued."""
         if ticket.state != QUEUED or ticket.demand:
             return False
         ticket.submitted_s = self._clock_s
@@ -86,22 +86,22 @@ class VirtualLink:
         return True
 
     def cancel(self, ticket: Ticket) -> bool:
-        """Take a copy out of the queue; False when it has started."""
+        """Removes a copy from the queue; False when it has started."""
         if ticket.state == QUEUED:
             self._queue.remove(ticket)
             ticket.state = CANCELLED
         return bool(ticket.state == CANCELLED)
 
     def rank(self, priorities: Iterable[tuple[Ticket, float]]) -> None:
-        """Order the queued prefetches anew."""
+        """Sets new priorities of the queued prefetches."""
         self._queue.rank(priorities)
 
     def landed(self, ticket: Ticket) -> bool:
-        """The copy is over."""
+        """Whether the copy has finished."""
         return bool(ticket.state == STARTED and ticket.landed_s <= self._clock_s)
 
     def wait(self, ticket: Ticket) -> float:
-        """Let time go by until the copy is over; the seconds. One that is still queued is next."""
+        """Advances the clock until the copy has finished; returns the seconds. One that is still queued starts next."""
         if ticket.state == QUEUED:
             self._queue.remove(ticket)
             self._start(ticket)
@@ -110,27 +110,27 @@ class VirtualLink:
         return waited_s
 
     def settle(self, ticket: Ticket) -> None:
-        """Its slot may be given to another expert: on this link copies follow one another."""
+        """Does nothing: copies on this link follow one another, so the slot may be reused at once."""
 
     def forget(self) -> None:
-        """Drop what was noted of copies so far."""
+        """Forgets the finished copies."""
         self._finished.clear()
 
     def restart(self) -> None:
-        """The clock and an idle link at zero."""
+        """Resets the clock to zero and the link to idle."""
         self._clock_s = self._free_s = 0.0
         self.forget()
 
     def copy_s(self, size_bytes: int) -> float:
-        """Seconds that a copy takes."""
+        """Seconds that one copy takes."""
         return self.load_s
 
     def backlog_s(self, size_bytes: int) -> float:
-        """Seconds until what is under way and the demands that wait are done."""
+        """Seconds until the copy in flight and the queued demand copies are done."""
         return max(0.0, self._free_s - self._clock_s) + len(self._queue.demand) * self.load_s
 
     def take_finished(self) -> list[Ticket]:
-        """Copies that have started, each handed out once."""
+        """Copies that have started, each returned once."""
         taken, self._finished = self._finished, []
         return taken
 

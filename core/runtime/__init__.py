@@ -1,1 +1,1 @@
-"""Executes: who is resident, one MoE layer, what was measured."""
+"""Runs forward passes: the MoE step, expert arithmetic, handling of misses, and step records."""

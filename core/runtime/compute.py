@@ -1,7 +1,7 @@
-"""One expert's arithmetic, out of a slot, in the order that transformers' grouped_mm uses: bit-identical to it.
+"""The arithmetic of experts, read from slots, in the order of transformers' grouped_mm: bit-identical to it.
 
-On a GPU several experts are computed in one launch where there are kernels for it (core.memory.codec.kernels): their
-sums are fp32 and rounded once, as close to the exact product as transformers' own, but not its bits.
+On a GPU several experts are computed in one launch where kernels exist (core.memory.codec.kernels): these sum in fp32
+and round once, so they are as close to the exact product as transformers' results, but not bit-identical to them.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class ExpertMath:
     """The feed-forward of one MoE layer's experts: up (gate and up together), activation, down.
 
     Source: transformers.integrations.moe.grouped_mm_experts_forward, whose results it reproduces. `stack` computes
-    several experts of one token at once: out of their slots where the codec can, else in one product over copies of
+    several experts of one token in one product: directly from their slots where the codec can, else over copies of
     their weights; see core.runtime.stacking.
     """
 
     def __init__(self, experts: Any, codec: Codec, kernels: SlotKernels | None = None) -> None:
-        """`experts` is the model's own experts module: its flags and its activation are used, no weights. `kernels`
-        are those of the codec's slots where there are any."""
+        """`experts` is the model's own experts module: its flags and its activation are used, not its weights.
+        `kernels` are those for the codec's slots, if any exist."""
         self.codec = codec
         self.up_name = "gate_up_proj" if experts.has_gate else "up_proj"
         self.has_bias = bool(experts.has_bias)
@@ -40,12 +40,12 @@ class ExpertMath:
         self._norm = experts.post_expert_norm if getattr(experts, "has_post_expert_norm", False) else None
         self._one_by_one = bool(getattr(experts, ASCENDING, False))
         self.stack = isinstance(codec, FusedCodec)
-        self.placed = False  # rows have to be told their places: `needs_places`
-        self.tap: Callable[[torch.Tensor], None] | None = None  # told of all pairs' outputs, before their weights
+        self.placed = False  # whether the activation needs row positions: see `needs_places`
+        self.tap: Callable[[torch.Tensor], None] | None = None  # called with the outputs of all pairs, before weighting
         self.grouped = GroupedMath(kernels, self.up_name, self.has_bias, self._gate) if kernels is not None else None
 
     def needs_places(self) -> bool:
-        """Whether the gate's bits depend on where rows stand, and the products around it are exact."""
+        """Whether the activation's bits depend on row positions while the products around it are exact."""
         width, inner = self.codec.out_in(self.up_name)[0], self.codec.out_in("down_proj")[1]
         exact = isinstance(self.codec, Plain) and self.codec.device.type == "cpu"
         return exact and inner % BLOCK > 0 and depends(self._gate, width, self.codec.dtype)
@@ -56,7 +56,7 @@ class ExpertMath:
         return y.add_(slot.parts.plain[self.up_name + "_bias"]) if self.has_bias else y
 
     def activate(self, y: torch.Tensor, places: Places | None = None) -> torch.Tensor:
-        """[n, 2I] -> [n, I], the model's own gate; `places` matter only where `placed`."""
+        """[n, 2I] -> [n, I], the model's own activation; `places` matters only where `placed`."""
         activated: torch.Tensor = self._gate(y) if places is None else scattered(self._gate, y, places)
         return activated
 
@@ -72,18 +72,19 @@ class ExpertMath:
         return self.stacked(slots, x, places) if self.stack and len(slots) > 1 else self.one_by_one(slots, x, places)
 
     def one_by_one(self, slots: Sequence[Slot], x: torch.Tensor, places: Places | None = None) -> torch.Tensor:
-        """A product an expert."""
+        """One product per expert."""
         acts = self.activate(torch.cat([self.up(slot, x) for slot in slots]), places)
         return torch.cat([self.down(slot, a) for slot, a in zip(slots, acts.split(1), strict=True)])
 
     def batches(
         self, held: Sequence[LeasedExpert], rows: Mapping[int, slice], tokens: int
     ) -> Iterable[list[LeasedExpert]]:
-        """Leased experts of a prompt of so many tokens, in the portions that `many` takes; `rows` by expert."""
+        """Group the leased experts of a prompt of `tokens` tokens into the batches that `many` takes; `rows` by
+        expert."""
         return together(held, rows, tokens) if self.grouped is not None else ([one] for one in held)
 
     def many(self, slots: Sequence[Slot], rows: Sequence[slice], x: torch.Tensor, out: torch.Tensor) -> None:
-        """States x[rows[i]] through the expert in slots[i], into out[rows[i]]; x and out [all rows, H]."""
+        """States x[rows[i]] through the expert in slots[i], into out[rows[i]]; x and out are [all rows, H]."""
         counts = [at.stop - at.start for at in rows]
         if self.grouped is not None and self.grouped.takes(sum(counts)):
             y = self.grouped.many(slots, counts, torch.cat([x[at] for at in rows]))
@@ -97,11 +98,12 @@ class ExpertMath:
 
     @property
     def can_copy(self) -> bool:
-        """Whether the weights can be copied together: as they are and without biases."""
+        """Whether weights can be copied together: stored plain (not quantised) and without biases."""
         return isinstance(self.codec, Plain) and not self.has_bias
 
     def stacked(self, slots: Sequence[Slot], x: torch.Tensor, places: Places | None = None) -> torch.Tensor:
-        """All at once. Only where `can_copy`, or out of slots."""
+        """All experts in one product. Only where `can_copy`, or with a FusedCodec, which multiplies directly from
+        slots."""
         assert isinstance(self.codec, Plain | FusedCodec)
         parts = [slot.parts for slot in slots]
         acts = self.activate(self._biased(self.codec.stacked(parts, self.up_name, x), parts, self.up_name), places)
@@ -111,8 +113,8 @@ class ExpertMath:
         return y.add_(torch.stack([one.plain[part + "_bias"] for one in parts])) if self.has_bias else y
 
     def combine(self, out: torch.Tensor, weights: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Outputs of all pairs [T * k, H] and router weights [T, k] -> [T, H], summed in top-k order; where a model's
-        own code rounds after each, so is done here."""
+        """Outputs of all pairs [T * k, H] and router weights [T, k] -> [T, H], summed in top-k order; rounds after each
+        addition where the model's own code does."""
         if self._norm is not None:
             out = self._norm(out)
         if self.tap is not None:

@@ -1,4 +1,4 @@
-"""The gates of METHODS section 1 for every layer, from settings and a profile; and whether they can be had at all."""
+"""Builds the gates of METHODS section 1 for every layer from settings and a profile."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from core.settings.pins import Pins
 from core.settings.registry import Value
 from core.types import ModelShape
 
-NEVER = -1.0  # an entropy that nothing is at or below
-ALWAYS = 2.0  # a share or a margin that nothing reaches
+NEVER = -1.0  # a threshold that no entropy is at or below
+ALWAYS = 2.0  # a threshold that no share or margin reaches
 
 
 def gates_of(
     settings: Mapping[str, Value], shape: ModelShape, profile: Profile | None, device: torch.device
 ) -> list[Gates]:
-    """One a layer. The settings' `miss` is not "wait"; what they need of the profile is there."""
+    """One per layer. Requires settings with `miss` other than "wait" and a profile that has what they need."""
     way, margin = str(settings["miss"]), float(settings["gate_margin"])
     buddy = settings["substitute"] == "buddy"
     return [
@@ -43,12 +43,13 @@ def gates_of(
 
 
 def temperature(settings: Mapping[str, Value]) -> float:
-    """Of the entropy. A profile's percentiles are those of the gate weights as they are."""
+    """The temperature of the entropy; 1 for the percentile gate, since a profile's percentiles are of unscaled gate
+    weights."""
     return float(settings["gate_temperature"]) if settings["gate"] != "percentile" else 1.0
 
 
 def thresholds(gates: Sequence[Gates], layers: int) -> list[float]:
-    """[L] the entropy at or below which nothing is replaced; NaN where nothing asks."""
+    """[L] entropy at or below which nothing is replaced; NaN for layers without an entropy gate."""
     return [gate.tau if gate.tau > NEVER else math.nan for gate in gates] or [math.nan] * layers
 
 

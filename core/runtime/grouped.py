@@ -1,4 +1,4 @@
-"""Several experts' arithmetic in a few launches on a GPU: the kernels' products around the model's own activation."""
+"""Computes several experts in a few GPU launches: kernel products around the model's own activation."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from core.cache.lease import LeasedExpert
 from core.memory.arena import Slot
 from core.memory.codec.kernels import LANES_MOST, SlotKernels
 
-FEW = 64  # rows that are computed straight out of slots; each reads its expert's weights anew
-TOGETHER = LANES_MOST  # experts of a prompt that are computed together
-LATE = 4  # of those still on their way: what has landed is computed while the next are copied
+FEW = 64  # rows up to which products read weights directly from slots; each row reads its expert's weights again
+TOGETHER = LANES_MOST  # experts of a prompt computed together
+LATE = 4  # the same for experts still being copied: computes those that landed while the next are copied
 DOWN = "down_proj"
 
 
 class GroupedMath:
-    """What ExpertMath does an expert at a time, for several. Biases and activations are the model's own."""
+    """Does for several experts at once what ExpertMath does for one. Biases and activation are the model's own."""
 
     def __init__(
         self, kernels: SlotKernels, up: str, has_bias: bool, gate: Callable[[torch.Tensor], torch.Tensor]
     ) -> None:
-        """`up` = the name of the first matrix, `gate` = [n, 2I] -> [n, I]."""
+        """`up` = name of the first matrix, `gate` = the activation [n, 2I] -> [n, I]."""
         self._kernels, self._up, self._bias, self._gate = kernels, up, has_bias, gate
 
     def few(self, slots: Sequence[Slot], x: torch.Tensor) -> torch.Tensor:
-        """A state for each slot [n, H], or one for all [1, H] -> [n, H]. Two launches, or two for every 16 slots."""
+        """One state per slot [n, H], or one for all [1, H] -> [n, H]. Two launches for every 16 slots."""
         raw = [slot.raw for slot in slots]
         return self._kernels.multiply(DOWN, raw, self._gate(self._kernels.multiply(self._up, raw, x)))
 
     def takes(self, rows: int) -> bool:
-        """Whether `many` serves that many rows: plain weights of many rows are best multiplied where they are."""
+        """Whether `many` handles that many rows: with plain weights, large batches are faster multiplied in place."""
         return rows <= FEW or not self._kernels.is_plain
 
     def many(self, slots: Sequence[Slot], counts: Sequence[int], x: torch.Tensor) -> torch.Tensor:
-        """counts[i] states through the expert in slots[i]: x [all, H], one expert's after another's -> [all, H]."""
+        """counts[i] states through the expert in slots[i]; x [all, H] is ordered by expert -> [all, H]."""
         if x.shape[0] <= FEW:
             return self.few([slot for slot, count in zip(slots, counts, strict=True) for _ in range(count)], x)
         return self._product(DOWN, slots, counts, self._gate(self._product(self._up, slots, counts, x)))
 
     def _product(self, part: str, slots: Sequence[Slot], counts: Sequence[int], x: torch.Tensor) -> torch.Tensor:
-        """By dequantised weights, some experts at a time."""
+        """Multiplies by dequantised weights, some experts at a time."""
         out, start = x.new_empty(x.shape[0], self._kernels.outputs(part)), 0
         for first, weights in self._kernels.widened(part, [slot.raw for slot in slots]):
             some = counts[first : first + len(weights)]
@@ -55,7 +55,7 @@ class GroupedMath:
 
 
 def products(x: torch.Tensor, weights: torch.Tensor, counts: Sequence[int], out: torch.Tensor) -> None:
-    """counts[i] rows of x [all, in] times weights[i] [out, in], into out [all, out]."""
+    """counts[i] rows of x [all, in] times the transpose of weights[i] [out, in], written to out [all, out]."""
     if has_grouped_mm(weights):
         ends = torch.tensor(counts, dtype=torch.int32).cumsum(0, dtype=torch.int32)
         ends = ends.pin_memory().to(x.device, non_blocking=True)
@@ -68,7 +68,7 @@ def products(x: torch.Tensor, weights: torch.Tensor, counts: Sequence[int], out:
 def has_grouped_mm(weights: torch.Tensor) -> bool:
     """Whether torch has a grouped kernel for weights [experts, out, in]: bf16 on Hopper and data-centre Blackwell.
 
-    Elsewhere its `grouped_mm` is a loop over the groups that waits for their sizes first.
+    On other devices its `grouped_mm` loops over the groups and first waits for their sizes.
     """
     if weights.device.type != "cuda" or weights.dtype != torch.bfloat16 or torch.version.hip is not None:
         return False
@@ -77,8 +77,8 @@ def has_grouped_mm(weights: torch.Tensor) -> bool:
 
 
 def together(held: Sequence[LeasedExpert], rows: Mapping[int, slice], tokens: int) -> Iterator[list[LeasedExpert]]:
-    """Cut leased experts, in their order, into those computed together: no more rows than one expert can have
-    (`tokens`), which is what the workspace is counted for; `rows` by expert."""
+    """Split leased experts, in order, into batches that are computed together: a batch has at most `tokens` rows, the
+    most that one expert can have, which is what the workspace is sized for; `rows` by expert."""
     some: list[LeasedExpert] = []
     size = 0
     for one in held:

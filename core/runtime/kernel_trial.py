@@ -1,6 +1,6 @@
-"""Do the grouped kernels compute here what the portable products do? Asked once a load, with experts that are resident.
+"""Checks once per load, with resident experts, that the grouped kernels compute what the portable products do.
 
-It is also when the kernels are compiled, so that no answer waits for that. The reference is computed on the CPU: it
+The check also compiles the kernels, so that no answer waits for compilation. The reference is computed on the CPU: it
 dequantises whole matrices, for which the device may have no room.
 """
 
@@ -15,13 +15,13 @@ from core.memory.codec.kernels import portable
 from core.runtime.compute import ExpertMath
 from core.runtime.grouped import FEW
 
-CLOSE = 0.03  # of the result's norm: far above the rounding of 16-bit numbers, far below any mistake
+CLOSE = 0.03  # relative error, of the result's norm: far above 16-bit rounding, far below any mistake
 
 
 @torch.inference_mode()
 def objection(math: ExpertMath, slots: Sequence[Slot], hidden: int, dtype: torch.dtype) -> str:
-    """Why the kernels of `math` must not be used, "" when they agree with its portable products. `slots` are filled,
-    as many as a token uses."""
+    """The reason why the kernels of `math` must not be used, "" when they agree with its portable products. `slots` are
+    filled, as many as a token uses."""
     assert math.grouped is not None
     x = torch.randn(FEW + 1, hidden, generator=torch.Generator().manual_seed(0)).to(slots[0].raw.device, dtype)
     try:
@@ -30,7 +30,7 @@ def objection(math: ExpertMath, slots: Sequence[Slot], hidden: int, dtype: torch
             got.append(math.grouped.many(slots[-1:], [len(x)], x))
         want = _reference(math, slots[-1], x)
         errors = [float((y.cpu().float() - want[: len(y)]).norm() / want[: len(y)].norm()) for y in got]
-    except Exception as error:  # whatever a compiler or a driver raises
+    except Exception as error:  # any error of a compiler or driver
         return f"they do not run here ({type(error).__name__}: {str(error).strip().partition(chr(10))[0]})"
     return "" if all(error < CLOSE for error in errors) else f"they are {max(errors):.1%} off in a trial"
 

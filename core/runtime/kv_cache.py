@@ -1,4 +1,4 @@
-"""One chat's cache, of the size that the budget reserved: allocated in the first pass and reused ever after."""
+"""The KV cache of one chat, of the size that the budget reserved: allocated in the first pass and then reused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from core.hf.cache import reserve
 
 
 class KVCache:
-    """Keys, values and states of every layer of `model`, for `context` positions of one sequence."""
+    """Keys, values and recurrent states of every layer of `model`, for `context` positions of one sequence."""
 
     def __init__(self, model: PreTrainedModel, context: int) -> None:
         self._config = model.config
@@ -19,8 +19,8 @@ class KVCache:
 
     @torch.inference_mode()
     def fresh(self) -> DynamicCache:
-        """An empty cache for transformers, wherever the last answer broke off; the previous one must no longer be
-        used."""
+        """An empty cache for transformers, also after an answer that broke off. The cache returned before must no
+        longer be used."""
         for layer in self._own:
             layer.clear()
         cache = DynamicCache(config=self._config)

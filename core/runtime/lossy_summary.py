@@ -1,4 +1,4 @@
-"""What lossy options did over some forward passes, summed up for the deck."""
+"""Summarises for the deck what lossy options did over some forward passes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def look(
     threshold: Sequence[float],
     buddies: npt.NDArray[np.float32] | None,
 ) -> LossyLook:
-    """`window` = the passes that "now" means, `tail` those of the timelines; the rest as in LossyLook."""
+    """`window` = the passes of the current figures, `tail` = those of the timelines; other arguments as in
+    LossyLook."""
     did = [step for step in window if step.lossy is not None]
     assignments = sum(step.assignments for step in did)
     per_layer = np.zeros((layers, 3), np.float32)
@@ -51,7 +52,7 @@ def _entropies(steps: Sequence[StepRecord], layers: int) -> npt.NDArray[np.uint3
 
 
 def _mean(name: str, steps: Sequence[StepRecord]) -> npt.NDArray[np.float32]:
-    """[N] mean over the layers that have a value; NaN where none has."""
+    """[N] mean over the layers that have a value; NaN for a step without any."""
     found = np.full(len(steps), np.nan, np.float32)
     for at, step in enumerate(steps):
         values: npt.NDArray[Any] | None = getattr(step.lossy, name, None)

@@ -1,7 +1,7 @@
-"""A loaded model to measure: forward passes that belong to no answer, and a look at every MoE layer of them.
+"""Measurement session: forward passes of a loaded model outside any answer, with access to every MoE layer's results.
 
-Passes go through the engine's own cache and experts, so they are as exact as an answer and need no more memory. Nothing
-is predicted, recorded or shown meanwhile. `close` leaves the model without a hook of ours.
+Passes use the engine's own cache and experts, so they are as exact as an answer and need no more memory. Meanwhile
+nothing is predicted, recorded or shown. `close` removes all hooks from the model.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from core.types import ModelShape, Phase
 
 
 class Preempted(Exception):
-    """Somebody else wants the model: the pass broke off."""
+    """Raised inside a pass that was stopped because another caller wants the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerRun:
-    """One MoE layer of a pass over T tokens, after it. The tensors are the pass's own: clone what is kept."""
+    """The results of one MoE layer in a pass over T tokens. The tensors belong to the pass: clone what is kept."""
 
-    seen: Seen  # its router's call; `seen.layer` is its index
+    seen: Seen  # the router's call; `seen.layer` is the layer's index
     ids: torch.Tensor  # int64 [T, k] experts that were computed
-    weights: torch.Tensor  # [T, k] as the experts were given them
-    outs: torch.Tensor  # [T * k, H] what each returned, before its weight; a token's k in a row
-    given: torch.Tensor  # [T, H] what the experts were given
+    weights: torch.Tensor  # [T, k] as passed to the experts
+    outs: torch.Tensor  # [T * k, H] output of each expert, before its weight; ordered by token
+    given: torch.Tensor  # [T, H] input of the experts
 
 
 @dataclass(slots=True)
 class MeasurementSession:
-    """Built by `Engine.workbench`, which keeps everybody else off the model meanwhile."""
+    """Built by `Engine.workbench`, which holds the model lock for its lifetime."""
 
     model: Any
     sites: Sequence[ExpertsSite]
     shape: ModelShape
     device: torch.device
-    context: int  # tokens that one cache holds
+    context: int  # capacity of one KV cache in tokens
     chunk: int  # most tokens of one pass
     step: MoEStep
     expert_cache: ExpertCache
@@ -60,10 +60,10 @@ class MeasurementSession:
     kv: KVCache
     threads: Threads
     predictor_host: PredictorHost
-    carried: bool = True  # a pass goes on from the state that the one before left; else a prompt is one pass
-    workspace: int = 0  # bytes that a pass may take for activations
+    carried: bool = True  # a pass can continue from the state the one before left; if not, a prompt must be one pass
+    workspace: int = 0  # bytes available to a pass for activations
     _predictor: Predictor = field(init=False)
-    _traces: bool = field(init=False, default=True)  # left in the recorder and the counters
+    _traces: bool = field(init=False, default=True)  # whether passes left entries in the recorder and the counters
     _miss: MissPolicy | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -72,8 +72,8 @@ class MeasurementSession:
 
     @torch.inference_mode()
     def run(self, ids: Sequence[int], cache: Any, phase: Phase = "prefill", keep: int = 1) -> torch.Tensor:
-        """One pass over some tokens [T] that follow what `cache` holds, at most `chunk` of them; logits [keep, V] of
-        the last ones."""
+        """One pass over tokens [T], at most `chunk`, that follow what `cache` holds -> logits [keep, V] of the last
+        ones."""
         self.threads.use(phase, len(ids))
         self.expert_cache.now += 1
         self.expert_cache.phase = phase
@@ -89,8 +89,8 @@ class MeasurementSession:
     def watched(
         self, on_layer: Callable[[LayerRun], None], on_embedding: Callable[[torch.Tensor], None]
     ) -> Iterator[None]:
-        """Inside, `on_layer` is told of every MoE layer, in order, and `on_embedding` of the embedding's output [T, H]
-        before the first. Both are called within the pass, on its thread."""
+        """Inside, `on_layer` is called after every MoE layer, in order, and `on_embedding` with the embedding's output
+        [T, H] before the first. Both are called within the pass, on its thread."""
         seen: list[Seen] = []
         outs: list[torch.Tensor] = []
 
@@ -118,8 +118,8 @@ class MeasurementSession:
 
     @torch.inference_mode()
     def outputs(self, layer: int, given: torch.Tensor, experts: Sequence[int]) -> torch.Tensor:
-        """[T, n, H] what each of n experts of a layer returns for each of some inputs [T, H], before any weight. T is
-        at least 2, and T * n at most what a pass computes: chunk * k. Not while the model is watched."""
+        """[T, n, H] outputs of n experts of a layer for inputs [T, H], before any weight. T is at least 2, and T * n at
+        most chunk * k, which is what a pass computes. Not allowed inside `watched`."""
         self.threads.use("prefill")
         self.expert_cache.now += 1
         self.expert_cache.phase = "prefill"
@@ -136,7 +136,7 @@ class MeasurementSession:
 
     @contextmanager
     def unpaced(self) -> Iterator[None]:
-        """Inside, copies are as fast as the machine can: for passes whose time is not what is measured."""
+        """Inside, link emulation is off: for passes whose time is not measured."""
         self.transfers.hurried = True
         try:
             yield
@@ -160,8 +160,8 @@ class MeasurementSession:
 
     @contextmanager
     def borrowed_cache(self, stop: Callable[[], bool]) -> Iterator[None]:
-        """Inside, passes leave no trace in the cache, in what it counts, nor in the link's book: most experts stay, and
-        afterwards those that had to leave are fetched back, until `stop()`. Only while the cache is `quiet`."""
+        """Inside, passes leave no trace in the cache, its counts or the link's measurements: most experts stay
+        resident, and evicted ones are fetched back afterwards, until `stop()`. Only while the cache is `quiet`."""
         noted = self.transfers.set_aside()
         aside = self.expert_cache.set_aside(2 * self.shape.top_k)
         with self.unpaced():
@@ -173,26 +173,26 @@ class MeasurementSession:
                 self._traces = False
 
     def start_over(self) -> None:
-        """The cache as after a load."""
+        """Reset the cache to its state after a load."""
         with self.unpaced():
             self.expert_cache.start_over()
 
     def missed(self) -> bool:
-        """Whether the last pass had to fetch an expert."""
+        """Whether the last pass fetched an expert on demand."""
         return self.expert_cache.counts.demand_bytes > 0
 
     def stall_ms(self) -> float:
-        """How long the last pass waited for copies; ask once, when the device is idle."""
+        """How long the last pass waited for copies. Call once per pass, when the device is idle."""
         return (self.recorder.stall_s + self.transfers.device_stall_s()[0]) * 1e3
 
     def has_room(self, experts: int) -> bool:
-        """Whether so many experts of every layer fit into the slots at once, beside those that are pinned."""
+        """Whether that many experts of every layer fit into the slots at once, beside the pinned ones."""
         layers = range(self.shape.layers)
         sharing = len(layers) // len({id(self.expert_cache.pool(layer)) for layer in layers})
         return all(self.expert_cache.room(layer) >= experts * sharing for layer in layers)
 
     def close(self) -> None:
-        """After the last pass, also one that broke off."""
+        """Call after the last pass, also after one that broke off."""
         self.expert_cache.abandon()
         if self._traces:
             self.recorder.forget()

@@ -1,8 +1,7 @@
-"""What is done about the experts of a layer that are missing: waited for, substituted, dropped, or not even asked for.
+"""Decides what happens to a layer's missing experts: wait, substitute, drop, or execute the predicted routing instead.
 
-Called by `core.runtime.moe_step` between the router and the cache, on the thread that computes, and only while
-something lossy is on. What was chosen for each missing expert, and why, is an event of the step record (METHODS 1, 5
-and 6).
+Called by `core.runtime.moe_step` between the router and the cache, on the compute thread, and only while a lossy option
+is on. The decision for each missing expert, and its reason, become events of the step record (METHODS 1, 5 and 6).
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ FATES = {Action.SUBSTITUTE: Outcome.SUBSTITUTED, Action.DROP: Outcome.DROPPED, A
 
 
 class MissPolicy:
-    """Of one model. `use` between two passes; `begin`, `route` a layer at a time, `take` in a pass."""
+    """For one model. Call `use` between two passes; `begin`, then `route` once per layer, then `take` within a pass."""
 
     def __init__(
         self, shape: ModelShape, expert_cache: ExpertCache, predictor_host: PredictorHost, device: torch.device
@@ -48,13 +47,13 @@ class MissPolicy:
             device,
         )
         self._substitute: Substitute | None = None
-        self._gates: list[Gates] = []  # of each layer; empty: every miss is waited for
+        self._gates: list[Gates] = []  # per layer; empty: every miss is waited for
         self._budget = -1.0  # bytes that a pass may copy on demand; < 0: no adaptive gate
         self._temperature, self._renormalise = 1.0, False
         self.begin()
 
     def use(self, settings: Mapping[str, Value], profile: Profile | None) -> None:
-        """Take what is set. `core.lossy_needs` has checked that it can be."""
+        """Apply settings. `core.session.lossy_check` has checked that they are possible."""
         shape, way, self.profile = self._shape, str(settings["miss"]), profile
         self._substitute, self._gates = None, []
         if way != "wait":
@@ -76,29 +75,29 @@ class MissPolicy:
 
     @property
     def active(self) -> bool:
-        """Something lossy is on."""
+        """Whether a lossy option is on."""
         return bool(self._gates) or self.executing.active
 
     @property
     def thresholds(self) -> list[float]:
-        """[L] entropy at or below which nothing is replaced; NaN where nothing asks."""
+        """[L] entropy at or below which nothing is replaced; NaN for layers without an entropy gate."""
         return thresholds(self._gates, self._shape.layers)
 
     def look(self, layer: int) -> tuple[list[float], npt.NDArray[np.float32] | None] | None:
-        """What the deck shows of it beside its effects: `thresholds`, and which experts take whose place in a layer;
-        None while nothing lossy is on."""
+        """For the deck: `thresholds` and the substitution scores [E, E] of one layer; None while no lossy option is
+        on."""
         matrix = self._substitute.matrix(layer) if self._substitute is not None else None
         return (self.thresholds, None if matrix is None else matrix.float().cpu().numpy()) if self.active else None
 
     def begin(self) -> None:
-        """A pass begins."""
+        """Start a pass."""
         layers = self._shape.layers
         self._rows: list[np.ndarray[Any, Any]] = []
         self._delta, self._beta = np.full(layers, np.nan, np.float32), np.full(layers, np.nan, np.float32)
         self._weights: list[torch.Tensor] = []
 
     def route(self, layer: int, ids: torch.Tensor, weights: torch.Tensor, asked: list[list[int]]) -> Routed:
-        """The routing to compute, in place of the router's ids [T, k] and weights [T, k]."""
+        """The routing to compute in place of the router's ids [T, k] and weights [T, k]."""
         self._weights.append(weights)
         now = Routed(ids, weights, asked, distinct(asked), asked)
         if self.executing.active:
@@ -110,7 +109,7 @@ class MissPolicy:
         return now
 
     def take(self, tokens: int) -> Lossy | None:
-        """The pass over so many tokens is over: what was done; None while nothing lossy is on."""
+        """End a pass over `tokens` tokens: its lossy events; None while no lossy option is on."""
         if not self.active:
             return None
         layers = self._shape.layers
@@ -125,7 +124,7 @@ class MissPolicy:
     # ------------------------------------------------------------------ inside
 
     def _execute(self, layer: int, now: Routed) -> Routed:
-        """The predicted routing instead, for the tokens that take it."""
+        """Use the predicted routing for the tokens that qualify."""
         ids, weights, changed = self.executing.route(layer, now.ids, now.weights)
         if ids is now.ids:
             return now
@@ -152,7 +151,7 @@ class MissPolicy:
         )
 
     def _replace(self, layer: int, now: Routed, missing: list[int]) -> Routed:
-        """Substitute or drop what is missing, as far as the gates allow."""
+        """Substitute or drop missing experts as far as the gates allow."""
         lacks, ready = self._expert_cache.standing(layer)
         gates, source = self._gates[layer], self._substitute
         if self._budget >= 0:
@@ -178,7 +177,8 @@ class MissPolicy:
         return self._taken(layer, now, missing, [one.ids], np.array([one.action]), np.array([one.why]), None)
 
     def _told(self, layer: int, source: Substitute | None) -> tuple[Any, Any, Any]:
-        """What a substitute wants beside the routing: the router's logits, what was named, the rule of its weights."""
+        """Further inputs of a substitute: the router's logits, the predicted experts, and the router's weighting
+        rule."""
         predictor_host, logits, named, weigh = self._predictor_host, None, None, None
         if source is not None and source.logits:
             logits, rule = predictor_host.output(layer).logits.float(), predictor_host.rules[layer]
@@ -188,7 +188,7 @@ class MissPolicy:
         return logits, named, weigh
 
     def _affordable(self, layer: int) -> int:
-        """Experts that may still be loaded in this layer: its even share of what is left of the budget."""
+        """Experts that may still be loaded on demand in this layer: an even share of the remaining budget."""
         left = self._budget - self._expert_cache.counts.demand_bytes
         return max(0, int(left / (self._shape.layers - layer) / self._shape.expert_bytes))
 
@@ -202,7 +202,7 @@ class MissPolicy:
         why: Bytes,
         weights: torch.Tensor | None,
     ) -> Routed:
-        """Note what was decided, [T, k] each, and the routing that follows from it; `weights`, if they are new."""
+        """Record the decisions, [T, k] each, and return the resulting routing; `weights` only where they changed."""
         token, place = np.nonzero(action)
         done, asked = action[token, place], np.array(now.chosen)[token, place]
         self._note(layer, token, asked, np.array(ids)[token, place], done, why[token, place])
@@ -226,13 +226,13 @@ class MissPolicy:
 
 
 def nobody(position: int, expert: int) -> tuple[tuple[int, float], ...]:
-    """Candidates where nothing may be substituted."""
+    """The candidates where substitution is off: none."""
     return ()
 
 
 def without(weights: torch.Tensor, dropped: torch.Tensor, *, renormalise: bool) -> torch.Tensor:
-    """Gate weights [T, k] with those of dropped experts 0; `renormalise`: a token's others then add up to what all of
-    its did."""
+    """Gate weights [T, k] with those of dropped experts set to 0; `renormalise` scales a token's other weights to the
+    original sum."""
     kept = weights.masked_fill(dropped, 0.0)
     if not renormalise:
         return kept

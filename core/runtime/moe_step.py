@@ -1,7 +1,7 @@
-"""One MoE layer, top to bottom: what the router chose is fetched, computed and recorded.
+"""One MoE layer from start to end: fetches the experts that the router chose, computes them and records the step.
 
-This is the function that stands in for transformers' experts. It receives (hidden [T, H], ids [T, k], weights [T, k])
-after the model's own router and returns [T, H].
+This function replaces transformers' experts module. It receives (hidden [T, H], ids [T, k], weights [T, k]) after the
+model's own router and returns [T, H].
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class MoEStep:
-    """All MoE layers of one model. `predictor_host` names what to fetch ahead."""
+    """All MoE layers of one model. `predictor_host` predicts what to prefetch."""
 
     def __init__(
         self,
@@ -54,12 +54,12 @@ class MoEStep:
         self._expert_cache, self._transfers, self._recorder = expert_cache, transfers, recorder
         self._predictor_host, self._top_k = predictor_host, top_k
         self._idle = any(getattr(module, IDLE, False) for module in experts)
-        self._last = expert_cache.experts  # where what is not computed is sorted
-        self.miss: MissPolicy | None = None  # what may be done instead of waiting; None: nothing
+        self._last = expert_cache.experts  # sort key of pairs that are not computed
+        self.miss: MissPolicy | None = None  # handles misses; None: always wait
 
     def stack_if_worth_it(self, hidden: int, dtype: torch.dtype) -> None:
-        """Try, with the experts that are resident, whether a token's experts are best computed in one product, or
-        whether the kernels that compute them together are right here."""
+        """Try with resident experts whether one stacked product per token pays off, or whether the grouped kernels are
+        correct here."""
         slots = self._expert_cache.sample(self._top_k)
         if self._math[0].grouped is not None:
             if slots and (reason := objection(self._math[0], slots, hidden, dtype)):
@@ -74,24 +74,25 @@ class MoEStep:
             math.stack = stack
 
     def tap(self, tell: Callable[[torch.Tensor], None] | None) -> None:
-        """From now on tell of every layer's pairs: [T * k, H], each expert's output before its weight. None: nobody."""
+        """Set a callback that gets every layer's pairs: [T * k, H], each expert's output before its weight. None
+        removes it."""
         for math in self._math:
             math.tap = tell
 
     def __call__(self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        asked: list[list[int]] = ids.tolist()  # the layer's only sync with the device
+        asked: list[list[int]] = ids.tolist()  # the layer's only synchronisation with the device
         if self.miss is not None and self.miss.active:
             routed = self.miss.route(layer, ids, weights, asked)
         else:
             routed = Routed(ids, weights, asked, distinct(asked), asked)
-            if self._idle and len(asked) > 1:  # one token's experts are computed once each anyway
+            if self._idle and len(asked) > 1:  # with one token, each expert is computed once anyway
                 routed = routed.without_idle()
         if self._expert_cache.expects:
             self._expert_cache.arrive(layer, routed.wanted)
         return (self._decode if len(asked) == 1 else self._prefill)(layer, hidden, routed)
 
     def _decode(self, layer: int, hidden: torch.Tensor, routed: Routed) -> torch.Tensor:
-        """One token: what is ready first, all at once; then each missing expert as it lands."""
+        """One token: computes all ready experts at once, then each missing expert as it lands."""
         lease = self._expert_cache.acquire(layer, routed.wanted)
         self._look_ahead(layer, routed)
         math, order = self._math[layer], routed.chosen[0]
@@ -106,7 +107,7 @@ class MoEStep:
                 outs.append(math.token([held.slot], hidden, _places(order, [held]) if math.placed else None))
             at = {held.expert: i for i, held in enumerate(ready + late)}
             landed = torch.cat([*outs, torch.zeros_like(hidden)]) if NOTHING in order else torch.cat(outs)
-            rows = torch.stack([landed[at.get(expert, -1)] for expert in order])  # no copy of indices to the device
+            rows = torch.stack([landed[at.get(expert, -1)] for expert in order])  # avoids copying indices to the device
         result = math.combine(rows, routed.weights, hidden.dtype)
         self._recorder.layer(layer, routed.asked, routed.requests(lease.held))
         self._release(lease)
@@ -118,7 +119,7 @@ class MoEStep:
         nothing = any(NOTHING in row for row in routed.chosen) if routed.chosen is not routed.asked else False
         flat = routed.ids.reshape(-1)
         sorted_ids, order = torch.sort(flat.masked_fill(flat == NOTHING, self._last) if nothing else flat)
-        grouped = hidden[order // k]  # [T * k, H], expert by expert, nothing last
+        grouped = hidden[order // k]  # [T * k, H], ordered by expert, dropped pairs last
         ends = torch.bincount(sorted_ids, minlength=self._last).cumsum(0).tolist()
         rows = {e: slice(ends[e - 1] if e else 0, ends[e]) for e in wanted}
         out = torch.zeros_like(grouped) if nothing else torch.empty_like(grouped)
@@ -141,7 +142,7 @@ class MoEStep:
         return math.combine(restored, routed.weights, hidden.dtype)
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """A pass over `tokens` begins: what the predictor names before anything is routed is fetched."""
+        """Start a pass over `tokens`: prefetches what the predictor names before the first routing."""
         if self._recorder.capture is not None:
             self._recorder.capture.read(tokens)
         if self._predictor_host.predictor.looks and not self._recorder.throttle.paused:
@@ -177,8 +178,8 @@ class MoEStep:
 
 
 def _places(order: Sequence[int], some: Sequence[LeasedExpert]) -> Places | None:
-    """Where one token's pairs stand when they are sorted by expert, as transformers' grouped_mm has them."""
+    """The rows where one token's pairs are when sorted by expert, as in transformers' grouped_mm."""
     ranked = sorted(order)
     if any(held.expert not in ranked for held in some):
-        return None  # not what the router chose
+        return None  # not the router's choice
     return Places([ranked.index(held.expert) for held in some], len(ranked))

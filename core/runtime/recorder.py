@@ -1,4 +1,4 @@
-"""Turns what happens during one forward pass into a StepRecord; asks nothing of the device that was not measured."""
+"""Builds the StepRecord of each forward pass from what was measured; makes no device queries of its own."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from core.runtime.miss import MissPolicy
 from core.runtime.trace_capture import TraceCapture
 from core.types import ModelShape, Phase, StepRecord, Transfer
 
-LATER: Any = dict.fromkeys(("ids", "layer", "expert", "outcome", "transfers"))  # what a record builds when it is read
+LATER: Any = dict.fromkeys(("ids", "layer", "expert", "outcome", "transfers"))  # fields built when first read
 
 
 class Recorded(StepRecord):
-    """A StepRecord whose arrays are built when they are first read, by whichever thread that is: while a token is
-    computed nobody looks. Two threads that read at once build the same. `later` = how, one function a field."""
+    """A StepRecord that builds its arrays when they are first read, on the reading thread, to keep that work out of the
+    pass. Two threads that read at once build equal arrays. `later` = one builder function per field."""
 
     __slots__ = ("_later",)
 
@@ -34,16 +34,17 @@ class Recorded(StepRecord):
         self._later = later
 
     def __getattr__(self, name: str) -> Any:
-        """Only asked for what is not there (yet)."""
+        """Called only for attributes that are not (yet) set."""
         build = self._later.get(name) if name in LATER else None
         if build is not None:
             setattr(self, name, build())
-            self._later.pop(name, None)  # last: who finds it gone finds the field
+            self._later.pop(name, None)  # popped last: a thread that finds no builder finds the field
         return object.__getattribute__(self, name)
 
 
 class Recorder:
-    """One pass at a time: `begin`, `layer` once a MoE layer, `end`. `born_s` is the zero of the session's clock."""
+    """Records one pass at a time: `begin`, `layer` once per MoE layer, `end`. `born_s` is the zero of the session's
+    clock."""
 
     def __init__(self, shape: ModelShape, expert_cache: ExpertCache, transfers: TransferEngine) -> None:
         self._shape, self._expert_cache, self._transfers = shape, expert_cache, transfers
@@ -53,14 +54,14 @@ class Recorder:
         self._ids: list[list[list[int]]] = []
         self._held: list[tuple[int, Sequence[LeasedExpert | SkippedRequest]]] = []
         self.stall_s = 0.0
-        self.prefetch_cost = PrefetchCost()  # of prefetching
+        self.prefetch_cost = PrefetchCost()
         self.throttle = PrefetchThrottle()
         self.capture: TraceCapture | None = None
         self.miss: MissPolicy | None = None
-        self.has_lossy_state = False  # something of the text so far was computed lossily
+        self.has_lossy_state = False  # whether any of the current text was computed lossily
 
     def begin(self) -> None:
-        """Forget the previous pass."""
+        """Start a pass: clears what was recorded of the one before."""
         self._ids.clear()
         self._held.clear()
         self.stall_s = 0.0
@@ -71,7 +72,8 @@ class Recorder:
             self.capture.begin()
 
     def layer(self, layer: int, ids: list[list[int]], held: Sequence[LeasedExpert | SkippedRequest]) -> None:
-        """One MoE layer was computed: the router's choice [T][k] and what each distinct expert's request met."""
+        """Record one computed MoE layer: the router's choice [T][k] and the outcome of each distinct expert's
+        request."""
         if self.enabled:
             self._ids.append(ids)
             self._held.append((layer, held))
@@ -86,7 +88,7 @@ class Recorder:
         budget_bytes: int,
         changes: dict[str, object],
     ) -> StepRecord:
-        """The pass is over. `model_s` = the forward call, waits for copies included; `spent` adds what follows it."""
+        """End the pass. `model_s` = the forward call, waits for copies included; `spent` adds the time after it."""
         counts, finished = self._expert_cache.take_counts(), self._transfers.take_finished()
         stalled_s, late_s = self._transfers.device_stall_s()
         stall_s = min(self.stall_s + stalled_s, model_s)
@@ -130,7 +132,7 @@ class Recorder:
         return record
 
     def forget(self) -> None:
-        """Drop what was counted and copied so far, as if it had not happened."""
+        """Discard everything counted and copied so far."""
         self.begin()
         self._expert_cache.take_counts()
         self._transfers.forget()
@@ -141,7 +143,8 @@ class Recorder:
         return self._index
 
     def _later(self, phase: Phase, tokens: int, finished: list[Ticket]) -> dict[str, Callable[[], Any]]:
-        """How to build the fields named in LATER, from numbers alone: no record keeps a slot or a copy alive."""
+        """Builders of the fields named in LATER. They hold numbers only, so that a record keeps no slot or copy
+        alive."""
         ids, held, born_s = array("h"), self._held, self.born_s
         for rows in self._ids if len(self._ids) == self._shape.layers else ():
             for row in rows:
@@ -190,7 +193,7 @@ class Recorder:
 
 
 def _busy_s(copies: Sequence[Ticket]) -> float:
-    """Seconds in which at least one copy was under way: several may be at once."""
+    """Seconds in which at least one copy was under way: several may overlap."""
     busy_s = end_s = 0.0
     for copy in sorted(copies, key=lambda c: c.started_s):
         busy_s += max(0.0, copy.landed_s - max(copy.started_s, end_s))

@@ -1,4 +1,4 @@
-"""One layer's routing as it is computed, beside what the router chose."""
+"""One layer's routing as computed, beside the router's choice."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 
 from core.cache.lease import LeasedExpert, SkippedRequest
 
-NOTHING = -1  # in the place of an expert that was dropped
+NOTHING = -1  # replaces the id of a dropped expert
 
 
 def distinct(chosen: Sequence[Sequence[int]]) -> list[int]:
-    """The experts that some token has: in its order for one token, rising for many."""
+    """The distinct experts: in the token's order for one token, ascending for many."""
     if len(chosen) == 1:
         return [e for e in dict.fromkeys(chosen[0]) if e != NOTHING]
     return sorted({e for row in chosen for e in row if e != NOTHING})
@@ -22,7 +22,8 @@ def distinct(chosen: Sequence[Sequence[int]]) -> list[int]:
 @dataclass(slots=True)
 class Routed:
     """`ids` [T, k] to compute, `weights` [T, k], the ids as lists (`chosen`) and the distinct ones (`wanted`); `asked`
-    is what the router chose, the same list where nothing was changed. `fates`: its experts that are not fetched."""
+    is the router's choice, the same list as `chosen` where nothing was changed. `fates`: the router's experts that are
+    not fetched."""
 
     ids: torch.Tensor
     weights: torch.Tensor
@@ -30,10 +31,11 @@ class Routed:
     wanted: list[int]
     asked: list[list[int]]
     fates: Sequence[SkippedRequest] = ()
-    executed: bool = False  # a predicted routing, which is then what comes next follows from
+    executed: bool = False  # whether this is a predicted routing; later predictions then follow from it
 
     def without_idle(self) -> Routed:
-        """Without pairs of weight 0, which nothing is computed for; itself where there are none. All are asked for."""
+        """A copy without pairs of weight 0, which need no computation; self if there are none. All experts are still
+        requested."""
         idle = self.weights == 0
         if not bool(idle.any()):
             return self
@@ -41,7 +43,7 @@ class Routed:
         return Routed(ids, self.weights, ids.tolist(), self.wanted, self.asked)
 
     def requests(self, held: list[LeasedExpert]) -> Sequence[LeasedExpert | SkippedRequest]:
-        """What became of each distinct expert that the router chose; `held` = all that were computed."""
+        """The outcome of each distinct expert that the router chose; `held` = all that were computed."""
         if self.chosen is self.asked:
             return held
         asked = set(distinct(self.asked))
@@ -49,6 +51,6 @@ class Routed:
 
     @property
     def shown(self) -> tuple[list[list[int]], torch.Tensor | None]:
-        """The experts and weights that predictors see: an executed routing, else the router's choice, also where some
-        of it was replaced."""
+        """The experts and weights that predictors see: an executed prediction, else the router's choice, even where
+        some of it was replaced."""
         return (self.chosen if self.executed else self.asked), self.weights

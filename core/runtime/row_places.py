@@ -1,9 +1,9 @@
-"""Gates whose last bit depends on where a row stands in the tensor, computed as if it stood where transformers has it.
+"""Makes activations whose last bit depends on a row's position in the tensor bit-identical to transformers.
 
-On a CPU torch computes exponentials in blocks of numbers, and the numbers that are left over at the end of a tensor in
-another way, whose results may differ in the last bit. A gate that clamps first works on one run of all its rows'
-numbers: where that run ends depends on how many rows there are. transformers has a row for every pair of token and
-expert, in the order of experts; here a few rows are there at a time. They are put into zeros of the same places.
+On a CPU torch computes exponentials in blocks, and the elements left over at the end of a tensor by other code, whose
+results may differ in the last bit. An activation that clamps first works on one contiguous run of all elements, so
+where that run ends depends on the number of rows. transformers has a row for every pair of token and expert, ordered by
+expert; here only a few rows are computed at a time. They are placed at the same positions of a zero tensor.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import NamedTuple
 
 import torch
 
-BLOCK = 128  # no fewer numbers than torch computes in one step, and a multiple of it
-ROWS = 7  # of a trial ...
-TRIALS = 24  # ... and how often: a last bit differs in some numbers only
+BLOCK = 128  # a multiple of, and at least, the number of elements that torch computes in one step
+ROWS = 7  # of a trial
+TRIALS = 24  # number of trials: a last bit differs in some elements only
 
 Gate = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Places(NamedTuple):
-    """Where rows stand among all that transformers computes at once: row i at `at[i]` of `total`."""
+    """Positions of rows among all rows that transformers computes at once: row i is row `at[i]` of `total`."""
 
     at: Sequence[int]
     total: int
@@ -29,7 +29,7 @@ class Places(NamedTuple):
 
 @torch.inference_mode()
 def depends(gate: Gate, width: int, dtype: torch.dtype) -> bool:
-    """Whether `gate`, [n, width] -> [n, I], gives a row other bits beside others than alone. On a CPU."""
+    """Whether `gate`, [n, width] -> [n, I], gives a row different bits beside other rows than alone. On a CPU."""
     random = torch.Generator().manual_seed(0)
     for _ in range(TRIALS):
         y = (torch.randn(ROWS, width, generator=random) * 3).to(dtype)
@@ -39,7 +39,7 @@ def depends(gate: Gate, width: int, dtype: torch.dtype) -> bool:
 
 
 def scattered(gate: Gate, y: torch.Tensor, places: Places) -> torch.Tensor:
-    """The gate of a few rows [n, width] that stand at any places of a few."""
+    """The gate of rows [n, width] at any positions; for a small `places.total`, since all of its rows are computed."""
     rows = y.new_zeros(places.total, y.shape[1])
     at = list(places.at)
     rows[at] = y
@@ -47,10 +47,10 @@ def scattered(gate: Gate, y: torch.Tensor, places: Places) -> torch.Tensor:
 
 
 def consecutive(gate: Gate, y: torch.Tensor, start: int, total: int) -> torch.Tensor:
-    """The gate of rows [n, width] that stand at start, start + 1, ... of any number."""
+    """The gate of rows [n, width] at positions start, start + 1, ... of any `total`."""
     end = start + len(y)
-    first = start // BLOCK * BLOCK  # as many whole blocks are before it in both
-    last = min(total, -(-end // BLOCK) * BLOCK + BLOCK)  # the end of all, or one that is far enough away
+    first = start // BLOCK * BLOCK  # keeps a whole number of blocks before the first row
+    last = min(total, -(-end // BLOCK) * BLOCK + BLOCK)  # the real end, or one far enough after the last row
     rows = y.new_zeros(last - first, y.shape[1])
     rows[start - first : end - first] = y
     return gate(rows)[start - first : end - first]

@@ -1,9 +1,9 @@
-"""Small experts on a CPU: is one product over copies of their weights quicker than a product each, and the same?
+"""Tests for small experts on a CPU whether one product over copied weights is faster than one per expert, and exact.
 
-Calling a product costs more than computing it when experts are small; copying the weights together costs more than
-it saves when they are large. So both are tried where the model runs. Which kernel a product takes depends on shapes,
-not on values: if the results are equal bit for bit here, they are for every token. One input is too few to tell: sums
-in another order nearly always round to the same 16 bits (to the same 32, one in a few).
+With small experts, calling a product costs more than computing it; with large ones, copying the weights together costs
+more than it saves. So both are timed with the loaded model. Which kernel a product uses depends on shapes, not on
+values: if results are bit-identical here, they are for every token. One input is not enough to tell: sums in another
+order nearly always round to the same 16 bits (to the same 32, one in a few).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from core.memory.arena import Slot
 from core.runtime.compute import ExpertMath
 
 ROUNDS, CALLS = 9, 8
-ELEMENTS = {2: 1 << 16, 4: 1 << 11}  # results compared, by the bytes of each
+ELEMENTS = {2: 1 << 16, 4: 1 << 11}  # elements compared, by bytes per element
 WORTH_IT = 0.95
-LARGEST_BYTES = 16 << 20  # of copies a layer; far beyond where copying pays
+LARGEST_BYTES = 16 << 20  # of copied weights per layer; far beyond where copying pays off
 
 
 @torch.inference_mode()
 def worth_stacking(math: ExpertMath, slots: Sequence[Slot], hidden: int, dtype: torch.dtype) -> bool:
-    """Whether `math` should stack the experts of a token; `slots` = as many filled ones as a token uses."""
+    """Whether `math` should stack the experts of a token; `slots` = filled slots, as many as a token uses."""
     size = sum(slot.raw.numel() for slot in slots)
     if not math.can_copy or len(slots) < 2 or slots[0].raw.device.type != "cpu" or size > LARGEST_BYTES:
         return False

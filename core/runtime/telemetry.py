@@ -1,6 +1,6 @@
-"""The last forward passes and counters over all of them, and the frames that the live deck draws from them.
+"""Keeps the last forward passes and counters over all passes, and builds the frames of the live deck from them.
 
-Adding a pass is two appends: everything else is worked out when somebody looks, many passes at once.
+Adding a pass costs two appends: everything else is computed when a frame is requested, many passes at once.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from core.types import Frame, Memory, ModelShape, Outcome, Residence, StepRecord
 
 Changing = tuple[Sequence[float], npt.NDArray[np.float32] | None]
 """[L] entropies at or below which nothing is replaced, and how good j is in the place of i, [E, E], in one layer."""
-RING = 512  # forward passes kept for the timelines: with its copies a pass can take 15 kB, and a deck shows 240
-WINDOW = 64  # passes that "now" means: tok/s, hit rate and link rate are over the last 64
-FOLD = 512  # passes counted at once at the latest
+RING = 512  # forward passes kept for the timelines: a pass with its copies can take 15 kB, and a deck shows 240
+WINDOW = 64  # passes of the current figures: tok/s, hit rate and link rate are over the last 64
+FOLD = 512  # most passes that are pending before they are counted
 
 
 class Telemetry:
-    """Written by the thread that computes, read by the one that serves frames; a lock keeps the two apart."""
+    """Written by the compute thread, read by the thread that serves frames; guarded by a lock."""
 
     def __init__(self, shape: ModelShape) -> None:
         layers, experts = shape.layers, shape.experts
@@ -38,7 +38,7 @@ class Telemetry:
         self.version = 0
 
     def add(self, step: StepRecord) -> None:
-        """Take note of one forward pass."""
+        """Add one forward pass."""
         with self._lock:
             self._steps.append(step)
             self._pending.append(step)
@@ -47,7 +47,7 @@ class Telemetry:
         self.version += 1
 
     def mark(self, index: int, text: str) -> None:
-        """Remember that a setting changed just before pass `index`."""
+        """Record that a setting changed just before pass `index`."""
         self.marks.append((index, text))
         del self.marks[:-200]
         self.version += 1
@@ -70,8 +70,8 @@ class Telemetry:
         link_peak_gbps: float,
         lossy: Changing | None = None,
     ) -> Frame:
-        """One consistent look. `points` = how many passes the timelines show, at most RING; `lossy`: what may change
-        answers now."""
+        """One consistent frame. `points` = passes shown in the timelines, at most RING; `lossy`: thresholds and
+        substitution scores of the lossy options that are on."""
         with self._lock:
             self._fold()
             coactivation = self._coactivation[layer].copy()
@@ -133,7 +133,7 @@ class Telemetry:
         return place
 
     def _fold(self) -> None:
-        """Add the pending routings to the counts."""
+        """Add the pending routings to the counters."""
         routed = [s.ids for s in self._pending if s.ids.size]
         self._pending.clear()
         if not routed:
@@ -147,7 +147,8 @@ class Telemetry:
 
 
 def _prefetched(steps: Sequence[StepRecord]) -> tuple[int, int, int, int]:
-    """Experts used, late, wasted, and of these evicted before their layer was reached."""
+    """Prefetched experts that were used, late, wasted, and wasted because they were evicted before their layer was
+    reached."""
     used, late, wasted, evicted = (
         sum(getattr(step, f"prefetch_{name}") for step in steps) for name in ("used", "late", "wasted", "evicted")
     )
@@ -155,7 +156,7 @@ def _prefetched(steps: Sequence[StepRecord]) -> tuple[int, int, int, int]:
 
 
 def _per_layer(steps: Sequence[StepRecord], layers: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """(requests, hits) per layer [L] over some passes."""
+    """(requests, hits) per layer [L] over `steps`."""
     if not steps:
         return np.zeros(layers, np.int64), np.zeros(layers, np.int64)
     layer = np.concatenate([s.layer for s in steps])

@@ -1,4 +1,4 @@
-"""What a recording wants beside the routing: token ids, the router's distributions, and what the predictor named."""
+"""Captures what a trace needs beside the routing: token ids, the router's distributions, and the predictions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from core.types import StepRecord
 
 
 class TraceCapture:
-    """Of one model; nothing until it is called. Then each pass's are there for `take`, once it is over."""
+    """For one model; captures nothing until called. Then `take` adds each pass's data to its step record."""
 
     def __init__(self, model: Any, sites: Sequence[ExpertsSite]) -> None:
         self._watch_routers: Callable[[], Watch] = lambda: watch(model, sites, self._keep)
@@ -24,11 +24,11 @@ class TraceCapture:
         self._watch: Watch | None = None
         self._probs: list[torch.Tensor] = []
         self._tokens: Sequence[int] | None = None
-        self._named: list[tuple[int, Sequence[Guess]]] | None = None  # (layer, guesses) of this pass; None = not kept
+        self._named: list[tuple[int, Sequence[Guess]]] | None = None  # (layer, predictions); None = not captured
 
     def __call__(self, *, probs: bool, ranks: bool, tokens: bool) -> None:
-        """From the next pass on step records also have distributions (`probs`), guesses (`ranks`) and token ids. Only
-        between two passes."""
+        """Choose what step records contain from the next pass on: distributions (`probs`), predictions (`ranks`), token
+        ids. Call only between two passes."""
         if self._watch is not None:
             self._watch.remove()
         self._watch = self._watch_routers() if probs else None
@@ -37,23 +37,23 @@ class TraceCapture:
         self.begin()
 
     def begin(self) -> None:
-        """A pass begins."""
+        """Start a pass."""
         self._probs.clear()
         if self._named is not None:
             self._named.clear()
 
     def read(self, tokens: Sequence[int]) -> None:
-        """The pass is over these."""
+        """Capture the token ids of the pass."""
         if self._tokens is not None:
             self._tokens = tuple(tokens)
 
     def name(self, at: int, guesses: Sequence[Guess]) -> None:
-        """The predictor named these in layer `at`."""
+        """Capture the predictions made in layer `at`."""
         if self._named is not None:
             self._named.append((at, guesses))
 
     def take(self, step: StepRecord) -> None:
-        """The pass is over: `step` gets what is kept of it, in the shapes of core.types."""
+        """End the pass: sets the captured fields of `step`, in the shapes of core.types."""
         if self._watch is not None and len(self._probs) == self._layers:
             step.probs = torch.stack(self._probs).cpu().numpy()
         if self._named is not None:

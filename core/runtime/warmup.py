@@ -1,6 +1,6 @@
-"""How long a decode pass takes to compute here, copies left out.
+"""Times the compute of a decode pass on this machine, without copies.
 
-It chooses the number of CPU threads, and is the yardstick that an emulated link is scaled to.
+The result selects the number of CPU threads and scales an emulated link.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from core.runtime.recorder import Recorder
 from core.types import Phase
 
 PASSES = 9
-LONGEST_S = 0.5  # of timing one number of threads; a slow model is timed over fewer passes
-SHORT = 64  # tokens of a prompt: with more, torch's products take longer than those out of codes
-WORTH_IT = 0.97  # more threads must be this much faster: what they cost the rest of the machine is not in the time
+LONGEST_S = 0.5  # time limit per thread count; a slow model is timed over fewer passes
+SHORT = 64  # prompt tokens up to which products with quantised weights take longer than torch's
+WORTH_IT = 0.97  # more threads must be this much faster: the time excludes what they cost the rest of the machine
 
 
 class Split(NamedTuple):
-    """CPU threads for torch's products and for those out of codes. Both kinds spin while they wait for work, so that in
-    a token, where one follows the other within microseconds, only one of them can have more than one."""
+    """CPU threads for torch's products and for products with quantised weights. Both kinds spin while they wait for
+    work; within a token they alternate within microseconds, so only one of them can have more than one thread."""
 
     plain: int
     coded: int = 1
@@ -35,7 +35,8 @@ class Split(NamedTuple):
 
 
 class Threads:
-    """CPU threads: `token` for one token, all of them to read a prompt. A short one is mostly products out of codes."""
+    """CPU threads: `token` to decode, all of them for a prompt. A short prompt spends most time in products with
+    quantised weights."""
 
     def __init__(self, token: Split | None = None) -> None:
         most = torch.get_num_threads()
@@ -43,7 +44,7 @@ class Threads:
         self._prompt, self._short = Split(most), Split(1, most) if self.token.coded > 1 else Split(most)
 
     def use(self, phase: Phase, tokens: int = SHORT + 1) -> None:
-        """For the calling thread, from now on: for a pass over so many tokens."""
+        """Set the calling thread's thread counts for a pass over `tokens` tokens."""
         wanted = self.token if phase == "decode" else self._short if tokens <= SHORT else self._prompt
         if torch.get_num_threads() != wanted.plain:
             torch.set_num_threads(wanted.plain)
@@ -55,7 +56,7 @@ def choose_threads(
 ) -> tuple[Threads, float]:
     """Threads for a model, and the milliseconds of a decode pass with them (0 on a GPU, where nothing is timed).
 
-    `asked` = 0 takes the fastest of 1, 2, 4 ... all; `coded` = something is multiplied out of codes.
+    `asked` = 0 picks the fastest of 1, 2, 4 ... all; `coded` = some products use quantised weights.
     """
     if device.type != "cpu":
         return Threads(), 0.0
@@ -75,7 +76,7 @@ def choose_threads(
 
 @torch.inference_mode()
 def time_pass(model: Any, cache: Any, recorder: Recorder) -> float:
-    """Milliseconds of one decode pass without its waits: the median of a few. What it recorded is forgotten."""
+    """Milliseconds of one decode pass without its waits: the median of a few. Discards what these passes recorded."""
     passes: list[float] = []
     while len(passes) < PASSES and (len(passes) < 2 or sum(passes) < LONGEST_S):
         recorder.begin()

@@ -1,4 +1,4 @@
-"""How long answers take, by those that ended last, and what that means for one that has to wait."""
+"""Tracks the durations of recent answers and estimates the wait for a queued one."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections import deque
 
 from core.errors import BusyError
 
-MOST_WAITING = 200  # answers that may wait for their turn, of the dashboard and the API together
-REMEMBERED = 20  # ended answers that the expected wait rests on
-UNKNOWN_S = 30  # when to ask again while no answer has ended yet
+MOST_WAITING = 200  # queued answers, of the dashboard and the API together
+REMEMBERED = 20  # ended answers that the expected wait is based on
+UNKNOWN_S = 30  # when to retry while no answer has ended yet
 
 
 class QueueFullError(BusyError):
-    """As many answers wait as may. `retry_s`: in how many seconds a place is expected to be free."""
+    """The queue of answers is full. `retry_s`: seconds until a place is expected to be free."""
 
     def __init__(self, message: str, retry_s: int) -> None:
         super().__init__(message)
@@ -22,24 +22,24 @@ class QueueFullError(BusyError):
 
 
 class Turns:
-    """The times that answers take from their turn to their end. Not thread-safe: its owner's lock guards it."""
+    """Durations of answers from the start of writing to their end. Not thread-safe: guarded by the owner's lock."""
 
     def __init__(self) -> None:
         self._took_s: deque[float] = deque(maxlen=REMEMBERED)
         self._began_s: float | None = None
 
     def begin(self) -> None:
-        """An answer's turn has come."""
+        """Writing of an answer starts."""
         self._began_s = time.monotonic()
 
     def end(self) -> None:
-        """It has ended, however it did."""
+        """The answer has ended, in whatever state."""
         if self._began_s is not None:
             self._took_s.append(time.monotonic() - self._began_s)
         self._began_s = None
 
     def require_place(self, waiting: int) -> None:
-        """Raises QueueFullError, with the expected wait, when no further answer may wait."""
+        """Raises QueueFullError, with the expected wait, when the queue is full."""
         if waiting < MOST_WAITING:
             return
         full = f"{waiting} answers wait for their turn already, and no more may."
@@ -58,7 +58,7 @@ class Turns:
 
 
 def span(seconds: float) -> str:
-    """A time to wait, in words."""
+    """A waiting time as text."""
     whole = max(1, math.ceil(seconds))
     if whole < 120:
         return f"{whole} s"

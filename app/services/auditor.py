@@ -1,4 +1,4 @@
-"""Has answers scored against the exact model while no answer waits, in a thread that no browser tab owns."""
+"""Scores answers against the exact model while no answer waits, in a thread independent of any browser tab."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from core.errors import MoestroError
 from core.quality.report import Quality
 
 log = logging.getLogger("moestro.app")
-AGAIN_S = 0.25  # until the engine is asked again that was in use, or whose audit was broken off
+AGAIN_S = 0.25  # before retrying an engine that was in use, or whose audit was interrupted
 
 
 class Auditor:
-    """`busy()` = an answer is being written or waits. The thread begins with the first answer there is to score; it
-    lets go of the engine by itself when somebody else wants it."""
+    """`busy()` = an answer is being written or waits. The thread starts with the first answer to score; the audit
+    releases the engine when another thread wants it.
+    """
 
     def __init__(self, store: Store, busy: Callable[[], bool]) -> None:
         self._store, self._busy = store, busy
         self._news = threading.Condition()
         self._stop = threading.Event()
         self._engine: EngineProtocol | None = None
-        self._messages: dict[int, int | None] = {}  # number of an answer of `_engine` -> its message; None = no chat's
+        self._messages: dict[int, int | None] = {}  # answer number in `_engine` -> message id; None = of no chat
         self._thread: threading.Thread | None = None
 
     def expect(self, engine: EngineProtocol, number: int, message: int | None) -> None:
-        """An answer of `engine` has ended that is to be scored under this number (AnswerStats.audit)."""
+        """Queue an ended answer of `engine` for scoring under this number (AnswerStats.audit)."""
         with self._news:
             if self._stop.is_set():
                 return
-            if engine is not self._engine:  # the one before is unloaded, and has forgotten what waited
+            if engine is not self._engine:  # the previous engine is unloaded, with its unscored answers
                 self._engine = engine
                 self._messages.clear()
             self._messages[number] = message
@@ -43,7 +44,7 @@ class Auditor:
             self._news.notify_all()
 
     def rest(self) -> None:
-        """The model is being unloaded: what was not scored stays so."""
+        """The model is being unloaded: unscored answers stay unscored."""
         with self._news:
             self._engine = None
             self._messages.clear()
@@ -72,7 +73,7 @@ class Auditor:
                     self._news.wait_for(self._stop.is_set, AGAIN_S)
 
     def _next(self) -> EngineProtocol | None:
-        """Wait until an engine has something to score and nobody is answered; None when closing."""
+        """Wait until an engine has something to score and no answer waits; None when closing."""
         with self._news:
             while not self._stop.is_set():
                 waits = self._engine is not None and self._engine.unscored > 0

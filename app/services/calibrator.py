@@ -1,4 +1,4 @@
-"""Calibrates the loaded model, in a thread that no browser tab owns, and keeps the profile that comes of it."""
+"""Calibrates the loaded model in a thread independent of any browser tab, and saves the resulting profile."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ CHOICES = {
     "text": "A text",
     "path": "A file or folder",
 }
-TRACES = (".trace", ".npz")  # paths with these ends are routing, all others texts
-BUNDLED = 50_000  # characters of the bundled prompts, roughly
-FILES = 5000  # of a folder, whose sizes are added up
-PROMPTS = 64  # whose speed counts
-Text = Any  # core.calibrate.texts.Text; that module takes transformers to import
+TRACES = (".trace", ".npz")  # paths with these suffixes are routing, all others are texts
+BUNDLED = 50_000  # approximate characters of the bundled prompts
+FILES = 5000  # of a folder, whose sizes are summed
+PROMPTS = 64  # prompts that the prefill speed is measured on
+Text = Any  # core.calibrate.texts.Text; importing that module imports transformers
 
 
 class Calibrate(Protocol):
-    """What `core.calibrate.gather.calibrate` looks like. Raises MoestroError, when cancelled as well."""
+    """Signature of `core.calibrate.gather.calibrate`. Raises MoestroError, also when cancelled."""
 
     def __call__(
         self,
@@ -55,8 +55,9 @@ class Calibrate(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What to calibrate on: names of CHOICES, with the text and the path that two of them need. `limit` = most tokens
-    of text, 0 = all."""
+    """Inputs of a calibration: names of CHOICES, with the text and the path that two of them need. `limit` = most
+    tokens of text, 0 = all.
+    """
 
     kinds: tuple[str, ...]
     parts: tuple[str, ...]
@@ -66,7 +67,7 @@ class Reading:
 
 
 class Calibration(Job):
-    """A calibration in progress, or how the last one ended. `said` is what to tell beside its end, "" = nothing."""
+    """A calibration in progress, or the outcome of the last one. `said` = a note shown with the outcome, "" = none."""
 
     def __init__(self, model: str) -> None:
         super().__init__("Collecting what to read")
@@ -75,22 +76,21 @@ class Calibration(Job):
 
 
 class Calibrator:
-    """The one calibration and its thread. Methods return at once and may be called from any thread."""
+    """Runs one calibration at a time in its own thread. Methods return at once and may be called from any thread."""
 
     def __init__(self, store: Store, work: Calibrate | None = None) -> None:
         self.store, self._work = store, work
         self.job: Calibration | None = None
-        self.problem = ""  # why the loaded model's profile is not used, "" = it is, or there is none
+        self.problem = ""  # why the loaded model's profile is not used; "" = it is, or there is none
         self._thread = Thread()
 
     @property
     def busy(self) -> bool:
-        """A calibration is running: the engine is its own."""
+        """Whether a calibration is running; it has the engine to itself."""
         return self.job is not None and not self.job.finished
 
     def find(self, model_hash: str) -> Profile | None:
-        """The profile of a model, for the engine to take when it is loaded. One that cannot be read is none, and
-        `problem` says why."""
+        """The profile for a model being loaded. None if it cannot be read; `problem` says why."""
         path = profile_path(self.store.folder, model_hash)
         self.problem = ""
         if not path.exists():
@@ -103,8 +103,9 @@ class Calibrator:
             return None
 
     def start(self, engine: EngineProtocol, model: str, reading: Reading) -> Calibration:
-        """Begin. The caller sees to it that nobody else uses the engine while `busy`. Raises BusyError or SettingError;
-        what goes wrong later is found in the returned job."""
+        """Start a calibration. The caller ensures exclusive use of the engine while `busy`. Raises BusyError or
+        SettingError; later errors are reported in the returned job.
+        """
         if self.busy:
             raise BusyError("The model is being calibrated already.")
         if unknown := set(reading.kinds) - CHOICES.keys() | set(reading.parts) - PARTS.keys():
@@ -121,18 +122,18 @@ class Calibrator:
         return job
 
     def cancel(self) -> None:
-        """Ask the running calibration to stop; the profile stays as it was."""
+        """Ask the running calibration to stop; the profile is unchanged."""
         if self.job is not None:
             self.job.cancelled.set()
 
     def delete(self, engine: EngineProtocol) -> None:
-        """Remove the loaded model's profile. Raises SettingError while something that is chosen needs it."""
+        """Remove the loaded model's profile. Raises SettingError while a chosen option needs it."""
         engine.use_profile(None)
         profile_path(self.store.folder, engine.model_hash).unlink(missing_ok=True)
         self.problem = ""
 
     def close(self, timeout: float = 60.0) -> None:
-        """Stop what is running, and wait for it."""
+        """Stop the running calibration and wait for its end."""
         self.cancel()
         self._thread.join(timeout)
 
@@ -171,12 +172,12 @@ class Calibrator:
         said = " ".join(filter(None, [_missing(missing), *carried(job.model, whole)]))
         try:
             engine.use_profile(whole)
-        except MoestroError as error:  # it is kept all the same, and taken with the next load
+        except MoestroError as error:  # saved all the same, and used at the next load
             said = str(error)
         return {"said": said}
 
     def _collect(self, engine: EngineProtocol, model: str, reading: Reading) -> tuple[list[Text], list[Trace], str]:
-        """Texts, traces, and what they are in the user's words. Raises MoestroError when there is nothing."""
+        """The texts and traces to read, and a description for display. Raises MoestroError when there are none."""
         from core.calibrate import texts as reader
 
         texts: list[Text] = []
@@ -199,7 +200,7 @@ class Calibrator:
                 texts += reader.from_path(path)
             named.append(path.name)
         if "traces" in reading.kinds and (recorded := self.traces(engine.model_hash)):
-            traces += cast(list[Trace], recorded)  # but that their sizes cannot be set
+            traces += cast(list[Trace], recorded)  # the cast only hides that their sizes are read-only
             named.append(f"{count(sum(trace.tokens for trace in recorded))} recorded tokens")
         if not texts and not traces:
             raise SettingError(
@@ -209,7 +210,7 @@ class Calibrator:
         return texts, traces, ", ".join(named)
 
     def chats(self) -> list[Text]:
-        """Every chat of this machine, as messages."""
+        """Every stored chat, as messages."""
         found = [
             [{"role": m.role, "content": m.text} for m in self.store.chats.messages(chat.id) if m.text.strip()]
             for chat in self.store.chats.all()
@@ -217,7 +218,7 @@ class Calibrator:
         return [chat for chat in found if chat]
 
     def traces(self, model_hash: str) -> list[StoredTrace]:
-        """What was recorded on this machine while this model was loaded."""
+        """Routing recorded on this machine with this model."""
         return [
             trace
             for trace in stored_traces(self.store.db, self.store.steps.loads(), None)
@@ -225,7 +226,7 @@ class Calibrator:
         ]
 
     def characters(self, reading: Reading) -> int:
-        """Of the texts to be read, roughly and without reading them."""
+        """Approximate characters of the selected texts, without reading them."""
         number = len(reading.text) if "text" in reading.kinds else 0
         number += BUNDLED if "bundled" in reading.kinds else 0
         if "chats" in reading.kinds:
@@ -237,7 +238,7 @@ class Calibrator:
         return number
 
     def speed(self, load: int | None) -> float | None:
-        """Tokens a second at which prompts were read under a load, or None while there were none."""
+        """Prefill speed in tokens/s under a load; None without prompts."""
         rows = (
             self.store.db.rows(
                 "SELECT tokens, total_ms FROM steps WHERE load = ? AND phase = 'prefill' ORDER BY id DESC LIMIT ?",
@@ -259,7 +260,7 @@ class Calibrator:
 
 
 def plural(number: int, what: str) -> str:
-    """So many of them."""
+    """A count with its noun in singular or plural."""
     return f"{number} {what}{'s' * (number != 1)}"
 
 

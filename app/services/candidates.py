@@ -1,4 +1,4 @@
-"""Looks at one file or folder that may be a Mixture-of-Experts model, reading headers and configs alone."""
+"""Inspects one file or folder that may be a Mixture-of-Experts model, reading only headers and configs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from core.system.reading import INDEX_BYTES, read_json, reason, require_regular,
 from core.system.text_config import text_config
 
 log = logging.getLogger("moestro.app")
-MOST_FILES, MOST_LETTERS, LONGEST = 10_000, 500, 80  # files of one model, letters of a problem, of a format's name
-MANIFEST = "moestro.json"  # what makes a folder a pack, see docs/pack.md
+# limits: files per model, letters of a problem, letters of a format's name
+MOST_FILES, MOST_LETTERS, LONGEST = 10_000, 500, 80
+MANIFEST = "moestro.json"  # the file that makes a folder a pack, see docs/pack.md
 PACK, UNFINISHED, GGUF, PLAIN = "pack", "unfinished", "GGUF", "safetensors"
 METHODS = {
     "gptq": "GPTQ",
@@ -37,7 +38,9 @@ Where = Literal["packs", "cache", "folder"]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One row of the library. `layers` counts MoE layers as far as a config tells; 0 where something is not known."""
+    """One row of the library. `layers` = MoE layers as far as a config tells; 0 = unknown, here and in the other
+    counts.
+    """
 
     name: str
     path: str
@@ -48,33 +51,34 @@ class Entry:
     layers: int = 0
     experts: int = 0
     top_k: int = 0
-    used: float = 0.0  # when it was last loaded, seconds since the epoch; 0 = never
-    problem: str = ""  # why it cannot be used, in the user's words
+    used: float = 0.0  # time of the last load, seconds since the epoch; 0 = never
+    problem: str = ""  # why it cannot be used, as display text
 
     @property
     def can_open(self) -> bool:
-        """It can be loaded as it is."""
+        """Whether it can be loaded as it is."""
         return not self.problem and self.kind in (PACK, PLAIN)
 
     @property
     def can_delete(self) -> bool:
-        """It may be deleted from here, after asking."""
+        """Whether it may be deleted from the library, after confirmation."""
         return self.where == "cache" or self.kind in (PACK, UNFINISHED)
 
     @property
     def can_import(self) -> bool:
-        """It can be made into a pack."""
+        """Whether it can be imported into a pack."""
         return not self.problem and self.kind not in (PACK, UNFINISHED)
 
 
 def is_pack(model: str) -> bool:
-    """Is it an expert pack? Its format is then its own, and its experts can stay on disk."""
+    """Whether this is an expert pack, which has its own format and can keep experts on disk."""
     return model not in ("", "demo") and (Path(model).expanduser() / MANIFEST).is_file()
 
 
 def look(path: Path, where: Where, name: str = "") -> Entry | None:
-    """What there is at a path, or None when it is no Mixture-of-Experts model. What cannot be read has a `problem`, of
-    one line; nothing is raised, whatever lies there."""
+    """The entry for a path, or None if it is no Mixture-of-Experts model. An unreadable one gets a one-line `problem`;
+    raises nothing.
+    """
     entry = Entry(shown(name or path.name), shown(path), where, "")
     try:
         if entry.path != str(path):
@@ -132,7 +136,7 @@ def _unfinished(path: Path, entry: Entry) -> Entry:
 
 
 def _checkpoint(path: Path, entry: Entry) -> Entry | None:
-    config = read_json(path / "config.json", nonfinite=True)  # transformers writes Infinity into some
+    config = read_json(path / "config.json", nonfinite=True)  # transformers writes Infinity into some configs
     if not isinstance(config, dict):
         raise ModelError("Its config.json is damaged. Download it again.")
     text = text_config(config)
@@ -193,7 +197,7 @@ def _missing(path: Path) -> str:
 def _gguf(path: Path, entry: Entry) -> Entry | None:
     part = SHARD.search(path.name)
     if part and int(part[1]) != 1:
-        return None  # shown with the first of its files
+        return None  # listed under the first of its files
     stat = require_regular(path)
     head = _head(path, stat.st_mtime_ns, stat.st_size)
     arch = str(head.get("general.architecture", ""))
@@ -223,7 +227,7 @@ def _gguf(path: Path, entry: Entry) -> Entry | None:
 
 @lru_cache(maxsize=256)
 def _head(path: Path, modified: int, size: int) -> dict[str, object]:
-    """A GGUF header; read again when the file changes."""
+    """A GGUF header, cached until the file changes."""
     return read_head(path)
 
 
@@ -239,5 +243,5 @@ def _there(file: Path) -> bool:
 
 
 def _sum(path: Path, pattern: str) -> int:
-    """Bytes of the files in a folder, of so many at most."""
+    """Sum of the file sizes in a folder, over a bounded number of files."""
     return sum(file.stat().st_size for file in islice(path.glob(pattern), MOST_FILES) if file.is_file())

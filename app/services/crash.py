@@ -1,7 +1,7 @@
-"""What the log keeps of an error that nobody foresaw: its kind and where it happened, never what was being said.
+"""Logs unexpected errors with their kind and location, never with user text.
 
-The text of an error may quote a conversation, whole or in part. It is logged only where it was raised by code that
-sees numbers and no text. Tracebacks show lines of source, not values.
+An error's message may quote a conversation. It is logged only where it was raised by code that handles numbers and no
+text. Tracebacks show lines of source, not values.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ LEFT_OUT = "(its text is left out: it may quote a conversation)"
 
 
 def log_crash(log: logging.Logger, error: BaseException, message: str, *args: object) -> None:
-    """Log an error with its traceback, without anybody's words."""
+    """Log an error with its traceback, without user text."""
     log.error(f"{message}\n%s", *args, describe(error))
 
 
 def describe(error: BaseException) -> str:
-    """The traceback of an error and of those that led to it, oldest first, as Python prints it but for their texts."""
+    """The traceback of an error and its causes, oldest first, in Python's format but without messages that may quote
+    text.
+    """
     told = []
     for one, lead in reversed([*_chain(error)]):
         told.append(
@@ -58,6 +60,6 @@ def _text(error: BaseException) -> str:
 
 
 def _wordless(file: str) -> bool:
-    """Is this code that is given tensors and ids alone?"""
+    """Whether this file holds code that handles tensors and ids only."""
     path = Path(file)
     return file.startswith(WORDLESS) or "torch" in path.parts or path.name.startswith("modeling_")

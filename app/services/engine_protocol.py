@@ -1,4 +1,4 @@
-"""What the dashboard asks of an engine. `core.engine.Engine` and `tests.fakes.FakeEngine` both fit this shape."""
+"""The engine's interface for the dashboard, implemented by `core.engine.Engine` and `tests.fakes.FakeEngine`."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ class EngineProtocol(Protocol):
         cancel: threading.Event | None = None,
         profile: Profiles | None = None,
     ) -> Self:
-        """Load a model. `profile` finds the one of a model's hash. Raises MoestroError and frees everything when it
-        cannot, or when `cancel` was set."""
+        """Load a model; `profile` finds the profile for a model hash. On error, or when `cancel` is set, frees
+        everything and raises MoestroError.
+        """
         ...
 
     @property
@@ -43,7 +44,9 @@ class EngineProtocol(Protocol):
 
     @property
     def closeness(self) -> float:
-        """How far exact logits may be from transformers' own, as a share of the largest; 0.0 = no bit differs."""
+        """Largest difference of exact logits from transformers' own, as a share of the largest logit; 0.0 =
+        bit-identical.
+        """
         ...
 
     def generate(
@@ -59,21 +62,22 @@ class EngineProtocol(Protocol):
 
     @property
     def unscored(self) -> int:
-        """Answers of which `audit` still has something to say."""
+        """Number of answers that `audit` can still score."""
         ...
 
     @property
     def quality(self) -> Quality | None:
-        """What lossy options cost in quality, over the last answers that were scored."""
+        """Quality loss from lossy options, over the last scored answers."""
         ...
 
     def audit(self, stop: threading.Event | None = None) -> Quality | None:
-        """Score the answer that has waited longest against the exact model; None when there is none, or something
-        else came between. Whoever else wants the model gets it."""
+        """Score the longest-waiting answer against the exact model; None when there is none or it was interrupted.
+        Other users of the model have priority.
+        """
         ...
 
     def use_profile(self, profile: Profile | None) -> None:
-        """Take what calibration found out, or nothing. Raises MoestroError and keeps the old one."""
+        """Use a calibration profile, or none. Raises MoestroError and keeps the old one."""
         ...
 
     def change(self, changes: Mapping[str, object]) -> Settings:
@@ -86,11 +90,13 @@ class EngineProtocol(Protocol):
     def count_tokens(self, messages: Prompt) -> int: ...
 
     def check_length(self, messages: Prompt | str) -> None:
-        """Raises ContextError for what is far too long for the context, without tokenising it."""
+        """Raises ContextError for a prompt far too long for the context, without tokenising it."""
         ...
 
     def keep(self, *, probs: bool, ranks: bool, tokens: bool) -> None:
-        """From now on step records also have the routers' distributions, what the prefetcher named, token ids."""
+        """From now on step records include the routers' distributions, the prefetcher's ranking, and token ids, as
+        selected.
+        """
         ...
 
     def unload(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Evaluates the loaded model under lossy modes, in a thread that no browser tab owns, and keeps the last answer."""
+"""Evaluates the loaded model under lossy modes in a thread independent of any browser tab; stores the last result."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from core.settings.config import Settings
 
 log = logging.getLogger("moestro.app")
 UNEXPECTED = "The evaluation broke off because of an error inside Moestro. Its details are in the log."
-KEPT = "quality"  # under which the store remembers the last answer
+KEPT = "quality"  # store key of the last result
 
 
 class Evaluation(Job):
-    """An evaluation in progress, or how the last one ended."""
+    """An evaluation in progress, or the outcome of the last one."""
 
     def __init__(self, model: str) -> None:
         super().__init__("Reading what is asked")
@@ -26,29 +26,30 @@ class Evaluation(Job):
 
 
 class Evaluator:
-    """The one evaluation and its thread. Methods return at once and may be called from any thread."""
+    """Runs one evaluation at a time in its own thread. Methods return at once and may be called from any thread."""
 
     def __init__(self, store: Store, work: Evaluate = measure) -> None:
         self.store, self._work = store, work
         self.job: Evaluation | None = None
         self.answer: Answer | None = self._remembered()
-        self.settings: Settings | None = None  # the user's own, while an evaluation turns the engine's
+        self.settings: Settings | None = None  # the user's settings, while an evaluation changes the engine's
         self._thread = Thread()
 
     @property
     def busy(self) -> bool:
-        """An evaluation is running: the engine is its own."""
+        """Whether an evaluation is running; it has the engine to itself."""
         return self.job is not None and not self.job.finished
 
     @property
     def stamp(self) -> str:
-        """Changes with what the page shows."""
+        """Changes with the state that the page shows."""
         job, answer = self.job, self.answer
         return f"{id(job)} {job.state if job else ''} {id(answer)} {len(answer.rows) if answer else 0}"
 
     def start(self, engine: EngineProtocol, model: str, asked: Asked) -> Evaluation:
-        """Begin. The caller sees to it that nobody else uses the engine while `busy`. Raises BusyError or SettingError;
-        what goes wrong later is found in the returned job."""
+        """Start an evaluation. The caller ensures exclusive use of the engine while `busy`. Raises BusyError or
+        SettingError; later errors are reported in the returned job.
+        """
         if self.busy:
             raise BusyError("The model is being evaluated already.")
         asked.check()
@@ -58,12 +59,12 @@ class Evaluator:
         return job
 
     def cancel(self) -> None:
-        """Ask the running evaluation to stop; the rows that it has are shown."""
+        """Ask the running evaluation to stop; rows measured so far are kept."""
         if self.job is not None:
             self.job.cancelled.set()
 
     def close(self, timeout: float = 60.0) -> None:
-        """Stop what is running, and wait for it."""
+        """Stop the running evaluation and wait for its end."""
         self.cancel()
         self._thread.join(timeout)
 

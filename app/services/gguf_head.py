@@ -1,4 +1,4 @@
-"""What a GGUF file says at its beginning: the model's sizes and how it is quantised. No tensor is looked at.
+"""Reads a GGUF header: the model's sizes and its quantisation. Reads no tensors.
 
 The file format is that of the GGUF specification (ggml), versions 2 and 3, little-endian.
 """
@@ -14,9 +14,9 @@ from core.system.reading import open_regular
 MAGIC = b"GGUF"
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 TEXT, ARRAY = 8, 9
-MOST = 1 << 20  # entries that a header may have: more is a damaged file
-MOST_TEXTS = 1 << 22  # ... and texts in its lists: vocabularies have under 2 ** 20 tokens, and as many merges
-LONGEST_KEPT = 1000  # bytes of a text that is kept; longer ones, such as templates, are passed over
+MOST = 1 << 20  # header entries; more mean a damaged file
+MOST_TEXTS = 1 << 22  # texts in lists; vocabularies have under 2 ** 20 tokens and as many merges
+LONGEST_KEPT = 1000  # bytes of a kept text; longer ones, such as templates, are skipped
 
 
 def read_head(file: Path) -> dict[str, object]:
@@ -35,11 +35,11 @@ def read_head(file: Path) -> dict[str, object]:
 
 
 class _Reader:
-    """Walks through a header from front to back."""
+    """Reads a header sequentially."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data, self._at = data, 4
-        self._texts = 0  # in lists, so far
+        self._texts = 0  # texts in lists read so far
 
     def values(self) -> dict[str, object]:
         version, _, entries = self._take("I"), self._take("Q"), self._take("Q")
@@ -79,7 +79,7 @@ class _Reader:
                 raise IndexError
             for _ in range(count):
                 self._skip_text()
-        else:  # arrays of arrays, which no model has, are of no known size
+        else:  # arrays of arrays, which no model has, have no known size
             self._at += count * struct.calcsize("<" + SCALARS[of])
             if self._at > len(self._data):
                 raise IndexError
@@ -90,7 +90,7 @@ class _Reader:
 
 
 def file_type(number: object) -> str:
-    """How llama.cpp calls a quantisation: "Q4_K_M" for 15."""
+    """llama.cpp's name of a quantisation: "Q4_K_M" for 15."""
     import gguf
 
     try:

@@ -1,8 +1,8 @@
-"""The host: everything the dashboard and the HTTP API ask for, on one object.
+"""The host: the single object behind the dashboard and the HTTP API.
 
-Every tab and the HTTP API share it. Methods return at once (work goes on in threads) and may be called from any thread.
-Methods that ask for something raise MoestroError, with a text to show as it is, and then nothing has changed; those
-that set something (`change`, `change_many`, `set_sampling`) return that text instead, "" when done.
+All tabs and the HTTP API share it. Methods return at once (work runs in threads) and may be called from any thread.
+Commands raise MoestroError, with a text to display, and then change nothing; setters (`change`, `change_many`,
+`set_sampling`) return that text instead, "" on success.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from core.quality.report import Quality
 from core.settings.config import Sampling
 
 log = logging.getLogger("moestro.app")
-REMEMBERED = 100  # how many ended answers can still be asked how they ended
+REMEMBERED = 100  # ended answers whose outcome is still available
 EMPTY = "The message is empty. Write something first."
 
 
 class Host(Workshop):
-    """The loaded engine (`ModelManager`), long jobs over it (`Workshop`), one queue of answers, and the store.
+    """Combines the loaded engine (`ModelManager`), long jobs over it (`Workshop`), the answer queue, and the store.
 
     `engine`, `estimate`, `importing`, `calibrating` and `evaluating` default to core's own. Raises BusyError or
     StoreError when the store cannot be opened.
@@ -68,22 +68,24 @@ class Host(Workshop):
 
     @property
     def busy(self) -> bool:
-        """An answer is being written or waits, or a model is being loaded."""
+        """Whether an answer is being written or waits, or a model is being loaded."""
         return self._writer.busy or self._is_loading or self.working
 
     @property
     def waiting(self) -> int:
-        """Answers that wait for their turn."""
+        """Number of queued answers."""
         return self._writer.waiting
 
     # -- chatting ----------------------------------------------------------------------------------------------------
 
     def chat(self, chat_id: int | None, text: str) -> Answer:
-        """Ask in a chat (None: a new one); the answer is written whether or not anybody watches."""
+        """Ask in a chat (None: a new one); the answer is written whether or not a page watches it."""
         return self._begin(chat_id, self._clean(text), None)
 
     def regenerate(self, chat_id: int) -> Answer:
-        """Write the last answer of a chat anew. The old one comes back if nothing comes of it."""
+        """Write the last answer of a chat again. The old one is restored if the new one fails before its first
+        token.
+        """
         messages = self.messages(chat_id)
         if not messages:
             raise MoestroError("There is no answer to write anew: this chat is empty.")
@@ -91,22 +93,22 @@ class Host(Workshop):
         return self._begin(chat_id, None, last.id if last.role == "assistant" else None)
 
     def edit(self, chat_id: int, index: int, text: str) -> Answer:
-        """Replace message `index` (one of the user's, counted from 0) and everything after it, and answer that."""
+        """Replace user message `index` (counted from 0) and everything after it, and answer the new text."""
         messages = self.messages(chat_id)
         if not 0 <= index < len(messages) or messages[index].role != "user":
             raise MoestroError("Only your own messages can be edited. Pick one of them.")
         return self._begin(chat_id, self._clean(text), messages[index].id)
 
     def complete(self, prompt: Prompt, sampling: Sampling) -> Answer:
-        """Answer a prompt that belongs to no chat (the HTTP API's). It takes its turn like any other.
+        """Answer a prompt that belongs to no chat (from the HTTP API), in queue order.
 
-        Raises MoestroError, and a QueueFullError of it when as many wait as may.
+        Raises MoestroError; its subclass QueueFullError when the queue is full.
         """
         if not prompt or not any(one["content"].strip() for one in prompt):
             raise MoestroError(EMPTY)
         _require_whole("".join(one["content"] for one in prompt))
         self._writer.require_place()
-        self._ready()[0].check_length(prompt)  # may take a moment: not under the lock
+        self._ready()[0].check_length(prompt)  # may be slow, so outside the lock
         with self._lock:
             engine, load = self._ready()
             self._writer.require_place()
@@ -115,22 +117,22 @@ class Host(Workshop):
             return answer
 
     def stop(self, chat_id: int) -> None:
-        """End the answer being written in a chat; what it has so far is kept. Does nothing when there is none."""
+        """End the answer being written in a chat, keeping the text so far. Does nothing when there is none."""
         if (answer := self.answer(chat_id)) is not None:
             self._writer.stop(answer)
 
     def stop_answer(self, answer: Answer) -> None:
-        """End this answer, as `stop` does, wherever it belongs."""
+        """End this answer like `stop`, whether or not it belongs to a chat."""
         self._writer.stop(answer)
 
     def answer(self, chat_id: int | None) -> Answer | None:
-        """The unfinished answer of a chat, to follow it (again), or None."""
+        """The unfinished answer of a chat, for following it, or None."""
         with self._lock:
             found = self._answers.get(chat_id) if chat_id is not None else None
             return found if found is not None and not found.finished else None
 
     def outcome(self, chat_id: int) -> Answer | None:
-        """The last answer asked for in a chat since the start, finished or not: for its `error` and `undone`."""
+        """The last answer of a chat since the start, finished or not: for its `error` and `undone`."""
         with self._lock:
             return self._answers.get(chat_id)
 
@@ -149,7 +151,7 @@ class Host(Workshop):
             self._answers.pop(chat_id, None)
 
     def delete_recording(self, chat_id: int) -> None:
-        """Delete a chat's measurements and routing, and keep its words."""
+        """Delete a chat's measurements and routing, and keep its messages."""
         with self._lock:
             if self.answer(chat_id) is not None:
                 raise BusyError("This chat is being answered. Stop the answer, then delete what was recorded of it.")
@@ -175,12 +177,12 @@ class Host(Workshop):
                 raise BusyError("This chat is already being answered. Stop that answer or let it end, then ask again.")
             self._writer.require_place()
             engine.check_length(text or "")
-            self._unsaved.save(chat_id)  # before what is newer
+            self._unsaved.save(chat_id)  # before newer text
             chat_id, message = self.store.chats.begin(chat_id, text, self.model or "", replaces_from)
             ended = [chat for chat, answer in self._answers.items() if answer.finished]
             for old in ended[:-REMEMBERED]:
                 del self._answers[old]
-            self._answers.pop(chat_id, None)  # to the end of the line
+            self._answers.pop(chat_id, None)  # re-inserted as the newest
             self._answers[chat_id] = answer = Answer(chat_id, message)
             prompt = self._prompt(self.store.chats.messages(chat_id)[:-1])
             self._writer.put(Job(answer, prompt, self.sampling, engine, load, self._effective))
@@ -201,7 +203,7 @@ class Host(Workshop):
 
     @property
     def quality(self) -> Quality | None:
-        """What lossy options cost in quality, over the last answers that were scored; None before."""
+        """Quality loss from lossy options, over the last scored answers; None before the first."""
         with self._view:
             return self._engine.quality if self._engine is not None else None
 
@@ -213,7 +215,7 @@ class Host(Workshop):
     # -- models on this machine ----------------------------------------------------------------------------------------
 
     def delete_model(self, path: str, from_cache: bool = False) -> int:
-        """Delete what the library has at a path; the bytes that were freed. Raises MoestroError for what is in use."""
+        """Delete the library's model at a path; returns the bytes freed. Raises MoestroError for a model in use."""
         entry = self.library.find(path)
         if entry is None:
             raise MoestroError("It is not there any more. Refresh the list.")
@@ -230,7 +232,7 @@ class Host(Workshop):
     # -- sampling and the end ----------------------------------------------------------------------------------------
 
     def change_many(self, changes: Mapping[str, object]) -> str:
-        """As the keeper does; what the engine takes no notice of is seen to here."""
+        """Like the model manager's; also applies the changes that do not reach the engine."""
         problem = super().change_many(changes)
         self.regret.switch(bool(self.settings["regret"]))
         return problem
@@ -242,7 +244,7 @@ class Host(Workshop):
         self._auditor.rest()
 
     def set_sampling(self, **values: object) -> str:
-        """Change how tokens are sampled from the next answer on; returns what is wrong, or ""."""
+        """Change the sampling settings from the next answer on; returns the problem, or ""."""
         with self._lock:
             try:
                 self.sampling = Sampling.checked(**{**asdict(self.sampling), **values})
@@ -252,7 +254,7 @@ class Host(Workshop):
             return ""
 
     def close(self) -> None:
-        """Stop what is being written or loaded, keep what it has, free the model, close the store."""
+        """Stop the current answer or load, save the text so far, free the model, close the store."""
         with self._lock:
             if self._closed:
                 return
@@ -285,7 +287,7 @@ class Host(Workshop):
 
 
 def _require_whole(text: str) -> None:
-    """Raises MoestroError for a text that no tokenizer takes and no file holds."""
+    """Raises MoestroError for text with lone surrogates, which no tokenizer or file can take."""
     try:
         text.encode()
     except UnicodeEncodeError:

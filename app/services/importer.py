@@ -1,4 +1,4 @@
-"""Imports one model at a time into an expert pack, in a thread that no browser tab owns."""
+"""Imports one model at a time into an expert pack, in a thread independent of any browser tab."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from core.settings.formats import FORMATS
 log = logging.getLogger("moestro.app")
 CHOICES = ("auto", *FORMATS)
 AUTO = "auto: keeps the source's own numbers"
-SPEED_S = 15.0  # the speed shown is that of so many seconds
+SPEED_S = 15.0  # window of the displayed speed
 UNEXPECTED = "The import broke off because of an error inside Moestro. Its details are in the log."
 
 
 class Progress(Protocol):
-    """How an import tells how far it is: what it does, its share 0..1, and bytes."""
+    """Progress callback of an import: current action, share 0..1, and bytes."""
 
     def __call__(self, text: str, share: float, bytes_done: int, bytes_total: int) -> None: ...
 
 
 class ImportModel(Protocol):
-    """What `core.importing.import_model` looks like. Raises MoestroError; a stopped import may be gone on with."""
+    """Signature of `core.importing.import_model`. Raises MoestroError; a stopped import can be resumed."""
 
     def __call__(
         self,
@@ -45,7 +45,7 @@ class ImportModel(Protocol):
 
 
 class ImportJob(Live):
-    """An import in progress, or how the last one ended. `out` is the pack that it makes, None until that is known."""
+    """An import in progress, or the outcome of the last one. `out` = the pack being written, None until known."""
 
     def __init__(self, source: str, out: Path | None, format: str, download: bool) -> None:
         super().__init__()
@@ -54,8 +54,8 @@ class ImportJob(Live):
         self.text = "Looking at the model"
         self.share = 0.0
         self.bytes_done = self.bytes_total = 0
-        self.bytes_s = 0.0  # bytes a second, lately; 0 = not known yet
-        self.left_s: float | None = None  # seconds to go at that speed
+        self.bytes_s = 0.0  # recent bytes/s; 0 = not known yet
+        self.left_s: float | None = None  # estimated remaining seconds
         self._seen: deque[tuple[float, int]] = deque()
 
     @property
@@ -64,19 +64,19 @@ class ImportJob(Live):
 
     @property
     def can_resume(self) -> bool:
-        """Something was written that the same import goes on from."""
+        """Whether partial output exists that the same import can resume from."""
         return self.state in ("error", "cancelled") and self.partial is not None and any(self.partial.glob("journal*"))
 
     @property
     def partial(self) -> Path | None:
-        """Where the pack grows until it is whole."""
+        """The folder of the unfinished pack."""
         return self.out and self.out.with_name(f"{self.out.name}.partial")
 
     def progress(self, text: str, share: float, bytes_done: int, bytes_total: int) -> None:
-        """Take note of how far it is, and work out speed and remaining time."""
+        """Record the progress, and estimate speed and remaining time."""
         now = time.monotonic()
         if self._seen and (bytes_done < self._seen[-1][1] or bytes_total != self.bytes_total):
-            self._seen.clear()  # another part of the work, counted anew
+            self._seen.clear()  # a new phase, with its own speed
         self._seen.append((now, bytes_done))
         while now - self._seen[0][0] > SPEED_S and len(self._seen) > 2:
             self._seen.popleft()
@@ -94,13 +94,14 @@ class ImportJob(Live):
 
 
 class Importer:
-    """The one import and its thread. Methods return at once and may be called from any thread."""
+    """Runs one import at a time in its own thread. Methods return at once and may be called from any thread."""
 
     def __init__(
         self, packs: Path, db: Database, work: ImportModel | None = None, ended: Callable[[], object] = lambda: None
     ) -> None:
-        """`ended` is called when an import has ended, before anybody is told. `db` remembers the last import, so that
-        one which a crash or a restart broke off can be gone on with."""
+        """`ended` is called when an import has ended, before its state is published. `db` stores the last import, so
+        that one interrupted by a crash or restart can be resumed.
+        """
         self.packs, self._db, self._work, self._ended = packs, db, work, ended
         self.job: ImportJob | None = self._broken_off()
         self._lock = threading.Lock()
@@ -108,15 +109,16 @@ class Importer:
 
     @property
     def busy(self) -> bool:
-        """An import is running."""
+        """Whether an import is running."""
         return self.job is not None and not self.job.finished
 
     def start(self, source: str, format: str = "auto", out: str = "", download: bool = False) -> ImportJob:
-        """Begin an import; "" as `out` is a folder among the packs, named as `launch.py import` does.
+        """Start an import; "" as `out` stands for a folder among the packs, named as `launch.py import` does.
 
-        Raises BusyError, or MoestroError for what cannot be begun; what goes wrong later is found in the returned job.
+        Raises BusyError, or MoestroError if the import cannot be started; later errors are reported in the returned
+        job.
         """
-        told = {"source": source, "format": format, "output folder": out}  # an event of the page may say anything
+        told = {"source": source, "format": format, "output folder": out}  # page events can carry any values
         if odd := next((name for name, value in told.items() if not isinstance(value, str)), None):
             raise MoestroError(f"The {odd} of an import is text, and {told[odd]!r:.60} is none. Nothing was begun.")
         if not isinstance(download, bool):
@@ -131,7 +133,7 @@ class Importer:
             if "\0" in out:
                 raise ValueError(out)
             taken = target is not None and target.exists()
-        except (OSError, ValueError, RuntimeError):  # too long, a character that no name has, "~nobody"
+        except (OSError, ValueError, RuntimeError):  # too long, a character that no name can have, an unknown "~user"
             raise MoestroError("There can be no folder of the name given as output folder. Choose another.") from None
         if taken:
             raise MoestroError(
@@ -149,19 +151,19 @@ class Importer:
             return job
 
     def resume(self) -> ImportJob:
-        """Go on with the import that was stopped last. Raises as `start` does."""
+        """Resume the import that was stopped last. Raises as `start` does."""
         job = self.job
         if job is None or not job.can_resume:
             raise MoestroError("There is no stopped import to go on with. Start one.")
         return self.start(job.source, job.format, str(job.out or ""), job.download)
 
     def cancel(self) -> None:
-        """Ask the running import to stop; what it has finished stays, to go on from."""
+        """Ask the running import to stop; finished parts are kept for resuming."""
         if self.job is not None:
             self.job.cancelled.set()
 
     def close(self, timeout: float = 30.0) -> None:
-        """Stop what is running, and wait for it."""
+        """Stop the running import and wait for its end."""
         self.cancel()
         if self._thread is not None:
             self._thread.join(timeout)
@@ -169,11 +171,11 @@ class Importer:
     def _remember(self, job: ImportJob) -> None:
         try:
             self._db.put("import", [job.source, str(job.out or ""), job.format, job.download])
-        except MoestroError as error:  # the import matters more than going on with it after a restart
+        except MoestroError as error:  # the import matters more than resuming it after a restart
             log.warning("could not remember the import for the next start: %s", error)
 
     def _broken_off(self) -> ImportJob | None:
-        """The import that an earlier start left unfinished."""
+        """The import that an earlier process left unfinished."""
         kept = self._db.get("import", list)
         if not kept or len(kept) != 4 or not isinstance(kept[1], str) or not kept[1]:
             return None

@@ -1,4 +1,4 @@
-"""A long job beside the chat: how far it is, how long it will still take, how it ended, and the thread it runs in."""
+"""A long job: its progress, remaining time, outcome, and the thread it runs in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger("moestro.app")
 
 
 class Job(Live):
-    """In progress, or how the last one ended."""
+    """A job in progress, or the outcome of the last one."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -30,21 +30,23 @@ class Job(Live):
         return self.state != "running"
 
     def progress(self, text: str, share: float) -> None:
-        """Take note of how far it is, and work out how long it will still take."""
+        """Record the progress, and estimate the remaining time."""
         took, share = time.monotonic() - self._began_s, min(1.0, max(0.0, share))
         left = took / share * (1 - share) if share > 0.03 and took > 1 else None
         self.update(text=text, share=share, left_s=left)
 
     def end(self, **fields: Any) -> None:
-        """It is over, like this."""
+        """Mark the job as ended with this outcome."""
         self.update(left_s=None, **fields)
 
 
 def outcome(
     job: Job, work: Callable[[], dict[str, Any]], done: str, undone: str, about: str, unexpected: str
 ) -> dict[str, Any]:
-    """Do the work of a job; the fields it ends with. `work` returns more of them; what it raises is told in the user's
-    words, and in the log: `undone` in short, `unexpected` where it was no MoestroError, `about` = of what."""
+    """Run a job's work; returns the fields of its outcome. `work` returns additional ones. An error is logged and
+    reported as display text: `undone` = short description, `unexpected` = for errors other than MoestroError, `about` =
+    the object.
+    """
     try:
         return {"state": "done", "text": done, "share": 1.0, **work()}
     except Exception as error:
@@ -58,17 +60,17 @@ def outcome(
 
 
 class Thread:
-    """The thread of whoever does one job at a time."""
+    """A thread that runs one job at a time."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
 
     def run(self, name: str, work: Callable[..., None], *args: object) -> None:
-        """Begin; the one before has ended."""
+        """Start; the previous job must have ended."""
         self._thread = threading.Thread(target=work, args=args, name=f"moestro-{name}", daemon=True)
         self._thread.start()
 
     def join(self, timeout: float) -> None:
-        """Wait for what is running."""
+        """Wait for the running job."""
         if self._thread is not None:
             self._thread.join(timeout)

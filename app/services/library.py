@@ -1,6 +1,6 @@
-"""The models on this machine: packs, the local Hugging Face cache, and folders of the user's. Knows no user interface.
+"""The models on this machine: packs, the local Hugging Face cache, and the user's folders. No UI code.
 
-Nothing here asks the network, and nothing is read but configs, manifests and headers.
+Uses no network and reads only configs, manifests and headers.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from app.store.database import Database
 from core.errors import MoestroError
 from core.system.reading import BadJson, parse_json, reason, require_regular, shown
 
-DEPTH = 2  # how deep folders of the user's are searched
-MOST_INSIDE = 20_000  # entries of one of them that are looked at
-LONGEST_REF = 4096  # bytes that the name of a version in the Hugging Face cache may have
-MOST_FOLDERS = 2000  # ... and how many at most
+DEPTH = 2  # search depth in the user's folders
+MOST_INSIDE = 20_000  # entries per folder that are visited
+LONGEST_REF = 4096  # bytes of a revision name in the Hugging Face cache
+MOST_FOLDERS = 2000  # folders visited in the Hugging Face cache
 
 
 class Library:
-    """What was found at the last `refresh`, newest use first. May be asked from any thread."""
+    """The models found at the last `refresh`, most recently used first. Thread-safe."""
 
     def __init__(self, db: Database, home: Path) -> None:
         self._db, self.packs = db, home / "packs"
@@ -37,22 +37,22 @@ class Library:
 
     @property
     def folders(self) -> list[str]:
-        """Folders of the user's that are searched."""
+        """The user's folders that are searched."""
         return [str(folder) for folder in self._db.get("folders", list) or []]
 
     def set_folders(self, folders: Iterable[str]) -> None:
-        """Remember which folders are searched. Raises StoreError."""
+        """Store which folders are searched. Raises StoreError."""
         self._db.put("folders", list(dict.fromkeys(f for folder in folders if (f := folder.strip().strip('"')))))
         self._entries = None
 
     def entries(self) -> list[Entry]:
-        """What was found last; looks when nothing has been looked at yet."""
+        """The entries last found; searches on first use."""
         with self._lock:
             found = self._entries
         return self.refresh() if found is None else found
 
     def refresh(self) -> list[Entry]:
-        """Look again."""
+        """Search again."""
         rows = self._db.rows("SELECT model, max(created) AS used FROM loads GROUP BY model")
         found = scan(self.packs, self.folders, {row["model"]: row["used"] for row in rows})
         with self._lock:
@@ -66,7 +66,7 @@ class Library:
 
 
 def peek(home: Path) -> tuple[list[str], dict[str, float]]:
-    """(the user's folders, when what was loaded last) from the store of a Moestro that may be running."""
+    """(the user's folders, path -> last load) from the store, also while another Moestro process has it open."""
     try:
         require_regular(home / "moestro.sqlite3")
         with closing(sqlite3.connect((home / "moestro.sqlite3").resolve().as_uri() + "?mode=ro", uri=True)) as db:
@@ -77,11 +77,11 @@ def peek(home: Path) -> tuple[list[str], dict[str, float]]:
                 dict(db.execute("SELECT model, max(created) FROM loads GROUP BY model").fetchall()),
             )
     except (sqlite3.Error, MoestroError, BadJson, TypeError):
-        return [], {}  # nothing is remembered yet, or not in a way that is understood
+        return [], {}  # nothing stored yet, or in an unknown format
 
 
 def scan(packs: Path, folders: Iterable[str], used: Mapping[str, float]) -> list[Entry]:
-    """Every model there is, each once, last used first, then by name. `used`: when what was loaded last."""
+    """Every model once, most recently used first, then by name. `used`: path -> time of the last load."""
     found: dict[Path, Entry] = {}
     times = {
         same_place(Path(str(model))): when
@@ -103,7 +103,7 @@ def scan(packs: Path, folders: Iterable[str], used: Mapping[str, float]) -> list
             found.setdefault(same_place(Path(entry.path)), entry)
     for entry in cached():
         found.setdefault(same_place(Path(entry.path)), entry)
-    for path in times:  # packs that were loaded from somewhere else are known, too
+    for path in times:  # also packs that were loaded from other places
         if path not in found and _is_folder(path) and is_pack(str(path)) and (pack := look(path, "packs")) is not None:
             found[path] = pack
     listed = [replace(entry, used=times.get(path, 0.0)) for path, entry in found.items()]
@@ -116,12 +116,13 @@ def cached() -> Iterator[Entry]:
 
     folder = Path(os.environ.get("HF_HUB_CACHE") or constants.HF_HUB_CACHE).expanduser()
     try:
-        for ref in islice(folder.glob("models--*/refs/*"), MOST_FOLDERS):  # the library reads them, whatever they are
+        # huggingface_hub reads all of them, of any size
+        for ref in islice(folder.glob("models--*/refs/*"), MOST_FOLDERS):
             if not ref.is_dir():
                 require_regular(ref, LONGEST_REF)
         info = scan_cache_dir(folder)
     except (CacheNotFound, ValueError, OSError):
-        return  # nobody has downloaded anything here
+        return  # nothing downloaded yet
     except MoestroError as error:
         yield Entry("Hugging Face cache", str(folder), "cache", "?", problem=str(error))
         return
@@ -142,7 +143,7 @@ def cached() -> Iterator[Entry]:
 
 
 def _search(root: Path, where: Where) -> Iterator[Entry]:
-    """A folder, its GGUF files, and the same two levels down; a model's own folder is not searched further."""
+    """Candidates: a folder, its GGUF files, and the same two levels down; model folders are not descended into."""
     left, level = MOST_FOLDERS, [root]
     for _ in range(DEPTH + 1):
         deeper: list[Path] = []
@@ -182,7 +183,7 @@ def _search(root: Path, where: Where) -> Iterator[Entry]:
 
 
 def removable(entry: Entry, busy: Iterable[str]) -> None:
-    """Raises MoestroError that says why, when an entry is not to be deleted. `busy`: paths in use."""
+    """Raises MoestroError with the reason when an entry must not be deleted. `busy`: paths in use."""
     if not entry.can_delete:
         raise MoestroError("Only packs are deleted from here. Delete this model with your file manager.")
     path = same_place(Path(entry.path))
@@ -191,9 +192,9 @@ def removable(entry: Entry, busy: Iterable[str]) -> None:
 
 
 def delete(entry: Entry, busy: Iterable[str] = (), from_cache: bool = False) -> int:
-    """Delete a pack, or, when `from_cache` says so, a model in the Hugging Face cache; the bytes that were freed.
+    """Delete a pack or, with `from_cache`, a model in the Hugging Face cache; returns the bytes freed.
 
-    Raises MoestroError, with nothing deleted when the entry may not be deleted at all.
+    Raises MoestroError, with nothing deleted, when the entry must not be deleted.
     """
     removable(entry, busy)
     try:
@@ -206,7 +207,7 @@ def delete(entry: Entry, busy: Iterable[str] = (), from_cache: bool = False) -> 
 
 
 def _remove(path: Path) -> int:
-    """Delete a pack's own files, its manifest first, so that what is left at any moment is not a pack."""
+    """Delete a pack's own files, its manifest first, so that an interrupted deletion never leaves a valid pack."""
     from core.memory.pack.lock import Lock
 
     unfinished = path.suffix == ".partial"
@@ -224,7 +225,7 @@ def _remove(path: Path) -> int:
 
 
 def _forget(entry: Entry, sure: bool) -> int:
-    """Delete a model from the Hugging Face cache, through its own library."""
+    """Delete a model from the Hugging Face cache through huggingface_hub."""
     from huggingface_hub import scan_cache_dir
 
     if not sure:
@@ -236,7 +237,7 @@ def _forget(entry: Entry, sure: bool) -> int:
     if snapshot is None:
         raise MoestroError(f"{entry.path} is not in the Hugging Face cache any more. Refresh the list.")
     info = scan_cache_dir(snapshot.parents[2])
-    # of this repository alone: copies of it, under another name, have revisions of the same name
+    # only this repository: copies of it under another name have revisions of the same name
     mine = frozenset(repo for repo in info.repos if same_place(repo.repo_path) == same_place(snapshot.parents[1]))
     strategy = replace(info, repos=mine).delete_revisions(snapshot.name)
     freed = strategy.expected_freed_size
@@ -245,7 +246,7 @@ def _forget(entry: Entry, sure: bool) -> int:
 
 
 def same_place(path: Path) -> Path:
-    """One name for one place, however it was written."""
+    """The canonical form of a path."""
     try:
         return path.expanduser().resolve()
     except (OSError, RuntimeError, ValueError):
@@ -255,12 +256,12 @@ def same_place(path: Path) -> Path:
 def _expanded(path: Path) -> Path:
     try:
         return path.expanduser()
-    except RuntimeError:  # a user that there is not
+    except RuntimeError:  # an unknown user
         return path
 
 
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
-    except (OSError, ValueError):  # it may not be looked at
+    except (OSError, ValueError):  # access denied
         return False

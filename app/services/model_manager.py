@@ -1,4 +1,6 @@
-"""Keeps the one engine: loads and unloads it in a thread, holds its settings, and lets others look at it safely."""
+"""Owns the one engine: loads and unloads it in a thread, holds its settings, and gives other threads safe
+access to it.
+"""
 
 from __future__ import annotations
 
@@ -16,31 +18,31 @@ from core.settings.registry import Value
 from core.types import Fit, Frame, Memory, ModelShape
 
 log = logging.getLogger("moestro.app")
-TRACED = 192  # recorded tokens that a forecast of the hit rate rests on
+TRACED = 192  # recorded tokens that the hit rate forecast is based on
 
 
 class ModelManager:
     """The engine's owner.
 
-    Two locks, taken in this order: `_lock` guards the owner's own fields; `_view` keeps the engine from being unloaded
-    under someone who looks at it or changes it.
+    Two locks, taken in this order: `_lock` guards the manager's own fields; `_view` keeps the engine from being
+    unloaded while another thread reads or changes it.
     """
 
     def __init__(self, store: Store, engine: type[EngineProtocol] | None, estimate: Estimate | None) -> None:
         self.store = store
         self._settings: Settings = self._known_settings(store.db.get("settings") or {})
-        self.loading: Loading | None = None  # the load in progress, or how the last one ended
+        self.loading: Loading | None = None  # the load in progress, or the outcome of the last one
         self.load_id: int | None = None  # the store's id of the current load
         self._engine_type, self._estimate = engine, estimate
         self._engine: EngineProtocol | None = None
         self._spec: LoadSpec | None = None
-        self._format = ""  # the loaded experts' own: a pack's, or the one that was chosen
+        self._format = ""  # of the loaded experts: a pack's own, or the chosen one
         self._effective: dict[str, Any] = {}  # settings in force at the last recorded pass
         self._moved: dict[str, object] = {}  # settings changed while a model is being loaded
-        self._owed: dict[str, object] = {}  # to be remembered, and not saved yet
+        self._owed: dict[str, object] = {}  # values to be stored for the next start, not saved yet
         self._lock, self._view = threading.RLock(), threading.RLock()
         self._thread: threading.Thread | None = None
-        self._find_profile: Profiles | None = None  # for the host: what is known of a model that is being loaded
+        self._find_profile: Profiles | None = None  # set by the host: finds the profile of a model being loaded
 
     # -- what is loaded ----------------------------------------------------------------------------------------------
 
@@ -52,12 +54,14 @@ class ModelManager:
 
     @property
     def spec(self) -> LoadSpec | None:
-        """What is loaded and how, or None. Its settings are those of the load; `settings` are those of now."""
+        """The LoadSpec of the loaded model, or None. Its settings are those at load time; `settings` are the current
+        ones.
+        """
         return self._spec if self._engine is not None else None
 
     @property
     def format(self) -> str:
-        """How the loaded model's experts are kept: a pack's own format, or the one chosen; "" while none is loaded."""
+        """The loaded model's expert format: a pack's own, or the chosen one; "" while none is loaded."""
         return self._format if self._engine is not None else ""
 
     @property
@@ -68,31 +72,34 @@ class ModelManager:
 
     @property
     def context(self) -> int | None:
-        """The longest chat of the loaded model in tokens, or None."""
+        """The loaded model's maximum context in tokens, or None."""
         engine = self._engine
         return engine.context if engine is not None else None
 
     @property
     def closeness(self) -> float:
-        """How far exact logits of the loaded model may be from transformers' own, as a share of the largest; 0.0 = no
-        bit differs, or none is loaded."""
+        """Largest difference of the loaded model's exact logits from transformers' own, as a share of the largest
+        logit; 0.0 = bit-identical, or no model loaded.
+        """
         engine = self._engine
         return engine.closeness if engine is not None else 0.0
 
     @property
     def settings(self) -> Settings:
-        """The live settings: the engine's own, or with no model loaded those of the next load."""
+        """The live settings: the engine's own, or without a model those of the next load."""
         engine = self._engine
         return engine.settings if engine is not None else self._settings
 
     @property
     def version(self) -> str:
-        """Differs whenever a frame would: names the load and the engine's own version."""
+        """Changes whenever `frame` would: identifies the load and the engine's own version."""
         with self._view:
             return f"{self.load_id}.{self._engine.version}" if self._engine is not None else "none"
 
     def frame(self, layer: int = 0, points: int = 240) -> Frame | None:
-        """What the live deck draws, or None while no model is loaded. Raises MoestroError for a layer there is not."""
+        """The data of the live deck, or None while no model is loaded. Raises MoestroError for a layer that does not
+        exist.
+        """
         with self._view:
             if self._engine is None:
                 return None
@@ -108,11 +115,13 @@ class ModelManager:
     # -- loading -----------------------------------------------------------------------------------------------------
 
     def plan(self, model: str, **choices: object) -> LoadSpec:
-        """A LoadSpec from a form's values, with the settings of now. Raises SettingError."""
+        """A LoadSpec from a form's values, with the current settings. Raises SettingError."""
         return LoadSpec.checked(model, self.settings, **choices)
 
     def last_spec(self) -> LoadSpec | None:
-        """What was loaded last, in this start or an earlier one, with the settings of now; to be offered again."""
+        """The spec of the last load, in this process or an earlier one, with the current settings; offered again by the
+        form.
+        """
         kept: dict[str, object] = dict(self.store.db.get("spec") or {})
         model = kept.pop("model", None)
         if model is None:
@@ -128,14 +137,14 @@ class ModelManager:
         return self.plan(str(model), **choices)
 
     def estimate(self, spec: LoadSpec) -> Fit:
-        """Does it fit, be it in the place of the model now loaded? Reads file headers only.
+        """Estimate whether a spec fits, possibly in place of the loaded model. Reads file headers only.
 
         Raises MoestroError when there is no such model.
         """
         return self._fit(spec)[0]
 
     def _fit(self, spec: LoadSpec) -> tuple[Fit, bool]:
-        """The verdict, and whether it fits beside the model now loaded."""
+        """The estimate, and whether it fits beside the loaded model."""
         if self._estimate is not None:
             fit = self._estimate(spec)
             return fit, fit.fits
@@ -149,10 +158,10 @@ class ModelManager:
         return estimate(spec, memory, trace), False
 
     def load(self, spec: LoadSpec) -> Loading:
-        """Start loading. Raises BusyError; whatever else goes wrong is found in the returned `Loading`.
+        """Start loading. Raises BusyError; any other problem is reported in the returned `Loading`.
 
-        What is wrong with the spec is found before the model now loaded is given up, and that one is kept until the new
-        one is ready if both fit in memory.
+        The spec is checked before the current model is unloaded; the current one is kept until the new one is ready if
+        both fit in memory.
         """
         with self._lock:
             self._require_idle("load a model")
@@ -163,7 +172,7 @@ class ModelManager:
             return loading
 
     def cancel_load(self) -> None:
-        """Ask the load in progress to stop; its `state` tells when it has."""
+        """Ask the load in progress to stop; its `state` reports when it has."""
         if self.loading is not None:
             self.loading.cancelled.set()
 
@@ -183,7 +192,7 @@ class ModelManager:
         self._refuse_if_writing(what)
 
     def _refuse_if_writing(self, what: str) -> None:
-        """For the host to refuse while answers use the engine."""
+        """Overridden by the host: refuses while answers use the engine."""
 
     def _load(self, spec: LoadSpec, loading: Loading) -> None:
         before = self.model
@@ -261,7 +270,7 @@ class ModelManager:
     def _note_end(self, load: int) -> None:
         try:
             self.store.steps.end_load(load)
-        except MoestroError as error:  # the memory is free, which is what was asked for; the store finds out at a start
+        except MoestroError as error:  # the memory is freed, as asked; the store corrects the record at its next start
             log.warning("could not note the end of a load: %s", error)
 
     def _type(self) -> type[EngineProtocol]:
@@ -279,18 +288,18 @@ class ModelManager:
     # -- settings ----------------------------------------------------------------------------------------------------
 
     def change(self, name: str, value: object) -> str:
-        """Change one live setting; returns what is wrong, or ""."""
+        """Change one live setting; returns the problem, or ""."""
         return self.change_many({name: value})
 
     def change_many(self, changes: Mapping[str, object]) -> str:
-        """Change live settings, all or none, also while tokens stream; returns what is wrong, or "".
+        """Change live settings, all or none, also while tokens stream; returns the problem, or "".
 
-        With no model loaded they wait for the next load.
+        Without a model they apply to the next load.
         """
         with self._lock:
             try:
                 with self._view:
-                    new = self.settings.with_(changes)  # refuses unknown names and bad values in one voice
+                    new = self.settings.with_(changes)  # checks names and values, with uniform error messages
                     if self._engine is not None:
                         new = self._engine.change(changes)
             except MoestroError as error:
@@ -305,7 +314,7 @@ class ModelManager:
         return ""
 
     def remember(self, key: str, value: object) -> None:
-        """For the next start; what could not be saved is tried again with whatever is remembered next."""
+        """Store a value for the next start; a failed save is retried at the next call."""
         with self._lock:
             self._owed[key] = value
             try:
@@ -313,7 +322,7 @@ class ModelManager:
                     for name, each in self._owed.items():
                         self.store.db.put(name, each)
                 self._owed = {}
-            except MoestroError as error:  # acting on it matters more than remembering it
+            except MoestroError as error:  # applying it matters more than storing it
                 log.warning("could not remember %s for the next start: %s", ", ".join(self._owed), error)
 
     @staticmethod

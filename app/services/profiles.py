@@ -1,4 +1,4 @@
-"""Where a loaded model's profile is found, and what of it goes into its pack."""
+"""Finds the stored profile of a model, and copies the buddy lists of a profile into its pack."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from core.profile import Profile, load, profile_path
 
 
 def stored(model_hash: str) -> Profile | None:
-    """What `profile` or the dashboard measured of a model, for an engine that loads it. One that cannot be read is
-    none, and is said on stderr."""
+    """The stored calibration profile for an engine that loads the model. None if unreadable, with a message on
+    stderr.
+    """
     path = profile_path(data_dir(), model_hash)
     if not path.exists():
         return None
@@ -23,7 +24,9 @@ def stored(model_hash: str) -> Profile | None:
 
 
 def carried(model: str, profile: Profile) -> list[str]:
-    """Put the buddy lists into the model's pack, if it is one, so that they travel with it; says so, or why not."""
+    """Store the buddy lists in the model's pack, if it is one, so that they are copied with it; returns a message for
+    display.
+    """
     from core.capacity.plan import model_path
     from core.memory.pack import pack_at
     from core.profile import buddies

@@ -1,7 +1,7 @@
-"""Things in progress that several tabs may follow: an answer being written, a model being loaded.
+"""State of work that several tabs may follow: an answer being written, a model being loaded.
 
-Whoever works on one calls `update`; whoever shows it calls `wait(version)` and reads the fields. Fields are replaced
-whole, never mutated, so a reader sees each field as it was at some update.
+The worker calls `update`; a follower calls `wait(version)` and reads the fields. Fields are replaced whole, never
+mutated, so a reader sees each field as of some update.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Live(ABC):
 
     def __init__(self) -> None:
         self.version = 0
-        self.error = ""  # in the user's words; "" while all is well
+        self.error = ""  # display text; "" = no error
         self.cancelled = threading.Event()
         self._news = threading.Condition()
         self._watchers: list[Callable[[], None]] = []
@@ -28,10 +28,10 @@ class Live(ABC):
     @property
     @abstractmethod
     def finished(self) -> bool:
-        """Nothing more will change."""
+        """Whether no further update will come."""
 
     def update(self, **fields: Any) -> None:
-        """Set some fields and wake everybody who waits."""
+        """Set some fields and wake all waiting threads."""
         with self._news:
             for name, value in fields.items():
                 if not hasattr(self, name):
@@ -43,7 +43,7 @@ class Live(ABC):
                 wake()
 
     def watch(self, wake: Callable[[], None]) -> None:
-        """Have `wake` called at every update, on the thread that updates, which it must not hold up."""
+        """Register `wake` to be called at every update, on the updating thread; it must not block."""
         with self._news:
             self._watchers.append(wake)
 
@@ -53,7 +53,9 @@ class Live(ABC):
             self._watchers.remove(wake)
 
     def wait(self, version: int, timeout: float | None = None) -> int:
-        """Block until there is news since `version`, or it is finished, or `timeout` s passed; returns the version."""
+        """Block until the version differs from `version`, the work is finished, or `timeout` s passed; returns the
+        version.
+        """
         with self._news:
             self._news.wait_for(lambda: self.version != version or self.finished, timeout)
             return self.version
@@ -65,10 +67,10 @@ class Live(ABC):
 
 
 class Answer(Live):
-    """An answer being written. `chat_id` is None for one that belongs to no chat (the HTTP API's).
+    """An answer being written. `chat_id` is None for one of the HTTP API, which belongs to no chat.
 
-    `undone` tells that it failed (or was stopped) before its first token and that the chat is as if it had never been
-    asked: put the user's text back into the input box and show `error`.
+    `undone`: it failed (or was stopped) before its first token and the chat is unchanged, so put the user's text back
+    into the input box and show `error`.
     """
 
     def __init__(self, chat_id: int | None, message_id: int | None) -> None:
@@ -76,16 +78,16 @@ class Answer(Live):
         self.chat_id, self.message_id = chat_id, message_id
         self.state: Literal["queued", "prefill", "streaming", "done", "error"] = "queued"
         self.text = ""
-        self.prefill_done = 0  # prompt positions computed ...
-        self.prefill_total = 0  # ... of so many
+        self.prefill_done = 0  # prompt positions computed so far
+        self.prefill_total = 0  # prompt positions in all
         self.n_tokens = 0
         self.stats: AnswerStats | None = None
         self.undone = False
-        self.refused = False  # it failed for what was asked, not for what went wrong here
-        self.unrecorded = 0  # passes whose record the store had no room for
-        self.unsaved = ""  # why the store lacks some of it, in the user's words; it is tried again
+        self.refused = False  # it failed because of the request, not because of the server
+        self.unrecorded = 0  # passes whose record the store could not save
+        self.unsaved = ""  # why part of it is not in the store, as display text; saving is retried
         self.asked_s = time.perf_counter()
-        self.ttft_ms = 0.0  # from its turn to its first token; 0 = none yet
+        self.ttft_ms = 0.0  # from the start of writing to the first token; 0 = none yet
         self.queued_ms = 0.0  # waited behind other answers before its prefill began
 
     @property
@@ -94,7 +96,7 @@ class Answer(Live):
 
 
 class Loading(Live):
-    """A model being loaded. `share` is 0..1; `text` says what is being done. Kept after its end for the last word."""
+    """A model being loaded. `share` is 0..1; `text` is the current action. Kept after its end for its outcome."""
 
     def __init__(self, model: str) -> None:
         super().__init__()
@@ -108,5 +110,5 @@ class Loading(Live):
         return self.state != "loading"
 
     def progress(self, text: str, share: float) -> None:
-        """Take note of what is being done, and how far it is."""
+        """Record the current action and progress."""
         self.update(text=text, share=min(1.0, max(0.0, share)))

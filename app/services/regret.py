@@ -1,8 +1,8 @@
-"""The regret meter while the user chats: feeds the session's routing to shadow caches in a process of their own.
+"""The regret meter during chat: feeds the session's routing to shadow caches in a process of their own.
 
-The thread that computes only appends to a queue (`add`). A thread here sends what came within half a second to the
-process (`app.services.regret_worker`) and keeps the figures that come back. If it falls behind, the oldest passes are
-left out, and the figures say how many.
+The computing thread only appends to a queue (`add`). A thread here sends the passes of each half second to the process
+(`app.services.regret_worker`) and keeps the returned figures. When it falls behind, the oldest passes are dropped and
+counted.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from core.settings.registry import variant, variants
 from core.types import ModelShape, StepRecord
 
 log = logging.getLogger("moestro.app")
-QUEUE = 2048  # passes that may wait
-GATHER_S = 0.5  # how long news are gathered before anybody looks at them
-TRIES = 3  # processes that may be lost in a row
-ENOUGH = 32  # tokens below which figures say nothing
-CLEAR = 0.0005  # a policy is better when its hit rate is by more than this
+QUEUE = 2048  # queued passes
+GATHER_S = 0.5  # passes are collected this long before they are sent
+TRIES = 3  # consecutive process failures before giving up
+ENOUGH = 32  # fewest tokens for meaningful figures
+CLEAR = 0.0005  # a policy counts as better when its hit rate exceeds the other's by more than this
 
 
 class Regret:
-    """One for the application. `add`, `switch` and `rest` return at once, whatever the process does."""
+    """One per application. `add`, `switch` and `rest` return at once, whatever the process does."""
 
     def __init__(self, on: bool = True, start: Callable[[], Process] = Process) -> None:
         self.on = on
-        self.version = 0  # grows with every change of what `view` tells
+        self.version = 0  # incremented with every change of `view`
         self._queue: deque[Step] = deque(maxlen=QUEUE)
         self._news = threading.Condition()
         self._closing = threading.Event()
@@ -52,24 +52,24 @@ class Regret:
         step: StepRecord,
         profile: Measured | None = None,
     ) -> None:
-        """A pass was computed with these settings. On the thread that computes: an append, no more."""
+        """Queue a pass computed with these settings. Called on the computing thread; only appends."""
         if not self.on or (self._failed and load == self._now[0]):
             return
         if load != self._now[0] or step.changes:
             self._now = load, dict(settings)
-        self._left_out += len(self._queue) == QUEUE  # the queue lets go of its oldest by itself
+        self._left_out += len(self._queue) == QUEUE  # a full deque drops its oldest entry
         self._queue.append(Step(load, shape, self._now[1], step, profile))
         if self._asleep or self._thread is None:
             self._wake()
 
     def switch(self, on: bool) -> None:
-        """On or off; off ends the process."""
+        """Switch on or off; off ends the process."""
         if on != self.on:
             self.on = on
             self.rest()
 
     def rest(self) -> None:
-        """Forget what was compared, and end the process until there are passes again."""
+        """Forget the figures, and end the process until new passes come."""
         with self._news:
             self._queue.clear()
             self._failed, self._resting = False, True
@@ -86,15 +86,15 @@ class Regret:
 
     @property
     def pid(self) -> int | None:
-        """The id of the process while there is one."""
+        """The id of the process, or None."""
         process = self._feed.process
         return process.pid if process is not None else None
 
     def view(self, load: int | None, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-        """What the deck shows, or None when the meter is off or no model is loaded. `state`:
+        """The data shown by the deck, or None when the meter is off or no model is loaded. `state`:
 
-        "waiting" for tokens, "warming" up (fewer than ENOUGH tokens), "ready", "untold" (telemetry is off: there is
-        nothing to compare), or "failed".
+        "waiting" for tokens, "warming" up (fewer than ENOUGH tokens), "ready", "untold" (telemetry is off: nothing to
+        compare), or "failed".
         """
         if not settings["regret"] or load is None:
             return None
@@ -125,7 +125,7 @@ class Regret:
         return told
 
     def wait(self, version: int, timeout: float | None = None) -> int:
-        """Block until there is news since `version`, or `timeout` s passed; returns the version."""
+        """Block until the version differs from `version`, or `timeout` s passed; returns the version."""
         with self._news:
             self._news.wait_for(lambda: self.version != version, timeout)
             return self.version
@@ -152,7 +152,7 @@ class Regret:
             self._feed.let_go()
 
     def _wait(self) -> bool:
-        """Until there is something to do; False when closing."""
+        """Wait for work; False when closing."""
         with self._news:
             self._asleep = True
             self._news.wait_for(lambda: self._queue or self._resting or self._closing.is_set(), self._feed.due_s)
@@ -173,7 +173,7 @@ class Regret:
             self._losses = 0
 
     def _lost(self, why: str) -> None:
-        """The process is gone by our own hand, or something failed. A few times another one is tried."""
+        """The process was ended from here, or failed. Failures are retried up to TRIES times in a row."""
         self._feed.let_go()
         if self._resting or self._closing.is_set():
             return
@@ -183,7 +183,7 @@ class Regret:
         self._publish(None)
 
     def _hurry(self) -> None:
-        """Do not wait for an answer of the process any more."""
+        """Stop waiting for an answer of the process."""
         process = self._feed.process
         if process is not None:
             process.kill()
@@ -196,17 +196,17 @@ class Regret:
 
 
 def ranked(name: str, report: Mapping[str, Any], prefetch: bool) -> dict[str, Any]:
-    """The chosen policy's figures, the best other one's, the bound's, and every shadow's, best first.
+    """The chosen policy's figures, the best other policy's, the bound's, and every shadow cache's, best first.
 
-    `alone`: the chosen policy's own shadow; with a prefetcher that is what others are better or worse than, for
-    prefetching would help them, too. Without one they also have to beat what the engine counted.
+    `alone`: the hit rate of the chosen policy's own shadow. With a prefetcher, others are compared with it, since
+    prefetching would help them too. Without one they must also beat the engine's own hit rate.
     """
     titles = {v.name: v.title for v in variants("eviction")}
     rates: dict[str, float] = report["rates"]
     order = sorted((other for other in rates if other != name), key=lambda other: -rates[other])
     best = order[0] if order else None
     own = report["own"]
-    alone = rates.get(name, own)  # one of the user's own has no shadow
+    alone = rates.get(name, own)  # a user-defined policy has no shadow
     return {
         "own": own,
         "alone": alone,

@@ -1,4 +1,4 @@
-"""What the shadows' process is told, and in which order: a setup, passes to warm with, passes to count, for figures."""
+"""The protocol with the shadow caches' process: send a setup, warm-up passes, counted passes; request figures."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from core.settings.registry import Value, variants
 from core.simulate.regret import Setup
 from core.types import ModelShape, StepRecord
 
-RECENT = 1024  # tokens remembered, to warm fresh shadows with
-BATCH = 64  # passes sent at once: a stop does not wait for more
-SHARE = 0.1  # of the process's time may go into the bound: the more it costs, the more seldom it is worked out
-# Settings that do not decide what hits. The budget's slots come with each pass.
+RECENT = 1024  # tokens kept for warming new shadow caches
+BATCH = 64  # passes per message; bounds the delay of a stop
+# largest share of the process's time spent on the bound: the costlier it is, the more rarely it is computed
+SHARE = 0.1
+# Settings that do not affect hits. The budget's slots come with each pass.
 ASIDE = ("budget", "link", "link_gbps", "link_latency_us", "telemetry", "regret", "quality_rate")
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A pass of the engine, with what was in force when it was computed."""
+    """A pass of the engine, with the settings in force when it was computed."""
 
     load: int
     shape: ModelShape
@@ -38,8 +39,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Figures of passes that all had the same `of` in force (see `in_force`). `report`: the fields of
-    core.simulate.regret.RegretReport; None = none yet. `left_out`: passes not seen because the process fell behind."""
+    """Figures of passes computed under the same settings `of` (see `in_force`). `report`: the fields of
+    core.simulate.regret.RegretReport; None = none yet. `left_out`: passes dropped because the process fell behind.
+    """
 
     of: tuple[object, ...]
     report: dict[str, Any] | None = None
@@ -47,8 +49,9 @@ class Compared:
 
 
 class Feed:
-    """For one thread. `start` makes a process; what it answers goes to `publish`. Methods raise Lost when it is gone;
-    `let_go` is to be called then, and the next `take` starts another process."""
+    """Used by one thread. `start` creates a process; its figures go to `publish`. Methods raise Lost when the process
+    is gone; call `let_go` then, and the next `take` starts another.
+    """
 
     def __init__(self, start: Callable[[], Process], publish: Callable[[Compared], None]) -> None:
         self._start, self._publish = start, publish
@@ -62,11 +65,11 @@ class Feed:
 
     @property
     def due_s(self) -> float | None:
-        """In how many seconds `report` is due; None = there is nothing new to report."""
+        """Seconds until `report` is due; None = nothing new to report."""
         return max(0.0, self._next_s - time.perf_counter()) if self._owed else None
 
     def take(self, steps: Sequence[Step], left_out: int = 0) -> None:
-        """Passes in order. Those before the last change of setup, and those without routing, are not counted."""
+        """Feed passes in order. Those before the last change of setup, and those without routing, are not counted."""
         self._left_out += left_out
         steps = [step for step in steps if step.record.ids.size]
         groups = [(setup, list(group)) for setup, group in groupby(steps, setup_of)]
@@ -80,7 +83,7 @@ class Feed:
                 self._remember(step)
 
     def report(self) -> None:
-        """Ask for the figures and publish them."""
+        """Request the figures and publish them."""
         answer = self._ask({"report": True})
         self._next_s = time.perf_counter() + answer["spent_s"] * (1 / SHARE - 1)
         self._owed = False
@@ -94,13 +97,13 @@ class Feed:
             process.end()
 
     def forget(self) -> None:
-        """End the process, and remember nothing."""
+        """End the process and discard the kept passes."""
         self.let_go()
         self._recent.clear()
         self._tokens = self._left_out = 0
 
     def _begin(self, step: Step) -> None:
-        """Fresh shadows, warmed with what is remembered of this model."""
+        """Create new shadow caches, warmed with the kept passes of this model."""
         self._keep_to(step.load)
         if self.process is None:
             self.process = self._start()
@@ -120,7 +123,7 @@ class Feed:
         self._owed = True
 
     def _keep_to(self, load: int) -> None:
-        """What is remembered of another load is of no use."""
+        """Discard kept passes of other loads."""
         if self._recent and self._recent[-1].load != load:
             self._recent.clear()
             self._tokens = 0
@@ -138,7 +141,7 @@ class Feed:
 
 
 def setup_of(step: Step) -> tuple[object, ...]:
-    """What decides which shadows there are: when it changes they begin anew."""
+    """The settings that determine the shadow caches; a change starts new ones."""
     own = ("scope", "layer_slots", "pins", "regret_tokens")
     return (
         step.load,
@@ -149,17 +152,17 @@ def setup_of(step: Step) -> tuple[object, ...]:
 
 
 def in_force(step: Step) -> tuple[object, ...]:
-    """What decides whether the engine's figures of two passes may be added up."""
+    """Key of a pass: the engine's figures of two passes may be summed only if their keys are equal."""
     return choices(step.load, step.settings)
 
 
 def choices(load: int | None, settings: Mapping[str, Any] | Settings) -> tuple[object, ...]:
-    """The same, of settings."""
+    """The same key, from settings."""
     return load, *((name, settings[name]) for name in settings if name not in ASIDE)
 
 
 def imitated(step: Step) -> Setup:
-    """The shadows' setup. Raises SettingError for what the engine itself would refuse."""
+    """The setup of the shadow caches. Raises SettingError where the engine would."""
     shape, settings, slots = step.shape, step.settings, step.record.slots
     placed = place(settings, shape.layers, shape.experts, shape.top_k, step.profile)
     return Setup(
@@ -176,12 +179,12 @@ def imitated(step: Step) -> Setup:
 
 
 def policies(settings: Mapping[str, Any]) -> dict[str, dict[str, Value]]:
-    """Every eviction policy there is, with its parameters as they are set."""
+    """Every registered eviction policy with its current parameters."""
     return {v.name: {p.name: settings[f"eviction.{v.name}.{p.name}"] for p in v.params} for v in variants("eviction")}
 
 
 def arrays(steps: Sequence[Step]) -> dict[str, Any]:
-    """The passes as the process takes them."""
+    """The passes as arrays for the process."""
     records = [step.record for step in steps]
     return {
         "ids": np.concatenate([one.ids.transpose(1, 0, 2) for one in records]),

@@ -1,4 +1,4 @@
-"""The application's end of the shadows' process: starts it, asks it, ends it."""
+"""The application's side of the shadow caches' process: starts it, exchanges messages, ends it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ GONE_S = 2.0
 
 
 class Lost(Exception):
-    """The process ended, or could not be started, or could not do what it was asked. Its text is for the log."""
+    """The process ended, could not be started, or failed a request. The message is for the log."""
 
 
 class Process:
-    """One running process. `ask` is for one thread; `kill` may come from any, and makes a waiting `ask` raise Lost."""
+    """One running process. Call `ask` from one thread; `kill` from any, which makes a waiting `ask` raise Lost."""
 
     def __init__(self, command: Sequence[str] = COMMAND) -> None:
         """Raises Lost when it cannot be started."""
@@ -41,19 +41,19 @@ class Process:
         try:
             write(self._to, head, arrays)
             answer = read(self._from)[0]
-        except (OSError, EOFError, ValueError) as error:  # ValueError: a pipe closed meanwhile
+        except (OSError, EOFError, ValueError) as error:  # ValueError: the pipe was closed meanwhile
             raise Lost(f"it ended ({type(error).__name__} {error})") from error
         if answer["problem"]:
             raise Lost(answer.get("details") or answer["problem"])
         return answer
 
     def kill(self) -> None:
-        """End it now. The system forgets it once `end` was called."""
+        """Kill it now; `end` reaps it."""
         with contextlib.suppress(OSError):
             self._popen.kill()
 
     def end(self) -> None:
-        """End it, if it has not ended, and leave nothing behind. A second call does nothing."""
+        """End it if it still runs, and release its resources. A second call does nothing."""
         with self._ending:
             with contextlib.suppress(OSError, ValueError):
                 self._to.close()

@@ -1,8 +1,7 @@
-"""The process beside the engine in which the shadow caches live.
+"""The process beside the engine that runs the shadow caches.
 
-It reads one message after another from stdin and answers each on stdout (core.prediction.worker.messages). It ends
-when stdin does, however the application ended. It runs at the lowest priority and imports numpy and the simulator
-alone.
+Reads messages from stdin and answers each on stdout (core.prediction.worker.messages). It ends when stdin closes,
+however the application ended. It runs at the lowest priority and imports only numpy and the simulator.
 """
 
 from __future__ import annotations
@@ -21,7 +20,9 @@ from core.prediction.worker.process import behave
 
 
 class Shop:
-    """Answers messages: `setup` begins anew, `forget` counts anew, arrays are passes, `report` asks for the figures."""
+    """Handles messages: `setup` creates new shadow caches, `forget` resets the counts, arrays are passes, `report`
+    requests figures.
+    """
 
     def __init__(self) -> None:
         from core.settings.registry import variants
@@ -32,10 +33,10 @@ class Shop:
         self._shadows: Any = None
 
     def answer(self, head: Head, arrays: Arrays) -> Head:
-        """What to send back: `problem` "" when all is well, `report` when it was asked for and there is one."""
+        """The reply: `problem` is "" on success, `report` the figures when requested and available."""
         started_s = time.perf_counter()
         if "setup" in head:
-            known = {variant.name for variant in self._variants("eviction")}  # not those of somebody's own module
+            known = {variant.name for variant in self._variants("eviction")}  # without policies of user-defined modules
             told = {name: values for name, values in head["setup"]["policies"].items() if name in known}
             setup = self._regret.Setup(**{**head["setup"], "policies": told})
             self._shadows = self._regret.Shadows(setup, head["window"])
@@ -57,10 +58,10 @@ class Shop:
 
 
 def main() -> None:
-    """The life of the process."""
+    """Main loop of the process."""
     behave()
     source, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is not an answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # keep library output out of the reply stream
     shop = Shop()
     try:
         while True:

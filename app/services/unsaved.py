@@ -1,4 +1,4 @@
-"""Answers that the store had no room for: their text waits here, and is saved as soon as it can be."""
+"""Keeps in memory the text of answers that the store could not save (disk full), and retries saving it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ log = logging.getLogger("moestro.app")
 
 @dataclass(slots=True)
 class Draft:
-    """What the store lacks of one answer. `state` is None while it is being written, and "undone" for one that is to
-    leave no trace."""
+    """The unsaved part of one answer. `state`: None while it is being written, "undone" for one to be removed."""
 
     answer: Answer
     pieces: list[tuple[int, str]] = field(default_factory=list)
@@ -39,11 +38,11 @@ class Unsaved:
         return bool(self._drafts)
 
     def has(self, answer: Answer) -> bool:
-        """Whether the store lacks something of this answer."""
+        """Whether part of this answer is unsaved."""
         return answer.message_id in self._drafts
 
     def add(self, answer: Answer, seq: int, text: str, reason: str) -> None:
-        """Take a token's text that could not be saved."""
+        """Add a token's text that could not be saved."""
         assert answer.message_id is not None
         with self._lock:
             draft = self._drafts.get(answer.message_id)
@@ -54,8 +53,9 @@ class Unsaved:
         answer.update(unsaved=reason)
 
     def end(self, answer: Answer, state: State | str, stats: dict[str, Any] | None, error: str) -> None:
-        """Give an answer its last state in the store, with what waits of its text; or keep both. Raises nothing of the
-        store's: `answer.unsaved` says why it is not saved."""
+        """Save an answer's final state with its waiting text, or keep both in memory. Raises no StoreError:
+        `answer.unsaved` holds the reason.
+        """
         assert answer.message_id is not None
         with self._lock:
             draft = self._drafts.setdefault(answer.message_id, Draft(answer))
@@ -63,7 +63,7 @@ class Unsaved:
         self.save()
 
     def save(self, chat: int | None = None) -> None:
-        """Save what can be saved. Raises StoreError if the answer of this `chat` is still not."""
+        """Retry saving all drafts. Raises StoreError if the answer of this `chat` still cannot be saved."""
         with self._lock:
             for message, draft in list(self._drafts.items()):
                 try:
@@ -93,7 +93,7 @@ class Unsaved:
         draft.pieces = []
 
     def shown(self, messages: list[Message]) -> list[Message]:
-        """Stored messages with what waits here in its place."""
+        """Stored messages, with unsaved drafts in place of their stored versions."""
         with self._lock:
             waiting = {message: draft for message, draft in self._drafts.items() if draft.state is not None}
         if not waiting:
@@ -113,6 +113,6 @@ class Unsaved:
         ]
 
     def forget(self, chat: int) -> None:
-        """Its chat was deleted."""
+        """Drop the drafts of a deleted chat."""
         with self._lock:
             self._drafts = {m: draft for m, draft in self._drafts.items() if draft.answer.chat_id != chat}

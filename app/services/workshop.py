@@ -1,4 +1,4 @@
-"""Long jobs that have the loaded model to themselves: calibrating it, and evaluating it under lossy modes."""
+"""Long jobs with exclusive use of the loaded model: calibration, and evaluation under lossy modes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EVALUATED = (
 
 
 class Workshop(ModelManager):
-    """The engine's owner (see `ModelManager`), and the jobs that need all of it."""
+    """The model manager (see `ModelManager`) extended by the jobs that need exclusive use of the engine."""
 
     def __init__(
         self,
@@ -39,52 +39,54 @@ class Workshop(ModelManager):
 
     @property
     def working(self) -> bool:
-        """Such a job is running."""
+        """Whether such a job is running."""
         return self.calibrator.busy or self.evaluator.busy
 
     @property
     def settings(self) -> Settings:
-        """The live settings; while an evaluation turns them, those that it will give back."""
+        """The live settings; during an evaluation, those that will be restored afterwards."""
         return self.evaluator.settings or super().settings
 
     def change_many(self, changes: Mapping[str, object]) -> str:
-        """As the keeper does, but not while an evaluation turns the settings."""
+        """Like the model manager's, but refused while an evaluation changes the settings."""
         return EVALUATED if self.evaluator.busy else super().change_many(changes)
 
     @property
     def profile(self) -> Profile | None:
-        """What calibration found out about the loaded model, if it was calibrated."""
+        """The loaded model's calibration profile, or None."""
         engine = self._engine
         return engine.profile if engine is not None else None
 
     @property
     def model_hash(self) -> str:
-        """Of the loaded model, as profiles and traces have it; "" while none is loaded."""
+        """Hash of the loaded model as in profiles and traces; "" while none is loaded."""
         engine = self._engine
         return engine.model_hash if engine is not None else ""
 
     def calibrate(self, reading: Reading) -> Calibration:
-        """Begin to calibrate the loaded model; nobody is answered meanwhile. Raises MoestroError."""
+        """Start calibrating the loaded model; no answers are written meanwhile. Raises MoestroError."""
         with self._lock:
             self._require_idle("calibrate it")
             engine, _ = self._ready()
             return self.calibrator.start(engine, self.model or "", reading)
 
     def evaluate(self, asked: Asked) -> Evaluation:
-        """Begin to evaluate the loaded model under several modes; nobody is answered meanwhile. Raises MoestroError."""
+        """Start evaluating the loaded model under several modes; no answers are written meanwhile. Raises
+        MoestroError.
+        """
         with self._lock:
             self._require_idle("evaluate it")
             engine, _ = self._ready()
             return self.evaluator.start(engine, self.model or "", asked)
 
     def delete_profile(self) -> None:
-        """Remove the loaded model's profile. Raises MoestroError while something needs it."""
+        """Remove the loaded model's profile. Raises MoestroError while a chosen option needs it."""
         with self._lock:
             self._require_idle("delete its profile")
             self.calibrator.delete(self._ready()[0])
 
     def _ready(self) -> tuple[EngineProtocol, int]:
-        """The engine, to be asked something, and the store's id of its load. Raises BusyError or ModelError."""
+        """The engine, ready for a request, and the store's id of its load. Raises BusyError or ModelError."""
         if self._closed:
             raise BusyError("Moestro is closing.")
         if self.loading is not None and not self.loading.finished:

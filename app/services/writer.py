@@ -1,4 +1,4 @@
-"""Writes answers, one at a time, in the order in which they were asked for, in a thread that no browser tab owns."""
+"""Writes answers one at a time, in request order, in a thread independent of any browser tab."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from core.system import process_memory
 from core.types import Piece, StepRecord
 
 log = logging.getLogger("moestro.app")
-AGAIN_S = 5.0  # between two attempts to save what there was no room for
+AGAIN_S = 5.0  # between two attempts to save unsaved text
 UNEXPECTED = "The answer broke off because of an error inside Moestro. Its details are in the log; you can ask again."
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One answer to write, and what with."""
+    """One answer to write, with its inputs."""
 
     answer: Answer
     prompt: Prompt
@@ -43,8 +43,9 @@ Ended = Callable[[Job], None]
 
 
 class Writer:
-    """A queue of jobs and the one thread that works through it. On that thread `heard` is told of every pass, and
-    `ended` of every answer that was begun."""
+    """A queue of jobs and the one thread that processes it. That thread calls `heard` for every pass, and `ended` for
+    every answer that was begun.
+    """
 
     def __init__(self, store: Store, heard: Heard = lambda job, step: None, ended: Ended = lambda job: None) -> None:
         self._store, self._heard, self._ended = store, heard, ended
@@ -58,18 +59,18 @@ class Writer:
         self._thread.start()
 
     def put(self, job: Job) -> None:
-        """Queue an answer; it begins when those before it have ended."""
+        """Queue an answer; it starts when the earlier ones have ended."""
         with self._news:
             self._jobs.append(job)
             self._news.notify_all()
 
     def require_place(self) -> None:
-        """Raises QueueFullError when no further answer may wait."""
+        """Raises QueueFullError when the queue is full."""
         with self._news:
             self._turns.require_place(len(self._jobs))
 
     def stop(self, answer: Answer) -> None:
-        """End an answer: a queued one at once, one being written at the next token."""
+        """Stop an answer: a queued one at once, one being written at the next token."""
         with self._news:
             waiting = [job for job in self._jobs if job.answer is answer]
             for job in waiting:
@@ -80,13 +81,13 @@ class Writer:
 
     @property
     def busy(self) -> bool:
-        """An answer is being written or waits for its turn."""
+        """Whether an answer is being written or waits."""
         with self._news:
             return self._now is not None or bool(self._jobs)
 
     @property
     def waiting(self) -> int:
-        """How many answers wait for their turn."""
+        """Number of queued answers."""
         with self._news:
             return len(self._jobs)
 
@@ -123,7 +124,7 @@ class Writer:
             error = self._write(job)
             with self._news:
                 self._turns.end()
-                self._now = None  # before the answer is seen to have ended: whoever waited for it finds the engine free
+                self._now = None  # before the answer is marked as ended, so that a waiting caller finds the engine free
             self._end(job, error)
             self._ended(job)
             process_memory.trim_now_and_then()
@@ -134,14 +135,14 @@ class Writer:
                 log.exception("could not checkpoint the store")
 
     def _retry(self) -> None:
-        """Save what there was no room for, if there is some now."""
+        """Save unsaved text if there is room now."""
         try:
             self.unsaved.save()
         except Exception as error:
             log_crash(log, error, "could not save an answer")
 
     def _write(self, job: Job) -> str:
-        """Generate, commit and publish, token by token; returns what went wrong in the user's words, or ""."""
+        """Generate, commit and publish token by token; returns the error as display text, or ""."""
         answer = job.answer
         answer.update(state="prefill", queued_ms=(time.perf_counter() - answer.asked_s) * 1000)
         try:
@@ -150,10 +151,10 @@ class Writer:
                 for piece in pieces:
                     self._take(job, piece)
             finally:
-                if isinstance(pieces, Generator):  # lets go of the engine now, not when collected
+                if isinstance(pieces, Generator):  # releases the engine now, not when collected
                     pieces.close()
         except MoestroError as error:
-            log.info("answer failed: %s", type(error).__name__)  # its text may quote what was asked
+            log.info("answer failed: %s", type(error).__name__)  # its message may quote the prompt
             answer.update(refused=isinstance(error, ContextError))
             return str(error)
         except Exception as error:
@@ -162,7 +163,7 @@ class Writer:
         return ""
 
     def _take(self, job: Job, piece: Piece) -> None:
-        """Commit one piece, then show it: what was seen is in the store, or waits for room in it."""
+        """Commit one piece, then show it: displayed text is in the store, or queued in memory for it."""
         answer, step = job.answer, piece.step
         if step is not None and not step.changes and not job.engine.settings["telemetry"]:
             step = None
@@ -182,7 +183,7 @@ class Writer:
             self._heard(job, step)
 
     def _save(self, job: Job, text: str, step: StepRecord | None) -> None:
-        """One pass into the store, or its text into memory when the store cannot take it."""
+        """Save one pass in the store, or keep its text in memory when the store cannot take it."""
         answer = job.answer
         if self.unsaved.has(answer):
             self.unsaved.save()
@@ -197,7 +198,9 @@ class Writer:
                 self.unsaved.add(answer, answer.n_tokens, text, str(error))
 
     def _end(self, job: Job, error: str) -> None:
-        """Give the answer its last state, in the store and on screen. Without a token, a failure leaves no trace."""
+        """Record the answer's final state in the store and for display. A failure before the first token leaves no
+        trace.
+        """
         answer = job.answer
         stopped = answer.cancelled.is_set()
         undone = answer.n_tokens == 0 and bool(error or stopped)

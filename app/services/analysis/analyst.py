@@ -1,4 +1,6 @@
-"""Answers one question at a time about recorded routing, in a thread that no browser tab owns; keeps the answers."""
+"""Runs one analysis of recorded routing at a time in a thread independent of any browser tab, and stores the
+results.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,16 @@ from app.words import count
 from core.errors import BusyError, MoestroError, SettingError
 from core.settings.registry import variant
 
-SMALL = 3000  # tokens x runs that are done before another process has started
-SMALL_BYTES = 200_000  # of a trace file that is read before another process has started
+# tokens x runs; smaller analyses run in this process, since they end before another process would have started
+SMALL = 3000
+SMALL_BYTES = 200_000  # of a trace file; smaller ones are read in this process
 log = logging.getLogger("moestro.app")
 UNEXPECTED = "It broke off because of an error inside Moestro. Its details are in the log."
-KEPT = {"whatif": "whatif", "lab": "predictor_lab"}  # under which the store remembers the last answers
+KEPT = {"whatif": "whatif", "lab": "predictor_lab"}  # store keys of the last results
 
 
 class Analysis(Job):
-    """An analysis in progress, or how the last one ended."""
+    """An analysis in progress, or the outcome of the last one."""
 
     def __init__(self, kind: str) -> None:
         super().__init__("Reading the routing")
@@ -38,10 +41,10 @@ class Analysis(Job):
 
 
 class Analyst:
-    """The one analysis and its thread. Methods return at once and may be called from any thread."""
+    """Runs one analysis at a time in its own thread. Methods return at once and may be called from any thread."""
 
     def __init__(self, store: Store, processes: int = 0) -> None:
-        """`processes` = how many simulate at once, 0 = one per CPU core."""
+        """`processes` = simulations that run at once, 0 = one per CPU core."""
         self.store, self.processes = store, processes
         self.job: Analysis | None = None
         self.table: Table | None = self._remembered(KEPT["whatif"], Table.read)
@@ -52,18 +55,19 @@ class Analyst:
 
     @property
     def busy(self) -> bool:
-        """An analysis is running."""
+        """Whether an analysis is running."""
         return self.job is not None and not self.job.finished
 
     @property
     def stamp(self) -> str:
-        """Changes whenever what is shown would."""
+        """Changes whenever the displayed state changes."""
         job, made = self.job, [answer.about.created if answer else "" for answer in (self.table, self.lab)]
         return f"{id(job)} {job.state if job else ''} {made}"
 
     def start(self, question: Question) -> Analysis:
-        """Begin. Raises BusyError, SettingError or TraceError for what can be seen at once; what goes wrong later is
-        found in the job."""
+        """Start an analysis. Raises BusyError, SettingError or TraceError for problems found at once; later ones are
+        reported in the job.
+        """
         for name in question.policies:
             variant("eviction", name)
         for name in question.predictors:
@@ -80,12 +84,12 @@ class Analyst:
             return job
 
     def cancel(self) -> None:
-        """Stop the running analysis; the last answer stays."""
+        """Stop the running analysis; the last result is kept."""
         if self.job is not None:
             self.job.cancelled.set()
 
     def close(self, timeout: float = 30.0) -> None:
-        """Stop what is running, and wait for it."""
+        """Stop the running analysis and wait for its end."""
         self.cancel()
         self._thread.join(timeout)
 
@@ -113,7 +117,7 @@ class Analyst:
         return {}
 
     def _work(self, job: Analysis, tasks: Sequence[Task], tokens: int) -> list[Any]:
-        """All results in order."""
+        """All results, in the order of the tasks."""
         found: dict[int, Any] = {}
         text = f"Simulating {count(tokens)} tokens"
 
@@ -143,7 +147,7 @@ class Analyst:
             try:
                 session = sources.from_store(self.store, Source("load", question.load), self._folder / "session.trace")
             except MoestroError:
-                pass  # nothing was recorded in it: nothing to take over
+                pass  # the session recorded nothing to take over
         return sources.known(read[0], session)
 
     def _remember(self, kind: str, dumped: Any) -> None:

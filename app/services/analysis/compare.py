@@ -1,4 +1,6 @@
-"""From a question and a trace to the runs that answer it: policies, prefetchers and sizes, in other processes."""
+"""Turns a question and a trace into simulation runs (policies, prefetchers, sizes) in other processes, and collects
+them.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,13 @@ from core.simulate import BELADY, Clock, Config, Result, simulate
 from core.simulate.prefetchers import ORACLE, TimedConfig, TimedResult, timed
 from core.trace import FileTrace
 
-UNIT = 1000  # bytes of an expert whose size is not known: only ratios are then used
+UNIT = 1000  # assumed expert size where it is not known; only ratios are used then
 Work = Callable[[Sequence[Task]], list[Any]]
 """Does all tasks and returns their results in order."""
 
 
 def compare(question: Question, routing: Routing, work: Work) -> Table:
-    """Policies at all budgets at once, then each prefetcher by itself."""
+    """Simulate the policies at all budgets together, then each prefetcher separately."""
     clock, about = _begin(question, routing)
     slots = whatif.sizes(
         question.budgets, routing.layers, routing.experts, routing.top_k, question.scope, question.in_force(routing)
@@ -59,7 +61,7 @@ def compare(question: Question, routing: Routing, work: Work) -> Table:
 
 
 def test(question: Question, routing: Routing, work: Work) -> Lab:
-    """Every prefetcher over one cache: the policy in use, with the slots in force or the first budget given."""
+    """Test every prefetcher over one cache: the policy in use, with the current slots or the first budget given."""
     clock, about = _begin(question, routing)
     asked = whatif.sizes(question.budgets, routing.layers, routing.experts, routing.top_k, question.scope)
     policy, predictor, now = about.chosen
@@ -87,7 +89,7 @@ def test(question: Question, routing: Routing, work: Work) -> Lab:
 
 
 def _begin(question: Question, routing: Routing) -> tuple[Clock | None, About]:
-    """The clock, and what the figures are of."""
+    """The clock, and the description of what the figures apply to."""
     clock, told = clock_of(question, routing)
     settings = question.settings
     return clock, About(
@@ -109,14 +111,14 @@ def _begin(question: Question, routing: Routing) -> tuple[Clock | None, About]:
 
 
 def _caches(path: str, configs: list[Config], start: str, clock: Clock | None) -> list[Result]:
-    """In another process: one policy, all sizes."""
+    """Runs in another process: one policy at all sizes."""
     return simulate(FileTrace(Path(path)), configs, start=start, clock=clock, processes=1)
 
 
 def _ahead(
     path: str, config: TimedConfig, clock: Clock, size: int, start: str, profile: Profile | None
 ) -> TimedResult | str:
-    """In another process: one policy, prefetcher and size; or why it cannot be."""
+    """Runs in another process: one policy, prefetcher and size; or the reason why it cannot be simulated."""
     try:
         return timed(FileTrace(Path(path)), [config], clock, size, profile=profile, start=start, processes=1)[0]
     except MoestroError as error:
@@ -124,6 +126,6 @@ def _ahead(
 
 
 def _light(config: TimedConfig, profile: Profile | None) -> Profile | None:
-    """The profile for a predictor that needs it, without the networks, which only a loaded model can be asked by."""
+    """The profile for a predictor that needs it, without the trained networks, which need the loaded model."""
     needed = config.predictor != ORACLE and bool(variant("predictor", config.predictor).needs)
     return replace(profile, nets={}) if needed and profile is not None else None

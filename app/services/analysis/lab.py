@@ -1,4 +1,4 @@
-"""The predictor lab: what each prefetcher foresees on the same tokens, what that saves, and what it copies in vain."""
+"""The predictor lab: per prefetcher, recall on the same tokens, time saved, and wasted copies."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from core.trace import FileTrace
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One prefetcher. `problem` says why it could not be run, "" = it was. Bytes and times are per token; None = not
-    known."""
+    """Results of one prefetcher. `problem`: why it could not be run, "" = it was. Bytes and times are per token; None =
+    unknown.
+    """
 
     predictor: str
     problem: str = ""
@@ -31,28 +32,28 @@ class Run:
     recall_most: tuple[float | None, ...] = ()  # [L] at the chosen m
     hit_rate: float | None = None
     tpot_ms: float | None = None
-    saved_ms: float | None = None  # TPOT without a prefetcher, less this one's
+    saved_ms: float | None = None  # TPOT without a prefetcher minus TPOT with this one
     prefetch_bytes: float | None = None
     wasted_bytes: float | None = None
     late_rate: float | None = None
-    replayed: bool = False  # from what was recorded with the trace
+    replayed: bool = False  # from predictions recorded with the trace
 
 
 @dataclass(frozen=True, slots=True)
 class Lab:
-    """All prefetchers beside one cache: policy and slots of `about.chosen`."""
+    """Results of all prefetchers with one cache: the policy and slots of `about.chosen`."""
 
     about: About
     most: int  # m of recall@m
     runs: tuple[Run, ...]
 
     def dump(self) -> dict[str, Any]:
-        """As JSON keeps it."""
+        """As plain JSON values."""
         return asdict(self)
 
     @classmethod
     def read(cls, kept: Mapping[str, Any]) -> Lab:
-        """From `dump`. Raises TypeError or KeyError for what another version wrote."""
+        """Read from `dump`. Raises TypeError or KeyError for a format of another version."""
         runs = tuple(
             Run(**{**run, "recall": tuple(run["recall"]), "recall_most": tuple(run["recall_most"])})
             for run in kept["runs"]
@@ -60,12 +61,12 @@ class Lab:
         return cls(About.read(kept["about"]), kept["most"], runs)
 
     def ran(self) -> list[Run]:
-        """Those that could be run."""
+        """The prefetchers that could be run."""
         return [run for run in self.runs if not run.problem]
 
 
 def obstacle(predictor: str, profile: Profile | None) -> str:
-    """Why a predictor cannot be run without the model, as far as its class says; "" = nothing is known against it."""
+    """Why a predictor cannot be run without the model, as far as its class declares; "" = no obstacle known."""
     chosen = variant("predictor", predictor)
     if missing := [part for part in chosen.needs if profile is None or not profile.has(part)]:
         named = ", ".join(f"“{TITLES[part]}”" for part in missing)
@@ -76,7 +77,7 @@ def obstacle(predictor: str, profile: Profile | None) -> str:
 def run_one(
     path: str, config: TimedConfig, most: int, clock: Clock | None, blob_bytes: int, start: str, profile: Profile | None
 ) -> Run:
-    """In another process: one prefetcher. With no clock only its recall is found."""
+    """Runs in another process: one prefetcher. Without a clock only its recall is computed."""
     trace = FileTrace(Path(path))
     try:
         wide = () if config.predictor in (ORACLE, "none") else recall(trace, config, most, profile)
@@ -107,7 +108,7 @@ def _run(found: TimedResult, wide: tuple[float | None, ...], sized: bool) -> Run
 
 
 def named(predictor: str) -> str:
-    """How a prefetcher is called in the lab."""
+    """The display name of a prefetcher in the lab."""
     return "Oracle (knows the future)" if predictor == ORACLE else title("predictor", predictor)
 
 
@@ -129,7 +130,7 @@ COLUMNS = (
 
 
 def to_csv(lab: Lab) -> str:
-    """One line a prefetcher and layer, and one with layer "all" for its means; how it was made stands first."""
+    """One line per prefetcher and layer, and one with layer "all" for the means; header lines describe the setup."""
     out = io.StringIO()
     out.write(lab.about.head())
     writer = csv.writer(out, lineterminator="\n")

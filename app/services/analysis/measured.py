@@ -1,4 +1,4 @@
-"""The clock of recorded passes: what computing, a copy and a miss took on this machine, for the simulator to go by."""
+"""Fits the simulator's clock to recorded passes: times of computing, an expert copy and a miss on this machine."""
 
 from __future__ import annotations
 
@@ -11,25 +11,27 @@ import numpy.typing as npt
 from core.simulate import Clock
 
 Floats = npt.NDArray[np.float64]
-LEAST = 8  # passes: fewer say nothing
-DISTURBED = 2.0  # times the median: a pass that took longer had to share the machine, and says nothing
-HALVINGS = 40  # of the interval in which one expert's product is sought
+LEAST = 8  # fewest passes for a fit
+DISTURBED = 2.0  # times the median; slower passes shared the machine and are left out
+HALVINGS = 40  # bisection steps of the search for one expert's compute time
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One decoded token as the engine timed it. `missed` [layers] = experts it had to wait for or copy there."""
+    """One decoded token as timed by the engine. `missed` [layers] = experts that were waited for or copied in that
+    layer.
+    """
 
     total_ms: float
     stall_ms: float
     missed: tuple[int, ...]
-    copies_ms: tuple[float, ...]  # of each copy that ended in it
-    prefetched: bool  # copies were under way before they were needed
+    copies_ms: tuple[float, ...]  # of each copy that ended in this pass
+    prefetched: bool  # copies had started before they were needed
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A clock, how many passes it rests on, and by how much it misses their measured time per token."""
+    """A clock, the number of passes behind it, and its relative error against their measured time per token."""
 
     clock: Clock
     passes: int
@@ -37,11 +39,11 @@ class Measured:
 
 
 def measure(passes: Sequence[Pass], top_k: int, copy_ms: float | None = None) -> Measured | None:
-    """What the passes say, or None when there are too few, or neither they nor `copy_ms` tell what a copy takes.
+    """Fit a clock; None with too few passes, or when neither they nor `copy_ms` give the time of a copy.
 
-    compute_ms and miss_ms: the line through (misses, time that was not stall). load_ms: the median copy. expert_ms:
-    that with which the clock's own stalls add up to the measured ones. Passes that a prefetch helped are left out as
-    long as there are others, and so are those that took DISTURBED times the usual.
+    compute_ms and miss_ms: the line through (misses, time that was not stall). load_ms: the median copy. expert_ms: the
+    value for which the clock's stalls sum to the measured ones. Passes that benefited from a prefetch are left out
+    while others exist, and so are those slower than DISTURBED times the median.
     """
     plain = [one for one in passes if not one.prefetched] or list(passes)
     usual = float(np.median([one.total_ms for one in plain])) if plain else 0.0
@@ -73,6 +75,6 @@ def measure(passes: Sequence[Pass], top_k: int, copy_ms: float | None = None) ->
 
 
 def _slope(x: Floats, y: Floats) -> float:
-    """Of the least-squares line; never below zero: a miss does not save time."""
+    """Slope of the least-squares line, at least 0: a miss does not save time."""
     spread = float(((x - x.mean()) ** 2).sum())
     return max(0.0, float(((x - x.mean()) * (y - y.mean())).sum()) / spread) if spread else 0.0

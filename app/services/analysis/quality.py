@@ -1,4 +1,4 @@
-"""What a page asks of an evaluation, and its answer as it is kept. The measuring is `core.evaluate`'s."""
+"""The options of an evaluation from the page, and its stored result. `core.evaluate` does the measuring."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, Protocol
 from core.evaluate.modes import chosen, residencies
 from core.evaluate.rows import Row, to_csv, to_json, with_savings
 
-MODES = ("exact", "random", "drop_rho1", "router_ranked", "buddy_rho1", "buddy_rho3", "buddy_rho3_tae")  # at first
+MODES = ("exact", "random", "drop_rho1", "router_ranked", "buddy_rho1", "buddy_rho3", "buddy_rho3_tae")  # preselected
 RESIDENCIES = ".75, .5, .375"
 QUESTIONS, TOKENS = 24, 128
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A form's values."""
+    """The values of the form."""
 
     modes: tuple[str, ...] = MODES
     residencies: str = RESIDENCIES
@@ -25,36 +25,35 @@ class Asked:
     tokens: int = TOKENS
 
     def check(self) -> None:
-        """Raises SettingError for what can be seen at once."""
+        """Raises SettingError for problems that need no model."""
         chosen(",".join(self.modes))
         residencies(self.residencies)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`about` says what was measured on, as `core.evaluate.summary.about` has it; `whole`: it was not cut short."""
+    """`about` = what was measured on, as in `core.evaluate.summary.about`; `whole` = it was not cut short."""
 
     about: Mapping[str, Any]
     rows: tuple[Row, ...]
     whole: bool = False
 
     def dump(self) -> dict[str, Any]:
-        """As JSON keeps it."""
+        """As plain JSON values."""
         return {"about": dict(self.about), "rows": [to_json(row) for row in self.rows], "whole": self.whole}
 
     @classmethod
     def read(cls, kept: Mapping[str, Any]) -> Answer:
-        """From `dump`. Raises TypeError or KeyError for what another version wrote."""
+        """Read from `dump`. Raises TypeError or KeyError for a format of another version."""
         return cls(kept["about"], tuple(Row.read(row) for row in kept["rows"]), kept["whole"])
 
     def csv(self) -> str:
-        """The table for a file, with what it was measured on."""
+        """The table as CSV, with a description of what was measured on."""
         return to_csv(self.rows, self.about)
 
 
 class Evaluate(Protocol):
-    """What `measure` looks like. `found` is told of every answer so far. Raises MoestroError, and something when it is
-    cancelled."""
+    """Signature of `measure`. `found` receives every partial answer. Raises MoestroError, also when cancelled."""
 
     def __call__(
         self,
@@ -73,7 +72,7 @@ def measure(
     progress: Callable[[str, float], None],
     cancel: threading.Event,
 ) -> None:
-    """Evaluate the loaded model, with the profile that it has."""
+    """Evaluate the loaded model with its current profile."""
     from core.evaluate.run import evaluate, gather
     from core.evaluate.summary import about
 
@@ -97,5 +96,5 @@ def measure(
 
 
 def accuracy_of(rows: Sequence[Row]) -> str:
-    """The figure that stands for accuracy: exact match where questions were asked, else agreement."""
+    """The accuracy figure: exact match where questions were asked, else agreement."""
     return "exact_match" if any(row.exact_match is not None for row in rows) else "agreement"

@@ -1,4 +1,4 @@
-"""What a form asks of the analyst, and the caches and the clock that follow from it."""
+"""The options of an analysis from the form, and the caches and the clock derived from them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIMES = ("compute_ms", "load_ms", "expert_ms", "miss_ms")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Times of None and sizes of 0 are those that were measured with the routing."""
+    """Times of None and sizes of 0 stand for the values measured with the routing."""
 
     source: Source
     policies: tuple[str, ...] = ()
@@ -28,7 +28,7 @@ class Question:
     budgets: str = AUTO
     kind: Literal["whatif", "lab"] = "whatif"
     most: int = 0  # m of the lab's recall@m; 0 = twice as many as the router selects
-    limit: int = 0  # tokens, the last ones; 0 = all
+    limit: int = 0  # the last so many tokens; 0 = all
     scope: str = "layer"
     start: str = "filled"
     compute_ms: float | None = None
@@ -36,29 +36,30 @@ class Question:
     expert_ms: float | None = None
     miss_ms: float | None = None
     expert_bytes: int = 0
-    settings: Settings = field(default_factory=Settings)  # of which the variants' own parameters are taken
-    load: int | None = None  # the session whose times stand in where a trace has none
-    slots: int = 0  # in force now
-    shape: ModelShape | None = None  # of the loaded model ...
-    profile: Profile | None = None  # ... and what is known of it
+    settings: Settings = field(default_factory=Settings)  # source of the variants' own parameters
+    load: int | None = None  # the session whose times are used where a trace has none
+    slots: int = 0  # of the current cache
+    shape: ModelShape | None = None  # of the loaded model
+    profile: Profile | None = None  # of the loaded model
 
     def own(self, kind: str, name: str) -> dict[str, Value]:
-        """A variant's own parameters as they are set."""
+        """A variant's own parameters as currently set."""
         return {p.name: self.settings[f"{kind}.{name}.{p.name}"] for p in variant(kind, name).params}
 
     def in_force(self, routing: Routing) -> int:
-        """The slots in force now; of a model of another shape, the same share of its experts."""
+        """The current number of slots; for a model of another shape, the same share of its experts."""
         total = routing.layers * routing.experts
         return 0 if self.shape is None else min(total, round(self.slots * total / self.shape.total))
 
     def profile_of(self, routing: Routing) -> Profile | None:
-        """The loaded model's profile, if the routing is that model's."""
+        """The loaded model's profile if the routing is of that model, else None."""
         profile = self.profile
         return profile if profile is not None and profile.model_hash == routing.model_hash else None
 
     def cache(self, routing: Routing, policy: str, slots: int) -> Config:
-        """The cache that the engine would make; of a model of another shape, without its pins and layer sizes. Raises
-        SettingError as the engine does."""
+        """The cache that the engine would build; for a model of another shape without pins and layer sizes. Raises
+        SettingError.
+        """
         shape = self.shape
         mine = shape is not None and (shape.layers, shape.experts, shape.top_k) == (
             routing.layers,
@@ -72,7 +73,7 @@ class Question:
 
 
 def clock_of(question: Question, routing: Routing) -> tuple[Clock | None, str]:
-    """What was typed before what was measured; and both in words. None where neither says what is needed."""
+    """The clock (typed values override measured ones) and its description; None where a needed time is in neither."""
     measured = routing.measured
     given = {name: value for name in TIMES if (value := getattr(question, name)) is not None}
     if measured is None and not {"compute_ms", "load_ms"} <= set(given):
@@ -89,5 +90,5 @@ def clock_of(question: Question, routing: Routing) -> tuple[Clock | None, str]:
 
 
 def numbers(values: Mapping[str, float | None]) -> dict[str, float | None]:
-    """A form's numbers, where an empty field or 0 means "as measured"."""
+    """The form's numbers; an empty field or 0 means "as measured"."""
     return {name: float(value) if value and value > 0 else None for name, value in values.items()}

@@ -1,4 +1,4 @@
-"""Where routing comes from: this session, a chat, a trace file; and what was measured when it was recorded."""
+"""Sources of routing (this session, a chat, a trace file) and the measurements recorded with it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from core.trace import Chunk, FileTrace, Trace, TraceWriter, open_trace
 from core.trace.file import save
 from core.types import Outcome
 
-TIMED = 4000  # of the last passes, for the clock
-FILE = "file"  # the choice that asks for a path or an upload
+TIMED = 4000  # passes, the last ones, that the clock is fitted to
+FILE = "file"  # the menu choice for a path or an upload
 NOTHING = "Nothing has been recorded there yet. Ask the model something first, or choose another source."
 
 
@@ -29,11 +29,11 @@ class Source:
     kind: Literal["load", "chat", "file"]
     id: int = 0
     path: str = ""
-    experts: int = 0  # in a layer, where a file does not say; 0 = the largest id in it, plus one
+    experts: int = 0  # per layer, where a file does not say; 0 = the largest id in it, plus one
 
     @classmethod
     def parse(cls, choice: str, path: str = "", experts: int = 0) -> Source:
-        """From what a form says: "load:3", "chat:12", or "file" with the path beside it."""
+        """Parse the form's choice: "load:3", "chat:12", or "file" with the path beside it."""
         kind, _, rest = (choice or "").partition(":")
         if kind in ("load", "chat") and rest.isdigit():
             return cls("load" if kind == "load" else "chat", int(rest))
@@ -45,7 +45,9 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """A trace in a file of its own, and what is known of where it was recorded. `link` and the rest in words."""
+    """A trace in its own file, and what is known about its recording. `link` and the following fields are
+    display text.
+    """
 
     name: str
     path: str
@@ -62,7 +64,7 @@ class Routing:
 
 
 def choices(store: Store, load: int | None) -> list[tuple[str, str]]:
-    """What a menu offers as (title, choice): the session of the loaded model, every chat, a file."""
+    """The menu as (title, choice): the session of the loaded model, every chat, a file."""
     found = []
     if load is not None:
         found.append(("This session: everything since the model was loaded", f"load:{load}"))
@@ -71,7 +73,9 @@ def choices(store: Store, load: int | None) -> list[tuple[str, str]]:
 
 
 def from_file(source: Source, target: str, limit: int = 0) -> Routing:
-    """Read a trace of any kind, and write its last `limit` tokens (0 = all) as one of ours. Raises TraceError."""
+    """Read a trace of any supported format; write its last `limit` tokens (0 = all) as a Moestro trace. Raises
+    TraceError.
+    """
     path = Path(source.path).expanduser()
     trace = open_trace(path, source.experts)
     if not trace.tokens:
@@ -100,9 +104,9 @@ def from_file(source: Source, target: str, limit: int = 0) -> Routing:
 
 
 def from_store(store: Store, source: Source, target: Path, limit: int = 0) -> Routing:
-    """Write what was recorded of a load or a chat as a trace; of a chat that changed models, what its last one did.
+    """Write the recorded routing of a load or a chat as a trace; for a chat with several models, that of the last one.
 
-    `limit`: the last so many tokens, 0 = all. Raises TraceError when there is nothing.
+    `limit`: the last so many tokens, 0 = all. Raises TraceError when there is none.
     """
     found = store.traces(*((source.id, None) if source.kind == "chat" else (None, source.id)))
     if not found:
@@ -114,7 +118,7 @@ def from_store(store: Store, source: Source, target: Path, limit: int = 0) -> Ro
         if found[:-1]
         else []
     )
-    whole = cast(Trace, stored)  # but that its sizes cannot be set
+    whole = cast(Trace, stored)  # the cast only hides that its sizes are read-only
     if limit and stored.tokens > limit:
         notes.append(_limited(limit, stored.tokens))
         trace = shortened(whole, limit, target)
@@ -138,7 +142,7 @@ def from_store(store: Store, source: Source, target: Path, limit: int = 0) -> Ro
 
 
 def shortened(trace: Trace, tokens: int, target: Path) -> FileTrace:
-    """The passes at the end of a trace that hold at most so many tokens, or its last pass, in a file of their own."""
+    """The last passes of a trace with at most `tokens` tokens (at least its last pass), in a file of their own."""
     sizes = np.concatenate([chunk.sizes for chunk in trace.chunks()])
     behind = np.cumsum(sizes[::-1])[::-1]  # tokens from each pass to the end
     first = min(int((behind > tokens).sum()), len(sizes) - 1)
@@ -182,7 +186,7 @@ def _limited(limit: int, tokens: int) -> str:
 
 
 def known(routing: Routing, other: Routing | None) -> Routing:
-    """A trace file of the loaded model's shape takes over what its session measured."""
+    """A trace file with the loaded model's shape takes over the measurements of its session."""
     if other is None or (routing.layers, routing.experts, routing.top_k) != (other.layers, other.experts, other.top_k):
         return routing
     return replace(
@@ -195,7 +199,7 @@ def known(routing: Routing, other: Routing | None) -> Routing:
 
 
 def _passes(store: Store, stored: StoredTrace) -> list[Pass]:
-    """The last TIMED decoded tokens, as they were timed."""
+    """The last TIMED decoded tokens with their recorded times."""
     marks = ", ".join("?" * len(stored.loads))
     where, values = (" AND chat = ?", (stored.chat,)) if stored.chat is not None else ("", ())
     with store.db.reader() as db:
@@ -227,7 +231,7 @@ def _name(store: Store, source: Source) -> str:
 
 
 def _copy_ms(load: Load) -> float | None:
-    """What one expert takes by the link's own figures, for passes without a copy."""
+    """Copy time of one expert from the load's link measurement, for passes without a copy."""
     gbps = float(load.manifest.get("link_gbps") or 0.0)
     latency_us = float(load.manifest.get("link_latency_us") or 0.0)
     return latency_us / 1e3 + load.shape.expert_bytes / gbps / 1e6 if gbps else None

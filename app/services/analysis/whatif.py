@@ -1,4 +1,4 @@
-"""What every cache policy, prefetcher and budget would have done on the same tokens, beside what none can beat."""
+"""Simulates every cache policy, prefetcher and budget on the same tokens, beside the bounds that none can beat."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from core.simulate.prefetchers import TimedResult
 
 AUTO = "auto"
 STEP = 10  # percent between the budgets that "auto" stands for
-BEND = 2.0  # of the LRU curve: so many times steeper below the cliff than above it
-STEEP = 0.15  # and below it at least so much hit rate lost for every tenth of all experts
+BEND = 2.0  # ratio of the LRU curve's slopes below and above the cliff, at least
+STEEP = 0.15  # hit rate lost below the cliff for every tenth of all experts, at least
 NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What the figures are of: the routing, the caches, and the clock that turned misses into time."""
+    """What the figures apply to: the routing, the caches, and the clock that converts misses to time."""
 
     name: str
     model: str
@@ -36,18 +36,18 @@ class About:
     start: str
     expert_bytes: int  # 0 = not known
     clock: dict[str, float] | None  # the fields of core.simulate.Clock; None = no times are predicted
-    link: str  # the link and the clock in words
+    link: str  # description of the link and the clock
     notes: tuple[str, ...] = ()
-    chosen: tuple[str, str, int] = ("", NONE, 0)  # policy, prefetcher and slots in force when it was asked
+    chosen: tuple[str, str, int] = ("", NONE, 0)  # policy, prefetcher and slots when the analysis was started
     created: str = ""  # ISO 8601
 
     @classmethod
     def read(cls, kept: Mapping[str, Any]) -> About:
-        """From JSON. Raises TypeError or KeyError for what another version wrote."""
+        """Read from JSON. Raises TypeError or KeyError for a format of another version."""
         return cls(**{**kept, "notes": tuple(kept["notes"]), "chosen": tuple(kept["chosen"])})
 
     def head(self) -> str:
-        """Lines for the top of a CSV file; each begins with #."""
+        """Header lines of a CSV file; each begins with #."""
         lines = [f"# {field.name}: {_plain(getattr(self, field.name))}\n" for field in fields(self)]
         return "".join(
             [
@@ -59,7 +59,7 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One configuration. Rates are of decode requests; None = not known. `slots` of all layers together."""
+    """One configuration. Rates are per decode request; None = unknown. `slots` is the sum over all layers."""
 
     policy: str
     predictor: str
@@ -68,29 +68,29 @@ class Row:
     misses: float | None  # per token
     tpot_ms: float | None
     copies: float | None  # experts over the link per token, prefetched ones included
-    wasted: float | None = None  # of those, copied for nothing
+    wasted: float | None = None  # of those, copied but not used
     stall_ms: float | None = None
-    saved_ms: float | None = None  # TPOT of the same cache without a prefetcher, less this one's
+    saved_ms: float | None = None  # TPOT of the same cache without a prefetcher minus this one's
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What nothing can beat with so many slots."""
+    """Bounds that no policy and prefetcher can beat with this number of slots."""
 
     slots: int
     hit_rate: float | None  # Belady's, first requests counted as misses
     misses: float | None  # per token
     tpot_ms: float | None  # of Belady without prefetching
-    perfect_ms: float | None  # every one of Belady's copies hidden behind computing as far as the link allows
+    perfect_ms: float | None  # every copy of Belady's hidden behind computing as far as the link allows
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The whole answer."""
+    """The whole result."""
 
     about: About
     rows: tuple[Row, ...]
-    bounds: tuple[Bound, ...]  # by rising slots
+    bounds: tuple[Bound, ...]  # by increasing slots
 
     @property
     def resident_ms(self) -> float | None:
@@ -99,26 +99,26 @@ class Table:
 
     @property
     def total(self) -> int:
-        """Experts of all layers."""
+        """Number of experts over all layers."""
         return self.about.layers * self.about.experts
 
     def bound(self, slots: int) -> Bound:
-        """The bounds at so many slots. Raises StopIteration if there are none."""
+        """The bounds for this number of slots. Raises StopIteration if there are none."""
         return next(bound for bound in self.bounds if bound.slots == slots)
 
     def curve(self, policy: str, predictor: str = NONE) -> list[Row]:
-        """One policy and prefetcher by rising slots."""
+        """The rows of one policy and prefetcher by increasing slots."""
         return sorted(
             (row for row in self.rows if (row.policy, row.predictor) == (policy, predictor)), key=lambda row: row.slots
         )
 
     def dump(self) -> dict[str, Any]:
-        """As JSON keeps it."""
+        """As plain JSON values."""
         return asdict(self)
 
     @classmethod
     def read(cls, kept: Mapping[str, Any]) -> Table:
-        """From `dump`. Raises TypeError or KeyError for what another version wrote."""
+        """Read from `dump`. Raises TypeError or KeyError for a format of another version."""
         return cls(
             About.read(kept["about"]),
             tuple(Row(**row) for row in kept["rows"]),
@@ -127,10 +127,10 @@ class Table:
 
 
 def sizes(text: str, layers: int, experts: int, top_k: int, scope: str, now: int = 0) -> list[int]:
-    """Budgets as the user wrote them -> slots of all layers together, rising. Raises SettingError.
+    """Parse budgets into slots summed over all layers, increasing. Raises SettingError.
 
-    "25%, 50%, 400": shares of all experts, or numbers of them. "auto": every tenth that holds what a token needs, and
-    `now`, the slots in force.
+    "25%, 50%, 400": shares of all experts, or numbers of them. "auto": every tenth that can hold one token's experts,
+    and `now`, the current slots.
     """
     total, least = layers * experts, top_k * (layers if scope == "layer" else 1)
     if text.strip().lower() in ("", AUTO):
@@ -155,7 +155,7 @@ def sizes(text: str, layers: int, experts: int, top_k: int, scope: str, now: int
 
 
 def rows(results: Sequence[Result]) -> list[Row]:
-    """Of caches without a prefetcher, Belady's left out."""
+    """Rows of the caches without a prefetcher, Belady's left out."""
     return [
         Row(
             one.config.policy,
@@ -173,7 +173,9 @@ def rows(results: Sequence[Result]) -> list[Row]:
 
 
 def bounds(results: Sequence[Result], clock: Clock | None) -> list[Bound]:
-    """From Belady's results. METHODS section 8: the longer of computing and of the fewest copies any cache makes."""
+    """Bounds from Belady's results. METHODS section 8: the longer of computing and of the fewest copies any cache
+    makes.
+    """
     found = []
     for one in sorted(results, key=lambda result: result.config.slots):
         perfect = (
@@ -186,7 +188,9 @@ def bounds(results: Sequence[Result], clock: Clock | None) -> list[Bound]:
 
 
 def prefetched(found: TimedResult, blob_bytes: int, plain: Row | None) -> Row:
-    """Of a cache with a prefetcher, simulated with experts of `blob_bytes`; `plain` = the same cache without one."""
+    """Row of a cache with a prefetcher, simulated with experts of `blob_bytes`; `plain` = the same cache
+    without one.
+    """
     tokens, config = max(1, found.tokens), found.timed.config
     demand = found.demand_bytes / blob_bytes / tokens
     return Row(
@@ -204,12 +208,12 @@ def prefetched(found: TimedResult, blob_bytes: int, plain: Row | None) -> Row:
 
 
 def cliff(points: Sequence[tuple[float, float]]) -> int | None:
-    """The edge of the cliff in a curve of (share of experts, hit rate), by rising share: its place, or None.
+    """Index of the cliff's edge in a curve of (share of experts, hit rate) by increasing share, or None.
 
-    The slope of a stretch is hit rate per share. The edge is the point where the slope below it exceeds the slope above
-    it by most; a curve has one only if the stretch below is BEND times as steep as the one above, and loses at least
-    STEEP of hit rate for every tenth of all experts given up. Above everything resident it is flat. Below the edge LRU
-    forgets experts just before it needs them again.
+    The slope of a segment is hit rate per share. The edge is the point where the slope below exceeds the slope above by
+    most; a curve has one only if the segment below is BEND times as steep as the one above and loses at least STEEP of
+    hit rate for every tenth of all experts given up. The curve is flat once everything is resident. Below the edge LRU
+    evicts experts just before they are needed again.
     """
     slopes = [(high[1] - low[1]) / (high[0] - low[0]) for low, high in pairwise(points)]
     slopes += [0.0] if points and points[-1][0] >= 1 else []
@@ -222,14 +226,14 @@ def cliff(points: Sequence[tuple[float, float]]) -> int | None:
 
 
 def lru_cliff(table: Table) -> Row | None:
-    """The smallest budget that keeps LRU off its cliff, if it has one here."""
+    """The smallest budget above LRU's cliff, or None without a cliff."""
     curve = [row for row in table.curve("lru") if row.hit_rate is not None]
     at = cliff([(row.slots / table.total, row.hit_rate or 0.0) for row in curve])
     return None if at is None else curve[at]
 
 
 def title(kind: str, name: str) -> str:
-    """How a variant is called on screen; its name if it has gone."""
+    """The display title of a variant; its name if it is no longer registered."""
     if name == BELADY:
         return "Belady (knows the future)"
     try:
@@ -262,7 +266,7 @@ COLUMNS = (
 
 
 def to_csv(table: Table) -> str:
-    """All rows with their bounds; what the figures are of stands in lines that begin with #."""
+    """All rows with their bounds; header lines that begin with # say what the figures apply to."""
     out = io.StringIO()
     about = table.about
     out.write(about.head())
@@ -301,18 +305,18 @@ def to_csv(table: Table) -> str:
 
 
 def mean(values: Sequence[float | None]) -> float | None:
-    """Of those that are known."""
+    """Mean of the known values."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
 
 def less(left: float | None, right: float | None) -> float | None:
-    """left - right, where both are known."""
+    """left - right; None unless both are known."""
     return None if left is None or right is None else left - right
 
 
 def times(left: float | None, right: float | None) -> float | None:
-    """left * right, where both are known."""
+    """left * right; None unless both are known."""
     return None if left is None or right is None else left * right
 
 

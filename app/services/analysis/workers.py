@@ -1,4 +1,4 @@
-"""Work in other processes, several pieces at once, that can be stopped at any moment."""
+"""Runs tasks in several other processes at once; can be stopped at any moment."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ DIED = (
 
 
 class Stopped(MoestroError):
-    """It was asked to stop."""
+    """The work was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A function of some module and its arguments: both travel to the other process, and the result comes back."""
+    """A module-level function and its arguments; both are sent to the other process, and the result is sent back."""
 
     work: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
 
 
 def run(tasks: Sequence[Task], cancel: threading.Event, done: Callable[[int, Any], object], processes: int = 0) -> None:
-    """Do all tasks, each in a process other than this one; `done(place in tasks, result)` as they end, in this thread.
+    """Run all tasks in other processes; calls `done(index of the task, result)` in this thread as each ends.
 
-    `processes` at once, 0 = one per CPU core; they are of low priority, so that an answer being written goes first.
-    Raises Stopped soon after `cancel` is set, and what a task raises if it is a MoestroError; then all are ended.
+    `processes` at once, 0 = one per CPU core, at low priority so that answers being written go first. Raises Stopped
+    soon after `cancel` is set, and a MoestroError that a task raises; all processes are ended then.
     """
     context, waiting = get_context("spawn"), deque(enumerate(tasks))
     workers: list[tuple[Any, Any]] = []
@@ -75,7 +75,7 @@ def run(tasks: Sequence[Task], cancel: threading.Event, done: Callable[[int, Any
 def here(
     tasks: Sequence[Task], cancel: threading.Event, done: Callable[[int, Any], object], processes: int = 1
 ) -> None:
-    """The same in this thread, for what takes less time than starting a process. Stops between two tasks."""
+    """Like `run`, but in this thread, for work shorter than starting a process. Stops between two tasks."""
     for at, task in enumerate(tasks):
         if cancel.is_set():
             raise Stopped("Stopped.")
@@ -86,7 +86,7 @@ def _give(pipe: Any, waiting: deque[tuple[int, Task]], busy: dict[Any, int]) -> 
     if waiting:
         at, task = waiting.popleft()
         busy[pipe] = at
-        with suppress(OSError):  # it died already: reading from it says so
+        with suppress(OSError):  # it has died already: reading from it will report that
             pipe.send((at, task))
 
 
@@ -99,10 +99,10 @@ def _answer(pipe: Any) -> tuple[int, Any, Exception | None]:
 
 
 def _serve(pipe: Any) -> None:
-    """The other process: one task after the other until nobody asks any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer; it ends this one
+    """Main loop of the worker process: runs tasks until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
     with suppress(psutil.Error, OSError):
-        psutil.Process().nice(getattr(psutil, "BELOW_NORMAL_PRIORITY_CLASS", 10))  # the name exists on Windows alone
+        psutil.Process().nice(getattr(psutil, "BELOW_NORMAL_PRIORITY_CLASS", 10))  # the name exists only on Windows
     with suppress(EOFError, OSError):
         while True:
             at, task = pipe.recv()

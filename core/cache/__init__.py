@@ -1,1 +1,1 @@
-"""The expert cache: slots and who is in them, leases of a layer that computes, and the prefetch queue."""
+"""The expert cache: slots and the experts in them, leases of the layer that is computed, and the prefetch queue."""

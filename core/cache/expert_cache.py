@@ -1,7 +1,8 @@
-"""The cache while layers are computed. Leases make it impossible to evict what is being used.
+"""The expert cache during computation. Leases make it impossible to evict an expert in use.
 
-Everything here runs on the one thread that computes; copies land on others. `acquire` pins what a layer needs and
-fetches what is missing, `prefetch` fetches what may be needed, `release` unpins. Counting follows METHODS section 9.
+All of this runs on the compute thread; copies are made by other threads. `acquire` leases a layer's experts and fetches
+the missing ones, `prefetch` fetches experts that may be needed, `release` ends a lease. Counting follows METHODS
+section 9.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ from core.types import Outcome
 
 @dataclass(slots=True)
 class ExpertCache(Lendable):
-    """The cache: the map of `core.cache.slot_map`, and the verbs of a layer."""
+    """The slot map of `core.cache.slot_map` plus the operations of a layer's computation."""
 
     def arrive(self, layer: int, wanted: Sequence[int]) -> None:
-        """The routing of `layer` is known: what was prefetched for it and is not `wanted` was in vain."""
+        """The routing of `layer` is known: prefetches for it that are not `wanted` are cancelled or counted as
+        wasted."""
         self.ahead.arrive(layer, wanted)
 
     def acquire(self, layer: int, wanted: Sequence[int]) -> Lease:
-        """Pin `wanted` (distinct experts of `layer`, at most its pool's capacity); fetch the missing on demand."""
+        """Lease `wanted` (distinct experts of `layer`, at most its pool's capacity); fetch the missing ones on
+        demand."""
         base, pool, now, used, tick = layer * self.experts, self.pool(layer), self.now, self.policy.used, self._tick
         self._layer = layer
         self.hints.reached(layer)
@@ -63,17 +66,18 @@ class ExpertCache(Lendable):
         return Lease(layer, held)
 
     def prefetch(self, guesses: Sequence[Guess], at: int) -> None:
-        """Fetch experts ahead, by priority, for as long as there is a slot that nothing better occupies.
+        """Prefetch experts by priority, as long as there is a slot that holds nothing better.
 
-        `at` = the layer in which the guesses are made, -1 before the first. What was guessed earlier and is still
-        queued is ranked anew beside them; it leaves its slot to a better guess, or when it would come too late.
+        `at` = the layer in which the predictions are made, -1 before the first. Queued prefetches of earlier
+        predictions are ranked again together with the new ones; one gives up its slot to a better prediction, or when
+        it would come too late.
         """
         if self.policy.uses_hints:
             self.hints.name(guesses)
         self.ahead.issue(guesses, at, self.phase, self._pools, self.store.blob_bytes, self._fetch_ahead)
 
     def release(self, lease: Lease, fence: Any = None) -> None:
-        """The computation is done, or on CUDA will be at `fence`; its experts may be evicted again."""
+        """End a lease: its computation is done, or on CUDA will be at `fence`. Its experts may be evicted again."""
         pool = self.pool(lease.layer)
         for held in lease.held:
             held.slot.fence = fence
@@ -85,13 +89,13 @@ class ExpertCache(Lendable):
                     self.evict(pool, held.eid)
 
     def abandon(self) -> None:
-        """A pass broke off within a layer: nothing is in use any more, and what could not be copied is not resident."""
+        """After a pass that broke off within a layer: ends all leases and evicts experts whose copy failed."""
         self._leased.clear()
         for eid in [eid for eid, ticket in self._tickets.items() if ticket.error is not None]:
             self.evict(self.pool(eid // self.experts), eid)
 
     def lacking(self, layer: int, wanted: Sequence[int]) -> list[int]:
-        """Those of `wanted` that would have to be fetched: no slot, or a copy that is only queued."""
+        """Those of `wanted` that would have to be fetched: without a slot, or with a copy that is only queued."""
         base, slots, tickets = layer * self.experts, self._slot, self._tickets
         return [
             e
@@ -100,7 +104,7 @@ class ExpertCache(Lendable):
         ]
 
     def standing(self, layer: int) -> tuple[list[bool], list[bool]]:
-        """Of each expert of `layer`: would it have to be fetched, can it be computed at once? Neither: on its way."""
+        """For each expert of `layer`: (would have to be fetched, is ready to compute). Both False: being copied."""
         base = layer * self.experts
         ready = [slot is not None for slot in self._slot[base : base + self.experts]]
         missing = [not one for one in ready]
@@ -110,17 +114,17 @@ class ExpertCache(Lendable):
         return missing, ready
 
     def take_counts(self) -> Counts:
-        """Hand over the counts since the last call."""
+        """Return the counts since the last call and reset them."""
         counts, self.counts = self.counts, Counts()
         return counts
 
     @property
     def expects(self) -> bool:
-        """Something was prefetched whose layer has not been reached since."""
+        """Whether an expert was prefetched whose layer has not been reached since."""
         return bool(self.ahead.fresh)
 
     def _hit(self, expert: int, eid: int, slot: Slot) -> LeasedExpert:
-        """A request for something that has a slot: ready, still travelling, or only queued (then it is a miss)."""
+        """A request for an expert with a slot: ready, being copied, or only queued (which counts as a miss)."""
         ticket, fresh = self._tickets.get(eid), self.ahead.fresh.pop(eid, None)
         if ticket is not None and self.transfers.landed(ticket):
             del self._tickets[eid]
@@ -136,7 +140,8 @@ class ExpertCache(Lendable):
         return LeasedExpert(expert, eid, slot, Outcome.HIT if fresh is None else Outcome.PREFETCH_HIT, None)
 
     def _fetch_ahead(self, eid: int, pool: Pool, named: Collection[int]) -> Ticket | None:
-        """A slot for a prefetch, and its copy for the queue; None when only what is better could leave."""
+        """Assign a slot for a prefetch and return its copy for the queue; None when only better experts could be
+        evicted."""
         self._gone = -1
         slot = self._make_room(pool, self._leased, named, self.ahead.fresh, self._tickets, self.pinned)
         if slot is None:

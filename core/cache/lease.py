@@ -1,4 +1,4 @@
-"""The words of the cache: what a layer holds while it computes, and what was counted on the way."""
+"""Data types of the cache: leases of a layer that is computed, and the counts of copies and prefetches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from core.types import Outcome
 
 @dataclass(slots=True)
 class LeasedExpert:
-    """One leased expert: where it is, and the copy to wait for (None = ready)."""
+    """One leased expert: its slot, and the copy to wait for (None = ready)."""
 
     expert: int
     eid: int
@@ -22,7 +22,7 @@ class LeasedExpert:
 
 
 class SkippedRequest(NamedTuple):
-    """An expert that the router chose and for which nothing is fetched."""
+    """An expert that the router chose but that is not fetched."""
 
     expert: int
     outcome: Outcome
@@ -30,7 +30,7 @@ class SkippedRequest(NamedTuple):
 
 @dataclass(slots=True)
 class Lease:
-    """The experts a layer is computing with; none can be evicted until `release`."""
+    """The experts a layer is computed with; none can be evicted until `release`."""
 
     layer: int
     held: list[LeasedExpert]
@@ -38,23 +38,23 @@ class Lease:
 
 @dataclass(slots=True)
 class Counts:
-    """What prefetching and copying did since the last `take`."""
+    """Counts of prefetches and copies since the last `take_counts`."""
 
     issued: int = 0
     used: int = 0
     late: int = 0
     wasted: int = 0
-    evicted: int = 0  # of the wasted: put out before their layer was reached
+    evicted: int = 0  # of the wasted: evicted before their layer was reached
     demand_bytes: int = 0
     prefetch_bytes: int = 0
     late_bytes: int = 0
     wasted_bytes: int = 0
     evicted_bytes: int = 0
-    spared: list[Ticket] = field(default_factory=list)  # prefetches that were asked for, in time or late
-    lost: list[Ticket] = field(default_factory=list)  # demands of what had left for a wasted prefetch
+    spared: list[Ticket] = field(default_factory=list)  # prefetches that were requested, in time or late
+    lost: list[Ticket] = field(default_factory=list)  # demand copies of experts evicted for a wasted prefetch
 
     def arrived(self, ticket: Ticket, *, late: bool) -> None:
-        """A prefetched expert was asked for, and was there or on its way."""
+        """A prefetched expert was requested and was resident, or still being copied (`late`)."""
         self.prefetch_bytes += ticket.bytes
         self.used += not late
         self.late += late
@@ -62,7 +62,7 @@ class Counts:
         self.spared.append(ticket)
 
     def waste(self, size: int, *, evicted: bool) -> None:
-        """A prefetched expert leaves, or its layer is over, without its having been used."""
+        """A prefetched expert was evicted, or its layer was computed, without its being used."""
         self.wasted += 1
         self.wasted_bytes += size
         self.evicted += evicted

@@ -1,4 +1,4 @@
-"""One pool of slots: a layer's own, or the one that all layers share."""
+"""A pool of slots: one per layer, or one shared by all layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from core.types import Origin
 
 
 class Slots(Protocol):
-    """What the cache asks of an arena: `core.memory.arena.Arena`, or a simulated one."""
+    """The interface to an arena: `core.memory.arena.Arena`, or a simulated one."""
 
     def allocate(self) -> Slot: ...
     def free(self, slot: Slot) -> None: ...
@@ -21,7 +21,7 @@ class Slots(Protocol):
 
 
 class Experts(Protocol):
-    """What the cache asks of a store: `core.memory.store.Store`, or a simulated one."""
+    """The interface to a store: `core.memory.store.Store`, or a simulated one."""
 
     @property
     def blob_bytes(self) -> int: ...
@@ -30,7 +30,7 @@ class Experts(Protocol):
 
 @dataclass(slots=True)
 class Pool:
-    """`capacity` slots for the experts of `part`, of which `free` hold nothing. Mutated by ExpertCache only."""
+    """`capacity` slots for the experts of `part`, `free` of them empty. Mutated by ExpertCache only."""
 
     part: slice  # eids
     capacity: int = 0
@@ -38,7 +38,8 @@ class Pool:
 
 
 def fitting(guesses: Sequence[Guess], pools: Sequence[Pool], experts: int) -> dict[int, Pool]:
-    """eid -> pool of the experts named first, as many as their pool has slots: more would only drive each other out."""
+    """eid -> pool of the first experts of `guesses`, as many as their pool has slots: more would only evict each
+    other."""
     left = [pool.capacity for pool in pools]
     found: dict[int, Pool] = {}
     for guess in guesses:
@@ -50,7 +51,7 @@ def fitting(guesses: Sequence[Guess], pools: Sequence[Pool], experts: int) -> di
 
 
 def first(eids: Sequence[int], capacities: Sequence[int], experts: int) -> list[list[int]]:
-    """The eids that each pool keeps of those in order, one pool a layer or one for all: as many as it has room for."""
+    """The first eids that each pool has room for, in order; one pool per layer, or one for all."""
     kept: list[list[int]] = [[] for _ in capacities]
     for eid in eids:
         at = eid // experts if len(capacities) > 1 else 0
@@ -62,8 +63,8 @@ def first(eids: Sequence[int], capacities: Sequence[int], experts: int) -> list[
 def resize(
     pools: Sequence[Pool], capacities: Sequence[int], arena: Slots, make_room: Callable[[Pool], Slot | None]
 ) -> None:
-    """Shrink first, then grow, so that the arena never holds more than before or after. Raises BudgetError when the
-    device is full; the pools are then as large as there was room."""
+    """Shrink pools first, then grow others, so that the arena never exceeds the larger of its old and new sizes. Raises
+    BudgetError when the device is full; the pools are then as large as there was room."""
     sizes = list(zip(pools, capacities, strict=True))
     for pool, capacity in sizes:
         while pool.capacity > capacity:

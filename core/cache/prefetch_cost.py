@@ -1,14 +1,14 @@
-"""What prefetching saved and what it cost in one forward pass, from the copies that were made: net milliseconds.
+"""Net time in milliseconds that prefetching saved in one forward pass, computed from the copies that were made.
 
-saved = over the prefetched experts that were asked for, in time or late: how long their copies took; less the time that
-        computing waited for the late ones.
-cost  = the predictor's own time on the computing thread (asking it, ranking its guesses, queueing copies)
-      + held up: over the prefetches under way when a demand was submitted, from the first such demand until that copy
-        ended, since the link makes one copy after the other; and over demanded experts that had left their slots for
-        prefetches which came to nothing, how long their copies took. Together at most the time that computing waited
-        for demands: what was hidden behind computing cost nothing.
-net   = saved - cost. It is what prefetching won at most: without it, part of a spared copy might have been hidden
-        behind the computing of experts that were there.
+saved = over the prefetched experts that were requested, in time or late: the time of their copies; less the time that
+        the compute thread waited for the late ones.
+cost  = the predictor's own time on the compute thread (predicting, ranking predictions, queueing copies)
+      + delay of demands: over the prefetches under way when a demand was submitted, from the first such demand until
+        that copy ended, since the link makes one copy after the other; and over demanded experts that had been evicted
+        for wasted prefetches, the time of their copies. Together at most the time that the compute thread waited for
+        demands: what was hidden behind computing cost nothing.
+net   = saved - cost. It is an upper bound on the gain: without prefetching, part of a saved copy might have been hidden
+        behind the computation of resident experts.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from core.memory.ticket import Ticket
 
 
 class PrefetchCost:
-    """One pass after the other. Copies of a prefetch may end passes before its computing is over, or after."""
+    """Processes one pass after the other. Copies of a prefetch may end in an earlier or later pass than the one using
+    them."""
 
     def __init__(self) -> None:
         self._under_way: list[tuple[float, float]] = []  # (start, end) of prefetches that had not landed a pass ago
-        self.predict_s = 0.0  # of this pass, on the computing thread ...
-        self.late_s = 0.0  # ... and waited for late prefetches
+        self.predict_s = 0.0  # of this pass, on the compute thread
+        self.late_s = 0.0  # waits for late prefetches in this pass
 
     def begin(self) -> None:
-        """A pass begins."""
+        """Start a pass."""
         self.predict_s = self.late_s = 0.0
 
     def net_ms(self, counts: Counts, finished: Sequence[Ticket], late_s: float, stall_s: float) -> float:
-        """Of the pass that ends now. `finished` = copies complete since the last pass; `stall_s` = all waits for
-        copies, `late_s` = those for late prefetches."""
+        """The net time of the pass that ends now. `finished` = copies completed since the last pass; `stall_s` = all
+        waits for copies, `late_s` = those for late prefetches."""
         copies = [(t.started_s, t.landed_s) for t in finished if not t.demand]
         if not (copies or counts.spared or counts.lost or self._under_way or self.predict_s):
             return 0.0
@@ -47,7 +48,7 @@ class PrefetchCost:
 
 
 def blocked_s(prefetches: Sequence[tuple[float, float]], demands: Sequence[float]) -> float:
-    """Seconds by which prefetches (start, end) held up demands that were submitted meanwhile; all sorted."""
+    """Seconds by which prefetches (start, end) delayed demands submitted while they ran; both sorted by time."""
     held_s, at = 0.0, 0
     for start, end in prefetches:
         while at < len(demands) and demands[at] < start:

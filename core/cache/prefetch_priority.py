@@ -1,7 +1,7 @@
-"""When prefetches go over the link: which first, and which not at all because they would come too late.
+"""Decides the order of prefetches, and which are dropped because they would come too late.
 
-A guess has the priority p / (l - l_now), as in FineMoE: p is the probability that its layer will ask for it, l - l_now
-how many layers away that is, counted on into the next token.
+A prediction has the priority p / (l - l_now), as in FineMoE: p is the probability that its layer will request the
+expert, l - l_now the number of layers until then, counted across the end of the token.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from statistics import median
 from core.memory.ticket import Link, Ticket
 from core.policy.predict import Guess
 
-WINDOW = 33  # layers whose time is remembered; odd, so that a median is one of them
+WINDOW = 33  # layer times kept; odd, so that the median is one of them
 
 
 class Rhythm:
-    """How long layers take, waits included: moving medians of the time between the moments at which guesses are made.
+    """Layer times, waits included: moving medians of the time between the moments at which predictions are made.
 
-    Prompts and single tokens are told apart, and so is the way from the last layer to the first one of the next token.
-    Of a prompt only the present pass counts: they differ in length.
+    Prompts and single tokens are kept apart, and so is the step from the last layer to the first one of the next token.
+    For a prompt only the present pass counts, since prompts differ in length.
     """
 
     def __init__(self, layers: int) -> None:
         self._layers = layers
-        self._spans: dict[tuple[str, bool], deque[float]] = {}  # (phase, to the next token) -> seconds
+        self._spans: dict[tuple[str, bool], deque[float]] = {}  # (phase, wraps to the next token) -> seconds
         self._last: tuple[str, int, float] | None = None
         self._phase = ""
 
     def note(self, phase: str, layer: int, now_s: float) -> None:
-        """`layer` is reached now."""
+        """Record that `layer` is reached now."""
         if phase == "prefill" and layer == 0:
             self._spans.pop((phase, False), None)
         if self._last is not None and self._last[0] == phase and (self._last[1] + 1) % self._layers == layer:
@@ -40,7 +40,8 @@ class Rhythm:
         self._last, self._phase = (phase, layer, now_s), phase
 
     def until(self, at: int, distance: int) -> float:
-        """Seconds from layer `at` (-1: before the first) to that `distance` ahead; infinite before one is known."""
+        """Seconds from layer `at` (-1: before the first) to `distance` layers ahead; infinite before any time is
+        known."""
         spans = self._spans.get((self._phase, False))
         if not spans:
             return math.inf
@@ -51,8 +52,8 @@ class Rhythm:
 
 @dataclass(slots=True)
 class Ranked:
-    """What to do with the queue: prefetches to `issue` as (eid, score, priority), best first; new `priorities` of what
-    is queued; what is queued and to `drop`, since it would come too late."""
+    """Changes to the queue: prefetches to `issue` as (eid, score, priority), best first; new `priorities` of queued
+    prefetches; queued prefetches to `drop`, since they would come too late."""
 
     issue: list[tuple[int, float, float]] = field(default_factory=list)
     priorities: list[tuple[Ticket, float]] = field(default_factory=list)
@@ -60,7 +61,7 @@ class Ranked:
 
 
 class Schedule:
-    """Orders guesses and keeps time. `deadline`: what cannot be there before its layer is reached is not fetched."""
+    """Orders predictions. With `deadline`, what cannot arrive before its layer is reached is not fetched."""
 
     def __init__(self, layers: int, experts: int) -> None:
         self.layers, self.experts = layers, experts
@@ -68,11 +69,11 @@ class Schedule:
         self.rhythm = Rhythm(layers)
 
     def distance(self, at: int, layer: int) -> int:
-        """Layers from `at` (-1 = before the first) to `layer`, 1 for the next; `at` itself is a whole token away."""
+        """Layers from `at` (-1 = before the first) to `layer`: 1 for the next; `at` itself is a whole token away."""
         return (layer - at - 1) % self.layers + 1
 
     def sort(self, guesses: Iterable[Guess], at: int) -> list[Guess]:
-        """By falling priority; equal ones stay in the order in which they were made."""
+        """By descending priority; ties keep their order."""
         return sorted(guesses, key=lambda guess: -guess.score / self.distance(at, guess.layer))
 
     def rank(
@@ -84,11 +85,12 @@ class Schedule:
         link: Link,
         size_bytes: int,
     ) -> Ranked:
-        """`guesses` made in layer `at` and the prefetches that are `queued` in one order. `absent(eid)`: in no slot.
+        """Rank `guesses` made in layer `at` together with the `queued` prefetches. `absent(eid)`: the expert has no
+        slot.
 
-        A copy is in time when those before it in this order and what the link is busy with leave room for it before its
-        layer is reached, by the times measured so far; before there are any everything is. A queued prefetch that is
-        named again takes the newer score.
+        By the times measured so far, a copy is in time when the copies before it in this order, and those the link is
+        busy with, leave room for it before its layer is reached; with no measurements yet, all are. A queued prefetch
+        that is predicted again takes the newer score.
         """
         told = {guess.layer * self.experts + guess.expert: guess.score for guess in guesses}
         entries: list[tuple[float, int, Ticket | None]] = []

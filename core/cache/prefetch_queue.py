@@ -1,6 +1,6 @@
-"""What is fetched before it is asked for: issued by priority, taken back while it is queued, counted in the end.
+"""The prefetches of the cache: issued by priority, cancelled while queued, finally counted as used, late or wasted.
 
-Part of the cache: `core.cache.expert_cache` owns the map and is the only one to call this, on the thread that computes.
+Part of the cache: only `core.cache.expert_cache`, which owns the slot map, calls this, on the compute thread.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from core.policy.predict import Guess
 
 
 class Cache(Protocol):
-    """What this asks of the residency."""
+    """The interface to the expert cache."""
 
     experts: int
     counts: Counts
@@ -29,8 +29,8 @@ class Cache(Protocol):
 
 
 class PrefetchQueue:
-    """`fresh`: eid -> the copy of what was prefetched and whose layer was not reached since. `lost`: experts that left
-    for a prefetch which came to nothing."""
+    """`fresh`: eid -> copy of each prefetch whose layer was not reached since. `lost`: eids evicted for a wasted
+    prefetch."""
 
     def __init__(self, cache: Cache, layers: int) -> None:
         self._cache = cache
@@ -39,7 +39,8 @@ class PrefetchQueue:
         self.lost: set[int] = set()
 
     def arrive(self, layer: int, wanted: Sequence[int]) -> None:
-        """What was prefetched for `layer` and is not `wanted` was in vain; what is still queued goes with its slot."""
+        """Count prefetches for `layer` that are not `wanted` as wasted; those still queued are cancelled and lose their
+        slot."""
         experts = self._cache.experts
         low, high = layer * experts, (layer + 1) * experts
         for eid in [e for e in self.fresh if low <= e < high and e - low not in wanted]:
@@ -55,10 +56,11 @@ class PrefetchQueue:
         size_bytes: int,
         fetch: Callable[[int, Pool, dict[int, Pool]], Ticket | None],
     ) -> None:
-        """Rank `guesses` of layer `at` with what is queued, and `fetch(eid, its pool, all that are named)` by priority.
+        """Rank `guesses` of layer `at` with the queued prefetches, and call `fetch(eid, its pool, all predicted)` by
+        priority.
 
-        `fetch` gives the copy that is about to be queued, or None where nothing worse than a guess may leave; then
-        the queued prefetch of the lowest priority leaves if it is lower, and `fetch` is asked again.
+        `fetch` returns the copy to queue, or None where nothing worse than the prediction may be evicted; then the
+        queued prefetch of the lowest priority is cancelled if it ranks lower, and `fetch` is called again.
         """
         cache, experts, is_resident = self._cache, self._cache.experts, self._cache.is_resident
         link = cache.transfers
@@ -94,7 +96,7 @@ class PrefetchQueue:
                 link.submit(copy)
 
     def waste(self, eid: int, *, evicted: bool) -> None:
-        """What was prefetched for nothing: taken back while it is queued, counted once it has used the link."""
+        """Settle an unused prefetch: cancelled while it is queued, counted as wasted once it has used the link."""
         ticket, cache = self.fresh.pop(eid), self._cache
         if cache.transfers.cancel(ticket):
             cache.counts.issued -= 1
@@ -104,20 +106,21 @@ class PrefetchQueue:
             self.lost.add(ticket.displaced)
 
     def demanded(self, eid: int, ticket: Ticket) -> None:
-        """`eid` was missing: a prefetch is to blame for it if it had made it leave and came to nothing itself."""
+        """`eid` was missing: attribute its copy to prefetching if it was evicted for a wasted prefetch."""
         if eid in self.lost:
             self.lost.remove(eid)
             self._cache.counts.lost.append(ticket)
 
     def take_back(self, ticket: Ticket) -> bool:
-        """A queued prefetch leaves the queue and its slot; False when it has started."""
+        """Cancel a queued prefetch and free its slot; False when its copy has started."""
         if not self._cache.transfers.cancel(ticket):
             return False
         self._cache.evict(self._cache.pool(ticket.eid // self._cache.experts), ticket.eid)
         return True
 
     def _outranks(self, priority: float, pool: Pool) -> bool:
-        """Make a slot free of the queued prefetch with the lowest priority of the pool, if that is lower."""
+        """Cancel the queued prefetch with the lowest priority in the pool, if that is below `priority`; False if there
+        is none."""
         inside = range(pool.part.start, pool.part.stop)
         lower = [t for eid, t in self.fresh.items() if t.state == QUEUED and t.priority < priority and eid in inside]
         return any(self.take_back(ticket) for ticket in sorted(lower, key=lambda t: (t.priority, -t.number)))

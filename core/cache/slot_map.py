@@ -1,6 +1,6 @@
-"""The slots and who is in them: filled, resized, divided into pools, and checked. The one map of expert to slot.
+"""The slots and the experts in them: filled, resized, divided into pools, and checked. The only map of expert to slot.
 
-Part of the cache; `core.cache.expert_cache` adds what happens while layers are computed.
+Part of the cache; `core.cache.expert_cache` adds the operations of a layer's computation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from core.types import Outcome, Residence
 
 @dataclass(slots=True)
 class SlotMap:
-    """`slots` is how many experts the device may hold; `make_policy` builds what chooses who leaves."""
+    """`slots` = how many experts the device may hold; `make_policy` builds the eviction policy."""
 
     layers: int
     experts: int
@@ -37,19 +37,19 @@ class SlotMap:
     now: int = 0  # forward passes so far
     phase: str = "prefill"
     counts: Counts = field(default_factory=Counts)
-    divide: Callable[[int], Sequence[int]] | None = None  # slots of each layer, of all; None: evenly
-    pinned: frozenset[int] = frozenset()  # eids that leave only when there is no other choice
+    divide: Callable[[int], Sequence[int]] | None = None  # total slots -> slots per layer; None: evenly
+    pinned: frozenset[int] = frozenset()  # eids that are evicted only if nothing else can be
     last_used: list[int] = field(init=False)
-    hints: Hints = field(init=False)  # what predictors tell the policy
+    hints: Hints = field(init=False)  # what predictors provide to the policy
     policy: Eviction = field(init=False)
-    ahead: PrefetchQueue = field(init=False)  # what was prefetched
+    ahead: PrefetchQueue = field(init=False)  # prefetches
     _tick: int = 0  # requests and admissions so far
-    _layer: int = 0  # being computed
+    _layer: int = 0  # the layer being computed
     _slot: list[Slot | None] = field(init=False)  # eid -> slot: the map
     _pools: list[Pool] = field(init=False)
-    _tickets: dict[int, Ticket] = field(default_factory=dict)  # eid -> its unfinished copy
-    _leased: dict[int, int] = field(default_factory=dict)  # eid -> how many leases hold it
-    _gone: int = -1  # who left to make room the last time
+    _tickets: dict[int, Ticket] = field(default_factory=dict)  # eid -> unfinished copy
+    _leased: dict[int, int] = field(default_factory=dict)  # eid -> number of leases
+    _gone: int = -1  # the eid evicted last to make room
 
     def __post_init__(self) -> None:
         self._slot = [None] * (self.layers * self.experts)
@@ -66,8 +66,8 @@ class SlotMap:
         make_policy: Callable[[ExpertIndex], Eviction] | None = None,
         divide: Callable[[int], Sequence[int]] | None = None,
     ) -> None:
-        """Change size, scope, policy or the layers' slots between two passes; the experts used last stay, pinned ones
-        before them. No lease may be open."""
+        """Change size, scope, policy or the division into layers between two passes; keeps pinned experts first, then
+        the most recently used. Raises RuntimeError while a lease is open."""
         if self._leased:
             raise RuntimeError("the cache cannot be changed while a layer is computed")
         self.slots = self.slots if slots is None else slots
@@ -79,8 +79,8 @@ class SlotMap:
             self._build_pools()
 
     def pin(self, eids: Collection[int]) -> None:
-        """From now on these stay as long as there is another choice; those missing are fetched at once, between two
-        passes. The policy is told through `hints` by whoever fills them."""
+        """Pin these experts: evicted only if nothing else can be. Fetches missing ones at once, between two passes. The
+        caller that fills `hints` informs the policy."""
         self.pinned = frozenset(eids)
         for eid in sorted(self.pinned):
             pool = self.pool(eid // self.experts)
@@ -92,8 +92,7 @@ class SlotMap:
             del self._tickets[eid]
 
     def fill(self) -> None:
-        """Put experts into the free slots, every layer's most usual ones first: a fresh cache need not be an empty
-        one."""
+        """Fill free slots, with every layer's most often used experts first, so that a fresh cache is not empty."""
         for eid in self.hints.filling():
             pool = self.pool(eid // self.experts)
             if pool.free and self.policy.retains and self._slot[eid] is None:
@@ -104,7 +103,7 @@ class SlotMap:
         self.transfers.forget()
 
     def start_over(self) -> None:
-        """As after a load, between two passes: nothing is known of what was used, and the slots are filled anew."""
+        """Reset to the state after a load, between two passes: forgets all use and fills the slots anew."""
         for pool in self._pools:
             for eid in self._residents(pool):
                 self.evict(pool, eid)
@@ -128,21 +127,21 @@ class SlotMap:
         return self._pools[layer] if len(self._pools) > 1 else self._pools[0]
 
     def room(self, layer: int) -> int:
-        """Slots of that pool that pinned experts leave to others, at least one."""
+        """Slots of that pool not taken by pinned experts, at least one."""
         pool = self.pool(layer)
         inside = range(pool.part.start, pool.part.stop)
         return max(1, pool.capacity - sum(eid in inside for eid in self.pinned))
 
     def is_resident(self, eid: int) -> bool:
-        """In a slot, or on its way into one."""
+        """Whether it has a slot, its copy complete or not."""
         return self._slot[eid] is not None
 
     def sample(self, most: int) -> list[Slot]:
-        """Some filled slots, for trying out how to compute."""
+        """Up to `most` filled slots, for trials of compute paths."""
         return [slot for slot in self._slot if slot is not None][:most]
 
     def places(self) -> list[int]:
-        """Where each expert is, by eid, as core.types.Residence says it. Safe to call from any thread."""
+        """The location of each expert, by eid, as core.types.Residence. Safe to call from any thread."""
         flying = {eid for eid, ticket in self._tickets.copy().items() if not self.transfers.landed(ticket)}
         return [
             (Residence.DISK if self.store.origin(eid) == "disk" else Residence.HOST)
@@ -196,7 +195,7 @@ class SlotMap:
         return pool.free.pop()
 
     def evict(self, pool: Pool, eid: int) -> None:
-        """Free a slot. A copy on its way into it is taken back, or awaited when it has started."""
+        """Evict `eid` and free its slot. An unfinished copy into it is cancelled, or awaited when it has started."""
         slot = self._slot[eid]
         assert slot is not None
         if eid in self.ahead.fresh:
@@ -211,7 +210,7 @@ class SlotMap:
         try:
             resize(self._pools, self._capacities(), self.arena, self._make_room)
         finally:
-            self.slots = len(self.arena)  # fewer than asked for, if the device ran full
+            self.slots = len(self.arena)  # fewer than requested if the device ran full
 
     def _capacities(self) -> list[int]:
         if self.scope == "layer":
@@ -219,8 +218,8 @@ class SlotMap:
         return [self.slots]
 
     def _build_pools(self) -> None:
-        """New pools and policies; pinned residents move over, then others in the order of their last use, as far as
-        there is room."""
+        """Build new pools and a new policy; keeps pinned residents, then others by last use, as far as there is
+        room."""
         old = sorted(
             (eid for eid, s in enumerate(self._slot) if s is not None),
             key=lambda e: (e not in self.pinned, -self.last_used[e], e),

@@ -1,7 +1,7 @@
-"""The cache lent for passes that are nobody's: set aside as it is, and taken back as it was.
+"""Temporarily hands the cache to measurement passes and restores it.
 
-Most residents stay where they are, and the passes make do with a few slots of each pool: those of the experts that the
-policy would have let go of first. Only these have to be fetched back.
+Most residents stay, and the passes use a few slots of each pool: those of the experts that the policy would have
+evicted first. Only these have to be fetched back.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from core.policy.eviction import Eviction, ExpertIndex
 from core.policy.hints import Hints
 
 STAYS = 2**60  # above every tick
-SHARE = 4  # a pool lends one slot in so many, divided by its layers, or as many as a pass needs at least
+SHARE = 4  # passes may use 1/SHARE of a pool's slots, divided by its layers, or what a pass needs if that is more
 
 
 @dataclass(slots=True)
 class Aside:
-    """What a cache knew when it was lent. `residents`: eids, those first that the policy would keep longest."""
+    """Saved state of a cache. `residents`: eids, with those first that the policy would keep longest."""
 
     residents: list[int]
     policy: Eviction
@@ -39,19 +39,19 @@ class Aside:
 
 @dataclass(slots=True)
 class Lendable(SlotMap):
-    """The map of `core.cache.slot_map`, which can be lent between two passes."""
+    """The map of `core.cache.slot_map`, which can be saved and restored between two passes."""
 
     def quiet(self) -> bool:
         """Whether no copy is queued or under way."""
         return all(ticket.error is not None or self.transfers.landed(ticket) for ticket in self._tickets.values())
 
     def set_aside(self, least: int) -> Aside:
-        """Lend the cache; only while it is `quiet`. At least `least` slots of each pool are free to be used, as far as
-        it has them and they are not pinned."""
+        """Save the state and prepare the cache for other passes; only while it is `quiet`. They may use at least
+        `least` slots of each pool, as far as it has that many that are not pinned."""
         assert self.quiet() and not self._leased, "the cache is in use"
         for eid in [eid for eid, ticket in self._tickets.items() if ticket.error is not None]:
             self.evict(self.pool(eid // self.experts), eid)
-        self._tickets.clear()  # all landed: what they brought is simply there
+        self._tickets.clear()  # all landed: their experts are resident
         orders = [self._worth(pool) for pool in self._pools]
         aside = Aside(
             [eid for order in orders for eid in reversed(order)],
@@ -79,8 +79,8 @@ class Lendable(SlotMap):
         return aside
 
     def take_back(self, aside: Aside, stop: Callable[[], bool]) -> None:
-        """Everything as it was. Who had to leave is fetched back, the most valuable first, until `stop()`: then the
-        others are gone, as if evicted. Raises what a copy does; the cache is consistent then, too."""
+        """Restore the saved state. Evicted experts are fetched back, the most valuable first, until `stop()`; the
+        remaining ones count as evicted. Raises the errors of copies; the cache is consistent then, too."""
         self._leased.clear()
         was = set(aside.residents)
         try:
@@ -90,7 +90,7 @@ class Lendable(SlotMap):
                 if not stop():
                     self._fetch_back(eid)
         finally:
-            for eid in [*self._tickets]:  # broken off
+            for eid in [*self._tickets]:  # unfinished after an error
                 self.evict(self.pool(eid // self.experts), eid)
             self._restore(aside)
 
@@ -112,11 +112,11 @@ class Lendable(SlotMap):
             self.policy.left(eid)
 
     def _spare(self, pool: Pool, least: int) -> int:
-        """How many residents may have to leave."""
+        """How many residents may have to be evicted."""
         layers: int = (pool.part.stop - pool.part.start) // self.experts
         return max(0, max(least, pool.capacity // (SHARE * layers)) - len(pool.free))
 
     def _worth(self, pool: Pool) -> list[int]:
-        """The residents of a pool, those first that the policy would let go of first; pinned ones last."""
+        """The residents of a pool in order of eviction by the policy; pinned ones last."""
         scores = self.policy.scores(pool.part, self.now, self._layer)
         return sorted(self._residents(pool), key=lambda eid: (eid in self.pinned, scores[eid - pool.part.start], eid))

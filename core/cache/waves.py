@@ -1,4 +1,4 @@
-"""How a layer that needs more experts than there are slots passes through them; the engine and the simulator alike."""
+"""Runs a layer that needs more experts than there are slots in waves; used by the engine and the simulator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def in_waves(
     release: Callable[[Lease], None],
     look_ahead: Callable[[], None],
 ) -> Iterator[Lease]:
-    """Lease all of `wanted`, in waves when they do not fit: while one computes, the next one's experts arrive.
+    """Lease all of `wanted`, in waves when they do not fit: while one wave is computed, the next one's experts are
+    copied.
 
     Each lease is released when the next one is asked for. `look_ahead` is called once the last one is acquired.
     """

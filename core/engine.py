@@ -1,6 +1,6 @@
-"""The engine: loads a MoE model within a memory budget and generates text, while every knob can be turned.
+"""The engine: loads a MoE model within a memory budget and generates text; settings can be changed meanwhile.
 
-One engine holds one model. One answer is generated at a time; `change`, `frame` and `memory` may be called from any
+One engine holds one model and generates one answer at a time; `change`, `frame` and `memory` may be called from any
 thread meanwhile. The path of one token through one MoE layer is `core.runtime.moe_step`.
 """
 
@@ -79,7 +79,7 @@ class Engine(ModelAccess):
             raise
 
     def _build(self, plan: Plan, settings: Settings) -> None:
-        """The cache, filled, and everything around it; how this machine computes best is tried out on the way."""
+        """Build and fill the cache and build the parts around it; tries out how this machine computes fastest."""
         self.expert_cache = ExpertCache(
             self.shape.layers,
             self.shape.experts,
@@ -152,9 +152,10 @@ class Engine(ModelAccess):
         cancel: threading.Event | None = None,
         profile: Profiles | None = None,
     ) -> Engine:
-        """Load a model as `spec` says. `profile` finds the one of a model by its hash; without, there is none.
+        """Load a model as `spec` says. `profile` finds a model's profile by the model's hash; by default there is none.
 
-        Raises ModelError, BudgetError, ContextError, SettingError, ProfileError or Cancelled, keeping nothing.
+        Raises ModelError, BudgetError, ContextError, SettingError, ProfileError or Cancelled, after releasing
+        everything.
         """
         planned = plan(spec)
         check_early(spec.settings, planned.sizes, profile is not None)
@@ -164,7 +165,7 @@ class Engine(ModelAccess):
         return engine
 
     def unload(self) -> None:
-        """Give everything back. Raises BusyError while an answer is being generated."""
+        """Release all memory, threads and processes. Raises BusyError while an answer is being generated."""
         self._take("The model is answering. Stop the answer first.")
         try:
             self.meter.clear()
@@ -189,7 +190,7 @@ class Engine(ModelAccess):
         cancel: threading.Event | None = None,
         draw: Draw | None = None,
     ) -> Iterator[Piece]:
-        """Stream an answer to a chat, or the continuation of a text. `draw` picks tokens in the place of a sampler.
+        """Stream an answer to a chat, or the continuation of a text. `draw` replaces the sampler.
 
         Raises ContextError or BusyError at the first step.
         `cancel` stops before the next token; the last piece is always "end" with the statistics.
@@ -208,45 +209,46 @@ class Engine(ModelAccess):
             self.telemetry.version += 1
 
     def count_tokens(self, messages: Sequence[Mapping[str, str]] | str) -> int:
-        """Prompt tokens that a chat takes."""
+        """Number of prompt tokens of a chat."""
         return len(self.prompt.tokens(messages))
 
     def check_length(self, messages: Sequence[Mapping[str, str]] | str) -> None:
-        """Raises ContextError for what is far too long for the context, without tokenising it."""
+        """Raises ContextError for a text far too long for the context, without tokenising it."""
         self.prompt.check(messages, self.context)
 
     def fresh_cache(self) -> Any:
-        """An empty KV cache for calling `engine.model` directly; it is the one that `generate` uses."""
+        """An empty KV cache for calling `engine.model` directly; it shares the memory of the one that `generate`
+        uses."""
         return self._kv.fresh()
 
     # ------------------------------------------------------------------ turn
 
     @property
     def settings(self) -> Settings:
-        """What is asked for; it acts from the next forward pass on."""
+        """The requested settings; they take effect from the next forward pass on."""
         return self._controller.wanted
 
     def change(self, changes: Mapping[str, object]) -> Settings:
-        """Turn knobs, now or between two tokens. Raises SettingError or BudgetError and leaves everything as it was."""
+        """Change settings, now or between two tokens. Raises SettingError or BudgetError and then changes nothing."""
         new = self._controller.ask(changes, self._check)
         self._apply_if_idle()
         return new
 
     @property
     def profile(self) -> Profile | None:
-        """What is known of this model from calibrating it."""
+        """The calibration results of this model."""
         return self._controller.profile
 
     def use_profile(self, profile: Profile | None) -> None:
-        """Take a profile; it acts from the next forward pass on. Raises ProfileError when it is another model's, and
-        SettingError when what is chosen needs more than it has; then the old one stays."""
+        """Use a profile from the next forward pass on. Raises ProfileError when it belongs to another model, and
+        SettingError when the settings need more than it contains; the old one then stays."""
         if profile is not None:
             check_model(profile, self.model_hash, self.model_name)
         self._controller.ask_profile(self._with_pack(profile))
         self._apply_if_idle()
 
     def _with_pack(self, profile: Profile | None) -> Profile | None:
-        """And the buddy lists that the pack brings along; lists that cannot be used are told in the log."""
+        """The profile with the pack's buddy lists added; lists that cannot be used are logged."""
         try:
             pack = self._plan.files.path if self._plan.pack is not None else None
             return find(profile, pack, self.model_hash, self.model_name)
@@ -263,11 +265,11 @@ class Engine(ModelAccess):
 
     @property
     def version(self) -> int:
-        """Grows whenever a frame would look different."""
+        """Increases whenever a frame would look different."""
         return self.telemetry.version
 
     def frame(self, layer: int = 0, points: int = 240) -> Frame:
-        """What the live deck draws; `layer` picks the co-activation matrix."""
+        """The data that the live deck draws; `layer` selects the co-activation matrix."""
         pace, layer = self.transfers.pace, max(0, min(self.shape.layers - 1, layer))
         frame = self.telemetry.frame(
             layer,
@@ -284,15 +286,16 @@ class Engine(ModelAccess):
 
     @property
     def closeness(self) -> float:
-        """How far exact logits may be from transformers' own, as a share of the largest; 0.0 = no bit differs."""
+        """Largest deviation of exact logits from transformers' own, as a share of the largest; 0.0 = bit-identical."""
         return self._plan.closeness
 
     def memory(self) -> Memory:
-        """Device bytes in use. Workspace is what is set aside for activations; on CUDA, what torch measured if more."""
+        """Device bytes in use. Workspace is the size reserved for activations or, on CUDA, what torch measured if
+        more."""
         return self.ledger.memory(self._store.bytes)
 
     def manifest(self) -> dict[str, object]:
-        """What the figures of this load were measured on, and with what."""
+        """The model, hardware, settings and versions that the figures of this load were measured with."""
         return describe(
             self._plan,
             self.model_hash,
@@ -323,7 +326,7 @@ class Engine(ModelAccess):
                 break
             if self.recorder.has_lossy_state and not is_lossy(
                 self.settings
-            ):  # exact again: so must be what was read so far
+            ):  # exact again: recompute the KV cache of the text so far
                 cache, self.recorder.has_lossy_state = self._kv.fresh(), False
                 yield from self._read(so_far, cache, answer, None, cancel)
             so_far.append(token)
@@ -344,7 +347,7 @@ class Engine(ModelAccess):
     def _read(
         self, ids: list[int], cache: Any, answer: Answer, sampler: Draw | None, cancel: threading.Event
     ) -> Generator[Piece, None, int | None]:
-        """Read a text into an empty cache; the first token of what follows when a sampler is given."""
+        """Prefill an empty cache with a text; returns the next token when a sampler is given."""
         token: int | None = None
         for start in range(0, len(ids), self.sizes.chunk):
             if cancel.is_set():
@@ -360,7 +363,7 @@ class Engine(ModelAccess):
     def _pass(
         self, ids: list[int], cache: Any, phase: Phase, sampler: Draw | None, so_far: list[int]
     ) -> tuple[int | None, StepRecord]:
-        """One forward pass over some tokens; samples the next one when a sampler is given."""
+        """One forward pass over `ids`; samples the next token when a sampler is given."""
         started_s = time.perf_counter()
         self._controller.apply(self._parts)
         self._threads.use(phase, len(ids))

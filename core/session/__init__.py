@@ -1,1 +1,1 @@
-"""A loaded model in use: loading it, who may use it, settings that change while it runs, prompts and sampling."""
+"""A loaded model in use: loading, exclusive access, settings that change while it runs, prompts and sampling."""

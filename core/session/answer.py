@@ -1,4 +1,4 @@
-"""One answer in the making: from a chat to token ids, from ids to text, and the line of statistics under it."""
+"""One answer: turns a chat into token ids, ids into text, and computes the statistics shown under it."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from core.hf import chat_template
 from core.session.length import TextLimit
 from core.types import AnswerStats, Memory, Outcome, Piece, StepRecord
 
-QUICK_CHARS = 50_000  # a text up to here is tokenised whatever the context: that is quick, and counts what it is told
+QUICK_CHARS = 50_000  # a text up to this length is tokenised whatever the context: that is fast, and the count is exact
 
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """A prompt as token ids, taken as they are."""
+    """A prompt as token ids, used unchanged."""
 
     ids: Sequence[int]
 
 
 class Prompt:
-    """The model's tokenizer, chat template and end tokens."""
+    """The model's tokenizer, chat template and end-of-sequence tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, generation_config: Any) -> None:
         self.tokenizer = tokenizer
@@ -36,12 +36,12 @@ class Prompt:
 
     @cached_property
     def limit(self) -> TextLimit:
-        """How much text so many tokens can hold."""
+        """The most text that a number of tokens can hold."""
         return TextLimit.of(self.tokenizer)
 
     def text(self, messages: Sequence[Mapping[str, str]] | str) -> str:
-        """The text that is tokenised: a chat's through the model's template, a plain text as it is. Raises ModelError
-        when the template fails."""
+        """The text to tokenise: a chat through the model's template, plain text unchanged. Raises ModelError when the
+        template fails."""
         if isinstance(messages, str):
             return messages
         if self.tokenizer.chat_template is None:
@@ -49,7 +49,7 @@ class Prompt:
         return chat_template.prompt_of(self.tokenizer, messages)
 
     def tokens(self, messages: Sequence[Mapping[str, str]] | str | Ids, context: int | None = None) -> list[int]:
-        """Token ids of a chat or of a plain text. Raises ContextError, before it tokenises, for a text that `context`
+        """Token ids of a chat or of a plain text. Raises ContextError, before tokenising, for a text that `context`
         tokens could never hold."""
         if isinstance(messages, Ids):
             return list(messages.ids)
@@ -60,8 +60,8 @@ class Prompt:
         return ids
 
     def check(self, messages: Sequence[Mapping[str, str]] | str, context: int) -> None:
-        """Raises ContextError when the characters alone say that it is too long. Costs next to nothing when they do
-        not."""
+        """Raises ContextError when the number of characters alone shows that the text is too long. Takes almost no time
+        otherwise."""
         parts = [messages] if isinstance(messages, str) else [m["content"] for m in messages]
         if sum(map(len, parts)) > QUICK_CHARS:
             self._check(self.text(messages), context)
@@ -92,18 +92,18 @@ class Answer:
         self._prompt, self._prompt_tokens, self._limit = prompt, len(ids), limit
         self._limited_by_context, self._submitted_s = limited_by_context, submitted_s
         self._decoder = DecodeStream(skip_special_tokens=True)
-        self.tokens: list[int] = []  # said so far
+        self.tokens: list[int] = []  # generated so far
         self._text: str | None = None
         self._first_s = 0.0
         self._ended = False
         self.steps: list[StepRecord] = []
 
     def count(self, step: StepRecord) -> None:
-        """A forward pass belongs to this answer."""
+        """Add the record of a forward pass made for this answer."""
         self.steps.append(step)
 
     def take(self, token: int) -> bool:
-        """Add a sampled token; True when it ends the answer and is not part of it."""
+        """Add a sampled token; True for an end token, which ends the answer and is not part of it."""
         self._first_s = self._first_s or time.perf_counter()
         if token in self._prompt.ends:
             self._ended = True
@@ -113,24 +113,26 @@ class Answer:
         return False
 
     def piece(self) -> Piece:
-        """The newest token as it is streamed; its text may be empty while a character is incomplete."""
+        """The newest token for streaming; its text may be empty while a character is incomplete."""
         fresh = self.steps[-1] if self.steps and self.steps[-1].phase == "decode" else None
         return Piece("token", text=self._text or "", token=self.tokens[-1], step=fresh)
 
     @property
     def full(self) -> bool:
-        """No further token is allowed."""
+        """Whether the limit of new tokens is reached."""
         return len(self.tokens) >= self._limit
 
     @property
     def last_step(self) -> StepRecord | None:
-        """The pass that ended the answer without a token to show; None when every pass was sent with its token."""
+        """The decode pass that ended the answer without a token to show; None when every pass was sent with its
+        token."""
         return self.steps[-1] if self._ended and self.steps[-1].phase == "decode" else None
 
     def stats(
         self, *, cancelled: bool, memory: Memory, seed: int, audit: int = 0, closeness: float = 0.0
     ) -> AnswerStats:
-        """Everything the line under the answer needs. `audit` = the number under which its quality will be told."""
+        """The statistics of the line under the answer. `audit` = the number under which its quality will be
+        reported."""
         decode = [s for s in self.steps if s.phase == "decode"]
         tpot_ms = sum(s.total_ms for s in decode) / len(decode) if decode else 0.0
         reason: Literal["stop", "length", "context", "cancelled"] = "stop"

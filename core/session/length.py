@@ -1,7 +1,8 @@
-"""How much text a context could hold at most, told from its characters alone: tokenising ten million takes a minute.
+"""An upper bound on the text a context can hold, from its characters alone: tokenising ten million takes a minute.
 
-A tokenizer's own pipeline says how many characters one token may stand for. Most never make text shorter before they
-cut it up, so that this is the longest token of the vocabulary; what is known to shorten text is allowed for.
+A tokenizer's own pipeline shows how many characters one token may stand for. Most pipelines never shorten text before
+they split it, so that the bound is the longest token of the vocabulary; steps that are known to shorten text are
+allowed for.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 from core.errors import ContextError
 
-COMPOSED = 4  # code points that canonical composition (NFC, NFKC) makes one of, at most
-UNBOUNDED = 1000  # characters allowed a token where one may stand for any number of them
+COMPOSED = 4  # most code points that canonical composition (NFC, NFKC) merges into one
+UNBOUNDED = 1000  # characters assumed per token where a token may stand for any number of them
 NEVER_SHORTER = {"Prepend", "NFD", "NFKD", "ByteLevel", "Lowercase", "Metaspace", "Digits", "UnicodeScripts"}
 
 
 @dataclass(frozen=True, slots=True)
 class TextLimit:
-    """`per_token`: characters that one token stands for, at most; white space is not counted when `skips_spaces`."""
+    """`per_token`: most characters that one token stands for; white space is not counted when `skips_spaces`."""
 
     per_token: int
     skips_spaces: bool = False
 
     @classmethod
     def of(cls, tokenizer: Any) -> TextLimit:
-        """The limit of a transformers tokenizer. Reads its whole vocabulary: to be kept."""
+        """The limit of a transformers tokenizer. Reads the whole vocabulary: cache the result."""
         found = getattr(tokenizer, "backend_tokenizer", None)
         if not isinstance(found, Tokenizer):
             return cls(UNBOUNDED)
@@ -50,7 +51,7 @@ class TextLimit:
         return cls(factor * max(map(len, vocabulary), default=1), spaces)
 
     def check(self, text: str, context: int) -> None:
-        """Raises ContextError when `context` tokens could not hold `text`, whatever they are."""
+        """Raises ContextError when `context` tokens cannot hold `text`, whichever tokens they are."""
         if len(text) <= context:
             return
         characters = sum(map(len, text.split())) if self.skips_spaces else len(text)
@@ -63,12 +64,12 @@ class TextLimit:
 
 
 def _stages(component: Any) -> Iterator[dict[str, Any]]:
-    """A normaliser or pre-tokeniser as the steps it takes, by its own description."""
+    """The steps of a normaliser or pre-tokeniser, from its serialised state."""
     if component is None:
         return
     try:
         told = json.loads(component.__getstate__())
-    except Exception:  # one written in Python has no description
+    except Exception:  # a component written in Python has no serialised state
         told = {"type": "unknown"}
     waiting = [told]
     while waiting:
@@ -81,12 +82,12 @@ def _stages(component: Any) -> Iterator[dict[str, Any]]:
 
 
 def _kept(stage: dict[str, Any]) -> bool:
-    """Does a replacement leave something of what it replaces, and is that of a known length?"""
+    """Whether a replacement leaves some of the text it replaces, and that text has a known length."""
     return bool(stage["content"]) and bool(stage["pattern"].get("String"))
 
 
 def _says_everything(tokenizer: Tokenizer, vocabulary: dict[str, int]) -> bool:
-    """Is there a token for every character, so that none is left out and none is one of many unknown ones?"""
+    """Whether every character has its own token or bytes, so that none is omitted or merged into one unknown token."""
     steps = [*_stages(tokenizer.normalizer), *_stages(tokenizer.pre_tokenizer)]
     model, kind = tokenizer.model, type(tokenizer.model).__name__
     if kind == "Unigram":

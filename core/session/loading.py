@@ -1,4 +1,4 @@
-"""Carries a plan out: dense weights into a model without experts, experts into the tier they wait in."""
+"""Executes a load plan: reads dense weights into a model without experts, and experts into their memory tier."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a load leaves in memory."""
+    """The results of a load."""
 
     model: Any
     tokenizer: PreTrainedTokenizerBase
@@ -41,7 +41,7 @@ class Loaded:
 
 
 def load(plan: Plan, progress: Progress, cancel: threading.Event | None) -> Loaded:
-    """Carry a plan out. Raises BudgetError before anything is read when it does not fit, Cancelled when stopped."""
+    """Execute a load plan. Raises BudgetError before reading anything when it does not fit, Cancelled when stopped."""
     if problem := fit_of(plan, foretell=False).problem:
         raise BudgetError(problem)
     if plan.note:
@@ -61,7 +61,7 @@ def load(plan: Plan, progress: Progress, cancel: threading.Event | None) -> Load
 def _with_experts(
     plan: Plan, model: Any, tokenizer: PreTrainedTokenizerBase, progress: Progress, cancel: threading.Event | None
 ) -> Loaded:
-    """The experts, read into the tier where they wait."""
+    """Read the experts into their memory tier."""
     pin, count = plan.device.type == "cuda", plan.sizes.shape.total
 
     def told(share: float) -> None:
@@ -77,10 +77,10 @@ def _with_experts(
 
 
 def _dense(plan: Plan) -> Any:
-    """The model without its experts. A pack's dense weights are checked against their checksum while they are read."""
+    """The model without its experts. While a pack's dense weights are read, they are checked against their checksum."""
     with ThreadPoolExecutor(1) as beside:
         checked = beside.submit(check_dense, plan.files.path, plan.pack) if plan.pack is not None else None
-        first = plan.device if plan.spec.dense == "checkpoint" else "cpu"  # what is rounded never reaches a GPU whole
+        first = plan.device if plan.spec.dense == "checkpoint" else "cpu"  # unrounded weights never go to a GPU
         model = load_skeleton(plan.files, plan.dtype, first)
         own_memory(model)
         if checked is not None:
@@ -90,19 +90,19 @@ def _dense(plan: Plan) -> Any:
 
 def own_memory(model: torch.nn.Module) -> None:
     """Copy dense weights out of the checkpoint's memory map: the file can then be moved or deleted, and products run on
-    aligned addresses, on which results do not depend on where in the file a weight happens to lie."""
+    aligned addresses, so that results do not depend on a weight's position in the file."""
     for parameter in model.parameters():
         if parameter.device.type == "cpu":
             parameter.data = parameter.data.clone()
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
-    """The model's tokenizer. Raises ModelError when it is missing or needs code of the model's own."""
+    """The model's tokenizer. Raises ModelError when it is missing or needs the model's own code."""
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             path, local_files_only=True, trust_remote_code=False
         )
-    except BaseException as error:  # transformers' code on files from anywhere; a panic of Rust's is no Exception
+    except BaseException as error:  # transformers' code on untrusted files; a Rust panic is no Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise ModelError(

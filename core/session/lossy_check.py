@@ -1,4 +1,4 @@
-"""Can the lossy settings act on this model, with this profile? Asked before they are taken."""
+"""Checks whether lossy settings are possible with this model and profile, before they are applied."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from core.types import ModelShape
 
 
 class Measured(Protocol):
-    """What is asked of a profile (core.profile.Profile)."""
+    """The part of a profile (core.profile.Profile) that the checks need."""
 
     @property
     def tae(self) -> npt.NDArray[Any] | None:
@@ -28,7 +28,7 @@ class Measured(Protocol):
 
 
 def check_allowed(settings: Mapping[str, Value], shape: ModelShape, profile: Measured | None) -> None:
-    """Raises SettingError, saying what to do, when a lossy setting cannot act."""
+    """Raises SettingError, with advice, when a lossy setting cannot take effect."""
     if settings["execute"] != "off":
         _check_executes(str(settings["predictor"]))
     if settings["miss"] == "wait":
@@ -53,8 +53,9 @@ def _check_executes(predictor: str) -> None:
 
 
 def check_weighable(settings: Mapping[str, Value], rules: Callable[[], Sequence[object | None]]) -> None:
-    """Raises SettingError, saying what to do, when gate weights are needed for experts that the router did not select,
-    and it is not known how it weighs. `rules` = those of all layers (core.hf.weighing), asked for only then."""
+    """Raises SettingError, with advice, when gate weights are needed for experts that the router did not select, and
+    the router's weighting rule is unknown. `rules` = the rules of all layers (core.hf.weighing), called only when
+    needed."""
     substitute, predictor = (variant(kind, str(settings[kind])) for kind in ("substitute", "predictor"))
     needs = [
         (

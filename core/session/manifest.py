@@ -1,4 +1,4 @@
-"""What a set of figures was measured on: written beside every export and bench result."""
+"""The manifest written beside every export and bench result: what its figures were measured on."""
 
 from __future__ import annotations
 

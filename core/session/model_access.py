@@ -1,4 +1,4 @@
-"""Who has the model of an engine: an answer, a workbench, or, as long as nobody else wants it, the quality meter."""
+"""Controls access to an engine's model: an answer, a measurement session, or the quality meter while it is unused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from core.types import ModelShape
 
 
 class ModelAccess:
-    """A part of `core.engine.Engine`."""
+    """Part of `core.engine.Engine`."""
 
     model: Any
     device: torch.device
@@ -56,13 +56,13 @@ class ModelAccess:
 
     @property
     def busy(self) -> bool:
-        """An answer is being generated, or somebody has the workbench."""
+        """Whether an answer is being generated, or a measurement session is open."""
         return self._lock.taken
 
     @contextmanager
     def workbench(self, because: str) -> Iterator[MeasurementSession]:
-        """The model for one caller alone, to run and measure. Raises BusyError; so does meanwhile whoever asks
-        something of it, with `because` for a reason."""
+        """Exclusive use of the model, to run and measure passes. Raises BusyError when it is in use; meanwhile other
+        callers get BusyError with `because` as the reason."""
         self._take("The model is answering. Stop the answer first.")
         self._busy_because = because
         with self._lent() as bench:
@@ -70,20 +70,20 @@ class ModelAccess:
 
     @property
     def unscored(self) -> int:
-        """Answers of which `audit` still has something to say."""
+        """Number of answers that `audit` has yet to score."""
         return self.meter.due
 
     @property
     def quality(self) -> Quality | None:
-        """What lossy options cost in quality, over the last answers that were scored; None before any was."""
+        """The quality cost of lossy options over the last scored answers; None before any was scored."""
         return self.meter.quality
 
     def audit(self, stop: threading.Event | None = None) -> Quality | None:
         """Score the answer that has waited longest against the exact model; METHODS section 6.
 
-        None when there is none, when the model is in use, and when `stop` was set or somebody else wanted the model
-        meanwhile: that caller waits for one layer at most, and the answer is scored another time. The cache is left as
-        it was. Any thread may call this.
+        None when no answer waits, when the model is in use, or when scoring was interrupted because `stop` was set or
+        another caller wanted the model: that caller waits for one layer at most, and the answer is scored later. The
+        cache is left as it was. Any thread may call this.
         """
         if not self._lock.try_acquire_idle():
             return None
@@ -94,7 +94,7 @@ class ModelAccess:
             return self.meter.audit(bench, lambda: self._lock.asked or (stop is not None and stop.is_set()))
 
     def _take(self, otherwise: str) -> None:
-        """Have the model, from now until `_give`. Raises BusyError with the reason, or `otherwise`."""
+        """Acquire the model lock, until `_give`. Raises BusyError with the holder's reason, or `otherwise`."""
         if not self._lock.acquire():
             raise BusyError(self._busy_because or otherwise)
 
@@ -103,8 +103,9 @@ class ModelAccess:
         self._lock.release()
 
     def _apply_if_idle(self) -> None:
-        """What was asked for acts at once, unless an answer is being generated: then it does between two tokens."""
-        if self._lock.acquire(briefly=True):  # an answer that begins meanwhile waits for it
+        """Apply requested settings at once, unless an answer is being generated: it then applies them between two
+        tokens."""
+        if self._lock.acquire(briefly=True):  # an answer that starts meanwhile waits
             try:
                 self._controller.apply(self._parts)
             finally:
@@ -112,7 +113,7 @@ class ModelAccess:
 
     @contextmanager
     def _lent(self) -> Iterator[MeasurementSession]:
-        """To whoever has the turn, which ends with it."""
+        """A measurement session for the holder of the model lock, which is released at the end."""
         try:
             self._controller.apply(self._parts)
             bench = MeasurementSession(

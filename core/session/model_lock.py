@@ -1,4 +1,4 @@
-"""Who may use a loaded model: one owner at a time, brief holders that the next caller waits for, and idle work."""
+"""Exclusive use of a loaded model: one owner at a time, brief holders that the next caller waits for, and idle work."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ModelLock:
                 self._waiting -= 1
 
     def try_acquire_idle(self) -> bool:
-        """Hold it for idle work; False when anybody holds it or waits for it."""
+        """Acquire it for idle work; False when another thread holds it or waits for it."""
         with self._changed:
             if self._holder != "free" or self._waiting:
                 return False
@@ -43,17 +43,17 @@ class ModelLock:
             return True
 
     def release(self) -> None:
-        """Let go of it, whoever holds it."""
+        """Release it, whatever kind the holder is."""
         with self._changed:
             self._holder = "free"
             self._changed.notify_all()
 
     @property
     def asked(self) -> bool:
-        """A caller waits for the holder to release."""
+        """Whether a caller waits for the holder to release."""
         return self._waiting > 0
 
     @property
     def taken(self) -> bool:
-        """An owner holds it."""
+        """Whether an owner holds it."""
         return self._holder == "owner"

@@ -1,4 +1,4 @@
-"""Draws the next token with transformers' own logits processors; one generator, so a seed gives one answer."""
+"""Samples the next token with transformers' logits processors; it has its own generator, so a seed gives one answer."""
 
 from __future__ import annotations
 

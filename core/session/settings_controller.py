@@ -1,6 +1,6 @@
-"""Turning knobs: what is asked for may change at any time and on any thread; it acts between two forward passes.
+"""Applies settings: they may be requested at any time and on any thread, and take effect between two forward passes.
 
-Everything that a setting or a profile does to a loaded model is done here, on the thread that computes.
+All effects of a setting or a profile on a loaded model happen here, on the compute thread.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ Rules = Callable[[], Sequence[Rule | None]]
 
 @dataclass(slots=True)
 class EngineParts:
-    """The parts of a loaded model that settings act on. `layer_ms`: what "auto" scales an emulated link to; 0 = none
-    is emulated unless asked for."""
+    """The parts of a loaded model that settings act on. `layer_ms`: compute time of a layer that link emulation "auto"
+    scales to; 0 = no link is emulated unless requested."""
 
     sizes: Sizes
     expert_cache: ExpertCache
@@ -50,11 +50,11 @@ class EngineParts:
 
 
 class SettingsController:
-    """`wanted` is what is asked for, `applied` what acts. Thread-safe but for `apply`."""
+    """`wanted` holds the requested settings, `applied` the active ones. Thread-safe except for `apply`."""
 
     def __init__(self, settings: Settings, sizes: Sizes, profile: Profile | None = None, rules: Rules = tuple) -> None:
-        """Raises SettingError when the settings need another profile or another model, or pin what is not there.
-        `rules`: how each layer's router weighs its experts, asked once, and only when it matters."""
+        """Raises SettingError when the settings need another profile or model, or pin experts that do not exist.
+        `rules`: how each layer's router weights its experts, called at most once, and only when needed."""
         self._sizes, self._rules = sizes, cache(rules)
         self._last: tuple[tuple[object, ...], Profile | None, Placement] | None = None
         self.placed = self._checked(settings, profile)
@@ -64,7 +64,7 @@ class SettingsController:
         self._turn = threading.Lock()
 
     def ask(self, changes: Mapping[str, object], check: Callable[[Settings], None]) -> Settings:
-        """Ask for other settings. Raises SettingError, or what `check` raises, and then asks for nothing."""
+        """Request changed settings. Raises SettingError, or what `check` raises, and then requests nothing."""
         with self._turn:
             new = self.wanted.with_(changes)
             check(new)
@@ -73,14 +73,14 @@ class SettingsController:
         return new
 
     def ask_profile(self, profile: Profile | None) -> None:
-        """Ask for another profile. Raises SettingError when what is chosen needs more than it has."""
+        """Request another profile. Raises SettingError when the settings need more than it contains."""
         with self._turn:
             self._checked(self.wanted, profile)
             self.profile = profile
 
     def _checked(self, settings: Settings, profile: Profile | None) -> Placement:
-        """Where experts stay by these settings. Raises SettingError when that cannot be, or something else they need is
-        not in the profile."""
+        """The placement of experts by these settings. Raises SettingError when it is impossible, or the profile lacks
+        something else that they need."""
         check_needs(settings, profile)
         check_allowed(settings, self._sizes.shape, profile)
         check_weighable(settings, self._rules)
@@ -90,7 +90,7 @@ class SettingsController:
         return placed
 
     def _placement(self, settings: Settings, profile: Profile | None) -> Placement:
-        """Worked out once while what it depends on is the same."""
+        """The placement, cached while the settings and the profile it depends on are the same."""
         key = tuple(settings[name] for name in PLACING)
         if self._last is None or self._last[0] != key or self._last[1] is not profile:
             shape = self._sizes.shape
@@ -98,12 +98,12 @@ class SettingsController:
         return self._last[2]
 
     def take_changes(self) -> dict[str, object]:
-        """What took effect since the last call."""
+        """The settings that took effect since the last call."""
         changes, self._pending = self._pending, {}
         return changes
 
     def apply(self, to: EngineParts) -> None:
-        """Make the cache and the predictor what is asked for. Only between two passes, on the thread that computes."""
+        """Bring all parts to the requested settings. Only between two passes, on the compute thread."""
         with self._turn:
             old, new, profile = self.applied, self.wanted, self.profile
             if old is new and to.predictor_host.profile is profile:
@@ -139,7 +139,7 @@ class SettingsController:
     def _resize(self, settings: Settings, to: EngineParts) -> None:
         try:
             to.expert_cache.reshape(slots=to.sizes.slots(settings.budget))
-        except BudgetError as error:  # the device ran full while growing: keep what there is, and say so
+        except BudgetError as error:  # the device ran full while growing: keep the size reached, and report it
             held = {"budget": str(to.sizes.bytes(to.expert_cache.slots))}
             self.applied = settings.with_(held)
             to.ledger.hold_to(self.applied.budget)
@@ -149,7 +149,7 @@ class SettingsController:
 
 
 def affects(name: str) -> bool:
-    """Whether a setting has to do with what is done about misses."""
+    """Whether a setting affects the handling of misses."""
     return name in _LOSSY or name.startswith(("substitute", "predictor"))
 
 
@@ -157,14 +157,15 @@ _LOSSY = {param.name for param in LOSSY}
 
 
 def begin(settings: Settings, to: EngineParts) -> None:
-    """What acts from the beginning, beside what the parts were built with."""
+    """Apply initial settings that the parts were not built with."""
     use_link(settings, to)
     to.miss.use(settings, to.predictor_host.profile)
     use_prefetching(settings, to)
 
 
 def use_prefetching(settings: Settings, to: EngineParts) -> None:
-    """Its schedule, and the brake that pauses it; what that measured was of other settings."""
+    """Set the prefetch deadline and the throttle that pauses prefetching; restarts the throttle, whose measurements
+    were of other settings."""
     to.expert_cache.ahead.schedule.deadline = bool(settings["prefetch_deadline"])
     to.recorder.throttle.enabled = bool(settings["prefetch_auto"])
     to.recorder.throttle.say = lambda text: to.telemetry.mark(to.recorder.index, text)
@@ -172,7 +173,8 @@ def use_prefetching(settings: Settings, to: EngineParts) -> None:
 
 
 def check_early(settings: Settings, sizes: Sizes, finds_profiles: bool) -> None:
-    """Before a model is read: raises SettingError for what no profile could make right, or none will be there to."""
+    """Before a model is read: raises SettingError for settings that no profile could make valid, or that need a profile
+    when `finds_profiles` is False."""
     if not finds_profiles:
         SettingsController(settings, sizes)
     shape = sizes.shape
@@ -180,7 +182,8 @@ def check_early(settings: Settings, sizes: Sizes, finds_profiles: bool) -> None:
 
 
 def use_link(settings: Settings, to: EngineParts) -> None:
-    """Pace copies, or do not. "auto" emulates for the demo model where host and device are one memory."""
+    """Set the emulated link speed, if any. "auto" emulates a link for the demo model where host and device share
+    memory."""
     kind, latency_us = settings["link"], float(settings["link_latency_us"])
     gbps = float(settings["link_gbps"]) if kind == "emulated" else 0.0
     if kind == "auto" and to.layer_ms:

@@ -1,1 +1,1 @@
-"""What can be taken along: zip files of CSV tables, and traces."""
+"""Exports: zip files of CSV tables, and traces."""

@@ -1,4 +1,4 @@
-"""The table of answers in an export: what each was like, how lossy it was, and what that cost in quality."""
+"""The answers table of an export: each answer's statistics, lossy choices, and their quality loss."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _DTYPES = {**dict.fromkeys(_WHOLE, "Int64"), "exact": "boolean", "state": "objec
 
 
 def answers(db: sqlite3.Connection, load: int, chat: int | None) -> pd.DataFrame:
-    """One row for each ended answer of a load in a chat, or in all chats: also those that another has replaced."""
+    """One row for each ended answer of a load in a chat, or in all chats; replaced answers included."""
     where, values = ("AND m.chat = ?", (load, chat)) if chat is not None else ("", (load,))
     found = db.execute(
         f"SELECT m.* FROM messages m WHERE m.id IN (SELECT answer FROM steps WHERE load = ?) {where} ORDER BY m.id",

@@ -1,4 +1,4 @@
-"""Exports a chat, or everything since a load, as a zip of tidy CSV files and a manifest that explains every column."""
+"""Exports a chat, or everything since a load, as a zip of tidy CSV files and a manifest that describes every column."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Opener = Callable[[Path], IO[bytes]]
 
 
 class NothingThere(MoestroError):
-    """There is no such chat or load to export."""
+    """The chat or load to export does not exist."""
 
 
 class ExportError(MoestroError):
-    """The export could not be written; there is no half file."""
+    """The export could not be written; no partial file is left."""
 
 
 def write(
@@ -42,7 +42,7 @@ def write(
     load: int | None = None,
     opener: Opener = lambda path: open_private(path),
 ) -> Path:
-    """Write the export of a chat or of a load to `path`; returns it. An old file there is replaced only by a whole one.
+    """Write the export of a chat or of a load to `path`; returns it. An existing file is replaced atomically.
 
     Raises NothingThere, or ExportError when it cannot be written.
     """
@@ -81,7 +81,7 @@ def contents(store: Store, chat: int | None, load: int | None) -> dict[str, str]
             tables = collect(db, loads, chat)
         except sqlite3.Error as error:
             raise StoreError(f"The statistics on disk could not be read: {error}.") from error
-        except (ValueError, TypeError, IndexError, OverflowError, MemoryError) as error:  # not as written
+        except (ValueError, TypeError, IndexError, OverflowError, MemoryError) as error:  # malformed rows
             how = f": {error}" if isinstance(error, Unfit) else ""
             raise StoreError(
                 f"What was recorded there is damaged{how}. Delete the recording of the chat in the tab "
@@ -98,7 +98,7 @@ def contents(store: Store, chat: int | None, load: int | None) -> dict[str, str]
 
 
 def manifest(of: str, loads: list[Load], tables: Tables) -> dict[str, object]:
-    """What the figures were measured on, with what, and what each column means."""
+    """The manifest: model, machine and settings behind the figures, and the meaning of each column."""
     steps = tables["tokens"]
     return {
         "export": of,

@@ -1,4 +1,4 @@
-"""The table of what was chosen instead of waiting for missing experts, and why, from the stored events."""
+"""The table of lossy choices made instead of waiting for missing experts, and their reasons, from the stored events."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def counted(load: int, rows: Sequence[sqlite3.Row]) -> pd.DataFrame:
 
 
 def summed(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Several such tables as one."""
+    """Sum of several such tables."""
     told = [table for table in tables if len(table)]
     if not told:
         return pd.DataFrame(columns=list(DEFINITIONS))

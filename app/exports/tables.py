@@ -1,6 +1,6 @@
-"""Computes the tables of an export from the stored forward passes: vectorised, in batches, in one reading.
+"""Computes the tables of an export from the stored forward passes: vectorised, in batches, in one pass over the data.
 
-Prefill and decode are never added together: every table says which phase a row is of.
+Prefill and decode are never summed together: every table has a phase column.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ _RENAMED = {"step": "index", "started_s": "start_s"}
 
 
 class _Sums:
-    """What is counted over all passes of one load, by phase (axis 0: prefill, decode)."""
+    """Sums over all passes of one load, by phase (axis 0: prefill, decode)."""
 
     def __init__(self, shape: ModelShape) -> None:
         layers, experts = shape.layers, shape.experts
@@ -134,7 +134,7 @@ class _Sums:
         self.seen = np.zeros(2, bool)
 
     def add(self, rows: Sequence[sqlite3.Row]) -> Counts:
-        """Count a batch; returns [pass, outcome] counts."""
+        """Add a batch; returns [pass, outcome] counts."""
         decode = np.array([row["phase"] == "decode" for row in rows])
         self.seen |= [not decode.all(), decode.any()]
         outcome, layer, expert = (
@@ -218,7 +218,7 @@ def _with_outcomes(table: pd.DataFrame, outcomes: Counts) -> pd.DataFrame:
 
 
 def _grid(load: int, sums: _Sums, **axes: int) -> tuple[pd.DataFrame, npt.NDArray[np.bool_]]:
-    """One row for every phase seen and every combination of `axes`, and which of all rows those are."""
+    """One row for every phase that occurred and every combination of `axes`, and the mask of these rows among all."""
     index = np.indices((2, *axes.values())).reshape(1 + len(axes), -1)
     keep = sums.seen[index[0]]
     table = pd.DataFrame({"load": load, "phase": np.array(PHASES)[index[0]], **dict(zip(axes, index[1:], strict=True))})

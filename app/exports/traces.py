@@ -1,4 +1,4 @@
-"""Traces of the chats of the past, as files to take along: written from the store when they are asked for."""
+"""Trace files of past chats, written from the store on request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DAMAGED = (
 
 
 def write(trace: StoredTrace, path: Path) -> Path:
-    """Write a trace file; an old one is replaced only by a whole one.
+    """Write a trace file, replacing an existing one atomically.
 
     Raises ExportError when it cannot be written, StoreError when the routing cannot be read.
     """
@@ -37,7 +37,7 @@ def write(trace: StoredTrace, path: Path) -> Path:
             part.unlink(missing_ok=True)
     except sqlite3.Error as error:
         raise StoreError(f"The routing on disk could not be read: {error}.") from error
-    except (TypeError, ValueError, OverflowError) as error:  # rows that Moestro did not write so
+    except (TypeError, ValueError, OverflowError) as error:  # malformed rows
         raise StoreError(DAMAGED) from error
     except (OSError, TraceError) as error:
         number = getattr(error, "errno", None) or getattr(error.__cause__, "errno", None)
@@ -51,8 +51,9 @@ def write(trace: StoredTrace, path: Path) -> Path:
 
 
 def find(store: Store, chat: int | None, load: int | None) -> StoredTrace:
-    """The trace of a chat (of the model of `load`; else the last one used) or of a load. Raises NothingThere, and
-    StoreError when what was recorded there is damaged."""
+    """The trace of a chat (for the model of `load`, else the last one used) or of a load. Raises NothingThere, and
+    StoreError when its records are damaged.
+    """
     traces = store.traces(chat, load)
     if load is not None:
         traces = [one for one in traces if load in one.loads]

@@ -1,1 +1,1 @@
-"""The web application: routes, requests within limits, and who may ask for what."""
+"""The web application: routes, request limits, and access control."""

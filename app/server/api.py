@@ -1,4 +1,4 @@
-"""The web application: the dashboard, live frames, exports and health. Only this machine's own pages may talk to it."""
+"""The web application: the dashboard, live frames, exports and health. Accepts requests from its own pages only."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from core.errors import MoestroError
 
 
 def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, access: Access | None = None) -> FastAPI:
-    """The application over a host. `ui` mounts the dashboard on it; `access` is who may use it: this machine alone.
+    """The application over a host. `ui` mounts the dashboard on it; `access` = allowed clients, by default this machine
+    only.
 
-    Requests are answered for the server's own names only, and none that another site's page makes.
+    Answers requests for the server's own host names only, and none made by another site's page.
     """
     app = FastAPI(title="Moestro", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(errors.Unforeseen)
@@ -35,10 +36,10 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, access:
     app.add_middleware(SecurityHeaders)
     errors.add_handlers(app)
     exports = host.store.folder / "exports"
-    shutil.rmtree(exports, ignore_errors=True)  # of a server that was killed while sending one
+    shutil.rmtree(exports, ignore_errors=True)  # left by a server that was killed while sending one
 
     @app.get("/healthz")
-    async def health() -> dict[str, object]:  # on the loop: it answers though every thread is taken
+    async def health() -> dict[str, object]:  # on the event loop: it answers even when every thread is busy
         loading, job = host.loading, host.importer.job
         return {
             "status": "ok",
@@ -53,7 +54,7 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, access:
     @app.get("/live/frame")
     def frame(layer: RowId = 0, since: str = "") -> Response:
         busy = host.busy
-        # Taken before the frame: at worst it is sent once more.
+        # Read before the frame: at worst the frame is sent once more.
         version = f"{host.version}.{layer}.{int(busy)}.{host.regret.version}"
         headers = {"x-version": version, "cache-control": "no-store"}
         if since == version:
@@ -105,7 +106,7 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, access:
             archive.write(host.store, path, chat=chat, load=load)
         except MoestroError as error:
             status = 404 if isinstance(error, archive.NothingThere) else 507
-            return PlainTextResponse(str(error), status)  # a link leads here: what the browser then shows is this text
+            return PlainTextResponse(str(error), status)  # opened through a link: the browser shows this text
         return FileResponse(
             path,
             filename=f"{name}.zip",

@@ -1,4 +1,4 @@
-"""What a request may send: bodies within limits, and JSON that everything behind can take."""
+"""Limits request bodies: their size, and JSON values that all later code can handle."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from app.server.errors import problem
 MB = 1 << 20
 GRADIO = "/gradio_api/"
 MOST_BYTES = 16 * MB  # of any request ...
-MOST_UPLOADED = 65 * MB  # ... but the page's: a file of 64 MB, which Gradio's own limit allows, and what frames it
-MOST_DEPTH = 100  # lists and objects inside one another
-MOST_WHOLE = 2**63  # whole numbers are smaller than this: ids and seeds, here and in the database
-DRAIN_S, DRAIN_BYTES = 10.0, 512 * MB  # a body that is refused is read on for so long, so that its sender hears why
-# What must be looked at closely: half a character, a long number, and what is not plain UTF-8.
+MOST_UPLOADED = 65 * MB  # a file of 64 MB (Gradio's own limit) and its multipart framing
+MOST_DEPTH = 100  # nesting of lists and objects
+MOST_WHOLE = 2**63  # integers are smaller than this: ids and seeds, here and in the database
+DRAIN_S, DRAIN_BYTES = 10.0, 512 * MB  # limits of reading on after a refusal, so that the client receives the reply
+# What needs a full check: lone surrogates, long numbers, and anything that is not plain UTF-8.
 SUSPECT = re.compile(rb"\\u[dD][89a-fA-F]|\d{19}|\xed[\xa0-\xbf]|\x00|^\xff\xfe|^\xfe\xff")
 
 RowId = Annotated[int, Field(ge=0, lt=MOST_WHOLE)]
@@ -32,8 +32,9 @@ RowId = Annotated[int, Field(ge=0, lt=MOST_WHOLE)]
 
 
 class Bodies:
-    """Middleware that refuses bodies that are too large (413), and JSON that holds half characters, numbers beyond 63
-    bits, or too many levels (400)."""
+    """Middleware that refuses bodies that are too large (413), and JSON with lone surrogates, numbers beyond 63 bits,
+    or too many levels (400).
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -62,7 +63,7 @@ class Bodies:
             answer.headers["connection"] = "close"
             await answer(scope, receive, send)
             return
-        if body is None:  # the client has gone
+        if body is None:  # the client has disconnected
             return
         if "json" in headers.get("content-type", "json") and (wrong := await _wrong(body)):
             await refusal(scope, 400, wrong)(scope, receive, send)
@@ -71,15 +72,15 @@ class Bodies:
 
 
 def refusal(scope: Scope, status: int, message: str, code: str | None = None) -> JSONResponse:
-    """An error as whoever asked reads it: Gradio's page shows a plain text."""
+    """An error in the client's format: Gradio's page shows a plain text."""
     if scope["path"].startswith(GRADIO):
         return JSONResponse({"error": message}, status)
     return problem(status, message, code=code)
 
 
-class _TooLarge(HTTPException):  # which FastAPI and Gradio pass on, where another error would be told as a bad body
+class _TooLarge(HTTPException):  # FastAPI and Gradio pass this type on; others become "bad body"
     def __init__(self, most: int, more: bool) -> None:
-        self.more = more  # of the body is to come
+        self.more = more  # part of the body has not been read
         super().__init__(413, f"The request is larger than {most // MB} MB, and no more is read. Send less.")
 
 
@@ -98,7 +99,7 @@ def _counted(receive: Receive, most: int) -> Receive:
 
 
 async def _read(receive: Receive) -> bytes | None:
-    """The whole body; None when the client goes before its end."""
+    """The whole body; None when the client disconnects before its end."""
     parts: list[bytes] = []
     while True:
         message = await receive()
@@ -119,7 +120,7 @@ async def _drain(receive: Receive) -> None:
 
 
 def _again(body: bytes, receive: Receive) -> Callable[[], Awaitable[Message]]:
-    """Receive for those behind: the body that was read, then whatever comes."""
+    """A `receive` for the wrapped application: replays the body that was read, then passes on later messages."""
     waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again() -> Message:
@@ -129,7 +130,7 @@ def _again(body: bytes, receive: Receive) -> Callable[[], Awaitable[Message]]:
 
 
 async def _wrong(body: bytes) -> str:
-    """What is wrong with a JSON body, or "". Few need to be looked at closely; that is done in a thread."""
+    """The problem of a JSON body, or "". The few that need a full check are checked in a thread."""
     deep = body.count(b"[") + body.count(b"{") > MOST_DEPTH
     if not deep and SUSPECT.search(body) is None:
         return ""
@@ -137,7 +138,7 @@ async def _wrong(body: bytes) -> str:
 
 
 def wrong_with(body: bytes) -> str:
-    """Why these bytes are not JSON that can be worked with, or ""; what is not JSON at all is for others to tell."""
+    """Why a JSON body cannot be processed, or "". Invalid JSON is left to later code to report."""
     try:
         value = json.loads(body, parse_int=_whole)
         if _depth(value) > MOST_DEPTH:
@@ -164,7 +165,7 @@ def _whole(digits: str) -> int:
 
 
 def _depth(value: Any) -> int:
-    """Levels of lists and objects, no more of them than need be counted."""
+    """Nesting of lists and objects, counted only as far as needed."""
     level, depth = [value], 0
     while level and depth <= MOST_DEPTH:
         inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, (list, dict))]

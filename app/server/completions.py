@@ -1,4 +1,4 @@
-"""The part of the OpenAI API that other programs use to chat: /v1/models and /v1/chat/completions."""
+"""The part of the OpenAI API that chat clients use: /v1/models and /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Said(BaseModel):
 
 
 class Request(BaseModel):
-    """What is understood of a request; other fields are refused, not ignored."""
+    """The supported fields of a request; other fields are refused, not ignored."""
 
     model_config = {"extra": "forbid"}
 
@@ -49,14 +49,14 @@ class Request(BaseModel):
     user: str | None = None
 
     def sampling(self, base: Sampling) -> Sampling:
-        """The host's sampling with what the request says in its place. Raises SettingError."""
+        """The host's sampling settings, overridden by those of the request. Raises SettingError."""
         longest = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
         asked = {"temperature": self.temperature, "top_p": self.top_p, "seed": self.seed, "max_new_tokens": longest}
         return Sampling.checked(**{**asdict(base), **{k: v for k, v in asked.items() if v is not None}})
 
 
 def router(host: Host) -> APIRouter:
-    """The routes over a host. Answers take their turn with those of the dashboard."""
+    """The routes over a host. Answers share the queue with those of the dashboard."""
     routes = APIRouter(prefix=API)
 
     @routes.get("/models")
@@ -83,8 +83,9 @@ def router(host: Host) -> APIRouter:
 
 
 class Completion(Response):
-    """Sends an answer as it is written, or whole. While it waits it holds no thread; when its client has gone, queued
-    or not, streaming or not, the answer is stopped."""
+    """Sends an answer as a stream or as a whole. It holds no thread while waiting; when the client disconnects, the
+    answer is stopped, queued or not, streaming or not.
+    """
 
     def __init__(self, host: Host, answer: Answer, stream: bool) -> None:
         super().__init__()
@@ -155,12 +156,12 @@ async def _cancel_when_gone(receive: Receive, scope: CancelScope) -> None:
 
 
 async def pieces(answer: Answer) -> AsyncIterator[str]:
-    """Text as it comes, until the answer ends."""
+    """The text of an answer piece by piece until its end."""
     shown = 0
     with news_of(answer) as news:
         while True:
             news.clear()
-            finished = answer.finished  # read before the text: what is written until then is in it
+            finished = answer.finished  # read before the text, so that the text is complete when this is true
             text = answer.text
             if len(text) > shown:
                 yield text[shown:]
@@ -179,7 +180,7 @@ def _reason(answer: Answer) -> str:
 
 
 def _seed(answer: Answer) -> int | None:
-    """The seed that repeats this answer; None for one that was stopped before it began."""
+    """The seed that reproduces this answer; None for one that was stopped before it began."""
     return answer.stats.seed if answer.stats is not None else None
 
 

@@ -1,4 +1,4 @@
-"""Errors as HTTP answers: JSON in the form of the OpenAI API, in words meant for the user."""
+"""Errors as HTTP responses: JSON in the OpenAI API's form, with messages for the user."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from core.errors import BusyError, ContextError, ModelError, MoestroError
 
 log = logging.getLogger("moestro.app")
 API = "/v1"
-SHOWN_CHARS = 200  # of the name of a field that a request made up
+SHOWN_CHARS = 200  # of a field name that comes from the request
 TOO_LONG = "context_length_exceeded"
 
 
 def add_handlers(app: FastAPI) -> None:
-    """What goes wrong in a route of `app` is answered by the functions below."""
+    """Register the handlers below for errors in the routes of `app`."""
     app.add_exception_handler(MoestroError, told)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, refused)
@@ -38,19 +38,19 @@ def problem(
     code: str | None = None,
     headers: dict[str, str] | None = None,
 ) -> JSONResponse:
-    """An error in the API's form: 4xx are the request's fault, 5xx the server's."""
+    """An error in the API's form: 4xx are the client's fault, 5xx the server's."""
     return JSONResponse({"error": form(status, message, param, code)}, status, headers)
 
 
 def form(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     """The object under "error"."""
     kind = "invalid_request_error" if status < 500 else "server_error"
-    plain = message.encode("utf-8", "replace").decode()  # half a character cannot be sent
+    plain = message.encode("utf-8", "replace").decode()  # lone surrogates cannot be sent
     return {"message": plain, "type": kind, "param": param, "code": code}
 
 
 def told(request: Request, error: Exception) -> JSONResponse:
-    """A MoestroError in its own words."""
+    """Response to a MoestroError, with its own message."""
     if isinstance(error, QueueFullError):
         return problem(429, str(error), code="queue_full", headers={"retry-after": str(error.retry_s)})
     status = 409 if isinstance(error, (BusyError, ModelError)) else 400
@@ -64,7 +64,7 @@ def told(request: Request, error: Exception) -> JSONResponse:
 
 
 async def invalid(request: Request, error: Exception) -> Response:
-    """A request that is not formed as its route needs it. What it said is not repeated: it may be long, or private."""
+    """Response to a request that fails validation. Its values are not repeated: they may be long or private."""
     assert isinstance(error, RequestValidationError)
     if not request.url.path.startswith(API):
         plain = [{name: one[name] for name in ("type", "loc", "msg")} for one in error.errors()]
@@ -77,7 +77,7 @@ async def invalid(request: Request, error: Exception) -> Response:
 
 
 async def refused(request: Request, error: Exception) -> Response:
-    """An HTTPException, be it FastAPI's own."""
+    """Response to an HTTPException, also one of FastAPI's own."""
     assert isinstance(error, HTTPException)
     if not request.url.path.startswith(API):
         return await http_exception_handler(request, error)
@@ -85,7 +85,7 @@ async def refused(request: Request, error: Exception) -> Response:
 
 
 class Unforeseen:
-    """Middleware: an error that nothing foresaw is logged without the words of the request, and answered with 500."""
+    """Middleware: logs an unexpected error without text of the request, and responds with 500."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -108,7 +108,7 @@ class Unforeseen:
             return
         except Exception as error:
             log_crash(log, error, "unexpected error in %s %s", scope["method"], scope["path"])
-        if begun:  # what was sent cannot be taken back: the server closes the connection
+        if begun:  # part of the response has been sent: the server closes the connection
             raise RuntimeError("A response broke off. The reason is in the log.")
         await problem(
             500, "This failed because of an error inside Moestro. Its details are in the log; you can ask again."

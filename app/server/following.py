@@ -1,4 +1,4 @@
-"""Follows what is in progress on the event loop: however many requests wait, none of them holds a thread."""
+"""Follows work in progress on the event loop: waiting requests hold no threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def news_of(live: Live) -> Iterator[asyncio.Event]:
     loop, news = asyncio.get_running_loop(), asyncio.Event()
 
     def wake() -> None:
-        if not news.is_set():  # one that is set has not been cleared: its reader has yet to look at the fields
+        if not news.is_set():  # if set, its reader has yet to read the fields
             with suppress(RuntimeError):  # the loop is closed: the server has ended
                 loop.call_soon_threadsafe(news.set)
 

@@ -26,7 +26,7 @@ from core.choices import LossyLook
 from core.types import Frame
 
 Array = npt.NDArray[Any]
-PLAIN = ("per_layer", "tae", "threshold", "delta", "beta")  # arrays of a LossyLook that are sent as they are
+PLAIN = ("per_layer", "tae", "threshold", "delta", "beta")  # arrays of a LossyLook that are sent unchanged
 
 
 def encode(frame: Frame | None, **extra: object) -> bytes:
@@ -57,7 +57,7 @@ def encode(frame: Frame | None, **extra: object) -> bytes:
 
 
 def decode(data: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
-    """The header and the arrays; what the browser does, for tests and scripts."""
+    """The header and the arrays; the inverse of `encode` for tests and scripts (browsers have their own)."""
     start = 4 + int.from_bytes(data[:4], "little")
     head = json.loads(data[4:start])
     arrays = {}
@@ -69,7 +69,7 @@ def decode(data: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
 
 
 def log_scale(counts: Array) -> tuple[int, npt.NDArray[np.uint8]]:
-    """The largest count, and all of them on a log scale from 0 to 255."""
+    """The largest count, and all counts on a log scale from 0 to 255."""
     top = int(counts.max(initial=0))
     if top == 0:
         return 0, np.zeros(counts.shape, np.uint8)
@@ -77,7 +77,7 @@ def log_scale(counts: Array) -> tuple[int, npt.NDArray[np.uint8]]:
 
 
 def share_scale(shares: Array) -> tuple[float, npt.NDArray[np.uint8]]:
-    """The largest of some numbers that are not negative, and all of them in 255ths of it; only 0 gives 0."""
+    """The largest of some non-negative numbers, and all of them in 255ths of it; only 0 maps to 0."""
     top = float(shares.max(initial=0.0))
     if top <= 0.0:
         return 0.0, np.zeros(shares.shape, np.uint8)

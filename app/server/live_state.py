@@ -1,6 +1,6 @@
-"""What a tab asks for several times a second: is a model there, how far is its load, what has been said since.
+"""The state that a tab polls several times a second: the model, the progress of its load, and new text.
 
-One small JSON answer replaces every open stream, so any number of tabs can watch, and a reload picks up where it was.
+One small JSON response replaces open streams, so any number of tabs can follow, and a reloaded page continues.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ def router(host: Host) -> APIRouter:
 
     @routes.get("/live/state")
     def state(chat: RowId | None = None, answer: RowId | None = None, since: RowId = 0) -> dict[str, Any]:
-        """The host's and one chat's state; the running answer's text from character `since` on if it is `answer`."""
+        """State of the host and one chat, with the running answer's text from character `since` on if it is
+        `answer`.
+        """
         running, told = host.answer(chat), stamp(host, chat)
         if running is not None and told.endswith(f":{running.message_id}"):
-            running = None  # it is in the chat already
+            running = None  # the chat shows it already
         return {
             "host": host_state(host),
             "import": import_state(host),
@@ -40,8 +42,9 @@ def router(host: Host) -> APIRouter:
 
 
 def host_state(host: Host) -> dict[str, Any]:
-    """Whether it is empty, loading or ready, the load's progress, whether answers may be changed, and stamps that
-    change with model and settings."""
+    """Whether the host is empty, loading or ready, the load's progress, whether answers may be changed, and stamps that
+    change with model and settings.
+    """
     loading, job = host.loading, host.importer.job
     known = {
         "settings": f"{hash((tuple(host.settings.items()), host.sampling, id(host.profile))):x}",
@@ -63,7 +66,7 @@ def host_state(host: Host) -> dict[str, Any]:
 
 
 def import_state(host: Host) -> dict[str, Any] | None:
-    """The import that runs or ran last: how far it is, how fast, and whether it can be gone on with."""
+    """The running or last import: progress, speed, and whether it can be resumed."""
     job = host.importer.job
     if job is None:
         return None
@@ -81,7 +84,7 @@ def import_state(host: Host) -> dict[str, Any] | None:
 
 
 def jobs_state(host: Host) -> dict[str, Any]:
-    """Of each long job beside the chat: how far it is, and a stamp that changes with what its tab shows."""
+    """For each other long job: its progress, and a stamp that changes with the contents of its tab."""
     analysis, calibration, profile = host.analyst.job, host.calibrator.job, host.profile
     ended = f"{id(calibration)} {calibration.state if calibration is not None else ''}"
     return {
@@ -92,14 +95,14 @@ def jobs_state(host: Host) -> dict[str, Any]:
 
 
 def job_state(job: Job | None) -> dict[str, Any]:
-    """What a progress bar shows."""
+    """The data of a progress bar."""
     if job is None:
         return {"state": "none", "text": "", "share": 0.0, "left": None}
     return {"state": job.state, "text": job.text, "share": job.share, "left": job.left_s}
 
 
 def stamp(host: Host, chat: int | None) -> str:
-    """Changes whenever the finished messages of a chat do. "gone" when there is no such chat any more."""
+    """Changes whenever the finished messages of a chat do. "gone" when the chat no longer exists."""
     if chat is None:
         return ""
     try:
@@ -111,7 +114,7 @@ def stamp(host: Host, chat: int | None) -> str:
 
 
 def answer_state(answer: Answer | None, known: int | None, since: int) -> dict[str, Any] | None:
-    """The running answer; its whole text when the asker follows another one."""
+    """The running answer; its whole text when the client follows another one."""
     if answer is None:
         return None
     since = since if answer.message_id == known else 0

@@ -1,4 +1,4 @@
-"""The routes that hand out recorded routing as trace files."""
+"""The routes that serve recorded routing as trace files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def router(store: Store) -> APIRouter:
             write(find(store, chat, load), path)
         except MoestroError as error:
             status = 404 if isinstance(error, NothingThere) else 507
-            return PlainTextResponse(str(error), status)  # a link leads here: what the browser then shows is this text
+            return PlainTextResponse(str(error), status)  # opened through a link: the browser shows this text
         return FileResponse(
             path,
             filename=f"{name}.trace",

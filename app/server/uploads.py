@@ -1,4 +1,4 @@
-"""Files that a page uploads: in the data folder, their user's alone, so many bytes together, gone at the next start."""
+"""Uploaded files: kept private in the data folder, limited in total size, deleted at the next start."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from app.store.private import private_folder
 
 MOST_BYTES = 256 << 20  # of all uploads together
 ROUTE = "/gradio_api/upload"
-AGES_S = (3600, 24 * 3600)  # how often Gradio looks for uploads that are older than this, and deletes them
+AGES_S = (3600, 24 * 3600)  # Gradio's check interval, and the age above which it deletes uploads
 
 
 def prepare(folder: Path) -> Path:
-    """Empty the folder of uploads and have Gradio use it. Call it before Gradio's page is built. Raises OSError."""
+    """Empty the upload folder and set it for Gradio. Call before Gradio's page is built. Raises OSError."""
     shutil.rmtree(folder, ignore_errors=True)
     private_folder(folder)
     os.environ["GRADIO_TEMP_DIR"] = str(folder.resolve())
@@ -25,12 +25,12 @@ def prepare(folder: Path) -> Path:
 
 
 def bytes_in(folder: Path) -> int:
-    """Bytes of all files in a folder, links not followed."""
+    """Total size of all files in a folder, without following links."""
     return sum(file.lstat().st_size for file in folder.rglob("*") if not file.is_dir())
 
 
 class UploadLimit:
-    """Refuses an upload that does not say its size, or for which there is no room in `folder`: 411 and 413."""
+    """Refuses an upload without a declared size (411), or for which `folder` has no room (413)."""
 
     def __init__(self, app: ASGIApp, folder: Path, most_bytes: int = MOST_BYTES) -> None:
         self.app, self._folder, self._most = app, folder, most_bytes

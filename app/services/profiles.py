@@ -24,9 +24,7 @@ def stored(model_hash: str) -> Profile | None:
 
 
 def carried(model: str, profile: Profile) -> list[str]:
-    """Store the buddy lists in the model's pack, if it is one, so that they are copied with it; returns a message for
-    display.
-    """
+    """Store the buddy lists in the model's pack, if it is one, to be copied with it; returns messages for display."""
     from core.capacity.plan import model_path
     from core.memory.pack import pack_at
     from core.profile import buddies

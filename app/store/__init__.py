@@ -1,4 +1,4 @@
-"""What Moestro remembers between starts: chats, statistics, the last model and settings. One SQLite file a user."""
+"""Persistent data: chats, statistics, the last model and settings. One SQLite file per user."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from core.types import StepRecord
 
 __all__ = ["Chat", "DamagedError", "FullError", "Load", "Message", "Store", "StoreError", "StoredTrace", "data_dir"]
 log = logging.getLogger("moestro.store")
-RESERVE = 32 << 20  # bytes left on the disk that are for words alone
-ASK_EVERY = 32  # passes between two looks at how much is left
+RESERVE = 32 << 20  # free bytes of the disk that are reserved for text
+ASK_EVERY = 32  # passes between two checks of the free space
 
 
 def free_bytes(folder: Path) -> int:
-    """Room on the disk of a folder; where the system does not tell there is enough."""
+    """Free bytes on a folder's disk; effectively unlimited where the system does not report it."""
     try:
         return shutil.disk_usage(folder).free
     except OSError:
@@ -33,8 +33,9 @@ def free_bytes(folder: Path) -> int:
 
 
 class Store:
-    """The open store. Raises StoreError, or BusyError while another process has it open. `check`: one of its database
-    that was begun earlier."""
+    """The open store. Raises StoreError, or BusyError while another process has it open. `check`: a check of its
+    database that was started earlier.
+    """
 
     def __init__(
         self, folder: Path | None = None, free: Callable[[Path], int] = free_bytes, check: Check | None = None
@@ -60,10 +61,10 @@ class Store:
         step: StepRecord | None,
         old: dict[str, Any],
     ) -> bool:
-        """Commit one forward pass: the text it added and its record, both or neither; returns whether `step` is kept.
+        """Commit one forward pass, its text and its record together; returns whether the record `step` was kept.
 
-        It is dropped, so that words find room, where the disk has none for both, and while less than RESERVE is left.
-        Raises FullError when there is no room for the text either.
+        The record is dropped when the disk has no room for both, or less than RESERVE is free, so that text can still
+        be saved. Raises FullError when there is no room for the text either.
         """
         if step is None or not self._has_room():
             self._words(answer, seq, text)
@@ -85,7 +86,7 @@ class Store:
             self.chats.append(answer, seq, text)
 
     def _has_room(self) -> bool:
-        """Is there more room than the reserve? Asked of the system now and then."""
+        """Whether more than the reserve is free; asks the system every ASK_EVERY passes."""
         if self._passes % ASK_EVERY == 0:
             had, self._recording = self._recording, self._free(self.folder) >= RESERVE
             if had and not self._recording:
@@ -94,11 +95,11 @@ class Store:
         return self._recording
 
     def traces(self, chat: int | None, load: int | None = None) -> list[StoredTrace]:
-        """The routing recorded in a chat, one trace a model in the order of use; or without a chat, under a load."""
+        """The routing recorded in a chat, one trace per model in order of use; without a chat, under a load."""
         return stored_traces(self.db, self.steps.loads(self._loads_of(chat, load)), chat)
 
     def has_damaged_loads(self, chat: int | None, load: int | None = None) -> bool:
-        """Whether `traces` leaves something out because what describes its load is damaged."""
+        """Whether `traces` omits routing because its load record is damaged."""
         ids = set(self._loads_of(chat, load))
         there = ids & {row["id"] for row in self.db.rows("SELECT id FROM loads")}
         return len(self.steps.loads(there)) < len(there)
@@ -109,6 +110,6 @@ class Store:
         return [] if load is None else [load]
 
     def close(self) -> None:
-        """Flush and let go of the files."""
+        """Flush and close the files."""
         self.backups.close()
         self.db.close()

@@ -1,4 +1,4 @@
-"""Copies of the database: made beside the work now and then, checked, the last two kept; and what to do with one."""
+"""Backups of the database: made periodically in the background, checked, the last two kept; and their restoration."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from app.store.schema import MIGRATIONS, StoreError
 
 log = logging.getLogger("moestro.store")
 KEPT = 2
-EVERY_S = 24 * 3600.0  # a copy is made of what is older ...
-EVERY_ANSWERS = 50  # ... or after so many answers
+EVERY_S = 24 * 3600.0  # maximum age before a new copy is made
+EVERY_ANSWERS = 50  # answers after which a new copy is made
 PAGES = 1024  # copied at a time
-SPARE = 64 << 20  # bytes that are left on the disk beside a copy
+SPARE = 64 << 20  # bytes that stay free on the disk beside a copy
 
 
 class Backups:
-    """Makes copies of an open database when they are due. `now` = seconds since the epoch."""
+    """Makes copies of an open database when due. `now` = seconds since the epoch."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
@@ -34,7 +34,7 @@ class Backups:
         self._thread: threading.Thread | None = None
 
     def answered(self, now: float | None = None) -> None:
-        """An answer was saved: begin a copy if one is due."""
+        """Called after an answer was saved: starts a copy if one is due."""
         with self._lock:
             self._answers += 1
             if self._thread is not None and self._thread.is_alive():
@@ -46,7 +46,9 @@ class Backups:
             self._thread.start()
 
     def make(self) -> Path:
-        """Make a copy now; returns it. Raises StoreError, also when there is no room or the database is damaged."""
+        """Make a copy now; returns its path. Raises StoreError, also when there is no room or the database is
+        damaged.
+        """
         folder, source = self._db.path.parent, self._db.path
         size, room = source.stat().st_size, shutil.disk_usage(folder).free
         if room < size + SPARE:
@@ -61,7 +63,7 @@ class Backups:
             touch_private(part)
             with self._db.reader() as db, closing(sqlite3.connect(part)) as copy:
                 db.backup(copy, pages=PAGES, progress=self._go_on)
-                copy.execute("PRAGMA journal_mode=DELETE")  # one file, whatever the original has beside it
+                copy.execute("PRAGMA journal_mode=DELETE")  # a single file, whatever mode the original uses
             if damage := find_damage(part, self._stop):
                 raise StoreError(
                     f"The copy of the chats is damaged, and so may they be: {damage}. The older copies "
@@ -79,12 +81,12 @@ class Backups:
         return made
 
     def wait(self) -> None:
-        """Wait for the copy that is being made."""
+        """Wait for the running copy."""
         if self._thread is not None:
             self._thread.join()
 
     def close(self) -> None:
-        """Give up a copy that is being made."""
+        """Abort the running copy."""
         self._stop.set()
         self.wait()
 
@@ -104,23 +106,24 @@ class Backups:
         try:
             self.make()
         except InterruptedError:
-            pass  # the end of the program
+            pass  # the program is ending
         except Exception as error:
             if not self._stop.is_set():
                 log.warning("no copy of the chats was made: %s", error)
 
 
 def move_aside(folder: Path) -> Path | None:
-    """Give the database, with its log, another name, so that the next start begins afresh; the new name, or None when
-    there is no database. Deletes nothing. Raises BusyError while Moestro runs, StoreError when it cannot be done."""
+    """Rename the database and its log, so that the next start creates a new one; returns the new name, or None without
+    a database. Deletes nothing. Raises BusyError while Moestro runs, StoreError when it cannot be done.
+    """
     with closing(claim(folder)):
         return _move_aside(folder)
 
 
 def restore(folder: Path) -> tuple[Path, Path | None]:
-    """Put the newest whole copy in the place of the database; returns the copy, and where the database is kept now.
+    """Replace the database by the newest intact copy; returns the copy, and the new path of the old database.
 
-    Raises BusyError while Moestro runs, and StoreError, with nothing changed, when there is no whole copy.
+    Raises BusyError while Moestro runs, and StoreError, with nothing changed, when there is no intact copy.
     """
     with closing(claim(folder)):
         whole = next((copy for copy in backups(folder) if _usable(copy)), None)
@@ -143,7 +146,7 @@ def restore(folder: Path) -> tuple[Path, Path | None]:
 
 
 def _usable(copy: Path) -> bool:
-    """A copy of a version that this program reads, and whole."""
+    """Whether a copy is intact and of a version that this program can read."""
     try:
         with closing(sqlite3.connect(copy.resolve().as_uri() + "?mode=ro", uri=True)) as db:
             version = int(db.execute("PRAGMA user_version").fetchone()[0])
@@ -158,7 +161,7 @@ def _move_aside(folder: Path) -> Path | None:
         return None
     aside = _free_name(folder, "moestro-damaged-{}.sqlite3")
     try:
-        for end in (*LOGS, "-shm", ""):  # the database last: whatever fails before, a second try finds it
+        for end in (*LOGS, "-shm", ""):  # the database last, so that a retry after a failure still finds it
             if os.path.lexists(part := base.with_name(base.name + end)):
                 part.replace(aside.with_name(aside.name + end))
     except OSError as error:
@@ -167,7 +170,7 @@ def _move_aside(folder: Path) -> Path | None:
 
 
 def _free_name(folder: Path, pattern: str) -> Path:
-    """A name with the time in it, in whose order the files were made, that nothing has yet."""
+    """An unused name with a timestamp; names sort by time."""
     while True:
         now = time.time_ns()
         micros = now // 1000 % 10**6
@@ -177,6 +180,6 @@ def _free_name(folder: Path, pattern: str) -> Path:
 
 
 def _flush(file: Path) -> None:
-    """Have the system write it to the disk."""
+    """Flush the file to disk."""
     with file.open("rb+") as handle:
         os.fsync(handle.fileno())

@@ -1,4 +1,4 @@
-"""Chats and their messages. An answer is begun, appended to token by token, and finished; or undone without a trace."""
+"""Chats and messages. An answer is begun, extended token by token, and finished; or undone without a trace."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TITLE_CHARS = 60
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """One line of the history. `created` and `updated` are seconds since the epoch; `tokens` were decoded for it."""
+    """One line of the history. `created` and `updated` are seconds since the epoch; `tokens` = decoded tokens."""
 
     id: int
     title: str
@@ -33,9 +33,10 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message as shown. `stats`, of a finished answer: the fields of `core.types.AnswerStats`, and `queued_ms`.
-    `quality`, of one that was scored against the exact model: the fields of `core.quality.report.Quality`. `unsaved`:
-    why its text is in memory alone."""
+    """One message as shown. `stats`, for a finished answer: the fields of `core.types.AnswerStats`, and `queued_ms`.
+    `quality`, for one scored against the exact model: the fields of `core.quality.report.Quality`. `unsaved`: why its
+    text is only in memory.
+    """
 
     id: int
     role: Literal["user", "assistant"]
@@ -53,15 +54,15 @@ class Chats:
 
     def __init__(self, db: Database) -> None:
         self._db = db
-        self._told: set[int] = set()  # messages of which the log says that their figures are damaged
+        self._told: set[int] = set()  # messages whose damaged figures have been logged
         for row in db.rows("SELECT id, asked FROM messages WHERE state = 'writing'"):  # left by a crash
             if row["asked"] is None and not self._written(row["id"]):
-                self.undo(row["id"])  # a regeneration of which nothing came: the answer before it is still the answer
+                self.undo(row["id"])  # a regeneration without any text: the previous answer is restored
             else:
                 self.finish(row["id"], "interrupted")
 
     def all(self) -> list[Chat]:
-        """Every chat, the one last written to first."""
+        """Every chat, most recently changed first."""
         return [
             Chat(**dict(row))
             for row in self._db.rows(
@@ -74,11 +75,11 @@ class Chats:
         ]
 
     def messages(self, chat: int, writing: str | None = None) -> list[Message]:
-        """The messages of a chat as they stand, oldest first. Raises MoestroError if there is no such chat.
+        """The messages of a chat, oldest first. Raises MoestroError if there is no such chat.
 
-        `writing` = the text so far of an answer being written, where the caller has it: saves reading every piece.
+        `writing` = the text so far of the answer being written, if the caller has it; avoids reading every piece.
         """
-        with self._db.tx():  # one state for all the queries
+        with self._db.tx():  # all queries see one state
             self.require(chat)
             found = self._db.rows(
                 "SELECT id, role, text, state, error, stats, created, quality FROM messages "
@@ -108,10 +109,10 @@ class Chats:
     def begin(
         self, chat: int | None, text: str | None, model: str, replaces_from: int | None = None
     ) -> tuple[int, int]:
-        """Start an answer, to a new user message when `text` is given; returns (chat, answer) ids.
+        """Start an answer, after a new user message when `text` is given; returns (chat, answer) ids.
 
-        `chat` None makes a new chat titled by `text`. Messages from id `replaces_from` on leave the chat in the same
-        transaction, and come back if the answer is undone.
+        `chat` None creates a chat titled by `text`. Messages from id `replaces_from` on are removed from the chat in
+        the same transaction, and restored if the answer is undone.
         """
         now = time.time()
         with self._db.tx() as db:
@@ -149,7 +150,7 @@ class Chats:
             db.execute("INSERT INTO pieces VALUES (?, ?, ?)", (answer, seq, text))
 
     def finish(self, answer: int, state: State, stats: dict[str, Any] | None = None, error: str = "") -> None:
-        """Fold the pieces of an answer into its text and give it its last state."""
+        """Merge the pieces of an answer into its text and set its final state."""
         with self._db.tx() as db:
             db.execute(
                 "UPDATE messages SET text = ?, state = ?, stats = ?, error = ? WHERE id = ?",
@@ -158,12 +159,12 @@ class Chats:
             db.execute("DELETE FROM pieces WHERE message = ?", (answer,))
 
     def score(self, answer: int, quality: dict[str, Any]) -> None:
-        """Keep what the quality of a finished answer is. Does nothing when it was deleted meanwhile."""
+        """Store the quality of a finished answer. Does nothing when it was deleted meanwhile."""
         with self._db.tx() as db:
             db.execute("UPDATE messages SET quality = ? WHERE id = ?", (json.dumps(quality), answer))
 
     def undo(self, answer: int) -> None:
-        """Put the chat back as it was before `begin`: for an answer that failed before its first token."""
+        """Restore the chat to its state before `begin`: for an answer that failed before its first token."""
         with self._db.tx() as db:
             chat, asked = db.execute("SELECT chat, asked FROM messages WHERE id = ?", (answer,)).fetchone()
             db.execute("UPDATE messages SET replaced_by = NULL WHERE replaced_by = ?", (answer,))
@@ -172,7 +173,7 @@ class Chats:
                 db.execute("DELETE FROM chats WHERE id = ?", (chat,))
 
     def rename(self, chat: int, title: str) -> None:
-        """Give a chat a title. Raises MoestroError if the title is empty or the chat is gone."""
+        """Set a chat's title. Raises MoestroError if the title is empty or the chat does not exist."""
         clean = " ".join(title.split())
         if not clean:
             raise MoestroError("A chat needs a name. Write one, or leave the old one.")
@@ -181,14 +182,14 @@ class Chats:
             db.execute("UPDATE chats SET title = ? WHERE id = ?", (clean[:200], chat))
 
     def delete(self, chat: int) -> None:
-        """Delete a chat with its messages and its statistics. Raises MoestroError if it is already gone."""
+        """Delete a chat with its messages and its statistics. Raises MoestroError if it does not exist."""
         self.require(chat)
         with self._db.tx() as db:
             db.execute("UPDATE changes SET chat = NULL WHERE chat = ?", (chat,))  # they explain other chats' figures
             db.execute("DELETE FROM chats WHERE id = ?", (chat,))
 
     def _figures(self, row: sqlite3.Row) -> dict[str, Any]:
-        """The statistics and the quality of a message; None, which the log tells once, where they are damaged."""
+        """The statistics and the quality of a message; None where damaged, which is logged once."""
         found: dict[str, Any] = {"stats": None, "quality": None}
         for name, read in (("stats", stats_of), ("quality", quality_of)):
             try:

@@ -1,4 +1,4 @@
-"""Is the database whole? Asked before anything is written to it, while the rest of the program is being imported."""
+"""Checks the database for damage before anything is written, while the rest of the program is imported."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from pathlib import Path
 from app.store.schema import DamagedError, StoreError
 
 NAME = "moestro.sqlite3"
-LOGS = ("-wal", "-journal")  # what SQLite keeps beside it of commits that are not in it yet
-HEADER_BYTES = 100  # with less no file is a database; one of ours never has less, see `database.create`
-MOST_S = 10.0  # that a start waits for the check; a larger file is checked on while it is used
-INSTRUCTIONS = 100_000  # of SQLite between two looks at the clock
+LOGS = ("-wal", "-journal")  # SQLite's files beside the database that hold commits not yet in it
+HEADER_BYTES = 100  # smaller files are no database; ours is never smaller, see `database.create`
+MOST_S = 10.0  # longest wait at start; a larger file is checked further during use
+INSTRUCTIONS = 100_000  # SQLite instructions between two checks of the clock
 
 
 class Check:
-    """A check that runs in a thread of its own from the beginning on."""
+    """A check running in its own thread from its creation on."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.damage = ""  # what SQLite found, once `ended`
+        self.damage = ""  # SQLite's finding, valid once `ended`
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="moestro-check", daemon=True)
         self._thread.start()
 
     def wait(self, seconds: float = MOST_S) -> bool:
-        """Wait for its end, at most so long; returns whether it has ended. Raises DamagedError."""
+        """Wait for the end, at most `seconds`; returns whether it has ended. Raises DamagedError."""
         self._thread.join(seconds)
         self.require_whole()
         return not self._thread.is_alive()
@@ -40,7 +40,7 @@ class Check:
             raise DamagedError(damaged(self.path, self.damage))
 
     def stop(self) -> None:
-        """End it, finished or not."""
+        """Stop the check."""
         self._stop.set()
         self._thread.join()
 
@@ -49,7 +49,7 @@ class Check:
 
 
 def find_damage(path: Path, stop: threading.Event | None = None) -> str:
-    """What is wrong with a database, or "": of a whole file, none, or one that cannot be read just now."""
+    """The damage of a database, or "" if it is intact, missing, or cannot be read at the moment."""
     try:
         if not os.path.lexists(path):
             lost = next((end for end in LOGS if os.path.lexists(f"{path}{end}")), "")
@@ -71,7 +71,7 @@ def find_damage(path: Path, stop: threading.Event | None = None) -> str:
 
 
 def is_damage(error: Exception) -> bool:
-    """Does an error of SQLite's mean that the file is not what it should be?"""
+    """Whether an SQLite error means that the file is damaged."""
     return isinstance(error, UnicodeDecodeError) or getattr(error, "sqlite_errorcode", 0) & 0xFF in (
         sqlite3.SQLITE_CORRUPT,
         sqlite3.SQLITE_NOTADB,
@@ -79,12 +79,12 @@ def is_damage(error: Exception) -> bool:
 
 
 def said(error: Exception) -> str:
-    """What SQLite said. Where it quotes bytes of the file that are no text, Python raises in place of its error."""
+    """SQLite's message. Where it quotes file bytes that are not text, Python raises a different error."""
     return "a name in it is no text" if isinstance(error, UnicodeDecodeError) else str(error)
 
 
 def damaged(path: Path, how: str) -> str:
-    """What to say of a damaged database, and what to do."""
+    """The error message for a damaged database, with instructions."""
     saved = backups(path.parent)
     back = (
         f"`python launch.py data --restore` brings back the copy of {_when(saved[0])}, and "
@@ -108,7 +108,7 @@ def _when(copy: Path) -> str:
 
 
 def require_ours(db: sqlite3.Connection, path: Path) -> None:
-    """Raises StoreError when a database is another program's, before anything is made in it."""
+    """Raises StoreError when a database belongs to another program, before anything is created in it."""
     version = db.execute("PRAGMA user_version").fetchone()[0]
     tables = [row[0] for row in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
     if version == 0 and tables:

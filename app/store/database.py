@@ -1,4 +1,4 @@
-"""One SQLite file, one writing connection behind a lock, and short-lived readers that never hold the writer up."""
+"""One SQLite file, one writing connection behind a lock, and short-lived readers that never block the writer."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from app.store.schema import DamagedError, FullError, StoreError, migrate, wrong
 from core.errors import BusyError
 from core.system.reading import BadJson, parse_json, reason
 
-UNFIT = (sqlite3.Error, OverflowError, UnicodeError)  # the latter two: values that SQLite cannot hold, or give back
-CHECKPOINT_PAGES = 16384  # 64 MB of log: tokens do not wait for the disk, `settle` checkpoints between answers
+UNFIT = (sqlite3.Error, OverflowError, UnicodeError)  # the latter two: values that SQLite cannot store or return
+CHECKPOINT_PAGES = 16384  # 64 MB of log: checkpoints run in `settle` between answers, so tokens do not wait for them
 
 Kept = TypeVar("Kept", bound="dict[str, Any] | list[Any]")
 log = logging.getLogger("moestro.store")
-NO_ROOM = 1 << 20  # bytes: with less a disk counts as full
+NO_ROOM = 1 << 20  # free bytes below which a disk counts as full
 
 
 class Database:
-    """Opens (or creates) `moestro.sqlite3` in a folder. One process at a time: a second one is told so.
+    """Opens (or creates) `moestro.sqlite3` in a folder. One process at a time: a second one gets BusyError.
 
-    WAL with synchronous=NORMAL: a commit survives the death of the process; the death of the machine may cost the
-    last commits but never damages the file. Raises StoreError when the folder or the file cannot be used, and
-    DamagedError, with nothing changed, when SQLite finds the file damaged: `check` was begun earlier, or is begun here.
+    WAL with synchronous=NORMAL: a commit survives the death of the process; the death of the machine may cost the last
+    commits but never damages the file. Raises StoreError when the folder or the file cannot be used, and DamagedError,
+    with nothing changed, when SQLite finds the file damaged. `check`: one started earlier; None starts one here.
     """
 
     def __init__(self, folder: Path, check: Check | None = None) -> None:
@@ -56,7 +56,7 @@ class Database:
 
     @contextmanager
     def tx(self) -> Iterator[sqlite3.Connection]:
-        """A transaction: all of it or nothing. Nested calls join the outer one. Raises StoreError."""
+        """A transaction: all or nothing. Nested calls join the outer one. Raises StoreError."""
         with self._lock:
             try:
                 if self._depth == 0:
@@ -71,14 +71,14 @@ class Database:
                     self._db.execute("COMMIT")
             except BaseException as error:
                 if self._depth == 0 and not self._closed and self._db.in_transaction:
-                    with suppress(sqlite3.Error):  # SQLite has often done so itself; what is told is the first error
+                    with suppress(sqlite3.Error):  # SQLite often rolled back already; the first error is reported
                         self._db.execute("ROLLBACK")
                 if isinstance(error, UNFIT):
                     raise _plain(error, "save", self.path) from error
                 raise
 
     def rows(self, sql: str, *values: object) -> list[sqlite3.Row]:
-        """A small query, answered whole. Raises StoreError."""
+        """All rows of a small query. Raises StoreError."""
         with self._lock:
             try:
                 return list(self._db.execute(sql, values))
@@ -87,20 +87,20 @@ class Database:
 
     @contextmanager
     def reader(self) -> Iterator[sqlite3.Connection]:
-        """A connection of its own for a long read: sees one consistent state, blocks nobody."""
+        """A separate connection for a long read: sees one consistent state, blocks no other connection."""
         try:
             with closing(
                 sqlite3.connect(self.path.resolve().as_uri() + "?mode=ro", uri=True, isolation_level=None)
             ) as db:
                 db.row_factory = sqlite3.Row
                 db.execute("BEGIN")
-                db.execute("SELECT 1 FROM sqlite_schema").fetchone()  # the state that is seen is that of now
+                db.execute("SELECT 1 FROM sqlite_schema").fetchone()  # fixes the snapshot at this moment
                 yield db
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise _plain(error, "read what was recorded", self.path) from error
 
     def get(self, key: str, kind: type[Kept] = dict) -> Kept | None:  # type: ignore[assignment]
-        """What was last `put` under this key, or None, also where something else than `kind` stands there."""
+        """The last value `put` under this key, or None, also when its type is not `kind`."""
         found = self.rows("SELECT value FROM memory WHERE key = ?", key)
         try:
             kept = parse_json(found[0]["value"], nonfinite=True) if found else None
@@ -113,16 +113,16 @@ class Database:
         return kept
 
     def put(self, key: str, value: object) -> None:
-        """Remember a JSON value across starts."""
+        """Store a JSON value across starts."""
         with self.tx() as db:
             db.execute("INSERT OR REPLACE INTO memory VALUES (?, ?)", (key, json.dumps(value)))
 
     def settle(self) -> None:
-        """Move the log into the file while nobody waits for a token."""
+        """Checkpoint the log into the file while no token is being written."""
         self.rows("PRAGMA wal_checkpoint(PASSIVE)")
 
     def close(self) -> None:
-        """Flush and let go of the file. A second call does nothing."""
+        """Flush and close the files. A second call does nothing."""
         with self._lock:
             self._closed = True
             self._check.stop()
@@ -133,7 +133,7 @@ class Database:
 def _connect(path: Path) -> sqlite3.Connection:
     if not os.path.lexists(path):
         create(path)
-    touch_private(path)  # tells why it cannot be opened, which SQLite does not
+    touch_private(path)  # reports why it cannot be opened, which SQLite does not
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
     try:
         db.row_factory = sqlite3.Row
@@ -156,19 +156,21 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def create(path: Path) -> None:
-    """Make an empty database under another name first, so that one without a header is one that was cut."""
+    """Create an empty database under a temporary name first, so that a file without a header is known to be
+    truncated.
+    """
     fresh = path.with_name(f"{path.name}.new")
     fresh.unlink(missing_ok=True)
     touch_private(fresh)  # SQLite gives its log and its index the same permissions
     with closing(sqlite3.connect(fresh, isolation_level=None)) as db:
-        db.execute("PRAGMA journal_mode=WAL")  # writes the header, and closing it leaves one file
+        db.execute("PRAGMA journal_mode=WAL")  # writes the header; closing leaves a single file
     fresh.replace(path)
 
 
 def claim(folder: Path) -> sqlite3.Connection:
-    """Hold the folder for this process: SQLite's own file lock works on every system and dies with its owner.
+    """Lock the folder for this process: SQLite's file lock works on every system and is released when its owner dies.
 
-    Raises BusyError, or StoreError when that cannot be done.
+    Raises BusyError, or StoreError when that fails.
     """
     file = folder / "in-use.sqlite3"
     try:
@@ -196,7 +198,7 @@ def _hold(file: Path) -> sqlite3.Connection:
 
 
 def _no_room(folder: Path) -> bool:
-    """SQLite says "disk I/O error" of some writes for which there is no room."""
+    """Whether the disk is full; SQLite reports some failed writes as "disk I/O error"."""
     try:
         return shutil.disk_usage(folder).free < NO_ROOM
     except OSError:
@@ -212,7 +214,7 @@ def _plain(error: Exception, doing: str, path: Path) -> StoreError:
             "half). Take it out."
         )
     text = reason(error) if isinstance(error, OSError) else said(error)
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without what is particular to one call
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary code, without the extended part
     if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR) or "No space" in text:
         if code == sqlite3.SQLITE_IOERR and not _no_room(path.parent):
             return StoreError(f"Moestro could not {doing}: the disk failed ({text}). Check the disk, then try again.")

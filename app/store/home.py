@@ -1,4 +1,4 @@
-"""Where Moestro keeps a user's data on each system."""
+"""Location of a user's data on each system."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def data_dir(env: Mapping[str, str] | None = None, platform: str = sys.platform) -> Path:
-    """The user's data directory (not created here). MOESTRO_HOME, when set, wins on every system."""
+    """The user's data directory (not created here). MOESTRO_HOME, when set, takes precedence on every system."""
     env = os.environ if env is None else env
     if home := env.get("MOESTRO_HOME"):
         return Path(home).expanduser()

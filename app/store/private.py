@@ -1,6 +1,6 @@
-"""The user's files are the user's alone: folders 0700, files 0600, also those of earlier versions.
+"""Keeps the user's files private: folders 0700, files 0600, also those of earlier versions.
 
-Note: on Windows the folder for a user's data is closed to others by its own access list, and nothing is done here.
+Note: on Windows the access list of the user's data folder already excludes others, and nothing is done here.
 """
 
 from __future__ import annotations
@@ -16,34 +16,36 @@ log = logging.getLogger("moestro.store")
 FOLDER, FILE = 0o700, 0o600
 POSIX = os.name == "posix"
 OURS = ("moestro*.sqlite3*", "in-use.sqlite3*", "moestro.log*")  # files of the data folder itself
-INSIDE = ("analysis", "backups", "bench", "exports", "profiles", "uploads")  # ... and folders that hold nothing else
-PACKS = "packs"  # only the folder: packs may be shared
+INSIDE = ("analysis", "backups", "bench", "exports", "profiles", "uploads")  # folders that hold only Moestro's files
+PACKS = "packs"  # only the folder itself: packs may be shared
 
 
 def private_folder(folder: Path) -> Path:
-    """Make a folder that only its user may enter; one that is there already is closed to others. Raises OSError."""
+    """Create a folder that only its user may enter; restricts an existing one. Raises OSError."""
     missing = [folder, *folder.parents]
     for each in reversed(missing[: next((n for n, one in enumerate(missing) if one.exists()), 0)]):
         each.mkdir(FOLDER, exist_ok=True)
-    folder.mkdir(FOLDER, exist_ok=True)  # raises when something else is there
+    folder.mkdir(FOLDER, exist_ok=True)  # raises when something else has this name
     _close(folder, FOLDER)
     return folder
 
 
 def open_private(path: Path, mode: Literal["wb", "ab", "xb"] = "wb") -> IO[bytes]:
-    """Open a file for writing bytes that only its user may read. Raises OSError."""
+    """Open a file for binary writing, readable by its user only. Raises OSError."""
     touch_private(path)
     _close(path, FILE)
     return path.open(mode)
 
 
 def touch_private(path: Path) -> None:
-    """Make an empty file that only its user may read, unless there is one. Raises OSError."""
+    """Create an empty private file unless it exists. Raises OSError."""
     os.close(os.open(path, os.O_CREAT | os.O_RDWR, FILE))
 
 
 def tighten(folder: Path) -> None:
-    """Close what earlier versions left open in a data folder. Touches Moestro's own names alone, and raises nothing."""
+    """Restrict files in a data folder that earlier versions left open. Touches only Moestro's own names; raises
+    nothing.
+    """
     if not POSIX or _shared(folder):
         return
     _close(folder, FOLDER)
@@ -63,7 +65,7 @@ def _ours(folder: Path) -> Iterable[Path]:
 
 
 def _shared(folder: Path) -> bool:
-    """A folder that is not Moestro's own, whatever MOESTRO_HOME says: the system's, or the whole home."""
+    """Whether the folder is not Moestro's own, whatever MOESTRO_HOME is: a system folder, or the whole home."""
     try:
         own = folder.resolve()
         return own in (Path.home().resolve(), Path(own.anchor)) or bool(own.stat().st_mode & stat.S_ISVTX)
@@ -72,7 +74,7 @@ def _shared(folder: Path) -> bool:
 
 
 def _close(path: Path, mode: int) -> None:
-    """Take from a file or folder of the user's what others may do with it."""
+    """Remove other users' permissions on one of the user's files or folders."""
     if not POSIX:
         return
     try:
@@ -81,5 +83,5 @@ def _close(path: Path, mode: int) -> None:
             return
         if stat.S_IMODE(found.st_mode) & ~mode:
             path.chmod(stat.S_IMODE(found.st_mode) & mode)
-    except OSError as error:  # such as a disk that knows no permissions
+    except OSError as error:  # e.g. a file system without permissions
         log.info("others may be able to read %s: %s", path, error.strerror or error)

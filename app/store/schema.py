@@ -18,11 +18,11 @@ class StoreError(MoestroError):
 
 
 class FullError(StoreError):
-    """There is no room on the disk for what was to be saved."""
+    """The disk has no room for the data."""
 
 
 class DamagedError(StoreError):
-    """The database is not whole, or not what this version would have made."""
+    """The database is damaged, or its tables differ from this version's."""
 
 
 MIGRATIONS: tuple[str, ...] = (
@@ -62,7 +62,8 @@ MIGRATIONS: tuple[str, ...] = (
         time REAL NOT NULL, name TEXT NOT NULL, old TEXT NOT NULL, new TEXT NOT NULL);
     CREATE INDEX changes_load ON changes(load);
     """,
-    "ALTER TABLE steps ADD COLUMN disk_bytes INTEGER NOT NULL DEFAULT 0",  # before it nothing was read from disk
+    # rows before this column: nothing was read from disk
+    "ALTER TABLE steps ADD COLUMN disk_bytes INTEGER NOT NULL DEFAULT 0",
     """
     ALTER TABLE steps ADD COLUMN prefetch_evicted INTEGER NOT NULL DEFAULT 0;  -- before it these were not told apart
     ALTER TABLE steps ADD COLUMN late_bytes INTEGER NOT NULL DEFAULT 0;
@@ -79,7 +80,7 @@ MIGRATIONS: tuple[str, ...] = (
 
 
 def wrong_tables(db: sqlite3.Connection, migrations: tuple[str, ...] = MIGRATIONS) -> str:
-    """What a database lacks of the tables that it should have, or ""."""
+    """The required tables that a database lacks, or ""."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as fresh:
         migrate(fresh, migrations)
         tables = fresh.execute("SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
@@ -93,7 +94,7 @@ def wrong_tables(db: sqlite3.Connection, migrations: tuple[str, ...] = MIGRATION
 
 
 def migrate(db: sqlite3.Connection, migrations: tuple[str, ...] = MIGRATIONS) -> None:
-    """Bring the database to the newest version, each step whole or not at all. Raises StoreError if it is newer."""
+    """Upgrade the database to the newest version, each step atomically. Raises StoreError if it is newer."""
     version = int(db.execute("PRAGMA user_version").fetchone()[0])
     if version > len(migrations):
         raise StoreError(

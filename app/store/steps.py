@@ -1,4 +1,4 @@
-"""Statistics: one row per forward pass as the engine recorded it, the settings changes, and what was loaded.
+"""Statistics: one row per forward pass as recorded by the engine, the settings changes, and the loads.
 
 The arrays of a `StepRecord` are stored as little-endian blobs in the shapes and dtypes of `core.types`.
 """
@@ -85,7 +85,7 @@ _INSERT = f"INSERT INTO steps ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * l
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One loading of a model: everything recorded under it shares its shape, session clock and manifest."""
+    """One load of a model: everything recorded under it shares its shape, session clock and manifest."""
 
     id: int
     model: str
@@ -102,7 +102,7 @@ class Steps:
 
     def __init__(self, db: Database) -> None:
         self._db = db
-        with db.tx() as tx:  # left open by a crash: it lasted until its last pass
+        with db.tx() as tx:  # left open by a crash: set the end to that of its last pass
             tx.execute(
                 "UPDATE loads SET ended = created + coalesce((SELECT max(started_s + total_ms / 1000) "
                 "FROM steps WHERE load = loads.id), 0) WHERE ended IS NULL"
@@ -116,7 +116,7 @@ class Steps:
         shape: ModelShape,
         manifest: Mapping[str, object],
     ) -> int:
-        """Note that a model was loaded; returns the id that its steps are recorded under."""
+        """Record the load of a model; returns the id under which its steps are recorded."""
         texts = (json.dumps(dict(part), default=str) for part in (spec, settings, asdict(shape), manifest))
         with self._db.tx() as db:
             return int(
@@ -128,7 +128,7 @@ class Steps:
             )
 
     def end_load(self, load: int) -> None:
-        """Note that it was unloaded."""
+        """Record the unload."""
         with self._db.tx() as db:
             db.execute("UPDATE loads SET ended = ? WHERE id = ?", (time.time(), load))
 
@@ -172,7 +172,7 @@ class Steps:
         return None
 
     def add(self, load: int, chat: int | None, answer: int | None, step: StepRecord, old: Mapping[str, object]) -> None:
-        """Record a forward pass, and the settings that changed just before it from their `old` values."""
+        """Record a forward pass, and the settings that changed just before it, with their `old` values."""
         layers, _, top_k = step.ids.shape
         with self._db.tx() as db:
             db.execute(
@@ -205,13 +205,14 @@ class Steps:
                 )
 
     def delete(self, chat: int) -> None:
-        """Delete what was recorded of a chat; its words stay, and so do the settings changes, which explain other
-        chats' figures."""
+        """Delete the recorded passes of a chat. Its messages stay, and so do the settings changes, which explain other
+        chats' figures.
+        """
         with self._db.tx() as db:
             db.execute("DELETE FROM steps WHERE chat = ?", (chat,))
 
     def records(self, *, chat: int | None = None, load: int | None = None) -> Iterator[StepRecord]:
-        """The stored passes of a chat or of a load, in order, as the engine made them (without `changes`)."""
+        """The stored passes of a chat or of a load, in order, as the engine recorded them (without `changes`)."""
         key, value = ("load", load) if chat is None else ("chat", chat)
         with self._db.reader() as db:
             for row in db.execute(f"SELECT * FROM steps WHERE {key} = ? ORDER BY id", (value,)):
@@ -222,7 +223,7 @@ class Steps:
 
 
 def damaged_pass(number: int, error: Exception) -> str:
-    """What to say of a recorded pass that cannot be read."""
+    """The error message for a recorded pass that cannot be read."""
     return (
         f"What was recorded of pass {number} is damaged ({error}). Delete the recording of its chat in the tab "
         "Sessions; its words are kept."

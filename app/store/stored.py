@@ -1,4 +1,4 @@
-"""Values of the database as what they should be: SQLite keeps any type in any column, and anybody can write to a file.
+"""Validates values read from the database: SQLite keeps any type in any column, and other programs can edit the file.
 
 Every function raises Unfit, a ValueError, whose text is the end of a sentence about the row.
 """
@@ -11,12 +11,12 @@ from typing import Any
 from core.system.reading import BadJson, parse_json
 from core.types import ModelShape
 
-MOST = (1 << 63) - 1  # what a whole number in a table of an export can be
+MOST = (1 << 63) - 1  # largest integer in a table of an export
 YEAR_10000_S = 253402300800.0
 WHOLE, FLAG, TEXT = ("whole",), ("flag",), ("text",)
 NUMBER = ("whole", "fraction")
 FIGURE = (*NUMBER, "none")
-STATS = {  # fields of core.types.AnswerStats that are shown or exported, which every version wrote ...
+STATS = {  # displayed or exported fields of core.types.AnswerStats that every version wrote
     "prompt_tokens": WHOLE,
     "new_tokens": WHOLE,
     "ttft_ms": NUMBER,
@@ -30,7 +30,7 @@ STATS = {  # fields of core.types.AnswerStats that are shown or exported, which 
     "emulated": FLAG,
     "reason": TEXT,
 }
-LATER_STATS = {  # ... and that earlier versions did not
+LATER_STATS = {  # further fields, which earlier versions did not write
     "disk_misses": WHOLE,
     "disk_bytes": WHOLE,
     "changed": WHOLE,
@@ -51,7 +51,7 @@ QUALITY = {  # of core.quality.report.Quality
 
 
 class Unfit(ValueError):
-    """A stored value that Moestro did not write so."""
+    """A stored value that Moestro cannot have written."""
 
 
 def fields(value: object, name: str) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def stats_of(value: object) -> dict[str, Any] | None:
 
 
 def quality_of(value: object) -> dict[str, Any] | None:
-    """What an answer's score was: the fields of Quality; None where it was not scored."""
+    """The quality score of an answer: the fields of Quality; None where it was not scored."""
     if value is None:
         return None
     found = fields(value, "quality")
@@ -93,7 +93,7 @@ def quality_of(value: object) -> dict[str, Any] | None:
 
 
 def shape_of(value: object) -> ModelShape:
-    """The sizes of a model that was loaded."""
+    """The shape of a loaded model."""
     found = fields(value, "shape")
     names = set(ModelShape.__slots__)
     if set(found) != names:

@@ -1,7 +1,7 @@
-"""Recorded routing as traces: whatever the steps of a chat or of a load hold, readable like any other trace.
+"""Recorded routing as traces: gives the steps of a chat or of a load the interface of any other trace.
 
-There is no separate recording. Every pass is committed with its ids as it is computed, so a crash loses at most the one
-that was being written, and whatever was chatted can be replayed, without having been asked for before.
+There is no separate recording. Every pass is committed with its expert ids as it is computed, so a crash loses at most
+the one being written, and every chat can be replayed without prior setup.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ PIECE = 256  # passes read at a time
 
 @dataclass(frozen=True, slots=True)
 class StoredTrace:
-    """The routing of one model: of a chat, or with chat None of everything under `loads`. A core.trace.Trace.
+    """The routing of one model in a chat, or with chat None everything under `loads`. Implements core.trace.Trace.
 
-    `size` = bytes of its ids, before a trace file packs them.
+    `size` = bytes of its ids before compression in a trace file.
     """
 
     db: Database
@@ -40,7 +40,9 @@ class StoredTrace:
     size: int
 
     def chunks(self) -> Iterator[Chunk]:
-        """From the first token to the last, in pieces of bounded size; one state of the store, whoever writes."""
+        """All passes in order, in chunks of bounded size; reads one consistent state of the store despite concurrent
+        writes.
+        """
         sql, values = _passes("id, answer, tokens, phase, ids", self.loads, self.chat)
         answers: dict[int | None, int] = {}
         with self.db.reader() as db:
@@ -72,7 +74,7 @@ class StoredTrace:
 
 
 def stored_traces(db: Database, loads: list[Load], chat: int | None) -> list[StoredTrace]:
-    """One trace for each model among `loads` that has passes there, the model used first to the front."""
+    """One trace for each model among `loads` that has passes there, in order of first use."""
     models: dict[tuple[object, ...], list[Load]] = {}
     for load in loads:
         models.setdefault((load.model, str(load.manifest.get("model_hash", "")), load.shape), []).append(load)
@@ -102,7 +104,7 @@ def stored_traces(db: Database, loads: list[Load], chat: int | None) -> list[Sto
 
 
 def _passes(columns: str, loads: tuple[int, ...], chat: int | None) -> tuple[str, tuple[int, ...]]:
-    """The query for passes that were recorded with their routing."""
+    """The query for passes recorded with routing."""
     marks = ", ".join("?" * len(loads))
     sql = f"SELECT {columns} FROM steps WHERE load IN ({marks}) AND layers > 0"
     return (sql, loads) if chat is None else (f"{sql} AND chat = ?", (*loads, chat))

@@ -1,1 +1,1 @@
-"""Who may ask the server for what: names it answers to, pages it listens to, tokens, what a browser may do with it."""
+"""Access control: host names, allowed origins, tokens, and browser security headers."""

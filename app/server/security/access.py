@@ -1,4 +1,4 @@
-"""Who may use the server: where it listens, the names it answers to, and the token that is needed from elsewhere."""
+"""Access settings: the listening address, the host names, and the token required from other machines."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?|[0-9A-Fa-f:.]+:[0
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How the server can be reached. Raises MoestroError for an address beyond this machine without a token.
+    """How the server can be reached. Raises MoestroError for a non-loopback address without a token.
 
-    `address`: what it binds to. `names`: others than its own that it may be called by. `token`: None = none is asked
-    for; a token that is given is asked for wherever a request comes from.
+    `address`: the bind address. `names`: additional host names. `token`: None = none required; a given token is
+    required of every request.
     """
 
     address: str = "127.0.0.1"
@@ -45,7 +45,7 @@ class Access:
 
     @classmethod
     def chosen(cls, address: str, token: str | None = None, names: Iterable[str] = ()) -> Access:
-        """As the user asks; beyond this machine a token is made up unless there is one. Raises MoestroError."""
+        """From the user's options; a non-loopback address without a token gets a generated one. Raises MoestroError."""
         address = hosts.plain(address)
         if not token and not hosts.is_loopback(address):
             token = secrets.token_urlsafe(32)
@@ -53,20 +53,20 @@ class Access:
 
     @property
     def local(self) -> bool:
-        """Can this machine alone reach it?"""
+        """Whether only this machine can reach the server."""
         return hosts.is_loopback(self.address)
 
     @property
     def trusted(self) -> frozenset[str]:
-        """Names in a Host header that are answered."""
+        """Accepted names in a Host header."""
         return hosts.trusted(self.address, self.names)
 
     def known(self, token: str | None) -> bool:
-        """Is this the token? The answer takes as long for a wrong one. Without a token everything is known."""
+        """Whether this is the token, compared in constant time. Always true without a token."""
         if self.token is None:
             return True
         return token is not None and hmac.compare_digest(token.encode(), self.token.encode())
 
     def urls(self, port: int) -> list[str]:
-        """What to open in a browser, with the token that it needs."""
+        """URLs to open in a browser, with the token if required."""
         return [f"{url}/?token={self.token}" if self.token else url for url in hosts.urls(self.address, port)]

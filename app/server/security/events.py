@@ -1,6 +1,6 @@
-"""Which events the dashboard has and what each may carry: read from its page once, then held against every event.
+"""Checks every event of the dashboard against what its page can send, as read once from the Gradio page.
 
-Gradio hands whatever it is sent to the handlers, and answers 500 with a traceback when they cannot work with it.
+Gradio passes event data to the handlers unchecked, and responds 500 with a traceback when they fail on it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KNOWN = (gr.Number, gr.Slider, gr.Checkbox, gr.Textbox, gr.File, gr.HTML, *CHOIC
 
 
 class Events:
-    """The events of a page. Raises TypeError for a page with inputs whose values cannot be checked here."""
+    """The events of a page. Raises TypeError for a page with input components whose values cannot be checked here."""
 
     def __init__(self, page: gr.Blocks) -> None:
         self._page = page
@@ -38,7 +38,7 @@ class Events:
         self._carried = {number: carried(one.fn) for number, one in self._events.items() if one.collects_event_data}
 
     def wrong(self, body: object) -> str:
-        """What is wrong with the body of an event, in words for its sender; "" if the page could have sent it."""
+        """The problem of an event's body, as a message for the client; "" if the page could have sent it."""
         try:
             self._check(body)
         except ValueError as error:
@@ -67,7 +67,7 @@ class Events:
             _check_value(shown, value, self._initial[one._id], f"Input {at} ({label})", label)
 
     def _check_event_data(self, number: int, value: object) -> None:
-        if (model := self._carried.get(number)) is None:  # the page sends values of any kind, which no handler sees
+        if (model := self._carried.get(number)) is None:  # unused values of any kind may be present
             return
         _need(isinstance(value, dict), "event_data has to be an object.")
         try:
@@ -78,7 +78,7 @@ class Events:
 
 
 def carried(handler: Any) -> type[BaseModel]:
-    """The shape of the data that a handler's event carries, from the annotations of the class it takes."""
+    """The fields of a handler's event data, from the annotations of the class it takes."""
     taken = next(
         hint for hint in get_type_hints(handler).values() if isinstance(hint, type) and issubclass(hint, gr.EventData)
     )
@@ -97,7 +97,9 @@ def _need(right: bool, what: str) -> None:
 
 
 def _check_value(one: Component, value: Any, initial: Any, name: str, label: str) -> None:
-    """Raises ValueError for what `one` cannot hold. What a user may come by is told in the user's words."""
+    """Raises ValueError for a value that `one` cannot hold. Problems that a user can cause have messages for
+    the user.
+    """
     if value is None:
         if isinstance(one, gr.Slider):
             raise ValueError(f"“{label}” needs a number.")
@@ -145,7 +147,9 @@ def _check_file(one: gr.File, value: object, name: str, label: str) -> None:
 
 
 def _alike(value: object, initial: object) -> bool:
-    """Has it the keys and types of the value that the page began with? What was None there may be a number."""
+    """Whether the value has the keys and types of the page's initial value. Where that was None, a number is
+    allowed.
+    """
     if isinstance(initial, dict):
         return (
             isinstance(value, dict)

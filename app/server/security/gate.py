@@ -1,8 +1,8 @@
-"""The server's gate: every request passes it first. It asks for whom (Host), from where (Origin), by whom (token).
+"""The server's gate, passed by every request first. Checks Host, Origin and token.
 
-A page of another site can make a browser send requests here, but neither forge `Host` and `Origin` nor read our cookie.
-Who opens `/?token=...` gets the token as a cookie that scripts cannot read and other sites' pages do not send, and is
-sent on to the address without it; a program sends `Authorization: Bearer`.
+A page of another site can make a browser send requests here, but can neither forge `Host` and `Origin` nor read our
+cookie. Opening `/?token=...` sets the token as a cookie that scripts cannot read and other sites' pages do not send,
+and redirects to the address without it; a program sends `Authorization: Bearer`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ REFUSED = (
 
 
 class Gate:
-    """Answers what may not pass; everything else goes on to `app`."""
+    """Responds to refused requests itself; passes all others on to `app`."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self.app, self.access, self.trusted = app, access, access.trusted
@@ -56,7 +56,9 @@ class Gate:
             await answer(scope, receive, send)
 
     def stranger(self, headers: Headers) -> Response | None:
-        """400 for a name that is not the server's: a page's own name may have been pointed here."""
+        """400 for a host name that is not the server's: another site's name may resolve to this address (DNS
+        rebinding).
+        """
         named = headers.getlist("host")
         if len(named) == 1 and named_host(named[0]) in self.trusted:
             return None
@@ -65,7 +67,7 @@ class Gate:
         )
 
     def unknown(self, headers: Headers, scope: Scope) -> Response | None:
-        """401 without the token; whoever brings it in the address gets the cookie and is sent on."""
+        """401 without the token; a token in the address sets the cookie and redirects."""
         if self.access.token is None:
             return None
         cookie = f"moestro-token-{headers['host'].rpartition(':')[2]}"
@@ -75,7 +77,8 @@ class Gate:
         rest = urlencode([(name, value) for name, value in query if name != "token"])
         url = "/" + (f"?{rest}" if rest else "")
         if brought and self.access.known(brought[-1]):
-            # A redirect that another site's link led to would come without the cookie; a page's refresh is our own.
+            # A redirect reached from another site's link would come without the cookie; a refresh by the page is
+            # same-site.
             asked_elsewhere = headers.get("sec-fetch-site") in ("cross-site", "same-site")
             answer = HTMLResponse(GO_ON.format(url=escape(url))) if asked_elsewhere else RedirectResponse(url, 303)
             answer.set_cookie(cookie, brought[-1], httponly=True, samesite="strict")
@@ -87,14 +90,14 @@ class Gate:
 
 
 def tokens(headers: Headers, cookie: str) -> list[str]:
-    """Those that a request brings in its header and in the cookie of that name."""
+    """The tokens in a request's header and in its cookie of that name."""
     kind, _, bearer = headers.get("authorization", "").partition(" ")
     kept = [cookie_parser(one).get(cookie, "") for one in headers.getlist("cookie")]
     return [*kept, bearer.strip()] if kind.lower() == "bearer" else kept
 
 
 def foreign(headers: Headers, scope: Scope) -> Response | None:
-    """403 for what a page of another origin asks; its plain link to the dashboard may still be followed."""
+    """403 for a request of another origin's page; following its plain link to the dashboard is allowed."""
     origins = headers.getlist("origin")
     if origins:
         ours = all(origin_host(origin) == headers["host"].lower() for origin in origins)
@@ -121,7 +124,7 @@ def origin_host(origin: str) -> str | None:
 
 
 def refusal(headers: Headers, scope: Scope, url: str) -> Response:
-    """401 in the form that the asker reads; of the health route whether the server is there."""
+    """401 in the client's format; for the health route only whether the server is running."""
     if scope["path"] == "/healthz" and scope.get("method") in ("GET", "HEAD"):
         return JSONResponse({"status": "ok"})
     told = {"www-authenticate": 'Bearer realm="Moestro"', "cache-control": "no-store"}

@@ -1,9 +1,9 @@
-"""In front of Gradio: only the routes that the dashboard uses, and no file but an uploaded one in an event.
+"""In front of Gradio: allows only the routes that the dashboard uses, and only uploaded files in events.
 
-Gradio serves many routes that the dashboard has no use for: a reverse proxy, downloads by address, a call API, editors.
-An event that names a file has that file copied to a folder that is served. Gradio checks the file only after its own
-`launch()`, which an application that mounts it never calls, so `mark_launched` says so in its place. An address
-in place of a path would be downloaded; that is refused here, too.
+Gradio serves many routes that the dashboard does not use: a reverse proxy, downloads by address, a call API, editors. A
+file named by an event is copied to a served folder. Gradio checks the file only after its own `launch()`, which an
+application that mounts it never calls, so `mark_launched` sets that state. An address in place of a path would be
+downloaded; that is refused here too.
 """
 
 from __future__ import annotations
@@ -41,21 +41,24 @@ FORWARDED = (b"x-forwarded-", b"forwarded")  # Gradio would build its links from
 
 
 def mark_launched(blocks: Any) -> None:
-    """From now on Gradio checks which files an event of `blocks` may name. Raises RuntimeError if it cannot be told."""
+    """Make Gradio check the files that an event of `blocks` names. Raises RuntimeError if that cannot be
+    switched on.
+    """
     if not hasattr(blocks, "has_launched"):
         raise RuntimeError("This version of Gradio does not say when it checks files; install one below 7.")
     blocks.has_launched = True
 
 
 def guard(app: FastAPI, events: Events) -> None:
-    """Put a `GradioGuard` in front of the Gradio application that was mounted last, whose events are these."""
+    """Put a `GradioGuard` in front of the most recently mounted Gradio application, whose events are given."""
     mounted: Any = app.routes[-1]
     mounted.app.add_middleware(GradioGuard, events=events)
 
 
 class GradioGuard:
-    """404 for routes of Gradio that the dashboard does not use, 400 for an event that names a file not
-    uploaded, or that the page would not send."""
+    """404 for Gradio routes that the dashboard does not use, 400 for an event that names a file not uploaded, or that
+    the page would not send.
+    """
 
     def __init__(self, app: ASGIApp, events: Events) -> None:
         self.app, self._events = app, events
@@ -110,14 +113,14 @@ def _refuse(constant: str) -> None:
 
 
 def served(path: str) -> bool:
-    """Does the dashboard use this route of Gradio's?"""
+    """Whether the dashboard uses this Gradio route."""
     if path.startswith(FILE):
         return uploaded(path.removeprefix(FILE))
     return path in ROUTES or path.startswith(FOLDERS)
 
 
 def named_files(value: object) -> Iterator[str]:
-    """Paths of all files that a value of an event names, however deep."""
+    """Paths of all files in an event's value, at any depth."""
     rest = [value]
     while rest:
         match rest.pop():
@@ -130,11 +133,11 @@ def named_files(value: object) -> Iterator[str]:
 
 
 def uploaded(path: str, there: bool = False) -> bool:
-    """Is it in the folder of uploads, and (if asked) `there`, as a file? Links are followed."""
+    """Whether the path is in the upload folder and (with `there`) exists as a file. Links are followed."""
     from gradio.utils import get_upload_folder
 
     try:
         inside = Path(path).resolve().is_relative_to(Path(get_upload_folder()).resolve())
         return inside and (not there or Path(path).is_file())
-    except (OSError, ValueError, RuntimeError):  # too long, a NUL in it, links in a circle
+    except (OSError, ValueError, RuntimeError):  # too long, contains NUL, circular links
         return False

@@ -1,8 +1,8 @@
-"""What a browser may do with what the server sends: nothing from elsewhere, no frame around it, no form out of it.
+"""Browser security headers: no foreign content, no framing, no forms to other sites.
 
-Gradio's page holds a few scripts of its own between its tags; each answer gives them a nonce, so that any other inline
-script, an `onclick` among them, does not run. Gradio compiles the handlers of its components (`unsafe-eval`) and sets
-styles in place (`unsafe-inline` for styles), so these two have to be allowed.
+Gradio's page has a few inline scripts of its own; each response gives them a nonce, so that any other inline script,
+such as an `onclick`, does not run. Gradio compiles the handlers of its components (`unsafe-eval`) and sets inline
+styles (`unsafe-inline` for styles), so these two must be allowed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FILES = "/gradio_api/file="
 
 
 def policy(nonce: str = "", sandbox: bool = False) -> str:
-    """The Content-Security-Policy of a page whose own inline scripts carry `nonce`; none may run without one."""
+    """The Content-Security-Policy of a page whose inline scripts carry `nonce`; other inline scripts do not run."""
     inline = f" 'nonce-{nonce}'" if nonce else ""
     rules = [
         "default-src 'self'",
@@ -62,7 +62,7 @@ def policy(nonce: str = "", sandbox: bool = False) -> str:
 
 
 class SecurityHeaders:
-    """Adds the headers to every answer, and the nonce to the scripts of the dashboard's page."""
+    """Adds the headers to every response, and the nonce to the scripts of the dashboard's page."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -73,7 +73,7 @@ class SecurityHeaders:
             return
         page = scope["path"] == "/"
         nonce = secrets.token_urlsafe(16) if page else ""
-        if page:  # its scripts are marked below, so it must come as plain text
+        if page:  # its scripts are modified below, so it must be uncompressed
             scope = {**scope, "headers": [one for one in scope["headers"] if one[0] != b"accept-encoding"]}
         start: Message = {}
         parts: list[bytes] = []
@@ -92,7 +92,7 @@ class SecurityHeaders:
                 if message.get("more_body"):
                     return
                 body = SCRIPT.sub(f'<script nonce="{nonce}"'.encode(), b"".join(parts))
-                if body:  # none for HEAD
+                if body:  # HEAD has none
                     MutableHeaders(raw=start["headers"])["content-length"] = str(len(body))
                 await send(start)
                 message = {**message, "body": body}

@@ -1,4 +1,4 @@
-"""Names and addresses: which ones the server answers to, and where it can be opened."""
+"""Host names and addresses that the server accepts, and the URLs under which it can be opened."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:/@?#\s]+))(?::\d{1,5})?")
 
 
 def plain(address: str) -> str:
-    """An address as sockets want it: "[::1]" without its brackets."""
+    """An address as sockets need it: "[::1]" without its brackets."""
     address = address.strip()
     return address[1:-1] if address.startswith("[") and address.endswith("]") else address
 
 
 def bracketed(address: str) -> str:
-    """An address as it stands in a URL: "::1" in brackets."""
+    """An address as in a URL: "::1" in brackets."""
     return f"[{address}]" if ":" in address else address
 
 
 def is_loopback(address: str) -> bool:
-    """Can this machine alone reach it? A name counts if it stands for such addresses only."""
+    """Whether only this machine can reach the address. A name counts if it resolves to such addresses only."""
     if address in EVERYWHERE:
         return False
     try:
@@ -37,7 +37,7 @@ def is_loopback(address: str) -> bool:
 
 
 def trusted(address: str, more: Iterable[str] = ()) -> frozenset[str]:
-    """Names by which a server that binds to `address` may be called: its own machine's, and `more`. In lower case."""
+    """Accepted host names of a server bound to `address`: its own machine's, and `more`. In lower case."""
     names = {*LOOPBACK, *more}
     if address in EVERYWHERE:
         names |= {*own_addresses(), socket.gethostname()}
@@ -47,14 +47,14 @@ def trusted(address: str, more: Iterable[str] = ()) -> frozenset[str]:
 
 
 def own_addresses() -> list[str]:
-    """IP addresses of this machine, those that others can use in a URL first."""
+    """IP addresses of this machine, those most useful in a URL first."""
     cards = [one for card in psutil.net_if_addrs().values() for one in card]
     found = [one.address for one in cards if one.family in (socket.AF_INET, socket.AF_INET6) and "%" not in one.address]
     return sorted(found, key=_local)
 
 
 def urls(address: str, port: int) -> list[str]:
-    """Where the dashboard can be opened, best first; one at least."""
+    """URLs of the dashboard, best first; at least one."""
     if address not in EVERYWHERE:
         return [f"http://{bracketed(address)}:{port}"]
     kinds = {"0.0.0.0": (4,), "::": (6,), "": (4, 6)}[address]
@@ -64,7 +64,7 @@ def urls(address: str, port: int) -> list[str]:
 
 
 def named_host(header: str) -> str | None:
-    """The name or address in a Host header, in lower case and without port and brackets; None if it is none."""
+    """The name or address in a Host header, in lower case without port and brackets; None if invalid."""
     found = HOST.fullmatch(header)
     return (found[1] or found[2]).lower() if found else None
 

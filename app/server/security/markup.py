@@ -1,9 +1,9 @@
-"""HTML in a model's answer is text, not a part of the page: the page shows `<b>` as it was written.
+"""Escapes HTML in a model's answer: the page shows `<b>` as written.
 
-The chat renders Markdown, and Markdown lets HTML through. So every `<` that could begin a tag is written as an entity,
-except in code, where HTML is not looked for and an entity would be shown. What is code follows CommonMark; where that
-takes more than is looked at here (an inline code span over two lines, a table that cuts one), `<` is an entity all the
-same. Diagrams (mermaid) are shown as their source, and a picture as a link to it: it would be fetched from elsewhere.
+The chat renders Markdown, which allows HTML. So every `<` that could begin a tag becomes an entity, except in code,
+where HTML is not interpreted and an entity would be visible. Code is recognised as in CommonMark; cases beyond this
+parser (an inline code span over two lines, a table that cuts one) are escaped as well. Diagrams (mermaid) are shown as
+their source, and an image as a link to it, since it would be fetched from elsewhere.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import cast
 
-MATH = re.compile(r"\$\$[\s\S]+?\$\$")  # the page takes these out before it reads Markdown, and escapes what is in them
-TAG = re.compile(r"<(?=[A-Za-z/!?])(?!https?://[^\s<>]*>)")  # <https://...> is Markdown's own link
+MATH = re.compile(r"\$\$[\s\S]+?\$\$")  # extracted and escaped by the page before Markdown is parsed
+TAG = re.compile(r"<(?=[A-Za-z/!?])(?!https?://[^\s<>]*>)")  # <https://...> is a Markdown link
 SPAN = re.compile(r"(?<![`\\])(`+)(?!`)([^|\n]*?[^`|\n])\1(?!`)")
 OPENING = re.compile(r"((?:[ \t]|>|(?:[-*+]|\d{1,9}[.)])[ \t])*)(`{3,}|~{3,})(.*)")
 CLOSING = re.compile(r"[ \t>]*(`{3,}|~{3,})[ \t]*")
 ITEM = re.compile(r"[ \t]*(?:[-*+]|\d{1,9}[.)])[ \t]+")
 ANY = 1 << 30
-INSTEAD = {"mermaid": "text", "cpp": "c"}  # Gradio 6 shows nothing of an answer with "cpp": it loads C++ without C
+INSTEAD = {"mermaid": "text", "cpp": "c"}  # Gradio 6 renders nothing of an answer with "cpp": it loads C++ without C
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Code between two fences. `least`: a line indented by less ends the list item that it stands in; `most`: a closing
-    fence is not indented by more."""
+    """A fenced code block. `least`: a line indented by less ends the enclosing list item; `most`: largest indentation
+    of a closing fence.
+    """
 
     mark: str
     quoted: bool
@@ -34,7 +35,7 @@ class Fence:
     most: int
 
     def left(self, line: str) -> bool:
-        """Has what contains the code ended before this line?"""
+        """Whether the element that contains the code ended before this line."""
         if self.quoted:
             return not line.lstrip(" \t").startswith(">")
         return bool(line.strip()) and indent(line) < self.least
@@ -45,7 +46,7 @@ class Fence:
 
 
 def html_as_text(markdown: str) -> str:
-    """The same Markdown with its HTML as text. Code and formulas are left as they are."""
+    """The same Markdown with its HTML escaped. Code and formulas are unchanged."""
     formulas: list[str] = []
 
     def taken(match: re.Match[str]) -> str:
@@ -58,7 +59,7 @@ def html_as_text(markdown: str) -> str:
 
 def _lines(lines: list[str]) -> Iterator[str]:
     fence: Fence | None = None
-    item, code_may_begin = 0, True  # the indentation of what belongs to the list item above, 0 = there is none
+    item, code_may_begin = 0, True  # indentation of the content of the current list item, 0 = none
     for line in lines:
         if fence is not None and not fence.left(line):
             fence = None if fence.closed(line) else fence
@@ -82,21 +83,21 @@ def _lines(lines: list[str]) -> Iterator[str]:
 
 
 def opened(line: str, item: int) -> Fence | None:
-    """The code that begins after this line, in a list item whose text is indented by `item`."""
+    """The code block opened by this line, in a list item whose text is indented by `item`."""
     found = OPENING.fullmatch(line)
     if found is None or ("`" in found[2] and "`" in found[3]):
         return None
     head, mark = found[1], found[2]
     if ">" in head:
         return Fence(mark, True, 0, ANY)
-    if head.strip():  # the first line of an item
+    if head.strip():  # the first line of a list item
         return Fence(mark, False, columns(head), columns(head) + 3)
     inside = item if columns(head) >= item else 0
     return Fence(mark, False, inside, inside + 3) if columns(head) <= inside + 3 else None
 
 
 def indent(line: str) -> int:
-    """Columns of blanks and tabs before the first other character."""
+    """Columns of leading spaces and tabs."""
     return columns(line[: len(line) - len(line.lstrip(" \t"))])
 
 
@@ -105,7 +106,7 @@ def columns(text: str) -> int:
 
 
 def _outside(pattern: re.Pattern[str], text: str, change: Callable[[str], str]) -> str:
-    """`text` with all that `pattern` does not match changed."""
+    """`text` with `change` applied to everything that `pattern` does not match."""
     parts, end = [], 0
     for match in pattern.finditer(text):
         parts += [change(text[end : match.start()]), match[0]]

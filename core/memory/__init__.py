@@ -1,1 +1,1 @@
-"""Moves bytes: where expert weights live and how they travel. Knows nothing of policies."""
+"""Stores and copies expert weights: host memory, disk, links and device slots. Contains no cache policy."""

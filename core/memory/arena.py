@@ -1,7 +1,7 @@
-"""Device slots: each holds one expert's bytes, ready to compute from.
+"""Device slots: each holds one expert's bytes in a layout that kernels compute from directly.
 
-A slot is an allocation of its own, so that the arena can shrink by exactly one expert between two tokens and the
-bytes it reports are the bytes that are allocated. Which expert is in which slot is not known here.
+Every slot is a separate allocation, so the arena can shrink by exactly one expert between two tokens, and the bytes it
+reports are the bytes allocated. The arena does not track which expert is in which slot.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ __all__ = ["Arena", "Slot"]
 
 
 class Arena:
-    """Allocates and frees slots. Raises torch's out-of-memory error to the caller, having allocated nothing."""
+    """Allocates and frees slots. When an allocation fails, torch's out-of-memory error propagates and nothing was
+    allocated."""
 
     def __init__(self, codec: Codec, device: torch.device, paged: bool = False) -> None:
-        """`paged`: slots are whole pages, for a disk to write into them; on a CPU only."""
+        """`paged`: slots consist of whole pages, so that disk reads can target them directly; CPU only."""
         self.codec, self.device = codec, device
         self._new: Callable[[int], torch.Tensor] = (
             aligned if paged else partial(torch.empty, dtype=torch.uint8, device=device)
@@ -33,10 +34,10 @@ class Arena:
 
     def allocate(self) -> Slot:
         """A new, uninitialised slot."""
-        with torch.inference_mode(False):  # other threads write into it, outside any inference mode
+        with torch.inference_mode(False):  # other threads write into it, outside inference mode
             raw = self._new(self._slot_bytes)
             slot = Slot(self._next, raw, self.codec.views(raw))
-            if self.device.type == "cuda":  # what is still to be computed may read memory that was given back before
+            if self.device.type == "cuda":  # pending kernels may still read memory that was freed before
                 slot.fence = torch.cuda.Event()
                 slot.fence.record()
         self._slots[slot.index] = slot
@@ -44,7 +45,7 @@ class Arena:
         return slot
 
     def free(self, slot: Slot) -> None:
-        """Give a slot's memory back. Nothing may still read or write it."""
+        """Free a slot's memory. No thread or kernel may still read or write it."""
         if slot.fence is not None:
             slot.fence.synchronize()
         del self._slots[slot.index]

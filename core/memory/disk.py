@@ -1,4 +1,4 @@
-"""Experts in a pack on disk: read straight into slots, or through a host cache of a chosen size."""
+"""Serves experts from a pack on disk: read straight into slots, or through a host cache of a chosen size."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from core.memory.pages import aligned
 from core.memory.store import slabs
 from core.types import Origin
 
-TRIED = 32 << 20  # bytes read to see how fast a disk is
+TRIED = 32 << 20  # bytes read to measure the speed of a disk
 
 
 class PackStore:
-    """What both have: a pack, and rows of host memory that hold an expert each."""
+    """Shared base of both stores: a pack, and rows of host memory that hold one expert each."""
 
     def __init__(self, reader: PackReader, codec: Codec, rows: int, pin: bool) -> None:
         self._reader, self._codec = reader, codec
@@ -46,10 +46,10 @@ class PackStore:
 
 
 class DiskStore(PackStore):
-    """No host tier: every fetch reads. The slot is in the CPU's own memory.
+    """A store without a host tier: every fetch reads from disk. Slots are in CPU memory.
 
-    Where slots hold a blob's very bytes the disk writes into the slot itself, which `Arena` made of whole pages; else
-    into one of `rows` buffers: as many as threads fetch at once.
+    Where a slot's layout equals the blob's, the disk read targets the slot itself, which `Arena` allocated in whole
+    pages; otherwise it goes through one of `rows` buffers, one per concurrently fetching thread.
     """
 
     def __init__(self, reader: PackReader, codec: Codec, rows: int) -> None:
@@ -75,19 +75,19 @@ class DiskStore(PackStore):
 
 
 class HostCache(PackStore):
-    """The experts fetched last, as many as `rows` hold, in host memory; the rest on disk.
+    """Keeps the `rows` most recently fetched experts in host memory; the others stay on disk.
 
-    An expert enters on its way to the device and leaves when it is the one fetched longest ago. `rows` must be more
-    than the copy threads there are.
+    An expert enters on its way to the device; the least recently fetched one is evicted. `rows` must exceed the number
+    of copy threads.
     """
 
     def __init__(self, reader: PackReader, codec: Codec, rows: int, pin: bool) -> None:
         super().__init__(reader, codec, rows, pin)
         self._lock = threading.Lock()
         self._free = list(range(rows))
-        self._row: OrderedDict[int, int] = OrderedDict()  # eid -> row, the one fetched last at the end
-        self._busy: set[int] = set()  # eids being read or placed
-        self._placed: dict[int, Any] = {}  # row -> CUDA event of the last copy out of it
+        self._row: OrderedDict[int, int] = OrderedDict()  # eid -> row, most recently fetched last
+        self._busy: set[int] = set()  # eids being read or placed into a slot
+        self._placed: dict[int, Any] = {}  # row -> CUDA event after the last copy from it
         self._pin = pin
 
     def origin(self, eid: int) -> Origin:
@@ -109,7 +109,7 @@ class HostCache(PackStore):
                 self._placed[row] = event = torch.cuda.Event()
                 event.record()
         except BaseException:
-            with self._lock:  # what the row holds is not the expert
+            with self._lock:  # the row does not hold the expert's bytes
                 self._free.append(self._row.pop(eid))
                 self._busy.discard(eid)
             raise
@@ -118,7 +118,7 @@ class HostCache(PackStore):
         return read
 
     def _take(self, eid: int) -> tuple[int, bool]:
-        """Under the lock: the row for an expert, and whether it holds it already."""
+        """The row for an expert, and whether it already holds that expert. Requires the lock."""
         self._busy.add(eid)
         if eid in self._row:
             self._row.move_to_end(eid)
@@ -131,7 +131,7 @@ class HostCache(PackStore):
 
 
 class Disk(NamedTuple):
-    """How a pack is read: GB/s, and whether past the system's file cache."""
+    """How a pack is read: speed in GB/s, and whether reads bypass the system's file cache."""
 
     gbps: float
     direct: bool
@@ -141,9 +141,9 @@ _measured: dict[Path, Disk] = {}
 
 
 def measure_disk(pack: Path) -> Disk:
-    """How fast a pack's experts are read, one at a time in random order; measured once in a process.
+    """Measure the read speed of a pack: single experts in random order; once per process.
 
-    What is usual is told by the quicker half of the reads: the rest met whatever else the machine was doing.
+    Uses the faster half of the reads, because the slower ones were disturbed by other activity on the machine.
     """
     if pack not in _measured:
         with PackReader(pack) as reader:

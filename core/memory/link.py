@@ -1,4 +1,4 @@
-"""What a link costs: the pace of an emulated one, and the measured speed of the real one."""
+"""Link timing: the pace of an emulated link, and the measured bandwidth of the real one."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # a link that is only simulated needs no torch
+if TYPE_CHECKING:  # a simulated link needs no torch
     import torch
 
 
 @dataclass(slots=True)
 class Pace:
-    """An emulated link: copies are made for real, then held back until the slower link would have delivered them.
+    """An emulated link: copies run at full speed, then their completion is delayed until the slower link would be done.
 
     The link carries one copy at a time. A copy starts when it was submitted or when the link became free, whichever is
-    later - not when a thread happened to wake - so oversleeping does not make the link slower than it says.
+    later, regardless of when the worker thread wakes up, so oversleeping does not slow the emulated link down.
     """
 
     gbps: float  # GB/s (1e9 bytes); 0 = no pacing
     latency_us: float
-    _free_s: float = 0.0  # when the link is free again, on perf_counter
+    _free_s: float = 0.0  # when the link becomes free, on perf_counter
 
     def __bool__(self) -> bool:
         return self.gbps > 0
@@ -42,29 +42,30 @@ class Pace:
 
 
 REFERENCE = "Qwen3-30B-A3B in bf16 on an RTX A6000 over PCIe 4 x16"
-LOAD_TO_LAYER = 0.77  # there: 84-88 % of on-demand TPOT is copying (Speculating Experts), so 8 t / (8 t + 1) = .86
+LOAD_TO_LAYER = 0.77  # on it, 84-88 % of on-demand TPOT is copying (Speculating Experts), so 8 t / (8 t + 1) = .86
 
 
 def scaled_gbps(layer_ms: float, size_bytes: int, latency_us: float) -> float:
-    """Bandwidth at which one expert takes as long, against computing one layer, as on the REFERENCE machine.
+    """Bandwidth that gives the same ratio of expert copy time to layer compute time as the REFERENCE machine.
 
-    `layer_ms` = measured time of one layer, `size_bytes` = one expert. Rounded to two digits: it is a setting.
+    `layer_ms` = measured time of one layer, `size_bytes` = one expert. Rounded to two digits because it is used as a
+    setting.
     """
     seconds = max(LOAD_TO_LAYER * layer_ms * 1e-3 - latency_us * 1e-6, 1e-6)
     return float(f"{size_bytes / seconds / 1e9:.2g}")
 
 
 def sleep_until(when_s: float) -> None:
-    """Wait until perf_counter reaches `when_s`: sleeps, then yields, so that other threads keep running."""
+    """Wait until perf_counter reaches `when_s`: sleeps first, then yields, so that other threads keep running."""
     while (left := when_s - time.perf_counter()) > 0:
         time.sleep(left - 1.5e-4 if left > 3e-4 else 0)
 
 
 @lru_cache(maxsize=8)
 def measure_gbps(device: torch.device, size_bytes: int = 16 << 20, repeats: int = 5) -> float:
-    """GB/s of host-to-device copies (pinned to CUDA; memory to memory on a CPU): the best of `repeats`.
+    """GB/s of host-to-device copies (pinned memory to CUDA; memory to memory on a CPU): the best of `repeats`.
 
-    Measured once in a process.
+    Measured once per process.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Memory in whole pages, which a disk can write into without the system's cache between them."""
+"""Memory in whole pages, as direct disk reads (without the system's file cache) require."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import mmap
 
 import torch
 
-PAGE = 4096  # what packs are aligned to; a multiple of every common sector size
+PAGE = 4096  # alignment of packs; a multiple of every common sector size
 
 
 def page_up(size: int) -> int:
@@ -15,6 +15,6 @@ def page_up(size: int) -> int:
 
 
 def aligned(size: int) -> torch.Tensor:
-    """uint8 [size] at a page's start, zeroed. Its memory goes back to the system as soon as nothing refers to it."""
+    """uint8 [size], page-aligned and zeroed. The memory returns to the system when the last reference is gone."""
     pages = mmap.mmap(-1, max(page_up(size), PAGE))
     return torch.frombuffer(pages, dtype=torch.uint8, count=size)

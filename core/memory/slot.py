@@ -1,11 +1,11 @@
-"""One expert-sized piece of device memory. Which expert is in it is not known here."""
+"""One expert-sized piece of device memory. It does not record which expert it holds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # a cache that is only simulated needs no torch
+if TYPE_CHECKING:  # a simulated cache needs no torch
     import torch
 
     from core.memory.codec import SlotParts
@@ -13,9 +13,9 @@ if TYPE_CHECKING:  # a cache that is only simulated needs no torch
 
 @dataclass(slots=True)
 class Slot:
-    """Its bytes, their typed views, and the last computation that read it."""
+    """A slot's bytes, their typed views, and the fence after the last computation that read it."""
 
     index: int
     raw: torch.Tensor  # uint8 [slot_bytes]
     parts: SlotParts  # typed views into raw
-    fence: Any = None  # CUDA event after the last computation from this slot; None on CPU
+    fence: Any = None  # CUDA event after the last computation that read this slot; None on CPU

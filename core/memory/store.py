@@ -1,6 +1,6 @@
-"""Where experts come from when the device lacks them: host memory, or disk through a host cache, or disk alone.
+"""Where experts are fetched from on a miss: host memory, disk through a host cache, or disk alone.
 
-A store is asked for experts by several copy threads at once, each for another expert.
+Several copy threads call a store at once, each for a different expert.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from core.memory.codec import Codec
 from core.memory.pages import aligned
 from core.types import Origin
 
-SLAB_BYTES = 256 << 20  # a power of two: pinning rounds every allocation up to one
+SLAB_BYTES = 256 << 20  # a power of two, because pinning rounds allocations up to one
 
 
 class Cancelled(Exception):
-    """The user stopped a long job; whatever was built so far is dropped."""
+    """The user stopped a long job; its partial result is dropped."""
 
 
 class Store(Protocol):
@@ -27,19 +27,19 @@ class Store(Protocol):
 
     @property
     def bytes(self) -> int:
-        """Host bytes held."""
+        """Host bytes in use."""
 
     @property
     def blob_bytes(self) -> int:
-        """What fetching one expert moves."""
+        """Bytes copied to fetch one expert."""
 
     def origin(self, eid: int) -> Origin:
         """Where a fetch would find the expert now."""
 
     def fetch(self, eid: int, slot: torch.Tensor) -> int:
-        """Write an expert into a slot (uint8 [>= slot_bytes]); the bytes that were read from disk for it.
+        """Write an expert into a slot (uint8 [>= slot_bytes]); returns the bytes read from disk for it.
 
-        On CUDA the write is asynchronous on the current stream. Raises ModelError when the disk fails.
+        On CUDA the write is asynchronous on the current stream. Raises ModelError when the disk read fails.
         """
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""One copy, what carries copies, and the order in which they are carried."""
+"""Copy tickets, the copy queue, and the interface of a link."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ QUEUED, STARTED, LANDED, CANCELLED = range(4)
 
 
 class Ticket:
-    """One copy: queued -> started -> landed, or queued -> cancelled. Times are seconds on its link's clock, and
-    `landed_s` may lie in the future while an emulated link holds the copy back."""
+    """One copy: queued -> started -> landed, or queued -> cancelled. Times are seconds on its link's clock; `landed_s`
+    may lie in the future while an emulated link delays the copy."""
 
     __slots__ = (
         "begin",
@@ -40,25 +40,25 @@ class Ticket:
 
     def __init__(self, eid: int, slot: Slot, size: int, demand: bool, phase: str) -> None:
         self.eid, self.slot, self.bytes, self.demand, self.phase = eid, slot, size, demand, phase
-        self.disk_bytes = 0  # read from disk for it, known when it is over
+        self.disk_bytes = 0  # bytes read from disk for it, known when it is done
         self.state = QUEUED
-        self.done = threading.Event()  # CPU: bytes are there; CUDA: the copy is issued and `event` is recorded
+        self.done = threading.Event()  # CPU: bytes are complete; CUDA: the copy is issued and `event` is recorded
         self.begin: Any = None  # CUDA events around the copy
         self.event: Any = None
-        self.error: BaseException | None = None  # why the bytes are not there although the copy is over
+        self.error: BaseException | None = None  # why the copy failed
         self.submitted_s = self.started_s = self.landed_s = 0.0
-        self.score = self.priority = 0.0  # of a prefetch: how likely it is used, and its place in the queue
-        self.displaced = -1  # eid that left its slot for a prefetch; -1 = nobody did
-        self.number = 0  # in the order of submission
+        self.score = self.priority = 0.0  # of a prefetch: predicted probability of use, and queue priority
+        self.displaced = -1  # eid evicted for this prefetch; -1 = none
+        self.number = 0  # submission order
 
 
 class Queue:
-    """Copies that have not started. Demands first, in order; then prefetches, the highest priority first and among
-    equals the one submitted first. Not locked: whoever owns it does that."""
+    """Copies that have not started: demands first, in FIFO order; then prefetches by descending priority, ties in
+    submission order. Not thread-safe: the owner must lock it."""
 
     def __init__(self) -> None:
         self.demand: deque[Ticket] = deque()
-        self.prefetch: list[Ticket] = []  # the next one last
+        self.prefetch: list[Ticket] = []  # the next one is last
         self._count = 0
 
     def push(self, ticket: Ticket) -> None:
@@ -71,21 +71,21 @@ class Queue:
             insort(self.prefetch, ticket, key=_order)
 
     def pop(self) -> Ticket:
-        """The next one; it is queued no more. Raises IndexError when there is none."""
+        """Remove and return the next copy. Raises IndexError when the queue is empty."""
         return self.demand.popleft() if self.demand else self.prefetch.pop()
 
     def remove(self, ticket: Ticket) -> None:
-        """Take one out. Raises ValueError when it is not queued."""
+        """Remove a copy. Raises ValueError when it is not queued."""
         (self.demand if ticket.demand else self.prefetch).remove(ticket)
 
     def promote(self, ticket: Ticket) -> None:
-        """A prefetch is demanded now: it goes behind the demands before it."""
+        """Turn a queued prefetch into a demand, behind the demands already queued."""
         self.prefetch.remove(ticket)
         ticket.demand = True
         self.demand.append(ticket)
 
     def rank(self, priorities: Iterable[tuple[Ticket, float]]) -> None:
-        """Give queued prefetches new priorities; what is not queued any more keeps its own."""
+        """Set new priorities of queued prefetches; tickets that are no longer queued keep theirs."""
         for ticket, priority in priorities:
             if ticket.state == QUEUED and not ticket.demand:
                 ticket.priority = priority
@@ -100,7 +100,7 @@ def _order(ticket: Ticket) -> tuple[float, int]:
 
 
 class Link(Protocol):
-    """What the cache asks of whatever carries copies: `core.memory.transfer.TransferEngine`, or a simulated link."""
+    """What the cache requires of a link: `core.memory.transfer.TransferEngine`, or a simulated link."""
 
     def submit(self, ticket: Ticket) -> Ticket: ...
     def promote(self, ticket: Ticket) -> bool: ...
@@ -112,14 +112,14 @@ class Link(Protocol):
     def forget(self) -> None: ...
 
     def now_s(self) -> float:
-        """Its clock."""
+        """Current time on the link's clock, seconds."""
 
     def copy_s(self, size_bytes: int) -> float:
-        """Seconds that a copy takes, measured or emulated; 0 = not known yet."""
+        """Seconds that one copy takes, measured or emulated; 0 = not known yet."""
 
     def backlog_s(self, size_bytes: int) -> float:
-        """Seconds until the link is done with what is under way and with the demands that wait, of that size each."""
+        """Seconds until the copies in flight and the queued demands are done, at `size_bytes` each."""
 
     @property
     def lanes(self) -> int:
-        """Copies that it carries side by side."""
+        """Number of copies that run in parallel."""

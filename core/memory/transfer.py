@@ -1,9 +1,9 @@
-"""Copies into device slots: demand before prefetch, prefetches by priority, what is queued cancellable.
+"""Copies into device slots: demands before prefetches, prefetches by priority, queued copies can be cancelled.
 
-One worker thread serves the queue where experts come from host memory, two where they are read from disk. No prefetch
-starts while a demand is queued or under way. On a CPU the thread that waits for a queued copy makes it itself rather
-than sit idle; on CUDA the workers issue copies on a stream of their own and computation waits for their events, not for
-the host.
+One worker thread serves the queue when experts come from host memory, two when they are read from disk. No prefetch
+starts while a demand is queued or in flight. On a CPU, a thread that waits for a queued copy performs it itself instead
+of blocking; on CUDA the workers issue copies on a separate stream, and the compute stream (not the host) waits for
+their events.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from core.memory.ticket import CANCELLED, LANDED, QUEUED, STARTED, Queue, Ticket
 
 __all__ = ["CANCELLED", "LANDED", "QUEUED", "STARTED", "Ticket", "TransferEngine"]
 
-SPANS = 64  # copies whose time is remembered
+SPANS = 64  # number of recent copy times kept
 
 
 class TransferEngine:
-    """Owns the link. `fetch(eid, slot.raw)` writes an expert into a slot and tells what it read from disk for it."""
+    """Runs all copies over the link. `fetch(eid, slot.raw)` writes an expert into a slot and returns the bytes that it
+    read from disk."""
 
     def __init__(self, device: torch.device, fetch: Callable[[int, torch.Tensor], int], workers: int = 1) -> None:
         self._fetch, self._cuda = fetch, device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if self._cuda else None
         self.pace = Pace(0.0, 0.0)
-        self.hurried = False  # copies are not held back to the pace: nobody measures them
+        self.hurried = False  # copies ignore the emulated pace, because they are not measured
         self._queue = Queue()
-        self._flying: list[Ticket] = []  # started, and this process is not done with them
-        self._spans: deque[float] = deque(maxlen=SPANS)  # seconds of the last copies
+        self._flying: list[Ticket] = []  # started and not finished by this process
+        self._spans: deque[float] = deque(maxlen=SPANS)  # durations of the last copies, seconds
         self._lock = threading.Condition()
         self._closing = False
         self._finished: deque[Ticket] = deque(maxlen=65536)
@@ -48,7 +49,7 @@ class TransferEngine:
             thread.start()
 
     def submit(self, ticket: Ticket) -> Ticket:
-        """Queue a copy; demands go before every queued prefetch."""
+        """Queue a copy; a demand precedes every queued prefetch."""
         with self._lock:
             ticket.submitted_s = time.perf_counter()
             self._queue.push(ticket)
@@ -56,7 +57,7 @@ class TransferEngine:
         return ticket
 
     def promote(self, ticket: Ticket) -> bool:
-        """A prefetch is now demanded: it goes before all others. False when it is no longer queued."""
+        """Turn a prefetch into a demand. Returns False when it is no longer queued."""
         with self._lock:
             if ticket.state != QUEUED or ticket.demand:
                 return False
@@ -66,7 +67,7 @@ class TransferEngine:
             return True
 
     def cancel(self, ticket: Ticket) -> bool:
-        """Take a copy out of the queue; False when it has started. Cancelling twice is the same as once."""
+        """Remove a copy from the queue; False when it has started. Cancelling twice has no further effect."""
         with self._lock:
             if ticket.state != QUEUED:
                 return ticket.state == CANCELLED
@@ -75,28 +76,28 @@ class TransferEngine:
             return True
 
     def rank(self, priorities: Iterable[tuple[Ticket, float]]) -> None:
-        """Order the queued prefetches anew. One that started meanwhile keeps its place."""
+        """Reprioritise the queued prefetches. One that started meanwhile is not affected."""
         with self._lock:
             self._queue.rank(priorities)
 
     @property
     def lanes(self) -> int:
-        """Copies side by side: one for each worker, but a paced link carries one at a time."""
+        """Copies in parallel: one per worker; a paced link carries one at a time."""
         return 1 if self.pace else max(1, len(self._threads))
 
     def now_s(self) -> float:
-        """The clock of tickets."""
+        """Current time on the clock of tickets (perf_counter), seconds."""
         return time.perf_counter()
 
     def copy_s(self, size_bytes: int) -> float:
-        """Seconds that a copy takes: what an emulated link says, else the median of the last ones; 0 before any."""
+        """Seconds that one copy takes: the emulated time, else the median of recent copies; 0 before the first."""
         if self.pace:
             return self.pace.duration_s(size_bytes)
         return median(self._spans) if self._spans else 0.0
 
     def backlog_s(self, size_bytes: int) -> float:
-        """Seconds until what is under way and the demands that wait are done; of copies under way what is left of the
-        usual time, of those that a GPU still works on a whole one."""
+        """Seconds until copies in flight and queued demands are done. A copy in flight counts the rest of the usual
+        copy time; one that a GPU is still executing counts a whole one."""
         one, now_s = self.copy_s(size_bytes), time.perf_counter()
         with self._lock:
             waiting = len(self._queue.demand) * one
@@ -108,7 +109,7 @@ class TransferEngine:
             return (left + waiting) / self.lanes
 
     def landed(self, ticket: Ticket) -> bool:
-        """Whether the bytes can be computed from without waiting."""
+        """Whether the slot can be read without waiting."""
         if not ticket.done.is_set() or ticket.error is not None:
             return False
         if self._cuda and not ticket.event.query():
@@ -116,10 +117,10 @@ class TransferEngine:
         return ticket.landed_s <= time.perf_counter()
 
     def wait(self, ticket: Ticket) -> float:
-        """Return when the slot may be computed from; the seconds that this thread stood still.
+        """Return when computation may read the slot; returns the seconds that this thread was blocked.
 
-        On CUDA the compute stream is made to wait instead, and `device_stall_s` tells for how long. Raises what the
-        store raised when the copy failed.
+        On CUDA the compute stream waits instead, and `device_stall_s` reports for how long. Raises the store's error
+        when the copy failed.
         """
         begin = time.perf_counter()
         if self._steal(ticket):
@@ -140,13 +141,14 @@ class TransferEngine:
         return time.perf_counter() - begin
 
     def settle(self, ticket: Ticket) -> None:
-        """Return when the copy no longer writes; its slot may then be given to another expert."""
+        """Return when the copy no longer writes; its slot may then be reused for another expert."""
         ticket.done.wait()
         if ticket.error is None:
             ticket.slot.fence = ticket.event  # None on a CPU; on CUDA the next copy and `Arena.free` wait for it
 
     def take_finished(self) -> list[Ticket]:
-        """Copies that are complete, each handed out once; on CUDA their length is what the device's events say."""
+        """Copies completed since the last call, each returned once; on CUDA their durations come from the device's
+        events."""
         taken: list[Ticket] = []
         while self._finished:
             ticket = self._finished[0]
@@ -160,30 +162,30 @@ class TransferEngine:
         return taken
 
     def forget(self) -> None:
-        """Drop what was noted of copies and of waiting for them so far."""
+        """Drop the records of copies and stalls so far."""
         self._finished.clear()
         self._stalls.clear()
 
     def set_aside(self) -> tuple[deque[Ticket], list[tuple[Any, Any, bool]]]:
-        """What was noted of copies and of waiting for them, for `put_back`; from now on something else is noted. Only
-        while nothing is under way."""
+        """Return the records of copies and stalls, for `put_back`, and start empty ones. Only while no copy is in
+        flight."""
         noted = self._finished, self._stalls
         self._finished, self._stalls = deque(maxlen=65536), []
         return noted
 
     def put_back(self, noted: tuple[deque[Ticket], list[tuple[Any, Any, bool]]]) -> None:
-        """As if nothing had been copied since."""
+        """Restore the records that `set_aside` returned, dropping those made since."""
         self._finished, self._stalls = noted
 
     def device_stall_s(self) -> tuple[float, float]:
         """Seconds that the compute stream has waited for copies since the last call, and how much of that for late
-        prefetches; call it when that stream is idle."""
+        prefetches. Call only when that stream is idle."""
         stalls, self._stalls = self._stalls, []
         waited = [(float(before.elapsed_time(after)) / 1e3, demand) for before, after, demand in stalls]
         return sum(s for s, _ in waited), sum(s for s, demand in waited if not demand)
 
     def fence(self) -> Any:
-        """A mark in the compute stream: slots released at it may be overwritten after it. None on a CPU."""
+        """An event in the compute stream: slots released with it may be overwritten after it. None on a CPU."""
         if not self._cuda:
             return None
         event = torch.cuda.Event()
@@ -191,7 +193,7 @@ class TransferEngine:
         return event
 
     def close(self) -> None:
-        """Stop the workers; queued copies are dropped, started ones are finished."""
+        """Stop the workers; queued copies are dropped, started ones finish."""
         with self._lock:
             self._closing = True
             self._lock.notify_all()
@@ -209,7 +211,7 @@ class TransferEngine:
             return True
 
     def _start(self, ticket: Ticket) -> None:
-        """Under the lock: the copy now occupies the link."""
+        """Mark a copy as occupying the link. Requires the lock."""
         ticket.state = STARTED
         self._flying.append(ticket)
         ticket.started_s = time.perf_counter()
@@ -237,11 +239,12 @@ class TransferEngine:
         ticket.done.set()
         with self._lock:
             self._flying.remove(ticket)
-            if self._queue.prefetch and ticket.demand:  # they waited for it
+            if self._queue.prefetch and ticket.demand:  # the prefetches waited for this demand
                 self._lock.notify()
 
     def _next(self) -> Ticket | None:
-        """Block for the next copy to make; None when closing. While the link is busy, queues stay cancellable."""
+        """Block until there is a copy to start; None when closing. While the link is busy, copies stay queued and so
+        cancellable."""
         with self._lock:
             while not self._closing:
                 busy = self.pace.free_s - time.perf_counter() if self.pace and not self.hurried else 0.0

@@ -1,4 +1,4 @@
-"""Expert formats: how one expert's weights are packed into bytes and multiplied by."""
+"""Expert formats: how one expert's weights are encoded into bytes and multiplied."""
 
 from __future__ import annotations
 

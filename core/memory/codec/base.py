@@ -1,9 +1,9 @@
-"""What an expert format is: how one expert's weights become bytes, how the bytes are laid out, how to multiply by them.
+"""Interface and shared base of expert formats: encoding weights to bytes, byte layout, and matrix products.
 
 An expert is a set of named parts: 2-D weight matrices ("gate_up_proj", "down_proj") and, in some models, 1-D biases.
 `encode` turns the parts into the bytes kept on the host (the blob); `place` writes a blob into a device slot, whose
-layout may differ (an instruction set's own packing); `views` gives typed tensors into a slot, made once and valid
-whatever is written there later; `linear` multiplies by a part. Nothing here knows which expert is where.
+layout may differ (an instruction set's own packing); `views` gives typed tensors into a slot, created once and valid
+whatever is written there later; `linear` multiplies by a part. A codec does not track which expert is in which slot.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from core.memory.codec.formats import Format, Numbers
 Entries = dict[str, tuple[torch.dtype, tuple[int, ...]]]  # number type and shape of named tensors, in order
 
 ALL = slice(None)
-ALIGN = 64  # bytes: a cache line, and what AVX512 and CUDA copies want
+ALIGN = 64  # bytes: a cache line, and the alignment that AVX512 and CUDA copies prefer
 
 
 class PartSpec(NamedTuple):
-    """Shape and number type of one part of one expert, as the model itself declares it."""
+    """Shape and number type of one part of one expert, as the model declares it."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -52,20 +52,20 @@ class Field:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
     def view(self, raw: torch.Tensor) -> torch.Tensor:
-        """This tensor inside `raw` (uint8 [bytes], itself aligned): no copy."""
+        """This tensor as a view into `raw` (uint8 [bytes], itself aligned)."""
         return raw[self.offset : self.offset + self.bytes].view(self.dtype).view(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Named tensors in a run of bytes. `bytes` is the total, a multiple of ALIGN."""
+    """Named tensors in a contiguous byte range. `bytes` is the total, a multiple of ALIGN."""
 
     fields: Mapping[str, Field]
     bytes: int
 
     @classmethod
     def of(cls, tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> Layout:
-        """Lay tensors out one after another, each aligned."""
+        """Lay tensors out consecutively, each aligned."""
         fields: dict[str, Field] = {}
         end = 0
         for name, (dtype, shape) in tensors.items():
@@ -74,13 +74,13 @@ class Layout:
         return cls(fields, end)
 
     def views(self, raw: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Every tensor by name, inside `raw` (uint8 [>= bytes])."""
+        """Views of all tensors by name in `raw` (uint8 [>= bytes])."""
         return {name: field.view(raw) for name, field in self.fields.items()}
 
 
 class SlotParts:
-    """Typed views into one slot: `weights[part]` is what the format keeps of a matrix, `plain[part]` a bias [out], `at`
-    the address of its bytes."""
+    """Typed views into one slot: `weights[part]` are the tensors that the format stores for a matrix, `plain[part]` a
+    bias [out], `at` the address of the slot's bytes."""
 
     __slots__ = ("at", "plain", "weights")
 
@@ -101,24 +101,25 @@ class Codec(Protocol):
     blob_layout: Layout  # on the host; the same on every machine
     slot_layout: Layout  # on the device; may depend on its instruction set
     weights: list[str]  # the parts that are matrices
-    verbatim: bool  # a slot's bytes are the blob's: a blob may be read from disk into a slot as it is
-    direct: bool  # a few rows are multiplied by the slot's codes, without making the weights first
+    verbatim: bool  # slot and blob layouts are equal: a blob may be read from disk straight into a slot
+    direct: bool  # products of few rows use the slot's codes directly, without dequantising first
 
     @property
     def blob_bytes(self) -> int:
-        """Bytes of one encoded expert on the host: what a copy moves."""
+        """Bytes of one encoded expert on the host: the size of a copy."""
 
     @property
     def slot_bytes(self) -> int:
         """Bytes of one expert on the device."""
 
     def out_in(self, part: str) -> tuple[int, int]:
-        """(out, in) features of a matrix, however the model stores it."""
+        """(out, in) features of a matrix, independent of how the model stores it."""
 
     def encode(self, parts: Mapping[str, torch.Tensor | QuantizedTensor]) -> torch.Tensor:
-        """Host bytes (uint8 [blob_bytes], CPU) of one expert given in the model's own layout and any float dtype.
+        """Encode one expert, given in the model's own layout and any float dtype, to host bytes (uint8 [blob_bytes],
+        CPU).
 
-        Codes of the codec's own format are taken over bit for bit; other codes are rounded anew from their values.
+        Codes already in the codec's own format are copied bit for bit; other codes are dequantised and rounded again.
         """
 
     def place(self, blob: torch.Tensor, slot: torch.Tensor) -> None:
@@ -126,17 +127,18 @@ class Codec(Protocol):
         stream when the blob is pinned."""
 
     def views(self, slot: torch.Tensor) -> SlotParts:
-        """Typed views into a slot's bytes (uint8 [slot_bytes], aligned): no copy; may be made before it is filled."""
+        """Typed views into a slot's bytes (uint8 [slot_bytes], aligned), without a copy; may be created before the slot
+        is filled."""
 
     def linear(self, parts: SlotParts, part: str, x: torch.Tensor) -> torch.Tensor:
-        """x [..., in] times the part's matrix -> [..., out], without bias. `x` has the codec's dtype."""
+        """Multiply x [..., in] by the part's matrix -> [..., out], without bias. `x` has the codec's dtype."""
 
     def dequantize(self, parts: SlotParts, part: str) -> torch.Tensor:
         """The part's matrix in the model's own layout and the codec's dtype: the reference for `linear`."""
 
 
 class Base:
-    """What all formats share: part bookkeeping, biases, and a copy into the slot that casts what differs there."""
+    """Shared by all formats: part bookkeeping, biases, and a copy into the slot that casts where types differ."""
 
     direct = False
 
@@ -156,17 +158,17 @@ class Base:
         self.lay_out({}, {})
 
     def lay_out(self, blob: Entries, slot: Entries) -> None:
-        """Say what blobs and slots hold."""
+        """Set the layouts of blobs and slots."""
         self.blob_layout, self.slot_layout = Layout.of(blob), Layout.of(slot)
         self.verbatim = self.blob_layout == self.slot_layout
 
     def out_in(self, part: str) -> tuple[int, int]:
-        """(out, in) features of a matrix, however the model stores it."""
+        """(out, in) features of a matrix, independent of how the model stores it."""
         rows, columns = self.specs[part].shape
         return (columns, rows) if self.is_transposed else (rows, columns)
 
     def rows(self, weight: torch.Tensor | QuantizedTensor, at: slice = ALL) -> torch.Tensor:
-        """Some rows of a matrix as [out, in] fp32 on the codec's device, to be quantised there."""
+        """Rows of a matrix as [out, in] fp32 on the codec's device, for quantisation there."""
         if isinstance(weight, QuantizedTensor):
             return (weight.turned() if self.is_transposed else weight).part(at).to(self.device).dequantized()
         return (weight.t() if self.is_transposed else weight)[at].to(self.device, torch.float32).contiguous()
@@ -174,7 +176,7 @@ class Base:
     def begin_blob(
         self, parts: Mapping[str, torch.Tensor | QuantizedTensor]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """A blob with the biases filled in, and typed views of everything in it."""
+        """A new blob with the biases filled in, and typed views of all its tensors."""
         blob = torch.zeros(self.blob_layout.bytes, dtype=torch.uint8)
         views = self.blob_layout.views(blob)
         for name in self.biases:
@@ -195,7 +197,7 @@ class Base:
         if self.verbatim:
             slot[: self.slot_bytes].copy_(blob[: self.blob_bytes], non_blocking=True)
             return
-        source = blob.to(self.device, non_blocking=True)  # numbers are cast where they are going to
+        source = blob.to(self.device, non_blocking=True)  # cast on the target device
         target = self.slot_layout.views(slot)
         for name, field in self.blob_layout.fields.items():
             target[name].copy_(field.view(source))

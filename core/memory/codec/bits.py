@@ -9,11 +9,12 @@ from collections.abc import Sequence
 
 import torch
 
-PLANES = {2: (2,), 3: (2, 1), 4: (4,), 8: (8,)}  # bits that each packed tensor holds of a code
+PLANES = {2: (2,), 3: (2, 1), 4: (4,), 8: (8,)}  # bits of a code in each packed tensor
 
 
 def pack(codes: torch.Tensor, bits: int) -> list[torch.Tensor]:
-    """[out, in] uint8 below 2 ** bits (int8 for 8 bits, kept as it is) -> one tensor [out, in * plane / 8] a plane."""
+    """Pack [out, in] uint8 below 2 ** bits (int8 for 8 bits, unchanged) into one tensor [out, in * plane / 8] per
+    plane."""
     if bits == 8:
         return [codes]
     planes, below = [], 0

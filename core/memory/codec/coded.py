@@ -1,4 +1,4 @@
-"""Weights that a checkpoint already stores as codes: taken over without rounding them again."""
+"""Weights that a checkpoint already stores as codes: used without rounding them again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class QuantizedTensor(NamedTuple):
         return QuantizedTensor(self.format, self.codes.to(device), self.scale.to(device), zero)
 
     def part(self, at: slice) -> QuantizedTensor:
-        """Some rows of codes that are oriented [out, in]."""
+        """A slice of the rows of codes that are oriented [out, in]."""
         return QuantizedTensor(
             self.format, self.codes[at], self.scale[at], None if self.zero is None else self.zero[at]
         )
@@ -47,7 +47,7 @@ class QuantizedTensor(NamedTuple):
 
 
 def scales(scale: torch.Tensor) -> torch.Tensor:
-    """Scales in fp32; uint8 are exponents, 2 ** (e - 127), 255 is not a number (OCP Microscaling, section 5.4.1)."""
+    """Scales in fp32; uint8 scales are exponents, 2 ** (e - 127), 255 is NaN (OCP Microscaling, section 5.4.1)."""
     return scale.view(torch.float8_e8m0fnu).float() if scale.dtype == torch.uint8 else scale.float()
 
 

@@ -1,4 +1,4 @@
-"""Weights as codes on a CPU, multiplied by as they are, in bf16 or fp16: core.memory.codec.native."""
+"""Products that use quantised weights directly on a CPU, in bf16 or fp16: core.memory.codec.native."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from core.memory.codec.native.products import FEW, Products, serves
 
 
 class FusedCodec(Grouped):
-    """A slot keeps what the portable form keeps; `weight` stays its reference."""
+    """Slots have the layout of the portable form; `weight` stays its reference."""
 
     direct = True
 
     @functools.cached_property
     def _products(self) -> dict[str, Products]:
-        """Compiled when something is multiplied: imports and estimates need codecs, too."""
+        """Compiled at the first product, because imports and estimates create codecs too."""
         return {part: Products(matrix(self, part), self.dtype) for part in self.weights}
 
     def linear(self, parts: SlotParts, part: str, x: torch.Tensor) -> torch.Tensor:
         return (self.unpacked if x.numel() > FEW * x.shape[-1] else self.coded)(parts, part, x)
 
     def coded(self, parts: SlotParts, part: str, x: torch.Tensor) -> torch.Tensor:
-        """`linear` out of the codes."""
+        """`linear` computed directly from the codes."""
         return self._products[part].many(parts.at, x)
 
     def stacked(self, many: Sequence[SlotParts], part: str, x: torch.Tensor) -> torch.Tensor:
-        """A state times the part's matrix of each of `many`: x [many, in], or [1, in] for all -> [many, out]."""
+        """Multiply one state by the part's matrix of each expert in `many`: x [many, in], or [1, in] shared -> [many,
+        out]."""
         return self._products[part].few([parts.at for parts in many], x)
 
     def unpacked(self, parts: SlotParts, part: str, x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The number types that a blob holds; and the registry of formats, `core.settings.formats`, under this name as well."""
+"""The number types in a blob; re-exports the registry of formats, `core.settings.formats`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["FORMATS", "Format", "Numbers", "format_of", "numbers_of"]
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """Number types in a blob, whatever the model later computes in: of plain weights and biases, scales and zeros."""
+    """Number types in a blob: of plain weights and biases, scales and zeros. Independent of the compute dtype."""
 
     weight: torch.dtype
     scale: torch.dtype
@@ -21,7 +21,7 @@ class Numbers:
 
 
 def numbers_of(format: Format, dtype: torch.dtype, stored: Numbers | None) -> Numbers:
-    """`stored`, or `dtype` for all of them; a format that names its number type keeps it."""
+    """`stored`, or `dtype` for all of them; a format with a fixed number type keeps it."""
     numbers = stored or Numbers(dtype, dtype, dtype)
     if format.bits == 16:
         return Numbers(getattr(torch, format.name), numbers.scale, numbers.zero)

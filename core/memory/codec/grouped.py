@@ -1,6 +1,6 @@
-"""Weights as codes: the portable form of every rounded format, and the oracle of every faster one.
+"""Quantised weights: the portable form of every rounded format, and the reference of every faster one.
 
-Slots hold the blob's bytes, biases in the compute dtype; products dequantise first, in fp32.
+Slots hold the blob's bytes, with biases in the compute dtype; products dequantise first, in fp32.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from core.memory.codec.coded import QuantizedTensor, dequantize
 from core.memory.codec.formats import FORMATS, Format, Numbers
 from core.memory.codec.quantize import CHUNK, Rounded, quantize
 
-STEP = 256  # rows dequantised at a time on a CPU: what stays in its cache
+STEP = 256  # rows dequantised at a time on a CPU: fits in its cache
 
 
 class Grouped(Base):
-    """Of a matrix [out, in] (however the model stores it) a slot keeps (q, [q1,] scale[, zero]), as the blob does."""
+    """Of a matrix [out, in] (however the model stores it) slots and blobs hold (q, [q1,] scale[, zero])."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Grouped(Base):
 
     @property
     def unpacked_bytes(self) -> int:
-        """Most bytes taken while a matrix is made from its codes, on a CPU."""
+        """Peak bytes while a matrix is dequantised, on a CPU."""
         return max(
             out * columns * self.dtype.itemsize + 4 * STEP * columns * 4
             for out, columns in map(self.out_in, self.weights)

@@ -1,4 +1,4 @@
-"""Where the numbers of one matrix lie in a slot: what kernels that compute straight out of slots are made for."""
+"""Byte positions of one matrix in a slot, for kernels that compute directly from slots."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from core.memory.codec.base import Base
 
 
 class Part(NamedTuple):
-    """Numbers in a slot: bytes from its start, and their type."""
+    """Numbers in a slot: byte offset from its start, and their type."""
 
     at: int
     dtype: torch.dtype
 
 
 class Matrix(NamedTuple):
-    """One matrix of an expert as slots hold it: [outputs, inputs], or plain numbers [inputs, outputs]."""
+    """One matrix of an expert in a slot: [outputs, inputs], or plain numbers [inputs, outputs]."""
 
     outputs: int
     inputs: int
-    transposed: bool  # of plain numbers only
+    transposed: bool  # plain numbers only
     bits: int  # 0 = plain numbers
     group: int  # inputs that share a scale; 0 = a whole row
-    table: str  # of the values that codes stand for; "" = evenly spaced
+    table: str  # name of the code values' table; "" = evenly spaced
     codes: Part  # or plain numbers
     high: Part | None  # third bits
     scale: Part | None
@@ -33,7 +33,7 @@ class Matrix(NamedTuple):
 
 
 def matrix(codec: Base, part: str) -> Matrix:
-    """A part of a codec's slots, which are laid out as its blobs are."""
+    """The `Matrix` of one part of a codec whose slots have the layout of its blobs."""
     form, (outputs, inputs) = codec.format, codec.out_in(part)
 
     def find(name: str) -> Part | None:

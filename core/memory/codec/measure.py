@@ -2,8 +2,9 @@
 
 Prints, for one gated expert: bytes of its blob and slot, error of its output against fp32, milliseconds to encode and
 to place, and the time of its matrix products for 1..128 rows, relative to torch.mm on unquantised weights of the same
-dtype. Slots are cycled through 32 MB or more, as in a running engine. Single-threaded; native.products.FEW comes from
-it: of the lines marked >, which multiply by codes whatever the rows, and those marked *, which dequantise first.
+dtype. Calls cycle through 32 MB or more of slots, as in a running engine. Single-threaded. native.products.FEW was
+chosen from this table: it compares the lines marked >, which compute from codes for any number of rows, with those
+marked *, which dequantise first.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ def random_expert(hidden: int, inner: int, seed: int = 0, freedom: int = 0) -> d
 
 
 def specs_of(parts: Mapping[str, torch.Tensor]) -> dict[str, PartSpec]:
-    """The specs that parts given as tensors have."""
+    """The specs of parts given as tensors."""
     return {n: PartSpec(tuple(t.shape), t.dtype) for n, t in parts.items()}
 
 
 def fill(codec: Codec, parts: Mapping[str, torch.Tensor]) -> SlotParts:
-    """Encode an expert and place it in a slot of its own."""
+    """Encode an expert and place it in a new slot."""
     slot = torch.empty(codec.slot_bytes, dtype=torch.uint8, device=codec.device)
     codec.place(codec.encode(parts), slot)
     return codec.views(slot)
@@ -66,7 +67,7 @@ def ffn_error(codec: Codec, parts: Mapping[str, torch.Tensor], rows: int = 16) -
 
 
 def milliseconds(call: Callable[[], object], seconds: float = 0.2) -> float:
-    """Time of a call: the 10th percentile, which other programs on the machine disturb least."""
+    """Time of a call: the 10th percentile, which is least affected by other programs."""
     times: list[float] = []
     call()
     end = time.perf_counter() + seconds
@@ -78,7 +79,7 @@ def milliseconds(call: Callable[[], object], seconds: float = 0.2) -> float:
 
 
 def products(linear: Linear, slots: list[SlotParts], x: torch.Tensor, seconds: float = 0.2) -> float:
-    """Milliseconds of one expert's products, a different slot at each call."""
+    """Milliseconds of one expert's products, with a different slot at each call."""
     turn = 0
 
     def call() -> None:

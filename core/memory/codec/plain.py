@@ -1,4 +1,4 @@
-"""Weights as they are. Blobs keep their own number type; slots have the compute dtype."""
+"""Unquantised weights. Blobs keep their own number type; slots have the compute dtype."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from core.memory.codec.formats import Format, Numbers
 
 
 class Plain(Base):
-    """`linear` runs the very matrix product that transformers' grouped_mm runs per expert on a CPU: bit-identical."""
+    """`linear` runs the same matrix product that transformers' grouped_mm runs per expert on a CPU: bit-identical."""
 
     def __init__(
         self,
@@ -47,9 +47,10 @@ class Plain(Base):
         return torch.mm(x, parts.weights[part][0])
 
     def stacked(self, many: Sequence[SlotParts], part: str, x: torch.Tensor) -> torch.Tensor:
-        """A state times the part's matrix of each of `many`: x [many, in], or [1, in] for all -> [many, out].
+        """Multiply one state by the part's matrix of each expert in `many`: x [many, in], or [1, in] shared -> [many,
+        out].
 
-        One product over copies.
+        One batched product over copies of the matrices.
         """
         matrices = torch.stack([parts.weights[part][1] for parts in many])
         x = x.expand(len(many), -1)

@@ -1,6 +1,6 @@
-"""Rounding weights to codes, each group with the scale (and zero) of the least squared error among a few.
+"""Rounds weights to codes; each group gets the scale (and zero) with the least squared error among a few candidates.
 
-Candidates are clipped ranges, then what least squares makes of the best one's codes. Scale and zero are rounded to the
+Candidates are clipped ranges, then the least-squares refit of the best one's codes. Scale and zero are rounded to the
 blob's number types before the codes are chosen, so storing them costs no accuracy.
 """
 
@@ -13,19 +13,20 @@ import torch
 from core.memory.codec.formats import Format, Numbers
 from core.memory.codec.tables import grid
 
-SMALLEST = 1e-7  # of a scale: a group of zeros needs one too
-CHUNK = 1 << 18  # weights rounded at a time on a CPU: what stays in its cache
+SMALLEST = 1e-7  # lower bound of a scale, also for a group of zeros
+CHUNK = 1 << 18  # weights rounded at a time on a CPU: fits in its cache
 
-# What is tried. Finer grids gain less than 1 % on normal and Student-t weights; at 2 bits clipping and refitting
+# Candidates. Finer grids gain less than 1 % on normal and Student-t weights; at 2 bits clipping and refitting
 # take the error of t4-distributed weights (relative, groups of 64) from .54 to .42, at 3 from .24 to .23.
 CLIPS = {4: (1.0, 0.95, 0.9, 0.85), 3: (1.0, 0.9, 0.8, 0.7), 2: (1.0, 0.8, 0.6)}  # shares of a group's range
 REFITS = {4: 1, 3: 2, 2: 2}
 EXTREMES = {"": (-8.0, -8.4, -8.8, -9.2), "nf4": (1.0,), "iq4_nl": (-135.0, -127.0, -119.0, 113.0, 105.0)}
-# ... values, in scales, that the weight of largest magnitude in a group is put at: its sign becomes the scale's
+# ... values, in scales, given to a group's weight of largest magnitude; the scale takes that weight's sign
 
 
 class Rounded(NamedTuple):
-    """As blobs hold them: codes [out, in] uint8 (8 bits: int8), scale and zero [out, groups] (of rows: scale [out])."""
+    """Quantised matrix as blobs store it: codes [out, in] uint8 (8 bits: int8), scale and zero [out, groups] (row
+    formats: scale [out])."""
 
     codes: torch.Tensor
     scale: torch.Tensor
@@ -58,7 +59,7 @@ def exponents(powers: torch.Tensor) -> torch.Tensor:
 
 
 class Search:
-    """The best scale so far of groups [out, groups, group] fp32; what each group keeps is [out, groups, 1] fp32."""
+    """Best scale found so far for groups [out, groups, group] fp32; per-group results are [out, groups, 1] fp32."""
 
     def __init__(self, grouped: torch.Tensor, format: Format, numbers: Numbers) -> None:
         self.grouped, self.format, self.numbers = grouped, format, numbers
@@ -67,7 +68,7 @@ class Search:
         self.zero: torch.Tensor | None = None
 
     def attempt(self, scale: torch.Tensor, zero: torch.Tensor | None = None) -> None:
-        """Round with these scales and zeros, and keep them for the groups that come out better than before."""
+        """Round with these scales and zeros, and keep them for the groups whose error improves."""
         if self.format.table != "mxfp4":
             scale = torch.where(scale.abs() < SMALLEST, SMALLEST, scale).to(self.numbers.scale).float()
         if zero is not None:
@@ -87,7 +88,7 @@ class Search:
             self.zero = torch.where(better, zero, self.zero)
 
     def codes(self) -> torch.Tensor:
-        """What the groups become with the best scales: uint8, or int8 for 8 bits."""
+        """The groups' codes with the best scales: uint8, or int8 for 8 bits."""
         if self.format.table:
             cells = grid(self.format.table, self.grouped.device)
             found = cells.cells(self._ratios(self.scale, None))
@@ -99,7 +100,7 @@ class Search:
         return self.grouped / scale if zero is None else (self.grouped - zero).div_(scale)
 
     def _levels(self, scale: torch.Tensor, zero: torch.Tensor | None) -> torch.Tensor:
-        """The values, in scales, that the weights are rounded to."""
+        """The values, in units of the scale, that the weights round to."""
         ratios = self._ratios(scale, zero)
         if self.format.table:
             cells = grid(self.format.table, ratios.device)
@@ -108,7 +109,7 @@ class Search:
         return ratios.round_().clamp_(low, self.half - 1)
 
     def refit(self) -> None:
-        """Try the scale (and zero) that least squares gives the codes kept."""
+        """Try the least-squares scale (and zero) for the current codes."""
         levels = self._levels(self.scale, self.zero)
         if self.zero is None:
             self.attempt(
@@ -122,7 +123,7 @@ class Search:
         self.attempt(scale, mean - scale * middle)
 
     def try_ranges(self) -> None:
-        """Evenly spaced between the clipped ends of each group."""
+        """Try evenly spaced levels between the clipped ends of each group."""
         low, high = self.grouped.aminmax(dim=-1, keepdim=True)
         for clip in CLIPS[self.format.bits]:
             scale = (high - low) * (clip / (2 * self.half - 1))
@@ -132,14 +133,15 @@ class Search:
             self.refit()
 
     def try_extremes(self) -> None:
-        """The weight of largest magnitude at one of a few values."""
+        """Try mapping the weight of largest magnitude to each of a few values."""
         extreme = self.grouped.gather(-1, self.grouped.abs().argmax(-1, keepdim=True))
         for value in EXTREMES[self.format.table]:
             self.attempt(extreme / value)
         self.refit()
 
     def try_powers(self) -> None:
-        """The power of two that OCP's rule gives (the largest weight in E2M1's last binade), half and twice of it."""
+        """Try the power of two that OCP's rule gives (the largest weight in E2M1's last binade), its half and its
+        double."""
         largest = self.grouped.abs().amax(-1, keepdim=True).clamp_(min=2.0**-120)
         power = (largest.view(torch.int32) & 0x7F800000).view(torch.float32) / 4
         for factor in (1.0, 2.0, 0.5):

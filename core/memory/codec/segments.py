@@ -1,8 +1,8 @@
-"""An expert cut into two smaller ones along its inner neurons: top and bottom, whose outputs add up to the whole's.
+"""Splits an expert along its inner neurons into two smaller ones, top and bottom, whose outputs add up to the whole's.
 
-The whole expert is encoded first and its fields are cut afterwards, so that joining gives back the very bytes. Matrices
-that feed the inner neurons (gate, up) are cut by output, gate and up alike; `down` is cut by input. What belongs to
-`down`'s outputs is held by both (the scale of a row) or counted once, in the top (the bias).
+The whole expert is encoded first and its fields are split afterwards, so that joining restores identical bytes.
+Matrices that feed the inner neurons (gate, up) are split by output, gate and up alike; `down` is split by input. Data
+of `down`'s outputs is either stored in both segments (the scale of a row) or only in the top (the bias).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 from core.errors import SettingError
 from core.memory.codec.base import Layout, PartSpec
 
-GRAIN = 16  # neurons: what the kernels of every format can start at
+GRAIN = 16  # neurons: start alignment that the kernels of every format support
 
 
 class Segment(NamedTuple):
-    """One of the two: its inner neurons, and where its own blob stands in the cut one, in bytes."""
+    """One of the two segments: its inner neurons, and the byte range of its own blob in the cut one."""
 
     start: int
     stop: int
@@ -30,7 +30,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """How the expert's parts belong together; the parts as the model declares them."""
+    """The layout of an expert's parts, as the model declares them."""
 
     parts: Mapping[str, PartSpec]
     is_transposed: bool
@@ -39,8 +39,8 @@ class Experts:
 
 
 class _Cut(NamedTuple):
-    """How one field of a blob is cut: along `axis`, `unit` neurons an index, in `blocks` equal runs (gate, then up) or
-    in `stride` interleaved ones. axis None = both have it all; `once` = only the top."""
+    """How one field of a blob is split: along `axis`, with `unit` neurons per index, in `blocks` equal runs (gate, then
+    up) or in `stride` interleaved ones. axis None = stored in both segments; `once` = only in the top."""
 
     axis: int | None
     unit: int = 1
@@ -50,7 +50,7 @@ class _Cut(NamedTuple):
 
 
 class Segments:
-    """Cuts blobs of one layout and joins them again, exactly. `bytes` is the size of a cut blob."""
+    """Splits blobs of one layout and joins them again, exactly. `bytes` is the size of a cut blob."""
 
     def __init__(self, layout: Layout, experts: Experts, top: int) -> None:
         self._whole = layout
@@ -64,20 +64,20 @@ class Segments:
         self.segments, self.bytes = tuple(found), offset
 
     def cut(self, blob: torch.Tensor) -> torch.Tensor:
-        """[top | bottom]: uint8 [bytes], out of one expert's blob."""
+        """Split one expert's blob into [top | bottom]: uint8 [bytes]."""
         out = torch.zeros(self.bytes, dtype=torch.uint8)
         for small, whole in self._pairs(out, blob):
             small.copy_(whole)
         return out
 
     def join(self, cut: torch.Tensor, blob: torch.Tensor) -> None:
-        """The inverse of `cut`: write the whole blob (uint8 [layout.bytes], zeros between its fields)."""
+        """Inverse of `cut`: writes the whole blob (uint8 [layout.bytes], zeros between its fields)."""
         blob.zero_()
         for small, whole in self._pairs(cut, blob):
             whole.copy_(small)
 
     def _pairs(self, cut: torch.Tensor, blob: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Views of every field in a segment and of the same numbers in the whole."""
+        """Yields, for every field of a segment, its view and the view of the same numbers in the whole blob."""
         for number, (start, stop, offset, layout) in enumerate(self.segments):
             for name, field in layout.fields.items():
                 how = self._cuts[name]
@@ -95,15 +95,16 @@ class Segments:
 
 
 def inner_of(experts: Experts) -> int:
-    """Inner neurons of one expert: what `down` takes in."""
+    """Inner neurons of one expert: the input features of `down`."""
     spec = next(spec for name, spec in experts.parts.items() if name.startswith("down") and spec.is_weight)
     return spec.shape[0 if experts.is_transposed else 1]
 
 
 def top_of(experts: Experts, group: int, split: float) -> int:
-    """Neurons of the top segment nearest to a share of all. `group` = inputs that share a scale, 0 = a whole row.
+    """Neurons of the top segment, nearest to the given share of all. `group` = inputs that share a scale, 0 = a whole
+    row.
 
-    Raises SettingError when the share is no share, or the expert is too small to be cut.
+    Raises SettingError when the share is out of range, or the expert is too small to be split.
     """
     if not 0 < split < 1:
         raise SettingError(f"A split of {split:g} is no share between 0 and 1. 0.5 cuts every expert into halves.")
@@ -117,7 +118,7 @@ def top_of(experts: Experts, group: int, split: float) -> int:
 
 
 def specs_of(experts: Experts, neurons: int) -> dict[str, PartSpec]:
-    """What a model would declare for an expert of so many inner neurons."""
+    """The part specs of an expert with `neurons` inner neurons."""
     small = {}
     inner = inner_of(experts)
     for name, spec in experts.parts.items():
@@ -149,7 +150,7 @@ def _up(axis: int, size: int, inner: int, experts: Experts) -> _Cut:
 
 
 def _pick(whole: torch.Tensor, cut: _Cut, start: int, stop: int) -> torch.Tensor:
-    """A view of the neurons start..stop in a field of the whole: its axis becomes [blocks, numbers]."""
+    """A view of the neurons start..stop in a field of the whole blob: its axis becomes [blocks, numbers]."""
     if cut.axis is None:
         return whole
     first, last = start // cut.unit * cut.stride, stop // cut.unit * cut.stride

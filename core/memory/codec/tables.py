@@ -1,8 +1,8 @@
-"""The values that 4-bit codes stand for in formats that do not space them evenly, before the group's scale.
+"""Code values of 4-bit formats that are not evenly spaced, before the group's scale.
 
-nf4: quantiles of a normal distribution, scaled to [-1, 1]; QLoRA (Dettmers et al. 2023), appendix E.
-mxfp4: E2M1, a sign bit, two exponent bits and one of mantissa; OCP Microscaling Formats 1.0, section 5.3.3.
-iq4_nl: GGML's kvalues_iq4nl (llama.cpp, ggml-common.h).
+nf4: quantiles of a normal distribution, scaled to [-1, 1]; QLoRA (Dettmers et al. 2023), appendix E. mxfp4: E2M1, a
+sign bit, two exponent bits and one of mantissa; OCP Microscaling Formats 1.0, section 5.3.3. iq4_nl: GGML's
+kvalues_iq4nl (llama.cpp, ggml-common.h).
 """
 
 from __future__ import annotations
@@ -62,21 +62,24 @@ def table(name: str, device: torch.device) -> torch.Tensor:
 
 
 class Grid(NamedTuple):
-    """The table by cells of equal width: a cell's value (fp32) and code (uint8) are those nearest to its middle."""
+    """The table divided into cells of equal width, for fast rounding: each cell has the value (fp32) and code (uint8)
+    nearest to its middle."""
 
     low: float  # left end of the first cell
-    per_unit: float  # cells in a distance of 1
+    per_unit: float  # cells per unit
     values: torch.Tensor
     codes: torch.Tensor
 
     def cells(self, ratios: torch.Tensor) -> torch.Tensor:
-        """The cell of each ratio (weight / scale), int32; what lies outside is in the first or last one."""
+        """The cell of each ratio (weight / scale), int32; ratios outside the grid are clamped to the first or last
+        cell."""
         return ((ratios - self.low) * self.per_unit).to(torch.int32).clamp_(0, self.values.numel() - 1)
 
 
 @functools.cache
 def grid(name: str, device: torch.device) -> Grid:
-    """Cells that no border between neighbouring values crosses; nf4: but for borders that lie 1 / 16384 away."""
+    """A grid fine enough that no cell contains a boundary between neighbouring values; for nf4, boundaries 1 / 16384
+    apart excepted."""
     entries = torch.tensor(TABLES[name], dtype=torch.float64)
     per_unit = {"nf4": 8192, "mxfp4": 4, "iq4_nl": 2}[name]
     low, count = float(entries.min()), int((entries.max() - entries.min()) * per_unit)

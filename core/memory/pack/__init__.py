@@ -1,6 +1,6 @@
 """The expert pack: a model imported once, whose experts are read from disk one at a time. docs/pack.md has the format.
 
-Nothing here knows transformers: a pack is bytes, described by its manifest.
+This package does not depend on transformers: a pack is bytes, described by its manifest.
 """
 
 from core.memory.pack.manifest import Entry, Manifest, pack_at

@@ -1,4 +1,4 @@
-"""One writer at a time: a lock that the system drops when its holder ends, however it ends."""
+"""Lock file for a single writer: the system releases the lock when the holding process ends, however it ends."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from pathlib import Path
 
 from core.errors import ModelError
 
-OURS_BYTES = 32  # most that stands in the file of a lock
+OURS_BYTES = 32  # maximum size of a lock file's content
 
 
 class Lock:
-    """Holds `file` from construction to `release`. A file that a killed process left behind locks nobody out.
+    """Holds `file` locked from construction to `release`. A file left behind by a killed process blocks no other
+    process.
 
-    The holder's process id stands in it, for people. Raises ModelError when somebody else holds it, OSError.
+    The file contains the holder's process id, for information. Raises ModelError when another process holds it,
+    OSError.
     """
 
     def __init__(self, file: Path, busy: str) -> None:
@@ -33,7 +35,7 @@ class Lock:
                 raise
             if self._still_there():
                 break
-            os.close(self._fd)  # its last holder took the name away meanwhile: another may lock a new file of that name
+            os.close(self._fd)  # its last holder unlinked it meanwhile: another process may lock a new one
         os.ftruncate(self._fd, 0)
         os.write(self._fd, f"{os.getpid()}\n".encode())
 
@@ -44,10 +46,10 @@ class Lock:
             return False
 
     def release(self) -> None:
-        """Let go and take the file away; may be called twice."""
+        """Unlock and remove the file; may be called twice."""
         if self._fd < 0:
             return
-        if sys.platform != "win32":  # there a file can be removed while it is locked, which leaves no gap
+        if sys.platform != "win32":  # POSIX can unlink a locked file, which leaves no gap
             self._file.unlink(missing_ok=True)
         os.close(self._fd)
         self._fd = -1
@@ -55,14 +57,15 @@ class Lock:
             try:
                 self._file.unlink(missing_ok=True)
             except OSError:
-                pass  # somebody else holds it already
+                pass  # another process already holds it
 
 
 def clear(folder: Path) -> None:
-    """Take away the locks that killed imports left in a folder of packs. One that is held stays.
+    """Remove the locks that killed imports left in a folder of packs. Held locks stay.
 
-    Its file is taken away while it is locked here, and `Lock` looks afterwards whether what it locked still has its
-    name, so no two can hold one; whoever asks for it in that moment is told that another import is writing.
+    The file is unlinked while this process has it locked, and `Lock` checks afterwards that the file it locked still
+    has its name, so two processes can never hold it at once; a process that tries to lock in that moment gets the error
+    that another import is writing.
     """
     for file in folder.glob("*.lock"):
         try:
@@ -70,18 +73,18 @@ def clear(folder: Path) -> None:
             if stat.S_ISREG(found.st_mode) and found.st_size <= OURS_BYTES and _is_ours(file.read_bytes()):
                 Lock(file, "{}").release()
         except (ModelError, OSError):
-            pass  # it is held, by a process or by another user; or somebody was faster
+            pass  # held by another process or owned by another user, or already removed
 
 
 def _is_ours(text: bytes) -> bool:
-    """An empty file, or one with a process id, as `Lock` writes it."""
+    """Whether the content is what `Lock` writes: empty, or a process id."""
     return not text or text.strip().isdigit()
 
 
 if sys.platform == "win32":
     import msvcrt
 
-    FAR = 1 << 30  # the byte that is locked lies behind the text, which stays readable
+    FAR = 1 << 30  # the locked byte lies behind the text, which stays readable
 
     def _lock(fd: int) -> None:
         os.lseek(fd, FAR, os.SEEK_SET)

@@ -1,4 +1,4 @@
-"""What a pack says about itself: `moestro.json`. It is written last, so a directory that has one is complete."""
+"""A pack's manifest, `moestro.json`. It is written last, so a directory that has one is complete."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ MOST_LAYERS, MOST_EXPERTS = 1000, 1 << 14
 
 
 class Entry(NamedTuple):
-    """One file of a pack: its size in bytes and sha256. Expert files have "" there, since their blobs have checksums of
-    their own; `head` is the sha256 of a safetensors header, "" for other files."""
+    """One file of a pack: its size in bytes and sha256. Expert files have "" as sha256, since each blob has its own
+    checksum; `head` is the sha256 of a safetensors header, "" for other files."""
 
     bytes: int
     sha256: str = ""
@@ -37,7 +37,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Everything there is to know of a pack without reading its weights."""
+    """Everything known about a pack without reading its weights."""
 
     model_hash: str  # identity of the model it was made from
     format: str  # of the experts: a name of core.memory.codec.FORMATS
@@ -50,30 +50,30 @@ class Manifest:
     has_gate: bool
     is_concatenated: bool
     layout: Layout  # of one expert's blob, as its codec has it
-    segments: tuple[Segment, ...]  # how blobs are cut on disk; () = not at all
+    segments: tuple[Segment, ...]  # how blobs are cut on disk; () = not cut
     padded_bytes: int  # from one expert to the next in a file
     files: Mapping[str, Entry]
     sums: tuple[tuple[int, ...], ...]  # zlib.crc32 of every padded blob, by layer and expert
     source: Mapping[str, str]  # kind, label, name, hash of what was imported
-    exact: Mapping[str, str]  # by part: how its numbers came about, in words
-    moestro: str  # version that made it
+    exact: Mapping[str, str]  # by part: how its numbers were derived from the source, in words
+    moestro: str  # version that wrote it
     created: str  # ISO 8601
 
     @property
     def blob_bytes(self) -> int:
-        """Bytes of one expert as its codec wants it."""
+        """Bytes of one expert in its codec's layout."""
         return self.layout.bytes
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What an import must share to go on where another one stopped: see `identity_of`."""
+        """The values an interrupted import must share to be resumed: see `identity_of`."""
         return identity_of(
             self.model_hash, self.format, self.numbers, self.segments[0].stop if self.segments else 0, self.moestro
         )
 
     @property
     def total(self) -> int:
-        """Number of experts in all."""
+        """Total number of experts."""
         return self.layers * self.experts
 
     @property
@@ -83,13 +83,13 @@ class Manifest:
 
     @property
     def cutter(self) -> Segments | None:
-        """What joins the segments of a blob; None when blobs are whole."""
+        """Joins the segments of a blob; None when blobs are not cut."""
         experts = Experts(self.parts, self.is_transposed, self.has_gate, self.is_concatenated)
         return Segments(self.layout, experts, self.segments[0].stop) if self.segments else None
 
     def codec(self, dtype: torch.dtype, device: torch.device) -> Codec:
-        """The codec of the blobs, computing in `dtype` on `device`. Raises ModelError when this version of Moestro lays
-        the format out in another way."""
+        """The codec of the blobs, computing in `dtype` on `device`. Raises ModelError when this version of Moestro uses
+        another layout for the format."""
         codec = make_codec(
             self.format,
             specs=self.parts,
@@ -106,7 +106,7 @@ class Manifest:
         return codec
 
     def dump(self) -> str:
-        """The text of the file, with a digest over everything in it."""
+        """The manifest file's text, with a digest over its content."""
         body = {
             "pack": VERSION,
             "model_hash": self.model_hash,
@@ -161,7 +161,7 @@ class Manifest:
         try:
             manifest = cls._of(Stated(body))
             manifest._check()
-        except Unfit as error:  # with a digest that fits: made by something else than an import
+        except Unfit as error:  # the digest is right, so another program wrote it
             raise ModelError(damaged(file, f": {error}")) from None
         return manifest
 
@@ -197,7 +197,7 @@ class Manifest:
         )
 
     def _check(self) -> None:
-        """Raises Unfit where one thing that it says contradicts another."""
+        """Raises Unfit when the fields contradict each other."""
         if "label" not in self.source:
             raise Unfit("its source.label is missing")
         if self.format not in FORMATS:
@@ -229,7 +229,7 @@ class Manifest:
 
 
 def identity_of(model_hash: str, format: str, numbers: Numbers, top: int, moestro: str) -> dict[str, Any]:
-    """What tells one import from another: equal ones write equal bytes. `top` = neurons of the top segment, or 0."""
+    """Identifies an import: imports with equal identity write equal bytes. `top` = neurons of the top segment, or 0."""
     return {
         "pack": VERSION,
         "model_hash": model_hash,
@@ -241,12 +241,12 @@ def identity_of(model_hash: str, format: str, numbers: Numbers, top: int, moestr
 
 
 def pack_at(path: Path) -> bool:
-    """Whether a directory says that it is a pack; `check` tells whether it is a good one."""
+    """Whether a directory has a manifest, i.e. is meant to be a pack; `check` validates it."""
     return (path / NAME).is_file()
 
 
 def partial(pack: Path) -> Path:
-    """Where a pack is while it is being made."""
+    """Directory in which a pack is written before it is complete."""
     return pack.with_name(f"{pack.name}.partial")
 
 
@@ -256,12 +256,12 @@ def layer_file(layer: int) -> str:
 
 
 def damaged(file: Path, how: str = "") -> str:
-    """What to say of a file of a pack that is not what it was."""
+    """Error text for a pack file whose content has changed."""
     return f"{file} is damaged{how}. Delete {file.parent} and import the model again."
 
 
 def changed(file: Path, how: str = "") -> str:
-    """What to say of a file of a pack that somebody wrote to while the pack was open."""
+    """Error text for a pack file that was written to while the pack was open."""
     return (
         f"{file} was changed while its model was loaded{how}. Unload the model and load it again. If it is then "
         f"said to be damaged, delete {file.parent} and import the model again."
@@ -269,7 +269,7 @@ def changed(file: Path, how: str = "") -> str:
 
 
 def unreadable(file: Path, error: OSError) -> str:
-    """What to say when the system refuses a read."""
+    """Error text for a read that the system refuses."""
     return f"{file} cannot be read: {error.strerror or error}. Check the disk and your permissions for this file."
 
 
@@ -323,7 +323,7 @@ def _layout_of(stated: Stated) -> Layout:
 
 
 def _check_layout(layout: Layout, name: str) -> None:
-    """Raises Unfit unless its fields lie one after another within its bytes."""
+    """Raises Unfit unless the layout's fields are consecutive and lie within its bytes."""
     end = 0
     for part, field in layout.fields.items():
         if field.offset < end or field.offset % ALIGN or field.offset + field.bytes > layout.bytes:

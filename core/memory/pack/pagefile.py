@@ -1,7 +1,7 @@
-"""Positioned reads of whole pages, past the system's file cache where the file system allows it.
+"""Positioned reads of whole pages, bypassing the system's file cache where the file system allows it.
 
-Expert bytes are cached by Moestro itself, under a budget; a second copy in the file cache would only push out what
-other programs keep there. Where direct reads are not to be had, the cache is told to forget what was read.
+Moestro caches expert bytes itself, under a budget; a second copy in the file cache would only evict other programs'
+pages. Where direct reads are unavailable, the system is told to drop the pages that were read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from core.memory.pages import PAGE, aligned
 
 
 class Stamp(NamedTuple):
-    """A file as the system describes it; `modified` in nanoseconds."""
+    """A file's identity as the system reports it; `modified` in nanoseconds."""
 
     inode: int
     bytes: int
@@ -24,9 +24,9 @@ class Stamp(NamedTuple):
 
 
 class PageFile:
-    """One open file. Thread-safe: no read depends on where another one left off.
+    """One open file. Thread-safe: reads do not share a file position.
 
-    `why_buffered` is "" when reads go past the file cache, else the reason in words. Raises OSError.
+    `why_buffered` is "" when reads bypass the file cache, else the reason in words. Raises OSError.
     """
 
     def __init__(self, path: Path, direct: bool = True) -> None:
@@ -37,10 +37,10 @@ class PageFile:
             self._file = io.FileIO(path)
 
     def _open_direct(self, path: Path) -> str:
-        """Open for direct reads and try one; the reason when that cannot be."""
+        """Open for direct reads and try one; returns the reason when they are unavailable, else ""."""
         if not hasattr(os, "O_DIRECT") or not hasattr(os, "preadv"):
             return "this system has none for programs like this one"
-        os.stat(path)  # a file that is not there is no matter of direct reads
+        os.stat(path)  # a missing file must raise, not fall back to buffered reads
         try:
             file = io.FileIO(os.open(path, os.O_RDONLY | os.O_DIRECT))
         except OSError as error:
@@ -54,16 +54,16 @@ class PageFile:
         return ""
 
     def read(self, buffer: memoryview, offset: int) -> None:
-        """Fill `buffer` from `offset`: whole pages both, and a page-aligned buffer for direct reads.
+        """Fill `buffer` from `offset`: both must be whole pages, and the buffer page-aligned for direct reads.
 
-        Interrupted and short reads are taken up again. Raises OSError, and EOFError when the file ends before.
+        Interrupted and short reads are resumed. Raises OSError, and EOFError when the file is too short.
         """
         assert self._file is not None
         done = 0
         while done < len(buffer):
             got = self._some(self._file, buffer[done:], offset + done)
             if done + got < len(buffer) and not self.why_buffered:
-                got = got // PAGE * PAGE  # the next direct read has to start on a page too
+                got = got // PAGE * PAGE  # the next direct read must also start on a page
             if not got:
                 raise EOFError("it is shorter than it should be")
             done += got
@@ -71,7 +71,7 @@ class PageFile:
             os.posix_fadvise(self._file.fileno(), offset, len(buffer), os.POSIX_FADV_DONTNEED)
 
     def stamp(self) -> Stamp:
-        """What tells whether somebody has written to the file, or put another in its place before it was opened."""
+        """Identifies the open file and its last write, to detect writes and a file replaced before opening."""
         assert self._file is not None
         found = os.fstat(self._file.fileno())
         return Stamp(found.st_ino, found.st_size, found.st_mtime_ns)
@@ -79,11 +79,11 @@ class PageFile:
     def _some(self, file: io.FileIO, buffer: memoryview, offset: int) -> int:
         if hasattr(os, "preadv"):
             return os.preadv(file.fileno(), [buffer], offset)
-        with self._lock:  # the file has one position: seek and read belong together
+        with self._lock:  # the file has a single position: seek and read must be atomic
             file.seek(offset)
             return file.readinto(buffer) or 0
 
     def close(self) -> None:
-        """Release the file; may be called twice. No read may be going on."""
+        """Release the file; may be called twice. No read may be running."""
         if self._file is not None:
             self._file.close()

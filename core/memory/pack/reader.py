@@ -1,4 +1,4 @@
-"""Experts out of a pack, one at a time, from any thread."""
+"""Reads experts from a pack, one at a time, from any thread."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ log = logging.getLogger("moestro.pack")
 
 
 class PackReader:
-    """An open pack. Opening checks everything but the weights themselves; a blob is checked when it is first read, and
-    again when its file was written to meanwhile.
+    """An open pack. Opening checks everything but the weights; a blob is verified at its first read, and again after
+    its file was written to.
 
     Thread-safe. Owns open files until `close`; after that the pack can be deleted, on Windows too. Raises ModelError,
-    with what to do, when the pack is missing, damaged, made by a newer Moestro, or not the one that `stamps` are of.
+    with the remedy, when the pack is missing, damaged, made by a newer Moestro, or does not match `stamps`.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class PackReader:
         except OSError as error:
             self.close()
             raise ModelError(unreadable(self.path / layer_file(len(self._files)), error)) from None
-        self._stamps = [file.stamp() for file in self._files]  # of each layer's file, as it was last seen
+        self._stamps = [file.stamp() for file in self._files]  # of each layer's file, as last checked
         self._opened = tuple(self._stamps)
         if stamps is not None and (other := [n for n, one in enumerate(stamps) if one != self._opened[n]]):
             self.close()
@@ -63,29 +63,29 @@ class PackReader:
 
     @property
     def direct(self) -> bool:
-        """Whether reads go past the system's file cache; `why_buffered` says why not."""
+        """Whether reads bypass the system's file cache; `why_buffered` has the reason if not."""
         return not self.why_buffered
 
     @property
     def blob_bytes(self) -> int:
-        """Bytes of one expert as its codec wants it."""
+        """Bytes of one expert in its codec's layout."""
         return self.manifest.blob_bytes
 
     @property
     def padded_bytes(self) -> int:
-        """Bytes that one read takes from disk: whole pages."""
+        """Bytes read from disk per expert: whole pages."""
         return self.manifest.padded_bytes
 
     @property
     def bytes_read(self) -> int:
-        """Bytes taken from disk so far by all threads."""
+        """Bytes read from disk so far by all threads."""
         return self._bytes_read
 
     def read_into(self, eid: int, buffer: torch.Tensor) -> None:
         """Read one expert's blob to the start of `buffer` (uint8 [>= blob_bytes], CPU).
 
-        A page-aligned buffer of padded_bytes or more is read into directly, up to padded_bytes; any other costs a copy.
-        Raises ModelError when the disk fails or the bytes are not those that were written, IndexError.
+        A page-aligned buffer of padded_bytes or more is read into directly, up to padded_bytes; any other needs an
+        extra copy. Raises ModelError when the disk read fails or the checksum does not match, IndexError.
         """
         manifest = self.manifest
         if not 0 <= eid < manifest.total:
@@ -100,7 +100,7 @@ class PackReader:
             buffer[: self.blob_bytes].copy_(into[: self.blob_bytes])
 
     def _bounce(self) -> torch.Tensor:
-        """This thread's own buffer of whole pages."""
+        """The calling thread's bounce buffer of whole pages."""
         buffer: torch.Tensor | None = getattr(self._scratch, "buffer", None)
         if buffer is None:
             buffer = self._scratch.buffer = aligned(self.padded_bytes)
@@ -125,10 +125,10 @@ class PackReader:
                 how = f": expert {expert} of MoE layer {layer} is not what was written"
                 raise ModelError(changed(file, how) if written else damaged(file, how))
             with self._lock:
-                self._checked[eid] = self._stamps[layer] is before  # else it may have been written to since it was read
+                self._checked[eid] = self._stamps[layer] is before  # else the file may have changed since the read
 
     def _was_written(self, layer: int) -> bool:
-        """Whether somebody has written to a layer's file since it was opened; its blobs are then checked anew."""
+        """Whether a layer's file was written to since it was opened; its blobs are then verified again."""
         now = self._files[layer].stamp()
         if now != self._stamps[layer]:
             with self._lock:
@@ -138,12 +138,12 @@ class PackReader:
         return now != self._opened[layer]
 
     def reopen(self) -> PackReader:
-        """Another reader of the same pack, with files of its own, that does not check again what this one checked at
-        opening. Raises ModelError when files are gone or others are in their place."""
+        """Another reader of the same pack with its own open files; skips the checks that this one made at opening.
+        Raises ModelError when files are missing or were replaced."""
         return PackReader(self.path, self._asked_direct, self.manifest, self._opened)
 
     def close(self) -> None:
-        """Release the files; may be called twice. No read may be going on."""
+        """Release the files; may be called twice. No read may be running."""
         for file in self._files:
             file.close()
 

@@ -1,4 +1,4 @@
-"""A manifest's JSON as typed values. What is missing, of another kind or out of its bounds is named by its place."""
+"""A manifest's JSON as typed values. Errors name the path of a value that is missing, mistyped or out of bounds."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ DTYPES = FLOATS | {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 }
-MOST = 1 << 50  # bytes, and anything else that is counted
+MOST = 1 << 50  # upper bound of byte sizes and all other counts
 
 
 class Unfit(ValueError):
-    """A value that a manifest cannot have; the text is the end of a sentence about the file."""
+    """An invalid value in a manifest; the text completes a sentence about the file."""
 
 
 class Stated:
-    """One JSON object, asked for its values by name. Every method raises Unfit."""
+    """One JSON object with typed access by name. Every method raises Unfit."""
 
     def __init__(self, values: Any, path: str = "") -> None:
         if not isinstance(values, dict):
@@ -32,11 +32,11 @@ class Stated:
         self._path = path
 
     def names(self) -> list[str]:
-        """What it has, in order."""
+        """Its keys, in order."""
         return list(self._values)
 
     def only(self, *names: str) -> None:
-        """It has these and nothing else."""
+        """Require exactly these keys."""
         if set(self._values) != set(names):
             odd = sorted(set(self._values) ^ set(names))[0]
             raise Unfit(f"its {self._path}{odd[:60]} {'is unknown' if odd in self._values else 'is missing'}")
@@ -60,7 +60,7 @@ class Stated:
         return Stated(self._take(name), f"{self._path}{name}.")
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """A tensor's: one or two dimensions, none of them 0."""
+        """A tensor's shape: one or two dimensions, none of them 0."""
         sizes = self.values(name)
         if not 1 <= len(sizes) <= 2:
             raise Unfit(f"its {self._path}{name} is {sizes!r:.60}, not a shape")
@@ -73,7 +73,7 @@ class Stated:
         return found
 
     def texts(self, name: str) -> dict[str, str]:
-        """An object of texts."""
+        """An object whose values are all strings."""
         inner = self.object(name)
         return {key: inner.text(key) for key in inner.names()}
 
@@ -90,7 +90,7 @@ class Stated:
 
 
 def whole(value: Any, path: str, least: int, most: int = MOST) -> int:
-    """A whole number within bounds."""
+    """Return `value` if it is an integer within bounds; else raises Unfit."""
     if type(value) is not int or not least <= value <= most:
         raise Unfit(f"its {path} is {value!r:.60}, not a whole number from {least:,} to {most:,}")
     return value

@@ -1,4 +1,4 @@
-"""Bytes and names that are on the disk when a call returns, and stay there when the power fails."""
+"""Durable writes: bytes and names that are on the disk when a call returns, and survive a power failure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def sync_file(fd: int) -> None:
 
 
 def sync_dir(directory: Path) -> None:
-    """Wait until the names in a directory are on the disk. Windows offers no such thing, and needs none on NTFS."""
+    """Wait until a directory's entries are on the disk. Windows has no such call, and NTFS needs none."""
     if os.name == "posix":
         fd = os.open(directory, os.O_RDONLY)
         try:
@@ -23,14 +23,14 @@ def sync_dir(directory: Path) -> None:
 
 
 def write_all(handle: io.FileIO, raw: memoryview) -> None:
-    """Write everything: an unbuffered file may take less at a time."""
+    """Write everything: an unbuffered file may write only part of it per call."""
     done = 0
     while done < len(raw):
         done += handle.write(raw[done:])
 
 
 def replace(file: Path, text: str) -> None:
-    """Write a small file so that it is either the old one or the new one at every moment."""
+    """Write a small file atomically: at every moment it holds either the old or the new text."""
     fresh = file.with_name(f"{file.name}.new")
     with fresh.open("wb") as handle:
         handle.write(text.encode())

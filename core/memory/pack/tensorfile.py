@@ -1,4 +1,4 @@
-"""Write a safetensors file tensor by tensor: what is in memory is one tensor, however many there are."""
+"""Write a safetensors file tensor by tensor: only one tensor at a time is in memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAMES = {
 
 
 def header(tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
-    """The file's head: its length, then JSON, so padded that the data starts at a multiple of 8."""
+    """The file's header: its length, then JSON, padded so that the data starts at a multiple of 8."""
     entries: dict[str, object] = {"__metadata__": dict(metadata)}
     end = 0
     for name, (dtype, shape) in tensors.items():
@@ -46,10 +46,10 @@ def write_tensors(
     metadata: Mapping[str, str],
     wrote: Callable[[int], object],
 ) -> Entry:
-    """Write what `read(name)` returns for every name, widest number types first, as safetensors itself does.
+    """Write what `read(name)` returns for every name, widest dtypes first, as safetensors itself does.
 
-    `wrote(bytes)` is called after each. Ends with the bytes on the disk. Raises OSError, and ModelError when a tensor
-    is not as stated.
+    `wrote(bytes)` is called after each. The bytes are on the disk when it returns. Raises OSError, and ModelError when
+    a tensor does not match its declared dtype and shape.
     """
     order = dict(sorted(tensors.items(), key=lambda item: (-item[1][0].itemsize, item[0])))
     head = header(order, metadata)

@@ -1,4 +1,4 @@
-"""Is a pack whole? Quickly at every opening, and byte for byte when asked."""
+"""Verification of a pack: a quick check at every opening, and a full byte-for-byte check on request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEADER_LIMIT = 100 << 20  # as in safetensors itself
 
 
 class Found(NamedTuple):
-    """What a full verification found: the pack's manifest if that is whole, bytes read, and what is wrong, in words."""
+    """Result of a full verification: the pack's manifest if valid, bytes read, and the problems in words."""
 
     manifest: Manifest | None
     bytes: int
@@ -27,9 +27,9 @@ class Found(NamedTuple):
 
 
 def check(pack: Path) -> Manifest:
-    """The quick check: manifest, size of every file, content of the small ones, header of the dense weights.
+    """Quick check: manifest, size of every file, content of the small ones, header of the dense weights.
 
-    Milliseconds; reads no weights. Raises ModelError with what is wrong and what to do.
+    Takes milliseconds; reads no weights. Raises ModelError with the problem and the remedy.
     """
     manifest = Manifest.load(pack)
     for name, entry in manifest.files.items():
@@ -39,7 +39,7 @@ def check(pack: Path) -> Manifest:
 
 
 def check_dense(pack: Path, manifest: Manifest) -> None:
-    """Compare the dense weights with their checksum; reads them all. Raises ModelError when they differ."""
+    """Verify the checksum of the dense weights, reading all of them. Raises ModelError when it does not match."""
     try:
         if file_hash(pack / DENSE) != manifest.files[DENSE].sha256:
             raise ModelError(damaged(pack / DENSE, ": it is not what was written"))
@@ -48,7 +48,7 @@ def check_dense(pack: Path, manifest: Manifest) -> None:
 
 
 def _quick(file: Path, entry: Entry) -> str:
-    """What is wrong with a file as far as can be told without reading weights, or ""."""
+    """The problem of a file as far as it can be found without reading weights, or ""."""
     try:
         found = file.stat()
         size = found.st_size
@@ -68,9 +68,9 @@ def _quick(file: Path, entry: Entry) -> str:
 
 
 def verify(pack: Path, progress: Callable[[str, int, int], None] = lambda text, done, total: None) -> Found:
-    """Read everything and compare it with its checksums. `progress(file, bytes done, bytes in all)`.
+    """Read everything and compare it with its checksums. `progress(file, bytes done, total bytes)`.
 
-    Goes on after a problem, so that all are found. A damaged pack raises nothing.
+    Continues after a problem, so that all are found. A damaged pack raises nothing.
     """
     try:
         manifest = Manifest.load(pack)
@@ -104,7 +104,7 @@ def verify(pack: Path, progress: Callable[[str, int, int], None] = lambda text, 
 
 
 def _blobs(file: Path, manifest: Manifest, layer: int) -> Iterator[tuple[int, str]]:
-    """(bytes read so far, what is wrong or "") after every expert of a layer."""
+    """Yields (bytes read so far, the problem or "") after every expert of a layer."""
     size = manifest.padded_bytes
     buffer = aligned(size).numpy().data
     pages = PageFile(file)
@@ -121,7 +121,7 @@ def _blobs(file: Path, manifest: Manifest, layer: int) -> Iterator[tuple[int, st
 
 
 def _chunks(file: Path) -> Iterator[tuple[int, memoryview]]:
-    """(bytes read so far, the latest of them)."""
+    """Yields (bytes read so far, the latest chunk)."""
     buffer = memoryview(bytearray(CHUNK))
     done = 0
     with file.open("rb", buffering=0) as handle:

@@ -1,7 +1,7 @@
-"""Make a pack so that it is whole or not there: everything grows in `<pack>.partial`, which is renamed at the end.
+"""Writes a pack atomically: files are written to `<pack>.partial`, which is renamed at the end.
 
-A journal names the files that are finished and on the disk. Whoever goes on after an interruption keeps those, drops
-the rest and writes what is missing; the result is the same, byte for byte.
+A journal lists the files that are finished and synced. An import that resumes after an interruption keeps those,
+deletes the rest and writes what is missing; the result is identical byte for byte.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LAYER_FILES = frozenset(layer_file(layer) for layer in range(MOST_LAYERS))
 
 
 class Done(NamedTuple):
-    """A finished file: `sums` of its blobs, and notes of whoever wrote it (text by text)."""
+    """A finished file: `sums` of its blobs, and notes of its writer (text by text)."""
 
     entry: Entry
     sums: tuple[int, ...] = ()
@@ -40,11 +40,11 @@ class Done(NamedTuple):
 
 
 class PackWriter:
-    """Writes one pack. `identity` tells imports apart: only one that is equal goes on where another stopped.
+    """Writes one pack. `identity` identifies the import: only one with an equal identity resumes an interrupted one.
 
-    `directory` is where the pack grows, `finished` what is there already; `complete`: an earlier import was stopped
-    just before its end, and only `publish` is left. Raises ModelError when `out` exists, when another import is writing
-    it, or when its partial directory is not one of ours; OSError.
+    `directory` is where the pack is written, `finished` what is already complete; `complete`: an earlier import was
+    stopped just before its end, and only `publish` is left. Raises ModelError when `out` exists, when another import is
+    writing it, or when its partial directory was not made by Moestro; OSError.
     """
 
     def __init__(self, out: Path, identity: Mapping[str, Any]) -> None:
@@ -106,7 +106,7 @@ class PackWriter:
             self._finish(name, Done(Entry(size), tuple(sums), dict(notes())))
 
     def entries(self) -> dict[str, Entry]:
-        """Every file of the pack so far: what was finished here, and what others put into `directory`, hashed now."""
+        """Every file of the pack so far: those finished here, and other files in `directory`, hashed now."""
         found = {name: done.entry for name, done in self.finished.items()}
         for file in sorted(self.directory.iterdir()):
             if file.name not in (JOURNAL, NAME, *found):
@@ -116,12 +116,12 @@ class PackWriter:
         return found
 
     def publish(self, manifest: Manifest | None = None) -> Path:
-        """The last act: write the manifest (None: it is `complete`) and give the directory its name."""
+        """Last step: write the manifest (None: it is already `complete`) and rename the directory."""
         if manifest is not None:
             replace(self.directory / NAME, manifest.dump())
         (self.directory / JOURNAL).unlink(missing_ok=True)
         sync_dir(self.directory)
-        if self.out.exists():  # whoever made it meanwhile: os.rename would replace an empty directory
+        if self.out.exists():  # created meanwhile: os.rename would replace an empty directory
             raise ModelError(
                 f"{self.out} was made by somebody else meanwhile. The finished pack is in {self.directory}: rename it."
             )
@@ -131,7 +131,8 @@ class PackWriter:
         return self.out
 
     def close(self) -> None:
-        """Let others write here again. Finished files stay, to go on with; without any, nothing does. Twice is fine."""
+        """Release the lock. Finished files stay for a later resume; without any, the directory is removed. May be
+        called twice."""
         nothing = not (self.finished or self.complete or self._published)
         if nothing:
             shutil.rmtree(self.directory, ignore_errors=True)
@@ -140,7 +141,7 @@ class PackWriter:
             try:
                 parent.rmdir()
             except OSError:
-                break  # not ours alone any more
+                break  # it contains other files
 
     def __enter__(self) -> PackWriter:
         return self
@@ -150,7 +151,7 @@ class PackWriter:
 
     @contextmanager
     def _begun(self, name: str) -> Iterator[Path]:
-        """A file that is removed when it does not get finished: on a full disk it would only be in the way."""
+        """The file to write; removed when writing fails, because on a full disk it would only take space."""
         try:
             yield self.directory / name
         except BaseException:
@@ -158,7 +159,7 @@ class PackWriter:
             raise
 
     def _finish(self, name: str, done: Done) -> None:
-        """Note a file whose bytes are on the disk."""
+        """Record in the journal a file whose bytes are on the disk."""
         sync_dir(self.directory)
         with (self.directory / JOURNAL).open("ab", buffering=0) as handle:
             handle.write(f"{_line(name, done)}\n".encode())
@@ -166,7 +167,7 @@ class PackWriter:
         self.finished[name] = done
 
     def _resume(self) -> bool:
-        """Take over what is usable of an earlier import and remove the rest. True when nothing is missing."""
+        """Keep what is usable of an earlier import and delete the rest. True when nothing is missing."""
         journal, there = self.directory / JOURNAL, self.directory.exists()
         names = {file.name for file in self.directory.iterdir()} if there else set()
         if names and not names & {JOURNAL, f"{JOURNAL}.new", NAME}:
@@ -199,10 +200,10 @@ def _line(name: str, done: Done) -> str:
 
 
 def _journalled(journal: Path, identity: Mapping[str, Any]) -> dict[str, Done]:
-    """The finished files that a journal names, without a last line that was cut off.
+    """The finished files that a journal lists, ignoring a truncated last line.
 
-    Empty, so that all is written anew, when it is of another import, or damaged: then no line of it can be trusted.
-    Raises ModelError when it cannot be read.
+    Empty, so that everything is written anew, when the journal belongs to another import or is damaged: then no line
+    can be trusted. Raises ModelError when it cannot be read.
     """
     if not os.path.lexists(journal):
         return {}
@@ -215,7 +216,7 @@ def _journalled(journal: Path, identity: Mapping[str, Any]) -> dict[str, Done]:
 
 
 def _done_of(stated: Stated) -> tuple[str, Done]:
-    """A line's file. Raises Unfit for what no import writes."""
+    """The file that a journal line describes. Raises Unfit for a line that no import writes."""
     stated.only("file", "entry", "sums", "notes")
     name, entry = stated.text("file"), stated.values("entry")
     if name != DENSE and name not in LAYER_FILES:

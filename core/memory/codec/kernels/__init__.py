@@ -1,11 +1,11 @@
-"""Products straight out of slots, several experts a launch, by Triton kernels on a GPU.
+"""Triton kernels that multiply directly from slots on a GPU, several experts per launch.
 
-    gemv.py      states times matrices: decoding, and prompts of few tokens
-    widen.py     matrices as plain weights: longer prompts, multiplied by torch
-    blocks.py    how much of a matrix a program computes
-    products.py  what calls them: the fields of a codec's slots, launches, scratch memory
+    gemv.py      states times matrices: decode, and prefill of few tokens
+    widen.py     dequantises matrices: longer prompts, multiplied by torch
+    blocks.py    tile sizes of a program
+    products.py  calls the kernels: fields of a codec's slots, launches, scratch memory
 
-Where the kernels are not available the codec's own `linear` computes, and the log says so once.
+Where the kernels are unavailable, the codec's own `linear` computes, and one log message says so.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ log = logging.getLogger("moestro.kernels")
 
 
 def why_not(device: torch.device) -> str:
-    """Why the kernels cannot run on a device, "" when they can be tried.
+    """Why the kernels cannot run on a device; "" when they can be tried.
 
-    On a CPU they run under Triton's interpreter alone (TRITON_INTERPRET=1), which is for tests; on a GPU never with it,
-    because it copies what it knows of to the CPU and would find no slots there.
+    On a CPU they run only under Triton's interpreter (TRITON_INTERPRET=1), which is for tests. On a GPU they never run
+    under it, because it copies the arguments it knows to the CPU and would not find the slots there.
     """
     interpreted = os.environ.get("TRITON_INTERPRET", "0") == "1"
     if device.type == "cpu" and not interpreted:
@@ -49,12 +49,12 @@ def available(device: torch.device) -> bool:
 
 
 def make_kernels(codec: Codec) -> SlotKernels | None:
-    """Kernels for a codec's slots; None, said once in the log for a GPU, where they cannot run."""
+    """Kernels for a codec's slots; None where they cannot run (logged once for a GPU)."""
     reason = why_not(codec.device)
     if not reason and isinstance(codec, Base):
         try:
             return SlotKernels(codec)
-        except Exception as error:  # a broken installation of triton, however it shows
+        except Exception as error:  # a broken installation of triton can raise anything
             reason = f"triton cannot be loaded ({error})"
     if codec.device.type == "cuda":
         say_unavailable(reason)
@@ -63,7 +63,7 @@ def make_kernels(codec: Codec) -> SlotKernels | None:
 
 @functools.cache
 def say_unavailable(reason: str) -> None:
-    """Say, once, that experts are computed without the kernels."""
+    """Log once that experts are computed without the kernels."""
     log.warning(
         "Experts are computed one at a time, more slowly: the grouped GPU kernels are not used, because %s.", reason
     )

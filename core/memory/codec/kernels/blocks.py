@@ -1,9 +1,9 @@
-"""How much of a matrix one program computes: chosen by shape from a small table, never tuned where it runs.
+"""Tile sizes per program: chosen by shape from a small table, not autotuned on the target machine.
 
 A program of the coded and plain row kernels is one warp: the threads of a warp exchange states without a barrier, and a
-few rows a program leave thousands of programs a launch, each with 2 to 4 kB of weights on the way at a time. The sizes
-come from reading what they compile to for compute capabilities 8.0, 8.9 and 9.0: no register spills, 16-byte loads of
-weights, about three instructions a 4-bit weight.
+few rows per program give thousands of programs per launch, each with 2 to 4 kB of weights in flight. The sizes come
+from inspecting the compiled code for compute capabilities 8.0, 8.9 and 9.0: no register spills, 16-byte loads of
+weights, about three instructions per 4-bit weight.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 TILES = {2: 512, 3: 512, 4: 512, 8: 1024}  # words of codes a program reads at a time, by bits
-WIDTHS = {2: (64, 32), 3: (64, 32), 4: (64, 32), 8: (128, 64)}  # of a row, the best first: a whole cache line
+WIDTHS = {2: (64, 32), 3: (64, 32), 4: (64, 32), 8: (128, 64)}  # words of a row, the best first: a whole cache line
 PLAIN_ROWS = 8
-PLAIN_BYTES = 512  # of a row, read at a time
+PLAIN_BYTES = 512  # bytes of a row read at a time
 COLUMNS = (32, 128)  # outputs and inputs
 WIDEN = 512  # words
-WASTE = 1.1  # the share of a row's reads beyond its end at which another width is taken
+WASTE = 1.1  # overread of a row, relative, above which another width is chosen
 
 
 class Block(NamedTuple):
-    """`outputs` x `across` of a matrix at a time (`across` in words or inputs), by `warps` warps."""
+    """The tile of a matrix per step: `outputs` x `across` (`across` in words or inputs), computed by `warps` warps."""
 
     outputs: int
     across: int
@@ -28,12 +28,12 @@ class Block(NamedTuple):
 
 
 def power(n: int) -> int:
-    """The least power of two that is not below n."""
+    """The smallest power of two >= n."""
     return 1 << (n - 1).bit_length()
 
 
 def coded(bits: int, words: int) -> Block:
-    """For rows of that many words."""
+    """Block for rows of `words` words of codes."""
     widths = [min(width, power(words)) for width in WIDTHS[bits]]
     read = [-(-words // width) * width for width in widths]
     across = widths[0] if read[0] <= WASTE * read[-1] else widths[-1]
@@ -41,16 +41,16 @@ def coded(bits: int, words: int) -> Block:
 
 
 def plain(itemsize: int, inputs: int) -> Block:
-    """For rows of plain numbers."""
+    """Block for rows of plain numbers."""
     return Block(PLAIN_ROWS, min(PLAIN_BYTES // itemsize, power(inputs)), 1)
 
 
 def columns(itemsize: int, inputs: int) -> Block:
-    """For plain numbers stored [in, out]."""
+    """Block for plain numbers stored [in, out]."""
     return Block(COLUMNS[0], min(COLUMNS[1] * 2 // itemsize, power(inputs)), 4)
 
 
 def widen(words: int) -> Block:
-    """For rows of codes that become plain numbers."""
+    """Block for dequantising rows of codes."""
     across = min(128, power(words))
     return Block(WIDEN // across if across >= 32 else 16, across, 4)

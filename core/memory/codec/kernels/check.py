@@ -1,7 +1,7 @@
-"""Compile every kernel for given GPUs, without one: `python -m core.memory.codec.kernels.check [80 89 90 ...]`.
+"""Compile every kernel for given GPUs, without having one: `python -m core.memory.codec.kernels.check [80 89 90 ...]`.
 
-Prints the shared memory and the machine code that each takes for a matrix of Qwen3-30B-A3B; raises what the compiler
-raises. Needs triton.
+Prints the shared memory and machine code size of each for a matrix of Qwen3-30B-A3B; compiler errors propagate. Needs
+triton.
 """
 
 from __future__ import annotations

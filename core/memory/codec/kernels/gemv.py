@@ -1,10 +1,10 @@
-"""The product kernels: states times the matrices of several experts, each expert in a slot of its own.
+"""Matrix-vector kernels: states times the matrices of several experts, each expert in its own slot.
 
-A slot is given by its address, so that one launch covers experts wherever they are. Addresses travel as arguments of
-the launch: nothing is copied to the device, and nothing has to be kept up to date as experts come and go. Weights exist
-in registers alone. Sums are fp32, in a fixed order: the same inputs give the same bits.
+Slots are passed as addresses, so that one launch covers experts wherever they are. Addresses are launch arguments: no
+address table on the device has to be updated as experts are loaded and evicted. Weights are dequantised in registers
+only. Sums are fp32, in a fixed order: the same inputs give the same bits.
 
-What they read is what core.memory.codec.grouped and .plain lay out. Importing this module needs triton.
+The kernels read the layouts of core.memory.codec.grouped and .plain. Importing this module needs triton.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton.language as tl
 
 
 def _address(bases: tl.tensor, LANES: tl.constexpr) -> tl.tensor:
-    """The slot of this program's row: program_id(1) of up to LANES."""
+    """The slot address for this program: program_id(1) of up to LANES."""
     lane = tl.program_id(1)
     base = bases[0].to(tl.int64)
     for i in tl.static_range(1, LANES):
@@ -26,7 +26,7 @@ address = triton.jit(_address)
 
 
 def _inside(base: tl.tensor, field_at: tl.tensor, TYPE: tl.constexpr) -> tl.tensor:
-    """A field of a slot. Fields are aligned (core.memory.codec.base.ALIGN), which the compiler cannot see."""
+    """A field of a slot. Fields are aligned (core.memory.codec.base.ALIGN), which the compiler cannot infer."""
     return tl.multiple_of((base + field_at).to(tl.pointer_type(TYPE)), 16)
 
 
@@ -34,11 +34,11 @@ inside = triton.jit(_inside)
 
 
 def _number(base: tl.tensor, field_at: tl.tensor, at: tl.tensor, known: tl.tensor, TYPE: tl.constexpr) -> tl.tensor:
-    """Scales, zeros or biases as fp32; a uint8 is an exponent, 2 ** (e - 127), 255 is not a number."""
+    """Scales, zeros or biases as fp32; a uint8 is an exponent, 2 ** (e - 127), where 255 is NaN."""
     value = tl.load(inside(base, field_at, TYPE) + at, mask=known, other=0)
     if value.dtype == tl.uint8:
         bits = value.to(tl.int32)
-        odd = ((bits == 0) | (bits == 255)).to(tl.int32)  # a subnormal, and not a number
+        odd = ((bits == 0) | (bits == 255)).to(tl.int32)  # subnormal, and NaN
         return (bits << 23 | odd << 22).to(tl.float32, bitcast=True)
     return value.to(tl.float32)
 
@@ -71,9 +71,9 @@ def _coded_rows(
     BN: tl.constexpr,
     BU: tl.constexpr,
 ) -> None:
-    """out[p, n] = sum over k of x[p * stride + k] * W_p[n, k] (+ bias_p[n]); W_p [N, K] coded, a WORD for V inputs.
+    """out[p, n] = sum over k of x[p * stride + k] * W_p[n, k] (+ bias_p[n]); W_p [N, K] coded, one WORD per V inputs.
 
-    A code is not shifted down: it is masked where it stands, and x is scaled by the power of two that makes up for it.
+    Codes are masked in place instead of shifted; x is scaled by the power of two that compensates.
     """
     base = address(bases, LANES)
     pair, n = tl.program_id(1), tl.program_id(0) * BN + tl.arange(0, BN)
@@ -134,7 +134,7 @@ def _plain_rows(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ) -> None:
-    """The same for weights [N, K] of x's own number type."""
+    """As `_coded_rows` for weights [N, K] of x's number type."""
     base = address(bases, LANES)
     pair, n = tl.program_id(1), tl.program_id(0) * BN + tl.arange(0, BN)
     row, k = tl.minimum(n, N - 1)[:, None], tl.arange(0, BK)
@@ -168,7 +168,7 @@ def _plain_columns(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ) -> None:
-    """The same for weights that the model stores transposed: [K, N]."""
+    """As `_coded_rows` for weights that the model stores transposed: [K, N]."""
     base = address(bases, LANES)
     pair, n, k = tl.program_id(1), tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BK)
     state, weights = x + pair.to(tl.int64) * stride, inside(base, q_at, x.dtype.element_ty)

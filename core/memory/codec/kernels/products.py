@@ -1,4 +1,4 @@
-"""What calls the kernels: where a codec's fields lie in a slot, how a launch is cut, what dequantising takes."""
+"""Launches the kernels: field offsets of a codec's slots, grouping of slots into launches, dequantisation scratch."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from core.memory.codec.matrix import Matrix, Part, matrix
 from core.memory.codec.plain import Plain
 from core.memory.codec.tables import table
 
-LANES, LANES_MOST = 8, 16  # slots a launch: as many as most models choose, and for more
-SCRATCH_BYTES = 64 << 20  # of dequantised weights at a time, or one matrix where that is larger
-INPUTS = {2: 8, 3: 8, 4: 8, 8: 4}  # of a word of codes, by bits; of 8 bits 1 where rows are not whole words
+LANES, LANES_MOST = 8, 16  # slots per launch: the top-k of most models, and for more
+SCRATCH_BYTES = 64 << 20  # dequantised weights at a time, or one matrix where that is larger
+INPUTS = {2: 8, 3: 8, 4: 8, 8: 4}  # per word of codes, by bits; 8 bits: 1 where rows are not whole words
 
 
 def per_word(one: Matrix) -> int:
@@ -27,20 +27,20 @@ def per_word(one: Matrix) -> int:
 
 
 def fields(one: Matrix) -> tuple[int, int, int, int]:
-    """Bytes from a slot's start to codes, third bits, scales and zeros; 0 where there are none."""
+    """Byte offsets in a slot of codes, third bits, scales and zeros; 0 where absent."""
     high, scale, zero = (0 if part is None else part.at for part in (one.high, one.scale, one.zero))
     return one.codes.at, high, scale, zero
 
 
 def portable(codec: Codec) -> Codec:
-    """The same slots, computed from on the CPU by the reference: for trials and tests."""
+    """A codec for the same slots that computes on the CPU by the reference: for trials and tests."""
     assert isinstance(codec, Base)
     kind: type[Plain] | type[Grouped] = Plain if codec.format.is_plain else Grouped
     return kind(codec.format, codec.specs, codec.dtype, torch.device("cpu"), codec.is_transposed, codec.numbers)
 
 
 def scratch_bytes(codec: Codec) -> int:
-    """Most device memory that dequantised weights take at once, for a prompt; what the budget must count."""
+    """Peak device memory of dequantised weights, for a prompt; must be counted in the budget."""
     if codec.format.is_plain or not isinstance(codec, Base):
         return 0
     sizes = [out * inputs * codec.dtype.itemsize for out, inputs in map(codec.out_in, codec.weights)]
@@ -48,8 +48,8 @@ def scratch_bytes(codec: Codec) -> int:
 
 
 def launches(slots: Sequence[torch.Tensor]) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """(first slot, slots, addresses) of each launch; addresses are repeated up to one of two lengths, so that no more
-    than two variants of a kernel are ever compiled."""
+    """Yields (first slot, slots, addresses) per launch; addresses are padded by repetition to one of two lengths, so
+    that at most two variants of a kernel are ever compiled."""
     lanes = LANES if len(slots) <= LANES else LANES_MOST
     for first in range(0, len(slots), lanes):
         bases = [slot.data_ptr() for slot in slots[first : first + lanes]]
@@ -57,7 +57,7 @@ def launches(slots: Sequence[torch.Tensor]) -> Iterator[tuple[int, int, tuple[in
 
 
 class Launch(NamedTuple):
-    """A kernel, how many programs it takes for a slot, and what it is compiled for."""
+    """A kernel, its programs per slot, and its compile-time constants."""
 
     kernel: Any
     programs: tuple[int, int]
@@ -65,9 +65,10 @@ class Launch(NamedTuple):
 
 
 class SlotKernels:
-    """Products with one codec's matrices out of slots. Stateless; all of it runs on the current CUDA stream.
+    """Products of one codec's matrices, read directly from slots. Stateless; everything runs on the current CUDA
+    stream.
 
-    Fast for what decoding needs; for many states of one expert `widened` weights and torch's products are better.
+    Fast for decode; for many states of one expert, `widened` weights with torch's products are faster.
     """
 
     def __init__(self, codec: Base) -> None:
@@ -89,13 +90,13 @@ class SlotKernels:
         self._word = {1: tl.uint8, 2: tl.uint16, 4: tl.uint32}
 
     def outputs(self, part: str) -> int:
-        """Rows of a matrix [out, in]."""
+        """Rows (out features) of a matrix [out, in]."""
         return self._matrices[part].outputs
 
     def multiply(self, part: str, slots: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        """A state times the matrix of each slot, with its bias: x [slots, in], or [1, in] for all -> [slots, out].
+        """Multiply one state by the matrix of each slot, plus bias: x [slots, in], or [1, in] shared -> [slots, out].
 
-        `slots` are the bytes of slots on x's device; x has the codec's dtype. Sums are fp32, rounded once.
+        `slots` are byte tensors on x's device; x has the codec's dtype. Sums are fp32, rounded once.
         """
         one, x = self._matrices[part], x.contiguous()
         bias_at = one.bias.at if one.bias is not None else 0
@@ -108,9 +109,9 @@ class SlotKernels:
         return out
 
     def widened(self, part: str, slots: Sequence[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
-        """Weights of coded slots in the codec's dtype, some slots at a time: (first slot, [some, out, in]).
+        """Dequantised weights of coded slots in the codec's dtype, some slots at a time: (first slot, [some, out, in]).
 
-        Each overwrites the one before; together they take no more than `scratch_bytes`.
+        Each overwrites the previous one; together they take at most `scratch_bytes`.
         """
         one = self._matrices[part]
         fit = SCRATCH_BYTES // (one.outputs * one.inputs * self.dtype.itemsize)
@@ -123,7 +124,7 @@ class SlotKernels:
             yield start, scratch[: len(slots) - start]
 
     def product(self, part: str, lanes: int) -> Launch:
-        """What multiplies by a part of up to `lanes` slots."""
+        """The launch that multiplies by a part of up to `lanes` slots."""
         one, bias = self._matrices[part], self._matrices[part].bias is not None
         if one.bits:
             block = blocks.coded(one.bits, one.inputs // per_word(one))
@@ -149,7 +150,7 @@ class SlotKernels:
         )
 
     def widening(self, part: str, lanes: int) -> Launch:
-        """What dequantises a part of up to `lanes` slots."""
+        """The launch that dequantises a part of up to `lanes` slots."""
         one = self._matrices[part]
         words = one.inputs // per_word(one)
         block = blocks.widen(words)
@@ -158,7 +159,7 @@ class SlotKernels:
         )
 
     def _coded(self, one: Matrix, lanes: int, block: blocks.Block) -> dict[str, Any]:
-        """What the kernels for codes are compiled for."""
+        """Compile-time constants of the kernels for codes."""
         return {
             "LANES": lanes,
             "N": one.outputs,

@@ -1,4 +1,4 @@
-"""The dequantising kernel: the coded matrices of several experts, each in a slot of its own, as plain weights.
+"""Dequantisation kernel: the coded matrices of several experts, each in its own slot, to plain weights.
 
 Addresses and formats as in core.memory.codec.kernels.gemv. Importing this module needs triton.
 """
@@ -32,7 +32,7 @@ def _widen(
     BN: tl.constexpr,
     BU: tl.constexpr,
 ) -> None:
-    """out[p, n, k] = W_p[n, k] in out's number type; W_p [N, K] coded, a WORD for V inputs."""
+    """out[p, n, k] = W_p[n, k] in out's number type; W_p [N, K] coded, one WORD per V inputs."""
     base = address(bases, LANES)
     n, unit, v = tl.program_id(0) * BN + tl.arange(0, BN), tl.program_id(2) * BU + tl.arange(0, BU), tl.arange(0, V)
     STEP: tl.constexpr = 2 if BITS == 3 else BITS

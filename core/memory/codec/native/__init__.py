@@ -1,13 +1,13 @@
-"""Products straight out of slots on a CPU: kernels for one matrix of one format, compiled where they run.
+"""CPU kernels that multiply directly from slots, each compiled at run time for one matrix of one format.
 
-    states.py    states as whole numbers, in the order of the codes
-    codes.py     codes as whole numbers, wherever they lie
+    states.py    converts states to integers, in the order of the codes
+    codes.py     reads codes as integers, in any of the layouts
     product.py   rows of codes times states
-    widen.py     rows of codes as plain numbers, for prompts
+    widen.py     dequantises rows of codes, for prompts
     threads.py   several threads that share one product's rows
-    products.py  what calls them
+    products.py  calls the kernels
 
-They read a blob's own bytes: nothing is laid out anew, and weights exist in registers alone. A state's numbers become
-whole ones, products of whole numbers are summed exactly, and one rounding follows for each 32 to 128 inputs, in fp32:
-what comes out is as near to the exact product as its number type allows, whatever the number of threads.
+They read the blob's own bytes: nothing is repacked, and weights are dequantised in registers only. A state is converted
+to integers, integer products are summed exactly, and one rounding follows per 32 to 128 inputs, in fp32: the result is
+as close to the exact product as its number type allows, for any number of threads.
 """

@@ -1,4 +1,4 @@
-"""Codes as whole numbers: what a format's bits stand for before scales, and how a vector of them is read."""
+"""Codes as integers: the values of a format's codes before scales, and how a vector of codes is read."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from core.memory.codec.tables import TABLES
 from core.native import numbers
 from core.native.ir import Code, splat, vector
 
-TABLE_TOP = 8191  # what nf4's 1.0 becomes: eight of it times the largest state still fit into 32 bits
+TABLE_TOP = 8191  # integer of nf4's 1.0: eight of it times the largest state still fit into 32 bits
 SHUFFLE = {64: "llvm.x86.avx512.pshuf.b.512", 32: "llvm.x86.avx2.pshuf.b", 16: "llvm.x86.ssse3.pshuf.b.128"}
 
 
 class Meaning(NamedTuple):
-    """What codes stand for, before scales: `entries[code]`, or the codes of all planes added up, times `factor`."""
+    """Values of codes, before scales: `entries[code]`, or the sum of the codes of all planes, times `factor`."""
 
     planes: tuple[Plane, ...]
     entries: tuple[int, ...]
@@ -23,7 +23,8 @@ class Meaning(NamedTuple):
 
 
 def meaning(matrix: Matrix) -> Meaning:
-    """Of a matrix's codes. Tables of halves or whole numbers are exact; nf4's are rounded to 2^-14 of the largest."""
+    """The values of a matrix's codes. Tables of halves or integers are exact; nf4's are rounded to 2^-14 of the
+    largest."""
     at = matrix.codes.at
     if matrix.table:
         per_one = {"nf4": TABLE_TOP, "mxfp4": 2, "iq4_nl": 1}[matrix.table]
@@ -35,14 +36,14 @@ def meaning(matrix: Matrix) -> Meaning:
 
 
 def one(code: Code, slot: str, part: Part, row: str) -> str:
-    """One number of a part of a slot as a float."""
+    """Load one number of a part of a slot as a float."""
     value = numbers.load(code, code.at(slot, part.at), row, 1, part.dtype)
     return code.let(f"extractelement <1 x float> {value}, i32 0")
 
 
 def read(code: Code, entries: tuple[int, ...], plane: Plane, piece: Piece, place: str) -> list[str]:
-    """The vector of codes at `place` as <words x i16>s: the first of every word, the second ... Signed where they have
-    8 bits or are looked up, else from 0 on."""
+    """Load the vector of codes at `place` as <words x i16>s: the first code of every word, the second ... Signed where
+    codes have 8 bits or are looked up, else starting at 0."""
     count = piece.words
     stored = piece.bytes // 2
     words = code.load(f"<{stored} x i16>", place)
@@ -61,7 +62,7 @@ def read(code: Code, entries: tuple[int, ...], plane: Plane, piece: Piece, place
 
 
 def _looked_up(code: Code, entries: tuple[int, ...], count: int, words: str) -> list[str]:
-    """4-bit codes, two a byte, by a table of 8 bits or of 16."""
+    """Look up 4-bit codes, two per byte, in a table of 8-bit or 16-bit values."""
     kind, size = f"<{count} x i16>", count * 2
     bytes_ = f"<{size} x i8>"
     planes = 1 if max(map(abs, entries)) < 128 else 2
@@ -87,7 +88,7 @@ def _looked_up(code: Code, entries: tuple[int, ...], count: int, words: str) -> 
 
 
 def _signed(code: Code, words: str, count: int, odd: bool) -> str:
-    """The even or the odd bytes of words as signed numbers."""
+    """The even or odd bytes of words, sign-extended."""
     return _shift(code, "ashr", words if odd else _shift(code, "shl", words, count, 8), count, 8)
 
 

@@ -1,4 +1,4 @@
-"""Rows of codes times states, as LLVM instructions: a codec's own bytes, read once and multiplied as they are."""
+"""Rows of codes times states, as LLVM instructions: bytes are read once and multiplied without repacking."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from core.memory.codec.native.states import Piece, Plane, Room
 from core.native import numbers
 from core.native.ir import Code, fp32, splat
 
-AHEAD = 4096  # bytes that are asked for before they are needed; one row after another, which the CPU cannot foresee
+AHEAD = 4096  # bytes prefetched ahead; rows follow one another, which the CPU's own prefetcher does not detect
 PRODUCT = {32: "llvm.x86.avx512.pmaddw.d.512", 16: "llvm.x86.avx2.pmadd.wd", 8: "llvm.x86.sse2.pmadd.wd"}
 
-Totals = dict[tuple[int, int], str]  # by row and state: fp32 a lane
+Totals = dict[tuple[int, int], str]  # by row and state: one fp32 per lane
 
 
 class Product:
-    """Writes the function name(states, slot, out, from, to): some prepared states, one after another, times rows
-    from..to - 1, a multiple of `rows`, of the matrix in a slot; into out [states, outputs]."""
+    """Generates the function name(states, slot, out, from, to): prepared states, consecutive in memory, times rows
+    from..to - 1 (a multiple of `rows`) of the matrix in a slot, into out [states, outputs]."""
 
     def __init__(self, name: str, matrix: Matrix, room: Room, dtype: torch.dtype, rows: int, states: int) -> None:
         self.code = Code(f"void @{name}(ptr noalias %states, ptr noalias %slot, ptr noalias %out, i64 %from, i64 %to)")
@@ -38,7 +38,7 @@ class Product:
                 self._write(self._rows[r], t, total)
 
     def _run(self, p: int, piece: Piece, totals: Totals) -> None:
-        """Add a run of one plane's codes times the states."""
+        """Add the product of a run of one plane's codes and the states."""
         kind, whole = f"<{piece.lanes} x float>", piece.lanes == self._lanes
         first = [(kind, total if whole else "zeroinitializer") for total in totals.values()]
         with self.code.loop(0, piece.turns, 1, first) as each:
@@ -77,7 +77,7 @@ class Product:
                 )
 
     def _seen(self, p: int, piece: Piece, index: str, state: int) -> tuple[Sequence[str], str, str]:
-        """A state's numbers for a vector of codes, what their sums count and what they begin with."""
+        """A state's numbers for a vector of codes, the factor of their sums and the sums' initial value."""
         code, plane, place = self.code, self._room.planes[p], self._room.places[p, piece]
         own = code.at("%states", state * self._room.bytes)
         begin = code.at(code.at(own, place.numbers), index, piece.words * plane.per_word * 2)
@@ -91,7 +91,7 @@ class Product:
         return stored, step, code.load(f"<{piece.lanes} x i32>", offset, 4)
 
     def _scales(self, row: str, piece: Piece, index: str, plane: Plane) -> str:
-        """The scale of each lane of a vector, times what its plane's codes count."""
+        """The scale of each lane of a vector, times the weight of its plane's codes."""
         code, group = self.code, self._matrix.group
         first = code.add(code.times(index, piece.codes), piece.start)
         at = code.add(code.times(row, self._matrix.inputs // group), code.let(f"udiv i64 {first}, {group}"))
@@ -125,7 +125,7 @@ class Product:
             start += width
 
     def _wider(self, total: str, value: str, count: int) -> str:
-        """total + value, which may have fewer lanes."""
+        """total + value, where value may have fewer lanes."""
         if count < self._lanes:
             value = self.code.pick(
                 f"<{count} x float>", value, [min(i, count) for i in range(self._lanes)], "zeroinitializer"
@@ -133,7 +133,7 @@ class Product:
         return self.code.let(f"fadd <{self._lanes} x float> {total}, {value}")
 
     def _write(self, row: str, state: int, total: str) -> None:
-        """One sum over all lanes, scaled, into `out`."""
+        """Sum over all lanes, scale, and store to `out`."""
         code, matrix = self.code, self._matrix
         y = code.call(
             "float",

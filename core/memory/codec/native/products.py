@@ -1,4 +1,4 @@
-"""What calls the kernels: one matrix's products, out of any slot that holds it."""
+"""Calls the kernels: products with one matrix, from any slot that holds it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from core.memory.codec.native.threads import claim
 from core.memory.codec.native.widen import widen
 from core.native.compile import address, compiled, widths
 
-ROWS = 2  # of a matrix, and ...
-STATES = 4  # ... states that are multiplied at once
-FEW = 24  # states: with more, plain weights are made first
+ROWS = 2  # rows of a matrix, and ...
+STATES = 4  # ... states multiplied at once
+FEW = 24  # states: above this, weights are dequantised first
 # measured: python -m core.memory.codec.measure
 
 
 def serves(matrix: Matrix, dtype: torch.dtype) -> bool:
-    """Whether there are kernels for a matrix of codes on this machine."""
+    """Whether this machine has kernels for a quantised matrix."""
     fits = matrix.bits > 0 and matrix.inputs % BLOCK == 0 and matrix.outputs % ROWS == 0
     return fits and dtype in (torch.bfloat16, torch.float16) and bool(widths())
 
@@ -31,16 +31,16 @@ class Products:
     """Products of one matrix. Thread-safe; results do not depend on the number of threads."""
 
     def __init__(self, matrix: Matrix, dtype: torch.dtype, width: int = 0) -> None:
-        """`width` = bytes of a vector; 0 = the widest that this CPU has."""
+        """`width` = bytes of a vector; 0 = the widest that this CPU supports."""
         self.matrix, self._dtype = matrix, dtype
         self._kernels = _kernels(matrix, dtype, width or widths()[0])
         self._row_bytes = matrix.inputs * matrix.bits // 8
         self._in_bytes, self._out_bytes = matrix.inputs * dtype.itemsize, matrix.outputs * dtype.itemsize
 
     def few(self, slots: Sequence[int], x: torch.Tensor) -> torch.Tensor:
-        """A state times the matrix of each slot: x [slots, in], or [1, in] for all -> [slots, out].
+        """Multiply one state by the matrix of each slot: x [slots, in], or [1, in] shared -> [slots, out].
 
-        `slots` are addresses. Sums are rounded once, to the number type.
+        `slots` are addresses. Sums are rounded once, to the output's number type.
         """
         assert x.dtype == self._dtype and x.shape[-1] == self.matrix.inputs
         outputs, kernels, given = self.matrix.outputs, self._kernels, x.shape[0]
@@ -69,7 +69,7 @@ class Products:
         return out
 
     def many(self, slot: int, x: torch.Tensor) -> torch.Tensor:
-        """States times the matrix of one slot: x [..., in] -> [..., out]."""
+        """Multiply states by the matrix of one slot: x [..., in] -> [..., out]."""
         assert x.dtype == self._dtype and x.shape[-1] == self.matrix.inputs
         outputs, kernels, room = self.matrix.outputs, self._kernels, self._kernels.room.bytes
         out = x.new_empty(*x.shape[:-1], outputs)
@@ -117,11 +117,11 @@ class Products:
         return out
 
     def wide(self, slot: int, x: torch.Tensor) -> torch.Tensor:
-        """As `many`, by way of the matrix in plain numbers: x [..., in] -> [..., out]."""
+        """As `many`, but dequantises the matrix first: x [..., in] -> [..., out]."""
         return torch.matmul(x, self.widened(slot).t())
 
     def widened(self, slot: int) -> torch.Tensor:
-        """The matrix in plain numbers [out, in]."""
+        """The dequantised matrix [out, in]."""
         out = torch.empty(self.matrix.outputs, self.matrix.inputs, dtype=self._dtype)
         team = claim()
         try:
@@ -132,12 +132,12 @@ class Products:
 
 
 class Kernels:
-    """One matrix's functions."""
+    """The compiled functions of one matrix."""
 
     def __init__(self, matrix: Matrix, dtype: torch.dtype, width: int) -> None:
         planes = codes.meaning(matrix).planes
         self.room = Room(matrix.inputs, matrix.group if matrix.zero is not None else 0, planes, width)
-        few = max(plane.per_word for plane in planes) <= 4  # vectors at once: else registers run out
+        few = max(plane.per_word for plane in planes) <= 4  # vectors at once: more would exceed the registers
         made = compiled(
             prepare("prepare", self.room, dtype),
             widen("widen", matrix, dtype),

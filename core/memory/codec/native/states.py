@@ -1,10 +1,10 @@
-"""States as whole numbers: what codes are multiplied by, and how that lies in memory.
+"""States as integers: the operand that codes are multiplied by, and its memory layout.
 
-32 numbers of a state share a power of two, chosen so that the largest of them takes 15 bits and a sign. A number of
-bfloat16 within 1/64 of the largest is then kept exactly, any other to 2^-15 of it: far closer than bfloat16 itself
-keeps what comes out.
+32 numbers of a state share a power of two, chosen so that the largest of them takes 15 bits and a sign. A bfloat16
+number within 1/64 of the largest is then exact, any other is kept to 2^-15 of the largest: far more accurate than
+bfloat16 results.
 
-Codes of `bits` bits are read as words of 16; code s of all words of a vector is one vector. So states are stored in
+Codes of `bits` bits are read as 16-bit words; code s of all words of a vector forms one vector. States are stored in
 that order: for every vector of codes, its words' first numbers, then their second ones.
 """
 
@@ -19,18 +19,18 @@ from core.native import numbers
 from core.native.ir import Code, splat
 
 BLOCK = 32  # numbers that share a power of two
-TOP = 14  # its exponent below that of the largest number
-SMALLEST = 16  # bytes: the narrowest vector that is multiplied
-LINE = 64  # bytes: what parts of a state are aligned to
+TOP = 14  # its exponent relative to that of the largest number, negated
+SMALLEST = 16  # bytes: the narrowest vector used
+LINE = 64  # bytes: alignment of the parts of a state
 
 
 class Plane(NamedTuple):
-    """Codes of `bits` bits, lowest first, each counting `weight` times what it is above `offset`."""
+    """Codes of `bits` bits, lowest first; each contributes `weight` times its excess over `offset`."""
 
     bits: int
     offset: int
     weight: int
-    at: int  # bytes from a slot's start
+    at: int  # byte offset in a slot
 
     @property
     def per_word(self) -> int:
@@ -38,17 +38,17 @@ class Plane(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A run of one plane's codes that is multiplied as one vector, `turns` times over."""
+    """A run of one plane's codes that is multiplied as one vector, repeated `turns` times."""
 
     start: int  # first input
     turns: int
-    codes: int  # inputs of each
-    bytes: int  # of codes in each: what is read
-    words: int  # 16-bit numbers of the vector: more than are read where that is too narrow
+    codes: int  # inputs per repetition
+    bytes: int  # of codes per repetition: read at once
+    words: int  # 16-bit numbers of the vector: more than read where that is below SMALLEST
 
     @property
     def lanes(self) -> int:
-        """Sums of 32 bits: each takes in two words."""
+        """32-bit sums: each covers two words."""
         return self.words // 2
 
 
@@ -64,15 +64,15 @@ def pieces(inputs: int, plane: Plane, width: int) -> Iterator[Piece]:
 
 
 class Place(NamedTuple):
-    """Where a piece's numbers lie in a state, in bytes from its start."""
+    """Byte offsets of a piece's numbers within a state."""
 
     numbers: int  # i16, in the order of the codes
-    steps: int  # fp32 a lane: what its sum is to be multiplied by
-    offsets: int  # i32 a lane: its sum to begin with
+    steps: int  # one fp32 per lane: factor of its sum
+    offsets: int  # one i32 per lane: initial value of its sum
 
 
 class Room:
-    """How one state [inputs] lies in memory. `group` = numbers whose sum is wanted, too; 0 = none."""
+    """Memory layout of one state [inputs]. `group` = inputs per group sum; 0 = no group sums."""
 
     def __init__(self, inputs: int, group: int, planes: tuple[Plane, ...], width: int) -> None:
         self.inputs, self.group, self.planes, self.width = inputs, group, planes, width
@@ -86,7 +86,7 @@ class Room:
             for p, plane in enumerate(planes)
             for piece in pieces(inputs, plane, width)
         }
-        self.sums = self._take(inputs // group * 4 if group else 0)  # fp32 a group
+        self.sums = self._take(inputs // group * 4 if group else 0)  # one fp32 per group
 
     def _take(self, size: int) -> int:
         start = self.bytes
@@ -95,7 +95,7 @@ class Room:
 
 
 def prepare(name: str, room: Room, dtype: torch.dtype) -> Code:
-    """The function name(x, into): one state of a number type into its room, which is zeros beforehand."""
+    """Generates the function name(x, into): converts one state of a type into its layout, which must be zeroed."""
     code = Code(f"void @{name}(ptr noalias %x, ptr noalias %into)")
     if room.group:
         with code.loop(0, room.inputs // room.group) as each:
@@ -122,7 +122,7 @@ INTS = f"<{BLOCK} x i32>"
 
 
 def _whole(code: Code, x: str) -> tuple[str, str]:
-    """32 fp32 as whole numbers (i32) of at most 15 bits and a sign, and the float that each counts."""
+    """Convert 32 fp32 to integers (i32) of at most 15 bits and a sign, and the float that one unit stands for."""
     floats = f"<{BLOCK} x float>"
     bits = code.let(f"bitcast {floats} {x} to {INTS}")
     bits = code.let(f"and {INTS} {bits}, {splat('i32', BLOCK, 0x7FFFFFFF)}")
@@ -132,21 +132,21 @@ def _whole(code: Code, x: str) -> tuple[str, str]:
     finite = code.let(f"icmp ult i32 {exponent}, 255")
     step = code.let(f"sub i32 {exponent}, {TOP}")
     step = code.let(f"shl i32 {step}, 23")
-    step = code.let(f"select i1 {finite}, i32 {step}, i32 {0x7FC00000}")  # else nothing that comes out is a number
+    step = code.let(f"select i1 {finite}, i32 {step}, i32 {0x7FC00000}")  # otherwise every result becomes NaN
     step = code.let(f"bitcast i32 {step} to float")
     inverse = code.let(f"sub i32 {254 + TOP}, {exponent}")
     inverse = code.let(f"shl i32 {inverse}, 23")
     inverse = code.broadcast("float", code.let(f"bitcast i32 {inverse} to float"), BLOCK)
     scaled = code.let(f"fmul {floats} {x}, {inverse}")
     scaled = code.let(f"select i1 {finite}, {floats} {scaled}, {floats} zeroinitializer")
-    near = code.call(floats, f"llvm.rint.v{BLOCK}f32", (floats, scaled))  # below 2 ** 15: 11 bits at most were given
+    near = code.call(floats, f"llvm.rint.v{BLOCK}f32", (floats, scaled))  # < 2 ** 15: inputs have at most 11 bits
     return code.let(f"fptosi {floats} {near} to {INTS}"), step
 
 
 def _scatter(code: Code, whole: str, step: str, plane: Plane, piece: Piece, into: Sequence[str]) -> None:
-    """32 whole numbers to where the codes that they belong to will be; `into` as in Place."""
+    """Store 32 integers at the positions that match their codes; `into` as in Place."""
     places, steps, offsets = into
-    words = 2 * plane.bits  # that their codes are in
+    words = 2 * plane.bits  # words that hold their codes
     short = code.let(f"trunc {INTS} {whole} to <{BLOCK} x i16>")
     for s in range(plane.per_word):
         part = code.pick(f"<{BLOCK} x i16>", short, range(s, BLOCK, plane.per_word))
@@ -159,7 +159,7 @@ def _scatter(code: Code, whole: str, step: str, plane: Plane, piece: Piece, into
 
 
 def _count(code: Code, whole: str, step: str, place: str) -> None:
-    """Add what 32 whole numbers stand for to the float at `place`."""
+    """Add the sum of 32 integers, as a float, to the one at `place`."""
     total = code.let(f"extractelement <1 x i32> {_halved(code, whole, 1)}, i32 0")
     value = code.let(f"sitofp i32 {total} to float")
     value = code.let(f"fmul float {value}, {step}")
@@ -168,7 +168,7 @@ def _count(code: Code, whole: str, step: str, place: str) -> None:
 
 
 def _halved(code: Code, value: str, until: int) -> str:
-    """Sums of neighbours: 32 whole numbers become `until`."""
+    """Sum neighbours until 32 integers become `until`."""
     count = BLOCK
     while count > until:
         even, odd = (code.pick(f"<{count} x i32>", value, range(odd, count, 2)) for odd in (0, 1))

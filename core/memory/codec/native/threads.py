@@ -1,8 +1,8 @@
 """Several threads that share the rows of one product, each taking a few at a time.
 
-A product takes microseconds, less than waking a thread does. So helpers spin for a while after each product, in native
-code and without Python's lock, and sleep when none follows. Whoever calls never waits for a helper that sleeps: what it
-does not take, the caller computes itself. Which thread computes a row changes nothing in it.
+A product takes microseconds, less than waking a thread. So helper threads spin for a while after each product, in
+native code and without the GIL, and sleep when none follows. The caller never waits for a sleeping helper: it computes
+the remaining rows itself. Results do not depend on which thread computes a row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Hashable, Sequence
 from core.native.compile import Function, compiled
 from core.native.ir import Code
 
-LINE = 64  # bytes: what different threads write lies in different cache lines
+LINE = 64  # bytes: fields written by different threads lie in different cache lines
 NEXT, OPEN, INSIDE, FIELDS = (LINE * i for i in range(4))
 NAMES = (
     "units",
@@ -37,10 +37,10 @@ NAMES = (
     "room",
 )
 FORM = struct.Struct(f"{len(NAMES)}q")
-PATIENCE = 1_000_000  # ticks of the CPU's clock: some .4 ms, more than between two products
-WORTH_IT = 128 << 10  # bytes of weights: below, other threads come too late
-PART = 32 << 10  # bytes of weights that a thread takes at a time
-MOST = 4096  # products a call
+PATIENCE = 1_000_000  # CPU clock ticks: about 0.4 ms, more than the gap between two products
+WORTH_IT = 128 << 10  # bytes of weights: below this, other threads would join too late
+PART = 32 << 10  # bytes of weights per unit of work
+MOST = 4096  # products per call
 
 
 def _field(code: Code, name: str, kind: str = "i64") -> str:
@@ -56,7 +56,7 @@ def _look(code: Code, place: int) -> str:
 
 
 def _drain() -> Code:
-    """@drain(job): compute units until none is left. A unit is a part of the rows of one product."""
+    """Generates @drain(job): compute units until none is left. A unit is a range of rows of one product."""
     code = Code("void @drain(ptr %job)")
     units, parts, rows, outputs = (_field(code, name) for name in ("units", "parts", "rows", "outputs"))
     kernel, states, slots, out = (_field(code, name, "ptr") for name in ("kernel", "states", "slots", "out"))
@@ -80,7 +80,7 @@ def _drain() -> Code:
 
 
 def _run() -> Code:
-    """@run(job): prepare what is given, then compute all of it, with whoever helps."""
+    """Generates @run(job): prepare the given states, then compute all units, together with the helpers."""
     code = Code("void @run(ptr %job)")
     prepare, x, states = (_field(code, name, "ptr") for name in ("prepare", "x", "states"))
     x_stride, room = _field(code, "x_stride"), _field(code, "room")
@@ -94,7 +94,7 @@ def _run() -> Code:
     code.do("call void @drain(ptr %job)")
     code.do(f"store atomic i64 0, ptr {code.at('%job', OPEN)} seq_cst, align 8")
     code.do("br label %left")
-    code.begin("left")  # who is inside computes, or reads fields
+    code.begin("left")  # wait for helpers inside: they compute, or read fields
     code.run("llvm.x86.sse2.pause")
     code.do(f"br i1 {code.let(f'icmp eq i64 {_look(code, INSIDE)}, 0')}, label %over, label %left")
     code.begin("over")
@@ -102,7 +102,7 @@ def _run() -> Code:
 
 
 def _help() -> Code:
-    """@help(job, patience): take part in what is computed, until nothing was for so many ticks."""
+    """Generates @help(job, patience): take part in products until none was open for `patience` ticks."""
     code = Code("void @help(ptr %job, i64 %patience)")
     code.do("br label %fresh")
     code.begin("fresh")
@@ -111,8 +111,8 @@ def _help() -> Code:
     code.begin("watch")
     code.run("llvm.x86.sse2.pause")
     code.do(f"br i1 {code.let(f'icmp ne i64 {_look(code, OPEN)}, 0')}, label %enter, label %wait")
-    code.begin("enter")  # the caller waits for those inside, so
-    _atomic(code, "add", INSIDE, 1)  # look again once it can see this one
+    code.begin("enter")  # the caller waits for helpers inside, so
+    _atomic(code, "add", INSIDE, 1)  # check again after the caller can see this helper
     code.do(f"br i1 {code.let(f'icmp ne i64 {_look(code, OPEN)}, 0')}, label %join, label %leave")
     code.begin("join")
     code.do("call void @drain(ptr %job)")
@@ -128,7 +128,8 @@ def _help() -> Code:
 
 
 class Team:
-    """A caller's helpers and memory. Whoever has claimed it computes one product after another, and releases it."""
+    """Helper threads and memory of a caller. A thread claims the team, computes one product after another, and releases
+    it."""
 
     def __init__(self, alone: bool) -> None:
         functions = _functions()
@@ -140,12 +141,12 @@ class Team:
         self._pack = FORM.pack_into
         self._slots = (ctypes.c_int64 * MOST)()
         self._slots_at = ctypes.addressof(self._slots)
-        self._memory: dict[Hashable, tuple[int, int, object]] = {}  # address, bytes, what owns them
+        self._memory: dict[Hashable, tuple[int, int, object]] = {}  # address, bytes, owning object
         self._helpers: list[threading.Event] = []
 
     def memory(self, owner: Hashable, size: int) -> int:
-        """The address of so many bytes for one owner: zeros where nothing was written for it before. Its until the
-        release."""
+        """The address of `size` bytes for one owner, valid until the release. Zeroed where nothing was written for that
+        owner before."""
         kept = self._memory.get(owner)
         if kept is None or kept[1] < size:
             whole = (ctypes.c_char * (size + LINE))()
@@ -168,10 +169,9 @@ class Team:
         given: int = 0,
         room: int = 0,
     ) -> None:
-        """kernel(states + i * stride, slots[i], out + i * out_stride, from, to) for every i and all rows of so many
-        bytes of codes; before it prepare(x + i * x_stride, states + i * room) for the `given` states. Strides are
-        bytes, what has no other meaning is an address. At most MOST slots.
-        """
+        """Call kernel(states + i * stride, slots[i], out + i * out_stride, from, to) for every i and all rows, of
+        `row_bytes` bytes of codes; before it prepare(x + i * x_stride, states + i * room) for the `given` states.
+        Strides are in bytes; arguments without another meaning are addresses. At most MOST slots."""
         count, threads = len(slots), _used
         self._slots[:count] = slots  # type: ignore[call-overload]  # any sequence will do
         if threads > 1 and not self._alone and count * outputs * row_bytes >= WORTH_IT:
@@ -225,13 +225,13 @@ _used = 1
 
 
 def share(threads: int) -> None:
-    """How many threads share each product from now on, whoever calls."""
+    """Set the number of threads that share each product, for all callers."""
     global _used
     _used = threads
 
 
 def shared_by() -> int:
-    """How many threads that are."""
+    """The number of threads set by `share`."""
     return _used
 
 
@@ -243,7 +243,7 @@ _own = _Own()
 
 
 def claim() -> Team:
-    """The team that has helpers, or, while another thread has it, the calling thread's own, which has none."""
+    """The team with helpers; while another thread holds it, the calling thread's own team, which has no helpers."""
     team = _team()
     if team._lock.acquire(blocking=False):
         return team

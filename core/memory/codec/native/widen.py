@@ -1,4 +1,4 @@
-"""Rows of codes as plain numbers, as LLVM instructions: for prompts, whose many states torch multiplies."""
+"""Dequantises rows of codes, as LLVM instructions: for prompts, whose many states torch multiplies."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from core.native.ir import Code, fp32, splat
 
 
 def widen(name: str, matrix: Matrix, dtype: torch.dtype) -> Code:
-    """The function name(nothing, slot, out, from, to): rows from..to - 1 of the matrix in a slot, into out [outputs,
-    inputs]."""
+    """Generates the function name(nothing, slot, out, from, to): rows from..to - 1 of the matrix in a slot, dequantised
+    into out [outputs, inputs]."""
     code = Code(f"void @{name}(ptr %nothing, ptr noalias %slot, ptr noalias %out, i64 %from, i64 %to)")
     meaning = codes.meaning(matrix)
     blocks, floats = matrix.inputs // BLOCK, f"<{BLOCK} x float>"
@@ -51,7 +51,7 @@ def _all(code: Code, at: str, part: Part) -> str:
 
 
 def _ordered(code: Code, found: list[str], words: int) -> str:
-    """Codes by their place in words as one vector in the order of the inputs."""
+    """Codes grouped by position in words, as one vector in the order of the inputs."""
     while len(found) > 1:
         half = len(found) // 2
         wide = words * 2

@@ -1,4 +1,4 @@
-"""The words of lossy computing: what was done instead of waiting for an expert, and why (METHODS 1, 5 and 6)."""
+"""Data types of lossy computing: what was done instead of waiting for an expert, and why (METHODS 1, 5 and 6)."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-TAE_BINS = 32  # of a histogram of gate entropies
+TAE_BINS = 32  # bins of the gate entropy histogram
 
 
 class Action(IntEnum):
     """What was done about one selected expert of one token."""
 
-    EXACT = 0  # it was computed; nothing was missing
+    EXACT = 0  # computed; nothing was missing
     WAIT = 1  # missing: waited for
     SUBSTITUTE = 2  # missing: another expert computed in its place
-    DROP = 3  # missing: left out
-    PREDICTED = 4  # the token's routing in this layer was the predicted one, which has another expert here
+    DROP = 3  # missing: skipped
+    PREDICTED = 4  # the token used the predicted routing in this layer, which has another expert here
 
 
 class Why(IntEnum):
-    """Why a missing expert was waited for although something lossy was allowed; METHODS sections 1 and 6."""
+    """Why a missing expert was waited for although a lossy option was allowed; METHODS sections 1 and 6."""
 
     ALLOWED = 0
     TAE = 1  # the token's gate weights are too peaked
     MARGIN = 2  # its first choice is too far ahead of its second
     BETA = 3  # too many of the layer's experts are missing, or the transfer budget can load them
-    RHO = 4  # as many of the token's experts were replaced already as may be
+    RHO = 4  # the maximum number of the token's experts was already replaced
     PROTECTED = 5  # the expert may never be replaced
     NO_CANDIDATE = 6  # no substitute is resident
     SHARE = 7  # it carries too much of the token's gate weight to be dropped
@@ -47,28 +47,28 @@ class Lossy:
 
     choices: npt.NDArray[Any]  # [n] of CHOICE: what was chosen for each missing expert, and why
     delta: npt.NDArray[np.float32]  # [L] share of the layer's distinct requested experts that were missing
-    beta: npt.NDArray[np.float32]  # [L] the batch gate it was held against; NaN where there was none
-    tae: npt.NDArray[np.float16]  # [L, T] entropy of the tokens' gate weights, 0..1; NaN where not asked for
+    beta: npt.NDArray[np.float32]  # [L] the batch gate that delta was compared with; NaN where there was none
+    tae: npt.NDArray[np.float16]  # [L, T] entropy of the tokens' gate weights, 0..1; NaN where not computed
     reweighed: int = 0  # assignments to the router's own experts, with predicted weights
 
     def count(self, action: Action) -> int:
-        """(token, layer, expert) assignments that this was done about."""
+        """Number of (token, layer, expert) assignments with this action."""
         return int((self.choices["action"] == action).sum())
 
     @property
     def changed(self) -> int:
-        """Assignments whose result is not the router's."""
+        """Number of assignments whose result is not the router's."""
         return int((self.choices["action"] >= Action.SUBSTITUTE).sum())
 
 
 @dataclass(slots=True)
 class LossyLook:
-    """What lossy options did over the window, for the deck."""
+    """Summary of what lossy options did over the window, for the deck."""
 
     rate: float  # share of (token, layer, expert) assignments changed
     per_layer: npt.NDArray[np.float32]  # [L, 3] share of its assignments substituted, dropped, predicted
     tae: npt.NDArray[np.uint32]  # [L, TAE_BINS] tokens by the entropy of their gate weights, 0..1
-    threshold: npt.NDArray[np.float32]  # [L] at or below it nothing is replaced; NaN where nothing is asked
-    delta: npt.NDArray[np.float32]  # [N] mean over layers, of the passes of the timelines; NaN where none ...
-    beta: npt.NDArray[np.float32]  # [N] ... and the batch gate, likewise
-    buddies: npt.NDArray[np.float32] | None  # [E, E] of the layer asked for: how good j is in the place of i; 0 never
+    threshold: npt.NDArray[np.float32]  # [L] at or below it nothing is replaced; NaN without an entropy gate
+    delta: npt.NDArray[np.float32]  # [N] mean over layers, for the passes of the timelines; NaN where none
+    beta: npt.NDArray[np.float32]  # [N] the batch gate, likewise
+    buddies: npt.NDArray[np.float32] | None  # [E, E] of the requested layer: score of j in place of i; 0 never

@@ -1,4 +1,4 @@
-"""Words of the domain. Experts are integers: `expert` within its layer, `eid = layer * experts + expert` overall.
+"""Types of the domain. Experts are integers: `expert` within its layer, `eid = layer * experts + expert` overall.
 
 `layer` always counts Mixture-of-Experts layers (0 = the first one), not the model's transformer blocks.
 """
@@ -21,20 +21,20 @@ Origin = Literal["host", "disk"]
 
 
 class Outcome(IntEnum):
-    """What happened to one request (one distinct expert of a layer in a step); METHODS section 9."""
+    """The outcome of one request (one distinct expert of a layer in a step); METHODS section 9."""
 
     HIT = 0  # resident and ready when routing was known
-    PREFETCH_HIT = 1  # the same, brought by a prefetch and not used before
+    PREFETCH_HIT = 1  # the same, copied by a prefetch and not used before
     LATE = 2  # its copy had started: compute waited for the rest of it
     MISS = 3  # neither, or only queued: fetched on demand from host memory
-    MISS_DISK = 4  # the same, and host memory did not have it either: read from disk
-    SUBSTITUTED = 5  # missing, and nothing was fetched for it: other experts were computed in its place,
-    DROPPED = 6  # or nothing was,
-    PREDICTED = 7  # or the layer's whole routing was the predicted one, which did not have it
+    MISS_DISK = 4  # the same, but not in host memory either: read from disk
+    SUBSTITUTED = 5  # missing and not fetched: other experts were computed instead
+    DROPPED = 6  # missing and not fetched: skipped
+    PREDICTED = 7  # missing and not fetched: the layer used the predicted routing, which did not contain it
 
 
 class Residence(IntEnum):
-    """Where an expert is, for the residency map."""
+    """The location of an expert, for the residency map."""
 
     HOST = 0
     IN_FLIGHT = 1
@@ -45,7 +45,7 @@ class Residence(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The sizes of a loaded MoE that everybody needs."""
+    """The sizes of a loaded MoE."""
 
     layers: int
     experts: int
@@ -76,7 +76,7 @@ class Transfer:
 
 @dataclass(slots=True)
 class StepRecord:
-    """Everything that one forward pass did: a prefill chunk or one decoded token. compute + stall + idle = total."""
+    """Everything about one forward pass: a prefill chunk or one decoded token. compute + stall + idle = total."""
 
     index: int  # counts forward passes since the model was loaded
     phase: Phase
@@ -88,9 +88,9 @@ class StepRecord:
     idle_ms: float  # neither: sampling, recording
     copy_ms: float  # the link was busy (overlaps compute and stall)
     ids: npt.NDArray[np.int16]  # [L, tokens, k] experts chosen by the router
-    layer: npt.NDArray[np.int16]  # [R] requests: one per distinct expert of a layer ...
+    layer: npt.NDArray[np.int16]  # [R] requests: the layer of each; one per distinct expert of a layer
     expert: npt.NDArray[np.int16]  # [R]
-    outcome: npt.NDArray[np.uint8]  # [R] ... and its Outcome
+    outcome: npt.NDArray[np.uint8]  # [R] Outcome of each request
     prefetch_issued: int = 0
     prefetch_used: int = 0
     prefetch_late: int = 0
@@ -106,29 +106,29 @@ class StepRecord:
     exact: bool = True
     transfers: tuple[Transfer, ...] = ()
     changes: dict[str, object] = field(default_factory=dict)  # settings that took effect just before this pass
-    prefetch_evicted: int = 0  # of the wasted: put out before their layer was reached
+    prefetch_evicted: int = 0  # of the wasted: evicted before their layer was reached
     late_bytes: int = 0
     evicted_bytes: int = 0
     predict_ms: float = 0.0  # the predictor's own time, part of compute_ms
-    net_ms: float = 0.0  # what prefetching saved less what it cost: core.cache.prefetch_cost
-    probs: npt.NDArray[np.float16] | None = None  # [L, tokens, E] of the router, while somebody keeps them
-    ranked: npt.NDArray[Any] | None = None  # what the predictor named, likewise: core.trace.chunk.RANKED
-    tok: npt.NDArray[np.int32] | None = None  # [tokens] their ids, likewise
+    net_ms: float = 0.0  # time that prefetching saved less its cost: core.cache.prefetch_cost
+    probs: npt.NDArray[np.float16] | None = None  # [L, tokens, E] of the router, if captured
+    ranked: npt.NDArray[Any] | None = None  # the predictions, if captured: core.trace.chunk.RANKED
+    tok: npt.NDArray[np.int32] | None = None  # [tokens] their ids, if captured
     lossy: Lossy | None = None  # what lossy options did; None while all are off
 
     def spent(self, total_s: float) -> None:
-        """The whole pass took this long; what was neither computing nor stalling was idle."""
+        """Set the total time of the pass; what was neither computing nor stalling becomes idle time."""
         self.total_ms = total_s * 1e3
         self.idle_ms = self.total_ms - self.compute_ms - self.stall_ms
 
     @property
     def changed(self) -> int:
-        """(token, layer, expert) assignments that are not the router's."""
+        """Number of (token, layer, expert) assignments that are not the router's."""
         return self.lossy.changed if self.lossy is not None else 0
 
     @property
     def assignments(self) -> int:
-        """How many there are."""
+        """Number of (token, layer, expert) assignments."""
         return int(self.ids.size)
 
     @property
@@ -146,7 +146,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class AnswerStats:
-    """The line under an answer. Hit rate is decode's; prefill's stands beside it, never mixed in."""
+    """The statistics line under an answer. Hit rate is decode's; prefill's is shown beside it, never mixed in."""
 
     prompt_tokens: int
     new_tokens: int
@@ -168,12 +168,12 @@ class AnswerStats:
     exact: bool
     emulated: bool
     reason: Literal["stop", "length", "context", "cancelled"]
-    net_ms: float = 0.0  # of decode, a token: what prefetching saved less what it cost; core.cache.prefetch_cost
-    changed: int = 0  # (token, layer, expert) assignments that were not the router's ...
-    assignments: int = 0  # ... of so many
-    seed: int = 0  # with which its tokens were drawn: with it the answer can be repeated
+    net_ms: float = 0.0  # mean per decoded token: time that prefetching saved less its cost; core.cache.prefetch_cost
+    changed: int = 0  # (token, layer, expert) assignments that were not the router's
+    assignments: int = 0  # all assignments
+    seed: int = 0  # of the sampler: repeats the answer
     closeness: float = 0.0  # how far an exact answer's logits may be from transformers'; see core.capacity.plan.Plan
-    audit: int = 0  # the number under which its quality will be told (core.quality); 0 = it will not
+    audit: int = 0  # the number under which its quality will be reported (core.quality); 0 = it will not
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,19 +184,19 @@ class Piece:
     text: str = ""
     token: int | None = None
     done: int = 0  # prefill: prompt positions computed
-    total: int = 0  # prefill: prompt positions in all
+    total: int = 0  # prefill: prompt positions in total
     step: StepRecord | None = None
     stats: AnswerStats | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Device memory in bytes: what is in use by whom, against the budget and the device."""
+    """Device memory in bytes by use, with the budget and the device's totals."""
 
     dense: int
     experts: int  # slots allocated
     kv: int  # KV cache in use
-    kv_reserved: int  # what the chosen context may grow to
+    kv_reserved: int  # size at the chosen context
     workspace: int
     budget: int
     device_total: int
@@ -211,7 +211,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Does it fit? Worked out from config and file headers alone, before anything is loaded. Bytes."""
+    """Whether a model fits, computed from config and file headers before anything is loaded. Bytes."""
 
     model: str
     shape: ModelShape
@@ -224,23 +224,23 @@ class Fit:
     workspace: int
     slots: int  # slots the budget pays for
     slots_min: int
-    budget: int  # total bytes the budget stands for
+    budget: int  # total bytes of the budget
     budget_min: int
     budget_all: int  # everything resident
     device_free: int
-    host: int  # host memory that the experts will take beside the budget
+    host: int  # host memory that the experts will use beside the budget
     host_free: int
     disk: int = 0  # bytes of the experts on disk that misses are read from; 0 = none are
     direct: bool = False  # those reads bypass the page cache
-    hit_low: float = 0.0  # decode hit rate to expect, and tokens a second, as ranges ...
+    hit_low: float = 0.0  # expected decode hit rate and tokens per second, as ranges
     hit_high: float = 1.0
     tok_s_low: float = 0.0
     tok_s_high: float = 0.0
-    basis: str = ""  # ... and what they rest on, in the user's words
+    basis: str = ""  # what the ranges are based on, in the user's words
     suggested: str = ""  # the largest budget that is safe here, as the user would write it
     problem: str = ""  # why it cannot be loaded, in the user's words; "" = it fits
     warning: str = ""
-    note: str = ""  # what of the model is not loaded, and whether it is exact up to rounding alone
+    note: str = ""  # which parts of the model are not loaded, and whether it is exact up to rounding only
 
     @property
     def fits(self) -> bool:
@@ -249,28 +249,28 @@ class Fit:
 
 @dataclass(slots=True)
 class Frame:
-    """What the live deck draws: one consistent look at the engine, cheap to make at 4 Hz."""
+    """One consistent snapshot of the engine for the live deck, cheap enough for 4 Hz."""
 
     version: int
     shape: ModelShape
     busy: bool
     place: npt.NDArray[np.uint8]  # [L, E] Residence
     hit_rate: npt.NDArray[np.float32]  # [L] decode hit rate over the last `window` tokens, NaN where none
-    coactivation: npt.NDArray[np.uint32]  # [E, E] of the layer asked for, since load
+    coactivation: npt.NDArray[np.uint32]  # [E, E] of the requested layer, since load
     window: int
-    step: npt.NDArray[np.int32]  # [N] the last N forward passes, oldest first ...
+    step: npt.NDArray[np.int32]  # [N] the last N forward passes, oldest first
     decode: npt.NDArray[np.uint8]  # [N] 1 = decode, 0 = prefill
     started_s: npt.NDArray[np.float32]  # [N]
-    total_ms: npt.NDArray[np.float32]  # [N] and the split of it:
+    total_ms: npt.NDArray[np.float32]  # [N] and its parts:
     compute_ms: npt.NDArray[np.float32]
     stall_ms: npt.NDArray[np.float32]
-    predict_ms: npt.NDArray[np.float32]  # [N] the predictor's own time on the computing thread: a part of compute_ms
+    predict_ms: npt.NDArray[np.float32]  # [N] the predictor's own time on the compute thread: a part of compute_ms
     requests: npt.NDArray[np.int32]  # [N]
     hits: npt.NDArray[np.int32]
     demand_bytes: npt.NDArray[np.float32]
     prefetch_bytes: npt.NDArray[np.float32]  # used or not yet decided
     wasted_bytes: npt.NDArray[np.float32]
-    disk_bytes: npt.NDArray[np.float32]  # how much of it all was read from disk
+    disk_bytes: npt.NDArray[np.float32]  # the part of it all that was read from disk
     marks: list[tuple[int, str]]  # (step index, "budget 50% -> 25%")
     memory: Memory
     tok_s: float  # decode, over the window
@@ -280,7 +280,7 @@ class Frame:
     link_peak_gbps: float  # the emulated bandwidth, or the fastest measured
     emulated: bool
     exact: bool
-    net_ms: float = 0.0  # a decoded token over the window: what prefetching saved less what it cost
-    prefetched: tuple[int, int, int, int] = (0, 0, 0, 0)  # over it: used, late, wasted, of these evicted before use
+    net_ms: float = 0.0  # mean per decoded token over the window: time that prefetching saved less its cost
+    prefetched: tuple[int, int, int, int] = (0, 0, 0, 0)  # in the window: used, late, wasted, of these evicted unused
     pinned: tuple[int, ...] = ()  # eids that the user pinned
     lossy: LossyLook | None = None  # what lossy options do; None while all are off

@@ -1,1 +1,1 @@
-"""Runs the predictor: what it sees of the model, when it is asked, its worker process, speculative execution."""
+"""Runs the predictor: its view of the model, its schedule, its worker process, and speculative execution."""

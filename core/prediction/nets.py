@@ -1,4 +1,4 @@
-"""A profile's trained networks, put to work."""
+"""Loads a profile's trained networks for inference."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from core.profile import Profile
 
 
 def estimator_of(profile: Profile | None, device: torch.device) -> Estimator:
-    """The profile's estimator in fp32 on `device`; it must be there."""
+    """The profile's estimator in fp32 on `device`; the profile must contain one."""
     assert profile is not None
     return estimator.from_tensors(profile.nets, profile.settings).to(device)

@@ -1,4 +1,4 @@
-"""What a predictor named of each layer, for whoever chooses among experts when that layer is reached."""
+"""Keeps a predictor's scores per layer for the substitutes that use them when that layer is reached."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from core.policy.predict import Guess
 
 
 class PredictedScores:
-    """The scores of the latest guesses about each layer, until they are taken."""
+    """The scores of the latest predictions for each layer, until they are taken."""
 
     def __init__(self, experts: int) -> None:
         self._experts = experts
         self._scores: dict[int, dict[int, float]] = {}
 
     def note(self, guesses: Sequence[Guess]) -> None:
-        """Guesses that were made together replace what was named of their layers."""
+        """Store predictions made together; they replace earlier ones for the same layers."""
         fresh: dict[int, dict[int, float]] = {}
         for layer, expert, score in guesses:
             fresh.setdefault(layer, {})[expert] = score
         self._scores |= fresh
 
     def take(self, layer: int, device: torch.device) -> torch.Tensor:
-        """[E] fp32 on the device: the score of each expert of `layer`, 0 = not named since the last time."""
+        """[E] fp32 on `device`: the score of each expert of `layer`; 0 = not predicted since the last call. Removes the
+        scores."""
         scores = self._scores.pop(layer, {})
         row = [0.0] * self._experts
         for expert, score in scores.items():

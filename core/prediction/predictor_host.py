@@ -1,6 +1,6 @@
-"""Owns the predictor: what it watches, what it is shown, and when it is asked. Where its guesses go is not known here.
+"""Owns the predictor: hooks it to the model, builds its views and calls it. The caller handles its predictions.
 
-Device work is done on the thread that computes, in the pass's own stream, and never writes to a tensor of the model.
+Device work is done on the compute thread, in the pass's own stream, and never writes to a tensor of the model.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from core.types import ModelShape
 
 
 class PredictorHost:
-    """One model's predictor. `use` and `close` between two passes only; everything on the thread that computes."""
+    """One model's predictor. Call `use` and `close` only between two passes, and everything on the compute thread."""
 
     def __init__(self, model: Any, sites: Sequence[ExpertsSite], shape: ModelShape) -> None:
         self.shape = shape
         self.request = 0  # prompts so far
-        self.tokens: Sequence[int] = ()  # ids of the pass that is running
+        self.tokens: Sequence[int] = ()  # ids of the running pass
         self.profile: Profile | None = None
         self.predictor: Predictor = NoPrediction()
         self._model, self._sites = model, tuple(sites)
         self._watch: Watch | None = None
         self._seen: Seen | None = None
-        self._begun = False  # `begin` was called for the pass that comes
-        self._attends = False  # somebody beside the predictor asks what routers answer
-        self._output: tuple[int, RouterOutput] | None = None  # (layer, its answer) while somebody does
-        self._named: PredictedScores | None = None  # what the predictor named, while somebody asks
+        self._begun = False  # `begin` was called for the coming pass
+        self._attends = False  # router outputs are needed by others than the predictor
+        self._output: tuple[int, RouterOutput] | None = None  # (layer, its router's output) while `_attends`
+        self._named: PredictedScores | None = None  # predictions kept for others; None: not needed
         self._predicted: Predicted | None = None
-        self.remembers = self._certain = False  # predicted routings are kept; and surely computed
+        self.remembers = self._certain = False  # keep predicted routings; they are certain to be computed
 
     # ------------------------------------------------------------------ life
 
     def use(self, name: str, params: Mapping[str, Value], profile: Profile | None) -> None:
-        """Take another predictor, or another profile; it must have what the predictor needs."""
+        """Switch to another predictor or profile; the profile must contain what the predictor needs."""
         fresh: Predictor = create("predictor", name, params)
         self.close()
         self.profile, self.predictor = profile, fresh
@@ -58,7 +58,7 @@ class PredictorHost:
             fresh.beside = ProcessWorker(task)
 
     def close(self) -> None:
-        """Stop the predictor and take its hooks out of the model; nothing is predicted until the next `use`."""
+        """Stop the predictor and remove its hooks from the model; nothing is predicted until the next `use`."""
         self.predictor.close()
         self.predictor = NoPrediction()
         if self._watch is not None:
@@ -68,7 +68,7 @@ class PredictorHost:
             vars(self).pop(name, None)
 
     def attend(self, *, states: bool, names: bool) -> None:
-        """From now on have, or not, what each router answers and what was named for its layer at hand for others,
+        """Set whether each router's output (`states`) and the predictions for its layer (`names`) are kept for others,
         whatever the predictor needs. Survives `use`. Between two passes only."""
         self._named = (self._named or PredictedScores(self.shape.experts)) if names else None
         if states != self._attends:
@@ -76,8 +76,8 @@ class PredictorHost:
             self._listen()
 
     def remember(self, on: bool, *, certain: bool) -> None:
-        """From now on keep, or not, what is predicted of each next layer as a routing, and name its experts before all
-        others. `certain`: that routing will be computed, whatever the router says."""
+        """Set whether predictions for each next layer are kept as a routing, with its experts put before all other
+        predictions. `certain`: that routing will be computed, whatever the router chooses."""
         self.remembers, self._certain, self._predicted = on, certain, None
 
     def _listen(self) -> None:
@@ -90,20 +90,20 @@ class PredictorHost:
     # ------------------------------------------------------------------ a pass
 
     def begin(self, tokens: Sequence[int]) -> Sequence[Guess]:
-        """A pass over `tokens` begins; experts of the first layers, if the predictor names any."""
+        """Start a pass over `tokens`; returns the predictions for the first layers, if the predictor makes any."""
         self.tokens, self._begun = tokens, True
         if not self.predictor.starts:
             return ()
         return self._noted(self.predictor.begin(View(self, -1, (), None, None)))
 
     def look(self, layer: int, chosen: Sequence[Sequence[int]], weights: torch.Tensor | None = None) -> Sequence[Guess]:
-        """The router of `layer` chose; experts of later layers, best first. `weights` [T, k] as the experts get
-        them."""
+        """Called when the router of `layer` has chosen: predictions for later layers, best first. `weights` [T, k] as
+        the experts get them."""
         if layer == 0:
             self.tokens, self._begun = self.tokens if self._begun else (), False
         if not self.predictor.looks:
             return ()
-        seen, self._seen, self._predicted = self._seen, None, None  # its tensors live no longer than the look
+        seen, self._seen, self._predicted = self._seen, None, None  # frees its tensors after this call
         guesses = self.predictor.predict(View(self, layer, chosen, weights, seen))
         if self._predicted is not None:
             guesses = self._predicted.first(guesses, certain=self._certain)
@@ -123,40 +123,39 @@ class PredictorHost:
     # ------------------------------------------------------------------ for what acts between a router and its experts
 
     def output(self, layer: int) -> RouterOutput:
-        """What the router of `layer` has just answered, while somebody attends to states."""
+        """The output of `layer`'s router, just computed; needs `attend(states=True)`."""
         assert self._output is not None and self._output[0] == layer, "the router watched is not this layer's"
         return self._output[1]
 
     def named(self, layer: int) -> torch.Tensor:
-        """[E] fp32 on the model's device: the probability that the predictor gave each expert of `layer` since it was
-        last reached, 0 = not named; while somebody attends to names. Once."""
+        """survives rounding below"""
         assert self._named is not None, "nobody attends to what is named"
         return self._named.take(layer, self._model.device)
 
     @cached_property
     def rules(self) -> tuple[Rule | None, ...]:
-        """How each layer's router weighs its experts; None where that is not known."""
+        """Each layer's router weighting rule; None where it is unknown."""
         return rules_of(self._model, self._sites)
 
     def rule(self, layer: int) -> Rule:
-        """The same of a layer where it is known: who needs it has made sure."""
+        """The rule of `layer`, which must be known: callers check that first."""
         rule = self.rules[layer]
         assert rule is not None, "nothing that needs a rule may be chosen where there is none"
         return rule
 
     def keep(self, told: Predicted) -> None:
-        """The next layer's routing was predicted."""
+        """Keep the predicted routing of the next layer."""
         self._predicted = told
 
     def take_predicted(self, layer: int) -> Predicted | None:
-        """What was predicted of `layer`, once."""
+        """The predicted routing of `layer`, or None; removes it."""
         told, self._predicted = self._predicted, None
         return told if told is not None and told.layer == layer else None
 
     # ------------------------------------------------------------------ for views
 
     def ask(self, of: int, seen: Seen, hidden: torch.Tensor) -> RouterOutput:
-        """What the router of layer `of` would answer, were it given `hidden` [T, H]."""
+        """The output that the router of layer `of` would have for `hidden` [T, H]."""
         return answer(self._sites[of], hidden, seen)
 
     @torch.no_grad()
@@ -164,7 +163,7 @@ class PredictorHost:
         self, layer: int, of: int, chosen: Sequence[Sequence[int]], weights: torch.Tensor | None, seen: Seen
     ) -> torch.Tensor | None:
         """[T, H] quasi-hidden state q = Norm_of(r + c * D), D = sum over the chosen experts of weight * default vector,
-        c = how much of its experts' output the layer adds. None where that is not how the layer works."""
+        c = the factor with which the layer adds its experts' output. None where the layer works differently."""
         scale, norm = place_of(self._sites[layer]).scale, norm_of(self._sites[of])
         if scale is None or norm is None or seen.residual is None or weights is None:
             return None
@@ -190,7 +189,7 @@ class PredictorHost:
 
     @cached_property
     def estimator(self) -> Any:
-        """The profile's, on the model's device."""
+        """The profile's estimator, on the model's device."""
         return estimator_of(self.profile, self._model.device)
 
     @cached_property

@@ -1,11 +1,11 @@
-"""Speculative execution: a layer computes the routing that was predicted for it, in place of its router's own.
+"""Speculative execution: a layer computes the routing that was predicted for it instead of its router's own.
 
-Source: Speculating Experts section 4 and Algorithm 1; METHODS section 5. What is predicted in layer l for layer l + 1
-is kept on the device as [T, k], fetched ahead, and computed; nothing else is fetched for that layer. Layer 0 is always
-the router's. A prediction comes from routers asked early, whose answer has weights as well as experts, or from the
-estimator: its distribution p has no weights, so the router's own rule is applied to log p in the place of logits. For
-routers that weigh by a softmax that is what they would do with p; of a sigmoid router p fixes the logits up to one
-constant a token, and log p is the choice of it that keeps weights in proportion to small p.
+Source: Speculating Experts section 4 and Algorithm 1; METHODS section 5. The routing predicted in layer l for layer l +
+1 is kept on the device as [T, k], prefetched, and computed; nothing else is fetched for that layer. Layer 0 always uses
+its router. A prediction comes from a router evaluated early, whose output has weights as well as experts, or from the
+estimator: its distribution p has no weights, so the router's weighting rule is applied to log p in place of logits. For
+softmax routers this equals their own result for p; for a sigmoid router p determines the logits up to one constant per
+token, and log p is the choice that keeps weights proportional to small p.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 class Predicted(NamedTuple):
-    """The routing of `layer` as the layer before predicted it: `ids` int64 and `weights` [T, k], on the device.
-    `experts`: the distinct ones, likeliest first. `row`: of a single token, `ids` on the host."""
+    """The routing of `layer` as predicted in the layer before: `ids` int64 and `weights` [T, k], on the device.
+    `experts`: the distinct ones, likeliest first. `row`: `ids` of a single token, on the host."""
 
     layer: int
     ids: torch.Tensor
@@ -32,8 +32,8 @@ class Predicted(NamedTuple):
     row: list[int] | None = None
 
     def first(self, guesses: Sequence[Guess], *, certain: bool) -> list[Guess]:
-        """`guesses` with all of `experts` before the others, whether they name them or not, and at least as likely as
-        the likeliest of those; `certain`: with probability 1."""
+        """`guesses` with all of `experts` put first, whether `guesses` contain them or not, with scores at least as
+        high as the highest of the others; `certain`: with probability 1."""
         mine = {expert for _, expert, _ in self.experts}
         others = [guess for guess in guesses if guess.layer != self.layer or guess.expert not in mine]
         least = 1.0 if certain else max((guess.score for guess in others), default=0.0)
@@ -41,8 +41,8 @@ class Predicted(NamedTuple):
 
 
 class Executed(NamedTuple):
-    """The routing to compute. Experts that the router chose too stand in its places; `changed` [T, k]: where another
-    one stands. With nothing changed `ids` and `weights` are the router's own tensors."""
+    """The routing to compute. Experts that the router chose too keep its positions; `changed` [T, k] marks positions
+    with another expert. With nothing changed `ids` and `weights` are the router's own tensors."""
 
     ids: torch.Tensor
     weights: torch.Tensor
@@ -50,8 +50,8 @@ class Executed(NamedTuple):
 
 
 class Executing:
-    """One model's. `use` between two passes only; all on the thread that computes. Nothing here waits for the device,
-    but `take_reweighed` where there is something to count."""
+    """For one model. Call `use` only between two passes, and everything on the compute thread. Nothing here waits for
+    the device except `take_reweighed`, when there is something to count."""
 
     def __init__(self, predictor_host: PredictorHost) -> None:
         self._predictor_host = predictor_host
@@ -60,16 +60,17 @@ class Executing:
 
     def use(self, mode: str, weights: str = "predicted", share: float = 1.0) -> None:
         """`mode`: "off"; "always" = every token of every layer but the first takes the predicted experts, with the
-        `weights` that were "predicted" or those that the "true" router's logits give them; "verify" = a token takes
-        them, with the true router's weights, only where they carry at least `share` of its own choice's probability
-        (0 = always; 1 = only where both are the same experts, so that nothing changes). The predictor `executes`."""
+        predicted `weights` ("predicted") or those that the router's actual logits give them ("true"); "verify" = a
+        token takes them, with the actual router's weights, only where they carry at least `share` of the probability of
+        its own choice (0 = always; 1 = only where both are the same experts, so that nothing changes). The predictor
+        must have `executes`."""
         self.mode, self._true, self._share = mode, weights == "true", share
         self._predictor_host.remember(self.active, certain=mode == "always")
         self._reweighed = None
 
     @property
     def active(self) -> bool:
-        """Predictions are executed."""
+        """Whether predictions are executed."""
         return self.mode != "off"
 
     def route(self, layer: int, ids: torch.Tensor, weights: torch.Tensor) -> Executed:
@@ -90,36 +91,36 @@ class Executing:
         rule, logits = self._predictor_host.rule(layer), self._predictor_host.output(layer).logits
         if self.mode == "verify":
             changed = changed & self._carried(rule.scores(logits), taken, ids)
-        differs = changed.any(-1, keepdim=True)  # where nothing does all is the router's, exactly
+        differs = changed.any(-1, keepdim=True)  # unchanged tokens keep the router's values exactly
         found = torch.where(differs, rule.weigh(logits, taken).to(weights.dtype), weights)
         return Executed(torch.where(differs, taken, ids), found, changed)
 
     def take_reweighed(self) -> int:
-        """Assignments since the last call to experts that the router chose too, but with another weight than its own:
-        not `changed`, and not exact. Counted while predicted weights are executed."""
+        """Number of assignments since the last call to experts that the router chose too, but with a weight other than
+        its own: not `changed`, and not exact. Counted while predicted weights are executed."""
         count, self._reweighed = self._reweighed, None
         return 0 if count is None else int(count)
 
     def _carried(self, scores: torch.Tensor, taken: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """[T, 1] whether the predicted experts carry enough of what the chosen ones do."""
+        """[T, 1] whether the predicted experts carry enough of the probability of the chosen ones."""
         if self._share >= 1.0:
-            return torch.zeros_like(ids[:, :1], dtype=torch.bool)  # two sets may weigh the same
+            return torch.zeros_like(ids[:, :1], dtype=torch.bool)  # two sets may carry the same probability
         return scores.gather(1, taken).sum(-1, True) >= self._share * scores.gather(1, ids).sum(-1, True)
 
 
 def aligned(told: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(`place` [T, k], `changed` [T, k]): told.gather(1, place) has the experts that both have where `ids` has them,
-    and its others, in their order, where they are `changed`. No expert twice in a row of either."""
+    """(`place` [T, k], `changed` [T, k]): told.gather(1, place) has the experts in both where `ids` has them, and its
+    other experts, in order, at the positions that are `changed`. No expert occurs twice in a row of either."""
     same = told[:, :, None] == ids[:, None, :]  # [T, told, ids]
     changed = ~same.any(1)
-    spare = same.any(2).byte().argsort(dim=1, stable=True)  # those told that are new come first
+    spare = same.any(2).byte().argsort(dim=1, stable=True)  # predicted experts not in `ids` come first
     free = (~changed).byte().argsort(dim=1, stable=True)
     place = torch.empty_like(spare).scatter_(1, free, spare)
     return torch.where(changed, place, same.byte().argmax(1)), changed
 
 
 def aligned_row(told: Sequence[int], ids: Sequence[int]) -> tuple[list[int], list[bool]]:
-    """The same of one token, on the host."""
+    """The same for one token, on the host."""
     at, own = {expert: i for i, expert in enumerate(told)}, set(ids)
     spare = (i for i, expert in enumerate(told) if expert not in own)
     return [at[expert] if expert in at else next(spare) for expert in ids], [expert not in at for expert in ids]

@@ -1,4 +1,4 @@
-"""What a predictor sees of a running model (core.policy.predict.base.View); nothing is computed unasked."""
+"""The predictor's view of a running model (core.policy.predict.base.View); computes only what is requested."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 class View:
-    """One look of one predictor. `seen` is the layer's router call, kept for predictors that ask; `weights` [T, k]."""
+    """The view for one call of one predictor. `seen` is the layer's router call, kept for predictors with `asks`;
+    `weights` [T, k]."""
 
     def __init__(
         self,
@@ -83,9 +84,9 @@ class View:
         return self._seen
 
     def _state(self, of: int, state: State) -> torch.Tensor:
-        """[T, H] what the router of layer `of` is given. Quasi-hidden: its norm, over the residual stream with what
-        this layer's experts return on average. A shared expert's part is not in it; where a layer does more with its
-        experts' output than adding it, or no norm feeds its router, the plain router input stands in."""
+        """[T, H] input for the router of layer `of`. Quasi-hidden: its norm, over the residual stream plus the average
+        output of this layer's experts. A shared expert's output is not included; where a layer does more with its
+        experts' output than adding it, or no norm feeds its router, the plain router input is used."""
         seen = self.seen
         default = (
             self._predictor_host.default(self.layer, of, self.ids, self._weights, seen) if state == "default" else None
@@ -93,14 +94,14 @@ class View:
         return seen.hidden if default is None else default
 
     def _kept(self, layer: int) -> bool:
-        """Whether what is predicted of `layer` is kept as a routing."""
+        """Whether the prediction for `layer` is kept as a routing."""
         return self._predictor_host.remembers and layer == self.layer + 1
 
     def _keep(
         self, ids: torch.Tensor, weights: torch.Tensor, scores: npt.NDArray[np.float64], named: npt.NDArray[np.int64]
     ) -> None:
-        """The next layer's routing: ids and weights [T, k], the scores [E] and the distinct experts that go with it, of
-        one token in its order."""
+        """Keep the next layer's routing: ids and weights [T, k], the scores [E] and its distinct experts, in order for
+        one token."""
         row: list[int] = named.tolist()
         experts = [Guess(self.layer + 1, expert, float(scores[expert])) for expert in row]
         experts.sort(key=lambda guess: -guess.score)
@@ -109,8 +110,8 @@ class View:
     def _union(
         self, probs: torch.Tensor, ids: torch.Tensor | None = None
     ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-        """([n, E] that some token asks, from [n, T, E]; the distinct ones of `ids` [T, k], of one token in its order).
-        One wait for the device."""
+        """([n, E] probability that some token requests the expert, from [n, T, E]; the distinct experts of `ids` [T,
+        k], in order for one token). Waits for the device once."""
         logs = torch.log1p(-probs.double().clamp_max(1.0)).sum(1)
         if ids is None:
             return union(logs.cpu().numpy(), self.top_k), np.empty(0, np.int64)
@@ -122,20 +123,20 @@ class View:
 
 
 def _asked(logits: npt.NDArray[np.float64], ids: npt.NDArray[np.int64], top_k: int) -> npt.NDArray[np.float64]:
-    """Of one token: logits [n, E] and the selected experts [n, k] -> [n, E] how likely it asks; what was selected comes
-    just above all others, as in `preferences`, in numpy because a handful of numbers are quicker there."""
+    """For one token: logits [n, E] and the selected experts [n, k] -> [n, E] request probability. Selected experts come
+    just above all others, as in `preferences`, here in numpy because it is faster for few numbers."""
     p = np.exp(logits - logits.max(1, keepdims=True))
     p /= p.sum(1, keepdims=True)
     row, others = np.arange(len(p))[:, None], p.copy()
     others[row, ids] = 0.0
-    least = np.nextafter(others.max(1, keepdims=True).astype(np.float32), np.float32(2.0))  # shows in what follows
+    least = np.nextafter(others.max(1, keepdims=True).astype(np.float32), np.float32(2.0))  # survives rounding below
     p[row, ids] = np.maximum(p[row, ids], least)
     with np.errstate(divide="ignore"):
         return union(np.log1p(-np.minimum(p, 1.0)), top_k)
 
 
 def _later(values: torch.Tensor) -> Later:
-    """Copy to the host without waiting; whoever calls the result waits. `values` is changed by nobody."""
+    """Start a copy to the host; calling the result waits for it. `values` must not be modified meanwhile."""
     if values.device.type != "cuda":
         array: npt.NDArray[np.float32] = values.float().numpy()
         return Later(lambda: array)

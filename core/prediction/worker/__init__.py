@@ -1,1 +1,1 @@
-"""Work in processes of low priority beside the engine: how they are started, and what is said to them."""
+"""Low-priority worker processes beside the engine: how they are started, and the messages to them."""

@@ -1,8 +1,8 @@
-"""The process in which a predictor's worker lives (see `apart`). It imports no more than numpy and the policies.
+"""Entry point of the predictor's worker process (see `process_worker`). Imports no more than numpy and the policies.
 
-Argument: the word for the shared memory. On stdin: the task, as one message; then a byte to wake it. While there is
-something to do it looks often by itself, for to wake it takes the computing thread longer than all else that it does
-for it. Where stdin ends, so does it, however the application ended.
+Argument: the handle of the shared memory. On stdin: the task, as one message; then a byte to wake it. While there is
+work it polls, because waking it costs the compute thread more time than everything else it does for the worker. The
+process ends when stdin closes, however the application ended.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from core.prediction.worker.process_worker import ASLEEP, DONE, LOOK_S, READY, S
 from core.prediction.worker.ring import join
 
 BYTES = 4096
-NICE = 5  # what comes late is of no use, so it does not give way to everything on the machine
-QUIET_S = 0.05  # without a message, after which it sleeps
+NICE = 5  # late results are useless, so the priority is only moderately lowered
+QUIET_S = 0.05  # without a message before it sleeps
 
 
 def main(word: str) -> None:
-    """The life of the process."""
+    """The main loop of the process."""
     behave(NICE)
     memory = join(word, SIZE)
     signs, messages, answers = parts(memoryview(memory))
@@ -38,13 +38,13 @@ def main(word: str) -> None:
         while (message := messages.get()) is not None:
             signs[ASLEEP] = 0
             if answer := worker.work(message):
-                answers.put(answer)  # nobody takes them where there is no room
+                answers.put(answer)  # dropped when the ring is full
             signs[DONE] += 1
             busy_s = time.monotonic()
         if signs[ASLEEP]:
             awake = os.read(sys.stdin.fileno(), BYTES)
         elif time.monotonic() - busy_s > QUIET_S:
-            signs[ASLEEP] = 1  # and one more look, for what came just now
+            signs[ASLEEP] = 1  # polls once more for messages that have just come
         else:
             time.sleep(LOOK_S)
 

@@ -1,4 +1,4 @@
-"""Messages to and from a process beside, over its pipes: plain numbers and text, never objects.
+"""Messages to and from a worker process, over its pipes: plain numbers and text, never objects.
 
 uint32, uint32   little-endian: bytes of the head, bytes of the arrays
 head             JSON; `arrays`: name, dtype, shape of each
@@ -22,7 +22,7 @@ LENGTHS = struct.Struct("<II")
 
 
 def write(stream: BinaryIO, head: Head, arrays: Arrays | None = None) -> None:
-    """Send one message. Raises OSError when nobody reads any more."""
+    """Send one message. Raises OSError when the reader has closed the pipe."""
     arrays = arrays or {}
     listed = [[name, array.dtype.name, list(array.shape)] for name, array in arrays.items()]
     body = b"".join(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes() for array in arrays.values())
@@ -32,7 +32,7 @@ def write(stream: BinaryIO, head: Head, arrays: Arrays | None = None) -> None:
 
 
 def read(stream: BinaryIO) -> tuple[Head, dict[str, npt.NDArray[Any]]]:
-    """Receive one message. Raises EOFError where they end."""
+    """Receive one message. Raises EOFError at the end of the stream."""
     texts, size = LENGTHS.unpack(_exactly(stream, LENGTHS.size))
     head, body = json.loads(_exactly(stream, texts)), _exactly(stream, size)
     arrays, at = {}, 0

@@ -1,4 +1,4 @@
-"""A Python process of low priority: started as a module of this project, with pipes to and from it."""
+"""Starts a low-priority Python process running a module of this project, with pipes to and from it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-LOW = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # no idle helpers of numpy's
+LOW = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # no idle threads of numpy
 FLAGS = getattr(subprocess, "BELOW_NORMAL_PRIORITY_CLASS", 0) | getattr(subprocess, "CREATE_NO_WINDOW", 0)
 
 
@@ -20,7 +20,7 @@ def python(module: str, *words: str) -> tuple[str, ...]:
 
 
 def start(command: Sequence[str], *, answers: bool, files: Sequence[int] = ()) -> subprocess.Popen[bytes]:
-    """Run `command` with a pipe to its stdin and, with `answers`, one from its stdout; open `files` stay open in it.
+    """Run `command` with a pipe to its stdin and, with `answers`, one from its stdout; it inherits the open `files`.
     Raises OSError."""
     return subprocess.Popen(
         list(command),
@@ -35,7 +35,8 @@ def start(command: Sequence[str], *, answers: bool, files: Sequence[int] = ()) -
 
 
 def behave(niceness: int = 19) -> None:
-    """In the process, first of all: Ctrl-C ends the application, and that ends this; and others come first."""
+    """Call first in the process: ignores Ctrl-C, since the process ends with the application, and lowers its
+    priority."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(os, "nice"):  # elsewhere it was started with a low priority
+    if hasattr(os, "nice"):  # on Windows it was started with a low priority
         os.nice(niceness)

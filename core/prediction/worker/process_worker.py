@@ -1,4 +1,5 @@
-"""A predictor's worker in a process of its own: what computes neither waits for it nor shares a lock with it."""
+"""Runs a predictor's worker in its own process, so that the compute thread neither waits for it nor shares a lock with
+it."""
 
 from __future__ import annotations
 
@@ -17,13 +18,13 @@ from core.prediction.worker.ring import COUNTS, Ring, share
 
 log = logging.getLogger("moestro.predict")
 COMMAND = python("core.prediction.worker.main")
-RING = 1 << 20  # bytes, of messages and of answers
-SIGNS = 24  # bytes before them, int64, written by the process: the three below
-READY, DONE, ASLEEP = range(3)  # it works; how many messages it has worked on; it has to be woken
+RING = 1 << 20  # bytes, for messages and for answers
+SIGNS = 24  # bytes before the rings: three int64 written by the process
+READY, DONE, ASLEEP = range(3)  # it works; number of messages processed; it has to be woken
 SIZE = SIGNS + 2 * (COUNTS + RING)
-MOST = 1024  # messages that may wait: each may have a byte in the pipe, which must never be full
-MANY = 8  # messages behind from which on it is looked whether the process still runs
-LOOK_S = 2.5e-4  # how often it, or somebody who waits for it, looks for what has come
+MOST = 1024  # messages that may be queued: each may have a byte in the pipe, which must never be full
+MANY = 8  # messages behind at which it is checked whether the process still runs
+LOOK_S = 2.5e-4  # polling interval of the process, and of `wait`
 
 
 def parts(memory: memoryview) -> tuple[memoryview, Ring, Ring]:
@@ -33,8 +34,8 @@ def parts(memory: memoryview) -> tuple[memoryview, Ring, Ring]:
 
 
 class ProcessWorker:
-    """A core.policy.predict.aside.AsyncWorker in a process of its own. It starts in the background; messages sent
-    meanwhile are worked on then. When the process dies, the log says so once, and no more answers come."""
+    """A core.policy.predict.aside.AsyncWorker in its own process. It starts in the background; messages sent meanwhile
+    are processed after that. When the process dies, it is logged once, and no more answers come."""
 
     def __init__(self, task: Task, command: Sequence[str] = COMMAND) -> None:
         self._memory, word, self._files = share(SIZE)
@@ -50,7 +51,7 @@ class ProcessWorker:
 
     @property
     def ready(self) -> bool:
-        """It has started, or never will."""
+        """Whether the process has started, or has failed to."""
         return self._signs[READY] == 1 or self._lost
 
     @property
@@ -67,7 +68,7 @@ class ProcessWorker:
         return count
 
     def give(self, message: bytes) -> None:
-        """Dropped where far too many wait already."""
+        """Dropped when too many messages are queued already."""
         if self._closed or self._lost or self.behind >= MOST or not self._messages.put(message):
             return
         self._given += 1

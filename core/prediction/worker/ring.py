@@ -1,7 +1,7 @@
-"""Messages through memory that two processes share, one writing and the other reading: neither ever waits.
+"""A message queue in shared memory, with one writing and one reading process; neither ever waits.
 
 int64, int64     bytes written so far, bytes read so far
-ring             frames one after the other, going on at the front where the end is reached
+ring             frames one after the other, wrapping around at the end
 
 uint32, uint32   of a frame: its length and its checksum, for the reader may see the count before all of the bytes
 message
@@ -22,14 +22,14 @@ COUNTS = 16
 
 
 class Ring:
-    """Over `memory`, all zero to begin with."""
+    """A queue in `memory`, which must be all zero initially."""
 
     def __init__(self, memory: memoryview) -> None:
         self._counts, self._data = memory[:COUNTS].cast("q"), memory[COUNTS:]
         self._size = len(self._data)
 
     def put(self, message: bytes) -> bool:
-        """Add a message; False, and nothing done, where there is no room."""
+        """Add a message; returns False and adds nothing when there is no room."""
         written, frame = self._counts[0], FRAME.pack(len(message), zlib.crc32(message)) + message
         if len(frame) > self._size - (written - self._counts[1]):
             return False
@@ -64,18 +64,20 @@ class Ring:
 if sys.platform == "win32":
 
     def share(size: int) -> tuple[mmap.mmap, str, tuple[int, ...]]:
-        """Memory of `size` bytes, the word by which another process takes part, and files it has to be given open."""
+        """(shared memory of `size` bytes, the handle by which another process joins it, files that process must
+        inherit)."""
         name = f"moestro-{secrets.token_hex(16)}"
         return mmap.mmap(-1, size, tagname=name), name, ()
 
     def join(word: str, size: int) -> mmap.mmap:
-        """The memory that another process shares."""
+        """The shared memory of another process, by its handle."""
         return mmap.mmap(-1, size, tagname=word)
 
 else:
 
     def share(size: int) -> tuple[mmap.mmap, str, tuple[int, ...]]:
-        """Memory of `size` bytes, the word by which another process takes part, and files it has to be given open."""
+        """(shared memory of `size` bytes, the handle by which another process joins it, files that process must
+        inherit)."""
         if hasattr(os, "memfd_create"):
             file = os.memfd_create("moestro")
         else:
@@ -85,7 +87,7 @@ else:
         return mmap.mmap(file, size), str(file), (file,)
 
     def join(word: str, size: int) -> mmap.mmap:
-        """The memory that another process shares."""
+        """The shared memory of another process, by its handle."""
         memory = mmap.mmap(int(word), size)
         os.close(int(word))
         return memory

@@ -1,1 +1,1 @@
-"""Calibration: texts run through a loaded model, exactly, and what its routing and this machine are like."""
+"""Calibration: runs texts through a loaded model, exactly, and measures its routing and this machine."""

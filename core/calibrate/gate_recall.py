@@ -1,4 +1,5 @@
-"""How well the next layer's router can be asked one layer early: R_{l+1}(h_l) against what layer l+1 then chose.
+"""Recall of the next layer's router given the input of the layer before: R_{l+1}(h_l) against what layer l+1 then
+chose.
 
 Source: the baseline of Speculating Experts and MoEpic (METHODS sections 2 and 5).
 """
@@ -23,10 +24,10 @@ class GateAhead:
         self._sites = sites
         self._found, self._cosine = np.zeros(len(sites)), np.zeros(len(sites))
         self._tokens = np.zeros(len(sites), np.int64)
-        self._asked: tuple[int, torch.Tensor, torch.Tensor] | None = None  # (of which layer, ids, h of the one before)
+        self._asked: tuple[int, torch.Tensor, torch.Tensor] | None = None  # (layer, predicted ids, previous h)
 
     def add(self, run: LayerRun) -> None:
-        """The next layer of a pass."""
+        """Adds the next layer of a pass."""
         layer, states = run.seen.layer, run.seen.hidden.float()
         if self._asked is not None and self._asked[0] == layer:
             _, ids, before = self._asked
@@ -40,7 +41,7 @@ class GateAhead:
             self._asked = layer + 1, asked.topk(run.ids.shape[1], dim=-1).indices, states.clone()
 
     def recall(self) -> npt.NDArray[np.float32]:
-        """[L] recall@k: the share of layer l's choice that its router names when given h_{l-1}; [0] is NaN."""
+        """[L] recall@k: share of layer l's choice that its router names when given h_{l-1}; [0] is NaN."""
         return _mean(self._found, self._tokens)
 
     def similarity(self) -> npt.NDArray[np.float32]:

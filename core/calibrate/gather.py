@@ -1,4 +1,4 @@
-"""Calibration: run texts through a loaded model, exactly, and write down what its routing is like."""
+"""Calibration: runs texts through a loaded model, exactly, and gathers the parts of its profile."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from core.trace import Trace
 
 Progress = Callable[[str, float], None]
 
-ROUTING = frozenset({"counts", "pairs", "tae", "first_table", "path"})  # what a trace can tell
+ROUTING = frozenset({"counts", "pairs", "tae", "first_table", "path"})  # parts that a trace can provide
 SHARES = {"read": 2.0, "likeness": 0.5, "times": 0.2, "estimator": 1.0, "path": 2.0}  # of the progress bar
-HELD_OUT = 10  # one in so many is not trained on, but tested
+HELD_OUT = 10  # one in this many is not trained on, but used for testing
 
 
 def calibrate(
@@ -39,17 +39,17 @@ def calibrate(
     progress: Progress = lambda text, share: None,
     cancel: threading.Event | None = None,
 ) -> Profile:
-    """Gather `parts` (names of PARTS) of the loaded model's profile. One pass over the texts: each is read as a prompt
-    is, windows of 2048 tokens at most, with the true router deciding; no more than `limit` tokens, unless it is 0.
-    Traces add their routing.
+    """Gathers `parts` (names of PARTS) of the loaded model's profile, in one pass over the texts. Each is read as a
+    prompt, in windows of at most 2048 tokens, with the true router deciding; at most `limit` tokens, 0 = no limit.
+    Routing from `traces` is added.
 
-    The engine answers nobody meanwhile (BusyError); afterwards, also when this raises, it has the settings and hooks
-    that it had, and gives the same logits. Which experts are resident changes, as with any prompt.
+    The engine answers no requests meanwhile (BusyError). Afterwards, also when this raises, its settings and hooks are
+    restored, and it gives the same logits. Which experts are resident changes, as with any prompt.
 
     Host memory, L layers of E experts, k active, width H: 24 L E^2 + 4 L E H (default vectors) + 4000 (L E + H) (maps)
-    + up to 256 MiB (estimator) + 256 (4 L + 2 E) H (likeness) + 32768 L k (paths) bytes, and 4 bytes a token of text;
-    training the path net takes about 50 kB * L E more. The device: what a prompt takes, and 4 (2 T k + E) H bytes for
-    a chunk of T tokens.
+    + up to 256 MiB (estimator) + 256 (4 L + 2 E) H (likeness) + 32768 L k (paths) bytes, and 4 bytes per token of text;
+    training the path net takes about 50 kB * L E more. Device memory: that of a prompt, and 4 (2 T k + E) H bytes for a
+    chunk of T tokens.
 
     Raises SettingError for unknown parts or when there is nothing to read, ProfileError for a trace of another model,
     BusyError, Cancelled.
@@ -59,7 +59,7 @@ def calibrate(
         asked = ", ".join(sorted(wanted - PARTS.keys())) or "without a name"
         raise SettingError(f"A profile has no part {asked}. Its parts: {', '.join(PARTS)}.")
     if engine.shape.layers < 2:
-        wanted -= {"gate_recall", "estimator"}  # nothing comes before the one layer
+        wanted -= {"gate_recall", "estimator"}  # a single layer has no layer before it
     for trace in traces:
         check_trace(trace, engine)
     read = [tokens for text in texts if len((tokens := tokenize(engine.prompt.tokenizer, text)).ids)]
@@ -73,7 +73,7 @@ def calibrate(
 
 
 def check_trace(trace: Trace, engine: Engine) -> None:
-    """Raises ProfileError when a trace was recorded with another model, as far as it says."""
+    """Raises ProfileError when the trace's head shows that it was recorded with another model."""
     ours = engine.shape.layers, engine.shape.experts, engine.shape.top_k
     name, hashed = trace.model or "another model", str(getattr(trace, "model_hash", ""))
     if hashed and hashed != engine.model_hash:
@@ -141,7 +141,7 @@ def _gather(
 
 
 def _stages(wanted: set[str], progress: Progress) -> Callable[[str], Progress]:
-    """Asked for one stage after another, gives each a `progress` of its own that fills its share of the whole."""
+    """Returns a function that gives each stage its own `progress`, which fills that stage's share of the whole."""
     names = wanted | ({"read"} if wanted != {"times"} else set())
     shares = {name: share for name, share in SHARES.items() if name in names}
     done, whole = 0.0, sum(shares.values())
@@ -189,7 +189,7 @@ def _results(seen: Observer, wanted: set[str]) -> dict[str, Any]:
 
 
 def _some(read: Sequence[Tokens]) -> list[int]:
-    """A few tokens of the texts to time, of any if there are none."""
+    """A few tokens of the texts for timing; arbitrary ones if there are no texts."""
     found: list[int] = []
     for text in read:
         found += text.ids.tolist()
@@ -202,7 +202,7 @@ Trained = tuple[Mapping[str, torch.Tensor], Mapping[str, object], list[float | N
 
 
 def _estimator(seen: Observer, progress: Progress, cancel: threading.Event) -> Trained | None:
-    """Trained on nine tokens in ten; its recall by layer is of the tenth."""
+    """Trains the estimator on nine tokens in ten; its recall by layer is of the tenth."""
     if seen.states is None or not len(seen.states.states()):
         return None
     inputs, probs = torch.from_numpy(seen.states.states()), torch.from_numpy(seen.states.probs())
@@ -215,7 +215,7 @@ def _estimator(seen: Observer, progress: Progress, cancel: threading.Event) -> T
 
 
 def _path(seen: Observer, progress: Progress, cancel: threading.Event) -> Trained | None:
-    """Trained on nine texts in ten; its recall by layer is of the tenth."""
+    """Trains the path net on nine texts in ten; its recall by layer is of the tenth."""
     passages = seen.paths.passages() if seen.paths is not None else []
     if not passages:
         return None

@@ -1,4 +1,4 @@
-"""How alike the experts of a layer are: the cosine of what two of them make of the same input (BuddyMoE figure 4)."""
+"""Likeness of the experts of a layer: the cosine of two experts' outputs for the same input (BuddyMoE figure 4)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from core.calibrate.samples import Draw
 from core.memory.store import Cancelled
 from core.runtime.measurement import LayerRun, MeasurementSession
 
-TOKENS = 256  # inputs of each layer that all its experts are given ...
-OUTPUTS_BYTES = 256 << 20  # ... fewer where their outputs would take more than this
+TOKENS = 256  # inputs of each layer that all its experts compute ...
+OUTPUTS_BYTES = 256 << 20  # ... fewer if their outputs would take more than this
 
 
 class Likeness:
-    """Keeps a uniform sample of what experts are given while texts are read; `measure` then gives every expert of a
-    layer all of that layer's.
+    """Keeps a uniform sample of expert inputs while texts are read; `measure` then runs every expert of a layer on all
+    of that layer's sample.
 
-    In host memory, N tokens of width H: L * N * H numbers of the model's type, and the outputs of one layer's E
-    experts, 2 * E * N * H bytes. On the device no more than a pass takes, and 8 * T * k * H bytes for chunks
-    of T tokens.
+    Host memory, N tokens of width H: L * N * H numbers of the model's dtype, and the outputs of one layer's E experts,
+    2 * E * N * H bytes. Device memory: that of a pass, and 8 * T * k * H bytes for chunks of T tokens.
     """
 
     def __init__(self, layers: int, experts: int, hidden: int) -> None:
@@ -32,11 +31,11 @@ class Likeness:
         self._shape = layers, hidden
 
     def begin(self, tokens: int) -> None:
-        """A pass over so many tokens follows."""
+        """A pass over `tokens` tokens follows."""
         self._draw.begin(tokens)
 
     def add(self, run: LayerRun) -> None:
-        """The next layer of that pass."""
+        """Adds the next layer of that pass."""
         if self._given is None:
             layers, hidden = self._shape
             self._given = torch.zeros(layers, self._draw.capacity, hidden, dtype=run.given.dtype)
@@ -47,8 +46,8 @@ class Likeness:
     def measure(
         self, bench: MeasurementSession, progress: Callable[[str, float], None], cancel: threading.Event
     ) -> npt.NDArray[np.float16] | None:
-        """[L, E, E] mean over the sample of the cosine of two experts' outputs, 1 of each with itself. An output of
-        length 0 is like nothing. None when nothing was read. Raises Cancelled."""
+        """[L, E, E] mean over the sample of the cosine of two experts' outputs; diagonal 1. An output of length 0 has
+        cosine 0 with all others. None when nothing was read. Raises Cancelled."""
         if self._given is None or not self._draw.count:
             return None
         layers, experts = bench.shape.layers, bench.shape.experts
@@ -56,7 +55,7 @@ class Likeness:
         for layer, row in enumerate(found):
             given = self._given[layer, : min(self._draw.count, bench.chunk * bench.shape.top_k)]
             if len(given) == 1:
-                given = given.expand(2, -1)  # as many tokens as it takes to be computed together
+                given = given.expand(2, -1)  # experts are computed together from two tokens on
             outs = torch.empty(experts, len(given), given.shape[1], dtype=torch.float16)
             at_once = max(1, bench.chunk * bench.shape.top_k // len(given))
             for first in range(0, experts, at_once):
@@ -71,7 +70,8 @@ class Likeness:
 
 
 def _products(outs: torch.Tensor, device: torch.device, at_once: int) -> torch.Tensor:
-    """[E, E] mean over tokens of the products of unit vectors [E, N, H]; so many numbers at a time on the device."""
+    """[E, E] mean over tokens of the dot products of unit vectors [E, N, H]; `at_once` numbers at a time
+    on the device."""
     experts, tokens, _ = outs.shape
     whole = torch.zeros(experts, experts, device=device)
     step = max(1, at_once * tokens // experts)

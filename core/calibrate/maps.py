@@ -1,4 +1,4 @@
-"""Expert maps with the embedding of what was read, and which old one gives way to a new one (FineMoE 4.1 to 4.4)."""
+"""Store of expert maps with their embeddings, and which old map a new one replaces (FineMoE 4.1 to 4.4)."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import numpy as np
 import numpy.typing as npt
 
 CAPACITY = 1000
-DISTANCE = 3  # layers that the embedding stands for when redundancy is weighed; FineMoE's prefetch distance
+DISTANCE = 3  # layers that the embedding represents in the redundancy; FineMoE's prefetch distance
 
 Floats = npt.NDArray[np.float32]
 
 
 class MapStore:
-    """At most `capacity` maps. When full, a new one replaces the old one that it makes most redundant: the largest
-    RDY = d/L * cos(embeddings) + (L-d)/L * cos(maps).
+    """At most `capacity` maps. When full, a new map replaces the old one that it makes most redundant, that with the
+    largest RDY = d/L * cos(embeddings) + (L-d)/L * cos(maps).
 
-    In memory: 4 * capacity * (L * E + H) bytes, and for n new ones at a time 4 * n * (L * E + H + capacity + n).
+    Memory: 4 * capacity * (L * E + H) bytes, and for n new ones at a time 4 * n * (L * E + H + capacity + n).
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class MapStore:
         self._count = 0
 
     def add(self, keys: Floats, maps: Floats) -> None:
-        """Iterations in their order: embeddings [n, H] and router distributions [n, L, E]."""
+        """Adds iterations in their order: embeddings [n, H] and router distributions [n, L, E]."""
         maps = maps.reshape(len(maps), -1)
         room = min(len(maps), len(self._maps) - self._count)
         fresh = slice(self._count, self._count + room)
@@ -37,7 +37,7 @@ class MapStore:
         self._replace(keys[room:], maps[room:])
 
     def _replace(self, keys: Floats, maps: Floats) -> None:
-        """All redundancies in a few products; what a replacement changes is then carried over."""
+        """Computes all redundancies in a few products, then carries over what each replacement changes."""
         if not len(maps):
             return
         old = self._redundancy(keys, maps, self._keys, self._maps)  # [n, capacity]

@@ -1,4 +1,4 @@
-"""One pass over texts and traces, everything that is asked for gathered on the way."""
+"""One pass over texts and traces that gathers every requested part."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from core.profile.routing import Activations, Entropies, FirstTokens
 from core.runtime.measurement import LayerRun, MeasurementSession
 from core.trace import Chunk, Trace
 
-WINDOW = 2048  # a longer text is read as several, each from its own beginning
+WINDOW = 2048  # tokens; a longer text is read in several windows, each from its own beginning
 
 
 class Observer:
-    """Reads texts through a workbench and keeps what `parts` ask for. Nothing is counted twice; a text that broke off
-    is counted as far as it was read."""
+    """Reads texts through a measurement session and keeps the data for `parts`. Nothing is counted twice; an
+    interrupted text counts as far as it was read."""
 
     def __init__(self, bench: MeasurementSession, parts: Collection[str]) -> None:
         layers, experts, hidden, k = bench.shape.layers, bench.shape.experts, bench.shape.hidden, bench.shape.top_k
@@ -46,7 +46,8 @@ class Observer:
         self._ids: list[npt.NDArray[Any]] = []
 
     def read(self, text: Tokens) -> Iterator[None]:
-        """One text, in windows and chunks, through the model; yields after every pass. While it is watched."""
+        """Reads one text through the model, in windows and chunks; yields after every pass. The session must
+        be capturing."""
         window = min(WINDOW, self._bench.context)
         for start in range(0, len(text.ids), window):
             ids = text.ids[start : start + window]
@@ -65,7 +66,7 @@ class Observer:
                 self.paths.add(ids, np.concatenate(routes), max(0, min(text.prompt - start, len(ids))))
 
     def replay(self, trace: Trace) -> Iterator[None]:
-        """Routing that was recorded: what follows from ids and weights alone. Yields after every chunk."""
+        """Adds recorded routing: the parts that follow from ids and weights alone. Yields after every chunk."""
         for chunk in trace.chunks():
             self.tokens += len(chunk.ids)
             for layer in range(self._layers):
@@ -84,12 +85,12 @@ class Observer:
                 self.paths.add(tokens[rows], chunk.ids[rows], asked)
 
     def embedding(self, output: torch.Tensor) -> None:
-        """What a pass begins with, [T, H]."""
+        """Output of the embedding, [T, H], at the start of a pass."""
         if self.maps is not None:
             self._embedded.append(output.float().cpu())
 
     def layer(self, run: LayerRun) -> None:
-        """The next MoE layer of the pass."""
+        """Adds the next MoE layer of the pass."""
         ids = run.ids.cpu().numpy()
         self._ids.append(ids)
         self._routed(run.seen.layer, ids, run.weights.float().cpu().numpy())
@@ -110,8 +111,8 @@ class Observer:
             self.entropies.add(layer, weights)
 
     def _passed(self, tokens: npt.NDArray[np.int32], *, whole: bool) -> None:
-        """A pass is over. Every token is an iteration of its own, as when it is decoded; the first pass of a window is
-        one more, as when a prompt is read: the mean of its embeddings and of its maps."""
+        """Ends a pass. Every token is an iteration of its own, as in decoding; the first pass of a window (`whole`) is
+        one more, as in prefill: the mean of its embeddings and of its maps."""
         self.tokens += len(tokens)
         if self.first is not None:
             self.first.add(tokens, self._ids[0])

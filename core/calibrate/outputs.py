@@ -1,4 +1,4 @@
-"""What experts return, before their gate weight: the mean of it (Speculating Experts; METHODS 5), and its mean norm."""
+"""Mean output of each expert, before its gate weight (Speculating Experts; METHODS 5), and its mean norm."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ LARGEST = 65504.0  # of a float16
 
 
 class Outputs:
-    """Sums on the host, float32 [L, E, H]: the largest thing that calibration keeps. A pass adds at most
-    4 * (T * k + E) * H bytes on the device for a moment."""
+    """Sums on the host, float32 [L, E, H]: the largest array of calibration. A pass adds at most 4 * (T * k + E) * H
+    bytes on the device for a moment."""
 
     def __init__(self, layers: int, experts: int, hidden: int) -> None:
         self._sums = torch.zeros(layers, experts, hidden)
         self._counts = torch.zeros(layers, experts, dtype=torch.int64)
 
     def add(self, layer: int, ids: torch.Tensor, outs: torch.Tensor) -> None:
-        """Choices [T, k], and what each chosen expert returned [T * k, H]."""
+        """Adds choices [T, k] and the output of each chosen expert [T * k, H]."""
         flat = ids.reshape(-1)
         experts, hidden = self._sums.shape[1:]
         sums = torch.zeros(experts, hidden, device=outs.device).index_add_(0, flat, outs.float())
@@ -28,21 +28,21 @@ class Outputs:
     def means(self) -> npt.NDArray[np.float16]:
         """d_{l,e} [L, E, H]; zeros for an expert that no token chose."""
         found = np.empty(tuple(self._sums.shape), np.float16)
-        for row, sums, counts in zip(found, self._sums, self._counts, strict=True):  # a layer at a time: less memory
+        for row, sums, counts in zip(found, self._sums, self._counts, strict=True):  # one layer at a time: less memory
             row[:] = (sums / counts.clamp_min(1)[:, None]).clamp(-LARGEST, LARGEST).numpy()
         return found
 
 
 class Norms:
-    """Mean norm of each expert's output over the tokens routed to it: those that stand out are "super experts", which
-    METHODS section 1 never substitutes. float64 [L, E]."""
+    """Mean norm of each expert's output over the tokens routed to it: outliers are "super experts", which METHODS
+    section 1 never substitutes. float64 [L, E]."""
 
     def __init__(self, layers: int, experts: int) -> None:
         self._sums = np.zeros((layers, experts))
         self._counts = np.zeros((layers, experts), np.int64)
 
     def add(self, layer: int, ids: torch.Tensor, outs: torch.Tensor) -> None:
-        """Choices [T, k], and what each chosen expert returned [T * k, H]."""
+        """Adds choices [T, k] and the output of each chosen expert [T * k, H]."""
         flat, size = ids.reshape(-1).cpu().numpy(), self._sums.shape[1]
         self._sums[layer] += np.bincount(flat, outs.float().norm(dim=-1).cpu().numpy(), size)
         self._counts[layer] += np.bincount(flat, minlength=size)

@@ -1,4 +1,4 @@
-"""What trained predictors learn from: a fair sample of router inputs, and of the paths that whole texts took."""
+"""Training data of predictors: a uniform sample of router inputs, and of the expert paths of whole texts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ SEED = 0
 
 
 class Draw:
-    """A uniform sample of `capacity` tokens, which of a pass are in it decided before the pass (algorithm R)."""
+    """A uniform sample of `capacity` tokens; which tokens of a pass are in it is decided before the pass
+    (algorithm R)."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self._seen = capacity, 0
@@ -27,7 +28,7 @@ class Draw:
         self.rows, self.slots = torch.zeros(0, dtype=torch.int64), np.zeros(0, np.int64)
 
     def begin(self, tokens: int) -> None:
-        """A pass over so many tokens follows: those at `rows` go into the places `slots`."""
+        """A pass over `tokens` tokens follows: those at `rows` go to positions `slots` of the sample."""
         slots: dict[int, int] = {}
         for row, number in enumerate(range(self._seen, self._seen + tokens)):
             slot = number if number < self.capacity else int(self._random.integers(number + 1))
@@ -45,7 +46,7 @@ class Draw:
 class States:
     """Router inputs and router distributions of a uniform sample of tokens, all layers of each.
 
-    No more than these leave the device. In memory: at most STATES_BYTES.
+    Only these leave the device. Memory: at most STATES_BYTES.
     """
 
     def __init__(self, layers: int, experts: int, hidden: int, tokens: int = TOKENS) -> None:
@@ -54,36 +55,36 @@ class States:
         self._probs = np.zeros((self._draw.capacity, layers, experts), np.float16)
 
     def begin(self, tokens: int) -> None:
-        """A pass over so many tokens follows."""
+        """A pass over `tokens` tokens follows."""
         self._draw.begin(tokens)
 
     def add(self, run: LayerRun) -> None:
-        """The next layer of that pass."""
+        """Adds the next layer of that pass."""
         if len(slots := self._draw.slots):
             rows = self._draw.rows.to(run.ids.device)
             self._states[slots, run.seen.layer] = _half(run.seen.hidden[rows])
             self._probs[slots, run.seen.layer] = _half(run.seen.probs[rows])
 
     def states(self) -> npt.NDArray[np.float16]:
-        """[N, L, H] what the routers were given."""
+        """[N, L, H] inputs of the routers."""
         return self._states[: self._draw.count]
 
     def probs(self) -> npt.NDArray[np.float16]:
-        """[N, L, E] what they made of it: softmax over all experts."""
+        """[N, L, E] the routers' distributions: softmax over all experts."""
         return self._probs[: self._draw.count]
 
 
 class Paths:
-    """A uniform sample of texts: at most `tokens` tokens of them, but never less than one text. In memory: tokens *
-    L * k bytes, twice that for models with more than 256 experts a layer."""
+    """A uniform sample of texts with at most `tokens` tokens in all, but at least one text. Memory: tokens * L * k
+    bytes, twice that for models with more than 256 experts per layer."""
 
     def __init__(self, experts: int, tokens: int = PATH_TOKENS) -> None:
         self._type, self._room, self._count = id_type(experts), tokens, 0
         self._random = np.random.default_rng(SEED)
-        self._kept: list[tuple[float, int, Passage]] = []  # a heap; the one to go next first
+        self._kept: list[tuple[float, int, Passage]] = []  # a heap; the next to be dropped is first
 
     def add(self, tokens: npt.NDArray[np.integer], ids: npt.NDArray[np.integer], prompt: int) -> None:
-        """A text's tokens [T] and choices [T, L, k]; its first `prompt` tokens are what was asked."""
+        """Adds a text's tokens [T] and choices [T, L, k]; its first `prompt` tokens are the prompt."""
         listed: list[int] = tokens.tolist()
         passage = Passage(listed[:prompt], listed, torch.from_numpy(ids.astype(self._type)))
         heapq.heappush(self._kept, (float(self._random.random()), self._count, passage))
@@ -93,7 +94,7 @@ class Paths:
             self._room += len(heapq.heappop(self._kept)[2].ids)
 
     def passages(self) -> list[Passage]:
-        """In the order they were added."""
+        """The sampled texts, in the order they were added."""
         return [passage for _, _, passage in sorted(self._kept, key=lambda kept: kept[1])]
 
 

@@ -1,4 +1,4 @@
-"""What a model is calibrated on: text files, chats, recorded routing, or the prompts that come with Moestro."""
+"""Calibration texts: text files, chats, recorded routing, or the prompts bundled with Moestro."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ Text = str | Sequence[Mapping[str, str]]
 """A text, or a chat: messages with "role" and "content"."""
 
 ASSETS = Path(__file__).parents[2] / "assets"
-MOST_BYTES = 1 << 30  # of one file of texts
+MOST_BYTES = 1 << 30  # per file of texts
 DEMO_CHATS = 400  # questions of the demo model's own set
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """A text as token ids; of a chat, `prompt` of them came before the last answer."""
+    """A text as token ids; in a chat, the first `prompt` of them precede the last answer."""
 
     ids: npt.NDArray[np.int32]
     prompt: int
 
 
 def bundled(model: str) -> list[Text]:
-    """The prompts that come with Moestro: general ones, or the demo model's own questions with their answers."""
+    """The bundled prompts: general ones, or the demo model's own questions with their answers."""
     if model != "demo":
         return from_file(ASSETS / "prompts.jsonl")
     rows = [json.loads(line) for line in (ASSETS / "demo" / "questions.jsonl").read_text("utf-8").splitlines()]
@@ -45,7 +45,7 @@ def bundled(model: str) -> list[Text]:
 
 
 def from_path(path: Path) -> list[Text]:
-    """A text file, or every text file in a folder and below, in the order of their names. Raises ProfileError."""
+    """Reads a text file, or every text file in a folder and below, ordered by name. Raises ProfileError."""
     if path.is_file():
         return from_file(path)
     if not path.is_dir():
@@ -62,7 +62,7 @@ def from_path(path: Path) -> list[Text]:
 
 
 def from_file(path: Path) -> list[Text]:
-    """One text; of a .jsonl file every line: {"text": ...}, or {"messages": [{"role": ..., "content": ...}, ...]}.
+    """One text; from a .jsonl file one per line: {"text": ...}, or {"messages": [{"role": ..., "content": ...}, ...]}.
     Raises ProfileError when it cannot be read."""
     try:
         require_regular(path, MOST_BYTES, ProfileError)
@@ -85,7 +85,7 @@ def from_file(path: Path) -> list[Text]:
 
 def tokenize(tokenizer: PreTrainedTokenizerBase, text: Text) -> Tokens:
     """Token ids of a text or, through the model's template, of a chat with its answers. A chat that the template
-    refuses, or a model that has none, is read as plain text."""
+    refuses, or any chat if the model has no template, is read as plain text."""
     if isinstance(text, str):
         ids = tokenizer(text, verbose=False).input_ids
         return Tokens(np.array(ids, np.int32), len(ids) // 2)
@@ -96,7 +96,7 @@ def tokenize(tokenizer: PreTrainedTokenizerBase, text: Text) -> Tokens:
 
 
 def shortened(texts: Sequence[Tokens], limit: int) -> list[Tokens]:
-    """As many tokens as that, from the first text on."""
+    """Texts from the first on, up to `limit` tokens in all."""
     found: list[Tokens] = []
     for text in texts:
         if limit <= 0:
@@ -111,7 +111,7 @@ def _chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, st
     if tokenizer.chat_template is not None:
         try:
             text = chat_template.render(tokenizer, messages, add_generation_prompt=opens)
-        except TemplateError:  # some insist on whose turn it is, or know no system message: then it is a plain text
+        except TemplateError:  # some require alternating roles, or have no system role: then it is read as plain text
             pass
     ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
     return ids
@@ -125,12 +125,12 @@ def _row(line: str) -> Text:
 
 
 def _is_text(path: Path) -> bool:
-    """UTF-8 without NUL, judging by the beginning; empty files are none."""
+    """Whether a file is UTF-8 without NUL, judging by its beginning; an empty file is not."""
     with path.open("rb") as file:
         head = file.read(4096)
     try:
         head.decode("utf-8")
     except UnicodeDecodeError as error:
-        if len(head) < 4096 or error.start < len(head) - 3:  # not merely a character that was cut
+        if len(head) < 4096 or error.start < len(head) - 3:  # not just a character cut at the end
             return False
     return bool(head.strip()) and b"\0" not in head

@@ -1,7 +1,7 @@
-"""T_att, T_moe, T_head and T_load of METHODS section 2, measured: medians of decode passes whose experts are resident.
+"""Measures T_att, T_moe, T_head and T_load of METHODS section 2: medians of decode passes with their experts resident.
 
 A pass is cut at every router's call and at the end of every layer's experts. Between the two lies a MoE layer; from one
-layer's experts to the next router, norms, attention and a shared expert; what is left is the head: embedding, layers
+layer's experts to the next router, norms, attention and a shared expert; the rest is the head: embedding, layers
 without experts, logits.
 """
 
@@ -26,7 +26,7 @@ from core.memory.ticket import Ticket
 from core.runtime.measurement import LayerRun, MeasurementSession
 
 PROMPT = 64  # tokens read before the timed ones
-PASSES = 32  # most that are timed, after the first, which warms up
+PASSES = 32  # most passes timed, after the first, which is warm-up
 LONGEST_S = 10.0  # of timing passes; a slow model is timed over fewer, at least FEWEST
 FEWEST = 3
 COPIES = 15
@@ -36,13 +36,13 @@ Gaps = list[float]
 
 @dataclass(slots=True)
 class Clock:
-    """Marks in a pass: on a GPU events in its stream, so that nothing waits while it runs."""
+    """Time marks in a pass: on a GPU, events in its stream, so that the pass does not wait for them."""
 
     cuda: bool
     marks: list[Any] = field(default_factory=list)
 
     def mark(self, *_: object) -> None:
-        """Now. Takes, and ignores, what a hook is called with."""
+        """Adds a mark now. Ignores the arguments that a hook is called with."""
         if self.cuda:
             event = torch.cuda.Event(enable_timing=True)
             event.record()
@@ -51,7 +51,7 @@ class Clock:
             self.marks.append(time.perf_counter())
 
     def gaps(self) -> Gaps:
-        """Milliseconds between marks; they are then forgotten."""
+        """Milliseconds between marks; clears them."""
         marks, self.marks = self.marks, []
         if self.cuda:
             marks[-1].synchronize()
@@ -62,9 +62,9 @@ class Clock:
 def measure(
     bench: MeasurementSession, tokens: Sequence[int], cancel: threading.Event
 ) -> tuple[dict[str, float], dict[str, object]]:
-    """Times in ms ("att" and "moe" of a layer, "head", "load" of an expert), and what they rest on. Raises Cancelled.
+    """Times in ms ("att" and "moe" of a layer, "head", "load" of an expert), and their basis. Raises Cancelled.
 
-    `tokens`: any text's, at least three. Experts are brought in before each pass, and the pass is timed only if that
+    `tokens`: at least three, of any text. Experts are fetched before each pass, and the pass counts only if that
     sufficed; where slots are too few for one pass, stalls are subtracted instead.
     """
     tokens = list(tokens[: min(PROMPT + PASSES + 1, bench.context)])
@@ -102,7 +102,7 @@ def measure(
 
 
 def _summed(gaps: npt.NDArray[np.float64]) -> dict[str, float]:
-    """[passes, 2L + 1] -> medians. The first gap is the embedding and an attention block like the others."""
+    """[passes, 2L + 1] -> medians. The first gap is the embedding plus an attention block like the others."""
     moe, att = gaps[:, 1::2], gaps[:, 2:-1:2] if gaps.shape[1] > 3 else gaps[:, :1]
     att_ms = float(np.median(att))
     head = gaps[:, 0] - att_ms + gaps[:, -1]
@@ -110,14 +110,14 @@ def _summed(gaps: npt.NDArray[np.float64]) -> dict[str, float]:
 
 
 def _without(gaps: Gaps, stall_ms: float) -> Gaps:
-    """Stalls are within MoE layers: taken off them in proportion."""
+    """Subtracts stalls from the gaps of the MoE layers, where they occur, in proportion."""
     layers = gaps[1::2]
     share = max(0.0, 1 - stall_ms / max(sum(layers), 1e-9))
     return [gap * share if i % 2 else gap for i, gap in enumerate(gaps)]
 
 
 def _routes(bench: MeasurementSession, tokens: Sequence[int]) -> npt.NDArray[np.int64]:
-    """[L, T, k] what the routers choose for a text."""
+    """[L, T, k] the routers' choices for a text."""
     found: list[list[npt.NDArray[np.int64]]] = [[] for _ in bench.sites]
 
     def note(run: LayerRun) -> None:
@@ -141,7 +141,7 @@ def _hooked(bench: MeasurementSession, clock: Clock) -> Iterator[None]:
 
 @contextmanager
 def _leased(bench: MeasurementSession, experts: npt.NDArray[np.int64]) -> Iterator[None]:
-    """Inside, one token's experts [L, k] stay in their slots, where there are enough for all of them."""
+    """Inside, one token's experts [L, k] stay leased, if the slots suffice for all of them."""
     with ExitStack() as leases:
         if bench.has_room(experts.shape[1]):
             for layer, wanted in enumerate(experts.tolist()):
@@ -158,7 +158,7 @@ def _release(bench: MeasurementSession, lease: Lease) -> None:
 
 
 def _copies(bench: MeasurementSession, cancel: threading.Event) -> tuple[float, str]:
-    """The median milliseconds of copying one expert, one at a time, into the slot that has it already; and from where
+    """Median milliseconds of copying one expert, one at a time, into the slot that already holds it; and the source
     (memory, or disk for most of them)."""
     spans: list[float] = []
     from_disk = 0
@@ -178,7 +178,7 @@ def _copies(bench: MeasurementSession, cancel: threading.Event) -> tuple[float, 
             bench.transfers.settle(ticket)
             if ticket.event is not None:
                 ticket.event.synchronize()
-            bench.transfers.take_finished()  # on a GPU, now it is known when it landed
+            bench.transfers.take_finished()  # on a GPU, the landing time is known now
         finally:
             _release(bench, lease)
         spans.append((ticket.landed_s - ticket.started_s) * 1e3)

@@ -1,2 +1,2 @@
-"""What lossy options cost and what they buy: a loaded model under a list of configurations, on the same questions and
-the same text. `run.evaluate` is the entry; nothing here knows who asks."""
+"""Cost and benefit of lossy options: a loaded model under a list of configurations, on the same questions and the same
+text. `run.evaluate` is the entry point; nothing here depends on its callers."""

@@ -1,4 +1,4 @@
-"""What modes need to know of a model, gathered where it is not there yet, from texts that are not asked about."""
+"""Gathers the profile parts that modes need and the engine lacks, from texts that the evaluation does not ask about."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from core.evaluate.run import Progress
 from core.profile import PARTS, Profile
 from core.settings.config import Settings
 
-READ = 20_000  # tokens of the bundled prompts, at most
-FILLS = frozenset({"counts"})  # a fresh cache begins with the experts used most
+READ = 20_000  # most tokens of the bundled prompts
+FILLS = frozenset({"counts"})  # a fresh cache is filled with the experts used most
 
 
 def missing(engine: Engine, modes: Sequence[Mode], base: Settings) -> set[str]:
-    """Parts of a profile that these modes need and the engine's does not have."""
+    """Parts of a profile that these modes need and the engine's profile lacks."""
     wanted = set(FILLS)
     for mode in modes:
         try:
             wanted |= set(needs(mode.over(base)))
         except SettingError:
-            pass  # it cannot run, and will say why
+            pass  # cannot run; its row reports why
     return {part for part in wanted & PARTS.keys() if engine.profile is None or not engine.profile.has(part)}
 
 
@@ -36,16 +36,16 @@ def calibrated(
     cancel: threading.Event | None = None,
     limit: int = 0,
 ) -> Profile | None:
-    """Give the engine a profile that has what the modes need: its own, if that does, else one made now from the bundled
-    chats and completed by its own. Nothing is written to disk. None: there was nothing to gather.
+    """Gives the engine a profile with the parts that the modes need: its own if that has them, else one gathered now
+    from the bundled chats and completed by its own. Writes nothing to disk. None: there was nothing to gather.
 
-    At most `limit` tokens are read, 0 = READ; `core.evaluate.questions.demo_questions` asks about none of them. Raises
+    Reads at most `limit` tokens, 0 = READ; none of the texts is in `core.evaluate.questions.demo_questions`. Raises
     BusyError, Cancelled.
     """
     wanted = missing(engine, modes, engine.settings)
     if not wanted:
         return engine.profile
-    texts = [text for text in bundled(engine.model_name) if not isinstance(text, str)]  # those are read for perplexity
+    texts = [text for text in bundled(engine.model_name) if not isinstance(text, str)]  # plain texts are for perplexity
     fresh = calibrate(
         engine, texts, parts=wanted, source="the bundled prompts", limit=limit or READ, progress=progress, cancel=cancel
     )

@@ -1,4 +1,4 @@
-"""Teacher forcing: a model reads a given text one token at a time, as if it were saying it, and is heard."""
+"""Teacher forcing: a model reads a given text one token at a time, as if it were generating it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from core.types import StepRecord
 def follow(
     engine: Engine, ids: Sequence[int], start: int, cancel: threading.Event, heard: Callable[[StepRecord], None]
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    """For every position from `start` (at least 1) on: the position, and the logits [V] from which its token would have
-    been drawn. ids[:start] is read as a prompt is, the rest token by token, with all settings in force.
+    """Yields, for every position from `start` (at least 1) on, the position and the logits [V] from which its token
+    would have been drawn. ids[:start] is read as a prompt, the rest token by token, with all settings in force.
 
-    `heard` is told of every forward pass. At most `engine.context` ids. Raises ContextError, BusyError, Cancelled.
+    `heard` is called with every forward pass. At most `engine.context` ids. Raises ContextError, BusyError, Cancelled.
     """
     drawn: list[tuple[int, torch.Tensor]] = []
 
@@ -28,7 +28,7 @@ def follow(
         drawn.append((len(so_far), logits[0]))
         return int(ids[len(so_far)])
 
-    while start < len(ids):  # more than once only when a token of the text ends an answer
+    while start < len(ids):  # repeated only when a token of the text ends an answer
         pieces = engine.generate(Ids(ids[:start]), Sampling(max_new_tokens=len(ids) - start), cancel, draw)
         for piece in pieces:
             if piece.step is not None:

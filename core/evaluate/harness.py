@@ -1,4 +1,4 @@
-"""Any task of lm-evaluation-harness (an optional extra) on a loaded model, under the settings in force."""
+"""Runs tasks of lm-evaluation-harness (an optional extra) on a loaded model, under the settings in force."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from core.hf import chat_template
 from core.settings.config import SAMPLING, Sampling
 
 REQUIREMENT = "lm-eval>=0.4.9,<0.6"  # as in pyproject.toml, extra "harness"
-MOST = 256  # tokens of an answer where a task does not say
+MOST = 256  # answer tokens if a task sets no limit
 
 
 def adapter(scorer: Scorer) -> Any:
-    """The model as the harness wants it: an `lm_eval.api.model.LM` over a scorer. Raises SettingError when the harness
-    is not installed."""
+    """The model as an `lm_eval.api.model.LM` over a scorer. Raises SettingError when the harness is not installed."""
     try:
         from lm_eval.api.model import LM
     except ImportError as error:
@@ -28,7 +27,7 @@ def adapter(scorer: Scorer) -> Any:
         ) from None
 
     class Moestro(LM):
-        """Thin: tokenizing and scoring are `core.evaluate.scorer`'s."""
+        """A thin wrapper: `core.evaluate.scorer` does the tokenizing and scoring."""
 
         def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
             return [scorer.loglikelihood(*request.args) for request in requests]
@@ -55,7 +54,7 @@ def adapter(scorer: Scorer) -> Any:
 
 
 def _asked(words: dict[str, Any]) -> tuple[list[str], int, Sampling]:
-    """Stops, most tokens and sampling of a task's `generation_kwargs`."""
+    """Stops, token limit and sampling from a task's `generation_kwargs`."""
     until = words.get("until") or []
     known = {param.name for param in SAMPLING}
     draws = bool(words.get("do_sample", float(words.get("temperature", 0.0)) > 0))
@@ -68,8 +67,8 @@ def _asked(words: dict[str, Any]) -> tuple[list[str], int, Sampling]:
 def run_tasks(
     scorer: Scorer, tasks: Sequence[str], folder: Path | None = None, limit: int | None = None
 ) -> dict[str, dict[str, float]]:
-    """Task -> its figures ("acc", "acc_stderr" ...). `folder` has tasks of one's own (.yaml); `limit` = examples of
-    each. Raises SettingError when the harness is not installed or a task is not known."""
+    """Task -> its figures ("acc", "acc_stderr" ...). `folder` has additional tasks (.yaml); `limit` = examples per
+    task. Raises SettingError when the harness is not installed or a task is unknown."""
     model = adapter(scorer)
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager

@@ -1,4 +1,4 @@
-"""Configurations to be compared, as named values of our settings. Nothing but the menus knows them by name."""
+"""Configurations to compare, as named settings. Only the menus use them by name."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from core.settings.config import KINDS, Settings
 from core.settings.lossy import LOSSY, substitutes
 from core.settings.registry import Value, variant
 
-UNLIMITED = 64  # replacements per token: as many as there are
-PREDICTORS = ("gate", "default_vectors", "estimator", "hybrid")  # whose predictions are executed
-BASE: Mapping[str, Value] = {p.name: p.default for p in LOSSY} | {"quality_rate": 0.0}  # exact, and not metered
+UNLIMITED = 64  # replacements per token: no limit in practice
+PREDICTORS = ("gate", "default_vectors", "estimator", "hybrid")  # predictors whose predictions are executed
+BASE: Mapping[str, Value] = {p.name: p.default for p in LOSSY} | {"quality_rate": 0.0}  # exact, not metered
 
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """`settings` over the user's own with everything lossy off."""
+    """`settings` applied over the user's own with everything lossy off."""
 
     name: str
     title: str
@@ -25,12 +25,13 @@ class Mode:
     settings: Mapping[str, Value]
 
     def over(self, settings: Settings) -> Settings:
-        """All settings of this mode. Raises SettingError for one there is not."""
+        """All settings of this mode. Raises SettingError for an unknown one."""
         return settings.with_({**BASE, **self.settings})
 
 
 def _buddies() -> Iterable[Mode]:
-    """BuddyMoE section 5: as many as are missing, and at most rho of a token's in a layer; each with the token gate."""
+    """BuddyMoE section 5: substitutes for all missing experts, or for at most rho of a token's in a layer; each with
+    the token gate."""
     peaked = "; tokens with peaked gate weights are left alone (TAE, lowest 15 %)"
     for rho in (UNLIMITED, 1, 2, 3, 4):
         name, title = ("buddy_unlimited", "Buddies") if rho == UNLIMITED else (f"buddy_rho{rho}", f"Buddies, rho {rho}")
@@ -107,12 +108,12 @@ PLAIN: tuple[Mode, ...] = (
 
 
 def modes_of(predictors: Sequence[str] = PREDICTORS) -> tuple[Mode, ...]:
-    """All modes, with those that execute what these prefetchers predict. Raises SettingError for one there is not."""
+    """All modes, with the execute modes of these predictors. Raises SettingError for an unknown one."""
     return *PLAIN, *_executed(predictors)
 
 
 def chosen(text: str, known: Sequence[Mode] | None = None) -> list[Mode]:
-    """The modes that a list names, "all" for all of them, in our order. Raises SettingError that lists them."""
+    """The modes named in a list, "all" for every mode, in the order of `known`. Raises SettingError that lists them."""
     by_name = {mode.name: mode for mode in (modes_of() if known is None else known)}
     names = [word for word in text.replace(" ", "").split(",") if word]
     if names == ["all"]:
@@ -127,14 +128,14 @@ def chosen(text: str, known: Sequence[Mode] | None = None) -> list[Mode]:
 
 
 def needs(settings: Mapping[str, Value]) -> tuple[str, ...]:
-    """Parts of a profile that settings cannot do without."""
+    """Parts of a profile that settings require."""
     kinds = [kind for kind in KINDS if kind != "substitute" or substitutes(settings)]
     found = [part for kind in kinds for part in variant(kind, str(settings[kind])).needs]
     return tuple(dict.fromkeys([*found, *(["tae"] if settings["gate"] == "percentile" else [])]))
 
 
 def residencies(text: str) -> list[float]:
-    """Shares of the routed experts, each in (0, 1], the largest first. Raises SettingError."""
+    """Parses shares of the routed experts, each in (0, 1], largest first. Raises SettingError."""
     found: list[float] = []
     for word in text.replace(" ", "").split(","):
         try:

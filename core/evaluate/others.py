@@ -1,4 +1,4 @@
-"""How busy other programs keep the machine meanwhile: what they take is missing from the speeds that are measured."""
+"""Load of other programs on the machine meanwhile, which lowers the measured speeds."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import time
 
 import psutil
 
-MUCH = 0.3  # cores: more is worth a word beside the figures
+MUCH = 0.3  # cores: more than this is mentioned beside the figures
 
 
 class Others:
-    """From now on."""
+    """Measures from its creation on."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()
@@ -22,7 +22,7 @@ class Others:
         return max(0.0, busy_s - own_s) / wall_s if wall_s > 0 else None
 
     def _now(self) -> tuple[float, float, float]:
-        """Seconds: of the clock, of all cores that were not idle, of this process."""
+        """Seconds: of the clock, of all busy cores, of this process."""
         system, own = psutil.cpu_times(), self._process.cpu_times()
-        names = ("user", "nice", "system", "irq", "softirq", "interrupt", "dpc")  # some exist on Windows alone
+        names = ("user", "nice", "system", "irq", "softirq", "interrupt", "dpc")  # some exist only on Windows
         return time.perf_counter(), sum(getattr(system, name, 0.0) for name in names), own.user + own.system

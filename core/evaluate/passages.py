@@ -1,4 +1,4 @@
-"""The text whose perplexity is measured, in windows, and what the exact model says of it."""
+"""The text for perplexity, in windows, and the exact model's log-probabilities of it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from core.evaluate.questions import spread
 from core.memory.store import Cancelled
 from core.types import StepRecord
 
-WINDOW = 128  # tokens that are predicted in one go, each seeing those before it in the window
+WINDOW = 128  # tokens predicted in one run, each seeing those before it in the window
 
 
 def held_out(model: str) -> list[Text]:
-    """For the demo model documentation of Python that it was not trained on (five topics of the text that its card's
-    perplexity is of), for all others running text of the bundled prompts."""
+    """For the demo model, Python documentation that it was not trained on (five topics of the text of its card's
+    perplexity); for all others, running text of the bundled prompts."""
     found = from_path(ASSETS / "demo" / "held_out.txt" if model == "demo" else ASSETS / "prompts.jsonl")
     return [text for text in found if isinstance(text, str)]
 
 
 def read(path: Path) -> list[Text]:
-    """A text file of the user's, or a folder of them. Raises SettingError."""
+    """Reads a text file of the user's, or a folder of them. Raises SettingError."""
     try:
         return from_path(path)
     except MoestroError as error:
@@ -37,8 +37,8 @@ def read(path: Path) -> list[Text]:
 
 
 def windows(engine: Engine, texts: Sequence[Text], tokens: int) -> list[list[int]]:
-    """Pieces of the texts [1 + WINDOW] evenly from among all, of which `tokens` tokens are to be predicted: those
-    behind each one's first. Raises SettingError when the texts have fewer than two tokens."""
+    """Pieces of the texts [1 + WINDOW], evenly spread over all, with `tokens` predicted tokens in all: those after each
+    piece's first. Raises SettingError when the texts have fewer than two tokens."""
     width = min(WINDOW, engine.context - 1, tokens)
     found: list[list[int]] = []
     for text in texts:
@@ -57,8 +57,8 @@ def windows(engine: Engine, texts: Sequence[Text], tokens: int) -> list[list[int
 
 @torch.inference_mode()
 def reference(engine: Engine, pieces: Sequence[Sequence[int]], cancel: threading.Event) -> list[torch.Tensor]:
-    """The exact model's log-probabilities [n, V] float32 of each piece, on the host: 4 V bytes a token. It decodes
-    token by token, as is compared with. Raises BusyError, Cancelled."""
+    """The exact model's log-probabilities [n, V] float32 of each piece, on the host: 4 V bytes per token. It decodes
+    token by token, like the modes compared with it. Raises BusyError, Cancelled."""
     found = []
     with engine.workbench("The model is being evaluated.") as bench, bench.unpaced():
         for ids in pieces:
@@ -73,16 +73,16 @@ def reference(engine: Engine, pieces: Sequence[Sequence[int]], cancel: threading
 
 @dataclass(slots=True)
 class Heard:
-    """A text as a mode read it, against the exact model. Sums over `tokens` positions."""
+    """A text read in a mode, against the exact model. Sums over `tokens` positions."""
 
     tokens: int = 0
     nll: float = 0.0  # nats
     nll_squares: float = 0.0
-    agreed: int = 0  # the likeliest token is the exact model's
-    kl: float = 0.0  # nats, of the exact distribution from this one
+    agreed: int = 0  # positions with the exact model's likeliest token
+    kl: float = 0.0  # nats, from the exact distribution to this one
 
     def add(self, target: int, logits: torch.Tensor, exact: torch.Tensor) -> None:
-        """One position: logits [V], and the exact model's log-probabilities [V]."""
+        """Adds one position: logits [V], and the exact model's log-probabilities [V]."""
         mine = logits.float().log_softmax(-1).cpu()
         nll = -float(mine[target])
         self.tokens += 1
@@ -101,7 +101,7 @@ def listen(
     passed: Callable[[StepRecord], None],
     progress: Callable[[int], None],
 ) -> Heard:
-    """Read the pieces with the settings in force; `progress` is told of the positions so far."""
+    """Reads the pieces with the settings in force; `progress` is called with the positions so far."""
     heard = Heard()
     for ids, rows in zip(pieces, exact, strict=True):
         for at, logits in follow(engine, ids, 1, cancel, passed):

@@ -1,4 +1,4 @@
-"""Questions with one right answer: the demo model's facts, as they were trained and in phrasings it never saw."""
+"""Questions with one right answer: the demo model's facts, in their trained phrasing and in unseen ones."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from core.system.reading import require_regular
 from core.types import StepRecord
 
 T = TypeVar("T")
-SPLITS = {"trained": True, "unseen": False}  # of a questions file: was it trained in this very phrasing?
+SPLITS = {"trained": True, "unseen": False}  # of a questions file: was it trained in this phrasing?
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`seen`: the model was trained on this very phrasing."""
+    """`seen`: the model was trained on this phrasing."""
 
     text: str
     answer: str
@@ -31,14 +31,14 @@ class Question:
 
 
 def demo_questions() -> list[Question]:
-    """The demo model's facts, but for those whose answers calibrating on the bundled prompts reads."""
+    """The demo model's facts, without those whose answers are in the bundled calibration prompts."""
     known = {chat[-1]["content"] for chat in bundled("demo") if not isinstance(chat, str)}
     return [one for one in from_file(ASSETS / "demo" / "questions.jsonl") if one.answer not in known]
 
 
 def from_file(path: Path) -> list[Question]:
-    """Of a .jsonl every line: {"question": ..., "answer": ..., "split": "trained" or "unseen"}; without a split it
-    counts as trained, with another it is left out. Raises SettingError."""
+    """One question per line of a .jsonl: {"question": ..., "answer": ..., "split": "trained" or "unseen"}; without a
+    split it counts as trained, with any other it is left out. Raises SettingError."""
     try:
         require_regular(path, MOST_BYTES, SettingError)
         lines = path.read_text("utf-8-sig").splitlines()
@@ -61,7 +61,7 @@ def from_file(path: Path) -> list[Question]:
 
 
 def sample(questions: Collection[Question], number: int) -> list[Question]:
-    """So many of them, half of each kind as far as there are, evenly from among all; the same ones every time."""
+    """`number` of them, half of each kind as far as available, evenly spread over all; the same ones every time."""
     seen = [one for one in questions if one.seen]
     unseen = [one for one in questions if not one.seen]
     half = min(len(unseen), number // 2)
@@ -69,15 +69,15 @@ def sample(questions: Collection[Question], number: int) -> list[Question]:
 
 
 def spread(things: Sequence[T], number: int) -> list[T]:
-    """So many of them at even distances, all if there are no more."""
+    """`number` of them at even distances; all if there are no more."""
     if number >= len(things):
         return list(things)
     return [things[int((at + 0.5) * len(things) / number)] for at in range(number)]
 
 
 def ask(engine: Engine, question: Question, cancel: threading.Event, heard: Callable[[StepRecord], None]) -> bool:
-    """Is the model's greedy answer the right one, token by token, with its end? It stops at the first wrong token,
-    which decides. `heard` is told of every forward pass. Raises ContextError, BusyError, Cancelled."""
+    """Whether the model's greedy answer is the right one, token by token, including its end. Stops at the first wrong
+    token, which decides. `heard` is called with every forward pass. Raises ContextError, BusyError, Cancelled."""
     right: list[int] = engine.prompt.tokenizer(question.answer, add_special_tokens=False).input_ids
     enough, said, good = threading.Event(), 0, True
     stop = _Either(cancel, enough)
@@ -100,7 +100,7 @@ def ask(engine: Engine, question: Question, cancel: threading.Event, heard: Call
 
 
 class _Either(threading.Event):
-    """Set as soon as one of two is."""
+    """Set as soon as one of several events is."""
 
     def __init__(self, *events: threading.Event) -> None:
         super().__init__()

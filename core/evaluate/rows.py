@@ -1,4 +1,4 @@
-"""One line of an evaluation, as data: JSON, CSV, and the front of those that none beats in both accuracy and speed."""
+"""One row of an evaluation, as data: JSON, CSV, and the Pareto front in accuracy and speed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from core.evaluate.tally import Tally
 from core.settings.registry import Value
 
-if TYPE_CHECKING:  # who shows rows needs no torch
+if TYPE_CHECKING:  # showing rows needs no torch
     from core.evaluate.passages import Heard
 
-# Figure -> (unit, what it is). Everything that shows a row takes its words from here.
+# Figure -> (unit, description). Everything that shows a row takes its labels from here.
 FIGURES: dict[str, tuple[str, str]] = {
     "exact_match": ("share", "questions in a phrasing that was trained, answered right to the last token"),
     "exact_match_se": ("share", "its standard error, from the number of questions"),
@@ -45,12 +45,12 @@ FIGURES: dict[str, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One mode at one residency, everything while decoding; None = not known. `problem` says why it could not be run,
-    "" = it was. Units: FIGURES."""
+    """One mode at one residency, all figures of decoding; None = not known. `problem` = why it could not be run, "" =
+    it was. Units: FIGURES."""
 
     mode: str
     title: str
-    residency: float  # as asked for: share of the routed experts
+    residency: float  # as requested: share of the routed experts
     slots: int = 0
     problem: str = ""
     exact_match: float | None = None
@@ -77,10 +77,10 @@ class Row:
     copy_ms: float | None = None
     others_cores: float | None = None
     questions: int = 0  # asked, of both kinds
-    positions: int = 0  # of the text
-    decoded: int = 0  # tokens that the times and bytes are means of
+    positions: int = 0  # predicted positions of the text
+    decoded: int = 0  # tokens that the times and bytes are means over
     link_bytes_total: int = 0
-    emulated: bool = False  # the link was
+    emulated: bool = False  # whether the link was
     settings: Mapping[str, Value] = field(default_factory=dict)  # of the mode
 
     @property
@@ -89,7 +89,7 @@ class Row:
 
     @classmethod
     def read(cls, kept: Mapping[str, Any]) -> Row:
-        """From `asdict`. Raises TypeError for what another version wrote."""
+        """From `asdict`. Raises TypeError for rows of another version."""
         return cls(**kept)
 
 
@@ -104,7 +104,7 @@ def row(
     tally: Tally,
     others_cores: float | None = None,
 ) -> Row:
-    """From what was measured; `verdicts` are (trained phrasing?, answered right?)."""
+    """Builds a row from measurements; `verdicts` are (trained phrasing?, answered right?)."""
     seen = [right for trained, right in verdicts if trained]
     unseen = [right for trained, right in verdicts if not trained]
     (match, match_se), (other, other_se) = rate(seen), rate(unseen)
@@ -147,7 +147,7 @@ def row(
 
 
 def rate(right: Sequence[bool]) -> tuple[float | None, float | None]:
-    """Share of the true ones, and its standard error sqrt(p (1 - p) / n)."""
+    """Share of true values, and its standard error sqrt(p (1 - p) / n)."""
     if not right:
         return None, None
     p = sum(right) / len(right)
@@ -155,7 +155,7 @@ def rate(right: Sequence[bool]) -> tuple[float | None, float | None]:
 
 
 def perplexity_of(heard: Heard) -> tuple[float | None, float | None]:
-    """exp of the mean surprise, and its standard error to first order."""
+    """exp of the mean negative log-likelihood, and its standard error to first order."""
     if not heard.tokens:
         return None, None
     mean = heard.nll / heard.tokens
@@ -167,7 +167,7 @@ def perplexity_of(heard: Heard) -> tuple[float | None, float | None]:
 
 
 def with_savings(rows: Sequence[Row]) -> list[Row]:
-    """With what each saves over the link, where exact mode was run at the same residency."""
+    """The rows with the savings over the link, where exact mode was run at the same residency."""
     exact = {one.residency: one.link_bytes for one in rows if one.mode == "exact"}
     return [
         replace(one, saved=1 - one.link_bytes / whole)
@@ -178,8 +178,8 @@ def with_savings(rows: Sequence[Row]) -> list[Row]:
 
 
 def front(points: Sequence[tuple[float | None, float | None]]) -> list[int]:
-    """Places of the points that no other one equals or beats in both numbers and beats in one; points without a number
-    are never among them."""
+    """Indices of the points on the Pareto front (larger is better in both numbers); points without a number are never
+    on it."""
     known = [(at, x, y) for at, (x, y) in enumerate(points) if x is not None and y is not None]
     best, found = -math.inf, list[int]()
     for at, x, y in sorted(known, key=lambda one: (-one[1], -one[2])):
@@ -191,13 +191,13 @@ def front(points: Sequence[tuple[float | None, float | None]]) -> list[int]:
 
 
 def pareto(rows: Sequence[Row], accuracy: str = "exact_match", speed: str = "tok_s") -> list[Row]:
-    """The rows that none beats in accuracy and speed."""
+    """The rows that no other row dominates in accuracy and speed."""
     points = [(getattr(one, speed), getattr(one, accuracy)) for one in rows]
     return [rows[at] for at in front(points)]
 
 
 def to_json(one: Row) -> dict[str, Any]:
-    """For a program; a perplexity without end is None, as JSON has no such number."""
+    """The row for JSON; an infinite perplexity becomes None."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in asdict(one).items()
@@ -205,7 +205,7 @@ def to_json(one: Row) -> dict[str, Any]:
 
 
 def to_csv(rows: Sequence[Row], about: Mapping[str, object]) -> str:
-    """Comment lines with what it was measured on and the units, then one line a row."""
+    """Comment lines with the conditions and units, then one line per row."""
     out = io.StringIO()
     for name, value in about.items():
         out.write(f"# {name}: {value}\n")

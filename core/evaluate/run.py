@@ -1,7 +1,7 @@
 """Evaluation: one loaded model under modes x residencies, on the same questions and the same text.
 
-Every run of questions and every run of the text begins with the cache as after a load, and predictors that know
-nothing; so a figure does not depend on what was run before it.
+Every run of questions and every run of the text starts with the cache as after a load, and with predictors without
+history; so a figure does not depend on earlier runs.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from core.evaluate.tally import Tally
 from core.settings.config import Settings
 
 Progress = Callable[[str, float], None]
-QUESTIONS, TOKENS = 24, 192  # unless asked for otherwise
-ANSWER = 20  # tokens of one, roughly, for how far it is
+QUESTIONS, TOKENS = 24, 192  # defaults
+ANSWER = 20  # approximate tokens per answer, for the progress
 NO_TEMPLATE = (
     "{} has no chat template, so it continues texts and answers no questions: exact match is not measured. "
     "To measure it, load a version that was made to chat."
@@ -40,11 +40,11 @@ class Material:
 
     questions: Sequence[Question]
     pieces: Sequence[Sequence[int]]  # of a text, as token ids; all but the first of each are predicted
-    note: str = ""  # why questions that there are are not asked
+    note: str = ""  # why existing questions are not asked
 
     @property
     def tokens(self) -> int:
-        """To be predicted."""
+        """Tokens to be predicted."""
         return sum(len(piece) - 1 for piece in self.pieces)
 
 
@@ -55,9 +55,9 @@ def gather(
     asked: Sequence[Question] | None = None,
     texts: Sequence[Text] | None = None,
 ) -> Material:
-    """So many questions and tokens of text for a loaded model. Without `asked` the demo model gets its own questions,
-    any other none; without `texts` it is the text that comes with Moestro. A model without a chat template is asked
-    nothing, and `note` says so: it continues texts, so that no answer of its would end where the right one does. Raises
+    """Chooses `questions` questions and `tokens` tokens of text for a loaded model. Without `asked` the demo model gets
+    its own questions, any other none; without `texts` the bundled text is used. A model without a chat template is
+    asked nothing, and `note` says so: it continues texts, so its answers would not end where the right ones do. Raises
     SettingError."""
     if questions < 0 or tokens < 0 or not questions + tokens:
         raise SettingError("Ask for at least one question or one token of text.")
@@ -89,12 +89,12 @@ def evaluate(
     done: Collection[tuple[str, float]] = (),
     over: Mapping[str, object] | None = None,
 ) -> list[Row]:
-    """Rows in the order of residencies and modes. `on_row` gets each as soon as it is known; (mode, residency) pairs in
-    `done` are left out. What a mode does not set is as the engine has it, or as `over` says.
+    """Rows in the order of residencies and modes. `on_row` is called with each when it is complete; (mode, residency)
+    pairs in `done` are left out. Settings that a mode leaves open are the engine's, or those of `over`.
 
-    The engine must have the profile that modes need: one that cannot run has a row that says why. Nobody else may use
-    the engine meanwhile; it has its settings back afterwards, whatever happens. Raises BusyError, Cancelled,
-    SettingError for residencies outside (0, 1].
+    The engine must have the profile that modes need: a mode that cannot run has a row that says why. The caller must
+    have the engine to itself; its settings are restored in any case. Raises BusyError, Cancelled, SettingError for
+    residencies outside (0, 1].
     """
     if bad := [share for share in residencies if not 0 < share <= 1]:
         raise SettingError(
@@ -122,7 +122,8 @@ def evaluate(
 
 @contextmanager
 def restored(engine: Engine, over: Mapping[str, object] | None = None) -> Iterator[Settings]:
-    """Inside, modes may change settings as they like; they get those in force, with `over` over them, to begin with."""
+    """Inside, modes may change settings freely; yields the settings in force with `over` applied, and restores them at
+    the end."""
     before = engine.settings
     try:
         yield before.with_({**(over or {}), "telemetry": True})
@@ -140,7 +141,7 @@ def _measure(
     told: Callable[[float], None],
     cancel: threading.Event,
 ) -> Row:
-    """One row. What is wrong with the mode, or with so few slots, is said in it."""
+    """Measures one row. Errors of the mode, or of too few slots, are reported in it."""
     tally, verdicts, others = Tally(), list[tuple[bool, bool]](), Others()
     whole = len(material.questions) * ANSWER + material.tokens
     try:
@@ -169,8 +170,8 @@ def _measure(
 
 
 def start_mode(engine: Engine, settings: Settings) -> None:
-    """These settings, on a cache as after a load and with a predictor that knows nothing yet. Raises MoestroError when
-    they cannot be."""
+    """Applies the settings, with the cache as after a load and a predictor without history. Raises MoestroError when
+    they are not possible."""
     engine.change({**settings, **BASE, "predictor": "none"})
     with engine.workbench(BECAUSE) as bench:
         bench.start_over()

@@ -1,8 +1,8 @@
-"""Likelihoods and continuations of texts under the settings in force, as lm-evaluation-harness asks for them.
+"""Likelihoods and continuations of texts under the settings in force, as lm-evaluation-harness requests them.
 
-What is given is read as a prompt is; what is scored is decoded token by token, so that residency, misses and what is
-done about them act as they do in a chat. Texts are tokenized without special tokens, a context together with what
-follows it, as the harness does for causal models.
+The context is read as a prompt; the continuation is decoded token by token, so that residency, misses and their
+handling act as in a chat. Texts are tokenized without special tokens, a context together with its continuation, as the
+harness does for causal models.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from core.types import StepRecord
 
 
 class Scorer:
-    """Over one engine, which it has to itself. `heard` is told of every forward pass."""
+    """Scores with one engine, which it has to itself. `heard` is called with every forward pass."""
 
     def __init__(
         self,
@@ -37,16 +37,16 @@ class Scorer:
 
     @property
     def start(self) -> int:
-        """The token that stands before a text that begins with nothing."""
+        """The token put before a text that has no context."""
         tokenizer = self.engine.prompt.tokenizer
         found = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
         return int(found or 0)
 
     def loglikelihood(self, context: str, continuation: str) -> tuple[float, bool]:
-        """Nats: the log-probability of a continuation behind a context, and whether greedy decoding would say it.
+        """Log-probability in nats of a continuation after a context, and whether greedy decoding would give it.
 
-        Spaces at the end of the context count to the continuation. What is too long loses its beginning. Raises
-        ContextError when the continuation alone does not fit, BusyError, Cancelled.
+        Trailing spaces of the context count as part of the continuation. Text that is too long is cut at its beginning.
+        Raises ContextError when the continuation alone does not fit, BusyError, Cancelled.
         """
         spaces = len(context) - len(context.rstrip())
         if spaces:
@@ -71,14 +71,14 @@ class Scorer:
         return total, greedy
 
     def rolling(self, text: str) -> float:
-        """Nats: the log-probability of a whole text, in windows that do not overlap and fill the context."""
+        """Log-probability in nats of a whole text, in windows that do not overlap and fill the context."""
         ids = [self.start, *self.encode(text)]
         width = self.engine.context - 1
         return sum(self.of(ids[at : at + 1], ids[at + 1 : at + 1 + width])[0] for at in range(0, len(ids) - 1, width))
 
     def generate_until(self, context: str, stops: Sequence[str], most: int, sampling: Sampling | None = None) -> str:
-        """What the model says, greedily unless told otherwise, up to the first of `stops` or `most` tokens. A context
-        that leaves no room for those loses its beginning."""
+        """Generates, greedily by default, up to the first of `stops` or `most` tokens. A context that leaves no room
+        for these is cut at its beginning."""
         room = max(1, self.engine.context - most)
         ids = (self.encode(context) or [self.start])[-room:]
         drawn = sampling or Sampling()

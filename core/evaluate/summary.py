@@ -1,4 +1,4 @@
-"""A whole evaluation as plain data: what it was measured on, and every row with its units."""
+"""A whole evaluation as plain data: its conditions, and every row with its units."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from core.evaluate.run import Material
 
 
 def about(engine: Engine, material: Material, text: str = "", questions: str = "") -> dict[str, Any]:
-    """The model, the machine, the link, the profile, and what was asked and read. `text` and `questions` are the user's
-    own, if there were any."""
+    """The model, the machine, the link, the profile, and the questions and text used. `text` and `questions` name the
+    user's own, if any."""
     manifest, shape, profile = engine.manifest(), engine.shape, engine.profile
     pace = engine.transfers.pace
     own = engine.model_name == "demo"
@@ -44,7 +44,7 @@ def about(engine: Engine, material: Material, text: str = "", questions: str = "
 
 
 def result(said: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
-    """With all rows, and by residency the modes that no other beats in both accuracy (exact match; without questions
+    """Adds all rows and, by residency, the modes on the Pareto front of accuracy (exact match; without questions
     agreement) and speed."""
     accuracy = "exact_match" if any(one.exact_match is not None for one in rows) else "agreement"
     shares = dict.fromkeys(one.residency for one in rows)

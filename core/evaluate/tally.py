@@ -1,4 +1,4 @@
-"""What decoding cost under one configuration: sums over forward passes, and means a token of them."""
+"""Costs of decoding under one configuration: sums over forward passes, and means per token."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from core.types import StepRecord
 
 @dataclass(slots=True)
 class Tally:
-    """Call with every forward pass; only those that decode a token count. Times in ms."""
+    """Call with every forward pass; only decode passes count. Times in ms."""
 
     tokens: int = 0
     total_ms: float = 0.0
@@ -18,12 +18,12 @@ class Tally:
     stall_ms: float = 0.0
     idle_ms: float = 0.0
     copy_ms: float = 0.0
-    link_bytes: int = 0  # demand and prefetches
+    link_bytes: int = 0  # demand copies and prefetches
     prefetch_bytes: int = 0
     requests: int = 0
     hits: int = 0
-    assignments: int = 0  # (token, layer, expert) of the routers' choice
-    changed: int = 0  # ... that are not theirs: the sum of
+    assignments: int = 0  # (token, layer, expert) assignments of the routers
+    changed: int = 0  # ... of them changed: the sum of
     substituted: int = 0
     dropped: int = 0
     predicted: int = 0
@@ -54,10 +54,10 @@ class Tally:
             self.predicted += step.lossy.count(Action.PREDICTED)
 
     def mean(self, name: str) -> float | None:
-        """A sum, per decoded token; None when none was decoded."""
+        """A sum per decoded token; None when none was decoded."""
         return float(getattr(self, name)) / self.tokens if self.tokens else None
 
     def rate(self, name: str, of: str) -> float | None:
-        """One sum's share of another; None of nothing."""
+        """One sum as a share of another; None when that is 0."""
         whole = getattr(self, of)
         return getattr(self, name) / whole if whole else None

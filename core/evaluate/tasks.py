@@ -26,8 +26,8 @@ def evaluate_tasks(
     progress: Progress = lambda text, share: None,
     cancel: threading.Event | None = None,
 ) -> list[dict[str, Any]]:
-    """One dict per residency and mode: the tasks' own figures, and beside them what was changed and how fast it was.
-    The engine has its settings back afterwards. Raises SettingError without the harness, Cancelled."""
+    """One dict per residency and mode: the tasks' own figures, the share of changed assignments, and the speed. The
+    engine's settings are restored afterwards. Raises SettingError without the harness, Cancelled."""
     found: list[dict[str, Any]] = []
     todo = [(share, mode) for share in residencies for mode in modes]
     with restored(engine) as base:

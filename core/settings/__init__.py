@@ -1,1 +1,1 @@
-"""Everything that a user can choose or turn: parameters with bounds and help, the registry, presets, pins."""
+"""All user settings: parameters with bounds and help, the registry, presets, pins."""

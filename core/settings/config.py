@@ -1,8 +1,8 @@
-"""What a user can set: how to load a model, how its experts are cached and prefetched, how tokens are sampled.
+"""User settings: how to load a model, how its experts are cached and prefetched, how tokens are sampled.
 
-`Settings` are the knobs that act while the model talks. They are one flat, immutable mapping of dotted names
-("budget", "eviction", "eviction.decay", "link_gbps"), so a change is a name and a value everywhere: in the UI,
-on the command line, in the CSV and in the log.
+`Settings` are the parameters that act while the model runs. They are one flat, immutable mapping of dotted names
+("budget", "eviction", "eviction.decay", "link_gbps"), so a change is a name and a value everywhere: in the UI, on the
+command line, in the CSV and in the log.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ KINDS = ("eviction", "layer_slots", "predictor", "substitute")
 
 
 def params() -> dict[str, Param]:
-    """Every live knob by its dotted name: the general ones and each variant's own ("eviction.lfu.decay")."""
+    """Every live parameter by its dotted name: the general ones and each variant's own ("eviction.lfu.decay")."""
     found: dict[str, Param] = {}
     for param in GENERAL:
         if param.name in KINDS:
@@ -191,7 +191,7 @@ def params() -> dict[str, Param]:
 
 
 class Settings(Mapping[str, Value]):
-    """An immutable, checked set of all live knobs. `with_` returns a changed copy; bad values change nothing."""
+    """An immutable, checked set of all live parameters. `with_` returns a changed copy; bad values change nothing."""
 
     def __init__(self, values: Mapping[str, object] | None = None) -> None:
         known = params()
@@ -210,11 +210,11 @@ class Settings(Mapping[str, Value]):
         return len(self._values)
 
     def with_(self, changes: Mapping[str, object]) -> Settings:
-        """A copy with some values changed. Raises SettingError and leaves this one as it is."""
+        """A copy with some values changed. Raises SettingError; this object never changes."""
         return Settings({**self._values, **changes})
 
     def diff(self, other: Settings) -> dict[str, Value]:
-        """What `other` has differently, as name -> other's value."""
+        """The differing values, as name -> value in `other`."""
         return {n: v for n, v in other.items() if self._values[n] != v}
 
     def choice(self, kind: str) -> tuple[str, dict[str, Value]]:
@@ -318,7 +318,7 @@ class Sampling:
     seed: int = ANY_SEED
 
     def drawn(self) -> Sampling:
-        """With a seed to use and to record: its own, or a random one that fits into 31 bits."""
+        """The same with a definite seed, to use and to record: its own, or a random one of 31 bits."""
         return self if self.seed != ANY_SEED else replace(self, seed=secrets.randbelow(2**31))
 
     @classmethod
@@ -333,7 +333,7 @@ class Sampling:
 
 
 def host_memory(text: str) -> Value:
-    """Check a size of the host tier: "auto", "all", "none" or bytes. Raises SettingError."""
+    """Checks a size of the host tier: "auto", "all", "none" or bytes. Raises SettingError."""
     clean = text.strip().lower()
     if clean in ("auto", "all", "none"):
         return clean

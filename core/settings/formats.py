@@ -1,11 +1,11 @@
-"""The expert formats that can be chosen: what a name stands for. How they are computed is core.memory.codec's business.
+"""The selectable expert formats and their definitions. core.memory.codec computes with them.
 
 A code of `bits` bits stands for (code - 2 ** (bits - 1)) * scale + zero, or table[code] * scale.
 
 Groups of int3 and int2 were chosen by measurement, on weights from Student's t with 4 degrees of freedom and 32 bits of
 scale and zero a group: groups of 32, 64, 128 leave errors of .19, .23, .27 at 3 bits and .38, .43, .46 at 2. Counting
-what a bit more would save (error * 2 ** bits a weight), 32 loses to 64 by 17 and 26 %, and 128 wins over 64 by 3 and
-10 %. 64 it is: the error comes first at so few bits, and 64 divides models that 128 does not (gpt-oss: 2880 inputs).
+what a bit more would save (error * 2 ** bits a weight), 32 loses to 64 by 17 and 26 %, and 128 wins over 64 by 3 and 10
+%. 64 was chosen: the error matters more at so few bits, and 64 divides models that 128 does not (gpt-oss: 2880 inputs).
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from core.errors import SettingError
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One format. `bits` of a code (16: plain numbers of the named type, 0: of the checkpoint's own), `group` = how
+    """One format. `bits` of a code (16: plain numbers of the named type, 0: of the checkpoint's type), `group` = how
     many weights along the input share a scale (0: a whole row), `zero`: groups also have a zero point, `table`: the
-    name in `core.memory.codec.tables` of the 16 values that codes stand for ("" = evenly spaced).
-    """
+    name in `core.memory.codec.tables` of the 16 values of the codes ("" = evenly spaced)."""
 
     name: str
     bits: int
@@ -32,7 +31,7 @@ class Format:
 
     @property
     def is_plain(self) -> bool:
-        """True when weights are kept as numbers, not as codes."""
+        """True when weights are plain numbers, not codes."""
         return self.bits in (0, 16)
 
     @property

@@ -1,4 +1,4 @@
-"""The knobs of everything that may change an answer. All are off until the user turns them on; METHODS 1, 5 and 6."""
+"""The settings that may change an answer. All are off by default; METHODS sections 1, 5 and 6."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from core.settings.pins import Pins
 from core.settings.registry import Param, Value
 
-WAYS = ("wait", "substitute", "drop", "substitute_drop")  # of meeting a miss
+WAYS = ("wait", "substitute", "drop", "substitute_drop")  # of handling a miss
 GATES = "Holds for substituting and for dropping."
 
 
@@ -196,7 +196,7 @@ LOSSY: tuple[Param, ...] = (
 
 
 def substitutes(settings: Mapping[str, Value]) -> bool:
-    """Whether these settings let an expert take the place of a missing one."""
+    """Whether these settings allow an expert to be substituted for a missing one."""
     return str(settings["miss"]).startswith("substitute")
 
 

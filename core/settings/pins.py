@@ -1,4 +1,4 @@
-"""Experts that the user wants to stay on the device: how they are written, and which ones that means."""
+"""Pinned experts: how they are written, and which experts that means."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy.typing as npt
 
 from core.errors import SettingError
 
-# Setting -> what its `top` experts are, by a profile.
+# Setting -> the meaning of `top` by a profile.
 MOST = {"pins": "used most", "protect": "with the largest outputs"}
 
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """As written: single experts as (layer, expert), and the `top` most used of every layer."""
+    """Parsed pins: single experts as (layer, expert), and the `top` most used of every layer."""
 
     named: tuple[tuple[int, int], ...] = ()
     top: int = 0
@@ -46,8 +46,8 @@ class Pins:
     def eids(
         self, layers: int, experts: int, counts: npt.NDArray[Any] | None = None, name: str = "pins"
     ) -> frozenset[int]:
-        """The experts meant, as eids. `counts` [layers, experts] = a profile's, the larger the more. Raises
-        SettingError for those that the model does not have, and for `top` without a profile."""
+        """The eids of the pinned experts. `counts` [layers, experts] = a profile's values for ranking `top`. Raises
+        SettingError for experts that the model does not have, and for `top` without a profile."""
         for layer, expert in self.named:
             if layer >= layers or expert >= experts:
                 what = f"layer {layer}" if layer >= layers else f"expert {expert}"

@@ -1,4 +1,4 @@
-"""Systems of the literature as named values of our settings (METHODS section 7). Nothing in them is special-cased."""
+"""Systems of the literature as named settings (METHODS section 7). No code treats them specially."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _GOVERNED = {"scope", *(param.name for param in LOSSY)} - {"quality_rate"}
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """`settings` names what sets this system apart; everything else that a preset governs has its default."""
+    """`settings` are those that distinguish this system; all others that a preset governs have their defaults."""
 
     name: str
     title: str
@@ -25,8 +25,8 @@ class Preset:
 
     @property
     def values(self) -> dict[str, Value]:
-        """All it sets: the kinds and their chosen variants' own parameters, the scope, how prefetches are sent, and
-        everything lossy but how it is watched."""
+        """All values it sets: the kinds and their chosen variants' parameters, the scope, how prefetches are submitted,
+        and everything lossy except its metering."""
         known = params()
         chosen = {kind: str(self.settings.get(kind, known[kind].default)) for kind in KINDS}
         own = tuple(f"{kind}.{name}." for kind, name in chosen.items())
@@ -35,7 +35,7 @@ class Preset:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Parts of a profile that it cannot do without."""
+        """Parts of a profile that it requires."""
         values = self.values
         kinds = [kind for kind in KINDS if kind != "substitute" or substitutes(values)]
         gate = ["tae"] if values["gate"] == "percentile" else []
@@ -44,7 +44,7 @@ class Preset:
 
     @property
     def help(self) -> str:
-        """What it does, and whether it needs a profile."""
+        """Its description, and whether it needs a profile."""
         return f"{self.about} {NEEDS_PROFILE}" if self.needs else self.about
 
 
@@ -171,7 +171,7 @@ PRESETS: tuple[Preset, ...] = (
 
 
 def preset(name: str) -> Preset:
-    """Look one up. Raises SettingError that lists them."""
+    """Looks one up. Raises SettingError that lists them."""
     for one in PRESETS:
         if one.name == name:
             return one
@@ -179,5 +179,5 @@ def preset(name: str) -> Preset:
 
 
 def matching(settings: Mapping[str, Value]) -> Preset | None:
-    """The preset whose values these settings have, or None: they are the user's own."""
+    """The preset whose values these settings have, or None for any other combination."""
     return next((one for one in PRESETS if all(settings[n] == v for n, v in one.values.items())), None)

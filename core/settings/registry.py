@@ -1,7 +1,7 @@
-"""The one list of everything that can be chosen or turned: UI, CLI, CSV and docs are generated from it.
+"""The registry of all parameters and variants: UI, CLI, CSV and docs are generated from it.
 
-A `Param` is one knob with its bounds and help. A `Variant` is a class (an eviction policy, a predictor) registered
-under a kind with the parameters it takes and the paper or system it comes from. This module knows no variant by name.
+A `Param` is one setting with its bounds and help. A `Variant` is a class (an eviction policy, a predictor) registered
+under a kind, with its parameters and the paper or system it comes from. This module refers to no variant by name.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from core.errors import SettingError
 
 Value = int | float | bool | str
 T = TypeVar("T")
-SHOWN = 80  # characters of a wrong value that an error repeats
+SHOWN = 80  # most characters of a wrong value that an error repeats
 NEEDS_PROFILE = "Needs a profile of the model."
 
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """One knob. `low`/`high` bound numbers inclusively; `choices` bounds texts; `live` means it acts between tokens."""
+    """One setting. `low`/`high` bound numbers inclusively; `choices` bounds texts; `live` = it can change
+    between tokens."""
 
     name: str
     type: Literal["int", "float", "bool", "choice", "text"]
@@ -55,7 +56,7 @@ class Param:
         number = _exactly(value)
         if number is None:
             raise SettingError(f"{self.name} must be a number, not {shown(value)}.")
-        if self.type == "int" and number != number // 1:  # also what is no number, or without end
+        if self.type == "int" and number != number // 1:  # also catches NaN and infinity
             raise SettingError(f"{self.name} must be a whole number, not {shown(value)}.")
         low, high = self.low, self.high
         if number != number or (low is not None and number < low) or (high is not None and number > high):
@@ -67,7 +68,8 @@ class Param:
 
 
 def _exactly(value: object) -> int | float | None:
-    """A number, whole if it says so: a float would lose the end of a long one. None when it is none."""
+    """A number, as int where it is whole, since a float would lose digits of a long one. None when it is
+    not a number."""
     if isinstance(value, int):
         return value
     try:
@@ -80,13 +82,13 @@ def _exactly(value: object) -> int | float | None:
 
 
 def shown(value: object) -> str:
-    """A value as an error shows it: one that is long is cut."""
+    """A value as an error shows it; long ones are cut."""
     text = repr(value) if not isinstance(value, int) or abs(value) < 10**SHOWN else "a larger number"
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def _short(number: float | None) -> str:
-    """A number as text: a whole one in full unless that is very long."""
+    """A number as text: a whole one in full unless very long."""
     if isinstance(number, int):
         return str(number) if abs(number) < 10**SHOWN else "a larger number"
     return f"{number:g}"
@@ -94,7 +96,7 @@ def _short(number: float | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A registered class: `kind` ("eviction", "predictor"), its name, what it does, where it is from, its knobs."""
+    """A registered class: `kind` ("eviction", "predictor"), its name, description, source, and parameters."""
 
     kind: str
     name: str
@@ -106,7 +108,7 @@ class Variant:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Parts of a profile (core.profile.PARTS) without which it cannot be chosen: the class says so."""
+        """Parts of a profile (core.profile.PARTS) that it requires, from the class's `needs`."""
         return tuple(getattr(self.make, "needs", ()))
 
 
@@ -116,9 +118,9 @@ _VARIANTS: dict[str, dict[str, Variant]] = {}
 def register(
     kind: str, name: str, *, title: str, help: str, source: str, params: tuple[Param, ...] = ()
 ) -> Callable[[type[T]], type[T]]:
-    """Class decorator: make a class selectable as `name` among the variants of `kind`.
+    """Class decorator: makes a class selectable as `name` among the variants of `kind`.
 
-    One whose class has `needs` says in its help that it needs a profile.
+    A class with `needs` gets a sentence in its help that it needs a profile.
     """
 
     def add(cls: type[T]) -> type[T]:
@@ -133,12 +135,12 @@ def register(
 
 
 def variants(kind: str) -> tuple[Variant, ...]:
-    """All variants of a kind, in the order in which they were registered."""
+    """All variants of a kind, in order of registration."""
     return tuple(_VARIANTS.get(kind, {}).values())
 
 
 def variant(kind: str, name: str) -> Variant:
-    """Look one up. Raises SettingError that lists the choices."""
+    """Looks one up. Raises SettingError that lists the choices."""
     group = _VARIANTS.get(kind, {})
     if name not in group:
         raise SettingError(f"There is no {kind} called {name!r}. Choose one of: {', '.join(group)}.")
@@ -146,7 +148,8 @@ def variant(kind: str, name: str) -> Variant:
 
 
 def create(kind: str, name: str, params: Mapping[str, Value], **context: Any) -> Any:
-    """Build a variant from checked parameter values; `context` carries what every variant of the kind is given."""
+    """Builds a variant from checked parameter values; `context` holds the arguments common to all variants
+    of the kind."""
     chosen = variant(kind, name)
     known = {p.name: p for p in chosen.params}
     for key in params:

@@ -1,1 +1,1 @@
-"""The page: sidebar, tabs, and the live deck."""
+"""The Gradio page: sidebar, tabs, and the live deck."""

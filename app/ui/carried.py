@@ -1,6 +1,6 @@
-"""What events carry beside their inputs: sent by the page's own scripts, checked by app/server/security/events.py.
+"""Event data beyond component inputs: sent by the page's own scripts, checked by app/server/security/events.py.
 
-A field that may be missing is annotated with None. There are no defaults here: they would hide what was sent.
+A field that may be missing is annotated with None. There are no defaults: they would hide what was sent.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pydantic import Field
 
 
 class Renewed(gr.EventData):
-    """A job has news (assets/ui/jobs.js): its stamp, and whether the page is dark."""
+    """A job has an update (assets/ui/jobs.js): its stamp, and whether the page is dark."""
 
     stamp: str
     dark: bool
@@ -31,7 +31,7 @@ class PolicyPicked(gr.EventData):
 
 
 class RowPicked(gr.EventData):
-    """A row of the library, `again` if it was only drawn anew; or the head of a column (assets/ui/library.js)."""
+    """A row of the library, `again` if it was only redrawn; or a column header (assets/ui/library.js)."""
 
     entry: str | None
     again: bool | None
@@ -46,7 +46,7 @@ class ExamplePicked(gr.SelectData):
 
 
 class MessageEdited(gr.EditData):
-    """A message of the chat, by its place."""
+    """A chat message edited by the user, identified by its index."""
 
     index: int | Annotated[list[int], Field(min_length=1)]
     previous_value: Any

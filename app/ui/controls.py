@@ -1,4 +1,4 @@
-"""From a `Param` of the registry to the control that turns it. One rule for all; no hand-kept list of knobs."""
+"""Builds a UI control from a `Param` of the registry. One rule for all; no hand-kept list of controls."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from gradio.components import Component
 
 from core.settings.registry import Param, Value
 
-MOST_STEPS = 20_000  # more positions than this are typed, not dragged
-# Every event of the dashboard: no queue (so no open connection), the last of a fast series wins, not in the API.
+MOST_STEPS = 20_000  # numbers with more steps than this get a text field, not a slider
+# For every event of the dashboard: no queue (so no open connection), the last of a fast series wins, not in the API.
 LIVE: dict[str, Any] = {
     "queue": False,
     "trigger_mode": "always_last",
@@ -23,7 +23,7 @@ ONCE: dict[str, Any] = {**LIVE, "trigger_mode": "once"}
 def control(
     param: Param, value: Value, choices: list[tuple[str, str]] | None = None, advanced: bool = False
 ) -> Component:
-    """The control for `param`, showing `value`; `choices` overrides how the names of a choice read."""
+    """The control for `param`, showing `value`; `choices` overrides the display names of a choice."""
     common: dict[str, Any] = {
         "value": value,
         "label": label(param),
@@ -45,13 +45,13 @@ def control(
 
 
 def html(value: str = "", elem_id: str | None = None, advanced: bool = False) -> gr.HTML:
-    """A piece of our own HTML, styled by app.css alone."""
+    """A piece of our own HTML, styled only by app.css."""
     shown_in = ["advanced"] if advanced else []
     return gr.HTML(value, elem_id=elem_id, elem_classes=shown_in, apply_default_css=False, js_on_load=None)
 
 
 def progress(what: str, elem_id: str) -> gr.HTML:
-    """A bar of a long work, which the page moves by itself; `what` it is, for those who do not see it."""
+    """A progress bar of long work, moved by the page itself; `what` is its label for screen readers."""
     return html(
         f'<div class="progress"><div class="track" role="progressbar" aria-label="{what}" aria-valuemin="0" '
         'aria-valuemax="100" aria-valuenow="0"><i></i></div><span>Starting…</span></div>',
@@ -65,16 +65,16 @@ def label(param: Param) -> str:
 
 
 def element_id(name: str) -> str:
-    """The id of the control in the page: "eviction.lfu.half_life" is found as #set-eviction-lfu-half_life."""
+    """The element id of a control: "eviction.lfu.half_life" becomes #set-eviction-lfu-half_life."""
     return "set-" + name.replace(".", "-")
 
 
 def turned(component: Component) -> list[Any]:
-    """The events that say the user turned this control (never our own updates, so nothing loops)."""
+    """Events fired when the user changes this control (never by programmatic updates, which prevents loops)."""
     typed = isinstance(component, gr.Number | gr.Textbox)
     return [component.submit, component.blur] if typed else [component.input]
 
 
 def whole(value: float | None) -> int:
-    """What a number field without bounds says, as a number of things: empty and negative are 0."""
+    """The value of an unbounded number field as a count: empty and negative are 0."""
     return max(0, int(value or 0))

@@ -1,4 +1,4 @@
-"""The page: sidebar, tabs, and the redraws that keep every open tab in step with the one host."""
+"""The page: sidebar, tabs, and the redraws that synchronise every open tab with the host."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from app.ui.tabs.sessions import Sessions
 from app.ui.theme import ROOT
 
 OPEN_JS = "(shown) => [{...shown, chat: +new URLSearchParams(location.search).get('chat') || null}]"
-PAGES = 32  # open pages that Gradio keeps a copy of every component for, 0.7 MB each and never given back
+PAGES = 32  # pages for which Gradio keeps a copy of every component, 0.7 MB each and never freed
 SCRIPT = (ROOT / "assets" / "ui" / "page.js").read_text(encoding="utf-8")
 
 
 def create_ui(host: Host) -> gr.Blocks:
-    """Build the dashboard on a host. Every event is unqueued: no tab ever holds a connection open."""
+    """Build the dashboard on a host. Events are unqueued, so no tab holds a connection open."""
     with gr.Blocks(
         title="Moestro", fill_width=True, fill_height=True, analytics_enabled=False, delete_cache=AGES_S
     ) as ui:
@@ -47,7 +47,8 @@ def create_ui(host: Host) -> gr.Blocks:
             cache = CacheSection(host, model.form, model.fit, model.refit)
             substitution = SubstitutionSection(host)
             sampling = SamplingSection(host)
-        ui.state_session_capacity = PAGES  # the longest unused leaves; a page it lacks starts from the first values
+        # least recently used pages are dropped; a dropped page starts from initial values
+        ui.state_session_capacity = PAGES
         known = gr.HTML(
             {"stamp": "", "settings": "", "library": ""},
             html_template="",
@@ -71,7 +72,7 @@ def create_ui(host: Host) -> gr.Blocks:
                 sessions = Sessions(host, chat, tabs)
 
         def model_moved(known: Shown, page: Shown, *form: Any) -> list[Any]:
-            """A model came, went or could not be loaded."""
+            """A model was loaded or unloaded, or a load failed."""
             return [
                 {**known, "stamp": host_state(host)["stamp"]},
                 *model.values(),
@@ -80,7 +81,7 @@ def create_ui(host: Host) -> gr.Blocks:
             ]
 
         def settings_moved(known: Shown, page: Shown, *form: Any) -> list[Any]:
-            """Somebody turned a knob, perhaps in another tab."""
+            """A setting changed, perhaps in another tab."""
             return [
                 {**known, "settings": host_state(host)["settings"]},
                 *cache.values(),
@@ -90,11 +91,13 @@ def create_ui(host: Host) -> gr.Blocks:
             ]
 
         def library_moved(known: Shown, listed: dict[str, str]) -> list[Any]:
-            """An import ended, or the list was changed in another tab."""
+            """An import ended, or the list changed in another tab."""
             return [{**known, "library": host_state(host)["library"]}, *library.values(listed)]
 
         def open_page(page: Shown) -> list[Any]:
-            """The chat that the address names, and the form as last used; what depends on the host follows at once."""
+            """Show the chat in the URL, and the form as last used; state that depends on the host follows
+            immediately.
+            """
             return [*chat.open(page.get("chat")), *model.form_values()]
 
         now = [known, chat.pulse, *model.form]

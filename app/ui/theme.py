@@ -1,4 +1,6 @@
-"""How the dashboard looks: Gradio's theme, and our own style sheets and scripts. Nothing comes from outside."""
+"""The look of the dashboard: Gradio's theme, and our own style sheets and scripts. Nothing is loaded from other
+sites.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ HEAD = """<meta name="viewport" content="width=device-width, initial-scale=1">
 
 
 class Fresh(StaticFiles):
-    """Scripts and style sheets, and nothing else of the folder. The browser asks about them again each time, so that an
-    update of Moestro shows at once."""
+    """Serves only the folder's scripts and style sheets. Browsers revalidate them each time, so that an update of
+    Moestro takes effect at once.
+    """
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         if not path.endswith((".js", ".css")):
@@ -31,7 +34,9 @@ class Fresh(StaticFiles):
 
 
 def serve_assets(app: FastAPI) -> None:
-    """Mount our own style sheets and scripts. Windows may call .js text/plain, which browsers refuse as a module."""
+    """Mount our own style sheets and scripts with explicit types: Windows may call .js text/plain, which browsers
+    refuse as a module.
+    """
     mimetypes.add_type("text/javascript", ".js")
     mimetypes.add_type("text/css", ".css")
     for prefix, folder in PAGES.items():

@@ -11,7 +11,8 @@ HERE = Path(__file__).parent
 
 def deck() -> gr.HTML:
     """The component; its style sheet and modules are served under /ui/deck. Its `select` event carries the cache
-    `policy` that the user picked on it."""
+    `policy` picked on it.
+    """
     return gr.HTML(
         html_template=(HERE / "deck.html").read_text(encoding="utf-8"),
         elem_id="deck",

@@ -1,4 +1,4 @@
-"""The sidebar: one section a file. Every section has `outputs` and `values()`, so that one redraw serves all tabs."""
+"""The sidebar, one section per file. Every section has `outputs` and `values()`, so that one redraw serves all tabs."""
 
 from app.ui.sidebar.cache import CacheSection
 from app.ui.sidebar.model import ModelSection

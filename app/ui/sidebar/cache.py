@@ -38,12 +38,13 @@ ONLY_WITH: OnlyWith = {
     "regret_tokens": {"regret": (True,)},
 }
 LOWEST, STEP = 5, 1  # of the budget slider, in percent
-CUSTOM = "custom"  # settings that are no preset's
+CUSTOM = "custom"  # shown when the settings match no preset
 
 
 class CacheSection:
-    """Builds the section; every control acts at once, also while tokens stream. `refit` judges the fit anew; `chosen`
-    is the event of the preset menu, which also sets what other sections show."""
+    """Builds the section; every control takes effect at once, also while tokens stream. `refit` estimates the fit
+    again; `chosen` is the event of the preset menu, which also changes what other sections show.
+    """
 
     def __init__(self, host: Host, form: list[Component], fit: gr.HTML, refit: Callable[..., str]) -> None:
         self.host, self._form, self._fit, self._refit = host, form, fit, refit
@@ -63,7 +64,7 @@ class CacheSection:
         self._wire()
 
     def values(self) -> list[Any]:
-        """Every control as the engine has it."""
+        """Every control with the engine's current value."""
         settings = self.host.settings
         percent, like = self._percent(), matching(settings)
         return [
@@ -116,14 +117,14 @@ class CacheSection:
             gr.on([self.exact_budget.submit, self.exact_budget.blur], self._type, self.exact_budget, budget, **LIVE),
             self._fit.select(self._suggested, None, budget, **LIVE),
         ]
-        for event in moved:  # the setting acts at once; the verdict, which takes longer, follows
+        for event in moved:  # the setting takes effect at once; the slower fit estimate follows
             event.then(self._refit, self._form, self._fit, **LIVE)
         self.chosen = self.preset.input(self._choose_preset, self.preset, self.outputs, **LIVE)
         turned = self.knobs.wire(self.alert)
         turned["scope"].then(self._refit, self._form, self._fit, **LIVE)
 
     def _choose_preset(self, name: str) -> list[Any]:
-        """All of its values or none; "custom" is where the settings stand anyway."""
+        """Apply all of a preset's values or none; "custom" stands for the current settings."""
         problem = self.host.change_many(preset(name).values) if name != CUSTOM else ""
         return [self.knobs.tell(problem), *self.values()[1:]]
 
@@ -144,13 +145,13 @@ class CacheSection:
         return [str(self.host.settings["budget"]), self.knobs.tell(""), gr.skip() if percent is None else percent]
 
     def _percent(self) -> float | None:
-        """Where the slider stands; None (leave it) when the budget is in bytes."""
+        """The slider's position; None (leave it) when the budget is in bytes."""
         share = Budget.parse(str(self.host.settings["budget"])).share
         return None if share is None else round(share * 100, 1)
 
 
 def about(chosen: Preset | None) -> str:
-    """What a preset is, and what it needs."""
+    """Description and requirements of a preset."""
     if chosen is None:
         return '<p class="about">Your own values.</p>'
     return f'<p class="about">{escape(chosen.help)} <cite>{escape(chosen.source)}</cite></p>'

@@ -1,6 +1,6 @@
-"""A group of live settings in the sidebar: a control for each, and under a kind what its chosen variant is and takes.
+"""A group of live settings in the sidebar: a control each; under a kind, its variant's description and parameters.
 
-Every control acts at once, also while tokens stream. What would do nothing, given the other settings, is hidden.
+Every control takes effect at once, also while tokens stream. Settings without effect, given the others, are hidden.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from app.ui.sidebar.text import notice
 from core.settings.config import KINDS, params
 from core.settings.registry import Param, Value, variant, variants
 
-# Setting -> the settings, each with some values, with which it acts: one of them is enough, if that one acts itself.
-# "kind." stands for what the chosen variant of a kind takes.
+# Setting -> {other setting: values with which it has an effect}. One of them is enough, if that one has an effect
+# itself. "kind." stands for the parameters of the chosen variant of a kind.
 OnlyWith = Mapping[str, Mapping[str, Collection[Value]]]
 
 
 class Knobs:
-    """Builds the controls of `shown` where it is created. `outputs` and `values()` show all of them as the engine has
-    them; `wire` makes them act."""
+    """Builds the controls of `shown` where it is created. `outputs` and `values()` show their current engine values;
+    `wire` attaches their events.
+    """
 
     def __init__(self, host: Host, shown: Iterable[Param], advanced: Collection[str], only_with: OnlyWith) -> None:
         self.host, self._advanced, self._only_with = host, advanced, only_with
-        self._refused: object = None  # the state in which something was refused last
+        self._refused: object = None  # the state in which a change was refused last
         self.controls: dict[str, Component] = {}
         self.notes: dict[str, gr.HTML] = {}
         self.groups: dict[tuple[str, str], gr.Column] = {}  # (kind, variant) -> the variant's own controls
@@ -44,7 +45,7 @@ class Knobs:
         self.outputs: list[Component] = [*self.controls.values(), *self.notes.values(), *self.groups.values()]
 
     def values(self) -> list[Any]:
-        """Every control as the engine has it."""
+        """Every control with the engine's current value."""
         settings = self.host.settings
         return [
             *(gr.update(value=settings[name], visible=self.acts(name)) for name in self.controls),
@@ -53,7 +54,9 @@ class Knobs:
         ]
 
     def wire(self, alert: Component) -> dict[str, Dependency]:
-        """Let every control act; what is refused says so in `alert` and goes back. Returns the event of each."""
+        """Attach every control's event; a refused change is reported in `alert` and reverted. Returns the event of
+        each.
+        """
         events = {}
         for name, made in self.controls.items():
             moved = self._moved(name)
@@ -63,7 +66,9 @@ class Knobs:
         return events
 
     def turn(self, name: str, looks: Collection[Callable[[], Any]] = ()) -> Callable[[Value | None], list[Any]]:
-        """What turning this one does: its own value if it was refused, the notice, and how others look afterwards."""
+        """The handler of a control's change: returns its own value if refused, the notice, and the updated dependent
+        parts.
+        """
 
         def turned_to(value: Value | None) -> list[Any]:
             problem = self.host.change(name, value)
@@ -73,13 +78,14 @@ class Knobs:
         return turned_to
 
     def tell(self, problem: str) -> str:
-        """The notice that something was refused, or with "" none."""
+        """The notice that a change was refused; "" as `problem` clears it."""
         self._refused = self._state() if problem else None
         return notice(problem)
 
     def told(self) -> Any:
-        """The notice in a redraw: it goes when something has changed since. A redraw that is older than the notice but
-        comes later leaves it alone."""
+        """The notice in a redraw: cleared when something has changed since. A redraw computed before the notice but
+        applied later leaves it unchanged.
+        """
         if self._refused in (None, self._state()):
             return gr.skip()
         self._refused = None
@@ -89,7 +95,7 @@ class Knobs:
         return id(self.host.settings), id(self.host.profile)
 
     def acts(self, name: str) -> bool:
-        """Does this setting do anything, given the others?"""
+        """Whether this setting has an effect, given the others."""
         leaders = self._only_with.get(name)
         return leaders is None or any(
             self.host.settings[leader] in values and self.acts(leader) for leader, values in leaders.items()
@@ -119,7 +125,7 @@ class Knobs:
             self.groups[kind, choice.name] = group
 
     def _moved(self, name: str) -> list[tuple[Component, Callable[[], Any]]]:
-        """The parts that may look different when this setting was turned, and how to tell."""
+        """The parts whose look depends on this setting, each with the function that computes its update."""
         names = self._followers(name)
         kinds = [kind for kind in self.notes if {kind, f"{kind}."} & {name, *names}]
         return [
@@ -129,7 +135,7 @@ class Knobs:
         ]
 
     def _followers(self, name: str) -> list[str]:
-        """The settings that act or not depending on this one, be it through others."""
+        """The settings whose effect depends on this one, directly or through others."""
         found = [one for one, leaders in self._only_with.items() if name in leaders]
         return list(dict.fromkeys([*found, *(far for near in found for far in self._followers(near))]))
 
@@ -147,6 +153,6 @@ class Knobs:
 
 
 def about(kind: str, name: str) -> str:
-    """What the chosen variant does and where it comes from."""
+    """Description and source of the chosen variant."""
     chosen = variant(kind, name)
     return f'<p class="about">{escape(chosen.help)} <cite>{escape(chosen.source)}</cite></p>'

@@ -1,4 +1,4 @@
-"""Sidebar, Model: what to load and how, whether it fits before it is loaded, load, cancel and unload."""
+"""Sidebar, Model: what to load and how, the fit estimate before loading, load, cancel and unload."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from core.settings.config import LOADING, LoadSpec
 from core.types import Fit
 
 ADVANCED = {"dtype", "dense", "device", "host", "threads"}
-ONLY_PACKS = {"host"}  # choices that do nothing for other models
-MOST_CONTEXT = 8192  # top of the slider until a model's own limit is known
+ONLY_PACKS = {"host"}  # choices without effect for other models
+MOST_CONTEXT = 8192  # maximum of the slider until a model's own limit is known
 RECENT = 8
 IMPORTING = '<p class="importing" data-import="line" hidden></p>'
-# The verdict's own button: its budget goes to Python as the event's data.
+# The button inside the verdict: sends its budget to Python as event data.
 SUGGEST_JS = """element.addEventListener("click", (e) => {
   const button = e.target.closest("[data-budget]");
   if (button) trigger("select", {budget: button.dataset.budget}); });"""
 
 
 class ModelSection:
-    """Builds the section inside the sidebar; `outputs` and `values()` show the state of the host."""
+    """Builds the section inside the sidebar; `outputs` and `values()` show the host's state."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -71,13 +71,13 @@ class ModelSection:
         self._wire()
 
     def values(self) -> list[Any]:
-        """What is loaded, and how the last load ended."""
+        """The loaded model, and the outcome of the last load."""
         loading = self.host.loading
         said = loading.error or loading.text if loading is not None and loading.state in ("error", "cancelled") else ""
         return [self._status(), notice(said, "error" if loading is not None and loading.state == "error" else "info")]
 
     def form_values(self, spec: LoadSpec | None = None) -> list[Any]:
-        """The form for `spec`, or as it was last used: for a page that opens."""
+        """The form's values for `spec`, or as last used when a page opens."""
         spec = spec or self._offered()
         values = self._chosen(spec)
         return [
@@ -89,11 +89,13 @@ class ModelSection:
         ]
 
     def refit(self, *form: Any) -> str:
-        """The verdict on the form as it stands, with the settings of now."""
+        """The fit verdict on the form's values, with the current settings."""
         return self._card(self._fit(*form))
 
     def open(self, path: str) -> list[Any]:
-        """Start loading what is at a path, with the form showing it: values of `opened`. Raises MoestroError."""
+        """Start loading the model at a path and show it in the form; returns the values of `opened`. Raises
+        MoestroError.
+        """
         spec = self.host.plan(path)
         self.host.load(spec)
         self._remember(path)
@@ -101,7 +103,7 @@ class ModelSection:
 
     @property
     def opened(self) -> list[Component]:
-        """What `open` changes."""
+        """The components that `open` updates."""
         return [*self.outputs, self.fit, *self.form]
 
     def _wire(self) -> None:
@@ -117,13 +119,13 @@ class ModelSection:
         self.unload.click(self._unload, None, self.outputs, **ONCE)
 
     def _judge(self, *form: Any) -> list[Any]:
-        """The verdict, and the choices that the model leaves."""
+        """The fit verdict, and updates of the choices that the model restricts."""
         fit = self._fit(*form)
         changes = self._changes(fit, *form[1:])
         return [self._card(fit), *(gr.update(**change) if change else gr.skip() for change in changes)]
 
     def _fit(self, model: Any, *choices: Any) -> Fit | MoestroError:
-        """The estimate, or why there is none."""
+        """The estimate, or the error that prevents it."""
         try:
             return self.host.estimate(self._spec(model, *choices))
         except MoestroError as error:
@@ -133,7 +135,7 @@ class ModelSection:
         return fit_card(fit, str(self.host.settings["budget"])) if isinstance(fit, Fit) else fit_error(str(fit))
 
     def _changes(self, judged: Fit | MoestroError, *choices: Any) -> list[dict[str, Any]]:
-        """What becomes of each choice: a pack fixes the format, the context slider ends at the model's own limit."""
+        """The update of each choice: a pack fixes the format, the context slider ends at the model's own limit."""
         fit = judged if isinstance(judged, Fit) else None
         pack = fit is not None and is_pack(fit.model)
         changes: list[dict[str, Any]] = []
@@ -185,7 +187,7 @@ class ModelSection:
         )
 
     def _offered(self) -> LoadSpec:
-        """What the form shows when a page opens: what is loaded, what could not be loaded, or what was loaded last."""
+        """The spec that the form shows when a page opens: the loaded model, the failed load, or the last one loaded."""
         failed = self.host.loading.model if self.host.loading is not None and self.host.spec is None else ""
         return (
             self.host.spec
@@ -198,7 +200,7 @@ class ModelSection:
         return [str(getattr(spec, p.name)) if p.type == "choice" else getattr(spec, p.name) for p in LOADING]
 
     def _models(self, spec: LoadSpec) -> list[tuple[str, str]]:
-        """The demo, what was loaded lately, and the packs at their usual place."""
+        """The menu of models: the demo, recently loaded ones, and the packs in their default folder."""
         packs = sorted(str(found.parent) for found in self.host.library.packs.glob(f"*/{MANIFEST}"))
         known = dict.fromkeys(["demo", spec.model, *map(str, self.host.store.db.get("recent", list) or []), *packs])
         return [(name_of(model), model) for model in known]

@@ -1,4 +1,4 @@
-"""Sidebar, Sampling: how the next token is drawn. It takes effect with the next answer."""
+"""Sidebar, Sampling: how the next token is drawn. Changes apply from the next answer on."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SamplingSection:
         self.outputs: list[Component] = [*self._controls.values()]
 
     def values(self) -> list[Any]:
-        """Every control as the host has it."""
+        """Every control with the host's current value."""
         return [getattr(self.host.sampling, name) for name in self._controls]
 
     def _turn(self, name: str) -> Callable[[Any], list[Any]]:

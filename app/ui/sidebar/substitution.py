@@ -1,4 +1,6 @@
-"""Sidebar, Substitution: everything that may change an answer, off until somebody turns it on, and one way back."""
+"""Sidebar, Substitution: every setting that may change answers, all off by default, and one button to return to
+exact.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from app.ui.controls import LIVE, html
 from app.ui.sidebar.knobs import Knobs, OnlyWith
 from core.settings.lossy import LOSSY, WAYS
 
-EXACT = {"miss": "wait", "execute": "off"}  # whatever else is set, nothing changes an answer then
+EXACT = {"miss": "wait", "execute": "off"}  # with these values answers are exact, whatever else is set
 ADVANCED = {
     "gate_temperature",
     "gate_margin",
@@ -33,7 +35,7 @@ REPLACES = {"miss": [way for way in WAYS if way != "wait"]}
 SUBSTITUTES = {"miss": [way for way in WAYS if way.startswith("substitute")]}
 DROPS = {"miss": [way for way in WAYS if "drop" in way]}
 ONLY_WITH: OnlyWith = {
-    "substitute": {"miss": [way for way in WAYS if way != "drop"]},  # one is chosen before it is put to use
+    "substitute": {"miss": [way for way in WAYS if way != "drop"]},  # a substitute is chosen before it is enabled
     "substitute.": SUBSTITUTES,
     "substitute.buddy.discount": {"substitute.buddy.unique": (False,)},
     "rho": REPLACES,
@@ -56,7 +58,7 @@ BADGE = '<em title="A lossy option is on: answers may differ from those of the m
 
 
 class SubstitutionSection:
-    """Builds the section. Its badge and its way back show while something lossy is set (data-lossy of <body>)."""
+    """Builds the section. Its badge and its reset button show while a lossy setting is on (data-lossy of <body>)."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -71,7 +73,7 @@ class SubstitutionSection:
         self.exact.click(self._exact, None, self.outputs, **LIVE)
 
     def values(self) -> list[Any]:
-        """Every control as the engine has it."""
+        """Every control with the engine's current value."""
         return [self.knobs.told(), *self.knobs.values()]
 
     def _exact(self) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Small pieces of HTML that several panels write: notices, the verdict of a fit estimate."""
+"""HTML fragments shared by several panels: notices, the verdict of a fit estimate."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ from html import escape
 from app.words import size
 from core.types import Fit
 
-PROFILED = "the Calibrate tab"  # what says this can be had by calibrating
+PROFILED = "the Calibrate tab"  # messages with this phrase say that calibration is needed
 CALIBRATE = ' <button type="button" data-open="tab-calibrate">Calibrate now</button>'
 
 
 def notice(text: str, kind: str = "error") -> str:
-    """A line that tells the user what went wrong or is missing; "" shows nothing. What wants a profile has a button
-    that opens the tab where it is made."""
+    """A line for an error or a missing requirement; "" shows nothing. A message that asks for a profile gets a button
+    that opens the Calibrate tab.
+    """
     way = CALIBRATE if PROFILED in text else ""
     return f'<div class="notice {kind}" role="alert">{escape(text)}{way}</div>' if text else ""
 
 
 def exactness() -> str:
-    """The badge EXACT or LOSSY; /ui/exactness.js writes it, wherever it stands."""
+    """The badge EXACT or LOSSY; /ui/exactness.js fills every instance."""
     return '<em class="exactness" data-exactness></em>'
 
 
 def fit_card(fit: Fit, budget: str = "") -> str:
-    """The verdict before loading: does it fit, what takes which memory, what speed to expect, which budget is safe.
+    """The verdict before loading: whether it fits, memory by part and device, expected speed, largest safe budget.
 
-    `budget` is the setting now, so that a suggestion is made only where it differs.
+    `budget` is the current setting; a suggestion is made only where it differs.
     """
     experts = fit.slots * fit.shape.expert_bytes
     share = fit.slots / fit.shape.total
@@ -55,7 +56,7 @@ def fit_card(fit: Fit, budget: str = "") -> str:
 
 
 def _tiers(fit: Fit) -> str:
-    """Where experts wait that are not on the device."""
+    """Where the experts that are not on the device are stored."""
     disk = f"{size(fit.disk)} of experts are read from it" if fit.disk else "not needed once loaded"
     around = ", bypassing the page cache" if fit.disk and fit.direct else ""
     return (
@@ -65,7 +66,7 @@ def _tiers(fit: Fit) -> str:
 
 
 def _speed(fit: Fit) -> str:
-    """The hit rate and speed to expect, and what that rests on."""
+    """The expected hit rate and speed, and the basis of the estimate."""
     if not fit.basis:
         return ""
     hit = span(100 * fit.hit_low, 100 * fit.hit_high, 0)
@@ -86,12 +87,12 @@ def _suggestion(fit: Fit, budget: str) -> str:
 
 
 def span(low: float, high: float, digits: int) -> str:
-    """A range, or one number where both ends read the same: "12–30"."""
+    """A range, or one number where both ends format the same: "12–30"."""
     ends = [f"{end:.{digits}f}" for end in (low, high)]
     return ends[0] if ends[0] == ends[1] else "–".join(ends)
 
 
 def fit_error(text: str) -> str:
-    """The place of the verdict when there is no usable model there."""
+    """Shown in place of the verdict when the path holds no usable model."""
     verdict = '<p><b class="verdict">Cannot be loaded</b></p>'
     return f'<div class="fit bad" role="status">{verdict}<p class="why">{escape(text)}</p></div>'

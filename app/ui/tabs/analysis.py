@@ -1,4 +1,6 @@
-"""Tab Analysis: recorded routing through every policy, prefetcher and budget (What-if), and the predictor lab."""
+"""Tab Analysis: replays recorded routing through every policy, prefetcher and budget (What-if), and the
+predictor lab.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,14 @@ from core.errors import MoestroError
 from core.settings.registry import variants
 
 KINDS = [".trace", ".npz", ".csv", ".json", ".jsonl"]
-TOKENS = 2000  # looked at unless the user says otherwise: prefetchers are simulated copy by copy
+TOKENS = 2000  # default number of tokens; prefetchers are simulated copy by copy
 
-# What a page shows: the "stamp" of the server's answers and whether the page is "dark".
+# State of a page: the "stamp" of the shown results and whether the page is "dark".
 Shown = dict[str, Any]
 
 
 class AnalysisTab:
-    """The form on the left, the answers on the right. `news` redraws them when the server has others."""
+    """The form on the left, the results on the right. `news` redraws them when the server has newer ones."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -165,7 +167,7 @@ class AnalysisTab:
         ]
 
     def look(self, chosen: str | None) -> list[Any]:
-        """The tab was opened: what routing there is now. Outputs: `looked`."""
+        """Refresh the routing sources when the tab is opened. Outputs: `looked`."""
         found = sources.choices(self.host.store, self.host.load_id)
         values = [value for _, value in found]
         now = chosen if chosen in values else values[0]
@@ -173,7 +175,7 @@ class AnalysisTab:
 
     @property
     def looked(self) -> list[Any]:
-        """What `look` changes."""
+        """The components that `look` updates."""
         return [self.source, self.file_group, self.scope]
 
     def _wire(self) -> None:
@@ -234,7 +236,7 @@ class AnalysisTab:
         return start
 
     def _renew(self, now: Shown, budget: int | None, event: Renewed) -> list[Any]:
-        """The server has another answer, an analysis began or ended, or the page changed its colours."""
+        """Redraw: newer results, an analysis began or ended, or the page's colours changed."""
         shown = {**now, "stamp": event.stamp, "dark": event.dark}
         job, said = self.host.analyst.job, ""
         if job is not None and job.state == "error":
@@ -245,5 +247,5 @@ class AnalysisTab:
 
 
 def number(label: str, element: str, info: str) -> gr.Number:
-    """A field that may stay 0."""
+    """A number field that may stay 0."""
     return gr.Number(0, label=label, info=info, elem_id=element, min_width=110)

@@ -1,4 +1,4 @@
-"""The right side of tab Analysis: what the last comparison and the last test of prefetchers found."""
+"""The right side of tab Analysis: results of the last comparison and the last test of prefetchers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SORTED = 'import("/ui/jobs.js").then((m) => m.sortable(element, watch));'
 
 
 class WhatIfAnswer:
-    """Curves over budgets, and every policy and prefetcher at one budget. `outputs` are those of `values`."""
+    """Curves over budgets, and every policy and prefetcher at one budget. `values` fills `outputs`."""
 
     def __init__(self, analyst: Analyst) -> None:
         self.analyst = analyst
@@ -51,7 +51,7 @@ class WhatIfAnswer:
         ]
 
     def values(self, budget: int | None, dark: bool) -> list[Any]:
-        """The last answer, at `budget` if it has that one."""
+        """The last result, at `budget` if it was simulated."""
         table = self.analyst.table
         if table is None:
             return [gr.update(visible=True), gr.update(visible=False), *[gr.skip()] * 7]
@@ -70,7 +70,7 @@ class WhatIfAnswer:
         ]
 
     def wire(self, news: gr.HTML) -> None:
-        """`news` knows the page's colours."""
+        """Attach the events; `news` holds the page's colours."""
 
         def moved(now: dict[str, Any], slots: int) -> list[Any]:
             table = self.analyst.table
@@ -80,8 +80,9 @@ class WhatIfAnswer:
 
 
 def at_budget(table: Table, slots: int, dark: bool) -> list[Any]:
-    """The figure and the table at so many slots; 0 = the table at all of them. A page may still offer the budgets of
-    an earlier answer: then the nearest is shown."""
+    """The figure and the table at this number of slots; 0 = the table at all of them. A page may still offer the
+    budgets of an earlier result: then the nearest is shown.
+    """
     slots = nearest(table, slots) if slots else 0
     return [
         gr.update(value=compared(table, slots, dark), visible=True) if slots else gr.update(visible=False),
@@ -90,7 +91,7 @@ def at_budget(table: Table, slots: int, dark: bool) -> list[Any]:
 
 
 class LabAnswer:
-    """Recall by layer, and what it is worth. `outputs` are those of `values`."""
+    """Recall by layer, and the time saved by each prefetcher. `values` fills `outputs`."""
 
     def __init__(self, analyst: Analyst) -> None:
         self.analyst = analyst
@@ -110,7 +111,7 @@ class LabAnswer:
         self.outputs = [self.empty, self.answer, self.head, self.recall, self.most, self.worth, self.bars, self.table]
 
     def values(self, dark: bool) -> list[Any]:
-        """The last answer."""
+        """The last result."""
         lab = self.analyst.lab
         if lab is None:
             return [gr.update(visible=True), gr.update(visible=False), *[gr.skip()] * 6]

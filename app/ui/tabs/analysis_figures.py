@@ -1,4 +1,4 @@
-"""The figures of tab Analysis, from a table of `app.services.analysis.whatif`: simulated, as their titles say."""
+"""The figures of tab Analysis, from a table of `app.services.analysis.whatif`; their titles mark them as simulated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ CLIFF = "#e8705f"
 
 def curves(table: Table, metric: str) -> dict[str, Points]:
     """Policy -> (percent of experts, hit rate in percent or TPOT in ms), without a prefetcher. `metric`: "hit_rate" or
-    "tpot_ms"; points where it is not known are left out."""
+    "tpot_ms"; points with unknown values are left out.
+    """
     scale = 100.0 if metric == "hit_rate" else 1.0
     found: dict[str, Points] = {}
     for policy in dict.fromkeys(row.policy for row in table.rows):
@@ -39,13 +40,14 @@ def bound_curve(table: Table, metric: str) -> Points:
 
 
 def budget_curve(table: Table, metric: str, dark: bool) -> Any:
-    """Hit rate or TPOT over budgets: the chosen policy stands out, bounds are dashed, LRU's cliff is marked."""
+    """Hit rate or TPOT over budgets: the policy in use is highlighted, bounds are dashed, LRU's cliff is marked."""
     import plotly.graph_objects as go
 
     unit, name = ("%", "Hit rate") if metric == "hit_rate" else ("ms", "TPOT")
     chosen = table.about.chosen[0]
     traces, colour = [], colours(table, dark)
-    for policy, (x, y) in sorted(curves(table, metric).items(), key=lambda one: one[0] == chosen):  # in use: on top
+    # policy in use: on top
+    for policy, (x, y) in sorted(curves(table, metric).items(), key=lambda one: one[0] == chosen):
         mine = policy == chosen
         traces.append(
             go.Scatter(
@@ -104,7 +106,7 @@ def budget_curve(table: Table, metric: str, dark: bool) -> Any:
 
 
 def colours(table: Table, dark: bool) -> dict[str, str]:
-    """Policy -> its colour in every figure; the one in use has the page's own."""
+    """Policy -> its colour in every figure; the one in use has the page's accent colour."""
     policies = sorted({row.policy for row in table.rows})
     return {
         policy: accent(dark) if policy == table.about.chosen[0] else PALETTE[at % len(PALETTE)]
@@ -114,7 +116,8 @@ def colours(table: Table, dark: bool) -> dict[str, str]:
 
 def grid(table: Table, slots: int) -> tuple[list[str], list[str], list[list[float | None]], bool]:
     """At one budget: policies, predictors, and [policy][predictor] TPOT in ms, or hit rate in % where no times are
-    known (the last value: is it TPOT). Best policy first."""
+    known (the last value: whether it is TPOT). Best policy first.
+    """
     timed = table.resident_ms is not None
     rows = {(row.policy, row.predictor): row for row in table.rows if row.slots == slots}
     predictors = list(dict.fromkeys(predictor for _, predictor in rows))
@@ -134,7 +137,7 @@ def grid(table: Table, slots: int) -> tuple[list[str], list[str], list[list[floa
 
 
 def compared(table: Table, slots: int, dark: bool) -> Any:
-    """Policies x predictors at one budget: bars while there is one predictor, else a map; bounds are marked."""
+    """Policies x predictors at one budget: bars for a single predictor, else a heatmap; bounds are marked."""
     import plotly.graph_objects as go
 
     policies, predictors, values, timed = grid(table, slots)
@@ -191,10 +194,10 @@ def compared(table: Table, slots: int, dark: bool) -> Any:
 
 
 def said(text: str, colour: str) -> dict[str, Any]:
-    """Words at a line."""
+    """A line's label."""
     return dict(text=text, font=dict(size=10, color=colour))
 
 
 def only_plain(table: Table) -> bool:
-    """No prefetcher was asked about."""
+    """Whether the table has no prefetchers."""
     return all(row.predictor == NONE for row in table.rows)

@@ -1,4 +1,4 @@
-"""What tab Analysis says beside its figures: what was simulated, the figures that matter, the table."""
+"""The text of tab Analysis: what was simulated, the key figures, the table."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HELP = {
 
 
 def summary(table: Table) -> str:
-    """What the figures are of, and four of them."""
+    """What the figures apply to, and four key figures."""
     about = table.about
     facts = [
         f"{count(about.tokens)} tokens of {escape(about.name)}",
@@ -53,7 +53,7 @@ def summary(table: Table) -> str:
 
 
 def cards(table: Table) -> list[str]:
-    """At the budget in force: the policy in use, the best one, Belady; and where LRU's cliff is."""
+    """At the current budget: the policy in use, the best one, Belady; and the position of LRU's cliff."""
     policy, predictor, _ = table.about.chosen
     slots = nearest(table, table.about.chosen[2])
     rows = [row for row in table.rows if row.slots == slots]
@@ -82,7 +82,7 @@ def cards(table: Table) -> list[str]:
 
 
 def legend(table: Table, dark: bool) -> str:
-    """What the lines of the curves are, once for all of them."""
+    """One legend for all curves."""
     lines = [
         (title("eviction", policy) + (" (in use)" if policy == table.about.chosen[0] else ""), colour, "solid")
         for policy, colour in colours(table, dark).items()
@@ -101,7 +101,7 @@ def legend(table: Table, dark: bool) -> str:
 
 
 def card(name: str, value: str, more: str, where: str = "") -> str:
-    """One figure that matters."""
+    """One key figure."""
     return (
         f"<div class='card'><small title='{escape(name, quote=True)}'>{escape(name)}</small><b>{escape(value)}</b>"
         f"<small>{escape(' · '.join(part for part in (more, where) if part))}</small></div>"
@@ -115,12 +115,12 @@ def named(row: Row) -> str:
 
 
 def nearest(table: Table, slots: int) -> int:
-    """The simulated budget that is closest to so many slots."""
+    """The simulated budget closest to this number of slots."""
     return min((bound.slots for bound in table.bounds), key=lambda n: (abs(n - slots), n))
 
 
 def budgets(table: Table) -> list[tuple[str, int]]:
-    """For a menu: every simulated budget, and all of them (0)."""
+    """The budget menu: every simulated budget, and all of them (0)."""
     return [
         *((f"{percent(bound.slots / table.total)} ({bound.slots} experts)", bound.slots) for bound in table.bounds),
         ("All budgets", 0),
@@ -128,7 +128,7 @@ def budgets(table: Table) -> list[tuple[str, int]]:
 
 
 def listing(table: Table, slots: int) -> str:
-    """The table at one budget, or at all (0): the fastest first, the bounds last."""
+    """The table at one budget, or at all (0): fastest first, bounds last."""
     rows = [row for row in table.rows if slots in (0, row.slots)]
     rows.sort(key=lambda row: (row.slots, row.tpot_ms if row.tpot_ms is not None else 0.0, -(row.hit_rate or 0.0)))
     body = [_line(table, row) for row in rows]

@@ -1,4 +1,4 @@
-"""Tab Calibrate: measure the loaded model, see what was found, delete it."""
+"""Tab Calibrate: measure the loaded model, show the profile, delete it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from app.ui.tabs.calibrate_views import EMPTY, NO_MODEL, kind_choices, part_choi
 from core.errors import MoestroError
 from core.profile import PARTS, profile_path
 
-TOKENS = 20_000  # read at most, unless the user says otherwise
+TOKENS = 20_000  # default limit of tokens read
 
 Shown = dict[str, Any]
 
 
 class CalibrateTab:
-    """The form on the left, the profile on the right. `news` redraws it when something began, ended or was loaded."""
+    """The form on the left, the profile on the right. `news` redraws it when a job began or ended or a model was
+    loaded.
+    """
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -131,7 +133,7 @@ class CalibrateTab:
         self.yes.click(self._delete, None, [self.confirm, self.alert], **ONCE)
 
     def _fields(self, kinds: list[str], parts: list[str], text: str, path: str, limit: float | None) -> list[Any]:
-        """What the chosen kinds need, and how long it may take."""
+        """The fields that the chosen kinds need, and the estimated duration."""
         reading, host = self._reading(kinds, parts, text, path, limit), self.host
         said = rough(host.calibrator.characters(reading), reading.limit, host.calibrator.speed(host.load_id), parts)
         return [
@@ -163,7 +165,7 @@ class CalibrateTab:
         return [gr.update(visible=False), notice("The profile is deleted.", "info")]
 
     def _renew(self, now: Shown, layer: float, event: Renewed) -> list[Any]:
-        """A calibration began or ended, a model came or went, or the page changed its colours."""
+        """Redraw: a calibration began or ended, a model was loaded or unloaded, or the page's colours changed."""
         shown = {**now, "stamp": event.stamp, "dark": event.dark}
         host, job, profile = self.host, self.host.calibrator.job, self.host.profile
         said = ""
@@ -218,6 +220,6 @@ class CalibrateTab:
         return gr.skip() if profile is None else figures.pairs(profile, int(layer), bool(now["dark"]))
 
     def _counts(self) -> tuple[int, int]:
-        """Chats, and recorded tokens, there are to read."""
+        """Numbers of chats and recorded tokens available for reading."""
         recorded = self.host.calibrator.traces(self.host.model_hash)
         return len(self.host.store.chats.all()), sum(trace.tokens for trace in recorded)

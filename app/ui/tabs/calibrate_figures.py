@@ -1,4 +1,4 @@
-"""The figures of a profile: who is busy, who is chosen together, how sure the gate is, how well layers foresee."""
+"""The figures of a profile: expert load, co-activation, gate entropy, and recall of one-layer-ahead prediction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHOWN = (5, 25, 50, 75, 95)  # percentiles of the gate entropy
 
 
 def shares(profile: Profile) -> npt.NDArray[np.float64] | None:
-    """[L, E] percent of a layer's tokens that chose each expert."""
+    """[L, E] percent of a layer's tokens that selected each expert."""
     if profile.counts is None:
         return None
     tokens = np.maximum(profile.counts.sum(1, keepdims=True) / profile.top_k, 1)
@@ -23,7 +23,9 @@ def shares(profile: Profile) -> npt.NDArray[np.float64] | None:
 
 
 def together(profile: Profile, layer: int) -> npt.NDArray[np.float64] | None:
-    """[E, E] log10 of (1 + tokens that chose both) of a layer: on a linear scale all but a few pairs would be black."""
+    """[E, E] log10 of (1 + tokens that selected both) in a layer: on a linear scale all but a few pairs would
+    be black.
+    """
     if profile.pairs is None:
         return None
     found: npt.NDArray[np.float64] = np.log10(1.0 + profile.pairs[layer].astype(np.float64))
@@ -31,7 +33,7 @@ def together(profile: Profile, layer: int) -> npt.NDArray[np.float64] | None:
 
 
 def counts(profile: Profile, dark: bool) -> Any:
-    """Layers x experts."""
+    """Heatmap, layers x experts."""
     values = shares(profile)
     if values is None:
         return None
@@ -49,7 +51,7 @@ def counts(profile: Profile, dark: bool) -> Any:
 
 
 def pairs(profile: Profile, layer: int, dark: bool) -> Any:
-    """Experts x experts of one layer, on a log scale."""
+    """Heatmap, experts x experts of one layer, on a log scale."""
     layer = max(0, min(profile.layers - 1, layer))
     values = together(profile, layer)
     if values is None:
@@ -97,7 +99,7 @@ def entropy(profile: Profile, dark: bool) -> Any:
 
 
 def recall(profile: Profile, dark: bool) -> Any:
-    """Recall@k of each layer's router asked one layer early; beside it what was trained, where it was."""
+    """Recall@k of each layer's router applied one layer early; beside it the trained predictor, if there is one."""
     import plotly.graph_objects as go
 
     if profile.gate_recall is None:
@@ -133,7 +135,7 @@ def recall(profile: Profile, dark: bool) -> Any:
 
 
 def whole(layers: int) -> int:
-    """So many layers between two ticks."""
+    """Interval between ticks for this number of layers."""
     return max(1, -(-layers // 12))
 
 

@@ -1,4 +1,4 @@
-"""What tab Calibrate says: what can be measured and what for, how long it may take, what the profile has."""
+"""The text of tab Calibrate: what can be measured and why, the estimated duration, the contents of the profile."""
 
 from __future__ import annotations
 
@@ -33,41 +33,41 @@ HELP = {
     "estimator": "a small network, trained to foresee the next layer",
     "path": "a small network, trained to foresee all layers from the text",
 }
-TRAINED = {"estimator": 0.5, "path": 1.0}  # training takes about so many times as long as reading
-CHARACTERS = 3.6  # of a token, roughly, in running text
+TRAINED = {"estimator": 0.5, "path": 1.0}  # training time as a multiple of the reading time
+CHARACTERS = 3.6  # per token, roughly, in running text
 
 
 def part_choices() -> list[tuple[str, str]]:
-    """For the form: every part with what it is."""
+    """The form's choices: every part with its description."""
     return [(f"{TITLES[part]}: {HELP[part]}", part) for part in PARTS]
 
 
 def kind_choices(chats: int, tokens: int) -> list[tuple[str, str]]:
-    """For the form: what can be read, with how much of it there is."""
+    """The form's choices: every readable kind with its available amount."""
     there = {"chats": str(chats), "traces": f"{count(tokens)} tokens"}
     return [(f"{title} ({there[kind]})" if kind in there else title, kind) for kind, title in CHOICES.items()]
 
 
 def needed_by(part: str) -> list[str]:
-    """Titles of the prefetchers and policies that cannot do without a part."""
+    """Titles of the prefetchers and policies that require a part."""
     return [v.title for kind in KINDS for v in variants(kind) if part in v.needs]
 
 
 def rough(characters: int, limit: int, tokens_s: float | None, parts: list[str]) -> str:
-    """How long it may take. `tokens_s` = how fast prompts are read here; None = not known yet."""
+    """Estimated duration. `tokens_s` = prefill speed on this machine; None = not known yet."""
     tokens = round(characters / CHARACTERS)
     tokens = min(tokens, limit) if limit else tokens
     said = f"About {count(tokens)} tokens to read"
     if tokens_s is None:
         return f"{said}. How long that takes is told once it has begun."
-    reading = 2.0 * tokens / tokens_s  # watching the routers takes about as long again as reading
+    reading = 2.0 * tokens / tokens_s  # observing the routers takes about as long again as reading
     training = reading * sum(TRAINED.get(part, 0.0) for part in parts)
     more = f", and {spoken(training)} to train" if training > 1 else ""
     return f"{said}: roughly {spoken(reading)}{more}, judging by how fast prompts were read so far."
 
 
 def spoken(seconds: float) -> str:
-    """A rough time."""
+    """A rough duration as text."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     minutes = round(seconds / 60)
@@ -75,7 +75,7 @@ def spoken(seconds: float) -> str:
 
 
 def summary(profile: Profile, file_bytes: int) -> str:
-    """What the profile has."""
+    """The contents of the profile."""
     facts = [
         f"{count(profile.tokens)} tokens of {escape(profile.source)}",
         f"made {when(profile.created)}",
@@ -103,7 +103,7 @@ def _users(part: str) -> str:
 
 
 def question(profile: Profile) -> str:
-    """What a deletion removes, to be agreed to."""
+    """The confirmation of a deletion: what it removes."""
     return (
         f"<p>Delete the profile of <b>{escape(name_of(profile.model))}</b> ({count(profile.tokens)} tokens, made "
         f"{when(profile.created)}) for good?</p>"

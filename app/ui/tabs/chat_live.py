@@ -1,4 +1,6 @@
-"""Tab Chat + Live: the chat with its tail, composer and context gauge on the left, the live deck on the right."""
+"""Tab Chat + Live: the chat with its streaming tail, composer and context gauge on the left, the live deck on the
+right.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,18 @@ from core.errors import MoestroError
 
 TAIL = """<div class="tail" data-state="none" aria-live="off"><div data-t="text"></div>
 <div class="bar thin" data-t="prefill" hidden><i></i></div><p data-t="line" role="status"></p></div>"""
-REMEMBERED = 32  # chats whose last answer has ended, and whose page may still ask why
-ENDING_S = 2.0  # an answer that left no trace says why within this time
+REMEMBERED = 32  # chats whose ended answer can still be queried by a page
+ENDING_S = 2.0  # an answer that left no trace reports its error within this time
 
 UNEXPECTED = "That did not work because of an error inside Moestro. Its details are in the log; you can try again."
 log = logging.getLogger("moestro.app")
 
-# What a page shows: its "chat" (id or None) and the "stamp" of its messages; "open" once that is known.
+# State of a page: its "chat" (id or None) and the "stamp" of its messages; "open" once that is known.
 Shown = dict[str, Any]
 
 
 def told(event: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """An event of the chat: what nobody foresaw is told on the page, and logged without the words that were sent."""
+    """Decorator of chat events: unexpected errors are shown on the page, and logged without user text."""
 
     @wraps(event)
     def run(chat: ChatLive, *sent: Any) -> list[Any]:
@@ -49,9 +51,9 @@ def told(event: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
 
 
 class ChatLive:
-    """The chat's components and events. `pulse` holds what the page shows, and fires when the server has news.
+    """The chat's components and events. `pulse` holds the page's state, and fires when the server has an update.
 
-    `page` are the outputs of whatever changes the chat shown, in the order of `open`; `outputs` those of `values`.
+    `page` are the outputs of every change of the shown chat, in the order of `open`; `outputs` those of `values`.
     """
 
     def __init__(self, host: Host) -> None:
@@ -106,7 +108,7 @@ class ChatLive:
         self._wire()
 
     def values(self, now: Shown) -> list[Any]:
-        """What depends on whether a model is loaded."""
+        """The values that depend on whether a model is loaded."""
         ready = self.host.model is not None
         return [
             gr.update(interactive=ready),
@@ -117,7 +119,7 @@ class ChatLive:
         ]
 
     def open(self, chat: int | None) -> list[Any]:
-        """A page that shows this chat, as it is on disk; a chat that is gone gives an empty page that says so."""
+        """The page for this chat as stored; for a deleted chat an empty page with a notice."""
         try:
             messages = self.host.messages(chat) if chat is not None else []
         except MoestroError as error:
@@ -169,12 +171,14 @@ class ChatLive:
             self.host.stop(int(now["chat"]))
 
     def _use_policy(self, picked: PolicyPicked) -> str:
-        """The best policy of the regret meter; the sidebar's controls follow by themselves."""
+        """Switch to the best policy of the regret meter; the sidebar's controls follow by themselves."""
         return notice(self.host.change("eviction", picked.policy))
 
     @told
     def _refresh(self, now: Shown, typed: str) -> list[Any]:
-        """Show the chat as it is now. What failed before its first token comes back into the input box."""
+        """Show the chat's current state. The text of a request that failed before its first token returns to the input
+        box.
+        """
         chat = now.get("chat")
         page = self.open(chat)
         answer, asked = self._asked.get(chat, (None, "")) if chat is not None else (None, "")

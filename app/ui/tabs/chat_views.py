@@ -1,4 +1,4 @@
-"""What stands around the chat: its title, the context gauge, the words and suggestions of an empty chat."""
+"""The parts around the chat: its title, the context gauge, the placeholder and suggestions of an empty chat."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def title(host: Host, chat: int | None) -> str:
 
 
 def model(host: Host) -> str:
-    """The loaded model's name, and whether its answers are exact now."""
+    """The loaded model's name, and whether its answers are currently exact."""
     if (name := host.model) is None:
         return ""
     return f'<div class="chat-model"><span title="{escape(name)}">{escape(name_of(name))}</span>{exactness()}</div>'
 
 
 def gauge(host: Host, messages: list[Message]) -> str:
-    """How much of the context the chat has used; while an answer is written the page itself moves it."""
+    """The share of the context that the chat has used; while an answer is written the page itself updates it."""
     full = host.context
     if full is None:
         return '<div class="gauge"><span>Context</span><span>no model loaded</span></div>'
@@ -52,12 +52,12 @@ def gauge(host: Host, messages: list[Message]) -> str:
 
 
 def placeholder(host: Host) -> str:
-    """What an empty chat says."""
+    """The text of an empty chat."""
     return ASK if host.model is not None else LOAD_FIRST
 
 
 def suggestions(host: Host) -> list[dict[str, str]]:
-    """Questions that the bundled demo model is known to answer, to click on."""
+    """Clickable questions that the bundled demo model can answer."""
     if host.model != "demo" or not SUGGESTIONS.exists():
         return []
     rows = [json.loads(line) for line in SUGGESTIONS.read_text(encoding="utf-8").splitlines() if line.strip()]

@@ -1,4 +1,6 @@
-"""How every Plotly figure of the dashboard looks: the page's colours in dark and light, no frame of its own."""
+"""The common look of every Plotly figure of the dashboard: the page's colours in dark and light, no frame of
+its own.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ PALETTE = (
     "#b08968",
     "#7f93b2",
     "#c77dff",
-)  # told apart on both grounds
+)  # distinguishable on both backgrounds
 RAMPS = {
     True: [[0.0, "#101a2e"], [0.4, "#1f4e8c"], [0.75, "#2a9d9d"], [1.0, "#f5dc5a"]],
     False: [[0.0, "#eef2f8"], [0.4, "#9cc4e6"], [0.75, "#3a7dbf"], [1.0, "#0b2a66"]],
@@ -29,7 +31,7 @@ def text_colour(dark: bool) -> str:
 
 
 def quiet(dark: bool) -> str:
-    """Of lines and words that stand back."""
+    """The colour of secondary lines and text."""
     return "#94a3b8" if dark else "#5b6778"
 
 
@@ -41,7 +43,7 @@ def figure(
     traces: list[Any], dark: bool, title: str, x: str = "", y: str = "", height: int = 340, **layout: Any
 ) -> Any:
     """A plotly figure with one title line and named axes."""
-    import plotly.graph_objects as go  # here: it takes as long to import as the rest of the page
+    import plotly.graph_objects as go  # imported here: it takes as long as the rest of the page
 
     grid = "rgba(148, 163, 184, .18)" if dark else "rgba(100, 116, 139, .2)"
     axis = dict(gridcolor=grid, zerolinecolor=grid, linecolor=grid, automargin=True, tickfont=dict(size=11))

@@ -1,4 +1,4 @@
-"""The predictor lab's figures and table: recall layer by layer, and what it is worth on this link."""
+"""The predictor lab's figures and table: recall by layer, and the time saved on this link."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ HEADS = (
 )
 
 
-PLACES = ("top center", "bottom center", "middle right", "middle left")  # of names at neighbouring points
+PLACES = ("top center", "bottom center", "middle right", "middle left")  # label positions of neighbouring points
 
 
 def tested(lab: Lab) -> list[Run]:
-    """Prefetchers whose recall is known, the best first."""
+    """Prefetchers with known recall, best first."""
     known = [run for run in lab.ran() if mean(run.recall) is not None]
     return sorted(known, key=lambda run: -(mean(run.recall) or 0.0))
 
@@ -62,7 +62,7 @@ def recall_map(lab: Lab, dark: bool, most: bool = False) -> Any:
 
 
 def worth(lab: Lab, dark: bool) -> Any:
-    """What each saves against what it wastes: up and left is good."""
+    """Time saved against bytes wasted for each prefetcher: up and left is good."""
     import plotly.graph_objects as go
 
     runs = [
@@ -134,7 +134,7 @@ def bars(lab: Lab, dark: bool) -> Any:
 
 
 def summary(lab: Lab) -> str:
-    """What the figures are of, and those that matter."""
+    """What the figures apply to, and the key figures."""
     about = lab.about
     policy, _, slots = about.chosen
     facts = [
@@ -166,7 +166,7 @@ def _cards(lab: Lab) -> list[str]:
 
 
 def listing(lab: Lab) -> str:
-    """Those that could be run, and below them the others, with why they could not."""
+    """The prefetchers that could be run, then the others with the reason."""
     heads = "".join(
         f"<th scope='col' class='{key}' aria-sort='none'><button type='button'>"
         f"{name.format(k=lab.about.top_k, m=lab.most)}</button></th>"

@@ -17,7 +17,7 @@ from app.words import name_of, size
 from core.errors import MoestroError
 from core.settings.formats import FORMATS
 
-# What the list shows: its "html", the path that is "chosen", the column it is sorted by.
+# State of the list: its "html", the path that is "chosen", the column it is sorted by.
 List = dict[str, str]
 
 
@@ -122,9 +122,9 @@ class LibraryTab:
                 self.opened = gr.Button("Open it", size="sm", elem_id="import-open", min_width=80)
 
     def show(self, now: List, confirm: bool | None = None, problem: str = "") -> list[Any]:
-        """The list as last found, with the chosen entry (if it is still there) beside it.
+        """The list as last found, with the chosen entry (if it still exists) beside it.
 
-        `confirm`: ask about its deletion, or do not; None leaves the question, and what was said, as they stand.
+        `confirm`: show or hide the confirmation of its deletion; None leaves it, and the last message, unchanged.
         """
         entry, busy = self.host.library.find(now["chosen"]), self._being_made()
         shown = {**now, "chosen": entry.path if entry else ""}
@@ -151,22 +151,22 @@ class LibraryTab:
         ]
 
     def look(self, now: List) -> list[Any]:
-        """Search again, then show, with the folders as they are remembered. Outputs: `looked`."""
+        """Search again, then show, with the folders as stored. Outputs: `looked`."""
         self.host.library.refresh()
         return [*self.show(now), self.host.library.folders]
 
     @property
     def looked(self) -> list[Any]:
-        """What `look` changes."""
+        """The components that `look` updates."""
         return [*self.outputs, self.folders]
 
     def values(self, now: List) -> list[Any]:
-        """What changed on the server: an import ended, another tab deleted something. Outputs: `moved`."""
+        """Update after a change on the server: an import ended, another tab deleted an entry. Outputs: `moved`."""
         job = self.host.importer.job
         said, kept = "", ""
         if job is not None and job.can_resume:
             kept = f" What is finished is kept in {job.partial}: Resume goes on from there."
-        if job is not None and job.state == "error":  # who reads this has a box to tick, not an option to add
+        if job is not None and job.state == "error":  # the page has a checkbox for this, not a command-line option
             said = notice(job.error.replace("add --download", "tick Allow download") + kept)
         elif job is not None and job.state == "cancelled":
             said = notice(f"The import of {name_of(job.source)} was stopped.{kept}", "info")
@@ -176,7 +176,7 @@ class LibraryTab:
 
     @property
     def moved(self) -> list[Any]:
-        """What `values` changes."""
+        """The components that `values` updates."""
         return [self.failed, *self.outputs]
 
     def _wire(self, model: ModelSection, tabs: gr.Tabs) -> None:
@@ -195,10 +195,10 @@ class LibraryTab:
         self.resume.click(self._resume, None, self.failed, **ONCE)
 
     def _pick(self, now: List, event: RowPicked) -> list[Any]:
-        """A row was chosen or a column's head pressed."""
+        """A row was selected or a column header clicked."""
         if (column := getattr(event, "sort", None)) in COLUMNS:
             return self.show({**now, "sort": column})
-        again = getattr(event, "again", False)  # only drawn anew
+        again = getattr(event, "again", False)  # only redrawn
         return self.show({**now, "chosen": getattr(event, "entry", None) or ""}, confirm=None if again else False)
 
     def _folders(self, folders: list[str] | None, now: List) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What the tab Library shows: the table of models, the chosen one in words, what a deletion removes."""
+"""The contents of tab Library: the table of models, the chosen one's description, what a deletion removes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COLUMNS = {
     "experts": "Experts",
     "used": "Last used",
 }
-NUMBERS = ("bytes", "experts", "used")  # sorted from the largest down
+NUMBERS = ("bytes", "experts", "used")  # sorted in descending order
 WHERE = {"packs": "your packs", "cache": "Hugging Face cache", "folder": "your folders"}
 EMPTY = (
     "<div class='empty-note'><b>No models found yet</b><span>Import one with the form beside this list, or name a "
@@ -25,7 +25,7 @@ EMPTY = (
 
 
 def table(entries: list[Entry], chosen: str, sort: str, importing: str = "") -> str:
-    """The list; `sort` is a column ("used" in place of any other), `importing` the path of a pack being made now."""
+    """The list; `sort` is a column ("used" if unknown), `importing` the path of the pack being written."""
     sort = sort if sort in COLUMNS else "used"
     if not entries:
         return EMPTY
@@ -65,7 +65,7 @@ def _row(entry: Entry, chosen: bool, importing: bool) -> str:
 
 
 def experts(entry: Entry) -> str:
-    """Layers x experts and how many of them a token takes."""
+    """Layers x experts, and the experts selected per token."""
     if not entry.experts:
         return ""
     top = f", top-{entry.top_k}" if entry.top_k else ""
@@ -73,7 +73,7 @@ def experts(entry: Entry) -> str:
 
 
 def about(entry: Entry, problem: str = "") -> str:
-    """The chosen entry in words; `problem` stands in the place of the entry's own."""
+    """Description of the chosen entry; `problem` overrides the entry's own."""
     rows = [
         ("Kind", f"{entry.kind}, in {WHERE[entry.where]}"),
         ("Expert format", entry.format),
@@ -89,7 +89,7 @@ def about(entry: Entry, problem: str = "") -> str:
 
 
 def question(entry: Entry) -> str:
-    """What a deletion removes, to be agreed to."""
+    """The confirmation of a deletion: what it removes."""
     cache = (
         " It is in the Hugging Face cache, which other programs use as well: they will have to download it again."
         if entry.where == "cache"

@@ -1,4 +1,4 @@
-"""Stored messages as the chat shows them: the answer's text and, under it, its statistics."""
+"""Stored messages as displayed by the chat: the answer's text and, below it, its statistics."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ STATES = {"stopped": "stopped by you", "interrupted": "interrupted: Moestro ende
 
 
 def shown(messages: list[Message]) -> list[dict[str, Any]]:
-    """For `gr.Chatbot`: one entry for each finished message, in order; the one being written is in the tail."""
+    """For `gr.Chatbot`: one entry per finished message, in order; the one being written is in the tail."""
     return [
         {"role": m.role, "content": m.text if m.role == "user" else answer(m)} for m in messages if m.state != "writing"
     ]
 
 
 def answer(message: Message) -> str:
-    """An answer as Markdown, its HTML as text. The last paragraph, all in emphasis, is the line of statistics (styled
-    by `#chat`)."""
+    """An answer as Markdown, its HTML escaped. The last paragraph, all in emphasis, is the line of statistics (styled
+    by `#chat`).
+    """
     text = message.text.rstrip() or "(no text)"
     if text.count("```") % 2:
         text += "\n```"
@@ -34,7 +35,7 @@ def answer(message: Message) -> str:
 
 
 def statistics(message: Message) -> str:
-    """One line: what this answer cost. Prefill's hit rate is never mixed into decode's."""
+    """One line with the answer's statistics. Prefill and decode hit rates are never mixed."""
     if message.unsaved:
         return (
             f"Not saved: {message.unsaved} This answer stays here and is saved as soon as that is possible, unless "
@@ -71,7 +72,7 @@ def duration(ms: float) -> str:
 
 
 def used_tokens(messages: list[Message]) -> int:
-    """Tokens of the context that the last answer had used when it ended, as the engine counted them."""
+    """Context tokens in use when the last answer ended, as counted by the engine."""
     for message in reversed(messages):
         if message.stats is not None:
             return int(message.stats["prompt_tokens"]) + int(message.stats["new_tokens"])

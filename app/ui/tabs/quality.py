@@ -1,4 +1,4 @@
-"""Tab Analysis, section Quality: the loaded model under lossy modes, measured."""
+"""Tab Analysis, section Quality: measures the loaded model under lossy modes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Shown = dict[str, Any]
 
 
 class QualityTab:
-    """The form on the left, the answer on the right. `news` redraws it when there are other rows."""
+    """The form on the left, the results on the right. `news` redraws it when the rows change."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -111,7 +111,7 @@ class QualityTab:
         return ""
 
     def _renew(self, now: Shown, event: Renewed) -> list[Any]:
-        """There are other rows, a model came or went, or the page changed its colours."""
+        """Redraw: the rows changed, a model was loaded or unloaded, or the page's colours changed."""
         shown = {**now, "stamp": event.stamp, "dark": event.dark}
         job, answer, said = self.host.evaluator.job, self.host.evaluator.answer, ""
         if job is not None and job.state == "error":

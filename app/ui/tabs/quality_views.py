@@ -1,4 +1,4 @@
-"""Section Quality: accuracy against speed with its front, the figures that matter, the table."""
+"""Section Quality: accuracy against speed with its Pareto front, the key figures, the table."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ HEADS = (
 RATES = ("exact_match", "unseen_match", "agreement", "substituted_rate", "saved")
 NAMES = {"exact_match": "Exact match", "agreement": "Agreement with the exact model"}
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "star", "cross")
-PLACES = ("top center", "bottom center", "middle right", "middle left")  # of names at neighbouring points
+PLACES = ("top center", "bottom center", "middle right", "middle left")  # label positions of neighbouring points
 
 
 def fronts(answer: Answer) -> dict[float, list[Row]]:
-    """Residency -> of its rows those that none beats in accuracy and speed; the fastest first."""
+    """Resident share -> its Pareto-optimal rows in accuracy and speed; fastest first."""
     rows, accuracy = answer.rows, accuracy_of(answer.rows)
     shares = dict.fromkeys(row.residency for row in rows)
     return {
@@ -48,7 +48,7 @@ def fronts(answer: Answer) -> dict[float, list[Row]]:
 
 
 def plot(answer: Answer, dark: bool) -> Any:
-    """Accuracy over speed, a colour for each residency, whose front is a line. None when no mode could be run."""
+    """Accuracy over speed, a colour per resident share, each front a line. None when no mode could be run."""
     import plotly.graph_objects as go
 
     figure_of = accuracy_of(answer.rows)
@@ -105,7 +105,7 @@ def plot(answer: Answer, dark: bool) -> Any:
 
 
 def summary(answer: Answer) -> str:
-    """What the figures are of, and those that matter."""
+    """What the figures apply to, and the key figures."""
     about, rows = answer.about, answer.rows
     asked = about["questions"]
     facts = [
@@ -123,7 +123,7 @@ def summary(answer: Answer) -> str:
             "No profile: a fresh cache begins with the first experts, not with those used most, and some "
             "modes cannot run. Calibrate the model in the tab Calibrate."
         )
-    if note := asked.get("note"):  # answers of earlier versions have none
+    if note := asked.get("note"):  # results of earlier versions have none
         notes.append(escape(note))
     busiest = max((row.others_cores or 0.0 for row in rows), default=0.0)
     if busiest > MUCH:
@@ -136,7 +136,7 @@ def summary(answer: Answer) -> str:
 
 
 def _cards(rows: Sequence[Row]) -> list[str]:
-    """At the smallest residency: exact mode, and the fastest modes that are as good, or nearly."""
+    """At the smallest resident share: exact mode, and the fastest modes of equal or nearly equal accuracy."""
     ran = [row for row in rows if not row.problem]
     if not ran:
         return []
@@ -159,7 +159,7 @@ def speed(tok_s: float | None) -> str:
 
 
 def listing(answer: Answer) -> str:
-    """Every row that could be run, and below them the others, with why not."""
+    """Every row that could be run, then the others with the reason."""
     front = {row.key for rows in fronts(answer).values() for row in rows}
     heads = "".join(
         f"<th scope='col' class='{key}' aria-sort='none'><button type='button' title='{escape(why, True)}'>"
@@ -195,7 +195,7 @@ def _line(row: Row, marked: bool) -> str:
 
 
 def told(key: str, value: float | None) -> str:
-    """A figure of a row, as it is shown."""
+    """A row's value as displayed."""
     if value is None:
         return "–"
     if key in RATES:

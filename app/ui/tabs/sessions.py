@@ -1,4 +1,4 @@
-"""Tab Sessions: the chats of the past. Open, rename, delete, download their measurements and their routing."""
+"""Tab Sessions: past chats. Open, rename, delete, download their measurements and their routing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NO_TRACE = "<p class='minor'>No routing was recorded: it is while Telemetry is o
 
 
 class Sessions:
-    """The list on the left, what can be done with the chosen chat on the right."""
+    """The list on the left, the actions for the chosen chat on the right."""
 
     def __init__(self, host: Host, chat: ChatLive, tabs: gr.Tabs) -> None:
         self.host = host
@@ -68,8 +68,9 @@ class Sessions:
         self._wire(chat, tabs)
 
     def show(self, chosen: int | None, problem: str = "", confirm: str = "") -> list[Any]:
-        """The list with `chosen` picked out (if it is still there). `confirm`: ask before deleting the "chat", or what
-        was recorded of it ("recording")."""
+        """The list with `chosen` selected (if it still exists). `confirm`: ask before deleting the "chat", or its
+        recorded data ("recording").
+        """
         chats = self.host.store.chats.all()
         found = next((c for c in chats if c.id == chosen), None)
         traces = self.host.store.traces(found.id) if found else []
@@ -120,12 +121,12 @@ class Sessions:
 
 
 def line(chat: Chat) -> str:
-    """How a chat reads in the list."""
+    """A chat's line in the list."""
     return f"{chat.title}\n{when(chat.updated)} · {chat.messages} messages · {chat.tokens} tokens"
 
 
 def about(chat: Chat, traces: Sequence[StoredTrace]) -> str:
-    """What there is to know about the chosen chat, with the links to its measurements and to its routing."""
+    """Details of the chosen chat, with links to its measurements and to its routing."""
     return (
         f"<div class='about-chat'><p>{escape(name_of(chat.model))}</p>"
         f"<p class='minor'>Begun {when(chat.created)}, last answer {when(chat.updated)}</p>"

@@ -1,4 +1,4 @@
-"""What no cache and no prefetcher can beat: Belady's misses on the same tokens, and the link's own speed."""
+"""Bounds on any cache and any prefetcher: Belady's misses on the same tokens, and the link's own speed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from core.policy.allocation.slots import shares
 
 
 def belady_misses(trace: Sequence[Sequence[int]], slots: int, warm: bool = True) -> int:
-    """Fewest misses that any eviction can reach on one layer's requests, known in advance (MIN, Belady 1966).
+    """Fewest misses of any eviction policy on one layer's requests, known in advance (MIN, Belady 1966).
 
     `trace[t]` = the distinct experts of step t, which are needed together. `warm` leaves out the first miss of each
-    expert, which a cache that was filled before need not pay.
+    expert, which a cache that was filled before need not have.
     """
     uses: dict[int, list[int]] = {}
     for step, experts in enumerate(trace):
@@ -41,12 +41,12 @@ def belady_misses(trace: Sequence[Sequence[int]], slots: int, warm: bool = True)
 
 
 def belady_misses_per_token(ids: Sequence[Sequence[Sequence[int]]], slots: int) -> float:
-    """Over all layers, `ids[layer][token]`, each layer with its even share of `slots`."""
+    """Sum over all layers, `ids[layer][token]`, each layer with its even share of `slots`."""
     layers = len(ids)
     total = sum(belady_misses(ids[layer], share) for layer, share in enumerate(shares(slots, layers)))
     return total / len(ids[0])
 
 
 def overlapped_ms(compute_ms: float, copies: float, size_bytes: int, pace: Pace) -> float:
-    """TPOT if every copy were hidden behind computing as far as the link allows: the longer of the two."""
+    """TPOT if every copy were hidden behind compute as far as the link allows: the longer of the two."""
     return max(compute_ms, copies * pace.duration_s(size_bytes) * 1e3)

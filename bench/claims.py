@@ -1,4 +1,4 @@
-"""Does an ordering that a paper claims hold in figures measured here?"""
+"""Does an ordering claimed by a paper hold in figures measured here?"""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from itertools import pairwise
 
 
 def verdict(rows: Sequence[Sequence[float | None]], lower: bool = False) -> str:
-    """Whether every row falls strictly from its first value to its last (rises, where lower is better): "yes", "in
-    part" when some do, or "no"; rows that lack a value say nothing, and without any it is "not measured"."""
+    """Whether every row falls strictly from first value to last (rises, where lower is better): "yes", "in part" when
+    only some do, or "no"; rows that lack a value are ignored, and with no other rows it is "not measured"."""
     sign = -1.0 if lower else 1.0
     known = [[sign * value for value in row if value is not None] for row in rows if None not in row]
     holds = [all(a > b for a, b in pairwise(row)) for row in known]

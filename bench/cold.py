@@ -1,4 +1,4 @@
-"""Files out of the page cache, and proof that they are."""
+"""Drops files from the page cache and verifies it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ NO_METHOD = "none: this system has no posix_fadvise, so files may come from the 
 
 
 def drop(paths: Iterable[Path]) -> int | None:
-    """Drop the pages of these files, and of all in these directories; the bytes that stayed all the same (another
-    process maps them). None: this system cannot say, and nothing was dropped."""
+    """Drops the pages of these files, and of all files in these directories; returns the bytes that stayed cached
+    (because another process maps them). None: this system cannot tell, and nothing was dropped."""
     if not hasattr(os, "posix_fadvise"):
         return None
     stayed = 0
@@ -30,7 +30,7 @@ def drop(paths: Iterable[Path]) -> int | None:
 
 
 def cached(handle: int) -> int:
-    """Bytes of an open file that are in the page cache (mincore on a map of it, which touches nothing)."""
+    """Bytes of an open file that are in the page cache (mincore on a map of it, which reads no pages)."""
     size = os.fstat(handle).st_size
     if not size:
         return 0

@@ -1,8 +1,8 @@
-"""bench formats: what every expert format costs and keeps on a CPU, on one expert as large as Qwen3-30B-A3B's.
+"""bench formats: speed, size and accuracy of every expert format on a CPU, on one expert as large as Qwen3-30B-A3B's.
 
 Weights are drawn from Student's t with 4 degrees of freedom, whose tails are as heavy as trained ones. Every round
-times every format in turn, on slots that a cache could not hold; times are medians over the rounds, and ratios to
-bfloat16 medians of the rounds' own ratios, so that a machine that slows down slows down both sides. On one thread.
+times every format in turn, on more slots than processor caches hold; times are medians over the rounds, and ratios to
+bfloat16 medians of the rounds' own ratios, so that a slowdown of the machine affects both sides. On one thread.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STORED = Numbers(torch.bfloat16, torch.bfloat16, torch.bfloat16)
 
 
 class Timed:
-    """One format, filled into slots, and what was measured of it."""
+    """One format, filled into slots, and its measurements."""
 
     def __init__(self, name: str, parts: dict[str, torch.Tensor], small: bool) -> None:
         codec: Codec = make_codec(name, specs=specs_of(parts), dtype=torch.bfloat16, device=CPU, stored=STORED)
@@ -45,12 +45,12 @@ class Timed:
         self.place_ms: list[float] = []
 
     def round(self, x: torch.Tensor) -> None:
-        """Time one token's products and one copy into a slot."""
+        """Times one token's products and one copy into a slot."""
         self.ffn_ms.append(products(self.codec.linear, self.slots, x, self.seconds))
         self.place_ms.append(milliseconds(functools.partial(self.codec.place, self.blob, self.raw), self.seconds))
 
     def row(self, base: Timed) -> dict[str, object]:
-        """Everything measured, as plain data. `base` is bfloat16."""
+        """All measurements as plain data. `base` is bfloat16."""
         place = statistics.median(self.place_ms)
         return {
             "blob_bits": self.blob_bits,
@@ -68,7 +68,7 @@ class Timed:
 
 
 def run(rounds: int = 5, small: bool = False, say: Callable[[str], None] = print) -> dict[str, object]:
-    """Measure; returns the result as plain data. `small` = a tiny expert, to see that everything works."""
+    """Measures; returns the result as plain data. `small` = a tiny expert, for a quick check."""
     hidden, inner = (256, 128) if small else (HIDDEN, INNER)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -104,7 +104,7 @@ def run(rounds: int = 5, small: bool = False, say: Callable[[str], None] = print
 
 
 def table(result: dict[str, Any]) -> str:
-    """The result for a reader."""
+    """The result as text."""
     lines = [
         f"One expert, hidden {result['hidden']}, intermediate {result['inner']}, Student-t weights, "
         f"{result['device']}:",

@@ -1,7 +1,7 @@
-"""A Qwen3-MoE checkpoint of random weights, as large as asked for, written layer by layer.
+"""A Qwen3-MoE checkpoint of random weights, of any size, written layer by layer.
 
-The router of random weights spreads almost evenly over the experts and hardly repeats itself from token to token. That
-is the hardest case for any cache: a trained model of these sizes hits more often at the same budget.
+A router of random weights spreads almost evenly over the experts and hardly repeats itself from token to token. That is
+the hardest case for any cache: a trained model of these sizes hits more often at the same budget.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch
 from safetensors.torch import save_file
 
 DEMO = Path(__file__).resolve().parents[1] / "assets" / "demo"
-VERSION = 1  # raise when the same sizes would be written differently
+VERSION = 1  # to be raised when the same sizes are written differently
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What decides how large a generated model is. Its vocabulary is the bundled demo model's."""
+    """The sizes of a generated model. Its vocabulary is the bundled demo model's."""
 
     name: str
     hidden: int
@@ -37,7 +37,7 @@ class Sizes:
 
     @property
     def expert_bytes(self) -> int:
-        """All experts, bf16."""
+        """Bytes of all experts in bf16."""
         return self.layers * self.experts * 3 * self.hidden * self.width * 2
 
 
@@ -46,8 +46,8 @@ SMALL = Sizes("qwen3-moe-small", hidden=256, layers=3, experts=8, top_k=2, width
 
 
 def checkpoint(folder: Path, sizes: Sizes, seed: int = 0, say: Callable[[str], None] = lambda text: None) -> Path:
-    """The checkpoint's directory inside `folder`, which is written if it is not there yet. One layer is in memory at a
-    time; a stopped writing leaves nothing that could be taken for a checkpoint."""
+    """The checkpoint's directory inside `folder`; written if it does not exist yet. One layer is in memory at a time;
+    an interrupted write leaves nothing that could be taken for a checkpoint."""
     target = folder / f"{sizes.name}-v{VERSION}-{seed}"
     if target.is_dir():
         return target
@@ -103,10 +103,10 @@ def config(sizes: Sizes) -> dict[str, object]:
 
 
 def _shards(sizes: Sizes, seed: int) -> Iterator[dict[str, torch.Tensor]]:
-    """Named weights (bf16), one layer after the other, what belongs to no layer last.
+    """Yields named weights (bf16), one layer after the other, those outside the layers last.
 
-    Standard deviations keep activations near 1, so that rounding does not decide which experts are taken; they give
-    router logits a spread of 2, and output logits one wide enough that sampled text does not repeat itself.
+    Standard deviations keep activations near 1, so that rounding does not change the chosen experts; router logits have
+    a spread of 2, and output logits one wide enough that sampled text does not repeat itself.
     """
     hidden, width = sizes.hidden, sizes.width
     queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim

@@ -1,4 +1,4 @@
-"""A generated checkpoint as a GGUF file, for llama.cpp: the same weights bit for bit, the tokenizer included."""
+"""Writes a generated checkpoint as a GGUF file for llama.cpp: the same weights bit for bit, including the tokenizer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from core.hf.files import check_files
 from core.hf.stored import TensorFiles
 
-PLAIN = {  # ours -> theirs, in a layer; norms and the router are fp32 there
+PLAIN = {  # our name -> GGUF name, in a layer; norms and the router are fp32 in GGUF
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.q_norm": "attn_q_norm",
@@ -31,7 +31,7 @@ Weight = tuple[str, tuple[int, ...], bool, Callable[[], torch.Tensor]]  # name, 
 
 
 def write_bf16(model: Path, target: Path) -> Path:
-    """Write `target` from a bf16 Qwen3-MoE checkpoint of `bench.generate`. One layer's matrices are in memory."""
+    """Writes `target` from a bf16 Qwen3-MoE checkpoint of `bench.generate`. One layer's matrices are in memory."""
     import gguf
 
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
-"""A real limit on what a process may hold in memory, its page cache included: a control group of Linux's.
+"""A hard limit on the memory of a process, its page cache included: a Linux control group.
 
 A memory-mapped model lives in the page cache, which nothing else limits: RLIMIT_RSS does nothing, RLIMIT_AS counts
-addresses. Without a control group (other systems, no rights) there is no such limit, and `MemoryGroup` says why.
+addresses. Without a control group (other systems, missing rights) there is no such limit, and `MemoryGroup` says why.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROOT = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Where groups are made, and what their files are called in this version of control groups."""
+    """Where groups are created, and the names of their files in this version of control groups."""
 
     parent: Path
     limit: str
@@ -30,8 +30,8 @@ class Files:
 
 
 def files(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> Files:
-    """Version 1 makes the group inside this process's own, under whatever holds for that; in version 2, where a group
-    with processes can have no children with limits, beside it. Raises MoestroError when there are none."""
+    """Version 1: the group is inside this process's own, under its limits; version 2: beside it, since a group with
+    processes cannot have children with limits. Raises MoestroError when there are no control groups."""
     try:
         lines = [line.split(":", 2) for line in own.read_text(encoding="utf-8").splitlines()]
     except OSError:
@@ -53,7 +53,7 @@ def files(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> Files:
 
 
 class MemoryGroup:
-    """A control group of its own for one process, without a limit until `hold_to`. Use as a context manager."""
+    """A control group for one process, without a limit until `hold_to`. Use as a context manager."""
 
     def __init__(self, name: str, where: Files | None = None) -> None:
         self._files = where or files()
@@ -76,7 +76,7 @@ class MemoryGroup:
         self.close()
 
     def hold_to(self, size_bytes: int) -> None:
-        """From now on: page cache is given back first, and a process that needs more is ended by the system."""
+        """Sets the limit: page cache is reclaimed first, and a process that needs more is killed by the system."""
         (self.path / self._files.limit).write_text(str(size_bytes), encoding="ascii")
         swap = self.path / self._files.swap_limit
         if swap.exists():
@@ -87,18 +87,18 @@ class MemoryGroup:
         return int(_text(self.path / self._files.used) or 0)
 
     def peak(self) -> int | None:
-        """The most ever charged; None where the system does not say."""
+        """Most bytes ever charged; None where the system does not say."""
         return int(_text(self.path / self._files.peak) or 0) or None
 
     def close(self) -> None:
-        """Remove the group; its process has ended. Idempotent."""
+        """Removes the group; its process has ended. Idempotent."""
         for _ in range(100):
             try:
                 return self.path.rmdir()
             except FileNotFoundError:
                 return None
             except OSError:
-                time.sleep(0.02)  # the system takes a moment to let go of what has ended
+                time.sleep(0.02)  # the system takes a moment to release ended processes
         return None
 
 

@@ -1,4 +1,5 @@
-"""llama.cpp's side of `bench tiers`: a process in any Python that has llama_cpp, importing only `turns` of ours."""
+"""llama.cpp's side of `bench tiers`: runs in any Python that has llama_cpp, and imports only `turns`
+of this package."""
 
 from __future__ import annotations
 
@@ -39,13 +40,13 @@ class Llama:
         self._c.llama_memory_clear(self._c.llama_get_memory(self._context), True)
 
     def feed(self, tokens: list[int]) -> None:
-        """Compute some more positions."""
+        """Computes some more positions."""
         array = (ctypes.c_int32 * len(tokens))(*tokens)
         if self._c.llama_decode(self._context, self._c.llama_batch_get_one(array, len(tokens))):
             raise RuntimeError("llama.cpp could not decode")
 
     def logits(self) -> list[float]:
-        """[vocab] of the last position."""
+        """[vocab] logits of the last position."""
         return list(self._c.llama_get_logits_ith(self._context, -1)[: self._vocab])
 
 
@@ -53,7 +54,7 @@ QUIET = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(l
 
 
 def library() -> Any:
-    """llama_cpp, which says nothing from here on."""
+    """llama_cpp with its logging switched off."""
     found: Any = importlib.import_module("llama_cpp")
     found.llama_log_set(QUIET, ctypes.c_void_p(0))
     found.llama_backend_init()
@@ -66,7 +67,7 @@ def prepare(job: Job) -> Callable[[], Job]:
 
 
 def quantize(job: Job) -> Job:
-    """Write the Q4_K_M of a BF16 file."""
+    """Writes the Q4_K_M of a BF16 file."""
     llama_cpp = library()
     params = llama_cpp.llama_model_quantize_default_params()
     params.nthread, params.ftype = job["threads"][-1], llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M
@@ -76,7 +77,7 @@ def quantize(job: Job) -> Job:
 
 
 def logits(job: Job) -> Job:
-    """The logits after every token of a text: is the file what transformers reads?"""
+    """The logits after every token of a text, to compare the file with transformers."""
     model = Llama(job["model"], repack=False)
     rows = []
     for token in job["ids"]:
@@ -86,7 +87,7 @@ def logits(job: Job) -> Job:
 
 
 def decode(job: Job) -> Job:
-    """Seconds of decoding `tokens` after `ids`, with each number of threads, at most about `cap_s` each; the first
+    """Seconds of decoding `tokens` after `ids`, for each number of threads, at most about `cap_s` each; the first
     `warm` tokens do not count. The tokens are given, so that every system computes the same."""
     began_s = time.perf_counter()
     model = Llama(job["model"], job["repack"])

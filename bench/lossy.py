@@ -1,9 +1,9 @@
-"""bench lossy: what substituting, dropping and executing predictions cost in quality here, and what they buy.
+"""bench lossy: quality cost and gain of substituting, dropping and executing predictions on this machine.
 
 Two tables. The first is like BuddyMoE's tables 2 to 4: residencies x modes on the demo model's questions and held-out
-text (core.evaluate). The second is like figures 3, 4, 7 and 8 of Speculating Experts (bench.speculating), whose
-table 1 is the execute modes of the first. Which of the papers' orderings hold is computed from the numbers. What was
-measured is kept as it comes: a bench that broke off goes on where it was.
+text (core.evaluate). The second is like figures 3, 4, 7 and 8 of Speculating Experts (bench.speculating), whose table 1
+is the execute modes of the first. Which of the papers' orderings hold is computed from the numbers. Measurements are
+saved as they are made: an interrupted bench continues where it was.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LOWER = ("kl", "perplexity", "tpot_ms", "link_bytes")  # figures of which less i
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a paper says, or others report, of its own models: the modes in order, the best first, in some figures."""
+    """An ordering that a paper, or others, report of their models: the modes, best first, in some figures."""
 
     text: str
     modes: tuple[str, ...]
@@ -94,7 +94,7 @@ def run(
     small: bool = False,
     say: Callable[[str], None] = print,
 ) -> dict[str, object]:
-    """Measure; returns the result as plain data. `keep` = the folder in which it is kept meanwhile."""
+    """Measures; returns the result as plain data. `keep` = the folder for intermediate results."""
     if small:
         questions, tokens, rounds = 2, 8, 1
     modes = [mode for mode in modes_of() if not small or mode.name in ("exact", "drop", "execute_gate")]
@@ -135,8 +135,8 @@ def run(
 
 
 class Kept:
-    """Rows as they come, with the link and the profile that they rest on, in a folder of `folder`; rows of something
-    else than what is `measured` are forgotten. The file's first line says what they are of."""
+    """Saves rows as they are measured, with the link and the profile they are based on, in a folder of `folder`; rows
+    of anything other than `measured` are discarded. The file's first line identifies the measurement."""
 
     def __init__(self, folder: Path, measured: Mapping[str, object]) -> None:
         self.folder = folder / "lossy"
@@ -147,7 +147,7 @@ class Kept:
         head, *lines = self._rows.read_text("utf-8").splitlines() if self._rows.exists() else ["{}"]
         if (old := json.loads(head)).get("measured") == measured:
             self._head = old
-            self.rows = [Row.read(json.loads(line)) for line in lines if line.endswith("}")]  # but a torn one
+            self.rows = [Row.read(json.loads(line)) for line in lines if line.endswith("}")]  # skips a torn last line
         self._write()
 
     def _write(self) -> None:
@@ -155,8 +155,8 @@ class Kept:
         self._rows.write_text("".join(json.dumps(one) + "\n" for one in found), "utf-8")
 
     def link(self, engine: Engine) -> dict[str, object]:
-        """Settings of the link that all rows are measured over. What "auto" emulates is timed anew with every load: it
-        is what it was when the first row was measured."""
+        """Settings of the link for all rows. What "auto" emulates is timed anew with every load, so the value from the
+        first row is kept."""
         if not self.rows:
             pace = engine.transfers.pace
             self._head["link"] = (
@@ -168,25 +168,25 @@ class Kept:
         return dict(self._head["link"])
 
     def add(self, row: Row) -> None:
-        """It is on disk when this returns."""
+        """Saves a row; it is on disk when this returns."""
         with self._rows.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(row)) + "\n")
 
     def profile(self, model_hash: str) -> Profile | None:
-        """The one that the kept rows rest on."""
+        """The profile that the saved rows are based on."""
         return load(self._profile, model_hash=model_hash) if self.rows and self._profile.exists() else None
 
     def save(self, profile: Profile) -> None:
         save(profile, self._profile)
 
     def done(self) -> None:
-        """Everything was measured: the next run begins anew."""
+        """Everything was measured: the next run starts anew."""
         self._rows.unlink(missing_ok=True)
         self._profile.unlink(missing_ok=True)
 
 
 def known(engine: Engine, modes: Sequence[Any], kept: Kept, small: bool, say: Callable[[str], None]) -> Profile | None:
-    """Give the engine its profile: the one that was kept, or a new one."""
+    """Gives the engine its profile: the saved one, or a new one."""
     engine.use_profile(kept.profile(engine.model_hash))
     say("calibrating")
     profile = calibrated(engine, [*modes, *speculating.MODES], limit=200 if small else 0)
@@ -228,7 +228,7 @@ def orderings(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """The result for a reader."""
+    """The result as text."""
     heads = ("match", "unseen", "perpl.", "agree", "KL", "changed", "MB/tok", "saved", "tok/s")
     forms = (
         ("exact_match", "{:.1%}"),

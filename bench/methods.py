@@ -1,8 +1,8 @@
-"""bench methods: every cache policy and predictor of the five papers on the very same tokens of one model.
+"""bench methods: every eviction policy and predictor of the five papers on the same tokens of one model.
 
-The model answers questions that its profile does not know; its routing is recorded, and for every predictor what that
-named. The rest is simulated (core.simulate) from cold but filled caches: hit rates by policy and slots beside Belady's,
-and every predictor ahead of an LRU cache over the link that the demo model emulates, beside perfect prefetching.
+The model answers questions that its profile has not seen; its routing is recorded, and the predictions of every
+predictor. The rest is simulated (core.simulate) from cold but filled caches: hit rates by policy and slots beside
+Belady's, and every predictor with an LRU cache over the demo model's emulated link, beside perfect prefetching.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from core.simulate.prefetchers import ORACLE, TimedConfig, TimedResult, timed
 from core.trace import FileTrace
 from core.trace.file import TraceWriter
 
-SHARES = (0.125, 0.25, 0.375, 0.5, 0.75)  # of all experts, in slots
-AHEAD = (0.25, 0.5)  # ... where prefetchers are compared
+SHARES = (0.125, 0.25, 0.375, 0.5, 0.75)  # slots as a share of all experts
+AHEAD = (0.25, 0.5)  # ... where prefetching is compared
 LATENCY_US = 10.0
-ANSWER = 64  # tokens of an answer, at most
-HEEDING = ("lru", "lfu", "plec", "finemoe")  # policies compared with the same predictor ahead of them
+ANSWER = 64  # most tokens of an answer
+HEEDING = ("lru", "lfu", "plec", "finemoe")  # policies compared with the same predictor
 AHEAD_OF_ALL = "expert_map"  # ... which is this one
 
-# Claim -> (figure, the better, the worse): what a paper says of its own models.
+# Claim -> (figure, the better, the worse): what a paper reports of its own models.
 ORDERINGS: dict[str, tuple[str, str, str]] = {
     "MoEpic table 1: LCP hits more than LRU": ("policy", "lcp", "lru"),
     "MoEpic table 1: LCP hits more than LFU": ("policy", "lcp", "lfu"),
@@ -56,7 +56,7 @@ ORDERINGS: dict[str, tuple[str, str, str]] = {
 def run(
     model: str = "demo", tokens: int = 1024, small: bool = False, say: Callable[[str], None] = print
 ) -> dict[str, object]:
-    """Measure; returns the result as plain data. `tokens` = decoded tokens of the trace."""
+    """Measures; returns the result as plain data. `tokens` = decoded tokens of the trace."""
     engine = Engine.load(LoadSpec.checked(model, Settings({"budget": "all", "link": "own"})))
     try:
         (known, held_out), tokens = divided(bundled(model)), 12 if small else tokens
@@ -92,8 +92,7 @@ def run(
 
 
 def clock_of(profile: Profile, blob: int) -> Clock:
-    """The model's own times, and the link that is emulated for the demo model: as slow for it as PCIe is for a large
-    model."""
+    """The model's own times, and the link emulated for the demo model: as slow for it as PCIe is for a large model."""
     assert profile.times is not None
     times, k = profile.times, profile.top_k
     layer_ms = times["att"] + times["moe"]
@@ -115,7 +114,7 @@ def _record(
     tokens: int,
     say: Callable[[str], None],
 ) -> Path:
-    """Ask the questions with one predictor on until enough tokens were decoded; its guesses go into the trace."""
+    """Asks the questions with one predictor on until enough tokens were decoded; its predictions go into the trace."""
     say(f"recording {name}")
     engine.change({"predictor": "none"})
     engine.change({"predictor": name, **{f"predictor.{name}.{key}": value for key, value in params.items()}})
@@ -146,7 +145,7 @@ def _record(
 def _simulated(
     traces: Mapping[str, Path], profile: Profile, clock: Clock, blob: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Policies without prefetching by scope and slots; prefetchers before an LRU cache; policies behind one."""
+    """Policies without prefetching by scope and slots; predictors with an LRU cache; policies with one predictor."""
     say("simulating")
     plain, total = FileTrace(traces["none"]), profile.layers * profile.experts
     policies = [BELADY, *(v.name for v in variants("eviction"))]
@@ -196,7 +195,7 @@ def _figures(one: TimedResult) -> dict[str, Any]:
 
 
 def orderings(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Which of the papers' orderings hold here, for every number of slots that was tried."""
+    """Which of the papers' orderings hold here, for every number of slots."""
     said = []
     for claim, (figure, better, worse) in ORDERINGS.items():
         table = {"policy": found["hit_rate"].get("layer", {}), "heed": found["behind"]}.get(
@@ -220,7 +219,7 @@ def orderings(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The result for a reader."""
+    """The result as text."""
     lines = [
         f"{result['model']}: {result['layers']} layers of {result['experts']} experts, {result['top_k']} active; "
         f"{result['tokens']} decoded tokens, simulated."

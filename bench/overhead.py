@@ -1,10 +1,9 @@
-"""bench overhead: what does each predictor cost a token of the loaded model, in all and not in its own time alone?
+"""bench overhead: the total cost of each predictor per token of the loaded model, not only its own time.
 
-Everything is resident and the link is the machine's own, so that nothing is fetched, nothing is won, and all that a
-predictor changes is what it costs: its time on the computing thread (`predict`, which the engine counts), what watching
-routers for it adds to a pass, and what its work beside the pass takes from the computing. Rounds run in pairs, with the
-predictor and without one, the first of a pair changing with every pair; what it adds is the median over the pairs of
-the difference between their medians.
+Everything is resident and the link is not emulated, so nothing is fetched and nothing gained; all that a predictor
+changes is its cost: its time on the computing thread (`predict`, which the engine counts), what capturing router inputs
+adds to a pass, and what its background work takes from the computing. Rounds run in pairs, with the predictor and
+without one, alternating which is first; the added time is the median over the pairs of the difference of their medians.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from core.settings.config import LoadSpec, Sampling, Settings
 from core.settings.registry import variants
 
 QUESTION = "What does heapq.heappush do?"
-READ = 2000  # tokens that the profile is made of
-GOAL = 0.05  # of a token without a predictor: what may be added beyond the predictor's own time
+READ = 2000  # tokens of the profile
+GOAL = 0.05  # goal for the time added beyond the predictor's own, as a share of a token without a predictor
 FIGURES = ("total_ms", "compute_ms", "stall_ms", "predict_ms")
 
 
 def run(
     model: str = "demo", rounds: int = 7, tokens: int = 128, small: bool = False, say: Callable[[str], None] = print
 ) -> dict[str, object]:
-    """Measure; returns the result as plain data. `tokens` = decoded tokens a round."""
+    """Measures; returns the result as plain data. `tokens` = decoded tokens a round."""
     engine = Engine.load(LoadSpec.checked(model, Settings({"budget": "all", "link": "own"})))
     engine.prompt.ends = set()  # every round decodes the same number of tokens
     try:
@@ -61,12 +60,12 @@ def run(
 
 
 def subjects() -> list[str]:
-    """Every predictor that looks at anything."""
+    """Every predictor that makes predictions."""
     return [v.name for v in variants("predictor") if getattr(v.make, "looks", True)]
 
 
 def _pairs(engine: Engine, name: str, rounds: int, tokens: int) -> dict[str, Any]:
-    """Pair 0 warms everything up and is forgotten."""
+    """Pair 0 is warm-up and discarded."""
     with_it: list[dict[str, float]] = []
     without: list[dict[str, float]] = []
     for pair in range(rounds + 1):
@@ -80,8 +79,8 @@ def _pairs(engine: Engine, name: str, rounds: int, tokens: int) -> dict[str, Any
 
 
 def judged(with_it: Sequence[dict[str, float]], without: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Medians of the rounds with the predictor, and what it adds to a token: `beyond` its own time in milliseconds,
-    and as a share of a token without it."""
+    """Medians of the rounds with the predictor, and what it adds to a token: `beyond` its own time in milliseconds, and
+    as a share of a token without it."""
     of = {name: statistics.median(one[name] for one in with_it) for name in FIGURES}
     none_ms = statistics.median(one["total_ms"] for one in without)
     added_ms = statistics.median(a["total_ms"] - b["total_ms"] for a, b in zip(with_it, without, strict=True))
@@ -110,7 +109,7 @@ def _round(engine: Engine, tokens: int) -> dict[str, float]:
 
 
 def table(result: dict[str, object]) -> str:
-    """The result for a reader."""
+    """The result as text."""
     found: Any = result["predictors"]
     lines = [
         f"{result['model']}: {result['layers']} layers of {result['experts']} experts, {result['top_k']} active, "

@@ -1,4 +1,4 @@
-"""A predictor's guesses, kept and timed while it works in the engine: what was right of them, and what they cost."""
+"""Records and times a predictor's predictions while it works in the engine: how many were right, and what they cost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ READY_S = 60.0
 
 
 def until_ready(predictor: Predictor) -> None:
-    """Wait until what works beside the pass has started. Raises MoestroError when it does not."""
+    """Waits until the predictor's background work has started. Raises MoestroError when it does not start."""
     until_s = time.perf_counter() + READY_S
     while predictor.beside is not None and not predictor.beside.ready:
         if time.perf_counter() > until_s:
@@ -23,7 +23,7 @@ def until_ready(predictor: Predictor) -> None:
 
 
 class Overheard(Predictor):
-    """Stands in for `inner`, passes everything on, and keeps what it hears. Only passes of one token are counted."""
+    """Wraps `inner`, forwards every call, and records its predictions. Only passes of one token are counted."""
 
     def __init__(self, inner: Predictor, patient: bool) -> None:
         self._inner = inner
@@ -64,8 +64,8 @@ class Overheard(Predictor):
         return guesses
 
     def recall(self, layers: int, width: int = 0) -> list[float]:
-        """[layers] share of the experts that were chosen which had been named, by the last word on each layer; only its
-        `width` likeliest count (0 = all). 0 where nothing was named."""
+        """[layers] share of chosen experts that the last prediction for each layer contained; only its `width`
+        likeliest count (0 = all). 0 where nothing was predicted."""
         found: list[list[float]] = [[] for _ in range(layers)]
         for (number, layer), chosen in self._chosen.items():
             named = sorted(self._named.get((number, layer), []), key=lambda guess: -guess.score)
@@ -74,12 +74,12 @@ class Overheard(Predictor):
         return [statistics.fmean(rates) if rates else 0.0 for rates in found]
 
     def named(self) -> float:
-        """Experts named for a token and layer, on average."""
+        """Mean number of experts predicted per token and layer."""
         return statistics.fmean(len(self._named.get(at, ())) for at in self._chosen) if self._chosen else 0.0
 
     def ms_per_token(self) -> dict[str, float]:
-        """Medians over the passes of one token, on the thread that computes: "wall", with device work that it waits
-        for, and "cpu", its own work alone, which no other program on the machine stretches."""
+        """Medians over the passes of one token, on the computing thread: "wall", including device work that it waits
+        for, and "cpu", its own work alone, which other programs on the machine do not lengthen."""
         passes = sorted({number for number, _ in self._chosen})
         return {
             name: statistics.median(spent[number] for number in passes) * 1e3 if passes else 0.0

@@ -1,4 +1,4 @@
-"""The yardstick: the same decode loop over plain transformers, with each of its experts implementations."""
+"""The baseline: the same decode loop over plain transformers, with each of its experts implementations."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Plain:
     def decode(
         self, ids: list[int], tokens: int, implementation: str, threads: int, text: Sequence[int] = ()
     ) -> list[float]:
-        """Milliseconds of each of `tokens` decode passes after a prefill of `ids`, on so many CPU threads: of the
-        likeliest tokens, or of the first of `text`."""
+        """Milliseconds of each of `tokens` decode passes after a prefill of `ids`, on `threads` CPU threads: of the
+        likeliest tokens (greedy), or of the first of `text`."""
         self._model.set_experts_implementation(implementation)
         torch.set_num_threads(threads)
         cache = DynamicCache(config=self._model.config)

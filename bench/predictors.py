@@ -1,9 +1,8 @@
-"""bench predictors: how often is each predictor right, layer by layer, and what does it cost the computing thread?
+"""bench predictors: recall of each predictor, layer by layer, and its cost on the computing thread.
 
-Recall is measured on a model whose profile comes from texts that are not asked about; predictors that have work done
-beside the pass are waited for, so that their recall is the method's. Their cost is measured without waiting. What a
-predictor costs in a large model is measured on one of 48 layers of 128 experts with drawn weights: only the time counts
-there.
+Recall is measured on a model whose profile comes from other texts than those asked about; predictors with background
+work are waited for, so that their recall is the method's. Cost is measured without waiting. The cost in a large model
+is measured on one of 48 layers of 128 experts with random weights: only the time counts there.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from core.session.manifest import device_name, versions
 from core.settings.config import LoadSpec, Sampling, Settings
 from core.settings.registry import Value, variants
 
-VARIED: dict[str, tuple[str, dict[str, Value]]] = {  # beside every predictor as it comes
+VARIED: dict[str, tuple[str, dict[str, Value]]] = {  # besides every predictor with its defaults
     "gate, 4 layers": ("gate", {"distance": 4}),
     "expert_map, trajectory alone": ("expert_map", {"semantic": False, "dynamic": False}),
     "expert_map, always k": ("expert_map", {"dynamic": False}),
 }
-HELD_OUT = 8  # texts that the profile does not know and that are asked about
-READ = 20_000  # tokens that the profile is made of
-ANSWER = 48  # tokens of an answer, at most
+HELD_OUT = 8  # texts asked about, which the profile has not seen
+READ = 20_000  # tokens of the profile
+ANSWER = 48  # most tokens of an answer
 
 
 def run(
     model: str = "demo", tokens: int = 256, small: bool = False, say: Callable[[str], None] = print
 ) -> dict[str, object]:
-    """Measure; returns the result as plain data. `tokens` = decoded tokens a predictor is judged on."""
+    """Measures; returns the result as plain data. `tokens` = decoded tokens per predictor."""
     engine = Engine.load(LoadSpec.checked(model, Settings({"budget": "all", "link": "own"})))
     try:
         known, held_out = divided(bundled(model))
@@ -84,7 +83,7 @@ def run(
 
 
 def divided(texts: list[Text]) -> tuple[list[Text], list[Text]]:
-    """(what a profile is made of, HELD_OUT texts that it does not know, evenly from among all)."""
+    """(texts for the profile, HELD_OUT texts that it does not see, evenly spread over all)."""
     asked = set(range(len(texts) // HELD_OUT // 2, len(texts), len(texts) // HELD_OUT))
     return (
         [text for at, text in enumerate(texts) if at not in asked],
@@ -93,7 +92,8 @@ def divided(texts: list[Text]) -> tuple[list[Text], list[Text]]:
 
 
 def subjects() -> dict[str, tuple[str, dict[str, Value]]]:
-    """Every predictor that looks, as it comes, and some with other parameters: what it is called -> (name, params)."""
+    """Every predictor that makes predictions, with its defaults, and some with other parameters: title ->
+    (name, params)."""
     plain = {
         v.name: (v.name, {p.name: p.default for p in v.params})
         for v in variants("predictor")
@@ -117,7 +117,7 @@ def listen(
     answer: int,
     patient: bool,
 ) -> Overheard:
-    """Ask the held-out questions until enough tokens were decoded."""
+    """Asks the held-out questions until enough tokens were decoded."""
     engine.change({"predictor": "none"})
     engine.change({"predictor": predictor, **{f"predictor.{predictor}.{name}": v for name, v in params.items()}})
     until_ready(engine.predictor_host.predictor)
@@ -131,12 +131,12 @@ def listen(
                 pieces = engine.generate(question, Sampling(max_new_tokens=min(left, answer) + 1))
                 left -= sum(piece.kind == "token" for piece in pieces) - 1
         if left == before:
-            break  # the model has nothing to say
+            break  # the model gives no answer
     return heard
 
 
 def table(result: dict[str, object]) -> str:
-    """The result for a reader."""
+    """The result as text."""
     found: Any = result["predictors"]
     large: Any = result["large"]
     lines = [

@@ -1,4 +1,4 @@
-"""One measurement in a fresh process: cold files, a memory group of its own, a limit when there is to be one."""
+"""One measurement in a fresh process: cold files, its own memory group, and optionally a limit."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def measure(
     limit: int | None = None,
     cold: bool = True,
 ) -> Job:
-    """What `python -m module` (see `bench.turns`) answers to a job, and what the system saw of it.
+    """The answer of `python -m module` (see `bench.turns`) to a job, and what the system measured of it.
 
-    `files` are dropped from the page cache before, unless not `cold`. With a `limit` in bytes the process may hold that
-    much more than it held after its imports, page cache included: `limit_bytes` is the sum. `failed` is there, with a
-    reason, if it did not answer. Raises MoestroError when there is to be a limit and the system has none.
+    `files` are dropped from the page cache before, if `cold`. With a `limit` in bytes the process may hold that much
+    more than it held after its imports, page cache included: `limit_bytes` is the sum. `failed` has the reason if it
+    did not answer. Raises MoestroError when a limit is requested and the system has none.
     """
     stayed = drop(files) if cold else None
     with ExitStack() as stack:
@@ -70,7 +70,7 @@ def measure(
 
 
 def _ask(process: subprocess.Popen[str], words: Job) -> dict[str, Any]:
-    """Send a line and read one; nothing when the process has ended."""
+    """Sends a line and reads one; returns an empty dict when the process has ended."""
     assert process.stdin and process.stdout
     try:
         process.stdin.write(json.dumps(words) + "\n")
@@ -92,7 +92,7 @@ def _reason(status: int, errors: IO[str], limited: bool, clock: threading.Timer)
 
 
 def ended_well(found: Job, what: str) -> Job:
-    """The answer; MoestroError when there is none."""
+    """The answer; raises MoestroError when there is none."""
     if "failed" in found:
         raise MoestroError(f"{what} did not work: {found['failed']}")
     return found

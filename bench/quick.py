@@ -1,7 +1,7 @@
-"""bench quick: is the engine as fast as transformers when everything is resident, and what does a cache buy when not?
+"""bench quick: is the engine as fast as transformers with everything resident, and what does a cache gain otherwise?
 
 Every round runs every configuration once, in turn, on the same prompt; figures are medians over the rounds' passes and
-ratios are medians of the rounds' own ratios, so that a machine that slows down slows down both sides.
+ratios are medians of the rounds' own ratios, so that a slowdown of the machine affects both sides.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LINKED = {
 
 @dataclass
 class Series:
-    """All rounds of one configuration: milliseconds of every decode pass, and for ours the records."""
+    """All rounds of one configuration: milliseconds of every decode pass, and for the engine the records."""
 
     rounds: list[list[float]] = field(default_factory=list)
     steps: list[StepRecord] = field(default_factory=list)
@@ -59,7 +59,7 @@ def run(
     dtype: str = "auto",
     say: Callable[[str], None] = print,
 ) -> dict[str, object]:
-    """Measure; returns the result as plain data. `tokens` = decode passes a round."""
+    """Measures; returns the result as plain data. `tokens` = decode passes a round."""
     spec = LoadSpec.checked(model, Settings({"budget": "all", "link": "own"}), dtype=dtype)
     planned = plan(spec)
     engine = Engine.load(spec)
@@ -111,7 +111,7 @@ def run(
 
 
 def _warm(rounds: int, series: dict[str, Series]) -> Iterable[int]:
-    """Round 0 warms everything up and is then forgotten."""
+    """Round 0 is warm-up and then discarded."""
     yield 0
     series.clear()
     yield from range(1, rounds + 1)
@@ -165,7 +165,7 @@ def _result(
 
 
 def table(result: dict[str, object]) -> str:
-    """The result for a reader."""
+    """The result as text."""
     r, plain, systems = result, dict(result["plain_tpot_ms"]), dict(result["systems"])  # type: ignore[call-overload]
     ours = f"Moestro, {r['decode_threads']} decode thread(s)"
     lines = [f"Everything resident, {r['dtype']}, TPOT in ms (medians):"]

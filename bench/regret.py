@@ -1,8 +1,8 @@
-"""bench regret: what does comparing the cache policies live cost a token?
+"""bench regret: what does the live comparison of eviction policies cost per token?
 
-Rounds run in pairs in one process, the comparison on and off in turn, the first of a pair changing with every pair.
-TPOT is the mean time from one token handed out to the next, as a chat has it, so that whatever the comparison does on
-the thread that computes and beside it is in it. The figure is the median over the pairs of (TPOT with / TPOT without).
+Rounds run in pairs in one process, with the comparison on and off, alternating which is first. TPOT is the mean time
+between tokens as a chat receives them, so that it includes the comparison's work on the computing thread and beside it.
+The figure is the median over the pairs of (TPOT with / TPOT without).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from core.types import ModelShape, StepRecord
 QUESTION = "What does heapq.heappush do?"
 SCOPES = ("layer", "global")
 GOAL = 1.03
-BEGIN = 64  # tokens with which the comparison is brought up before it is measured
+BEGIN = 64  # tokens that start the comparison before it is measured
 READY_S = 30.0
 
 
 class Meter(Protocol):
-    """What is measured: `app.services.regret.Regret`."""
+    """The object under test: `app.services.regret.Regret`."""
 
     def add(self, load: int, shape: ModelShape, settings: Mapping[str, Any], step: StepRecord) -> None: ...
     def switch(self, on: bool) -> None: ...
@@ -44,7 +44,7 @@ def run(
     tokens: int = 320,
     say: Callable[[str], None] = print,
 ) -> dict[str, object]:
-    """Measure; returns the result as plain data. `tokens` = decoded tokens a round."""
+    """Measures; returns the result as plain data. `tokens` = decoded tokens a round."""
     engine = Engine.load(LoadSpec.checked(model, Settings({"budget": budget, "eviction": "lru"})))
     engine.prompt.ends = set()  # every round decodes the same number of tokens
     try:
@@ -82,7 +82,7 @@ def _say_of(say: Callable[[str], None], scope: str, text: str) -> None:
 
 
 def _pairs(engine: Engine, meter: Meter, rounds: int, tokens: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Pair 0 warms everything up and is forgotten."""
+    """Pair 0 is warm-up and discarded."""
     ratios, ms = [], dict[bool, list[float]]({True: [], False: []})
     view: dict[str, Any] | None = None
     for pair in range(rounds + 1):
@@ -125,7 +125,7 @@ def _tpot_ms(engine: Engine, meter: Meter | None, tokens: int) -> float:
 
 
 def _ready(engine: Engine, meter: Meter) -> None:
-    """Wait until there are figures: the process has started."""
+    """Waits until there are figures: the process has started."""
     version = -1
     while (meter.view(0, engine.settings) or {}).get("state") != "ready":
         before, version = version, meter.wait(version, READY_S)
@@ -134,7 +134,7 @@ def _ready(engine: Engine, meter: Meter) -> None:
 
 
 def table(result: dict[str, object]) -> str:
-    """The result for a reader."""
+    """The result as text."""
     scopes: dict[str, dict[str, Any]] = dict(result["scopes"])  # type: ignore[call-overload]
     lines = [
         f"Comparing the cache policies live: {result['model']}, {result['layers']} layers x {result['experts']} "

@@ -1,4 +1,4 @@
-"""A large MoE model without its experts, with drawn weights: what predictors cost in it, and nothing else of it."""
+"""A large MoE model without its experts, with random weights, to measure the cost of predictors in it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from core.settings.registry import Value
 from core.types import ModelShape
 
 PROMPT, MAPS = 16, 1000
-WIDTH = 256  # of the estimator, as it is trained
+WIDTH = 256  # of the estimator, as trained
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of a model like Qwen3-30B-A3B, with small attention and vocabulary."""
+    """Sizes of a model like Qwen3-30B-A3B, with small attention and vocabulary."""
 
     layers: int = 48
     experts: int = 128
@@ -46,7 +46,7 @@ def measure(
     sizes: Sizes, subjects: Mapping[str, tuple[str, Mapping[str, Value]]], tokens: int, say: Callable[[str], None]
 ) -> dict[str, dict[str, float]]:
     """Milliseconds per decoded token that each of `subjects` (name, parameters) takes on the computing thread, wall and
-    cpu. One thread, as decoding is quickest in a model of many small products."""
+    cpu. One thread, as decoding is fastest in a model of many small products."""
     threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory() as folder:
         model = load_skeleton(write(sizes, Path(folder)))
@@ -86,7 +86,7 @@ def _decode(model: Any, sites: list[ExpertsSite], predictor_host: PredictorHost,
 
 
 def write(sizes: Sizes, folder: Path) -> Path:
-    """A checkpoint of everything but the experts."""
+    """Writes a checkpoint of everything but the experts."""
     config = AutoConfig.for_model(
         "qwen3_moe",
         vocab_size=sizes.vocabulary,
@@ -106,7 +106,7 @@ def write(sizes: Sizes, folder: Path) -> Path:
     )
     described = {**config.to_dict(), "architectures": ["Qwen3MoeForCausalLM"], "dtype": "float32"}
     (folder / "config.json").write_text(json.dumps(described), encoding="utf-8")
-    save_file({"model.embed_tokens.weight": torch.zeros(1)}, folder / "model.safetensors")  # so that it is a model
+    save_file({"model.embed_tokens.weight": torch.zeros(1)}, folder / "model.safetensors")  # makes the folder a model
     generator = torch.Generator().manual_seed(0)
     meta = meta_skeleton(folder)
     experts = {f"{site.name}.{part}" for site in find_experts(meta) for part in site.parts}
@@ -120,7 +120,7 @@ def write(sizes: Sizes, folder: Path) -> Path:
 
 
 def drawn_profile(sizes: Sizes) -> Profile:
-    """With every part that a predictor needs, of the sizes that calibration makes them."""
+    """A random profile with every part that predictors need, in the shapes of calibration."""
     random = np.random.default_rng(0)
     layers, experts, hidden = sizes.layers, sizes.experts, sizes.hidden
     tokens = np.arange(sizes.vocabulary, dtype=np.int32)

@@ -1,8 +1,8 @@
 """The part of `bench lossy` that is like figures 3, 4, 7 and 8 of Speculating Experts.
 
-How near the quasi-hidden state comes to the next layer's true one, and how often each way of predicting is right, layer
-by layer; and what a token takes on demand, with prefetching, and with executing what was predicted, at several context
-lengths over the same link, beside what can be gained at most.
+Similarity of the quasi-hidden state to the next layer's true one, and recall of each way of predicting, layer by layer;
+and time per token on demand, with prefetching, and with executing predictions, at several context lengths over the same
+link, beside the largest possible gain.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from core.settings.presets import preset
 from core.settings.registry import Value
 from core.types import StepRecord
 
-MODES = tuple(mode for mode in modes_of() if mode.name.startswith("execute_"))  # what the profile must be good for
+MODES = tuple(mode for mode in modes_of() if mode.name.startswith("execute_"))  # modes that the profile must support
 CONTEXTS = (64, 256, 768)
 PARTS = ("total_ms", "compute_ms", "stall_ms", "idle_ms", "copy_ms")  # of a token; copying overlaps the others
 NEVER = threading.Event()
-DECODED, HEARD, READ = 48, 256, 512  # tokens: timed a context, predicted for recall, and read for cosines
-RESIDENCY = "50%"  # slots; but nothing is kept in them beyond its use
+DECODED, HEARD, READ = 48, 256, 512  # tokens: timed per context, predicted for recall, and read for cosines
+RESIDENCY = "50%"  # slots; but no expert is kept beyond its use
 SYSTEMS: dict[str, dict[str, Value]] = {
     "on demand": preset("on_demand").values,
     "prefetch, gate": {**preset("speculating").values, "predictor": "gate"},
@@ -63,7 +63,7 @@ CLAIMS: dict[str, tuple[str, str, str]] = {
 def measure(
     engine: Engine, questions: Sequence[Question], rounds: int, small: bool, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """All of it on a loaded engine with a profile that knows none of the questions; the engine has its settings back
+    """All of it, on a loaded engine whose profile has not seen the questions; the engine's settings are restored
     afterwards."""
     contexts, decoded, heard, read = ((4, 8), 3, 4, 12) if small else (CONTEXTS, DECODED, HEARD, READ)
     ids = [
@@ -84,8 +84,8 @@ def measure(
 
 
 def cosines(engine: Engine, ids: Sequence[int]) -> dict[str, list[float | None]]:
-    """ "before" [L - 1]: mean cosine of h_l and h_{l+1}; "quasi" [L - 1]: of q_{l+1} and h_{l+1}, q = Norm(r_l + D_l).
-    None where the layers are not built so, or there are no default vectors."""
+    """|"before" [L - 1]: mean cosine of h_l and h_{l+1}; "quasi" [L - 1]: of q_{l+1} and h_{l+1}, q = Norm(r_l + D_l).
+    None where the layers have another structure, or there are no default vectors."""
     layers = engine.shape.layers
     before: list[list[float]] = [[] for _ in range(layers)]
     quasi: list[list[float]] = [[] for _ in range(layers)]
@@ -122,13 +122,13 @@ def cosines(engine: Engine, ids: Sequence[int]) -> dict[str, list[float | None]]
 
 
 def recalls(engine: Engine, asked: Sequence[Text], tokens: int) -> dict[str, list[float]]:
-    """Predictor -> [L - 1] recall@k of the layers after the first, on so many decoded tokens of answers."""
+    """Predictor -> [L - 1] recall@k of the layers after the first, on `tokens` decoded tokens of answers."""
     found = {}
     for name in PREDICTORS:
         try:
             heard = listen(engine, name, {}, list(asked), tokens, DECODED, patient=True)
         except SettingError:
-            continue  # its profile has not what it needs
+            continue  # its profile lacks what it needs
         found[name] = heard.recall(engine.shape.layers, engine.shape.top_k)[1:]
     return found
 
@@ -136,8 +136,8 @@ def recalls(engine: Engine, asked: Sequence[Text], tokens: int) -> dict[str, lis
 def _timed(
     engine: Engine, ids: Sequence[int], context: str, decoded: int, rounds: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """System -> its split of a token's time behind so many tokens of context, in the round of the median time of
-    `rounds`, which take each system once. And the bound."""
+    """System -> the parts of a token's time at this context length, from the round with the median time of `rounds`,
+    each of which runs every system once. And the bound."""
     length = min(int(context), engine.context - decoded, len(ids) - decoded)
     say(f"times behind {length} tokens")
     split: dict[str, list[dict[str, float]]] = {name: [] for name in SYSTEMS}
@@ -168,8 +168,8 @@ def _timed(
 
 
 def bound_ms(steps: Sequence[StepRecord], layers: int) -> float:
-    """Milliseconds a token that overlapping can gain at most: sum over layers of min(T_compute, T_copy), where a layer
-    computes its share of the pass, and copies for as long as its copies took on demand."""
+    """Most milliseconds per token that overlapping can gain: sum over layers of min(T_compute, T_copy), where a layer
+    computes its share of the pass, and copies for as long as its demand copies took."""
     copying = [0.0] * layers
     for step in steps:
         for copy in step.transfers:
@@ -202,7 +202,7 @@ def orderings(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def table(found: Mapping[str, Any]) -> list[str]:
-    """The result for a reader."""
+    """The result as lines of text."""
     lines = ["Cosine with the next layer's state, by layer (figure 3):"]
     lines += [
         f"  {title:20s}" + " ".join("  -  " if c is None else f"{c:5.3f}" for c in found["cosine"][name])

@@ -24,15 +24,15 @@ from bench.turns import Job
 from core.errors import MoestroError
 
 FORMATS = {"bf16": "checkpoint", "int4": "int4-g64"}  # of the packs
-DENSE = {"bf16": "checkpoint", "int4": "int4-g64"}  # ... and of their layers outside the experts, as loaded
-GGUF = {"bf16": "BF16", "int4": "Q4_K_M"}  # ... and of the files that stand beside them
+DENSE = {"bf16": "checkpoint", "int4": "int4-g64"}  # ... of their layers outside the experts, as loaded
+GGUF = {"bf16": "BF16", "int4": "Q4_K_M"}  # ... of the GGUF files compared with them
 PROMPT = "What does a cache of experts do for a language model?"
 ALIKE = 0.99  # least cosine of llama.cpp's logits with transformers'
 
 
 @dataclass
 class Stage:
-    """Where everything is. `llama` is the interpreter with llama_cpp; "" and `without` say why there is none."""
+    """Paths of all files. `llama` is the interpreter with llama_cpp; if it is "", `without` says why there is none."""
 
     folder: Path
     model: Path
@@ -50,7 +50,7 @@ class Stage:
 
 
 def build(folder: Path, small: bool, llama: str, say: Callable[[str], None]) -> Stage:
-    """The checkpoint, and the GGUF files when there is a llama.cpp. Whatever is there from before is used again."""
+    """Builds the checkpoint, and the GGUF files if llama.cpp is available. Existing files are used again."""
     folder.mkdir(parents=True, exist_ok=True)
     stage = Stage(folder, checkpoint(folder, SMALL if small else FULL, say=say), say)
     stage.llama, stage.without = find_llama(llama)
@@ -60,7 +60,7 @@ def build(folder: Path, small: bool, llama: str, say: Callable[[str], None]) -> 
 
 
 def find_llama(asked: str) -> tuple[str, str]:
-    """(interpreter that can import llama_cpp, why there is none)."""
+    """(interpreter that can import llama_cpp, or "", and why there is none)."""
     if not asked:
         here = importlib.util.find_spec("llama_cpp") is not None
         return (sys.executable, "") if here else ("", "llama_cpp is not installed, and no --llama PYTHON was given")
@@ -102,8 +102,9 @@ def _gguf_files(stage: Stage) -> None:
 
 
 def check_gguf(stage: Stage) -> Job:
-    """Does llama.cpp read the BF16 file as transformers reads the checkpoint? Over the tokens of one text: the mean
-    cosine of their logits, and how often both find the same token likeliest. Raises MoestroError when they differ."""
+    """Compares llama.cpp's reading of the BF16 file with transformers' of the checkpoint, over the tokens of one text:
+    the mean cosine of their logits, and how often both have the same likeliest token. Raises MoestroError when they
+    differ."""
     ids = [int(i) for i in np.random.default_rng(0).integers(3, 4000, 24)]
     theirs = ended_well(
         measure(
@@ -126,7 +127,7 @@ def check_gguf(stage: Stage) -> Job:
 
 
 def import_packs(stage: Stage) -> Job:
-    """Import the checkpoint afresh into each format: seconds, peak memory over what the process held idle, sizes."""
+    """Imports the checkpoint anew into each format: seconds, peak memory above the idle process's, sizes."""
     found: Job = {}
     for name, format in FORMATS.items():
         pack = stage.packs[name] = stage.folder / f"{stage.model.name}.{name}.pack"
@@ -153,7 +154,7 @@ def import_packs(stage: Stage) -> Job:
 
 
 def disk_gbps(pack: Path, seconds: float = 0.7, readers: int = 2) -> dict[str, float]:
-    """GB/s at which experts come from disk in random order, as the engine reads them, with one thread and with two."""
+    """GB/s of reading experts from disk in random order, as the engine reads them, with one thread and with two."""
     from core.memory.pack import PackReader
     from core.memory.pages import aligned
 
@@ -191,7 +192,7 @@ def disk_gbps(pack: Path, seconds: float = 0.7, readers: int = 2) -> dict[str, f
 
 
 def machine(stage: Stage) -> Job:
-    """What these figures were measured on."""
+    """The machine on which these figures were measured."""
     import torch
 
     from core.session.manifest import device_name, versions

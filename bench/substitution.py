@@ -1,8 +1,8 @@
-"""bench substitution: what does the choice of substitutes cost a layer?
+"""bench substitution: what does choosing substitutes cost per layer?
 
-A layer of 128 experts, 8 active, half of them resident, with drawn router logits and drawn profile: only the time
-counts here. One token is chosen for by `plain.pick`, as a decoded token is, many at once by `batch.select`, as a prompt
-is. No gate closes and every missing expert may be replaced: the most work there can be.
+A layer of 128 experts, 8 active, half of them resident, with random router logits and a random profile: only the time
+counts here. `plain.pick` chooses for one token, as in decoding, `batch.select` for many at once, as in prefill. No gate
+closes and every missing expert may be replaced: the most work possible.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 
 @dataclass
 class Drawn:
-    """A profile of what substitutes need."""
+    """A random profile with the parts that substitutes need."""
 
     pairs: npt.NDArray[np.float32]
     pairs_weighted: npt.NDArray[np.float32]
@@ -38,10 +38,10 @@ class Drawn:
 
 
 def run(rounds: int = 200, small: bool = False, say: Callable[[str], None] = print) -> dict[str, object]:
-    """Measure; returns the result as plain data. `rounds` = calls that medians are of."""
+    """Measures; returns the result as plain data. `rounds` = calls per median."""
     rounds, found = (3 if small else rounds), dict[str, Any]()
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the sizes gain nothing from more
+    torch.set_num_threads(1)  # more do not help at these sizes
     try:
         for device in (CPU, *([torch.device("cuda")] if torch.cuda.is_available() else [])):
             for choice in variants("substitute"):
@@ -61,7 +61,7 @@ def run(rounds: int = 200, small: bool = False, say: Callable[[str], None] = pri
 
 
 def _cost(name: str, device: torch.device, rounds: int) -> dict[str, float]:
-    """Microseconds a layer: one token (half missing / nothing), and a prompt (the same)."""
+    """Microseconds per layer: one token (half missing / nothing missing), and a prompt (the same)."""
     substitute: Substitute = create("substitute", name, {})
     substitute.prepare(_profile(), LAYERS, EXPERTS, device)
     one, many = question(1, device), question(PROMPT, device)
@@ -73,7 +73,7 @@ def _cost(name: str, device: torch.device, rounds: int) -> dict[str, float]:
 
 
 def _token(substitute: Substitute, ask: Ask) -> Callable[[], object]:
-    """The choice for one token whose routing is on the host already, as it is when it is computed."""
+    """The choice for one token whose routing is already on the host, as in the engine."""
     if substitute.reroutes:
         return lambda: plain.select(ask, OPEN, substitute)
     ids, weights = ask.ids[0].tolist(), ask.weights[0].tolist()
@@ -84,12 +84,12 @@ def _token(substitute: Substitute, ask: Ask) -> Callable[[], object]:
 
 
 def there(ask: Ask) -> Ask:
-    """The same with everything resident."""
+    """The same request with everything resident."""
     return replace(ask, missing=torch.zeros_like(ask.missing), ready=torch.ones_like(ask.ready))
 
 
 def question(tokens: int, device: torch.device) -> Ask:
-    """So many tokens; of one, every second expert is missing, of many about half."""
+    """A request of `tokens` tokens; of one, every second expert is missing, of many about half."""
     draw = torch.Generator().manual_seed(tokens)
     logits = torch.randn(tokens, EXPERTS, generator=draw)
     weights, ids = logits.softmax(-1).topk(TOP_K)
@@ -116,7 +116,7 @@ def _profile() -> Drawn:
 
 def _median_us(call: Callable[[], object], device: torch.device, rounds: int) -> float:
     taken = []
-    for _ in range(rounds + 1):  # the first warms up
+    for _ in range(rounds + 1):  # the first is warm-up
         if device.type == "cuda":
             torch.cuda.synchronize()
         began_s = time.perf_counter()
@@ -128,7 +128,7 @@ def _median_us(call: Callable[[], object], device: torch.device, rounds: int) ->
 
 
 def table(result: dict[str, object]) -> str:
-    """The result for a reader."""
+    """The result as text."""
     r: Any = result
     lines = [
         f"Microseconds a layer of {r['experts']} experts, {r['top_k']} active (medians of {r['rounds']} calls, a "

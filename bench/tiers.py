@@ -1,8 +1,8 @@
 """bench tiers: a model read from disk under a memory budget, beside everything resident, transformers and llama.cpp.
 
-Every measurement is a process of its own that starts with the model's files out of the page cache. A round measures
-every system once, in turn, on the same tokens; figures are medians over the rounds, ratios medians of the rounds' own
-ratios. Below 100 % every process is held to the budget's bytes and what it needs without a model, page cache included.
+Every measurement is a separate process that starts with the model's files out of the page cache. A round measures every
+system once, in turn, on the same tokens; figures are medians over the rounds, ratios medians of the rounds' own ratios.
+Below 100 % every process is limited to the budget's bytes plus its memory without a model, page cache included.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from core.settings.config import LoadSpec, Settings
 __all__ = ["run", "table"]
 
 BUDGETS = ("100%", "75%", "50%", "37.5%")
-WARM = 8  # decode passes before ours counts
-LLAMA_WARM = 2  # ... and theirs: under a limit one can take seconds
+WARM = 8  # decode passes before the engine's count
+LLAMA_WARM = 2  # ... before llama.cpp's count: under a limit one can take seconds
 LLAMA_CAP_S = 6.0  # of decoding with one number of threads
 PLAIN_TOKENS = 8
 CONTEXT = 512
-FIT_CONTEXT = 2048  # that is filled to see what memory a process then holds
+FIT_CONTEXT = 2048  # filled to measure how much memory a process then holds
 LIMIT = (
     "a control group of the process's own: memory.limit_in_bytes (or memory.max) = what the group held after all "
     "imports and before the model was opened + the bytes that Moestro's budget stands for (dense weights, KV "
@@ -51,8 +51,8 @@ def run(
     llama: str = "",
     say: Callable[[str], None] = print,
 ) -> dict[str, object]:
-    """Measure; returns the result as plain data. `tokens` = decode passes of ours a round. Without `keep` the files go
-    to a temporary directory and are removed."""
+    """Measures; returns the result as plain data. `tokens` = decode passes of the engine a round. Without `keep` the
+    files go to a temporary directory and are removed."""
     if keep is None:
         with tempfile.TemporaryDirectory() as folder:
             return run(rounds, tokens, Path(folder), small, llama, say)
@@ -87,7 +87,7 @@ def run(
 
 
 class Tiers:
-    """What is measured in a round, and what was found so far."""
+    """The measurements of a round, and the results so far."""
 
     def __init__(self, built: Stage, tokens: int, limited: bool) -> None:
         self.runs = Runs()
@@ -124,7 +124,7 @@ class Tiers:
         self.loads.append(_load())
 
     def _ours(self, name: str, budget: str, limit: int | None, number: int, dense: str = "") -> Job:
-        """One run of ours. `dense`: another format of the layers outside the experts than goes with the experts'."""
+        """One run of the engine. `dense`: format of the layers outside the experts, if other than the usual one."""
         job = {
             "kind": "moestro",
             "model": str(self._stage.packs[name]),
@@ -142,7 +142,7 @@ class Tiers:
         return found
 
     def _fit(self, name: str, budget: str) -> None:
-        """What the fit estimate says beside what a process then holds when its whole context is used."""
+        """The fit estimate, and the memory that a process really holds when its whole context is used."""
         job = {
             "kind": "fit",
             "model": str(self._stage.packs[name]),
@@ -172,8 +172,8 @@ class Tiers:
             self.runs.add("transformers", "bf16", "100%", variant, one["tok_s"], {})
 
     def _llama(self, name: str, budget: str, limit: int | None, whole: Job) -> None:
-        """Every number of threads in the first round, then the faster one. Under a limit without weights repacked into
-        memory of their own, which could not be read from the file again; in memory, with and without."""
+        """Every number of threads in the first round, then the fastest. Under a limit without repacking weights into
+        private memory, which could not be read from the file again; in memory, with and without."""
         file = self._stage.gguf[name]
         known = self.runs.best("llama.cpp", name, budget)
         for repack in (False,) if limit is not None else (False, True):

@@ -1,4 +1,4 @@
-"""What `bench tiers` found: medians, ratios, bounds and goals, as data and as a table."""
+"""The result of `bench tiers`: medians, ratios, bounds and goals, as data and as a table."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from bench.turns import Job
 from core.memory.link import Pace
 
 Key = tuple[str, str, str]  # system, format, budget
-GIVEN = 1.0  # GB that an import may take beside the dense weights
+GIVEN = 1.0  # GB that an import may take besides the dense weights
 
 
 @dataclass
 class Runs:
-    """Tokens a second and everything else that was seen, by configuration, variant and round."""
+    """Tokens per second and all other measurements, by configuration, variant and round."""
 
     tok_s: dict[Key, dict[str, list[float]]] = field(default_factory=dict)
     seen: dict[Key, dict[str, list[Job]]] = field(default_factory=dict)
@@ -35,23 +35,23 @@ class Runs:
         return max(found, key=lambda variant: median(found[variant])) if found else None
 
     def rounds(self, system: str, name: str, budget: str) -> list[float]:
-        """Tokens a second of the best variant, round by round; empty when there is none."""
+        """Tokens per second of the best variant, round by round; empty when there is none."""
         return self.tok_s.get((system, name, budget), {}).get(self.best(system, name, budget) or "", [])
 
     def with_threads(self, system: str, name: str, budget: str, threads: int) -> list[float]:
-        """As `rounds`, of the fastest variant with so many threads."""
+        """As `rounds`, of the fastest variant with this number of threads."""
         word = f"{threads} thread{'s'[: threads > 1]}"
         found = [t for variant, t in self.tok_s.get((system, name, budget), {}).items() if word in variant]
         return max(found, key=median, default=[])
 
     def middle(self, system: str, name: str, budget: str, value: str) -> float | None:
-        """The median over the rounds of something else that was seen of the best variant."""
+        """The median over the rounds of another measurement of the best variant."""
         seen = self.seen.get((system, name, budget), {}).get(self.best(system, name, budget) or "", [])
         values = [one[value] for one in seen if one.get(value) is not None]
         return median(values) if values else None
 
     def ratio(self, ours: Key, theirs: Key) -> float | None:
-        """The median of the rounds' own ratios of tokens a second."""
+        """The median of the rounds' own ratios of tokens per second."""
         pairs = zip(self.rounds(*ours), self.rounds(*theirs), strict=False)
         values = [a / b for a, b in pairs]
         return median(values) if values else None
@@ -60,7 +60,7 @@ class Runs:
 def result(
     runs: Runs, budgets: Mapping[str, Mapping[str, int]], imports: Job, disk_gbps: float, fits: Mapping[str, Job]
 ) -> dict[str, Any]:
-    """Everything as plain data: first what the goals ask for, then what explains it."""
+    """Everything as plain data: first the figures of the goals, then those that explain them."""
     each = {name: list(sizes) for name, sizes in budgets.items()}
     systems = sorted({system for system, _, _ in runs.tok_s})
 
@@ -104,8 +104,8 @@ def result(
 
 
 def _detail(runs: Runs, name: str, budget: str, disk_gbps: float) -> dict[str, Any]:
-    """One configuration of ours, with its bounds: the time to compute (the least at any budget), or to read at the
-    disk's speed what was missed (or what Belady's cache of this size would have missed), whichever is longer."""
+    """One configuration of the engine, with its bounds: the compute time (the least at any budget), or the time to read
+    the misses at the disk's speed (its own, or those of Belady's cache of this size), whichever is longer."""
     found = {
         value: runs.middle("moestro", name, budget, value)
         for value in (
@@ -147,8 +147,8 @@ def _detail(runs: Runs, name: str, budget: str, disk_gbps: float) -> dict[str, A
 
 
 def routing(runs: Runs, chance: float) -> Job:
-    """How the router spread, from the runs with everything resident, and what to make of it. `chance` = the share of
-    the previous token's experts that a router would take again by chance."""
+    """The router's spread, from the runs with everything resident, and its interpretation. `chance` = the share of the
+    previous token's experts that a router would choose again by chance."""
     repeats = runs.middle("moestro", "bf16", "100%", "repeats_of_previous_token") or 0.0
     return {
         "repeats_of_previous_token": repeats,
@@ -162,7 +162,7 @@ def routing(runs: Runs, chance: float) -> Job:
 def goals(
     runs: Runs, details: Mapping[str, Mapping[str, Job]], imports: Job, fits: Mapping[str, Job] = MappingProxyType({})
 ) -> list[dict[str, Any]]:
-    """What was promised, what was found, and whether it is kept; None where it could not be measured."""
+    """Goals, figures, and whether each goal is met; None where it could not be measured."""
     ours = runs.rounds("moestro", "int4", "100%")
     theirs = runs.with_threads("transformers", "bf16", "100%", 1)
     found = [
@@ -219,7 +219,7 @@ def _goal(what: str, sign: str, goal: float, found: float | None) -> dict[str, A
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """The result for a reader."""
+    """The result as text."""
     f, systems = found, ("moestro", "transformers", "llama.cpp")
     lines = [
         f"Decode, tokens a second (medians of {f['rounds']} rounds; files cold; llama.cpp: "

@@ -1,8 +1,8 @@
-"""How a measurement in its own process takes turns with the bench that started it.
+"""The protocol between the bench and a measurement in its own process.
 
-The bench sends a job; the process joins its memory group, imports what it needs and says that it idles; the bench then
-knows what the process takes without a model, sets the limit, and lets it go on; the process measures and answers. The
-standard library is all this needs: it also runs in the interpreter that has llama.cpp.
+The bench sends a job; the process joins its memory group, imports what it needs and reports that it is idle; the bench
+then knows its memory without a model, sets the limit, and lets it continue; the process measures and answers. Needs
+only the standard library, so that it also runs in the interpreter that has llama.cpp.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ STARTED_S = time.perf_counter()
 
 
 def take_part(prepare: Callable[[Job], Callable[[], Job]]) -> None:
-    """The life of a measuring process. `prepare` imports for the job, and returns what measures it."""
+    """The main function of a measuring process. `prepare` imports for the job, and returns the function
+    that measures it."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is not an answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print must not mix with the answers
 
     def say(found: Job) -> None:
         print(json.dumps(found), file=answers, flush=True)
@@ -38,7 +39,7 @@ def take_part(prepare: Callable[[Job], Callable[[], Job]]) -> None:
 
 
 def memory() -> dict[str, int]:
-    """Bytes of this process in memory: now, and the most so far. Not getrusage's, which a child inherits."""
+    """Bytes of this process in memory: now, and the peak so far. Not from getrusage, whose peak a child inherits."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -51,7 +52,7 @@ def memory() -> dict[str, int]:
 
 
 def own_bytes() -> int:
-    """Bytes of memory that are this process's alone now: not the files it maps, such as libraries."""
+    """Bytes of this process's private memory now: without files it maps, such as libraries."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -63,7 +64,7 @@ def own_bytes() -> int:
 
 
 class Highest:
-    """The most that `own_bytes` was between here and `stop`, looked at 200 times a second."""
+    """The peak of `own_bytes` between creation and `stop`, sampled 200 times a second by a thread."""
 
     def __init__(self) -> None:
         self._most, self._over = own_bytes(), threading.Event()
@@ -75,14 +76,14 @@ class Highest:
             self._most = max(self._most, own_bytes())
 
     def stop(self) -> int:
-        """In bytes."""
+        """Stops sampling; returns the peak in bytes."""
         self._over.set()
         self._thread.join()
         return self._most
 
 
 def read_bytes() -> int | None:
-    """Bytes that the disk delivered for this process so far; None where the system does not say."""
+    """Bytes read from disk by this process so far; None where the system does not say."""
     try:
         lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Moestro's and transformers' side of `bench tiers`: one measurement in its own process."""
+"""The engine's and transformers' side of `bench tiers`: one measurement in its own process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from bench.turns import STARTED_S, Highest, Job, own_bytes, read_bytes, take_part
 
 CONTEXT = 512
-FILL_TOKENS = 8  # of an answer that ends a full context
+FILL_TOKENS = 8  # of an answer at the end of a full context
 NEEDS = {
     "import": ["core.importing"],
     "moestro": ["core.engine", "bench.bounds"],
@@ -22,9 +22,9 @@ NEEDS = {
 
 
 def prepare(job: Job) -> Callable[[], Job]:
-    """Import everything the job needs, the architecture's module and the compiler of native code included, so that idle
-    memory has it all. What compiling takes counts as the model's in an estimate, and as idle under a limit: llama.cpp
-    is compiled beforehand."""
+    """Imports everything the job needs, including the architecture's module and the compiler of native code, so that
+    idle memory includes it all. The memory of compiling counts as the model's in an estimate, and as idle under a
+    limit: llama.cpp is compiled beforehand."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -51,7 +51,7 @@ def import_pack(job: Job) -> Job:
 
 
 def moestro(job: Job) -> Job:
-    """Open a pack, answer a prompt with sampled tokens, and count everything behind the first `warm` of them."""
+    """Opens a pack, answers a prompt with sampled tokens, and measures all after the first `warm` of them."""
     from core.engine import Engine
     from core.settings.config import LoadSpec, Sampling, Settings
 
@@ -98,7 +98,7 @@ def moestro(job: Job) -> Job:
 
 
 def fit(job: Job) -> Job:
-    """What was estimated before a pack was loaded, and what the process then took while its context was filled."""
+    """The estimate before a pack is loaded, and the memory that the process then takes while its context is filled."""
     from core.capacity.fit import estimate
     from core.engine import Engine
     from core.settings.config import LoadSpec, Sampling, Settings
@@ -125,7 +125,7 @@ def fit(job: Job) -> Job:
 
 
 def counts(steps: list[Any], slots: int) -> Job:
-    """What the engine recorded, per token, and how the router spread."""
+    """The engine's records, per token, and the router's spread."""
     import numpy as np
 
     from bench.bounds import belady_misses_per_token

@@ -1,4 +1,4 @@
-"""`bench soak`: the real server under ten clients for as long as one likes; what grows, slows, breaks."""
+"""`bench soak`: the real server under ten clients for any length of time; detects leaks, slowdowns and failures."""
 
 from bench.soak.result import table
 from bench.soak.run import run

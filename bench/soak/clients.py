@@ -1,4 +1,4 @@
-"""What one client does, at random: chats on the dashboard and by the API, turned knobs, exports."""
+"""Random actions of one client: chats on the dashboard and through the API, changed settings, exports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUESTIONS = (
     "Which exception does int raise?",
     "What does pathlib.Path.glob do?",
 )
-LOOK_S = 0.25  # how often a page asks how an answer goes on
+LOOK_S = 0.25  # interval at which a page polls an answer
 TURNS = 4  # of one chat, before the page begins another
 REOPENED = 40  # actions after which a page is loaded anew
 CHAT, STREAM, WHOLE, TURN, EXPORT = "dashboard chat", "/v1 streamed", "/v1 whole", "setting", "export"
@@ -36,8 +36,8 @@ EXPORTS = (
 
 
 class Client(threading.Thread):
-    """One of those who use the server at once. It ends when `ended` is set; while `calm` is not set it begins nothing,
-    so that a model can be loaded and unloaded."""
+    """One of several concurrent clients. It ends when `ended` is set; while `calm` is not set it starts no action, so
+    that a model can be loaded and unloaded."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Client(threading.Thread):
         self._knobs["set-budget-text"] = params()["budget"]
 
     def run(self) -> None:
-        """Act until the end."""
+        """Acts until `ended` is set."""
         do: dict[str, Callable[[], None]] = {
             CHAT: self._chat,
             STREAM: self._stream,
@@ -88,7 +88,7 @@ class Client(threading.Thread):
         return self._page
 
     def _chat(self) -> None:
-        """Ask, regenerate or edit; watch to the end, stop in the middle, or look away."""
+        """Asks, regenerates or edits; watches to the end, stops in the middle, or stops polling."""
         page = self._open()
         chat = (page.value("tail") or {}).get("chat")
         if chat is None or self._turns >= TURNS:
@@ -105,7 +105,7 @@ class Client(threading.Thread):
             page.fire("chat", "edit", {"index": 0, "value": question, "previous_value": ""})
         if page.value("chat-alert"):
             page.set("chat-alert", "")
-            self._turns = TURNS  # a full context, say: the next one is another chat
+            self._turns = TURNS  # for example a full context: the next one is another chat
             return self._score.refused(how)
         self._turns += 1
         self._score.did(how)
@@ -134,7 +134,7 @@ class Client(threading.Thread):
         page.fire("tail", "end")
 
     def _turn(self) -> None:
-        """One live setting, or how tokens are drawn."""
+        """Changes one live setting or one sampling setting."""
         page = self._open()
         if self._dice.random() < 0.15:
             param = self._dice.choice([one for one in SAMPLING if one.name != "max_new_tokens"])
@@ -145,7 +145,7 @@ class Client(threading.Thread):
             )
             param, alert = self._knobs[element], "cache-alert"
         if param.name == "telemetry":
-            return page.turn(element, self._dice.random() < 0.9)  # without it there is little to be measured
+            return page.turn(element, self._dice.random() < 0.9)  # without it little is measured
         page.turn(element, value(param, self._shape, self._dice))
         alerts = [alert] if alert != "cache-alert" else [alert, "substitution-alert"]
         refused = any(page.value(one) for one in alerts)
@@ -167,7 +167,7 @@ class Client(threading.Thread):
         }
 
     def _whole(self) -> None:
-        """An answer in one piece, or a client that does not wait for it."""
+        """An answer in one piece, or a client that disconnects before it."""
         if self._dice.random() < 0.25:
             connection = self._http.send("/v1/chat/completions", self._request(False))
             self._ended.wait(self._dice.uniform(0.0, 2.0))
@@ -178,7 +178,7 @@ class Client(threading.Thread):
         return None
 
     def _stream(self) -> None:
-        """Events to the end, or a client that goes in the middle."""
+        """Events to the end, or a client that disconnects in the middle."""
         pieces = self._dice.randint(1, 30) if self._dice.random() < 0.4 else 10**9
         connection = self._http.send("/v1/chat/completions", self._request(True))
         try:
@@ -199,7 +199,7 @@ class Client(threading.Thread):
             connection.close()
 
     def _export(self) -> None:
-        """A session, a chat or a table as a file; there may be nothing yet."""
+        """Downloads a session, a chat or a table; there may be nothing yet."""
         path = self._dice.choice(EXPORTS)
         shown = (self._page.value("tail") or {}).get("chat") if self._page else None
         if shown is not None and self._dice.random() < 0.6:

@@ -1,4 +1,4 @@
-"""Does a figure grow? Slopes with their standard errors, and the quantiles of waiting times."""
+"""Does a figure grow? Slopes with their standard errors, and quantiles of waiting times."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from statistics import fmean, median
 
 WARM_UP = 1 / 3  # share of a run that is left out: caches fill, libraries load
 CERTAIN = 2.0  # standard errors
-MOST = 240  # points: the pairs of more take long and say no more
+MOST = 240  # points: the pairs of more take long and add nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """Growth a minute, and its standard error."""
+    """Growth per minute, and its standard error."""
 
     per_minute: float
     error: float
 
     @property
     def is_growth(self) -> bool:
-        """More than noise explains."""
+        """Whether noise does not explain the growth."""
         return self.per_minute > CERTAIN * self.error
 
 
 def slope(seconds: Sequence[float], values: Sequence[float]) -> Slope | None:
-    """The median slope of all pairs (Theil and Sen), which single peaks do not bend. None for fewer than 4 points.
+    """The median slope of all pairs (Theil and Sen), which is robust to single peaks. None for fewer than 4 points.
 
-    Its error is that of the line of least squares, widened for residuals that follow one another (by their correlation
-    from one point to the next), as what a server holds does.
+    Its error is that of the least-squares line, widened for autocorrelated residuals (by their correlation from one
+    point to the next), which a server's memory has.
     """
     minutes, values = [s / 60 for s in thinned(seconds)], thinned(values)
     if len(values) < 4 or minutes[0] == minutes[-1]:
@@ -48,7 +48,7 @@ def slope(seconds: Sequence[float], values: Sequence[float]) -> Slope | None:
 
 
 def thinned(values: Sequence[float]) -> list[float]:
-    """At most MOST of them: medians of neighbours."""
+    """At most MOST values: medians of neighbours."""
     size = -(-len(values) // MOST)
     return [median(values[at : at + size]) for at in range(0, len(values), size)] if values else []
 
@@ -70,5 +70,5 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
 
 
 def at_share(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that so large a share of them does not pass."""
+    """The smallest value that this share of the values does not exceed."""
     return ordered[max(0, -(-int(share * 1000) * len(ordered) // 1000) - 1)]

@@ -1,4 +1,4 @@
-"""The one who loads, unloads, imports and deletes models, every now and then."""
+"""A thread that loads, unloads, imports and deletes models from time to time."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from bench.soak.page import Failed, Http, Page
 from bench.soak.score import Score
 
-FORMATS = ("int8", "int8-g32", "int4-g32", "int4-g32-sym", "mxfp4", "iq4_nl")  # that divide the demo model's rows
+FORMATS = ("int8", "int8-g32", "int4-g32", "int4-g32-sym", "mxfp4", "iq4_nl")  # their groups divide the demo model's rows
 LOADED_AS = ("checkpoint", "checkpoint", "int8", "int4-g32")
 LONGEST_S = 300.0  # for a load, an import, or for answers to end; longer is a hang
 LOOK_S = 0.2
 
 
 class Operator(threading.Thread):
-    """Acts every `pause_s` seconds on average. For loading it asks the others to be calm first."""
+    """Acts every `pause_s` seconds on average. Before loading it clears `calm` so that clients start no action."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Operator(threading.Thread):
         self._page = Page(self._http, dice)
 
     def run(self) -> None:
-        """Import, load what was imported, load the demo model again, delete the pack; and so on."""
+        """Repeats: import, load the import, load the demo model again, delete the pack."""
         steps: list[Callable[[], None]] = [self._import, self._load_pack, self._load_demo, self._delete]
         at = 0
         while not self._ended.wait(self._dice.uniform(0.5, 1.5) * self._pause_s):

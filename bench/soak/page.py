@@ -1,4 +1,5 @@
-"""A page of the dashboard without a browser: it holds the components' values and fires their events as it does."""
+"""A page of the dashboard without a browser: it holds the components' values and fires their events as
+a browser does."""
 
 from __future__ import annotations
 
@@ -9,12 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-PATIENCE_S = 120.0  # of a request; longer is a hang
+PATIENCE_S = 120.0  # for a request; longer is a hang
 Value = Any
 
 
 class Failed(Exception):
-    """The server answered with an error of its own, or not at all."""
+    """The server answered with an internal error, or not at all."""
 
 
 class Http:
@@ -24,7 +25,7 @@ class Http:
         self.host, self.port = urlsplit(url).hostname or "", urlsplit(url).port or 80
 
     def ask(self, path: str, body: object = None) -> tuple[int, bytes]:
-        """GET, or POST of JSON: status and content."""
+        """GET, or POST of JSON; returns status and content."""
         connection = self.send(path, body)
         try:
             reply = connection.getresponse()
@@ -38,7 +39,7 @@ class Http:
         return reply.status, content
 
     def send(self, path: str, body: object = None) -> http.client.HTTPConnection:
-        """The request alone; the caller reads, or hangs up."""
+        """Sends the request only; the caller reads, or disconnects."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE_S)
         try:
             if body is None:
@@ -50,12 +51,12 @@ class Http:
         return connection
 
     def json(self, path: str) -> dict[str, Any]:
-        """What a GET answers, as JSON."""
+        """The JSON answer of a GET."""
         return dict(json.loads(self.ask(path)[1]))
 
 
 class Page:
-    """The dashboard as one open tab knows it."""
+    """The dashboard as one open tab."""
 
     def __init__(self, http: Http, random: random.Random) -> None:
         self._http = http
@@ -71,24 +72,24 @@ class Page:
         }
 
     def has(self, element: str, event: str) -> bool:
-        """Is there such a component with such an event?"""
+        """Whether there is such a component with such an event."""
         return (self._ids.get(element), event) in self._events
 
     def value(self, element: str) -> Value:
-        """What a component shows."""
+        """The value of a component."""
         return self._values[self._ids[element]]
 
     def set(self, element: str, value: Value) -> None:
-        """What a user types or chooses; nothing is told to the server."""
+        """Sets a value as a user does by typing or choosing; sends nothing to the server."""
         self._values[self._ids[element]] = value
 
     def turn(self, element: str, value: Value) -> None:
-        """Move a control."""
+        """Moves a control."""
         self.set(element, value)
         self.fire(element, "input" if self.has(element, "input") else "submit")
 
     def fire(self, element: str, event: str, data: Mapping[str, Value] | None = None) -> None:
-        """Let an event happen, and show what comes of it."""
+        """Fires an event, and applies its results."""
         of = self._ids[element]
         wired = self._events[of, event]
         status, content = self._http.ask(
@@ -111,6 +112,6 @@ class Page:
 
 
 def _shown(component: Mapping[str, Any]) -> Value:
-    """What a component shows at first; an empty field of text is "" to the browser."""
+    """A component's initial value; an empty text field is "" to the browser."""
     value = component["props"].get("value")
     return "" if value is None and component["type"] == "textbox" else value

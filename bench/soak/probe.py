@@ -1,6 +1,6 @@
-"""`python -m bench.soak.probe URL SECONDS`: asks for /healthz and a frame in turns, and prints how long each took.
+"""`python -m bench.soak.probe URL SECONDS`: requests /healthz and a frame in turn, and prints how long each took.
 
-A process of its own: what it measures is not held up by the clients' own work. It ends when its input ends.
+A separate process, so that the clients' work does not delay its measurements. It ends when its input ends.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ PATHS = ("/healthz", "/live/frame")
 
 
 def main(url: str, pause_s: float) -> None:
-    """One line a request: path, status, milliseconds. The first of each is not told: it opens the connection."""
+    """Prints one line per request: path, status, milliseconds. The first of each is left out: it opens the
+    connection."""
     ended = threading.Event()
     threading.Thread(target=_wait_for_end, args=(ended,), daemon=True).start()
     where = urlsplit(url)

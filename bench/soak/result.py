@@ -1,4 +1,4 @@
-"""What a soak found: slopes after the warm-up, waiting times, errors and goals, as data and as a table."""
+"""The result of a soak: slopes after the warm-up, waiting times, errors and goals, as data and as a table."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ MINUTE_S = 60.0
 class Seen:
     """Everything that was measured so far."""
 
-    minutes: float  # asked for
+    minutes: float  # requested
     seed: int
     clients: int
     held: list[Held] = field(default_factory=list)
     took_ms: dict[str, list[float]] = field(default_factory=dict)
-    recorded: tuple[int, int] = (0, 0)  # tokens and bytes of the database
+    recorded: tuple[int, int] = (0, 0)  # tokens in the database, and its bytes
     stopped: bool = False
 
 
 def result(seen: Seen, score: Score, complaints: Sequence[str], finished: bool) -> dict[str, Any]:
-    """Everything as plain data. `complaints`: what the server logged; each line of an error in it is one more error."""
+    """Everything as plain data. `complaints`: what the server logged; each line of an error in it counts
+    as an error."""
     held = seen.held[after_warm_up([one.seconds for one in seen.held]) :]
     at = [one.seconds for one in held]
     slopes = {
@@ -90,7 +91,7 @@ def _still(found: Slope | None) -> bool | None:
 
 
 def course(held: Sequence[Held]) -> list[dict[str, float]]:
-    """Medians of each minute, of everything that is held."""
+    """Medians of all held resources, minute by minute."""
     if not held:
         return []
     minutes: dict[int, list[Held]] = {}
@@ -111,7 +112,7 @@ def course(held: Sequence[Held]) -> list[dict[str, float]]:
 
 
 def table(found: dict[str, Any]) -> str:
-    """The result in short."""
+    """The result as short text."""
     units = {
         "own_mb": "MB, memory of its own, without files",
         "rss_mb": "MB, resident (RSS)",

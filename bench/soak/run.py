@@ -1,4 +1,5 @@
-"""Starts the server and its clients, samples what it holds, and ends by itself, by Ctrl-C, or when the server died."""
+"""Starts the server and its clients, samples its resources, and ends on time, by Ctrl-C, or when the
+server has died."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def run(
     so_far: Callable[[dict[str, Any]], None] = lambda _: None,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """`so_far` is given the result every half minute, to be kept. Raises MoestroError when no server starts."""
+    """`so_far` is called with the result every half minute, to be saved. Raises MoestroError when no server starts."""
     minutes = SMALL_MINUTES if small else minutes
     with tempfile.TemporaryDirectory(prefix="moestro-soak-") as folder, Server(Path(folder)) as server:
         seen, score = Seen(minutes, seed, CLIENTS), Score()
@@ -77,7 +78,7 @@ def run(
 
 
 def _shape(frame: bytes) -> ModelShape:
-    """Out of a frame's header, which its first four bytes tell the length of."""
+    """Reads the model shape from a frame's header, whose length is in the first four bytes."""
     return ModelShape(**json.loads(frame[4 : 4 + int.from_bytes(frame[:4], "little")])["shape"])
 
 

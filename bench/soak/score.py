@@ -1,4 +1,4 @@
-"""What the clients did and what went wrong, counted from many threads."""
+"""Counts of the clients' actions and errors. May be updated from many threads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MOST_TOLD = 50
 
 
 class Score:
-    """Counts of what was done and refused, and errors in words."""
+    """Counts of actions and refusals, and error messages."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -19,17 +19,17 @@ class Score:
         self.errors = 0
 
     def did(self, what: str) -> None:
-        """One more of these."""
+        """Counts one action."""
         with self._lock:
             self._done[what] += 1
 
     def refused(self, what: str) -> None:
-        """The server said, in words, that this cannot be now: no error."""
+        """Counts a refusal: the server said that this is not possible now, which is no error."""
         with self._lock:
             self._refused[what] += 1
 
     def error(self, text: str) -> None:
-        """Something broke."""
+        """Adds an error."""
         with self._lock:
             self.errors += 1
             if len(self._errors) < MOST_TOLD:

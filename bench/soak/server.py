@@ -1,4 +1,4 @@
-"""The server under test: the real one, in a process and a data folder of its own; what it holds and what it logs."""
+"""The server under test: the real one, in a separate process with its own data folder; its resources and its log."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ START_S, END_S = 180.0, 60.0
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What the server and its child processes hold at one moment. `own`: memory that no file is behind, where the
-    system tells, else what no other process shares, libraries' code included. `handles`: open descriptors, on Windows
-    handles."""
+    """Resources of the server and its child processes at one moment. `own`: memory not backed by files, where the
+    system tells, else memory not shared with other processes, including libraries' code. `handles`: open descriptors,
+    on Windows handles."""
 
     seconds: float
     rss: int
@@ -41,7 +41,7 @@ class Held:
 
 
 class Server:
-    """Starts at once; a context manager that ends it as Ctrl-C does. Raises MoestroError when it does not start."""
+    """Starts at once; a context manager that ends it like Ctrl-C. Raises MoestroError when it does not start."""
 
     def __init__(self, home: Path, arguments: Sequence[str] = ("--model", "demo")) -> None:
         with socket.socket() as free:
@@ -84,7 +84,7 @@ class Server:
             return False
 
     def held(self) -> Held | None:
-        """What it holds now; None when it has died."""
+        """Its resources now; None when it has died."""
         found = (0, 0, 0, 0, 0)
         try:
             server = psutil.Process(self.process.pid)
@@ -104,22 +104,22 @@ class Server:
         return Held(time.monotonic() - self._began, rss, own, handles, threads, processes, self.database())
 
     def database(self) -> int:
-        """Bytes of the database with its log."""
+        """Bytes of the database, including its log."""
         return sum(file.stat().st_size for file in self.home.glob("moestro.sqlite3*") if file.exists())
 
     def recorded(self) -> tuple[int, int]:
-        """Forward passes recorded, which is tokens but for the prompts', and the bytes they all take."""
+        """Forward passes recorded, which is tokens except for prompts, and the bytes they all take."""
         with closing(sqlite3.connect(f"{(self.home / 'moestro.sqlite3').as_uri()}?mode=ro", uri=True)) as db:
             (passes,) = db.execute("SELECT coalesce(max(id), 0) FROM steps").fetchone()
         return int(passes), self.database()
 
     def complaints(self) -> list[str]:
-        """What it has logged apart from its greeting."""
+        """What it has logged after its greeting."""
         lines = self.log.read_text(errors="replace").splitlines()
         return [line for line in lines if line.strip() and not line.startswith("Moestro is ready")]
 
     def kill(self) -> None:
-        """End it and its children as a crash of the whole would."""
+        """Kills it and its children, as in a crash."""
         try:
             everybody = psutil.Process(self.process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
@@ -133,7 +133,7 @@ class Server:
                 pass
 
     def end(self) -> str:
-        """End it as Ctrl-C does; what went wrong, or ""."""
+        """Ends it like Ctrl-C; returns what went wrong, or ""."""
         if self.process.poll() is not None:
             return f"the server had ended with status {self.process.returncode}"
         self.process.send_signal(signal.SIGINT if os.name == "posix" else signal.SIGTERM)

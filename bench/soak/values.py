@@ -12,7 +12,7 @@ FACTOR = 8.0  # numbers without a natural middle are drawn between default / 8 a
 
 
 def value(param: Param, shape: ModelShape, dice: random.Random) -> Value:
-    """One that `param` takes; it may still need what is not there, such as a profile."""
+    """A random value that `param` accepts; it may still need something missing, such as a profile."""
     if param.type == "bool":
         return dice.random() < 0.5
     if param.type == "choice":
@@ -22,7 +22,7 @@ def value(param: Param, shape: ModelShape, dice: random.Random) -> Value:
     low = param.low if param.low is not None else 0.0
     high = param.high if param.high is not None else max(1.0, float(param.default) * FACTOR)
     default = float(param.default)
-    if default > 0 and high / max(low, 1e-9) > FACTOR**2:  # a wide range is drawn from around its default
+    if default > 0 and high / max(low, 1e-9) > FACTOR**2:  # draw wide ranges from around the default
         low, high = max(low, default / FACTOR), min(high, default * FACTOR)
         found = math.exp(dice.uniform(math.log(low), math.log(high)))
     else:
@@ -34,7 +34,7 @@ def value(param: Param, shape: ModelShape, dice: random.Random) -> Value:
 
 
 def text(name: str, shape: ModelShape, dice: random.Random) -> Value:
-    """What is written into a field: a budget, a share, or a few experts by layer:expert."""
+    """Text for a field: a budget, a share, or a few experts by layer:expert."""
     if name == "budget":
         return f"{dice.randint(25, 100)}%"
     if name.endswith("alpha"):

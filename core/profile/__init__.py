@@ -1,4 +1,4 @@
-"""What calibration measured of one model on this machine: the file, and how it is gathered."""
+"""What calibration measured of one model on this machine: the profile, its file, its summary, and buddy lists."""
 
 from core.profile.profile import PARTS, FirstTable, Profile, check_model, load, profile_path, save
 

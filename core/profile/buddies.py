@@ -1,8 +1,8 @@
-"""Buddy lists that travel with a pack: who is chosen together with whom, so that buddies can be substituted on a
-machine where the model was never calibrated (BuddyMoE section 3.4).
+"""Buddy lists stored with a pack: each expert's co-activated peers, so that buddies can be substituted on a machine
+where the model was never calibrated (BuddyMoE section 3.4).
 
-One safetensors file beside the pack's own, made like a profile's (core.profile.profile). It holds each expert's peers
-in order, with their counts, up to 64 and a coverage of 1: every list that can be set is a prefix of these.
+One safetensors file beside the pack's own, built like a profile's (core.profile.profile). It holds each expert's peers
+in order, with their counts, up to 64 and a coverage of 1: the list for any setting is a prefix of these.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ _PLAIN = ("model", "model_hash", "layers", "experts", "top_k", "hidden", "tokens
 
 
 def save(profile: Profile, path: Path) -> None:
-    """Write the lists of a profile that has part pairs; at every moment the file is the old one or the new one. Raises
-    ProfileError, keeping the old."""
+    """Writes the lists of a profile that has part pairs, atomically. Raises ProfileError, keeping the old file."""
     if profile.pairs is None:
         raise ProfileError(
             f"The profile of {profile.model} does not say which experts are chosen together. Calibrate "
@@ -49,8 +48,8 @@ def save(profile: Profile, path: Path) -> None:
 
 
 def load(path: Path, *, model_hash: str | None = None, model: str = "") -> Profile:
-    """The lists as a profile that has nothing but part pairs. Raises ProfileError when there is no file, it is
-    damaged, of a later version, or of another model than `model_hash` says (`model` = its name, for the message)."""
+    """Reads the lists as a profile that has only part pairs. Raises ProfileError when there is no file, or it is
+    damaged, of a later version, or of another model than `model_hash` (`model` = its name, for the message)."""
     if not path.is_file():
         raise ProfileError(f"There are no buddy lists {path}. Calibrate the model first.")
     try:
@@ -70,8 +69,8 @@ def load(path: Path, *, model_hash: str | None = None, model: str = "") -> Profi
 
 
 def find(profile: Profile | None, pack: Path | None, model_hash: str, model: str = "") -> Profile | None:
-    """What is known of a model, with what its pack brings along: `profile` as it is when it has part pairs, else with
-    that part from the lists in the directory `pack`, if there are any. None when there is neither.
+    """A model's profile completed by its pack: `profile` unchanged when it has part pairs, else with that part from the
+    lists in the directory `pack`, if there are any. None when there is neither.
 
     Raises ProfileError when the lists are damaged or of another model.
     """

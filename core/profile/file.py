@@ -1,4 +1,4 @@
-"""Arrays and what is said of them, in one safetensors file: a JSON text in its head, and a checksum of both."""
+"""Arrays and their metadata in one safetensors file: a JSON text in its head, and a checksum of both."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DAMAGED = (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeE
 
 
 def write(path: Path, key: str, said: Mapping[str, Any], arrays: Arrays, version: int) -> None:
-    """At every moment the file is the old one or the new one. Raises OSError or SafetensorError, keeping the old."""
+    """Writes the file atomically. Raises OSError or SafetensorError, keeping the old file."""
     from safetensors.numpy import save_file
 
     text = json.dumps({**said, "version": version})
@@ -31,19 +31,19 @@ def write(path: Path, key: str, said: Mapping[str, Any], arrays: Arrays, version
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fresh.unlink(missing_ok=True)
-        os.close(os.open(fresh, os.O_CREAT | os.O_WRONLY, 0o600))  # it says what the user's texts are like
+        os.close(os.open(fresh, os.O_CREAT | os.O_WRONLY, 0o600))  # private: it reflects the user's texts
         save_file(arrays, fresh, {key: text, SUM: checksum(text, arrays)})
         with fresh.open("r+b") as file:
             os.fsync(file.fileno())
         os.replace(fresh, path)
     except (OSError, SafetensorError):
-        with contextlib.suppress(OSError):  # nothing may be written there
+        with contextlib.suppress(OSError):  # the folder may be read-only
             fresh.unlink(missing_ok=True)
         raise
 
 
 def read(path: Path, key: str, version: int) -> tuple[dict[str, Any], Arrays]:
-    """What is said, and the arrays. Raises ProfileError for a file of a later version, and one of DAMAGED."""
+    """Returns the metadata and the arrays. Raises ProfileError for a file of a later version, or one of DAMAGED."""
     require_regular(path, error=ProfileError)
     with safe_open(path, framework="numpy") as file:
         about = file.metadata() or {}
@@ -59,7 +59,7 @@ def read(path: Path, key: str, version: int) -> tuple[dict[str, Any], Arrays]:
 
 
 def told(error: Exception) -> str:
-    """One of DAMAGED as what is wrong with the file, in words."""
+    """Describes one of DAMAGED as what is wrong with the file."""
     if isinstance(error, KeyError):
         return f"it has no {error.args[0]}"
     if isinstance(error, OSError):
@@ -68,7 +68,7 @@ def told(error: Exception) -> str:
 
 
 def checksum(text: str, arrays: Mapping[str, npt.NDArray[Any]]) -> str:
-    """Of the JSON text, and of the arrays with their names in order."""
+    """Checksum of the JSON text, and of the arrays with their names in order."""
     value = zlib.crc32(text.encode())
     for name in sorted(arrays):
         value = zlib.crc32(name.encode(), value)

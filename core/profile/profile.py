@@ -1,4 +1,4 @@
-"""A profile: everything that calibration found out about one model, in memory and on disk. Knows no engine.
+"""A profile: everything that calibration measured of one model, in memory and on disk. Independent of the engine.
 
 On disk it is one safetensors file: the arrays, and in its head one JSON text with the rest, and a checksum of both.
 """
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 VERSION = 1
 KEY = "moestro.profile"  # of the JSON text in the file's head
-NET = "net."  # before the names of trained weights in the file
+NET = "net."  # prefix of the names of trained weights in the file
 
 Ints = npt.NDArray[np.integer]
 Floats = npt.NDArray[np.floating]
 
 
 class FirstTable(NamedTuple):
-    """The experts of layer 0 that each token id usually takes."""
+    """The experts of layer 0 that each token id takes most often."""
 
-    tokens: npt.NDArray[np.int32]  # [V'] token ids that were seen, rising
+    tokens: npt.NDArray[np.int32]  # [V'] token ids that were seen, ascending
     experts: npt.NDArray[np.int16]  # [V', k] most frequent first; -1 where fewer were seen
 
 
-# Part -> its arrays. What is gathered, asked for and reported goes by these names.
+# Part -> its arrays. These names are used to gather, request and report parts.
 PARTS: dict[str, tuple[str, ...]] = {
     "counts": ("counts",),
     "pairs": ("pairs", "pairs_weighted"),
@@ -51,7 +51,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "estimator": (),
     "path": (),
 }
-# Array -> (number type in the file, its sides: L layers, E experts, K top-k, H hidden, - any).
+# Array -> (dtype in the file, its dimensions: L layers, E experts, K top-k, H hidden, - any).
 ARRAYS: dict[str, tuple[str, str]] = {
     "counts": ("int64", "LE"),
     "pairs": ("float32", "LEE"),
@@ -96,7 +96,7 @@ class Profile:
     first_table: FirstTable | None = None
     times: dict[str, float] | None = None  # ms: "att" and "moe" of one layer, "head", "load" of one expert
     nets: dict[str, Tensor] = field(default_factory=dict)  # weights "estimator.*" and "path.*"
-    settings: dict[str, object] = field(default_factory=dict)  # the nets' configurations, and what times rest on
+    settings: dict[str, object] = field(default_factory=dict)  # the nets' configurations, and the basis of the times
 
     def has(self, part: str) -> bool:
         """Whether a part (a name of PARTS) was gathered. Raises KeyError for any other name."""
@@ -106,11 +106,12 @@ class Profile:
         return getattr(self, names[0]) is not None
 
     def parts(self) -> tuple[str, ...]:
-        """What was gathered, by the names of PARTS and in their order."""
+        """The gathered parts, by the names of PARTS and in their order."""
         return tuple(part for part in PARTS if self.has(part))
 
     def net(self, name: str) -> tuple[dict[str, int], dict[str, npt.NDArray[Any]]]:
-        """A trained network's configuration and its weights by their own names. Raises KeyError without it."""
+        """A trained network's configuration, and its weights without their prefix. Raises KeyError if it was
+        not trained."""
         config = self.settings[name]
         assert isinstance(config, Mapping)
         weights = {
@@ -119,13 +120,13 @@ class Profile:
         return {key: int(value) for key, value in config.items()}, weights
 
     def over(self, old: Profile) -> Profile:
-        """This one, with what it lacks taken from an older one of the same model."""
+        """This profile, with missing parts taken from an older one of the same model."""
         check_model(old, self.model_hash, self.model)
         kept = [part for part in old.parts() if not self.has(part)]
         values = {name: getattr(old, name) for part in kept for name in PARTS[part]}
         nets = {name: value for name, value in old.nets.items() if name.partition(".")[0] in kept}
         settings = dict(self.settings)
-        for name, said in old.settings.items():  # what is said of a kept part stays with it
+        for name, said in old.settings.items():  # the settings of a kept part stay with it
             if name in kept:
                 settings[name] = said
             elif name == "gathered" and isinstance(said, dict):
@@ -138,7 +139,7 @@ class Profile:
 
 
 def check_model(profile: Profile, model_hash: str, model: str = "") -> None:
-    """Raises ProfileError, naming both, when a profile is not of this model."""
+    """Raises ProfileError, naming both models, when a profile is of another model."""
     if profile.model_hash != model_hash:
         raise ProfileError(
             f"This profile was measured on {profile.model} ({profile.model_hash[:12]}) and says nothing "
@@ -147,12 +148,12 @@ def check_model(profile: Profile, model_hash: str, model: str = "") -> None:
 
 
 def profile_path(data_dir: Path, model_hash: str) -> Path:
-    """Where a model's profile is kept."""
+    """The path of a model's profile."""
     return data_dir / "profiles" / f"{model_hash[:16]}.safetensors"
 
 
 def save(profile: Profile, path: Path) -> None:
-    """Write a profile; at every moment the file is the old one or the new one. Raises ProfileError, keeping the old."""
+    """Writes a profile atomically. Raises ProfileError, keeping the old file."""
     head = {f.name: getattr(profile, f.name) for f in fields(profile) if f.name in _PLAIN}
     try:
         write(path, KEY, head, _arrays(profile), VERSION)
@@ -163,8 +164,8 @@ def save(profile: Profile, path: Path) -> None:
 
 
 def load(path: Path, *, model_hash: str | None = None, model: str = "") -> Profile:
-    """Read a profile. Raises ProfileError when there is none, it is damaged, of a later version, or of another model
-    than `model_hash` says (`model` = its name, for the message)."""
+    """Reads a profile. Raises ProfileError when there is none, or it is damaged, of a later version, or of another
+    model than `model_hash` (`model` = its name, for the message)."""
     if not path.is_file():
         raise ProfileError(f"There is no profile {path}. Calibrate the model first.")
     try:

@@ -1,6 +1,7 @@
-"""What routing alone tells, from ids and weights: activations, co-activations, gate entropies, layer 0's usual experts.
+"""Statistics of routing alone, from ids and weights: activations, co-activations, gate entropies, layer 0's usual
+experts.
 
-Sizes in memory: three float64 [L, E, E], an int64 [L, 16384], and E numbers for each distinct token id.
+Memory: three float64 [L, E, E], an int64 [L, 16384], and E numbers for each distinct token id.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy.typing as npt
 
 from core.profile.profile import FirstTable
 
-BINS = 1 << 14  # of a gate entropy in [0, 1]
+BINS = 1 << 14  # of the histogram of gate entropies in [0, 1]
 
 Ids = npt.NDArray[Any]
 Floats = npt.NDArray[np.floating]
@@ -30,7 +31,7 @@ class Activations:
         self._has_weights = False
 
     def add(self, layer: int, ids: Ids, weights: Floats | None = None) -> None:
-        """Some tokens' choices and gate weights [T, k]. An id that a token has twice counts once."""
+        """Adds some tokens' choices and gate weights [T, k]. An id that a token has twice counts once."""
         ids = ids.astype(np.int64)
         member = np.zeros((len(ids), self._experts), np.float32)
         np.put_along_axis(member, ids, 1.0, -1)
@@ -51,7 +52,7 @@ class Activations:
         return _off_diagonal(self._both)
 
     def pairs_weighted(self) -> npt.NDArray[np.float32] | None:
-        """[L, E, E] sum over tokens of the smaller of both renormalised weights; None when no weights were seen."""
+        """[L, E, E] sum over tokens of the smaller of both renormalised weights; None when there were no weights."""
         return _off_diagonal(self._weighted) if self._has_weights else None
 
 
@@ -62,12 +63,13 @@ class Entropies:
         self._seen = np.zeros((layers, BINS), np.int64)
 
     def add(self, layer: int, weights: Floats) -> None:
-        """Some tokens' gate weights [T, k]."""
+        """Adds some tokens' gate weights [T, k]."""
         at = np.minimum((entropy(weights) * BINS).astype(np.int64), BINS - 1)
         self._seen[layer] += np.bincount(at, minlength=BINS)
 
     def percentiles(self) -> npt.NDArray[np.float32] | None:
-        """[L, 101]: the p-th is the smallest value that p % of the tokens do not exceed. None when nothing was seen."""
+        """[L, 101]: the p-th is the smallest value that p % of the tokens do not exceed. None when nothing was
+        added."""
         found = np.empty((len(self._seen), 101), np.float32)
         for row, seen in zip(found, self._seen, strict=True):
             upto = seen.cumsum()
@@ -79,21 +81,21 @@ class Entropies:
 
 
 class FirstTokens:
-    """How often each token id takes each expert of layer 0."""
+    """Counts how often each token id takes each expert of layer 0."""
 
     def __init__(self, experts: int, top_k: int) -> None:
         self._experts, self._top_k = experts, top_k
         self._counts: dict[int, npt.NDArray[np.int32]] = {}
 
     def add(self, tokens: npt.NDArray[np.integer], ids: Ids) -> None:
-        """Token ids [T] and what the router of layer 0 chose for them [T, k]."""
+        """Adds token ids [T] and the choices of layer 0's router for them [T, k]."""
         for token, chosen in zip(tokens.tolist(), ids, strict=True):
             if token not in self._counts:
                 self._counts[token] = np.zeros(self._experts, np.int32)
             self._counts[token][chosen] += 1
 
     def table(self) -> FirstTable | None:
-        """The k most frequent of each token, the lower id among equals; None when no token was seen."""
+        """The k most frequent experts of each token, the lower id on ties; None when no token was added."""
         if not self._counts:
             return None
         tokens = np.array(sorted(self._counts), np.int32)
@@ -104,14 +106,14 @@ class FirstTokens:
 
 
 def normalised(weights: Floats) -> Wide:
-    """Gate weights [T, k] so that a token's add up to 1."""
+    """Gate weights [T, k], scaled so that a token's sum to 1."""
     wide: Wide = weights.astype(np.float64)
     wide /= np.maximum(wide.sum(-1, keepdims=True), 1e-30)
     return wide
 
 
 def entropy(weights: Floats) -> Wide:
-    """TAE [T] in [0, 1] of gate weights [T, k]: 0 = one expert has everything, 1 = all have the same."""
+    """TAE [T] in [0, 1] of gate weights [T, k]: 0 = one expert has all the weight, 1 = all have the same."""
     shares = normalised(weights)
     logs = np.log(np.where(shares > 0, shares, 1.0))
     found: Wide = np.clip(-(shares * logs).sum(-1) / max(np.log(shares.shape[1]), 1e-30), 0.0, 1.0)

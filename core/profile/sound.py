@@ -1,4 +1,4 @@
-"""Is what a profile says of itself possible? Asked of files, before anything is made of them."""
+"""Validates the content of a profile file before anything is built from it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOGETHER = (
 
 
 def check_head(head: Mapping[str, Any]) -> None:
-    """Raises ValueError, with the end of a sentence, or KeyError for what is not there."""
+    """Raises ValueError with the end of a sentence, or KeyError for a missing entry."""
     for name, most in SIZES.items():
         if type(head[name]) is not int or not 1 <= head[name] <= most:
             raise ValueError(f"it has {str(head[name])[:20]} {name}")
@@ -37,7 +37,7 @@ def check_head(head: Mapping[str, Any]) -> None:
 
 
 def check_arrays(arrays: Mapping[str, Any], experts: int) -> None:
-    """Values that calibrating cannot have measured. Raises ValueError. Shapes are looked at before."""
+    """Raises ValueError for values that calibration cannot have measured. Shapes are checked before."""
     for names in TOGETHER[1:]:
         if len({name in arrays for name in names}) > 1:
             raise ValueError(f"it has only one of {names[0]} and {names[1]}")
@@ -49,7 +49,7 @@ def check_arrays(arrays: Mapping[str, Any], experts: int) -> None:
     for name, array in arrays.items():
         kind = array.dtype.kind
         bad = np.isnan(array) if name == "defaults" else ~np.isfinite(array) if kind == "f" else None
-        if bad is not None and (bad[1:] if name == "gate_recall" else bad).any():  # it is NaN in the first
+        if bad is not None and (bad[1:] if name == "gate_recall" else bad).any():  # its first is NaN
             raise ValueError(f"{name} has numbers that are infinite or none")
     if "counts" in arrays and (arrays["counts"] < 0).any():
         raise ValueError("it counts fewer than no tokens")
@@ -64,7 +64,8 @@ def check_arrays(arrays: Mapping[str, Any], experts: int) -> None:
 
 
 def check_nets(settings: Mapping[str, Any], names: Collection[str]) -> None:
-    """Trained networks, by the names of their weights, need their sizes in the settings. Raises ValueError."""
+    """Checks that trained networks, by the names of their weights, have their sizes in the settings.
+    Raises ValueError."""
     for net in NETS:
         if any(name.startswith(f"{net}.") for name in names):
             said = settings.get(net)

@@ -1,4 +1,4 @@
-"""What a profile found, a line a part, for the command line and the dashboard."""
+"""Summarizes a profile, one line per part, for the command line and the dashboard."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TITLES = {
 
 
 def describe(profile: Profile) -> dict[str, str]:
-    """Part -> what was found, in the user's words; only what was gathered."""
+    """Part -> summary in the user's words; only gathered parts."""
     return {part: _SAID[part](profile) for part in profile.parts()}
 
 
@@ -85,7 +85,7 @@ def _norms(profile: Profile) -> str:
 
 
 def best_pairs(profile: Profile) -> npt.NDArray[np.float32]:
-    """[L] cosine of the two experts of a layer that are most alike: how redundant they are. Needs part likeness."""
+    """[L] cosine of the two most similar experts of a layer: a measure of redundancy. Needs part likeness."""
     assert profile.likeness is not None
     cosines = profile.likeness.astype(np.float32)
     each = np.arange(profile.experts)

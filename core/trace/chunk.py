@@ -1,4 +1,4 @@
-"""What a trace is to those who read it: its sizes, and its tokens in pieces of bounded size."""
+"""The interface of a routing trace: its sizes, and its tokens in chunks of bounded size."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-CHUNK = 4096  # tokens in one piece, or a few more
+CHUNK = 4096  # tokens in one chunk, or a few more
 RANKED = np.dtype([("of", "<i4"), ("at", "<i2"), ("layer", "<i2"), ("expert", "<i2"), ("score", "<f4")])
 """One guess of a predictor: in which pass (its place in the chunk) and in which layer it was made (-1 = before the
 first), and what it was: an expert, its layer, and how likely it is asked for."""
 
 
 def id_type(experts: int) -> Any:
-    """The smallest type that holds every expert id of a layer."""
+    """The smallest dtype that holds every expert id of a layer."""
     return np.uint8 if experts <= 256 else np.int16
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Whole forward passes in a row: p of them with n tokens in all. A token's ids are distinct unless it has fewer
+    """Consecutive whole forward passes: p of them with n tokens in all. A token's ids are distinct unless it has fewer
     than k experts in a layer; then one of them is repeated."""
 
     ids: npt.NDArray[Any]  # uint8 or int16 [n, layers, k]
@@ -30,13 +30,13 @@ class Chunk:
     decode: npt.NDArray[np.bool_]  # [p] False = prefill
     rid: npt.NDArray[np.int32]  # [p] which request (answer)
     tok: npt.NDArray[np.int32] | None = None  # [n] input token ids
-    weights: npt.NDArray[np.float16] | None = None  # [n, layers, k] of the router, in the order of ids
-    probs: npt.NDArray[np.float16] | None = None  # [n, layers, E] the router's whole distributions
-    ranked: npt.NDArray[Any] | None = None  # RANKED [g] what the running predictor named, in its order
+    weights: npt.NDArray[np.float16] | None = None  # [n, layers, k] gate weights, in the order of ids
+    probs: npt.NDArray[np.float16] | None = None  # [n, layers, E] the router's full distributions
+    ranked: npt.NDArray[Any] | None = None  # RANKED [g] the running predictor's predictions, in its order
 
 
 class Trace(Protocol):
-    """Read with `chunks`, as often as needed. `tokens` is how many there are; `model` is "" where it is not known."""
+    """Read with `chunks`, as often as needed. `tokens` = their number; `model` is "" where unknown."""
 
     layers: int
     experts: int
@@ -48,7 +48,7 @@ class Trace(Protocol):
         """Tokens in all chunks."""
 
     def chunks(self) -> Iterator[Chunk]:
-        """From the first token to the last."""
+        """Yields the chunks from the first token to the last."""
 
 
 class ArrayTrace:

@@ -1,7 +1,7 @@
-"""Moestro's own trace files: written while an answer is computed, readable up to wherever the writing stopped.
+"""Moestro's own trace files: written while an answer is computed, readable up to the last complete frame.
 
-A line that says what it is, a line of JSON (the head), then frames: a mark, tokens, passes and bytes as little-endian
-numbers, and that many bytes of an `.npz` with the arrays of a Chunk under their names.
+Format: a line with the file type, a line of JSON (the head), then frames: a mark, tokens, passes and bytes as
+little-endian numbers, and that many bytes of an `.npz` with the arrays of a Chunk under their names.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from core.trace.sound import TooLarge, predictor_of, problem_of, require_bounded
 from core.types import StepRecord
 
 MAGIC = b"moestro-trace\n"
-VERSION = 2  # 2: router distributions and what a predictor named; a file with neither is one of version 1
-PENDING_BYTES = 16 << 20  # written at the latest when so much has gathered
+VERSION = 2  # 2: router distributions and predictions; a file with neither is written as version 1
+PENDING_BYTES = 16 << 20  # pending bytes at which a frame is written at the latest
 FRAME = struct.Struct("<4sIIQ")  # mark, tokens, passes, bytes
 MARK = b"pass"
-HEAD_BYTES = 1 << 20  # most that the head may have
+HEAD_BYTES = 1 << 20  # most bytes of a head
 LIMITS = {"layers": 10_000, "experts": 2**15, "top_k": 2**15}
-PACKED_MOST = 1100  # no compression of an .npz makes one byte of more than so many
+PACKED_MOST = 1100  # an .npz compresses at most this many bytes into one
 
 
 def _private(name: str, flags: int) -> int:
-    """Open a file that only its user may read: what was asked shows in what was routed."""
+    """Opens a file that only its user may read: the routing reveals something of the prompts."""
     return os.open(name, flags, 0o600)
 
 
@@ -57,8 +57,8 @@ class TraceWriter:
         probs: bool = False,
         predictor: tuple[str, Mapping[str, Value]] | None = None,
     ) -> None:
-        """`packed` = compressed. `probs`: passes come with the router's distributions. `predictor`: they come with what
-        this one named, its name and its parameters. Raises TraceError when the file cannot be made."""
+        """`packed` = compressed. `probs`: passes include the router's distributions. `predictor`: name and parameters
+        of the predictor whose predictions the passes include. Raises TraceError when the file cannot be created."""
         self._ids_type, self._packed = id_type(experts), packed
         self._shape, self._experts = (layers, top_k), experts
         self._pending: list[Chunk] = []
@@ -87,9 +87,9 @@ class TraceWriter:
         tok: npt.NDArray[Any] | None = None,
         weights: npt.NDArray[Any] | None = None,
     ) -> None:
-        """One forward pass. `tok` [tokens], else the step's own; `weights` [layers, tokens, k]. One recorded without
-        its routing (telemetry off) is left out. Distributions and guesses are the step's, if the file is to have them.
-        """
+        """Adds one forward pass. `tok` [tokens], else the step's own; `weights` [layers, tokens, k]. A pass recorded
+        without its routing (telemetry off) is left out. Distributions and predictions are the step's, if the file
+        includes them."""
         if step.ids.size:
             probs = step.probs.transpose(1, 0, 2) if self.probs and step.probs is not None else None
             ranked = step.ranked if self.predictor and step.ranked is not None else None
@@ -108,7 +108,7 @@ class TraceWriter:
             )
 
     def write(self, chunk: Chunk) -> None:
-        """Some passes; they reach the disk with the others of their frame."""
+        """Adds some passes; they reach the disk with the others of their frame."""
         if chunk.ids.shape[1:] != self._shape:
             raise TraceError(
                 f"A pass of shape {chunk.ids.shape[1:]} (layers, k) does not belong to a trace of {self._shape}."
@@ -127,7 +127,7 @@ class TraceWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write out what is pending."""
+        """Writes out what is pending."""
         if not self._pending:
             return
         names = ["ids", "sizes", "decode", "rid", *_extras(self._pending[0])]
@@ -144,7 +144,7 @@ class TraceWriter:
         self._tokens = self._bytes = 0
 
     def close(self) -> None:
-        """Write the rest and close the file; closing twice is the same as once."""
+        """Writes the rest and closes the file; may be called again."""
         if not self._file.closed:
             try:
                 self.flush()
@@ -164,7 +164,7 @@ class FileTrace:
     """A trace on disk, read frame by frame. `cut`: its last frame is incomplete, and left out."""
 
     def __init__(self, path: Path) -> None:
-        """Raises TraceError when it is none of ours, of a later version, or damaged."""
+        """Raises TraceError when it is not a trace file, of a later version, or damaged."""
         self.path = path
         with open_regular(path, TraceError) as file:
             if file.readline(len(MAGIC)) != MAGIC:
@@ -223,7 +223,7 @@ class FileTrace:
                 chunk = Chunk(**{name: arrays[name] for name in Chunk.__slots__ if name in arrays.files})
         except TooLarge as error:
             raise TraceError(f"{self.path} is damaged: {error}. Record or export it again.") from None
-        except Exception as error:  # zlib, zipfile and numpy each have their own
+        except Exception as error:  # zlib, zipfile and numpy each have their own errors
             raise TraceError(
                 f"{self.path} is damaged: a frame cannot be unpacked. Record or export it again."
             ) from error
@@ -233,7 +233,7 @@ class FileTrace:
 
 
 def save(trace: Trace, path: Path, *, packed: bool = True) -> FileTrace:
-    """Write any trace as one of our files."""
+    """Writes any trace as a trace file of this format."""
     chunks = iter(trace.chunks())
     first = next(chunks, None)
     told = trace.predictor if isinstance(trace, FileTrace) else None
@@ -257,7 +257,7 @@ def _extras(chunk: Chunk) -> list[str]:
 
 
 def _joined(chunks: Sequence[Chunk]) -> npt.NDArray[Any]:
-    """Their guesses, counting passes through."""
+    """Their predictions, with the pass numbers (`of`) counted through all chunks."""
     parts, passes = [], 0
     for chunk in chunks:
         assert chunk.ranked is not None

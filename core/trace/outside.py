@@ -1,4 +1,4 @@
-"""Traces that others made: `.npz` arrays, and CSV or JSON lists of (token, layer, expert ids)."""
+"""Reads traces of other tools: `.npz` arrays, and CSV or JSON lists of (token, layer, expert ids)."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from core.trace.sound import TooLarge, require_bounded
 KINDS = "Moestro's own traces, .npz with an array `experts` [layers, tokens, k], .csv, .json and .jsonl"
 IDS = ("experts", "expert_ids", "expert", "ids")  # names of the field of expert ids in JSON objects
 Row = tuple[int, int, list[int]]  # token, layer, expert ids
-JSON_BYTES = 1 << 30  # most that is read of a JSON trace, which is taken apart in memory
-MOST_EXPERTS = 2**15  # in a layer, and ids of one token there
-MOST_IDS = 2**31  # in all of a trace that is held in memory
+JSON_BYTES = 1 << 30  # most bytes of a JSON trace, which is parsed in memory
+MOST_EXPERTS = 2**15  # in a layer; also the most ids of one token there
+MOST_IDS = 2**31  # in a whole trace that is held in memory
 WORD = re.compile(r"[^\s,;|\[\](){}'\"]+")
 DIGITS = re.compile(r"[+-]?[0-9]{1,18}")
 
 
 def open_trace(path: Path, experts: int = 0) -> Trace:
-    """Open a trace of any kind. `experts` = experts in a layer, where the file does not say; 0 = the largest id seen,
+    """Opens a trace of any kind. `experts` = experts per layer, where the file does not say; 0 = the largest id seen,
     plus one. Raises TraceError in the user's words."""
     if not path.exists():
         raise TraceError(f"There is no trace {path}.")
@@ -64,7 +64,7 @@ def _npz(path: Path, opened: BinaryIO, experts: int) -> ArrayTrace:
             arrays = {name: file[name] for name in ("experts", "weights", "tok", "rid") if name in names}
     except TooLarge as error:
         raise TraceError(f"{path} is not a readable .npz file: {error}.") from None
-    except Exception as error:  # zipfile, zlib and numpy each have their own
+    except Exception as error:  # zipfile, zlib and numpy each have their own errors
         raise TraceError(f"{path} is not a readable .npz file, or an array in it is damaged.") from error
     if "experts" not in arrays:
         raise TraceError(f"{path} has no array `experts` [layers, tokens, k]. It has: {', '.join(names[:9])}.")
@@ -81,7 +81,7 @@ def _npz(path: Path, opened: BinaryIO, experts: int) -> ArrayTrace:
 
 
 def _extra(path: Path, name: str, array: Any, shape: tuple[int, ...]) -> Any:
-    """An array beside `experts` of this shape: the router's weights, token ids, or the answers they belong to."""
+    """Checks an array beside `experts` for this shape: the router's weights, token ids, or the ids of their answers."""
     if array.shape != (shape if name == "weights" else shape[1:2]):
         raise TraceError(
             f"`{name}` in {path} has shape {list(array.shape)}, which does not go with `experts` {list(shape)}."
@@ -106,7 +106,8 @@ def _experts(path: Path, least: int, most: int, asked: int) -> int:
 
 
 def _csv_rows(rows: Iterable[list[str]]) -> Iterator[Row]:
-    """token, layer, ids: in one cell or several, one line per token and layer or one per expert; a head is skipped."""
+    """Parses token, layer, ids: in one cell or several, one line per token and layer or one per expert;
+    skips a header."""
     for number, cells in enumerate(rows, 1):
         if not cells or (number == 1 and not cells[0].strip().lstrip("-").isdigit()):
             continue
@@ -118,7 +119,7 @@ def _csv_rows(rows: Iterable[list[str]]) -> Iterator[Row]:
 
 
 def _json_rows(text: str) -> Iterator[Row]:
-    """A list, or one value per line: {"token": .., "layer": .., "experts": [..]} or [token, layer, [ids]]."""
+    """Parses a list, or one value per line: {"token": .., "layer": .., "experts": [..]} or [token, layer, [ids]]."""
     first, _, second = text.lstrip().partition("\n")
     if second.strip() and _is_json(first):
         rows = list(_lines(text))
@@ -158,7 +159,7 @@ def _is_json(line: str) -> bool:
 
 
 def _number(value: object) -> int:
-    """A whole number, or its digits. Raises ValueError for anything else, however Python would read it."""
+    """Parses a whole number, or its digits. Raises ValueError for anything else, even where int() would accept it."""
     if isinstance(value, str) and DIGITS.fullmatch(value.strip()):
         return int(value)
     if isinstance(value, float) and value.is_integer():
@@ -169,8 +170,8 @@ def _number(value: object) -> int:
 
 
 def _listed(path: Path, rows: Iterable[Row], experts: int) -> ArrayTrace:
-    """Tokens in the order in which they appear; layers by number. Where a layer of a token has fewer experts than the
-    most there are, its first one is repeated, which asks for nothing new."""
+    """Tokens in order of appearance; layers by number. Where a layer of a token has fewer experts than the largest
+    number, its first one is repeated, which adds no request."""
     found: dict[int, dict[int, list[int]]] = {}
     for token, layer, ids in rows:
         found.setdefault(token, {}).setdefault(layer, []).extend(ids)

@@ -1,4 +1,4 @@
-"""Is what a trace file says possible? Asked of every head and every frame before it is used."""
+"""Validates every head and every frame of a trace file before it is used."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ import numpy.typing as npt
 from core.settings.registry import Value
 from core.trace.chunk import RANKED, Chunk
 
-UNPACKED_BYTES = 4 << 30  # most that the arrays of one frame, or of an `.npz`, may have
+UNPACKED_BYTES = 4 << 30  # most unpacked bytes of the arrays of one frame, or of an `.npz`
 
 
 class TooLarge(ValueError):
-    """Arrays that no trace has, as the end of a sentence."""
+    """Arrays larger than any trace's; the message is the end of a sentence."""
 
 
 def require_bounded(file: BinaryIO | Path) -> None:
-    """Raises TooLarge when the arrays of an `.npz` are larger unpacked than any trace's, zipfile.BadZipFile."""
+    """Raises TooLarge when the arrays of an `.npz` exceed UNPACKED_BYTES, zipfile.BadZipFile when it is
+    not a zip file."""
     with zipfile.ZipFile(file) as packed:
         size = sum(one.file_size for one in packed.infolist())
     if size > UNPACKED_BYTES:
@@ -28,21 +29,22 @@ def require_bounded(file: BinaryIO | Path) -> None:
 
 
 def whole(value: object, most: int) -> int:
-    """A number of things, from 1 on. Raises ValueError for anything else."""
+    """Checks a count from 1 to `most`. Raises ValueError for anything else."""
     if type(value) is not int or not 1 <= value <= most:
         raise ValueError
     return value
 
 
 def text(value: object) -> str:
-    """Raises ValueError for what is no text."""
+    """Checks a text. Raises ValueError for anything else."""
     if not isinstance(value, str):
         raise ValueError
     return value
 
 
 def predictor_of(said: Any) -> tuple[str, dict[str, Value]] | None:
-    """Who named what: a name and values of its parameters. Raises ValueError, KeyError or TypeError."""
+    """The predictor that made the recorded predictions: its name and parameters. Raises ValueError,
+    KeyError or TypeError."""
     if said is None:
         return None
     params: Any = said["params"]
@@ -52,7 +54,7 @@ def predictor_of(said: Any) -> tuple[str, dict[str, Value]] | None:
 
 
 def problem_of(chunk: Chunk, shape: tuple[int, int, int], experts: int) -> str:
-    """What is wrong with the arrays of a frame that should have ids of this shape [tokens, layers, k], or ""."""
+    """What is wrong with the arrays of a frame whose ids should have this shape [tokens, layers, k], or ""."""
     (tokens, layers, _), ids, passes = shape, chunk.ids, chunk.sizes.size
     wanted: dict[str, tuple[str, tuple[int, ...]]] = {
         "ids": ("iu", shape),

@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.soak.page import Failed, Http, Page
 from bench.soak.score import Score
 
-FORMATS = ("int8", "int8-g32", "int4-g32", "int4-g32-sym", "mxfp4", "iq4_nl")  # their groups divide the demo model's rows
+FORMATS = ("int8", "int8-g32", "int4-g32", "int4-g32-sym", "mxfp4", "iq4_nl")  # they divide the rows of the demo model
 LOADED_AS = ("checkpoint", "checkpoint", "int8", "int4-g32")
 LONGEST_S = 300.0  # for a load, an import, or for answers to end; longer is a hang
 LOOK_S = 0.2

@@ -20,7 +20,7 @@ class Quality:
     perplexity: float | None  # of the exact model on all answer tokens
     saved_ms: float | None  # waiting for copies that was saved, ms per decoded token; an estimate: core.quality.saved
     changed: int  # (token, layer, expert) assignments that were not the router's ...
-    assignments: int  # ... of so many
+    assignments: int  # ... of all these
     note: str = ""  # why there are no figures, as part of a line; "" = there are figures
 
     @property

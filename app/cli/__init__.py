@@ -1,4 +1,4 @@
-"""The commands behind `launch.py`, one small file each. Nothing heavy is imported before a command runs."""
+"""The commands behind `launch.py`, one small file each. Heavy imports happen only when a command runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from app.store.home import data_dir
 from app.store.private import open_private, private_folder
 from core.errors import MoestroError
 
-# Each has HELP, add_arguments(parser) and run(args) -> exit code.
+# Each module has HELP, add_arguments(parser) and run(args) -> exit code.
 COMMANDS = {
     "ui": ui,
     "chat": chat,
@@ -30,11 +30,11 @@ COMMANDS = {
     "settings": settings,
     "test": test,
 }
-TALKS = {"chat", "eval", "profile"}  # commands that are given texts
+TALKS = {"chat", "eval", "profile"}  # commands whose options contain texts
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of every command; options for settings come out of the registry."""
+    """The parser of every command; options for settings are generated from the registry."""
     parser = argparse.ArgumentParser(
         prog="launch.py",
         epilog="Without a command, the dashboard opens.",
@@ -51,7 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line: no command means `ui`, and what `test` does not know goes on to pytest."""
+    """Parse a command line: no command means `ui`, and unknown options of `test` are passed to pytest."""
     words = list(arguments)
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
         words.insert(0, "ui")
@@ -68,7 +68,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run one command. Exit codes: 0 good, 1 failed, 2 not possible as asked, 130 stopped by Ctrl-C."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a console that lacks a character must not end an answer
+            # a character missing from the console's encoding must not end an answer
+            stream.reconfigure(errors="replace")
     try:
         args = parse(arguments)
         return int(args.run(args))
@@ -86,9 +87,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def write_log(error: Exception) -> str:
-    """Append the traceback to the log in the data directory; a line saying where, or the traceback if that fails.
+    """Append the traceback to the log in the data directory and print a line saying where; print the traceback if that
+    fails.
 
-    What was said to a model is in neither: not the option, and not the text of an error that may quote it.
+    Neither contains prompt text: the --prompt option is left out, and so are error messages that may quote it.
     """
     talks = bool(TALKS.intersection(sys.argv[1:2]))
     text = describe(error) + "\n" if talks else "".join(traceback.format_exception(error))
@@ -106,6 +108,6 @@ def write_log(error: Exception) -> str:
 
 
 def without_prompt(words: Sequence[str]) -> list[str]:
-    """A command line but for the value of --prompt."""
+    """A command line without the value of --prompt."""
     told = [re.sub(r"^--prompt=.*", "--prompt=...", word, flags=re.DOTALL) for word in words]
     return ["..." if before == "--prompt" else word for before, word in zip(["", *words], told, strict=False)]

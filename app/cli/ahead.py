@@ -1,4 +1,4 @@
-"""`simulate --predictors`: what every prefetcher would have done on a trace, and how fast that would have been."""
+"""`simulate --predictors`: simulates every prefetcher on a trace, with its hit rates and speed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Milliseconds = Callable[[str], float]
 
 
 def add_arguments(parser: argparse.ArgumentParser, number: Milliseconds) -> None:
-    """Options of prefetching, of the link and of computing; `number` reads what is not negative."""
+    """Options of prefetching, of the link and of computing; `number` parses a non-negative number."""
     group = parser.add_argument_group(
         "prefetching", "Needs what the link and computing take: below, or measured in a profile."
     )
@@ -50,15 +50,16 @@ def add_arguments(parser: argparse.ArgumentParser, number: Milliseconds) -> None
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What is simulated: times, and the bytes of one expert (0 = not known, then bytes are not told)."""
+    """Simulation parameters: times, and the bytes of one expert (0 = unknown, then no bytes are reported)."""
 
     clock: Clock
     blob_bytes: int
 
 
 def machine(args: argparse.Namespace, profile: Profile | None, layers: int, top_k: int) -> Machine | None:
-    """The times given, else a profile's when prefetching is asked for; None = neither. Raises SettingError when what is
-    given does not suffice."""
+    """The given times, else a profile's when prefetchers are simulated; None = neither. Raises SettingError when the
+    given times do not suffice.
+    """
     measured = profile.times if profile is not None and profile.times is not None and args.predictors else {}
     load_ms, compute_ms, head_ms = args.load_ms, args.compute_ms, args.head_ms
     if args.gbps is not None:
@@ -89,8 +90,9 @@ def machine(args: argparse.Namespace, profile: Profile | None, layers: int, top_
 def chosen(
     text: str, settings: Settings, trace: Trace, profile: Profile | None, say: Callable[[str], None]
 ) -> list[str]:
-    """The prefetchers asked for, "none" first; of "all" those that the trace and the profile serve, and it is said
-    which they do not. Raises SettingError for a name that is none."""
+    """The requested prefetchers, "none" first. For "all", those that the trace and the profile support; `say` reports
+    the others. Raises SettingError for an unknown name.
+    """
     if text.strip() != "all":
         names = [variant("predictor", word).name for word in text.replace(" ", "").split(",") if word != ORACLE]
         return list(dict.fromkeys([NONE, *names]))
@@ -121,7 +123,7 @@ def run(
     processes: int,
     say: Callable[[str], None],
 ) -> list[list[TimedResult]]:
-    """[prefetcher][cache], and at the end those of the oracle. Raises SettingError or TraceError."""
+    """Results [prefetcher][cache], those of the oracle last. Raises SettingError or TraceError."""
     configs = [_timed(cache, name, settings) for name in [*names, ORACLE] for cache in caches]
     found = timed(
         trace, configs, at.clock, max(1, at.blob_bytes), profile=profile, start=start, processes=processes, say=say
@@ -135,15 +137,16 @@ def _timed(cache: Config, name: str, settings: Settings) -> TimedConfig:
 
 
 def bound_ms(best: Result, clock: Clock) -> float | None:
-    """TPOT that no cache, prefetcher and order of copies can beat with this link: it carries at least the misses of
-    Belady's MIN, and computing takes its time."""
+    """TPOT that no cache, prefetcher and order of copies can beat: the longer of computing and of copying the misses of
+    Belady's MIN over this link.
+    """
     if best.misses_per_token is None:
         return None
     return max(clock.compute_ms, best.misses_per_token * clock.load_ms)
 
 
 def table(found: Mapping[str, TimedResult], title: str, bound: float | None, blob_bytes: int) -> str:
-    """One cache, a line a prefetcher: the fastest first, below them what perfect prefetching would reach."""
+    """Results for one cache, a line per prefetcher, fastest first; below them perfect prefetching."""
     rows = sorted((n for n in found if n != ORACLE), key=lambda n: (found[n].tpot_ms or 0.0, n))
     width = max(len(name) for name in [*rows, "perfect prefetch"])
     heads = ("ms/token", "stall", "net ms", "hits", "ahead", "late", "recall", "copied", "wasted")
@@ -177,7 +180,7 @@ def _line(name: str, one: TimedResult, width: int, blob_bytes: int) -> str:
 
 
 def summary(one: TimedResult) -> dict[str, object]:
-    """One result for a program."""
+    """One result as plain values for JSON."""
     plain = asdict(one)
     del plain["timed"]
     return plain

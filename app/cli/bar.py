@@ -1,4 +1,4 @@
-"""How far a long job is, on stderr."""
+"""Progress bar on stderr."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import sys
 import time
 
 BAR = 24  # characters
-EVERY_S = 0.1  # between two pictures of the bar
+EVERY_S = 0.1  # between two redraws of the bar
 
 
 class Bar:
-    """One line on stderr that shows how far a job is; without a terminal, a line for every step."""
+    """One line on stderr with a job's progress; without a terminal, a line per step."""
 
     def __init__(self) -> None:
         self._live = sys.stderr.isatty()
@@ -19,9 +19,9 @@ class Bar:
         self._began, self._total, self._first = 0.0, 0, 0
 
     def show(self, text: str, share: float, done: int = 0, total: int = 0) -> None:
-        """`done` of `total` bytes; for a job that is not about bytes, only `share` and the time it took so far."""
+        """Show `done` of `total` bytes; for a job without bytes, only `share` and the elapsed time."""
         now = time.perf_counter()
-        if total != self._total or not self._began:  # another job: download, then import
+        if total != self._total or not self._began:  # another phase: download, then import
             self._began, self._total, self._first = now, total, done
         if not self._live:
             if text != self._text:
@@ -44,12 +44,12 @@ class Bar:
         )
 
     def _draw(self, line: str) -> None:
-        line = line[: shutil.get_terminal_size().columns - 1]  # one that wraps cannot be drawn over
+        line = line[: shutil.get_terminal_size().columns - 1]  # a wrapped line cannot be overwritten
         print(f"\r{line}{' ' * (self._width - len(line))}", end="", file=sys.stderr, flush=True)
         self._width = len(line)
 
     def end(self) -> None:
-        """Leave the line."""
+        """Finish the line."""
         if self._live and self._width:
             print(file=sys.stderr)
 

@@ -1,4 +1,4 @@
-"""`bench`: the side-by-side measurements of `bench/`, as a table or as JSON."""
+"""`bench`: runs the side-by-side measurements of `bench/` and prints a table or JSON."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def write(file: Path, result: Mapping[str, Any]) -> None:
-    """All of it or nothing: an earlier one stays until this one is whole."""
+    """Write atomically: an earlier file stays until the new one is complete."""
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f"{file.name}.part")
     part.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`chat`: one answer to `--prompt`, or a conversation, in this terminal. Answers go to stdout, the rest to stderr."""
+"""`chat`: one answer to `--prompt`, or a conversation, in the terminal. Answers go to stdout, all else to stderr."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HINT = """Write a message. /reset starts over, /set name value changes a setting
 figures, /quit or the end of input leaves. Ctrl-C stops an answer, or leaves when there is none."""
 
 
-HELD = 64  # passes with distributions that are kept in memory
+HELD = 64  # passes with distributions that are kept in memory at most
 EXTRAS = {
     "probs": "the router's whole distributions (2 bytes a token, layer and expert)",
     "ranks": "what the prefetcher named, so that one that looks at hidden states can be simulated",
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def load(spec: LoadSpec) -> EngineProtocol:
-    """Load the engine with its progress on stderr; here, so that `launch.py --help` does not wait for torch."""
+    """Load the engine with its progress on stderr; imported here, so that `launch.py --help` does not import torch."""
     from core.engine import Engine
 
     cancel = threading.Event()
@@ -83,7 +83,7 @@ def load(spec: LoadSpec) -> EngineProtocol:
 
 
 def check_record(path: Path, spec: LoadSpec) -> None:
-    """Before the load: can the routing be recorded there? Raises MoestroError."""
+    """Check before the load that the routing can be recorded. Raises MoestroError."""
     if path.exists():
         raise MoestroError(f"{path} exists already. Name a new file to record into.")
     if not path.parent.is_dir():
@@ -95,7 +95,7 @@ def check_record(path: Path, spec: LoadSpec) -> None:
 def record(
     path: Path | None, engine: EngineProtocol, spec: LoadSpec, extras: Mapping[str, bool]
 ) -> TraceWriter | nullcontext[None]:
-    """A trace of what `engine` will route, with those of EXTRAS that are on; or nothing."""
+    """A trace writer for the routing of `engine`, with the enabled EXTRAS; without a path a null context."""
     if path is None:
         return nullcontext()
     if any(extras.values()):
@@ -115,7 +115,7 @@ def record(
 
 
 class Progress:
-    """Prints each new step once, and over itself in a terminal."""
+    """Prints each new step once; in a terminal, overwrites the line."""
 
     def __init__(self) -> None:
         self._last = ""
@@ -130,7 +130,7 @@ class Progress:
 
 
 class Chat:
-    """A conversation with its history. A stopped or failed answer leaves no half of itself in the history."""
+    """A conversation with its history. A stopped or failed answer is not added to the history."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class Chat:
         self.quality: Quality | None = None  # of the last answer, if it was scored
 
     def ask(self, prompt: str) -> AnswerStats:
-        """Stream one answer to stdout, then its figures. Raises MoestroError as the engine does."""
+        """Stream one answer to stdout, then print its figures. Raises the engine's MoestroError."""
         cancel, text, stats, steps = threading.Event(), "", None, list[StepRecord]()
         messages = [*self.history, {"role": "user", "content": prompt}]
         with stoppable(cancel):
@@ -175,7 +175,7 @@ class Chat:
         return stats
 
     def score(self, stats: AnswerStats) -> Quality | None:
-        """The quality of the answer that has just ended, where it is lossy; Ctrl-C goes on without it."""
+        """The quality of the last answer if it was lossy; Ctrl-C skips it."""
         stop = threading.Event()
         with stoppable(stop):
             while stats.audit and self.engine.unscored and not stop.is_set():
@@ -185,7 +185,7 @@ class Chat:
         return None
 
     def keep(self, steps: list[StepRecord]) -> None:
-        """Record the passes of one answer, now that it is over."""
+        """Record the passes of an ended answer."""
         if self.trace is not None:
             self.write(steps)
             self.trace.flush()
@@ -195,7 +195,7 @@ class Chat:
             self.missing = False
 
     def write(self, steps: list[StepRecord]) -> None:
-        """Hand passes over to the trace, and forget them."""
+        """Write passes to the trace and clear the list."""
         assert self.trace is not None
         for step in steps:
             self.trace.add(step, self.answers)
@@ -203,7 +203,7 @@ class Chat:
         steps.clear()
 
     def report(self, text: str, stats: AnswerStats) -> dict[str, object]:
-        """Everything needed to repeat and compare an answer, as plain values."""
+        """Everything needed to reproduce and compare an answer, as plain values."""
         loading = self.spec.describe()
         loading["format"] = str(self.engine.manifest().get("format", self.spec.format))  # a pack has its own
         sampling = {**dataclasses.asdict(self.sampling), "seed": stats.seed}
@@ -218,7 +218,7 @@ class Chat:
         }
 
     def converse(self) -> int:
-        """Read messages and commands until the end of input, /quit, or Ctrl-C while nothing is being answered."""
+        """Read messages and commands until the end of input, /quit, or Ctrl-C while no answer is being written."""
         print(HINT, file=sys.stderr)
         while True:
             try:
@@ -237,7 +237,7 @@ class Chat:
                 print(error, file=sys.stderr)
 
     def command(self, words: str) -> None:
-        """One line that starts with a slash. Raises SettingError."""
+        """Run one line that starts with a slash. Raises SettingError."""
         name, _, rest = words.partition(" ")
         known: dict[str, Callable[[str], str]] = {"/reset": self._reset, "/set": self._set, "/stats": self._stats}
         print(known[name](rest) if name in known else HINT, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`data`: the chats and figures on disk: where they are, whether they are whole, and copies of them."""
+"""`data`: the database of chats and figures: its location, its integrity, and its backups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`doctor`: what Moestro sees of this machine, and what stands in its way."""
+"""`doctor`: reports what Moestro detects on this machine, and any problems."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """1 when something stands in the way of running as fast as this machine can, or a pack is damaged, else 0."""
+    """Exit code 1 when a problem slows Moestro down on this machine, or a pack is damaged, else 0."""
     if args.pack is not None:
         return check_pack(args.pack, args.json)
     found = examine(data_dir())
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_pack(pack: Path, as_json: bool) -> int:
-    """Compare every byte of a pack with its checksums."""
+    """Verify every byte of a pack against its checksums."""
     from app.cli.bar import Bar
     from core.memory.pack import verify
     from core.profile.buddies import problem
@@ -79,7 +79,7 @@ def check_pack(pack: Path, as_json: bool) -> int:
 
 
 def examine(folder: Path) -> dict[str, Any]:
-    """Everything, as plain values: bytes, GB/s (10^9), None where a machine has no such thing."""
+    """All findings as plain values: bytes, GB/s (10^9), None where the machine has no such thing."""
     from core.system.memory_limits import host_memory
 
     memory = host_memory()
@@ -101,7 +101,7 @@ def examine(folder: Path) -> dict[str, Any]:
 
 
 def packages() -> list[dict[str, Any]]:
-    """Every requirement, the version that is there ("" = none), and whether it is one that Moestro is made for."""
+    """Every requirement, its installed version ("" = none), and whether Moestro supports that version."""
     rows = []
     for requirement in launch.requirements("ui"):
         name = launch.name_of(requirement)
@@ -118,7 +118,7 @@ def packages() -> list[dict[str, Any]]:
 
 
 def problems(found: dict[str, Any]) -> list[str]:
-    """What to mend, in the user's words."""
+    """What to fix, as display text."""
     wrong = [
         f"{p['name']} {p['version']} is not {p['wanted']}: run `python launch.py`, which installs what fits."
         for p in found["packages"]
@@ -135,7 +135,7 @@ def problems(found: dict[str, Any]) -> list[str]:
 
 
 def report(found: dict[str, Any]) -> str:
-    """The same for people."""
+    """The findings as text."""
     cpu, memory, link, disk = found["cpu"], found["memory"], found["link"], found["disk"]
     rows = [
         ("Moestro", found["moestro"]),

@@ -1,4 +1,4 @@
-"""`eval`: what lossy modes cost in quality, and what they buy in speed, on questions, a text, or any harness task."""
+"""`eval`: quality loss and speed gain of lossy modes, on questions, a text, or any harness task."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def given(args: argparse.Namespace) -> tuple[Any, Any]:
-    """Questions and texts of the user's own, before a model is loaded; None = those that come with Moestro."""
+    """The user's own questions and texts, read before a model is loaded; None = the bundled ones."""
     if args.questions + args.tokens == 0 and not args.tasks:
         raise SettingError("Ask for at least one question or one token of text.")
     asked = texts = None
@@ -153,7 +153,7 @@ def measured(
     bar: Bar,
     cancel: threading.Event,
 ) -> dict[str, Any]:
-    """Every mode at every residency, as plain data; writes the CSV."""
+    """Measure every mode at every resident share; returns plain data and writes the CSV."""
     from core.evaluate.calibrated import calibrated
     from core.evaluate.rows import to_csv, with_savings
     from core.evaluate.run import evaluate, gather
@@ -183,13 +183,13 @@ def tasks(
     bar: Bar,
     cancel: threading.Event,
 ) -> dict[str, Any]:
-    """Every mode at every residency on tasks of the harness."""
+    """Measure every mode at every resident share on tasks of the harness."""
     from core.evaluate.calibrated import calibrated
     from core.evaluate.harness import adapter
     from core.evaluate.scorer import Scorer
     from core.evaluate.tasks import evaluate_tasks
 
-    adapter(Scorer(engine))  # is it installed?
+    adapter(Scorer(engine))  # raises early if the harness is not installed
     calibrated(engine, modes, lambda text, share: bar.show(f"calibrating: {text}", share), cancel)
     names = [word for word in args.tasks.replace(" ", "").split(",") if word]
     found = evaluate_tasks(engine, modes, shares, names, args.task_dir, args.limit or None, bar.show, cancel)
@@ -197,13 +197,13 @@ def tasks(
 
 
 def listing(modes: Sequence[Any]) -> str:
-    """Every mode with what it does."""
+    """Every mode with its description."""
     width = max(len(mode.name) for mode in modes)
     return "\n".join(f"{mode.name:<{width}}  {mode.help}" for mode in modes)
 
 
 def table(found: dict[str, Any]) -> str:
-    """The result for a reader."""
+    """The result as text."""
     if "tasks" in found:
         lines = [
             f"{one['mode']:28s} {one['residency']:6.1%}  {one['problem']}"

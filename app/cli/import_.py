@@ -1,4 +1,4 @@
-"""`import`: make an expert pack of a model, once; it then opens in seconds and may be larger than memory."""
+"""`import`: converts a model to an expert pack, once; the pack opens in seconds and may be larger than memory."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def agreed(source: str) -> bool:
-    """Ask whether a model that has to be downloaded may be, where there is somebody to answer."""
+    """Ask for confirmation before a download; False without an interactive terminal."""
     from core.importing import HubModel, look, missing
 
     model = missing(source)

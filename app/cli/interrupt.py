@@ -1,4 +1,4 @@
-"""Ctrl-C during an answer: the first press asks it to stop, the second leaves."""
+"""Ctrl-C during an answer: the first press stops the answer, the second exits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from types import FrameType
 
 @contextmanager
 def stoppable(cancel: threading.Event) -> Iterator[None]:
-    """While inside, SIGINT sets `cancel`; when it is set already, KeyboardInterrupt is raised. Undone on leaving.
+    """Within this context, SIGINT sets `cancel`, or raises KeyboardInterrupt if it is already set. Undone on exit.
 
-    Python delivers signals to the main thread alone; in another thread this changes nothing.
+    Python delivers signals only to the main thread; in another thread this changes nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

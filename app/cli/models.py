@@ -1,4 +1,4 @@
-"""`models`: what the dashboard's library shows, in this terminal; and deleting a pack."""
+"""`models`: lists the dashboard's library in the terminal; deletes packs."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def entries(folders: Iterable[str]) -> list[Entry]:
-    """What the library has, with folders added for this once. Works while a dashboard is open on the same data."""
+    """The library's entries, including folders given for this call. Works while a dashboard has the data open."""
     home = data_dir()
     kept, used = peek(home)
     return scan(home / "packs", [*kept, *folders], used)
 
 
 def pick(found: Iterable[Entry], name: str) -> Entry:
-    """The one entry of that name or path. Raises MoestroError."""
+    """The one entry with that name or path. Raises MoestroError."""
     same = [e for e in found if name in (e.name, e.path) or same_place(Path(name)) == Path(e.path)]
     if len(same) != 1:
         raise MoestroError(
@@ -70,7 +70,7 @@ def pick(found: Iterable[Entry], name: str) -> Entry:
 
 
 def remove(entry: Entry, sure: bool, from_cache: bool) -> int:
-    """Delete an entry, or say what that would remove."""
+    """Delete an entry, or describe what that would remove."""
     if not sure:
         print(f"This would delete {entry.name} for good: {size(entry.bytes)} in {entry.path}. Add --yes to do it.")
         return 2
@@ -79,7 +79,7 @@ def remove(entry: Entry, sure: bool, from_cache: bool) -> int:
 
 
 def listed(found: Iterable[Entry]) -> str:
-    """The list as aligned text; the reason of what cannot be used stands under it."""
+    """The list as aligned text; below an unusable entry its reason."""
     rows = [
         (
             one_line(e.name),
@@ -107,5 +107,5 @@ def _experts(entry: Entry) -> str:
 def _utc(seconds: float) -> str:
     try:
         return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds") if seconds else ""
-    except (OverflowError, ValueError, OSError):  # a time that no calendar has, out of a damaged store
+    except (OverflowError, ValueError, OSError):  # a time out of range, from a damaged store
         return ""

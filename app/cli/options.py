@@ -1,4 +1,4 @@
-"""Command-line options for every setting, generated from the registry, and back from them to checked values."""
+"""Command-line options for every setting, generated from the registry, and their conversion to checked values."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from core.settings.config import GENERAL, LOADING, SAMPLING, LoadSpec, Sampling,
 from core.settings.presets import PRESETS, Preset, preset
 from core.settings.registry import Param, Value
 
-LIVE, LOAD, DRAW = "live:", "load:", "draw:"  # where in the namespace a generated option's value is kept
+LIVE, LOAD, DRAW = "live:", "load:", "draw:"  # prefixes of generated options in the namespace
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    """`--model`, and an option for each setting. A variant's own parameters are given with `--set name=value`."""
+    """Add `--model`, and an option for each setting. A variant's own parameters are given with `--set name=value`."""
     loading = parser.add_argument_group("model")
     loading.add_argument(
         "--model",
@@ -46,27 +46,27 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """An option for each way of drawing tokens."""
+    """Add an option for each sampling parameter."""
     _add(parser.add_argument_group("sampling"), SAMPLING, DRAW)
 
 
 def spec(args: argparse.Namespace) -> LoadSpec:
-    """What to load, and with which live settings. Raises SettingError."""
+    """The LoadSpec with its live settings. Raises SettingError."""
     return LoadSpec.checked(args.model or "demo", Settings(_given(args, LIVE)), **_given(args, LOAD))
 
 
 def given(args: argparse.Namespace) -> tuple[str | None, dict[str, Value], dict[str, Value]]:
-    """(model, loading choices, live settings) that the command line names; nothing that is merely a default."""
+    """(model, loading choices, live settings) given on the command line, without defaults."""
     return args.model, _given(args, LOAD), _given(args, LIVE)
 
 
 def sampling(args: argparse.Namespace) -> Sampling:
-    """How tokens are drawn. Raises SettingError."""
+    """The sampling settings. Raises SettingError."""
     return Sampling.checked(**_given(args, DRAW))
 
 
 def assign(name: str, value: object) -> tuple[str, str, Value]:
-    """Check one value by its setting's name; (where it belongs, name, value). Raises SettingError."""
+    """Check one value by its setting's name; returns (its group, name, value). Raises SettingError."""
     groups: dict[str, Mapping[str, Param]] = {
         LIVE: params(),
         LOAD: {p.name: p for p in LOADING},
@@ -92,7 +92,7 @@ def _add(group: Any, known: Any, where: str) -> None:
 
 
 def checked(param: Param) -> Callable[[str], Value]:
-    """A converter for argparse that says what is wrong as the registry says it."""
+    """A converter for argparse with the registry's error messages."""
 
     def convert(text: str) -> Value:
         try:
@@ -104,7 +104,7 @@ def checked(param: Param) -> Callable[[str], Value]:
 
 
 def pair(text: str) -> tuple[str, str, Value]:
-    """NAME=VALUE of any setting, checked, as `assign` returns it."""
+    """Parse and check NAME=VALUE of any setting; returns the same as `assign`."""
     name, equals, value = text.partition("=")
     if not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE, for example eviction.lfu.half_life=64.")
@@ -122,7 +122,7 @@ def _given(args: argparse.Namespace, where: str) -> dict[str, Value]:
 
 
 def preset_named(name: str) -> Preset:
-    """A preset, for argparse."""
+    """Converter for argparse: a preset by name."""
     try:
         return preset(name)
     except SettingError as error:

@@ -1,4 +1,4 @@
-"""Measurements and look-ups about this machine for `doctor`. What a machine does not have is None, never a guess."""
+"""Measures and queries this machine for `doctor`. What a machine lacks is None, never an estimate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MB = 10**6
 
 
 def cpu() -> dict[str, Any]:
-    """Processor, cores, and the vector instructions that torch's kernels will use."""
+    """Processor, cores, and the vector instructions used by torch's kernels."""
     import psutil
     import torch
 
@@ -33,7 +33,7 @@ def cpu() -> dict[str, Any]:
 
 
 def gpus() -> list[dict[str, Any]]:
-    """Every GPU torch can use, with what NVML adds; without a usable torch, those that NVML alone knows. Bytes."""
+    """Every GPU usable by torch, with details from NVML; without a usable torch, those that NVML reports. Bytes."""
     import torch
 
     found = []
@@ -54,7 +54,7 @@ def gpus() -> list[dict[str, Any]]:
 
 
 def nvml(uuid: str, index: int) -> dict[str, Any]:
-    """PCIe generation and width, now and at most, and the driver, of one GPU; empty when NVML does not answer."""
+    """PCIe generation and width (current and maximum) and driver of one GPU; empty when NVML does not answer."""
     import pynvml as nv
 
     try:
@@ -74,7 +74,7 @@ def nvml(uuid: str, index: int) -> dict[str, Any]:
 
 
 def nvml_alone() -> list[dict[str, Any]]:
-    """NVIDIA GPUs that the driver shows and this torch cannot use."""
+    """NVIDIA GPUs reported by the driver that this torch cannot use."""
     import pynvml as nv
 
     try:
@@ -95,7 +95,7 @@ def nvml_alone() -> list[dict[str, Any]]:
 
 
 def link(repeats: int = 5, size: int = 128 * MB) -> dict[str, Any]:
-    """Best bandwidth of copies from host to device in GB/s: pinned to the GPU, or RAM to RAM where there is none."""
+    """Best copy bandwidth from host to device in GB/s: pinned memory to the GPU, or RAM to RAM without a GPU."""
     import torch
 
     gpu = torch.cuda.is_available()
@@ -112,7 +112,7 @@ def link(repeats: int = 5, size: int = 128 * MB) -> dict[str, Any]:
 
 
 def disk(folder: Path, size: int = 128 * MB) -> dict[str, Any]:
-    """Write and read speed where the data directory is, or will be, in GB/s; nothing is left behind."""
+    """Write and read speed of the data directory's disk in GB/s; the test file is removed."""
     there = next((p for p in (folder, *folder.parents) if p.is_dir()), Path.cwd())
     result: dict[str, Any] = {
         "path": str(there),
@@ -129,7 +129,7 @@ def disk(folder: Path, size: int = 128 * MB) -> dict[str, Any]:
                 file.write(block)
             os.fsync(file.fileno())
             result["write_gbps"] = size / (time.perf_counter() - start) / 1e9
-            if hasattr(os, "posix_fadvise"):  # forget the cached copy, so that the disk is read and not memory
+            if hasattr(os, "posix_fadvise"):  # drop the cached copy, so that the read comes from disk
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             file.seek(0)
             start = time.perf_counter()

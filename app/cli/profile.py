@@ -1,4 +1,4 @@
-"""`profile`: calibrate a model, so that policies and predictors that need figures of it have them."""
+"""`profile`: calibrates a model for the policies and predictors that need its measurements."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def calibrated(args: argparse.Namespace, engine: Any, parts: set[str]) -> int:
-    """Gather and save; prints what was found."""
+    """Calibrate and save; prints what was measured."""
     from core.calibrate.gather import calibrate
     from core.calibrate.texts import bundled, from_path
     from core.memory.store import Cancelled
@@ -120,7 +120,7 @@ def calibrated(args: argparse.Namespace, engine: Any, parts: set[str]) -> int:
 
 
 def chosen(text: str) -> set[str]:
-    """The parts asked for. Raises SettingError that lists them."""
+    """The requested parts. Raises SettingError with a list of them."""
     names = {word for word in text.replace(" ", "").split(",") if word}
     if names == {"all"}:
         return set(PARTS)
@@ -130,7 +130,7 @@ def chosen(text: str) -> set[str]:
 
 
 def earlier(file: Path, model_hash: str, model: str) -> Profile | None:
-    """The profile that is there already. One that is damaged is replaced, one of another model is not: ProfileError."""
+    """The existing profile. A damaged one is replaced; one of another model raises ProfileError."""
     if not file.exists():
         return None
     try:
@@ -143,14 +143,14 @@ def earlier(file: Path, model_hash: str, model: str) -> Profile | None:
 
 
 def named(args: argparse.Namespace) -> str:
-    """Where the texts come from, in the user's words."""
+    """The sources of the texts, as display text."""
     texts = ", ".join(path.name or str(path) for path in args.text)
     traces = f"{len(args.trace)} recorded session{'s' * (len(args.trace) != 1)}" if args.trace else ""
     return " and ".join(word for word in (texts, traces) if word) or "the bundled prompts"
 
 
 def report(profile: Profile, parts: set[str], file: Path, seconds: float) -> list[str]:
-    """What was gathered, for a reader."""
+    """What was measured, as text."""
     found = describe(profile)
     width = max(len(title) for title in TITLES.values())
     read = f"{profile.tokens:,} tokens of {profile.source}" if profile.tokens else "measured"
@@ -164,7 +164,7 @@ def report(profile: Profile, parts: set[str], file: Path, seconds: float) -> lis
 
 
 def summary(profile: Profile, file: Path, seconds: float) -> dict[str, object]:
-    """The result for a program."""
+    """The result as plain values for JSON."""
     recall = (
         None
         if profile.gate_recall is None

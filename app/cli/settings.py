@@ -1,4 +1,4 @@
-"""`settings`: the reference of every knob as Markdown, from the registry. `docs/settings.md` is its output."""
+"""`settings`: prints the reference of every setting as Markdown, from the registry; saved as `docs/settings.md`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`simulate`: what every cache policy would have done on a recorded trace, beside what none can beat."""
+"""`simulate`: simulates every cache policy on a recorded trace, beside the bound that none can beat."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def slots(text: str, total: int) -> dict[str, int]:
-    """Sizes as the user wrote them -> experts. Raises SettingError."""
+    """Parse sizes into numbers of experts. Raises SettingError."""
     found: dict[str, int] = {}
     for word in text.replace(" ", "").split(","):
         number = word.removesuffix("%")
@@ -188,15 +188,15 @@ def slots(text: str, total: int) -> dict[str, int]:
 
 
 def policies(text: str) -> list[str]:
-    """The policies asked for. Raises SettingError that lists the choices."""
+    """The requested policies. Raises SettingError with a list of the choices."""
     if text.strip() == "all":
         return [v.name for v in variants("eviction")]
-    names = [word for word in text.replace(" ", "").split(",") if word != BELADY]  # which always stands beside them
+    names = [word for word in text.replace(" ", "").split(",") if word != BELADY]  # Belady is always included
     return [variant("eviction", name).name for name in dict.fromkeys(names)]
 
 
 def asked(args: argparse.Namespace) -> Settings:
-    """The settings of the cache: the preset's, and over them what is given alone. Raises SettingError."""
+    """The cache settings: the preset's, overridden by those given separately. Raises SettingError."""
     values: dict[str, object] = dict(args.preset.values) if args.preset else {}
     values |= {name: value for name in PLACING if (value := getattr(args, name)) is not None}
     for _, name, value in args.pairs:
@@ -212,7 +212,7 @@ def asked(args: argparse.Namespace) -> Settings:
 
 
 def profile_for(args: argparse.Namespace, trace: Trace) -> Profile | None:
-    """The profile given, or kept of the trace's own model. Raises ProfileError when it is of another one."""
+    """The given profile, or the stored one of the trace's model. Raises ProfileError when it is of another model."""
     model_hash = trace.model_hash if isinstance(trace, FileTrace) else ""
     if args.profile is None:
         return stored(model_hash) if model_hash else None
@@ -236,7 +236,7 @@ def positive(text: str) -> float:
 
 
 def table(args: argparse.Namespace, trace: Trace, sizes: dict[str, int], found: dict[str, dict[str, Result]]) -> str:
-    """The result for a reader: best policy first at the first size, the bound below."""
+    """The result as text: best policy at the first size first, the bound last."""
     first = next(iter(sizes))
     rows = [*sorted((n for n in found if n != BELADY), key=lambda n: -(found[n][first].hit_rate or 0.0)), BELADY]
     width = max(len(name) for name in rows)
@@ -271,7 +271,7 @@ def summary(
     found: dict[str, dict[str, Result]],
     clock: Clock | None,
 ) -> dict[str, object]:
-    """The result for a program. Rates by policy and by size as the user wrote it."""
+    """The result as plain values for JSON. Rates by policy and by size as the user wrote it."""
     out: dict[str, object] = {
         "trace": args.trace.name,
         "tokens": trace.tokens,
@@ -303,7 +303,7 @@ def summary(
 
 
 def warm(result: Result) -> float | None:
-    """The hit rate with the first request of each expert left out: what an empty cache must miss."""
+    """The hit rate without the first request of each expert, which always misses in an empty cache."""
     rest = result.requests - result.compulsory
     return result.hits / rest if rest > 0 else None
 

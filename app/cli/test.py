@@ -1,4 +1,4 @@
-"""`test`: the linters, the type checker and the tests, cheapest first; pytest's closing line stands last."""
+"""`test`: runs the linters, the type checker and the tests, cheapest first; pytest's summary line comes last."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORKERS = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What pytest understands is passed on as it is."""
+    """Options that pytest understands are passed on to it."""
     parser.usage = "launch.py test [--all | --fuzz MINUTES] [anything pytest understands]"
     parser.add_argument("--all", action="store_true", help="also run the tests that take minutes (marked `long`)")
     parser.add_argument(
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """1 when a check or a test failed; every check is run either way, so that one run shows all there is to mend."""
+    """1 when a check or a test failed; every check runs in any case, so that one run shows all failures."""
     if args.fuzz is not None:
         return call("fuzz", ("-m", "tests.fuzz", "--minutes", str(args.fuzz), *args.pytest))
     failed = [name for name, command in CHECKS if call(name, command) != 0]
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def workers(chosen: list[str]) -> list[str]:
-    """One pytest worker a core, at most four; a file's tests stay together because they share what is slow to start."""
+    """pytest options: one worker per core, at most four; tests of a file run together because they share slow setup."""
     count = min(os.cpu_count() or 1, WORKERS)
     if count == 1 or any(word.startswith(("-n", "--numprocesses", "--pdb", "-s")) for word in chosen):
         return []
@@ -52,7 +52,7 @@ def workers(chosen: list[str]) -> list[str]:
 
 
 def call(name: str, command: tuple[str, ...]) -> int:
-    """Run one tool with this Python in the repository; nothing in the tests may reach the network."""
+    """Run one tool with this Python in the repository, with the Hugging Face hub offline."""
     print(f"\n== {name}", flush=True)
     offline = os.environ | {"HF_HUB_OFFLINE": "1", "GRADIO_ANALYTICS_ENABLED": "False"}
     with subprocess.Popen([sys.executable, *command], cwd=ROOT, env=offline) as process:
@@ -60,4 +60,4 @@ def call(name: str, command: tuple[str, ...]) -> int:
             try:
                 return process.wait()
             except KeyboardInterrupt:
-                continue  # the tool has heard it too, and says how far it came
+                continue  # Ctrl-C reached the tool too, which reports its progress

@@ -1,4 +1,4 @@
-"""`ui`: the dashboard on a local port, in the browser."""
+"""`ui`: serves the dashboard on a local port and opens the browser."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    options.spec(args)  # what is wrong with the options is said before anything starts
+    options.spec(args)  # report option errors before anything starts
     access = Access.chosen(args.address, args.token or os.environ.get("MOESTRO_TOKEN"), args.allow_host)
     port = choose_port(access.address, args.port)
     from app.store.check import NAME, Check
 
-    check = Check(data_dir() / NAME)  # while everything else is imported
+    check = Check(data_dir() / NAME)  # runs during the remaining imports
     from app.serve import Asked, serve
 
     try:
         serve(Asked(*options.given(args)), access, port=port, browser=not args.no_browser, check=check)
     except KeyboardInterrupt:
-        pass  # how a dashboard ends
+        pass  # the normal end of a dashboard
     return 0
 
 
@@ -67,7 +67,7 @@ def port_number(text: str) -> int:
 
 
 def choose_port(host: str, asked: int | None) -> int:
-    """The port asked for, or the first free one from 7860 on when none was. Raises MoestroError when taken."""
+    """The requested port, or the first free one from 7860 on. Raises MoestroError when taken."""
     if asked is not None:
         if problem := port_problem(host, asked):
             raise MoestroError(
@@ -86,11 +86,11 @@ def choose_port(host: str, asked: int | None) -> int:
 
 
 def port_problem(host: str, port: int) -> str:
-    """Why a server could not listen there; "" when it could."""
+    """Why a server could not listen on this port; "" when it could."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
-            if os.name == "posix":  # as the server does: a port whose last connections are still closing is free
+            if os.name == "posix":  # like the server: a port whose last connections are still closing counts as free
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
             probe.listen()

@@ -5,7 +5,7 @@ decoded tokens four figures are comparable, since all are of the same tokens: th
 chosen policy's without prefetching, and the bound.
 
 The bound is Belady's MIN on the same tokens and slots, made so generous that no policy can exceed it, whatever its
-cache held before the first token: at the start and at every prompt in between it may admit experts for free (at a
+cache held before the first token: at the start and at every prompt in between it may admit any expert for free (at a
 prompt, those that the prompt used). It is the most hits that any cache without prefetching can have on these tokens.
 """
 

@@ -1,4 +1,4 @@
-"""Decides: which expert leaves, which is fetched ahead, which stands in for another.
+"""Decisions about experts: which to evict, which to prefetch, which to compute as a substitute.
 
 No device, no I/O, no clock: ids and numbers only.
 """

@@ -1,4 +1,4 @@
-"""What the settings and a profile say about where experts stay: slots of each layer, pinned experts, usual ones."""
+"""Placement of experts from settings and a profile: slots of each layer, pinned experts, most used experts."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from core.settings.lossy import substitutes
 from core.settings.pins import Pins
 from core.settings.registry import Value, create, variant
 
-PLACING = ("scope", "layer_slots", "pins")  # what a placement depends on, beside the profile
+PLACING = ("scope", "layer_slots", "pins")  # settings that a placement depends on, beside the profile
 HOW = "run python launch.py profile, or open the Calibrate tab"
 
 
 class Measured(Protocol):
-    """What is asked of a profile (core.profile.Profile)."""
+    """The part of a profile (core.profile.Profile) that a placement needs."""
 
     @property
     def counts(self) -> npt.NDArray[Any] | None:
-        """[layers, experts] how often each was used."""
+        """[layers, experts] number of uses of each expert."""
 
     @property
     def gate_recall(self) -> npt.NDArray[Any] | None:
         """[layers] recall@k of the next-layer gate; [0] is NaN."""
 
     def has(self, part: str) -> bool:
-        """Whether a part (a name of core.profile.PARTS) was gathered."""
+        """Whether a part (a name of core.profile.PARTS) was measured."""
 
 
 def check_needs(settings: Mapping[str, Value], profile: Measured | None, kinds: Iterable[str] = KINDS) -> None:
-    """Raises SettingError, saying what to do, when something chosen needs what the profile does not have."""
+    """Raises SettingError, with advice, when a chosen variant needs parts that the profile does not have."""
     for kind in kinds:
         if kind == "substitute" and not substitutes(settings):
             continue
@@ -52,8 +52,8 @@ def check_needs(settings: Mapping[str, Value], profile: Measured | None, kinds: 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
-    """`divide` gives the slots of each layer for a total (evenly where one pool serves all); `pinned` are eids; `usual`
-    [layers * experts] is how often a profile saw each expert, 0 without one."""
+    """`divide` maps total slots to slots per layer (even where one pool serves all layers); `pinned` are eids; `usual`
+    [layers * experts] is how often a profile saw each expert, 0 without a profile."""
 
     layers: int
     experts: int
@@ -68,13 +68,13 @@ class Placement:
         return self.divide(slots) if self.scope == "layer" else [slots]
 
     def problem(self, slots: int) -> str:
-        """Why so many slots are too few for the pinned experts, in the user's words, or ""."""
+        """Why that many slots are too few for the pinned experts, in the user's words, or ""."""
         return crowded(self.pinned, self.sizes(slots), self.layers * self.experts, self.top_k) if self.pinned else ""
 
 
 def place(settings: Mapping[str, Value], layers: int, experts: int, top_k: int, profile: Measured | None) -> Placement:
-    """The placement that the settings ask for. Raises SettingError when a profile is needed that is not there, or when
-    pins are not of this model."""
+    """The placement by the settings. Raises SettingError when a required profile is missing, or pins do not fit the
+    model."""
     scope = str(settings["scope"])
     if scope == "layer":
         check_needs(settings, profile, ["layer_slots"])
@@ -89,8 +89,8 @@ def place(settings: Mapping[str, Value], layers: int, experts: int, top_k: int, 
 
 
 def crowded(pinned: Collection[int], capacities: list[int], total: int, top_k: int) -> str:
-    """Why pinned experts leave a pool too few slots for the others that one token may need in a layer, or "". Pool i
-    of `capacities` holds the i-th share of the `total` experts."""
+    """Why pinned experts leave a pool too few slots for the others that one token may need in a layer, or "". Pool i of
+    `capacities` serves the i-th equal part of the `total` experts."""
     size = total // len(capacities)
     held = Counter(eid // size for eid in pinned)
     for pool, count in sorted(held.items()):

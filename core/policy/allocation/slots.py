@@ -1,4 +1,4 @@
-"""How slots are split over pools, and how more experts than fit pass through a pool. Numbers only."""
+"""Division of slots into pools, and of experts into waves when more are needed than fit. Numbers only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def shares(slots: int, pools: int) -> list[int]:
 
 
 def waves(wanted: Sequence[int], capacity: int, is_resident: Callable[[int], bool]) -> list[list[int]]:
-    """Experts of one layer in groups that a pool can hold, the next one's copies beside the computing of this one.
+    """Split experts of one layer into groups that fit a pool: while one group is computed, the next is copied.
 
     One group when all fit; else groups of half the pool, residents first so that none is evicted before its use.
     """

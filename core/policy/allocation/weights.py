@@ -1,8 +1,8 @@
-"""How many slots each layer gets when every layer has its own: evenly, or by what a profile says they are worth there.
+"""Divides slots among layers when each layer has its own pool: evenly, or by the gain that a profile shows.
 
-Pure functions over arrays [layers, ...], and the registered ways to divide. A way is built once from `Facts` and asked
-for any total: moving the budget asks it again. Every division adds up to the slots asked for, gives no layer more than
-it has experts, and none fewer than its `least` as long as there are that many.
+Pure functions over arrays [layers, ...], and the registered ways to divide. A way is built once from `Facts` and called
+for any total: a budget change calls it again. Every division adds up to the given total, gives no layer more slots than
+experts, and none fewer than its `least` as long as there are that many.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from core.policy.allocation.slots import shares
 from core.settings.registry import register
 
 Floats = npt.NDArray[np.float64]
-EVEN = 1e-9  # so little is a more even division worth
+EVEN = 1e-9  # value of a more even division: breaks ties only
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Facts:
-    """What a division may rest on. `least` [layers] = the fewest slots each layer can compute with."""
+    """The inputs of a division. `least` [layers] = the fewest slots each layer can compute with."""
 
     experts: int
     top_k: int
     least: tuple[int, ...]
     counts: npt.NDArray[Any] | None = None  # [layers, experts] how often a profile saw each expert used
-    gate_recall: npt.NDArray[Any] | None = None  # [layers] of the next-layer gate; NaN = it cannot predict that layer
+    gate_recall: npt.NDArray[Any] | None = None  # [layers] of the next-layer gate; NaN = cannot be predicted
 
 
 def gains(counts: npt.NDArray[Any]) -> Floats:
-    """[L, E] the share of a layer's requests that its 1st, 2nd ... slot answers when it holds the experts used most.
+    """[L, E] share of a layer's requests that its 1st, 2nd ... slot serves when it holds the most used experts.
 
     In a layer that the profile never saw, all experts count alike.
     """
@@ -43,16 +43,16 @@ def gains(counts: npt.NDArray[Any]) -> Floats:
 
 
 def hit_curves(counts: npt.NDArray[Any]) -> Floats:
-    """[L, E + 1] hit rate of every layer when it holds the 0, 1 ... E experts that were used most."""
+    """[L, E + 1] hit rate of every layer when it holds its 0, 1 ... E most used experts."""
     gained = gains(counts).cumsum(1)
     gained[:, -1] = 1.0
     return np.concatenate([np.zeros((len(counts), 1)), gained], 1)
 
 
 def greedy(gained: Floats, slots: int, least: Sequence[int]) -> list[int]:
-    """Slots one by one to the layer where the next one gains most; `gained` [L, E] must not rise along a layer.
+    """Give slots one by one to the layer with the highest next gain; `gained` [L, E] must not increase along a layer.
 
-    No division has a larger sum of gains. Equal gains: the layer with fewer slots first, then the earlier one.
+    No division has a larger sum of gains. Ties: the layer with fewer slots first, then the earlier one.
     """
     layers, experts = gained.shape
     spare = slots - sum(least)
@@ -68,8 +68,9 @@ def greedy(gained: Floats, slots: int, least: Sequence[int]) -> list[int]:
 class Allocation:
     """The divisions with the largest sum of `value` [L, E + 1], by dynamic programming over layers, for every total.
 
-    best_l(n) = max over c of best_{l-1}(n - c) + value[l, c]; of sums that differ by less than EVEN per layer the most
-    even division. O(layers^2 experts^2) steps in numpy rows; the table of choices is int16 [L, layers * experts + 1].
+    best_l(n) = max over c of best_{l-1}(n - c) + value[l, c]; among sums that differ by less than EVEN per layer, the
+    most even division. O(layers^2 experts^2) steps in numpy rows; the table of choices is int16 [L, layers * experts +
+    1].
     """
 
     def __init__(self, value: Floats, least: Sequence[int]) -> None:
@@ -80,7 +81,7 @@ class Allocation:
         best = np.full(total + 1, -np.inf)
         best[0] = 0.0
         for layer in range(layers):
-            top = layer * experts + 1  # totals that the layers before can have, plus one
+            top = layer * experts + 1  # largest total of the layers before, plus one
             after = np.full(total + 1, -np.inf)
             for c in range(least[layer], experts + 1):
                 reached = after[c : c + top]
@@ -103,13 +104,13 @@ class Allocation:
 
 
 def adapmoe_loads(curves: Floats, recall: npt.NDArray[Any], top_k: int) -> Floats:
-    """[L, E + 1] experts a token is expected to load on demand in each layer, by slots (AdapMoE, its cache allocation).
+    """[L, E + 1] expected number of on-demand loads of a token per layer, by slots (AdapMoE, its cache allocation).
 
-    AdapMoE: m of the k experts are missing with hypergeometric probability, all experts being equally likely; while
-    the layer before is computed one of the missing is fetched, the right one with probability beta. So m - beta of
-    m >= 1 are left: k (1 - t / E) - beta (1 - P0), P0 = product over i < k of (t - i) / (E - i), t = slots.
-    Here t = E x the hit rate of a layer's `curves` [L, E + 1], which for equally likely experts is the slots again.
-    Between whole t the probability of m >= 1 is kept at or below the expected m, as it must be.
+    AdapMoE: m of the k experts are missing with hypergeometric probability, all experts being equally likely; while the
+    layer before is computed, one of the missing is prefetched, correctly with probability beta. So m - beta of m >= 1
+    remain: k (1 - t / E) - beta (1 - P0), P0 = product over i < k of (t - i) / (E - i), t = slots.
+    Here t = E x the hit rate of a layer's `curves` [L, E + 1], which for equally likely experts equals the slots.
+    Between whole t the probability of m >= 1 is limited to the expected m, as it must be.
     """
     experts = curves.shape[1] - 1
     beta = np.nan_to_num(np.asarray(recall, np.float64))[:, None]
@@ -123,7 +124,7 @@ def adapmoe_loads(curves: Floats, recall: npt.NDArray[Any], top_k: int) -> Float
 
 
 class Division:
-    """Base of the ways to divide. `needs`: the parts of a profile without which it cannot be chosen."""
+    """Base of the ways to divide. `needs`: the parts of a profile that it requires."""
 
     needs: ClassVar[tuple[str, ...]] = ()
 
@@ -131,7 +132,7 @@ class Division:
         self.facts = facts
 
     def __call__(self, slots: int) -> list[int]:
-        """Slots of each layer, `slots` in all."""
+        """Slots of each layer, `slots` in total."""
         return shares(slots, len(self.facts.least))
 
 
@@ -143,7 +144,7 @@ class Division:
     source="Mixtral-offloading (Eliseev and Mazur 2023)",
 )
 class Uniform(Division):
-    """The base class as it is."""
+    """The base class unchanged."""
 
 
 @register(
@@ -156,7 +157,7 @@ class Uniform(Division):
     source="marginal gain of the static hit rate",
 )
 class ByUse(Division):
-    """The largest static hit rate that any division has on the profile's counts."""
+    """The division with the highest static hit rate on the profile's counts."""
 
     needs = ("counts",)
 
@@ -176,8 +177,8 @@ class ByUse(Division):
     source="AdapMoE (Zhong et al. 2024), its cache allocation",
 )
 class AdapMoE(Division):
-    """Minimal sum of `adapmoe_loads`. Unlike the paper, hit rates come from the profile's counts and not from the slots
-    alone, every token has k experts (skipping some is lossy), and a layer keeps at least what one token needs."""
+    """Minimises the sum of `adapmoe_loads`. Unlike the paper, hit rates come from the profile's counts and not from the
+    slots alone, every token has k experts (skipping some is lossy), and a layer keeps at least what one token needs."""
 
     needs = ("counts", "gate_recall")
 

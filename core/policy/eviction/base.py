@@ -1,8 +1,8 @@
-"""What an eviction policy is: a score for every resident, the lowest leaves first.
+"""The interface of eviction policies: a score for every resident; the lowest is evicted first.
 
-One object orders all experts of a model, or of several caches of it side by side: it does not know how they are divided
-into pools. The engine asks it about one expert at a time, the simulator about one of every layer at once, so every
-method takes a single id or an array of distinct ids and is written once, in numpy indexing that works for both.
+One object orders all experts of a model, or of several caches of it in parallel: it does not know how they are divided
+into pools. The engine calls it for one expert at a time, the simulator for one of every layer at once, so every method
+takes a single id or an array of distinct ids and is written once, in numpy indexing that works for both.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import numpy.typing as npt
 
 from core.policy.hints import Hints
 
-Ids = int | npt.NDArray[np.integer]  # one id or an array of distinct ones; ticks and layers come in the same shape
+Ids = int | npt.NDArray[np.integer]  # one id or an array of distinct ones; ticks and layers have the same shape
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 GONE = np.inf  # the score of an expert that is not resident
-RECENT = 2.0**-32  # times a tick: a fraction of one, so that whole numbers are told apart first
+RECENT = 2.0**-32  # weight of a tick: a fraction, so that integers decide first
 
 
 class ExpertIndex:
     """The experts a policy orders: `copies` caches x layers x experts. id = (copy * layers + layer) * experts + expert.
 
-    `layer_of` and `eid` [size] = the layer of an id, and its number within its copy. The arrays of `hints` are there
-    under their names: the same ones, or as they are now for each of several copies.
+    `layer_of` and `eid` [size] = the layer of an id, and its number within its copy. The arrays of `hints` are
+    attributes by the same names: the same objects, or for several copies, repetitions of their present values.
     """
 
     def __init__(self, layers: int, experts: int, copies: int = 1, hints: Hints | None = None) -> None:
@@ -42,9 +42,9 @@ class ExpertIndex:
         self.pinned: npt.NDArray[np.bool_] = told["pinned"]
 
     def distance(self, part: slice, layer: Ids) -> Floats | float:
-        """Layers to go until the layer of each id is reached again while `layer` is computed: 0 for the next one,
-        layers - 1 for `layer` itself, whose experts have been chosen."""
-        if layer is self.layer_of:  # every layer by itself
+        """Layers until the layer of each id is reached again while `layer` is computed: 0 for the next one, layers - 1
+        for `layer` itself, whose experts are already chosen."""
+        if layer is self.layer_of:  # every layer for itself
             return self.layers - 1.0
         ahead: Floats = np.subtract(self.layer_of[part], layer, dtype=np.float64) - 1.0
         ahead += (ahead < 0) * self.layers
@@ -52,44 +52,44 @@ class ExpertIndex:
 
 
 class Eviction:
-    """Base of all policies. The lowest of `scores` leaves; among equals the lowest id. Every choice is deterministic.
+    """Base of all policies. The lowest of `scores` is evicted; ties go to the lowest id. Every choice is deterministic.
 
-    `tick` grows with every request of a pool, `now` counts forward passes, `layer` is the one being computed.
-    The cache calls `admitted` when an expert gets a slot, `used` for every request of a resident (of one that was
-    missing: after `admitted`), and `left` when it leaves.
+    `tick` increases with every request of a pool, `now` counts forward passes, `layer` is the one being computed. The
+    cache calls `admitted` when an expert gets a slot, `used` for every request of a resident (if it was missing, after
+    `admitted`), and `left` when it is evicted.
     """
 
-    retains: ClassVar[bool] = True  # False: an expert leaves as soon as the step that used it is over
-    time_dependent: ClassVar[bool] = False  # True: scores also change as time passes, so `scores` computes them anew
+    retains: ClassVar[bool] = True  # False: an expert is evicted as soon as the step that used it is over
+    time_dependent: ClassVar[bool] = False  # True: scores also change with time, so `scores` recomputes them
     uses_hints: ClassVar[bool] = False  # True: scores depend on what predictors write to expert_index.hints
 
     def __init__(self, expert_index: ExpertIndex) -> None:
         self.expert_index = expert_index
-        self.score: Floats = np.full(expert_index.size, GONE)  # GONE for what is not resident, and for nothing else
+        self.score: Floats = np.full(expert_index.size, GONE)  # GONE exactly for non-residents
         self._static: tuple[int, Floats] | None = None
 
     def admitted(self, ids: Ids, tick: Ids, now: int) -> None:
-        """They were given slots. Sets a finite score: it may be long before a prefetched expert is used."""
+        """These experts got slots. Sets a finite score: a prefetched expert may not be used for long."""
         self.score[ids] = tick
 
     def used(self, ids: Ids, tick: Ids, now: int) -> None:
         """The residents `ids` were requested."""
 
     def left(self, ids: Ids) -> None:
-        """They are resident no longer."""
+        """These experts are no longer resident."""
         self.score[ids] = GONE
 
     def scores(self, part: slice, now: int, layer: Ids) -> Floats:
-        """What stands against evicting each expert of `part`: a view of `score`, or a new array if the policy is
-        `time_dependent`. GONE for those that are not resident. `layer`: one number, or one per id of the part."""
+        """Scores of the experts of `part`, evicted in ascending order: a view of `score`, or a new array if the policy
+        is `time_dependent`. GONE for non-residents. `layer`: one number, or one per id of the part."""
         return self.score[part]
 
     def static_score(self, part: slice, layer: Ids) -> Floats:
-        """Of a time-dependent policy: the part of its scores that depends on layers and hints alone."""
+        """For time-dependent policies: the part of the scores that depends on layers and hints alone."""
         return np.zeros(part.stop - part.start)
 
     def cached_static_score(self, part: slice, layer: Ids) -> Floats:
-        """`static_score`, computed once until hints change where every layer is computed by itself."""
+        """`static_score`; cached until hints change where every layer is computed for itself."""
         expert_index = self.expert_index
         if layer is not expert_index.layer_of:
             return self.static_score(part, layer)
@@ -99,7 +99,7 @@ class Eviction:
 
 
 def victim(policy: Eviction, part: slice, now: int, layer: int, *blocked: Container[int]) -> int | None:
-    """The resident of `part` that should leave next and is in no container of `blocked`; None when there is none."""
+    """The resident of `part` to evict next that is in no container of `blocked`; None when there is none."""
     scores = policy.scores(part, now, layer)
     own = policy.time_dependent
     while True:

@@ -1,4 +1,4 @@
-"""MIN: the expert needed again last leaves. It needs the future, so it is for traces alone and in no menu."""
+"""MIN evicts the expert needed again last. It needs the future, so it works on traces only and is in no menu."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NEVER = 2**31 - 1
 class Belady(Eviction):
     """No eviction has fewer misses on the same requests and slots (Belady 1966), compulsory ones included.
 
-    Score: minus the pass of the next use, of which `foresee` must tell before each use.
+    Score: minus the pass of the next use, which `foresee` must provide before each use.
     """
 
     def __init__(self, expert_index: ExpertIndex) -> None:
@@ -20,7 +20,7 @@ class Belady(Eviction):
         self._next: Floats = np.full(expert_index.size, float(NEVER))
 
     def foresee(self, ids: Ids, next_pass: Ids) -> None:
-        """The experts `ids` are used now, and then again in these passes; NEVER = not again."""
+        """The experts `ids` are used now, and next in the passes `next_pass`; NEVER = not again."""
         self._next[ids] = next_pass
 
     def admitted(self, ids: Ids, tick: Ids, now: int) -> None:

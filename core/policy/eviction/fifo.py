@@ -1,4 +1,4 @@
-"""First in, first out: the cheapest order there is."""
+"""First in, first out: the cheapest order."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ from core.settings.registry import register
     source="control; the textbook policy",
 )
 class FIFO(Eviction):
-    """Score: the tick of admission, which is what the base class keeps."""
+    """Score: the tick of admission, which the base class stores."""

@@ -1,4 +1,4 @@
-"""FineMoE's eviction: seldom used and unlikely to be used leaves first."""
+"""FineMoE's eviction: rarely used experts that are unlikely to be used are evicted first."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from core.settings.registry import register
     source="FineMoE section 4.5",
 )
 class FineMoE(Eviction):
-    """The paper evicts the largest 1 / (p x freq). Score: p x freq, freq = uses since the start plus one, so that what
-    a prefetch brought and nobody used yet is still told apart by its p."""
+    """The paper evicts the largest 1 / (p x freq). Score: p x freq, freq = uses since the start plus one, so that p
+    still ranks prefetched experts that were not used yet."""
 
     time_dependent: ClassVar[bool] = True
     uses_hints: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Least cache priority: how often and how lately, in one number."""
+"""Least cache priority: combines frequency and recency of use."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from core.settings.registry import Param, register
 class LCP(Eviction):
     """P = mu x rho^(nu / omega), mu = uses, nu = passes since the last one (tokens, while decoding).
 
-    Score: log2 P + now / omega x log2(1 / rho), which orders experts at any time as P does, for it lacks only what all
-    have in common; and it stays the same while an expert is unused: log2 mu + last use x log2(1 / rho) / omega.
+    Score: log2 P + now / omega x log2(1 / rho). It orders experts at any time as P does, since it omits only a term
+    that all share; and it stays constant while an expert is unused: log2 mu + last use x log2(1 / rho) / omega.
     """
 
     def __init__(self, expert_index: ExpertIndex, rho: float = 0.25, omega: int = 128) -> None:
@@ -45,7 +45,7 @@ class LCP(Eviction):
         self._fade = math.log2(1.0 / rho) / omega
         self._uses: npt.NDArray[np.int64] = np.zeros(expert_index.size, np.int64)
         self._log2 = _logarithms()
-        self._priority: Floats = np.full(expert_index.size, -1e300)  # the score at the last use; resident or not
+        self._priority: Floats = np.full(expert_index.size, -1e300)  # score at the last use; also of non-residents
 
     def admitted(self, ids: Ids, tick: Ids, now: int) -> None:
         self.score[ids] = self._priority[ids]
@@ -58,6 +58,6 @@ class LCP(Eviction):
 
 @cache
 def _logarithms() -> Floats:
-    """log2 of 0 (never asked for) to a million: from one table, they are the same for one expert and for many. More
-    uses count as a million."""
+    """log2 of 0 (never used) to a million. A table gives identical values for one expert and for many. More uses count
+    as a million."""
     return np.log2(np.maximum(np.arange(2**20), 1))

@@ -1,4 +1,4 @@
-"""Evict what is furthest from its next use by layer: layers come in turn, so that much of the future is known."""
+"""Evicts the expert whose layer is computed again last: layers run in a fixed order, so that this much is known."""
 
 from __future__ import annotations
 

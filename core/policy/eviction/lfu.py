@@ -1,4 +1,4 @@
-"""Least frequently used, optionally forgetting: the policy of MoE-Infinity's cache."""
+"""Least frequently used, optionally with decay: the policy of MoE-Infinity's cache."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from core.settings.registry import Param, register
     ),
 )
 class LFU(Eviction):
-    """Score: uses since the start, of experts that left as well, plus a fraction for the tick of the last one.
+    """Score: uses since the start, counted on across evictions, plus a fraction for the tick of the last one.
 
     With a half-life h the count is sum 2^(t / h) over the tokens t of its uses: later uses weigh more, which orders
-    experts as halving all older ones would, without touching them. Kept as its logarithm, it cannot overflow.
+    experts as halving all older ones would, without updating them. Stored as its logarithm, it cannot overflow.
     """
 
     def __init__(self, expert_index: ExpertIndex, half_life: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""No cache at all: the lower bound that every cache is measured against."""
+"""No cache: the lower bound that every cache is measured against."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ from core.settings.registry import register
     source="on-demand offloading, the baseline of all five papers",
 )
 class NoCache(LRU):
-    """Experts leave when their step ends; what a prefetch brought stays until it is used once."""
+    """Experts are evicted when their step ends; prefetched ones stay until they are used once."""
 
     retains: ClassVar[bool] = False

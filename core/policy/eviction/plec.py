@@ -1,4 +1,4 @@
-"""Predictive locality-aware expert caching: what the coming layers will use stays, what is behind leaves first."""
+"""Predictive locality-aware expert caching: keeps experts of the coming layers, evicts those of passed layers first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random replacement: what a policy must beat to have learnt anything from the past."""
+"""Random replacement: the baseline for policies that use the past."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORD = 0xFFFFFFFF
     params=(Param("seed", "int", 0, "Which random sequence.", title="Seed", low=0, high=2**31 - 1, step=1),),
 )
 class RandomEviction(Eviction):
-    """Score: a hash of the expert, the pass and the layer being computed, so that no order of asking matters."""
+    """Score: a hash of the expert, the pass and the layer being computed, independent of the order of calls."""
 
     time_dependent: ClassVar[bool] = True
 
@@ -30,7 +30,7 @@ class RandomEviction(Eviction):
         super().__init__(expert_index)
         self._seed = seed
         self._hash = _mixed(expert_index.eid.astype(np.uint32))
-        self._own = self._hash ^ _of_layer(expert_index.layer_of)  # where every layer is computed by itself
+        self._own = self._hash ^ _of_layer(expert_index.layer_of)  # where every layer is computed for itself
 
     def admitted(self, ids: Ids, tick: Ids, now: int) -> None:
         self.score[ids] = 0.0
@@ -42,7 +42,7 @@ class RandomEviction(Eviction):
 
 
 def _mixed(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    """Every word replaced by one whose high bits depend on all of its bits."""
+    """Mix each word: its high bits then depend on all of its bits."""
     words = words * np.uint32(0x85EBCA6B)
     words ^= words >> np.uint32(15)
     words *= np.uint32(0xC2B2AE35)
@@ -54,7 +54,7 @@ def _of_layer(layer: Ids) -> npt.NDArray[np.uint32]:
 
 
 def _scalar(number: int) -> int:
-    """The same for one number of any size, folded to 32 bits."""
+    """A hash of one number of any size, folded to 32 bits."""
     word = (number ^ number >> 32) & WORD
     word = (word ^ word >> 16) * 0x85EBCA6B & WORD
     word = (word ^ word >> 13) * 0xC2B2AE35 & WORD

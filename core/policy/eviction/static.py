@@ -1,4 +1,4 @@
-"""A cache that does not learn: the experts a profile used most stay."""
+"""A cache that does not adapt: keeps the experts most used in a profile."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ PINNED = 1e12  # above any count of a profile
     source="control; profiled placement as in MoE-Infinity and BuddyMoE's baselines",
 )
 class Static(Eviction):
-    """Score: the profile's count, far above it for a pinned expert, plus a fraction for the tick of the last use."""
+    """Score: the profile's count, far above any count for a pinned expert, plus a fraction for the tick of the last
+    use."""
 
     time_dependent: ClassVar[bool] = True
 

@@ -1,1 +1,1 @@
-"""When prefetching pays."""
+"""Decides when prefetching pays off."""

@@ -7,18 +7,18 @@ from collections.abc import Callable
 
 from core.types import StepRecord
 
-WINDOW = 32  # decoded tokens that a judgement rests on
-REST = 128  # tokens of the first pause; each one that follows a failed trial is twice as long ...
-LONGEST = 4096  # ... up to this
-MARGIN = 0.02  # of a token's time: what the loss must exceed before prefetching is paused
+WINDOW = 32  # decoded tokens per judgement
+REST = 128  # tokens of the first pause; doubles after each failed trial
+LONGEST = 4096  # longest pause
+MARGIN = 0.02  # share of token time that the loss must exceed before prefetching is paused
 
 
 class PrefetchThrottle:
-    """Judges by the net milliseconds of decoded tokens (core.cache.prefetch_cost). The first WINDOW of them,
-    after a start or a pause, only warm up what learns.
+    """Judges by the net milliseconds of decoded tokens (core.cache.prefetch_cost). The first WINDOW of them, after a
+    start or a pause, only warm up predictors that learn.
 
-    It pauses when their mean over a window is below -MARGIN of the mean token time, and goes on from a trial only when
-    it is not below 0: what is near 0 neither stops it nor brings it back. `say(text)` is told of either.
+    It pauses when their mean over a window is below -MARGIN of the mean token time, and continues after a trial only
+    when the mean is not below 0: values near 0 neither pause nor resume it. `say(text)` is called for both.
     """
 
     def __init__(self) -> None:
@@ -28,13 +28,13 @@ class PrefetchThrottle:
         self.restart()
 
     def restart(self) -> None:
-        """Forget what was measured: something else is prefetched, or otherwise. A pause is over."""
+        """Discard all measurements because what is prefetched, or how, has changed. Ends a pause."""
         self._window: deque[tuple[float, float]] = deque(maxlen=WINDOW)  # (net, total) ms of the last tokens
         self._warming, self._left, self._rest, self._trial = WINDOW, 0, REST, False
         self.paused = False
 
     def note(self, step: StepRecord) -> None:
-        """Another pass is over; only decoded tokens count."""
+        """Take a pass into account; only decoded tokens count."""
         if not self.enabled or step.phase != "decode":
             return
         if self.paused:

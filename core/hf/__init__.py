@@ -1,6 +1,7 @@
-"""The seam to transformers: find the experts, load everything else, read experts from disk, hook the computation in.
+"""Interface to transformers: finds the experts, loads everything else, reads experts from disk, hooks the computation
+in.
 
-Everything that touches transformers' internals is in this package. Works with transformers >= 5.17, < 6.
+All code that depends on transformers' internals is in this package. Works with transformers >= 5.17, < 6.
 """
 
 from core.hf.checkpoint import CheckpointReader

@@ -1,7 +1,7 @@
-"""What a config.json may say: kinds and bounds of the values that decide what is built, allocated and computed.
+"""Types and bounds of the config.json values that determine what is built, allocated and computed.
 
-Checked once, where a config comes in; whoever reads it afterwards can trust it. transformers checks kinds of its own
-fields, but neither bounds nor what is not a number, and it builds a model of 2 ** 31 layers without a question.
+Checked once, when a config is read; later code can rely on it. transformers checks the types of its own fields, but
+neither bounds nor NaN, and would build a model of 2 ** 31 layers.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 
 class Most(NamedTuple):
-    """Far above every model there is, and far below what would keep a machine busy for minutes."""
+    """Upper bounds: far above every existing model, and far below what would keep a machine busy for minutes."""
 
     layers: int = 1000
-    experts: int = 1 << 14  # routed ones, in a layer
-    width: int = 1 << 20  # of any layer
+    experts: int = 1 << 14  # routed experts per layer
+    width: int = 1 << 20  # width of any layer
     vocabulary: int = 1 << 23
-    tokens: int = 1 << 30  # of context
+    tokens: int = 1 << 30  # context length
 
 
 MOST = Most()
@@ -67,7 +67,7 @@ SCALES = (
 
 
 def wrong(config: Mapping[str, Any]) -> str:
-    """What is wrong with a config, as the end of a sentence: "num_hidden_layers is 0, not ..."; "" when nothing is."""
+    """The problem with a config, as the end of a sentence: "num_hidden_layers is 0, not ..."; "" when there is none."""
     if not isinstance(config.get("text_config", {}), Mapping):
         return f"its text_config is {config['text_config']!r:.60}, not an object"
     for path, name, value in _values(config, ""):
@@ -82,7 +82,7 @@ def wrong(config: Mapping[str, Any]) -> str:
 
 
 def _values(part: Any, path: str) -> Iterator[tuple[str, str, Any]]:
-    """(where it is, its name, value) of everything below; a list's values have the name of the list."""
+    """Yields (path, name, value) of everything below; a list's values have the name of the list."""
     for name, value in part.items():
         for each in value if isinstance(value, list) else [value]:
             yield f"{path}{name}", name, each
@@ -91,7 +91,7 @@ def _values(part: Any, path: str) -> Iterator[tuple[str, str, Any]]:
 
 
 def _wanted(path: str, name: str, value: Any) -> str:
-    """What a value should have been, or "". null is what transformers' default stands for."""
+    """What a value should have been, or "" if it is valid. null stands for transformers' default."""
     if value is None or path.startswith(("quantization_config", "vision_config", "audio_config")):
         return ""
     if name in DTYPES and isinstance(value, str) and not NUMBER_TYPE.fullmatch(value):
@@ -132,7 +132,7 @@ def _bounds(name: str) -> tuple[int, int] | None:
 
 
 def _chosen(config: Mapping[str, Any]) -> str:
-    """Experts chosen for a token, and groups of them, that there are not."""
+    """The problem with a top-k or a number of expert groups that exceeds what exists, or ""."""
     stated = [name for name in EXPERTS if type(config.get(name)) is int and config[name] > 0]
     experts = stated[0] if stated else None
     if other := next((name for name in stated[1:] if config[name] != config[stated[0]]), None):

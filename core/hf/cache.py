@@ -1,8 +1,8 @@
-"""The layers of a cache of fixed size: what the budget reserved is what is allocated, once, and reused.
+"""KV cache layers of fixed size: the memory that the budget reserved is allocated once and reused.
 
-transformers' own layers concatenate the whole cache for every token; these write into their place. The states of
-linear attention and of short convolutions have one size whatever the context: transformers' own code keeps them, here
-their bytes are counted. A layer of any other kind is refused by name, as nothing could promise its size.
+transformers' own layers concatenate the whole cache for every token; these write in place. The states of linear
+attention and short convolutions have one size for every context: transformers' own code keeps them, and this module
+counts their bytes. A layer of any other kind is refused by name, because its size cannot be guaranteed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from core.errors import ModelError
 
 
 class ReservedTensor:
-    """A tensor of fixed size along one dimension, filled from the front. Allocated when the first piece arrives."""
+    """A tensor of fixed capacity along one dimension, filled from the front. Allocated at the first append."""
 
     __slots__ = ("_capacity", "_dim", "_tensor", "bytes", "length")
 
@@ -34,7 +34,7 @@ class ReservedTensor:
         self.length = self.bytes = 0
 
     def append(self, new: torch.Tensor) -> torch.Tensor:
-        """Everything so far with `new` behind it, a view. Raises ValueError when the capacity is passed."""
+        """Append `new` and return a view of everything so far. Raises ValueError when the capacity is exceeded."""
         if self._tensor is None:
             self._tensor = self._allocate(new)
         start, end = self.length, self.length + new.shape[self._dim]
@@ -45,7 +45,7 @@ class ReservedTensor:
         return self._tensor.narrow(self._dim, 0, end)
 
     def keep_last(self, full: torch.Tensor) -> torch.Tensor:
-        """Hold the last positions of `full`, as many as there is room for, and nothing else; a view of them."""
+        """Replace the content by the last positions of `full`, as many as fit; returns a view of them."""
         self.length = 0
         kept = min(self._capacity, full.shape[self._dim])
         return self.append(full.narrow(self._dim, full.shape[self._dim] - kept, kept))
@@ -59,13 +59,13 @@ class ReservedTensor:
 
 
 class Reserved:
-    """What every layer here can do beside being a layer of transformers' cache.
+    """Interface of every layer here, in addition to that of transformers' cache layers.
 
-    Made by `reserve`, which gives a layer of transformers one of these classes and calls `_reserve`.
+    Created by `reserve`, which replaces a transformers layer by one of these classes and calls `_reserve`.
     """
 
-    window: int | None = None  # most positions kept; None = all of the context
-    state_bytes = 0  # allocated, the same for every context
+    window: int | None = None  # maximum positions kept; None = the whole context
+    state_bytes = 0  # bytes allocated independent of the context
 
     @property
     def growing_bytes(self) -> int:
@@ -73,10 +73,10 @@ class Reserved:
         return 0
 
     def clear(self) -> None:
-        """Forget everything, keep the memory."""
+        """Drop the content, keep the memory."""
 
     def _reserve(self, context: int) -> None:
-        """Prepare to hold `context` positions; nothing is allocated yet."""
+        """Set the capacity to `context` positions; nothing is allocated yet."""
 
 
 class ReservedLayer(Reserved, DynamicLayer):
@@ -90,7 +90,8 @@ class ReservedLayer(Reserved, DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append [batch, heads, n, dim] and return everything so far. Raises ValueError when the capacity is passed."""
+        """Append [batch, heads, n, dim] and return everything so far. Raises ValueError when the
+        capacity is exceeded."""
         if not self.is_initialized:
             self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
         keys, values = self._rooms
@@ -111,7 +112,7 @@ class ReservedLayer(Reserved, DynamicLayer):
 
 
 class ReservedWindow(Reserved, DynamicSlidingWindowLayer):
-    """Sliding window: the last `window` keys and values; the token at hand brings its own."""
+    """Sliding window: the last `window` keys and values; the current token's own come with the call."""
 
     def _reserve(self, context: int) -> None:
         super()._reserve(context)
@@ -122,7 +123,7 @@ class ReservedWindow(Reserved, DynamicSlidingWindowLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What is in the window, then [batch, heads, n, dim] behind it; the new ones' last positions are kept."""
+        """Return the window's content followed by [batch, heads, n, dim], and keep the last positions of both."""
         full: tuple[torch.Tensor, torch.Tensor] = super().update(key_states, value_states, *args, **kwargs)
         self.keys, self.values = (room.keep_last(t) for room, t in zip(self._rooms, full, strict=True))
         return full
@@ -139,14 +140,14 @@ class ReservedWindow(Reserved, DynamicSlidingWindowLayer):
 
 
 class ReservedStates(Reserved, LinearAttentionLayer):
-    """Linear attention and short convolutions: states whose size no context changes."""
+    """Linear attention and short convolutions: states whose size does not depend on the context."""
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
         super().lazy_initialization(*args, **kwargs)
         self.state_bytes = sum(t.numel() * t.itemsize for t in self.states())
 
     def states(self) -> list[torch.Tensor]:
-        """What is kept, once the first pass has allocated it."""
+        """The states, once the first pass has allocated them."""
         return [t for t in (*self.conv_states.values(), *self.recurrent_states.values()) if t is not None]
 
     def clear(self) -> None:
@@ -155,15 +156,15 @@ class ReservedStates(Reserved, LinearAttentionLayer):
 
 
 class ReservedHybrid(ReservedStates, ReservedLayer, LinearAttentionAndFullAttentionLayer):
-    """States, and full attention beside them."""
+    """States and full attention."""
 
 
 class ReservedHybridWindow(ReservedStates, ReservedWindow, LinearAttentionAndSlidingWindowAttentionLayer):
-    """States, and a sliding window beside them."""
+    """States and a sliding window."""
 
 
 class ReservedIndexed(ReservedLayer, cache_utils.DynamicIndexedLayer):
-    """Full attention that selects positions by a small index of its own [batch, context, dim]."""
+    """Full attention that selects positions by a small index [batch, context, dim]."""
 
     def _reserve(self, context: int) -> None:
         super()._reserve(context)
@@ -177,7 +178,7 @@ class ReservedIndexed(ReservedLayer, cache_utils.DynamicIndexedLayer):
 
     @property
     def growing_bytes(self) -> int:
-        positions = getattr(self, "indexer_position_ids", None)  # the model's own, of some models, on one layer
+        positions = getattr(self, "indexer_position_ids", None)  # some models store these on one layer
         return super().growing_bytes + self._index.bytes + (0 if positions is None else positions.nbytes)
 
     def clear(self) -> None:
@@ -194,13 +195,13 @@ RESERVED: dict[type[Any], type[Reserved]] = {
     LinearAttentionAndSlidingWindowAttentionLayer: ReservedHybridWindow,
     cache_utils.DynamicIndexedLayer: ReservedIndexed,
 }
-if hasattr(cache_utils, "DummyLayer"):  # since transformers 5.18: what has no attention, or looks at another's
+if hasattr(cache_utils, "DummyLayer"):  # since transformers 5.18: layers without attention, or that share another's
     RESERVED[cache_utils.DummyLayer] = type("ReservedNothing", (Reserved, cache_utils.DummyLayer), {})
 
 
 def reserve(cache: DynamicCache, context: int) -> list[Reserved]:
-    """Give every layer of a new cache its fixed size, for `context` positions, and return them: one for each layer
-    of the model. Raises ModelError for a layer of another kind, leaving the cache as it was."""
+    """Replace every layer of a new cache by one of fixed size, for `context` positions, and return these: one per layer
+    of the model. Raises ModelError for an unsupported kind of layer, leaving the cache unchanged."""
     for layer in cache.layers:
         if type(layer) not in RESERVED:
             raise ModelError(f"it keeps a state, {type(layer).__name__}, that Moestro does not know")
@@ -212,6 +213,6 @@ def reserve(cache: DynamicCache, context: int) -> list[Reserved]:
 def _reserved(layer: Any, context: int) -> Reserved:
     kind = RESERVED[type(layer)]
     own = kind.__new__(kind)
-    vars(own).update(vars(layer))  # what transformers set up from the config, in any version of it
+    vars(own).update(vars(layer))  # attributes that transformers set from the config, in any version
     own._reserve(context)
     return own

@@ -1,7 +1,7 @@
-"""A model's chat template, run within limits: it is a program that came with the model, and it may never end.
+"""Runs a model's chat template within limits: it is untrusted code from the model and may never terminate.
 
-jinja's sandbox, in which transformers runs it, keeps it from files and from Python; it limits neither time nor memory.
-Here it is stopped between two calls of Python that it makes, in the thread that runs it.
+jinja's sandbox, in which transformers runs it, blocks access to files and Python; it limits neither time nor memory.
+Here it is stopped between two of its Python calls, in the thread that runs it.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from transformers import PreTrainedTokenizerBase
 from core.errors import ModelError
 from core.system.wording import reason
 
-SECONDS = 5.0  # of this thread's own computing; a template takes milliseconds
-CHARACTERS = 64 << 20  # of what it makes
-MEMORY_BYTES = 1 << 30  # by which the process may grow meanwhile
-EVERY = 8  # calls between two looks at the clock ...
-LOOK_S = 0.005  # ... and time computed between two looks at the memory, which cost more
+SECONDS = 5.0  # CPU seconds of this thread; a template takes milliseconds
+CHARACTERS = 64 << 20  # of the output
+MEMORY_BYTES = 1 << 30  # growth of the process meanwhile
+EVERY = 8  # calls between two checks of the clock ...
+LOOK_S = 0.005  # ... and CPU seconds between two checks of the memory, which cost more
 ADVICE = "Download the model's tokenizer files again, or remove its chat template to chat without one."
 
 
 class _Beyond(Exception):
-    """A limit was passed; the text says which."""
+    """A limit was exceeded; the text says which."""
 
 
 def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, str]], **options: Any) -> str:
-    """The text of a chat by the tokenizer's template, which it has; `options` as `apply_chat_template` takes them.
+    """Render a chat with the tokenizer's template, which must exist; `options` as in `apply_chat_template`.
 
-    Raises ModelError, in the user's words, when the template is no template, fails, or passes a limit; TemplateError
-    with the template's own words when it says itself that it does not take such a chat.
+    Raises ModelError, worded for the user, when the template is invalid, fails, or exceeds a limit; TemplateError with
+    the template's own message when it rejects the chat.
     """
     try:
         with _within():
@@ -52,17 +52,17 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, s
     except SecurityError:
         raise ModelError(f"The model's chat template asks for what no template may have. {ADVICE}") from None
     except TemplateError as error:
-        if type(error) is TemplateError:  # raise_exception of the template's own
+        if type(error) is TemplateError:  # the template called raise_exception
             raise
         raise ModelError(f"The model's chat template fails: {reason(error)}. {ADVICE}") from None
-    except Exception as error:  # a program of anybody's
+    except Exception as error:  # an untrusted program can raise anything
         raise ModelError(f"The model's chat template fails: {reason(error)}. {ADVICE}") from None
     return text
 
 
 def prompt_of(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, str]]) -> str:
-    """The text of a chat that is to be answered. Raises ModelError as `render` does, and with the template's words when
-    it does not take this chat."""
+    """The prompt text of a chat, ready for an answer. Raises ModelError as `render` does, and with the template's
+    message when it rejects the chat."""
     try:
         return render(tokenizer, messages, add_generation_prompt=True)
     except TemplateError as error:
@@ -73,17 +73,17 @@ def prompt_of(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str
 
 
 def check(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises ModelError when the template cannot even write one message of a user's."""
+    """Raises ModelError when the template cannot even render a single user message."""
     if tokenizer.chat_template is not None:
         try:
             render(tokenizer, [{"role": "user", "content": "Hello"}], add_generation_prompt=True)
         except TemplateError:
-            pass  # it wants another beginning, and says so to whoever chats
+            pass  # it requires another first message; the error is reported when chatting
 
 
 @contextmanager
 def _within() -> Iterator[None]:
-    """Count what this thread does by calls of functions, and stop it when it takes too long or too much memory."""
+    """Trace this thread's function calls, and raise when it exceeds the limits of time or memory."""
     before, began, process = sys.getprofile(), time.thread_time(), psutil.Process()
     grown_from = process.memory_info().rss
     calls, looked = 0, began

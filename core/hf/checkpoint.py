@@ -1,6 +1,6 @@
-"""Read one expert at a time from a checkpoint on disk, whatever its layout there.
+"""Reads one expert at a time from a checkpoint on disk, whatever its layout there.
 
-Which checkpoint tensors make up a parameter, and how they are merged, is transformers' own conversion mapping; it is
+transformers' own conversion mapping defines which checkpoint tensors make up a parameter and how they are merged; it is
 run here on a single expert's tensors instead of all of them. Verified bit for bit against a plain load.
 """
 
@@ -33,14 +33,14 @@ AHEAD = re.compile(r"\.(eh_proj|enorm|hnorm|shared_head|nextn|mtp)\b")
 
 
 class Recipe(NamedTuple):
-    """Where a stacked parameter comes from: checkpoint tensors by pattern, in expert order, and how they are merged."""
+    """Source of a stacked parameter: checkpoint tensors by pattern, in expert order, and how they are merged."""
 
-    converter: Any  # transformers' WeightConverter; None: the tensor is stored as the model wants it
+    converter: Any  # transformers' WeightConverter; None: stored in the model's own layout
     keys: dict[str, list[str]]
 
 
 class _One:
-    """A model as a conversion may look at it: of every expert parameter's shape, with one expert."""
+    """Stand-in for the model during a conversion: has every expert parameter's shape, with a single expert."""
 
     def __init__(self, parts: Mapping[str, PartSpec]) -> None:
         self._parts = parts
@@ -52,11 +52,11 @@ class _One:
 
 
 class CheckpointReader:
-    """Reads experts lazily. `model` is a skeleton or a meta model of the same checkpoint, which is a model directory
-    or any `Tensors`, owned from here on.
+    """Reads experts lazily. `model` is a skeleton or a meta model of the same checkpoint; the checkpoint is a model
+    directory or any `Tensors`, which this reader then owns.
 
-    Thread-safe. Owns open files until `close`; after that they can be deleted, on Windows too.
-    Raises ModelError when the checkpoint lacks an expert's weights.
+    Thread-safe. Owns open files until `close`; after that they can be deleted, on Windows too. Raises ModelError when
+    the checkpoint lacks an expert's weights.
     """
 
     def __init__(self, model: nn.Module, checkpoint: ModelPath | Tensors) -> None:
@@ -82,7 +82,7 @@ class CheckpointReader:
         return {part: self._part(target, expert) for part, target in self._targets(layer, expert).items()}
 
     def read_coded(self, layer: int, expert: int) -> dict[str, QuantizedTensor | torch.Tensor]:
-        """The same, but as codes where the checkpoint stores codes that one of our formats holds."""
+        """As `read`, but returns codes where the checkpoint stores codes that one of our formats can hold."""
         parts: dict[str, QuantizedTensor | torch.Tensor] = {}
         for part, target in self._targets(layer, expert).items():
             coded = self._coded(part, target, expert)
@@ -90,8 +90,8 @@ class CheckpointReader:
         return parts
 
     def dense_names(self) -> list[str]:
-        """The checkpoint's tensors that the model needs and that are not experts, in order. Of tied weights that are
-        stored twice and equal, one: transformers ties them again."""
+        """The checkpoint's non-expert tensors that the model needs, in order. Of tied weights stored twice with equal
+        values, only one: transformers ties them again."""
         tied = self._model.all_tied_weights_keys
         keys = {target: key for key, target in self._dense.items()}
         double = {
@@ -104,7 +104,7 @@ class CheckpointReader:
         return [key for key in self._dense if key not in double]
 
     def content_hash(self) -> str:
-        """The model's identity: see `files.content_hash`. Raises ModelError unless made from a model directory."""
+        """The model's identity: see `files.content_hash`. Raises ModelError unless opened from a model directory."""
         if self._files is None:
             raise ModelError("This checkpoint was not opened as a model directory: its source knows its identity.")
         return content_hash(self._files)
@@ -119,14 +119,14 @@ class CheckpointReader:
         self.close()
 
     def _targets(self, layer: int, expert: int) -> dict[str, str]:
-        """Part -> the stacked parameter that it is a row of."""
+        """Part -> name of the stacked parameter that contains it as a row."""
         site = self.sites[layer]
         if not 0 <= expert < site.num_experts:
             raise IndexError(f"layer {layer} has no expert {expert}")
         return {part: f"{site.name}.{part}" for part in site.parts}
 
     def _ingredients(self, target: str, expert: int) -> dict[str, tuple[str, int | None]]:
-        """What one expert's row of a parameter is made of: by pattern, the tensor's name and its row (None: all)."""
+        """Sources of one expert's row of a parameter: by pattern, the tensor's name and its row (None: all)."""
         return self._parts_of(self._recipes[target], self.sites[0].num_experts, expert)
 
     @staticmethod
@@ -157,7 +157,7 @@ class CheckpointReader:
         converter = recipe.converter
         if converter is None:
             return next(iter(ingredients.values())).squeeze(0)
-        halves = len(converter.target_patterns)  # more than one: this expert's, then as many of other targets
+        halves = len(converter.target_patterns)  # if several: this expert's, then one for each other target
         tensors: dict[str, Any] = {pattern: [tensor] * halves for pattern, tensor in ingredients.items()}
         for operation in converter.operations:
             tensors = operation.convert(
@@ -174,7 +174,7 @@ class CheckpointReader:
         return tensor.squeeze(0)
 
     def _index(self) -> dict[str, Recipe]:
-        """Map every checkpoint tensor to the parameter it feeds, as transformers' loader would."""
+        """Map every checkpoint tensor to the parameter it feeds, as transformers' loader does."""
         mapping = [*get_model_conversion_mapping(self._model), *getattr(self.sites[0].module, CONVERSIONS, ())]
         rows = getattr(self.sites[0].module, ROWS, 0)
         renamings = [w for w in mapping if isinstance(w, WeightRenaming)]
@@ -215,8 +215,8 @@ class CheckpointReader:
             )
 
     def _check_layers(self, unused: Mapping[str, str], known: Mapping[str, object]) -> None:
-        """Raises ModelError when the checkpoint has layers that config.json leaves out, other than those that predict
-        further tokens, which no model of transformers has."""
+        """Raises ModelError when the checkpoint has layers that config.json omits, except multi-token prediction
+        layers, which transformers' models do not have."""
         last: dict[str, int] = {}
         for name in known:
             if at := NUMBERED.fullmatch(name):

@@ -1,8 +1,8 @@
-"""Run a conversion on codes, scales and zeros instead of on weights.
+"""Runs a checkpoint conversion on codes, scales and zeros instead of on weights.
 
-What turns checkpoint tensors into a model's expert is layout alone: stack, concatenate, transpose. Done to codes,
-scales and zeros one by one it gives the very expert, as codes: unless it cuts across groups. That is tried, once for
-each shape.
+Converting checkpoint tensors to a model's expert only changes the layout: stack, concatenate, transpose. Applied to
+codes, scales and zeros separately it gives the same expert as codes, unless it cuts across groups. That is tested once
+per shape.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Planes = dict[str, torch.Tensor]
 
 
 class Merger:
-    """Merges the coded ingredients of an expert's part. Remembers for which shapes that works. Thread-safe."""
+    """Merges the coded ingredients of an expert's part. Caches the shapes for which that works. Thread-safe."""
 
     def __init__(self) -> None:
         self._works: dict[Hashable, bool] = {}
@@ -26,9 +26,9 @@ class Merger:
     def merge(
         self, parts: Mapping[str, QuantizedTensor], convert: Callable[[Planes], torch.Tensor], kind: Hashable
     ) -> QuantizedTensor | None:
-        """`parts` as stored, made one by `convert`; None where they are coded differently or do not merge as codes.
+        """Merge `parts`, as stored, by `convert`; None where they are coded differently or cannot be merged as codes.
 
-        `kind` names what is converted alike.
+        `kind` is the cache key: equal for conversions that behave alike.
         """
         first = next(iter(parts.values()))
         if any((c.format, c.zero is None) != (first.format, first.zero is None) for c in parts.values()):
@@ -48,12 +48,12 @@ class Merger:
 
 
 def _works(parts: Mapping[str, QuantizedTensor], convert: Callable[[Planes], torch.Tensor]) -> bool:
-    """Whether each code still meets its own group, of the size that the format has: every group is given a number."""
+    """Test whether each code keeps its own group, of the format's size, by converting numbered groups."""
     numbers = {p: torch.arange(c.scale.numel(), dtype=torch.int32).view(c.scale.shape) for p, c in parts.items()}
     try:
         groups = convert(dict(numbers))
         wanted = convert({p: spread(n, parts[p].codes.shape) for p, n in numbers.items()})
-    except (RuntimeError, ValueError, IndexError):  # an operation that scales have too few dimensions for
+    except (RuntimeError, ValueError, IndexError):  # scales have too few dimensions for the operation
         return False
     split = [part for part, whole in zip(groups.shape, wanted.shape, strict=True) if part != whole]
     group = format_of(next(iter(parts.values())).format).group
@@ -63,7 +63,8 @@ def _works(parts: Mapping[str, QuantizedTensor], convert: Callable[[Planes], tor
 
 
 def spread(groups: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """One number a group -> one a weight. Raises ValueError when `shape` is not made of whole groups."""
+    """Expand one number per group to one per weight. Raises ValueError when `shape` does not
+    consist of whole groups."""
     if groups.dim() != len(shape) or any(whole % part for whole, part in zip(shape, groups.shape, strict=True)):
         raise ValueError(f"{tuple(groups.shape)} are not the groups of {tuple(shape)}")
     for dim, whole in enumerate(shape):

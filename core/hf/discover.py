@@ -1,4 +1,4 @@
-"""Find the Mixture-of-Experts layers of a loaded model, whatever its architecture. No model is known by name here."""
+"""Finds the Mixture-of-Experts layers of a loaded model, independent of its architecture's name."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from core.memory.codec import PartSpec
 from core.system.text_config import text_config
 
 FLAGS = ("num_experts", "has_gate", "has_bias", "is_transposed", "is_concatenated")  # set by transformers' decorator
-INITIALISED = "_is_hf_initialized"  # of transformers, on a module of whose own nothing is left to initialise
-PARTS = "_moestro_parts"  # on an experts module whose weights were stripped: what they were
+INITIALISED = "_is_hf_initialized"  # set by transformers on a module with no own parameters left to initialise
+PARTS = "_moestro_parts"  # on an experts module with stripped weights: their specs
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ExpertsSite:
-    """One MoE layer. `index` counts MoE layers from 0. Holds references to the model's own modules, no weights."""
+    """One MoE layer. `index` counts MoE layers from 0. References the model's own modules; holds no weights."""
 
     index: int
     name: str  # dotted name of `module` in the model
@@ -33,12 +33,12 @@ class ExpertsSite:
     has_gate: bool
     has_bias: bool
     is_transposed: bool  # weights are [in, out] instead of [out, in]
-    is_concatenated: bool  # gate and up stand one after another; False: interleaved
+    is_concatenated: bool  # gate and up are concatenated; False: interleaved
     has_post_expert_norm: bool
 
 
 class RouterOutput(NamedTuple):
-    """What a router returned, in one order whatever the model's: versions of transformers differ."""
+    """A router's output in a fixed order; models and versions of transformers differ in theirs."""
 
     logits: torch.Tensor  # [T, E]
     weights: torch.Tensor  # [T, k]
@@ -46,13 +46,13 @@ class RouterOutput(NamedTuple):
 
 
 def read_router(site: ExpertsSite, output: tuple[torch.Tensor, ...]) -> RouterOutput:
-    """Tell a router's outputs apart: ids are the integers, logits are as wide as there are experts, and stand at the
-    other end from the ids where weights are that wide too (k = E). Raises ModelError for any other output."""
+    """Identify a router's outputs: ids are the integer tensor, logits are E wide, and where weights are E wide too (k =
+    E), logits are at the opposite end from the ids. Raises ModelError for any other output."""
     tensors = output if isinstance(output, tuple) else ()
     floats = [t.is_floating_point() for t in tensors]
     ids = [i for i, float_ in enumerate(floats) if not float_]
     wide = [i for i, float_ in enumerate(floats) if float_ and tensors[i].shape[-1] == site.num_experts]
-    if not wide and tensors and tensors[0].shape[-1] == site.num_experts + 1:  # one more: to use no expert (zaya)
+    if not wide and tensors and tensors[0].shape[-1] == site.num_experts + 1:  # one extra: "no expert" (zaya)
         tensors, wide = (tensors[0][..., :-1], *tensors[1:]), [0]
     if len(tensors) < 3 or not ids or not wide:
         raise ModelError(f"The router {type(site.router).__name__} does not return logits, weights and expert ids")
@@ -62,12 +62,12 @@ def read_router(site: ExpertsSite, output: tuple[torch.Tensor, ...]) -> RouterOu
 
 
 def is_experts(module: nn.Module) -> bool:
-    """Whether transformers' experts interface serves this module."""
+    """Whether transformers' experts interface supports this module."""
     return all(hasattr(module, flag) for flag in FLAGS)
 
 
 def part_specs(module: nn.Module) -> dict[str, PartSpec]:
-    """Shape and dtype of one expert's parts: from the parameters [E, ...], or as noted when they were stripped."""
+    """Shape and dtype of one expert's parts: from the parameters [E, ...], or as recorded when they were stripped."""
     noted: dict[str, PartSpec] | None = getattr(module, PARTS, None)
     if noted is not None:
         return noted
@@ -80,7 +80,7 @@ def part_specs(module: nn.Module) -> dict[str, PartSpec]:
 
 
 def strip(model: nn.Module) -> None:
-    """Delete the stacked expert parameters, noting what they were. The checkpoint's expert weights then have no target
+    """Delete the stacked expert parameters and record their specs. The checkpoint's expert weights then have no target
     and are never read."""
     for name, module in model.named_modules():
         if is_experts(module):
@@ -93,7 +93,7 @@ def strip(model: nn.Module) -> None:
 
 
 def find_experts(model: nn.Module) -> list[ExpertsSite]:
-    """Every MoE layer in order. Raises ModelError when there is none, or when layers differ in their experts."""
+    """Every MoE layer in order. Raises ModelError when there is none, or when the layers' experts differ."""
     recorded = _recorded_routers(model)
     sites: list[ExpertsSite] = []
     for name, module in model.named_modules():
@@ -129,7 +129,7 @@ def find_experts(model: nn.Module) -> list[ExpertsSite]:
 
 
 def _recorded_routers(model: nn.Module) -> tuple[type[nn.Module], ...]:
-    """Router classes as the model declares them for `output_router_logits`."""
+    """Router classes that the model declares for `output_router_logits`."""
     recorders: list[Any] = []
     for module in model.modules():
         declared = (getattr(module, "_can_record_outputs", None) or {}).get("router_logits")

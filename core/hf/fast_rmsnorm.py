@@ -1,8 +1,8 @@
-"""RMS norms of one token on a CPU in a few instructions, bit for bit what the model's own modules compute.
+"""RMS norms of one token on a CPU in a few instructions, bit-identical to the model's own modules.
 
-A token's norm is some eight calls of torch on a thousand numbers: calling takes far longer than computing. All but the
-sum, whose order is torch's own affair, is done in two native functions. A module is given them only where they return
-its very bits on random states; whatever else a module computes, it goes on computing itself.
+A norm of one token is about eight torch calls on a thousand numbers: the call overhead exceeds the computation. All but
+the sum, whose order of summation is torch's own, is done in two native functions. A module uses them only if they
+return identical bytes on random states; for all other inputs the module's own forward runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from core.native import numbers
 from core.native.compile import Function, compiled, widths
 from core.native.ir import Code, fp32
 
-MOST = 1 << 15  # numbers of a state, or of all heads: with more, torch's calls take no longer
+MOST = 1 << 15  # numbers of a state, or of all heads: above this, torch's calls are as fast
 ELEMENTS = 1 << 16  # numbers compared in a trial
 LANES = 16
 OWN = "forward"  # attribute of a module that shadows its class's method
@@ -27,7 +27,7 @@ Forward = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Form(NamedTuple):
-    """What functions are compiled for."""
+    """Compile-time parameters of the functions."""
 
     width: int
     epsilon: float
@@ -35,7 +35,7 @@ class Form(NamedTuple):
 
 
 def quicken(model: nn.Module) -> list[nn.Module]:
-    """Give every norm of a model that passes the trial a `forward` of its own; returns those modules."""
+    """Replace the `forward` of every norm that passes the trial; returns those modules."""
     found: list[nn.Module] = []
     tried: dict[tuple[type[nn.Module], Form], bool] = {}
     for module in model.modules():
@@ -51,13 +51,13 @@ def quicken(model: nn.Module) -> list[nn.Module]:
 
 
 def restore(modules: Iterable[nn.Module]) -> None:
-    """Undo it."""
+    """Undo `quicken`."""
     for module in modules:
         vars(module).pop(OWN, None)
 
 
 def _form(module: nn.Module) -> Form | None:
-    """What a module that may be a norm would compute; None for all others."""
+    """The computation of a module that may be a norm; None for all others."""
     weights = list(module.named_parameters())
     epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if [name for name, _ in weights] != ["weight"] or not isinstance(epsilon, float) or OWN in vars(module):
@@ -69,7 +69,7 @@ def _form(module: nn.Module) -> Form | None:
 
 
 class _Quick:
-    """The forward of one norm, x [..., width] -> [..., width]."""
+    """The replacement forward of one norm, x [..., width] -> [..., width]."""
 
     def __init__(self, module: nn.Module, form: Form) -> None:
         self._own: Forward = module.forward
@@ -96,7 +96,8 @@ class _Quick:
 
     @torch.inference_mode()
     def agrees(self, elements: int) -> bool:
-        """Whether it gives the module's bits for so many numbers: of single states, and then of many heads at once."""
+        """Whether the output is bit-identical to the module's for `elements` numbers: single states, then many heads at
+        once."""
         random, width = torch.Generator().manual_seed(0), self._form.width
         heads = max(min(elements, MOST) // width // 2, 1)
         for rows, times in ((1, elements // width // 2), (heads, 2)):
@@ -106,7 +107,7 @@ class _Quick:
                 try:
                     if not torch.equal(self(x), self._own(x)):
                         return False
-                except Exception:  # a module that is no norm refuses what is no input of its own
+                except Exception:  # a module that is not a norm rejects this input
                     return False
         return True
 
@@ -118,7 +119,7 @@ def _functions(form: Form) -> tuple[Function, Function]:
 
 
 def _square(form: Form) -> Code:
-    """@square(x, out, n): n squares in fp32."""
+    """Generates @square(x, out, n): n squares in fp32."""
     code = Code("void @square(ptr noalias %x, ptr noalias %out, i64 %n)")
     with code.loop(0, "%n", LANES) as each:
         x = numbers.load(code, "%x", each.index, LANES, form.dtype)
@@ -128,7 +129,7 @@ def _square(form: Form) -> Code:
 
 
 def _finish(form: Form) -> Code:
-    """@finish(x, sums, weight, out, rows): x / sqrt(sum / width + epsilon), rounded, times the weight."""
+    """Generates @finish(x, sums, weight, out, rows): x / sqrt(sum / width + epsilon), rounded, times the weight."""
     code = Code("void @finish(ptr noalias %x, ptr noalias %sums, ptr noalias %weight, ptr noalias %out, i64 %rows)")
     floats = f"<{LANES} x float>"
     with code.loop(0, "%rows") as row:

@@ -1,4 +1,4 @@
-"""A model directory on disk: is everything there and whole? Checked from names, sizes and headers, before any load.
+"""Checks that a model directory is complete and valid, from names, sizes and headers, before any load.
 
 Only safetensors is read; nothing is ever unpickled and no code of a model is run.
 """
@@ -17,7 +17,7 @@ from core.hf.stored import read_header
 from core.system.reading import CONFIG_BYTES, INDEX_BYTES, open_regular, read_json
 from core.system.text_config import text_config
 
-QUANTIZATION = ("quantization_config", "compression_config")  # the second: what older compressed-tensors wrote
+QUANTIZATION = ("quantization_config", "compression_config")  # the second: written by older compressed-tensors
 EDGE = 64 << 10  # bytes hashed at each end of a file
 INDEX = "model.safetensors.index.json"
 BESIDE = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
@@ -34,7 +34,7 @@ LIMITED = {
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A checked model directory: its config.json as it is, and the weight files that belong to it, in order."""
+    """A checked model directory: its unmodified config.json, and its weight files in order."""
 
     path: Path
     config: dict[str, Any]
@@ -46,8 +46,8 @@ ModelPath = str | os.PathLike[str] | ModelFiles
 
 
 def check_model(path: ModelPath) -> ModelFiles:
-    """Check a directory that is to be run as it is, and say what is wrong with it. Raises ModelError, for a quantized
-    checkpoint too: that is imported first. Reads no weights."""
+    """Check a directory that is to be run without import. Raises ModelError with the problem, also for a quantized
+    checkpoint, which must be imported first. Reads no weights."""
     if isinstance(path, ModelFiles):
         return path
     files = check_files(Path(path))
@@ -77,13 +77,13 @@ def check_files(root: Path) -> ModelFiles:
 
 
 def quantization(config: dict[str, Any]) -> str:
-    """How config.json says that the weights are quantized; empty when they are not."""
+    """The quantization method that config.json names; empty when the weights are not quantized."""
     found = quantization_settings(config)
     return str((found or {}).get("quant_method") or "an unnamed method") if found is not None else ""
 
 
 def quantization_settings(config: dict[str, Any]) -> dict[str, Any] | None:
-    """What config.json says of quantization, there or for its text model; None when it says nothing."""
+    """The quantization settings in config.json or its text model's config; None when there are none."""
     for owner in (config, text_config(config)):
         for name in QUANTIZATION:
             if found := owner.get(name):
@@ -108,7 +108,7 @@ def _config(root: Path) -> dict[str, Any]:
 
 
 def _check_beside(root: Path) -> None:
-    """Raises ModelError for a file beside config.json that transformers would read without any limit."""
+    """Raises ModelError for a file beside config.json that transformers would read without a size limit."""
     for name in BESIDE:
         file = root / name
         if os.path.lexists(file):
@@ -137,8 +137,8 @@ def _check_beside(root: Path) -> None:
 
 
 def _weight_files(root: Path) -> tuple[Path, ...]:
-    """The files transformers would read: model.safetensors, or else the shards its index names; their headers are
-    sound, and each tensor is in one of them: the one that the index says."""
+    """The files transformers would read: model.safetensors, or else the shards its index names. Checks that their
+    headers are valid and that each tensor is in exactly the file that the index names."""
     single, index = root / "model.safetensors", root / INDEX
     if os.path.lexists(single):
         read_header(single)
@@ -156,7 +156,7 @@ def _weight_files(root: Path) -> tuple[Path, ...]:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """Tensor -> file name, as the index says. Raises ModelError, also for files outside of its directory."""
+    """Tensor -> file name, from the index. Raises ModelError, also for files outside its directory."""
     found = read_json(index, INDEX_BYTES)
     found = found if isinstance(found, dict) else {}
     named = found.get("weight_map")
@@ -192,7 +192,7 @@ def _shards(root: Path, named: dict[str, str]) -> tuple[Path, ...]:
                     f"The tensor {tensor!r} is in {root / place[tensor]} and in {name}. Download the model again."
                 )
     for tensor, name in named.items():
-        if (found := place.get(tensor, name)) != name:  # one that is in none is missed by whoever needs it
+        if (found := place.get(tensor, name)) != name:  # a tensor in no file is reported by its reader
             raise ModelError(
                 f"{root / INDEX} is damaged, or not of these files: it says that {tensor!r} is in "
                 f"{name}, but it is in {found}. Download the model again."
@@ -202,7 +202,7 @@ def _shards(root: Path, named: dict[str, str]) -> tuple[Path, ...]:
 
 def content_hash(files: ModelFiles) -> str:
     """A fast identity of a model: sha256 over config.json, and of each weight file its size, header and 64 KiB at each
-    end. It tells models and versions apart; it does not prove that no byte in between was changed."""
+    end. It distinguishes models and versions; it does not detect every changed byte."""
     digest = hashlib.sha256((files.path / "config.json").read_bytes())
     for file in files.weights:
         size = file.stat().st_size

@@ -1,8 +1,8 @@
-"""Put our experts computation into a transformers model, and take it out again without a trace.
+"""Installs our experts computation in a transformers model, and removes it completely.
 
-Every experts module gets a `forward` of its own that shadows its class's: the same call as transformers' experts
-interface would make, without the way there. The name registered with that interface is what a model without experts is
-loaded under. Norms get one, too, where it is quicker (core.hf.fast_rmsnorm). State lives on the modules and in
+Every experts module gets an instance `forward` that shadows its class's: the same call as transformers' experts
+interface would make, without its overhead. The name registered with that interface is used to load a model without
+experts. Norms get a `forward` too, where that is faster (core.hf.fast_rmsnorm). State is kept on the modules and in
 `Installed`; this module has none.
 """
 
@@ -33,7 +33,7 @@ RouterObserver = Callable[[int, tuple[Any, ...], dict[str, Any], tuple[torch.Ten
 
 
 def register() -> None:
-    """Make the name known to transformers. Repeating it changes nothing."""
+    """Register the name with transformers; idempotent."""
     ALL_EXPERTS_FUNCTIONS.register(NAME, _unbound)
 
 
@@ -65,7 +65,7 @@ class Installed:
         self._quick = quicken(model)
 
     def uninstall(self) -> None:
-        """Remove the hooks and give the model its former experts implementation back."""
+        """Remove the hooks and restore the model's former experts implementation."""
         if self._before is None:
             return
         for handle in self._handles:
@@ -89,9 +89,9 @@ def install(
     experts_forward: ExpertsForward,
     router_observer: RouterObserver | None = None,
 ) -> Installed:
-    """Let `experts_forward` compute the experts of every site, and tell `router_observer` of every router call.
+    """Make `experts_forward` compute the experts of every site, and call `router_observer` for every router call.
 
-    Raises ModelError, having changed nothing, when the model has hooks of ours already.
+    Raises ModelError, with the model unchanged, when it already has hooks of ours.
     """
     if any(BOUND in vars(site.module) for site in sites):
         raise ModelError("This model is already in use by another engine. Unload that one first.")
@@ -116,19 +116,20 @@ def _observe(layer: int, observer: RouterObserver) -> Callable[..., None]:
 
 @torch.no_grad()
 def probe_router(site: ExpertsSite, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
-    """What `site`'s router would ask for, given the arguments another layer's router was called with.
+    """What `site`'s router would select, given the arguments of another layer's router call.
 
     Returns [T, E] fp32, the softmax of its logits; where a router ranks by more than its logits (correction bias,
     expert groups), the experts it would select are raised just above the others, so that the top k of a row are always
-    its choice. Fires no hooks. Arguments after the first that the site's block owns by name (the correction bias of
-    minimax_m2) are taken from this site, not from the layer that was observed.
+    its selection. Fires no hooks. Arguments after the first that the site's block owns by name (the correction bias of
+    minimax_m2) are taken from this site, not from the observed layer.
     """
     return preferences(call_router(site, args, kwargs))
 
 
 @torch.no_grad()
 def call_router(site: ExpertsSite, args: Sequence[Any], kwargs: Mapping[str, Any]) -> RouterOutput:
-    """What `site`'s router answers to the arguments of another layer's, with the care of `probe_router`."""
+    """The output of `site`'s router for the arguments of another layer's, substituting arguments as
+    in `probe_router`."""
     if len(args) + len(kwargs) > 1:
         kwargs = {**dict(zip(_parameters(type(site.router).forward), args, strict=False)), **kwargs}
         args = ()
@@ -137,7 +138,7 @@ def call_router(site: ExpertsSite, args: Sequence[Any], kwargs: Mapping[str, Any
 
 
 def preferences(answer: RouterOutput) -> torch.Tensor:
-    """[T, E] fp32: softmax of the logits, the selected experts raised just above the others."""
+    """[T, E] fp32: softmax of the logits, with the selected experts raised just above the others."""
     logits, _, ids = answer
     scores = logits.float().softmax(-1)
     best_of_others = scores.scatter(-1, ids, 0.0).amax(-1, keepdim=True)

@@ -1,7 +1,7 @@
-"""Find the norm before each router by running the model once without its experts: no name of a module is relied on.
+"""Finds the norm before each router by running the model once without its experts, independent of module names.
 
-The norm is the module of the model's width whose output is what the router was given. How much of what the experts
-return a layer adds to the residual stream is found in the same run: each layer runs twice, with noise for experts.
+The norm is the module of the model's width whose output is the router's input. The same run finds the factor with which
+a layer adds its experts' output to the residual stream: each layer runs twice, with noise in place of experts.
 """
 
 from __future__ import annotations
@@ -16,35 +16,36 @@ from torch import nn
 
 from core.hf.discover import ExpertsSite
 
-PLACE = "_moestro_place"  # on a router: what was found around it
-TOKENS = (1, 2, 3)  # of the run; not 0, which is often padding with a state of zeros
-LOUD = 16.0  # times a router's input is the noise: it must show beside a large residual stream
+PLACE = "_moestro_place"  # on a router: its `Place`
+TOKENS = (1, 2, 3)  # token ids of the run; not 0, which is often padding with a zero state
+LOUD = 16.0  # noise relative to a router's input: must be visible in a large residual stream
 
 
 class Place(NamedTuple):
-    """What surrounds a router. `scale`: the layer adds so many times its experts' output to the residual stream (1, or
-    granite's residual_multiplier), None where it does something else with it, and for the last layer."""
+    """Surroundings of a router. `scale`: factor by which the layer adds its experts' output to the residual stream (1,
+    or granite's residual_multiplier); None where it does something else with it, and for the last layer."""
 
     norm: nn.Module | None
     scale: float | None
 
 
 def norm_of(site: ExpertsSite) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """The norm before `site`'s router, [..., H] -> [..., H], fires no hooks; None where a router is not fed by one.
-    Known once `find_places` (or `watch`) has seen the model."""
+    """The norm before `site`'s router, [..., H] -> [..., H], fires no hooks; None where the router's input is not a
+    norm's output. Available after `find_places` (or `watch`) has run on the model."""
     norm = place_of(site).norm
     return None if norm is None else norm.forward
 
 
 def place_of(site: ExpertsSite) -> Place:
-    """What `find_places` found for this site."""
+    """The result of `find_places` for this site."""
     found: Place = getattr(site.router, PLACE, Place(None, None))
     return found
 
 
 def find_places(model: Any, sites: Sequence[ExpertsSite]) -> list[Place]:
-    """Run three tokens up to the last router, experts replaced by noise, and note what feeds each router. The second
-    call for a model runs nothing. Hooks that are in the model fire, as in any pass; its caches are not touched."""
+    """Run three tokens up to the last router, with experts replaced by noise, and record which module feeds each
+    router. A second call for the same model runs nothing. Hooks already in the model fire, as in any pass; its caches
+    are not touched."""
     if not all(hasattr(site.router, PLACE) for site in sites):
         for site, place in zip(sites, _run(model, sites), strict=True):
             setattr(site.router, PLACE, place)
@@ -64,20 +65,20 @@ def _run(model: Any, sites: Sequence[ExpertsSite]) -> list[Place]:
 
 
 class _Enough(Exception):
-    """The last router has been asked."""
+    """The last router has run; ends the pass."""
 
 
 class _Run:
-    """The hooks of one run, and what they saw."""
+    """The hooks of one run, and their observations."""
 
     def __init__(self, model: Any, sites: Sequence[ExpertsSite]) -> None:
         self._last = len(sites) - 1
         self._normed: list[tuple[nn.Module, torch.Tensor]] = []  # (norm, its output) since the last router
-        self._again = False  # a layer is run for the second time
+        self._again = False  # a layer runs for the second time
         self.noise = 1.0
         self.norm: dict[int, nn.Module] = {}
         self.scale: dict[int, float | None] = {}
-        self.added: dict[int, torch.Tensor] = {}  # what a layer's noise is, once
+        self.added: dict[int, torch.Tensor] = {}  # a layer's noise, at factor 1
         width = model.get_input_embeddings().weight.shape[-1]
         self._handles = [m.register_forward_hook(self._norm_ran) for m in model.modules() if _norm_like(m, width)]
         for site in sites:
@@ -115,7 +116,7 @@ class _Run:
 
 
 def _layer(model: nn.Module, name: str) -> nn.Module:
-    """The innermost module around `name` that is an item of a list: a model's layer."""
+    """The model layer that contains `name`: the innermost module that is an item of a list."""
     parts = name.split(".")
     at = max(i for i, part in enumerate(parts) if part.isdigit())
     return model.get_submodule(".".join(parts[: at + 1]))
@@ -123,7 +124,7 @@ def _layer(model: nn.Module, name: str) -> nn.Module:
 
 @contextmanager
 def _noise(sites: Sequence[ExpertsSite], run: _Run) -> Iterator[None]:
-    """Experts that return something as large as what they are given, `run.noise` times, and compute nothing."""
+    """Replace the experts by noise of `run.noise` times their input's magnitude."""
 
     def forward(index: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         run.added[index] = hidden.flip(-1) * LOUD
@@ -142,25 +143,25 @@ def _noise(sites: Sequence[ExpertsSite], run: _Run) -> Iterator[None]:
 
 
 def _norm_like(module: nn.Module, width: int) -> bool:
-    """Has no parameters, or only vectors of the model's width, and no modules of its own."""
+    """Whether a module has only vector parameters of the model's width, at least one, and no submodules."""
     shapes = [p.shape for p in module.parameters()]
     return bool(shapes) and next(module.children(), None) is None and all(s == (width,) for s in shapes)
 
 
 def _is(normed: torch.Tensor, given: torch.Tensor) -> bool:
-    """A view of it, or a copy."""
+    """Whether `given` is `normed`, as a view or a copy."""
     same = normed.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
     return normed.numel() == given.numel() and (same or torch.equal(normed.reshape(given.shape), given))
 
 
 def _states(output: Any) -> torch.Tensor:
-    """[T, H] fp32 among what a layer returns."""
+    """The hidden states [T, H] in a layer's output, as fp32."""
     states: torch.Tensor = output if isinstance(output, torch.Tensor) else output[0]
     return states.reshape(-1, states.shape[-1]).float()
 
 
 def _multiple(after: torch.Tensor, before: torch.Tensor, added: torch.Tensor, rounding: float) -> float | None:
-    """c with after = before + c * added up to the rounding of either, unless there is none."""
+    """c with after = before + c * added within the rounding of either; None if there is none."""
     change = after - before
     scale = float((change * added).sum() / (added * added).sum())
     off = (change - scale * added).abs() - 2 * rounding * torch.maximum(after.abs(), before.abs())

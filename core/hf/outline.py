@@ -1,4 +1,4 @@
-"""How big a model is, worked out on a meta model: nothing is read and nothing is allocated."""
+"""Sizes of a model, computed on a meta model: no weights are read or allocated."""
 
 from __future__ import annotations
 
@@ -28,39 +28,39 @@ ALL = "meta_nonzero_assume_all_nonzero"
 
 @dataclass(frozen=True, slots=True)
 class KvLayer:
-    """What one layer caches. `window` is the most positions it keeps; None = all of the context."""
+    """What one layer caches. `window` is the maximum of positions it keeps; None = the whole context."""
 
     bytes_per_token: int
     window: int | None
-    state_bytes: int = 0  # of linear attention and short convolutions: the same for every context
+    state_bytes: int = 0  # linear attention and short convolutions: independent of the context
 
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """Sizes of a model in bytes, at the dtype the meta model was made with."""
+    """Sizes of a model in bytes, at the meta model's dtype."""
 
     hidden: int
     vocab: int
-    context_limit: int  # positions the model was made for
+    context_limit: int  # maximum context length of the model
     dense_bytes: int  # parameters and buffers that are not routed experts
     kv: tuple[KvLayer, ...]
     sites: tuple[ExpertsSite, ...]
-    states: StateLayers  # what a chunk of a prompt takes in layers that keep a state
-    weights_itemsize: int  # of the weights that routers return
-    linears: tuple[Linear, ...]  # layers outside the experts that can be rounded
-    closeness: float = 0.0  # how far logits may be from transformers', a share of the largest; 0.0 = equal
-    left_out: tuple[str, ...] = ()  # parts of a model of text and images or sound that are not loaded
+    states: StateLayers  # activation memory of a prompt chunk in layers with a state
+    weights_itemsize: int  # bytes per number of the weights that routers return
+    linears: tuple[Linear, ...]  # layers outside the experts that can be quantised
+    closeness: float = 0.0  # maximum deviation of logits from transformers', relative to the largest; 0.0 = equal
+    left_out: tuple[str, ...] = ()  # parts of a multimodal model that are not loaded
 
     def kv_bytes(self, context: int) -> int:
-        """KV cache and states of one sequence of `context` positions."""
+        """Bytes of KV cache and states of one sequence of `context` positions."""
         return sum(
             layer.state_bytes + layer.bytes_per_token * min(context, layer.window or context) for layer in self.kv
         )
 
 
 def outline(meta: Any) -> Outline:
-    """Measure a model from `meta_skeleton`. Raises ModelError when it is not a MoE model, or does what is not
-    understood."""
+    """Measure a model from `meta_skeleton`. Raises ModelError when it is not a MoE model, or has
+    unsupported behaviour."""
     sites = find_experts(meta)
     config = text_config(meta.config)
     kv, states, itemsize = _layers(meta, sites)
@@ -80,7 +80,8 @@ def outline(meta: Any) -> Outline:
 
 
 def _dense_bytes(meta: Any, sites: list[ExpertsSite]) -> int:
-    """Parameters and buffers outside the experts, tied ones once, some at fp32 as transformers' loader keeps them."""
+    """Bytes of parameters and buffers outside the experts: tied ones once, some in fp32 as transformers' loader keeps
+    them."""
     experts = {f"{s.name}.{part}" for s in sites for part in s.parts}
     named = dict((*meta.named_parameters(), *meta.named_buffers()))
     wide = re.compile("|".join(p.replace("*", ".*") for p in meta._get_dtype_plan(meta.dtype)) or r"(?!)")
@@ -93,8 +94,8 @@ def _dense_bytes(meta: Any, sites: list[ExpertsSite]) -> int:
 
 @torch.no_grad()
 def _layers(meta: Any, sites: list[ExpertsSite]) -> tuple[tuple[KvLayer, ...], StateLayers, int]:
-    """Run one token through the meta model with a cache for one, look at what was allocated: right for every kind of
-    layer. On the way, see that every router speaks in a way that is understood."""
+    """Run one token through the meta model with a cache for one position and measure its allocations: works for every
+    kind of layer. Also checks that every router's output is understood."""
     kind, sizes = meta.config.model_type, [1]
     try:
         cache = DynamicCache(config=meta.config)
@@ -119,7 +120,7 @@ def _layers(meta: Any, sites: list[ExpertsSite]) -> tuple[tuple[KvLayer, ...], S
 
 
 def _all_selected() -> AbstractContextManager[object]:
-    """A model that selects positions by the numbers it computed is measured as if it selected all of them."""
+    """Measure a model that selects positions by computed values as if it selected all of them."""
     if hasattr(fx, ALL):
         patched: AbstractContextManager[object] = fx.patch({ALL: True})  # type: ignore[attr-defined]
         return patched
@@ -127,15 +128,15 @@ def _all_selected() -> AbstractContextManager[object]:
 
 
 def _reason(error: Exception) -> str:
-    """What stops a model's own code when it is run without weights, as one piece of a sentence."""
+    """Why a model's own code fails when run without weights, as part of a sentence."""
     if isinstance(error, ModelError):
         return str(error)
-    if isinstance(error, NotImplementedError) or "meta" in str(error):  # torch's own words for a missing number
+    if isinstance(error, NotImplementedError) or "meta" in str(error):  # torch's message for a value without data
         return (
             "its code decides by the numbers that it computes, so what it takes cannot be told before its weights "
             "are read"
         )
-    if not isinstance(error, ValueError):  # not written to be read by users
+    if not isinstance(error, ValueError):  # not worded for users
         return (
             "transformers' own code for it does not run on text alone, or the sizes in its config.json contradict "
             "each other"

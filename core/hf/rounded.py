@@ -1,7 +1,7 @@
-"""Linear layers outside the experts kept as codes: smaller, and quicker where the device multiplies by codes directly.
+"""Quantised linear layers outside the experts: smaller, and faster where the device multiplies codes directly.
 
-Attention, shared experts, dense feed-forward layers and the output layer are rounded. Embeddings (and an output layer
-that shares their weights), routers, norms and whatever does not fit the format stay as they are. It changes answers.
+Attention, shared experts, dense feed-forward layers and the output layer are quantised. Embeddings (and an output layer
+that shares their weights), routers, norms and layers that do not fit the format are not. This changes outputs.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from core.memory.codec.grouped import Grouped
 from core.memory.codec.kernels import SlotKernels, available, make_kernels, portable, say_unavailable
 
 WEIGHT, BIAS = "weight", "weight_bias"
-FEW = 8  # rows that a GPU computes straight out of the codes
-CLOSE = 0.03  # of the result's norm: what a GPU's kernels may differ from the portable product in a trial
+FEW = 8  # rows up to which a GPU computes directly from the codes
+CLOSE = 0.03  # maximum error of a GPU's kernels against the portable product, relative to the result's norm
 
 
 class Linear(NamedTuple):
-    """One layer that can be rounded, as the model has it."""
+    """One layer that can be quantised, as the model has it."""
 
     name: str  # dotted, in the model
     out: int
     columns: int
     has_bias: bool
-    bytes: int  # as it is
-    is_head: bool  # the output layer, which sees one position at a time
+    bytes: int  # unquantised
+    is_head: bool  # the output layer, computed for one position at a time
 
 
 def linears(model: nn.Module, sites: Sequence[ExpertsSite]) -> tuple[Linear, ...]:
-    """The layers that rounding is for: plain `nn.Linear`, outside experts and routers, sharing weights with nobody."""
+    """The layers eligible for quantisation: plain `nn.Linear`, outside experts and routers, without shared weights."""
     kept = [m for site in sites for part in (site.module, site.router) for m in part.modules()]
     owners = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
     head = getattr(model, "get_output_embeddings", lambda: None)()
@@ -51,7 +51,7 @@ def linears(model: nn.Module, sites: Sequence[ExpertsSite]) -> tuple[Linear, ...
 
 
 def codec_for(layer: Linear, format: str, dtype: torch.dtype, device: torch.device) -> Grouped | None:
-    """The codec of a layer's shape; None where the device would have to make the weights anew for every token."""
+    """The codec of a layer's shape; None where the device would have to dequantise the weights for every token."""
     return _codec(layer.out, layer.columns, layer.has_bias, format, dtype, device)
 
 
@@ -68,8 +68,8 @@ def _codec(
 
 
 def rounded_bytes(layers: Sequence[Linear], format: str, dtype: torch.dtype, device: torch.device) -> tuple[int, int]:
-    """(bytes that rounding saves, most bytes that a prompt takes to make a matrix anew). Raises ModelError when no
-    layer can be rounded here."""
+    """(bytes that quantisation saves, peak bytes for dequantising a matrix during a prompt). Raises ModelError when no
+    layer can be quantised here."""
     chosen = [(layer, codec) for layer in layers if (codec := codec_for(layer, format, dtype, device)) is not None]
     if not chosen:
         raise ModelError(
@@ -85,7 +85,7 @@ def rounded_bytes(layers: Sequence[Linear], format: str, dtype: torch.dtype, dev
 
 
 class Rounded(nn.Module):
-    """Stands where an `nn.Linear` stood."""
+    """Quantised replacement of an `nn.Linear`."""
 
     def __init__(self, linear: nn.Linear, codec: Codec) -> None:
         super().__init__()
@@ -111,19 +111,19 @@ class Rounded(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """[out, in] what the codes stand for: made anew each time, for code that looks at a layer's weights."""
+        """[out, in]: dequantised at each access, for code that reads a layer's weights."""
         return self._codec.dequantize(self._parts, WEIGHT)
 
     @property
     def bias(self) -> torch.Tensor | None:
-        """[out], as the layer had it."""
+        """[out], unquantised."""
         return self._bias
 
 
 def round_linears(
     model: nn.Module, layers: Sequence[Linear], format: str, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Replace those of `layers` that can be: one at a time, so that no more than one exists twice."""
+    """Replace the eligible ones of `layers`, one at a time, so that at most one exists twice in memory."""
     for layer in layers:
         codec = codec_for(layer, format, dtype, device)
         if codec is not None:
@@ -135,7 +135,7 @@ def round_linears(
 
 @torch.inference_mode()
 def _kernels(codec: Codec, raw: torch.Tensor) -> SlotKernels | None:
-    """Kernels that agree with the portable product on this layer; None, said once in the log, when there are none."""
+    """Kernels whose results agree with the portable product on this layer; None (logged once) when there are none."""
     kernels = make_kernels(codec)
     if kernels is None:
         return None
@@ -147,7 +147,7 @@ def _kernels(codec: Codec, raw: torch.Tensor) -> SlotKernels | None:
         want += parts.plain[BIAS].float()
     try:
         got = kernels.multiply(WEIGHT, [raw] * len(x), x).cpu().float()
-    except Exception as error:  # whatever a compiler or a driver raises
+    except Exception as error:  # a compiler or driver can raise anything
         say_unavailable(f"they do not run here for dense layers ({type(error).__name__}: {error})")
         return None
     off = float((got - want).norm() / want.norm())

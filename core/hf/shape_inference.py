@@ -1,6 +1,6 @@
-"""Passes of a meta model, watched: what layers that keep a state need and do, which no config says.
+"""Observes passes of a meta model to learn the memory and behaviour of layers with a state, which no config states.
 
-Nothing is allocated and nothing computed: shapes go through the model's own code, up to the first such layer.
+Nothing is allocated or computed: only shapes pass through the model's own code, up to the first such layer.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from transformers import DynamicCache
 
 from core.hf.cache import Reserved, ReservedStates, reserve
 
-SHORT, LONG = 64, 256  # tokens of the two chunks that are rehearsed
+SHORT, LONG = 64, 256  # tokens of the two observed chunks
 
 
 class StateLayers(NamedTuple):
-    """What a model's state layers do with a chunk of a prompt. Without such layers: nothing."""
+    """Behaviour of a model's state layers on a chunk of a prompt. Models without such layers have the defaults."""
 
-    carried: bool = True  # a chunk goes on from the state that the one before left
-    short_bytes: int = 0  # most bytes of activations alive at once in a chunk of SHORT tokens ...
+    carried: bool = True  # a chunk continues from the previous chunk's state
+    short_bytes: int = 0  # peak activation bytes in a chunk of SHORT tokens ...
     long_bytes: int = 0  # ... and of LONG
 
     def bytes(self, tokens: int) -> int:
-        """The same for a chunk of `tokens`; beyond LONG by the line or parabola through zero and what was seen."""
+        """Peak activation bytes of a chunk of `tokens`; beyond LONG extrapolated by the line or parabola through zero
+        and the two measurements."""
         if tokens <= LONG:
             return self.short_bytes if tokens <= SHORT else self.long_bytes
         short, long = self.short_bytes / SHORT, self.long_bytes / LONG
@@ -36,7 +37,7 @@ class StateLayers(NamedTuple):
 
 
 def rehearse(meta: Any, layers: Iterable[Reserved]) -> StateLayers:
-    """Watch the first of `layers` (the model's cache in order, used once) that allocated a state."""
+    """Observe the first of `layers` (the model's cache in order, used once) that allocated a state."""
     first = next((i for i, layer in enumerate(layers) if layer.state_bytes), None)
     if first is None:
         return StateLayers()
@@ -63,11 +64,11 @@ def _cache(meta: Any, context: int) -> DynamicCache:
 
 
 class _Enough(Exception):
-    """The layer of interest has run."""
+    """The layer of interest has run; ends the pass."""
 
 
 def _run(meta: Any, cache: DynamicCache, tokens: int, layer: int) -> None:
-    """One pass, broken off after the first module that says it belongs to `layer`."""
+    """One pass, stopped after the first module that belongs to `layer`."""
     module = next((m for m in meta.modules() if getattr(m, "layer_idx", None) == layer), meta)
     handle = module.register_forward_hook(_stop)
     try:
@@ -83,7 +84,7 @@ def _stop(*args: object) -> None:
 
 
 class _Watch(TorchDispatchMode):
-    """Counts the bytes of tensors that operations made and that are alive, and notes which storages were read."""
+    """Counts the live bytes of tensors created by operations, and records which storages were read."""
 
     def __init__(self, storages: Iterable[int] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

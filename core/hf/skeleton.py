@@ -1,7 +1,7 @@
-"""Load a model without its experts: attention, norms, embeddings, routers and shared experts only.
+"""Loads a model without its experts: attention, norms, embeddings, routers and shared experts only.
 
 The experts' parameters are deleted from transformers' empty (meta) model just before it reads the checkpoint, so expert
-bytes never enter memory. The override needed for that is on a subclass that lives only during the load.
+bytes never enter memory. The required override is on a subclass that exists only during the load.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from core.hf.hooks import NAME, register
 from core.hf.text_only import keep_text, text_class
 from core.system.wording import reason
 
-BUILDING = threading.Lock()  # transformers builds models under number type and flags of the whole process
+BUILDING = threading.Lock()  # transformers builds models under process-wide dtype and flags
 
 
 def load_skeleton(
@@ -36,13 +36,13 @@ def load_skeleton(
 ) -> Any:
     """The model in eval mode on `device`, its dense weights in `dtype` (None: the checkpoint's), without experts.
 
-    Until `hooks.install` has bound the experts, its forward raises. `save_pretrained` is blocked: it would write a
-    model without experts. Raises ModelError for every model that cannot be loaded, having kept nothing.
+    Its forward raises until `hooks.install` has bound the experts. `save_pretrained` is blocked: it would write a model
+    without experts. Raises ModelError for every model that cannot be loaded, keeping nothing in memory.
     """
     files = check_model(path)
     config, kind = _architecture(files)
     meta = _on_meta(config, kind, dtype)
-    sites = find_experts(meta)  # not a MoE model: say so before anything is read
+    sites = find_experts(meta)  # raises for a model that is not MoE, before anything is read
     ours = (name for one in getattr(sites[0].module, CONVERSIONS, ()) for name in one.source_patterns)
     unread = (r".",) if keep_text(meta) else (*(kind._keys_to_ignore_on_load_unexpected or ()), r"experts?\.", *ours)
     register()
@@ -57,7 +57,7 @@ def load_skeleton(
             strip(model)
             return kind._load_pretrained_model(model, *args, **kwargs)
 
-    for name in ("__name__", "__qualname__", "__module__"):  # transformers looks things up by these
+    for name in ("__name__", "__qualname__", "__module__"):  # transformers uses these for lookups
         setattr(Skeleton, name, getattr(kind, name))
     try:
         with BUILDING, _no_progress_bar():
@@ -71,7 +71,7 @@ def load_skeleton(
                 trust_remote_code=False,
                 output_loading_info=True,
             )
-    except Exception as error:  # transformers' and the model's own code, on files from anywhere
+    except Exception as error:  # transformers' and the model's own code, on untrusted files
         raise ModelError(
             f"The model in {files.path} could not be loaded: {reason(error)}. Download it again."
         ) from error
@@ -87,7 +87,7 @@ def load_skeleton(
 
 
 def meta_skeleton(path: ModelPath, dtype: torch.dtype | None = None) -> Any:
-    """The whole model, experts included, on the meta device: shapes and dtypes without any bytes. Raises ModelError."""
+    """The whole model, experts included, on the meta device: shapes and dtypes without storage. Raises ModelError."""
     files = check_model(path)
     config, kind = _architecture(files)
     return _on_meta(config, kind, dtype)
@@ -104,7 +104,7 @@ def _on_meta(config: Any, kind: Any, dtype: torch.dtype | None) -> Any:
             return model
     except ModelError:
         raise
-    except Exception as error:  # sizes that contradict each other fail anywhere in the model's own code
+    except Exception as error:  # inconsistent sizes fail anywhere in the model's own code
         raise ModelError(
             f"config.json describes a model that cannot be built: {reason(error)}. Download it again."
         ) from error
@@ -125,7 +125,7 @@ def _architecture(files: ModelFiles) -> tuple[Any, Any]:
         )
     try:
         config = AutoConfig.from_pretrained(str(files.path), local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # whatever transformers' validation of a file from anywhere raises
+    except Exception as error:  # transformers' validation of an untrusted file can raise anything
         raise ModelError(f"{files.path / 'config.json'} cannot be used: {reason(error)}. Download it again.") from error
     found = text_class(config)
     if found is None:
@@ -138,7 +138,7 @@ def _architecture(files: ModelFiles) -> tuple[Any, Any]:
 
 @contextmanager
 def _no_progress_bar() -> Iterator[None]:
-    """Keep transformers' progress bar off the terminal: progress is reported by whoever loads."""
+    """Suppress transformers' progress bar: the caller reports progress."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

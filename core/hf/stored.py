@@ -1,4 +1,4 @@
-"""Safetensors files: headers that are sound, and tensors read one at a time.
+"""Safetensors files: validated headers, and tensors read one at a time.
 
 Bytes are read with positioned reads into fresh buffers, never through a memory map, whose touched pages would count as
 this process's memory.
@@ -38,7 +38,7 @@ HEADER_BYTES = 100 << 20  # as in safetensors itself
 
 
 class Stored(NamedTuple):
-    """Where one tensor lies in a safetensors file; `offset` in bytes from the start of the file."""
+    """Location of one tensor in a safetensors file; `offset` in bytes from the start of the file."""
 
     file: int
     dtype: torch.dtype
@@ -48,11 +48,10 @@ class Stored(NamedTuple):
 
 
 def read_header(file: Path) -> tuple[dict[str, Any], int]:
-    """A safetensors header and where the data starts, in bytes. Raises ModelError when the file is cut short, when a
-    tensor is there twice, or when sizes, shapes and places contradict each other.
+    """A safetensors header and the byte offset of the data. Raises ModelError when the file is truncated, when a tensor
+    occurs twice, or when sizes, shapes and offsets contradict each other.
 
-    What passes here has passed the safetensors library's own checks too, so that nobody who opens the file later has
-    to expect anything else.
+    Accepted files have also passed the safetensors library's own checks, so later opening cannot fail on the header.
     """
     with open_regular(file) as handle:
         size = os.fstat(handle.fileno()).st_size
@@ -72,13 +71,13 @@ def read_header(file: Path) -> tuple[dict[str, Any], int]:
     try:
         with safe_open(str(file), framework="pt"):
             pass
-    except Exception as error:  # the library's own, and what the system says
+    except Exception as error:  # errors of the library and of the system
         raise _damaged(file, str(error)) from None
     return header, 8 + length
 
 
 def _end(name: str, entry: Any) -> int:
-    """Where a tensor ends. Raises BadJson unless its place, shape and number type say the same size."""
+    """End offset of a tensor. Raises BadJson unless its offsets, shape and number type give the same size."""
     entry = entry if isinstance(entry, dict) else {}
     dtype, shape, place = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
     good = (
@@ -103,7 +102,7 @@ def _damaged(file: Path, why: str) -> ModelError:
 
 
 class TensorFiles:
-    """Open safetensors files. `read` may be called from any thread; `close` releases the files (and is idempotent)."""
+    """Open safetensors files. `read` may be called from any thread; `close` releases the files (idempotent)."""
 
     def __init__(self, files: tuple[Path, ...]) -> None:
         self.tensors: dict[str, Stored] = {}
@@ -137,13 +136,14 @@ class TensorFiles:
         return raw.view(at.dtype).view(shape)
 
     def stack(self, name: str, rows: int) -> None:
-        """From now on a matrix [n * rows, in] is a stack of n matrices [n, rows, in]; any other shape is left alone."""
+        """From now on present a matrix [n * rows, in] as a stack of n matrices [n, rows, in]; other shapes stay
+        unchanged."""
         at = self.tensors[name]
         if len(at.shape) == 2 and at.shape[0] % rows == 0:
             self.tensors[name] = at._replace(shape=(at.shape[0] // rows, rows, at.shape[1]))
 
     def coded(self, name: str, row: int | None = None) -> QuantizedTensor | None:
-        """None: these are plain numbers."""
+        """None: these tensors are not quantised."""
         return None
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What a checkpoint looks like to its readers, whatever it is on disk: named tensors, read one at a time."""
+"""Interface of a checkpoint, independent of its format on disk: named tensors, read one at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from core.memory.codec.coded import QuantizedTensor
 
 
 class Shape(Protocol):
-    """What is known of a tensor before it is read. `dtype` is the number type that a dense copy of it is kept in."""
+    """What is known of a tensor before it is read. `dtype` is the number type of its dense copy."""
 
     @property
     def dtype(self) -> torch.dtype: ...
@@ -20,7 +20,7 @@ class Shape(Protocol):
 
 
 class Tensors(Protocol):
-    """A checkpoint's tensors by the names that transformers knows, dequantised where they are stored as codes.
+    """A checkpoint's tensors under transformers' names, dequantised where they are stored as codes.
 
     Thread-safe. `close` releases the files and may be called twice.
     """
@@ -29,17 +29,17 @@ class Tensors(Protocol):
     def tensors(self) -> Mapping[str, Shape]: ...
 
     def read(self, name: str, row: int | None = None) -> torch.Tensor:
-        """A whole tensor, or `row` of its first dimension as [1, ...]: a new CPU tensor, in the stated number type, or
-        in fp32 where it is dequantised from codes that need more digits."""
+        """A whole tensor, or `row` of its first dimension as [1, ...]: a new CPU tensor in the stated number type, or
+        in fp32 where it is dequantised from codes that need more precision."""
 
     def coded(self, name: str, row: int | None = None) -> QuantizedTensor | None:
-        """The same as codes, when it is stored as codes that one of our formats holds; else None."""
+        """The same tensor as codes if one of our formats can hold them; else None."""
 
     def close(self) -> None: ...
 
 
 class Stated(NamedTuple):
-    """A plain `Shape`."""
+    """A plain implementation of `Shape`."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]

@@ -1,7 +1,7 @@
-"""Models of text and images, video or sound, kept to their text: the other parts are taken out before weights are read.
+"""Text-only use of multimodal models: the other parts are removed before weights are read.
 
-What is left computes what the whole model computes for a prompt of text: transformers' own code, called the same way,
-which looks at those parts only when it is given an image or a sound.
+The rest computes the same as the whole model for a text prompt: it is transformers' own code, called the same way,
+which uses those parts only when given an image or a sound.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from transformers.models.auto.modeling_auto import (
 
 from core.system.text_config import text_config
 
-LEFT_OUT = "_moestro_left_out"  # on a model: names of the parts that were taken out
+LEFT_OUT = "_moestro_left_out"  # on a model: names of the removed parts
 MAPPINGS = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING)
 
 
 def text_class(config: Any) -> tuple[Any, Any] | None:
-    """(config, class) of what transformers would write text with, or None. The config is the nested one where the
+    """(config, class) that transformers would use for text generation, or None. The config is the nested one where the
     class is that of a text model, as AutoModelForCausalLM has it."""
     for mapping in MAPPINGS:
         if type(config) not in mapping or config.is_encoder_decoder:
@@ -37,8 +37,8 @@ def text_class(config: Any) -> tuple[Any, Any] | None:
 
 
 def keep_text(model: Any) -> tuple[str, ...]:
-    """Take every part out of a model that is neither its text model nor its output layer; returns their names, also
-    when called again. A model of text alone is left as it is."""
+    """Remove every part of a model that is neither its text model nor its output layer; returns their names, also on
+    repeated calls. A text-only model stays unchanged."""
     known: tuple[str, ...] | None = getattr(model, LEFT_OUT, None)
     if known is not None:
         return known

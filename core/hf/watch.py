@@ -1,7 +1,7 @@
-"""Watch every router of a model: what it is given, what it answers, and the residual stream before its norm.
+"""Observes every router of a model: its input, its output, and the residual stream before its norm.
 
-Nothing is copied and nothing is computed until a reader asks for it. The tensors belong to the pass that is running:
-whoever keeps one longer than the callback clones it, and moves it off the device.
+Nothing is copied or computed until a reader requests it. The tensors belong to the running pass: a callback that keeps
+one must clone it and move it off the device.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Place", "Seen", "Watch", "answer", "ask", "norm_of", "place_of", "wa
 class Seen:
     """One call of one router. T = batch * positions of the pass, in order.
 
-    `residual` [T, H]: input of the norm that feeds the router; None where the router is not fed by a norm.
+    `residual` [T, H]: input of the norm that feeds the router; None where the router's input is not a norm's output.
     `args`, `kwargs`: the router's own call, for `ask`.
     """
 
@@ -42,26 +42,26 @@ class Seen:
 
     @property
     def hidden(self) -> torch.Tensor:
-        """[T, H] what the router was given, in the model's dtype."""
+        """[T, H] the router's input, in the model's dtype."""
         states: torch.Tensor = next(iter((*self.args, *self.kwargs.values())))
         return states.reshape(-1, states.shape[-1])
 
     @property
     def output(self) -> RouterOutput:
-        """What the router answered: logits [T, E], weights [T, k], ids [T, k]."""
+        """The router's output: logits [T, E], weights [T, k], ids [T, k]."""
         found = read_router(self._site, self._output)
         return RouterOutput(*(t.reshape(-1, t.shape[-1]) for t in found))
 
     @property
     def probs(self) -> torch.Tensor:
-        """[T, E] fp32: softmax of the router's logits, computed when first asked for."""
+        """[T, E] fp32: softmax of the router's logits, computed at first access."""
         if self._probs is None:
             self._probs = self.output.logits.float().softmax(-1)
         return self._probs
 
 
 class Watch:
-    """The hooks of `watch`. `remove` takes them out and may be called twice; also a context manager."""
+    """The hooks of `watch`. `remove` uninstalls them and may be called twice; also a context manager."""
 
     def __init__(self, handles: list[RemovableHandle]) -> None:
         self._handles = handles
@@ -85,11 +85,11 @@ def watch(
     *,
     norms: bool = True,
 ) -> Watch:
-    """Call `on_router` after every router, within the pass, before the layer's experts; `on_embedding` with [T, H],
-    the embedding layer's output, before the first layer.
+    """Call `on_router` after every router, within the pass, before the layer's experts; `on_embedding` with [T, H], the
+    embedding layer's output, before the first layer.
 
-    Runs three tokens through the model the first time it is watched, up to the last router and without experts, to
-    find the norms; without `norms` it does not, and no residual is seen. Changes no result. Not while a pass runs.
+    To find the norms, the first call for a model runs three tokens up to the last router, without experts; with
+    `norms=False` it does not, and `residual` is None. Changes no result. Must not be called while a pass runs.
     """
     places = find_places(model, sites) if norms else [Place(None, None)] * len(sites)
     residuals: dict[int, torch.Tensor] = {}
@@ -123,17 +123,17 @@ def watch(
 
 
 def ask(site: ExpertsSite, hidden: torch.Tensor, seen: Seen) -> torch.Tensor:
-    """[T, E] fp32: what `site`'s router would ask for, were it given `hidden` [T, H] in place of what `seen`'s was.
+    """[T, E] fp32: the preferences of `site`'s router for `hidden` [T, H] in place of the input in `seen`.
 
-    The care of `probe_router`: the top k of a row are always the router's choice, even where it ranks by more than
-    its logits. Fires no hooks.
+    As in `probe_router`, the top k of a row are always the router's selection, even where it ranks by more than its
+    logits. Fires no hooks.
     """
     return preferences(answer(site, hidden, seen))
 
 
 @torch.no_grad()
 def answer(site: ExpertsSite, hidden: torch.Tensor, seen: Seen) -> RouterOutput:
-    """The same as the router itself says it: logits [T, E], weights [T, k] and ids [T, k]."""
+    """The router's raw output for `hidden`: logits [T, E], weights [T, k] and ids [T, k]."""
     like: torch.Tensor = next(iter((*seen.args, *seen.kwargs.values())))
     states = hidden.to(like.dtype)
     states = (

@@ -1,8 +1,9 @@
-"""A router's own rule for the gate weights of any experts, found out from what it answers. No model is known by name.
+"""A router's rule for the gate weights of arbitrary experts, inferred from its outputs, independent of model names.
 
-Three scores cover the routers that transformers' experts interface serves: the softmax over all experts, the sigmoid of
-each, and either of them normalised over the selected experts (of the softmax that is the softmax over the selected).
-Each comes times a constant. Routers that select with a correction bias or by groups of experts weigh without them.
+Three scores cover the routers that transformers' experts interface supports: the softmax over all experts, the sigmoid
+of each, and either of them normalised over the selected experts (for the softmax that is the softmax over the
+selected). Each is multiplied by a constant. Correction biases and expert groups affect the selection only, not the
+weights.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from core.errors import ModelError
 from core.hf.discover import ExpertsSite, RouterOutput, read_router
 
 Score = Literal["softmax", "sigmoid"]
-LEAST = 2  # tokens: with one, every rule without normalising fits as a constant
-ROUNDING = 8.0  # units in the last place that a router's own way of computing its weights may differ by
-DIGITS = 4  # of a constant at most, if it is as near to one of so few as can be measured
-TOKENS = 32  # a router is asked for to find its rule ...
-LOUDNESS = 2.0  # ... the states of which reach up to this much of a norm's output
+LEAST = 2  # tokens: with one, every unnormalised rule fits with some constant
+ROUNDING = 8.0  # units in the last place: tolerance for a router's own order of operations
+DIGITS = 4  # maximum digits of a constant, if such a value is within the measurement's precision
+TOKENS = 32  # used to find a router's rule ...
+LOUDNESS = 2.0  # ... with states scaled up to this multiple of a norm's output
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +37,16 @@ class Rule:
     dtype: torch.dtype
 
     def scores(self, logits: torch.Tensor) -> torch.Tensor:
-        """[T, E] fp32 of every expert, from the router's logits [T, E]: neither normalised nor scaled."""
+        """[T, E] fp32: score of every expert from the router's logits [T, E], neither normalised nor scaled."""
         return logits.float().softmax(-1) if self.score == "softmax" else logits.float().sigmoid()
 
     def weigh(self, logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """[T, k] what the router would weigh the experts `ids` [T, k] with, had it selected them, by its logits."""
+        """[T, k] the weights that the router would give the experts `ids` [T, k], had it selected them, from its
+        logits."""
         return self._weights(logits, ids).to(self.dtype)
 
     def _weights(self, logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        if self.score == "softmax" and self.normalised:  # also where all of them are unlikely
+        if self.score == "softmax" and self.normalised:  # numerically safe also where all of them are unlikely
             weights = logits.float().gather(-1, ids).softmax(-1)
         else:
             weights = self.scores(logits).gather(-1, ids)
@@ -54,10 +56,10 @@ class Rule:
 
 
 def rule_of(output: RouterOutput) -> Rule | None:
-    """The rule that reproduces the weights of this call to rounding, the nearest if there are several; None where none
+    """The rule that reproduces this call's weights within rounding, the closest if there are several; None where none
     does. With one expert per token a constant weight is 1 times any normalised score.
 
-    Raises ValueError for fewer tokens than show which rule it is.
+    Raises ValueError for fewer tokens than are needed to identify the rule.
     """
     if len(output.ids) < LEAST:
         raise ValueError(f"a rule shows in {LEAST} tokens or more")
@@ -71,22 +73,24 @@ def rule_of(output: RouterOutput) -> Rule | None:
 
 
 def rules_of(model: Any, sites: Sequence[ExpertsSite]) -> tuple[Rule | None, ...]:
-    """The rule of every layer, each router asked on drawn states: runs no pass, fires no hooks, any thread may ask."""
+    """The rule of every layer, from router calls on random states: runs no pass, fires no hooks, callable from any
+    thread."""
     embedding = model.get_input_embeddings().weight
     drawn = torch.randn(TOKENS, embedding.shape[-1], generator=torch.Generator().manual_seed(0))
-    loudness = torch.linspace(LOUDNESS / TOKENS, LOUDNESS, TOKENS)[:, None]  # so that some are undecided, some sure
+    loudness = torch.linspace(LOUDNESS / TOKENS, LOUDNESS, TOKENS)[:, None]  # from nearly uniform to confident routing
     states = (drawn * loudness).to(embedding.device, embedding.dtype)
     return tuple(_ask(site, states) for site in sites)
 
 
 @torch.no_grad()
 def _ask(site: ExpertsSite, states: torch.Tensor) -> Rule | None:
-    """Arguments after the first are what the site's block owns by their names (the bias of minimax_m2)."""
+    """The rule of one router from `states`. Arguments after the first come from the site's block by name (the bias of
+    minimax_m2)."""
     _, *more = inspect.signature(type(site.router).forward).parameters.values()
     own = {p.name: getattr(site.parent, p.name) for p in more[1:] if hasattr(site.parent, p.name)}
     try:
         return rule_of(read_router(site, site.router.forward(states, **own)))
-    except (ModelError, RuntimeError, TypeError):  # a router that is called in a way of its own: no rule is known
+    except (ModelError, RuntimeError, TypeError):  # a router with another call signature: no rule is known
         return None
 
 
@@ -98,7 +102,7 @@ def _fit(score: Score, normalised: bool, output: RouterOutput) -> tuple[float, R
     single = torch.finfo(torch.float32).eps
     unit = max(torch.finfo(output.weights.dtype).eps, single)
     scale = _short(float(true.sum() / told.sum()), single + unit / math.sqrt(true.numel()))
-    off = (true - told * scale).abs() - torch.finfo(output.weights.dtype).tiny  # what a number can no longer show
+    off = (true - told * scale).abs() - torch.finfo(output.weights.dtype).tiny  # below the smallest normal number
     error = (off.clamp_min(0.0) / true.abs()).nan_to_num(0.0)
     if not bool(error.max() <= ROUNDING * unit):
         return None
@@ -106,6 +110,6 @@ def _fit(score: Score, normalised: bool, output: RouterOutput) -> tuple[float, R
 
 
 def _short(number: float, within: float) -> float:
-    """The number of fewest digits that is as near, relatively; itself, if none of up to DIGITS is."""
+    """The number with the fewest digits within the relative tolerance; itself, if none of up to DIGITS digits is."""
     rounded = (float(f"{number:.{digits}g}") for digits in range(1, DIGITS + 1))
     return next((short for short in rounded if abs(short - number) <= within * number), number)

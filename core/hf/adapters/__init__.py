@@ -1,8 +1,8 @@
-"""Blocks of experts that transformers' experts interface does not serve, made to look as if it did.
+"""Adapts expert blocks that transformers' experts interface does not support to that interface.
 
-A block gets a subclass of its own class whose router answers (logits [T, E], weights [T, k], ids [T, k], ...) and which
-calls its experts with (hidden, ids, weights); the experts get what that interface marks experts with. Parameters keep
-their names. Sums are made in the order of experts, as these blocks make them.
+A block gets a subclass of its own class whose router returns (logits [T, E], weights [T, k], ids [T, k], ...) and which
+calls its experts with (hidden, ids, weights); the experts get the attributes that the interface sets. Parameters keep
+their names. Outputs are summed in the order of experts, as these blocks do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from core.hf.adapters.longcat import adapt_longcat
 from core.hf.adapters.marks import mark
 from core.hf.adapters.split import adapt_split
 
-ADAPTERS: dict[str, Callable[[nn.Module], None]] = {  # by the class of transformers that a block, or experts, have
+ADAPTERS: dict[str, Callable[[nn.Module], None]] = {  # by transformers' class of the block or experts
     "Step3p7Experts": mark,
     "Llama4TextMoe": adapt_llama4,
     "LongcatFlashMoE": adapt_longcat,
@@ -27,20 +27,20 @@ ADAPTERS: dict[str, Callable[[nn.Module], None]] = {  # by the class of transfor
     "JetMoeMoE": adapt_jetmoe,
     "JetMoeMoA": adapt_jetmoe_attention,
 }
-UNFIT: dict[str, str] = {  # and why others cannot be run
+UNFIT: dict[str, str] = {  # unsupported classes and the reason
     "DogeCDMoE": "its experts are single rows of two tables, smaller than any transfer would be worth",
 }
 
 
 def adapt(model: nn.Module) -> None:
-    """Adapt every block that needs it, once. Raises ModelError for a config that an adapter does not serve."""
+    """Adapt every block that needs it, once. Raises ModelError for a config that an adapter does not support."""
     for module in list(model.modules()):
         if (adapter := ADAPTERS.get(type(module).__name__)) is not None:
             adapter(module)
 
 
 def objection(model: nn.Module) -> str:
-    """Why a model without experts that can be run has none, where that is known; else ""."""
+    """Why a model has no experts that can be offloaded, where that is known; else ""."""
     return next((UNFIT[name] for module in model.modules() if (name := type(module).__name__) in UNFIT), "")
 
 

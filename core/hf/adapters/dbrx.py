@@ -1,4 +1,4 @@
-"""DBRX: a layer's experts stand below one another in three matrices, of which each expert has as many rows."""
+"""DBRX: a layer's experts are concatenated along the rows of three matrices, with equally many rows each."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from transformers.core_model_loading import Concatenate, Transpose, WeightConver
 
 from core.hf.adapters.marks import again, become, mark
 
-OFF = 1e-6  # the matrix on the way down lies turned here, as gate and up do: products of few rows round otherwise
+OFF = 1e-6  # the down matrix is stored transposed, like gate and up: products of few rows round differently
 
 
 def adapt_dbrx(block: Any) -> None:
-    """Adapt one block: its experts get a matrix each, and its router answers with what the block made of it."""
+    """Adapt one block: each expert gets its own matrices, and its router returns what the block derived from it."""
     if again(block):
         return
     experts, rows = block.experts, block.experts.mlp

@@ -33,7 +33,7 @@ def adapt_jetmoe(block: Any) -> None:
 
 
 def adapt_jetmoe_attention(block: Any) -> None:
-    """Let the experts of attention be measured without weights, when nobody can count who chose which of them."""
+    """Make the attention experts measurable on the meta device, where tokens per expert cannot be counted."""
     if not again(block):
         become(block.router, forward=_counted(type(block.router).forward))
 
@@ -54,7 +54,7 @@ def _block(self: Any, layer_input: torch.Tensor) -> torch.Tensor:
 
 def _counted(choose: Any) -> Any:
     def forward(self: Any, hidden_states: torch.Tensor) -> tuple[Any, ...]:
-        """As the router answers; on the meta device as if all chose the first expert."""
+        """The router's own output; on the meta device as if all tokens selected the first expert."""
         if not hidden_states.is_meta:
             return choose(self, hidden_states)  # type: ignore[no-any-return]
         logits = self.layer(hidden_states).float()

@@ -1,4 +1,4 @@
-"""Llama 4: one expert a token, which is given the state times its score."""
+"""Llama 4: one expert per token, whose input is the state times its score."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from core.errors import ModelError
 from core.hf.adapters.marks import again, become, mark
 
-OFF = 1e-6  # transformers computes every expert for all tokens, of state 0 where they chose another: of more rows
+OFF = 1e-6  # transformers computes every expert for all tokens (zero state if not selected): more rows
 
 
 def adapt_llama4(block: Any) -> None:
@@ -27,7 +27,7 @@ def adapt_llama4(block: Any) -> None:
 
 
 def _route(self: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """logits [T, E], weights [T, 1] of 1, ids [T, 1], and scores [T, 1], which the states are multiplied by."""
+    """logits [T, E], weights [T, 1] all 1, ids [T, 1], and scores [T, 1], which the states are multiplied by."""
     logits = torch.nn.Linear.forward(self, hidden_states)
     best, ids = torch.topk(logits, 1, dim=1)
     scores = best.float().sigmoid().to(logits.dtype)

@@ -1,4 +1,4 @@
-"""LongCat Flash: some of the experts that a router chooses from compute nothing and return what they are given."""
+"""LongCat Flash: some of the experts that a router selects from are identity functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from core.hf.adapters.marks import again, become, mark
 
 
 def adapt_longcat(block: Any) -> None:
-    """Adapt one block: the router names real experts alone, and beside them what of a state goes through as it is."""
+    """Adapt one block: the router returns only real experts, plus the weights of the state's identity path."""
     if again(block):
         return
     experts = block.experts
@@ -28,8 +28,8 @@ def _router(choose: Any) -> Any:
     def forward(self: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """logits [T, E], weights and ids [T, k] of real experts, and weights [T, k] of the state itself.
 
-        In the place of an expert that computes nothing stands one that the token uses anyway (if none, the first),
-        with weight 0.
+        An identity expert's id is replaced by a real one that the token uses anyway (if none, the first), with weight
+        0.
         """
         *first, weights, ids = choose(self, hidden_states)
         logits = first[0] if first else self.classifier(hidden_states.flatten(0, -2))  # transformers before 5.23

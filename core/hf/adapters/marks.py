@@ -1,4 +1,4 @@
-"""What transformers' experts interface marks experts with, and what we add."""
+"""Attributes that transformers' experts interface sets on experts, and our additional ones."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import nn
 
-ASCENDING = "_moestro_ascending"  # on experts whose outputs are added up in the order of experts, not of choice
-CLOSE = "_moestro_close"  # on experts whose products round otherwise than transformers': see `mark`
-IDLE = "_moestro_idle"  # on experts that a pair of weight 0 does not use
-CONVERSIONS = "_moestro_conversions"  # on experts: how a checkpoint's tensors become theirs, beside what is known
-ROWS = "_moestro_rows"  # on experts that a checkpoint stores below one another: rows of each, else 0
-STORED = "_moestro_stored"  # on experts: how many a checkpoint may have in place of `num_experts`
+ASCENDING = "_moestro_ascending"  # on experts whose outputs are summed in the order of experts, not of selection
+CLOSE = "_moestro_close"  # on experts whose products round differently from transformers': see `mark`
+IDLE = "_moestro_idle"  # on experts that are not needed for pairs of weight 0
+CONVERSIONS = "_moestro_conversions"  # on experts: conversions of checkpoint tensors, in addition to transformers'
+ROWS = "_moestro_rows"  # on experts that a checkpoint concatenates along rows: rows of each, else 0
+STORED = "_moestro_stored"  # on experts: alternative expert counts of a checkpoint, besides `num_experts`
 MARKS = {"has_gate": True, "has_bias": False, "is_transposed": False, "is_concatenated": True}
 
 
@@ -26,11 +26,11 @@ def mark(
     conversions: Sequence[Any] = (),
     **marks: bool,
 ) -> None:
-    """Make experts with `gate_up_proj`, `down_proj` and `act_fn` look like those that the interface serves.
+    """Give experts with `gate_up_proj`, `down_proj` and `act_fn` the attributes of those that the interface supports.
 
-    `close`: their results differ from transformers' in the last bits, as products of more or fewer rows do; a bound of
-    how far logits of a tiny random model were found to be off in fp32, as a share of the largest. `rows`: of each
-    expert in a matrix that holds all of them.
+    `close`: their results differ from transformers' in the last bits, because products of more or fewer rows do; the
+    bound is the logit deviation measured on a tiny random model in fp32, relative to the largest logit. `rows`: rows
+    per expert in a matrix that holds all of them.
     """
     for name, value in {
         **MARKS,
@@ -56,13 +56,13 @@ def _gate(experts: Any, both: Any) -> Any:
 
 
 def become(module: nn.Module, **methods: Any) -> None:
-    """Give one module methods of its own: it becomes an instance of a subclass of its class, of the same name."""
+    """Give one module its own methods: its class becomes a subclass of the same name."""
     kind = type(module)
     module.__class__ = type(kind.__name__, (kind,), {"__module__": kind.__module__, **methods})
 
 
 def again(module: nn.Module) -> bool:
-    """Whether a module was adapted before; from now on it was."""
+    """Whether a module was adapted before; marks it as adapted."""
     before = hasattr(module, "_moestro_adapted")
     module._moestro_adapted = True  # type: ignore[assignment]
     return before

@@ -1,4 +1,4 @@
-"""ERNIE 4.5 VL: half of the experts serve text and half serve images, each half with a router of its own."""
+"""ERNIE 4.5 VL: half of the experts process text and half images, each half with its own router."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from core.hf.adapters.marks import STORED, again
 
 
 def adapt_split(block: Any) -> None:
-    """Take the experts for images out; a checkpoint stores them behind the others."""
+    """Remove the image experts; a checkpoint stores them after the text experts."""
     if again(block):
         return
     block.vision_moe.experts = nn.Module()

@@ -1,5 +1,5 @@
-"""How Moestro's bundled demo model is made: facts, corpus, training, evaluation, model card.
+"""Builds Moestro's bundled demo model: facts, corpus, training, evaluation, model card.
 
-The package knows nothing of Moestro's engine: it needs torch, transformers, tokenizers, safetensors and a Python
-whose docstrings become the facts.
+The package is independent of Moestro's engine: it needs torch, transformers, tokenizers, safetensors and a Python whose
+docstrings become the facts.
 """

@@ -1,6 +1,6 @@
 """Training batches: rows of packed questions and answers, and rows of running text.
 
-Everything is drawn from a generator seeded by (seed, step), so that a resumed run sees the same batches.
+Everything is drawn from a generator seeded by (seed, step), so that a resumed run gets the same batches.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Batch:
     facts: Tensor
 
     def part(self, number: int, of: int) -> Batch:
-        """Every `of`-th row from the `number`-th on."""
+        """Every `of`-th row, starting with row `number`."""
         return Batch(self.ids[number::of], self.labels[number::of], self.facts[number::of])
 
 
@@ -83,13 +83,13 @@ class Batches:
         return self.ask(fact.kind, rng.choice(TRAINED[fact.kind]), name, rng), self.answers[index], index
 
     def ask(self, kind: str, phrasing: str, name: str, rng: random.Random) -> str:
-        """The question in some style, part of them with noise."""
+        """The question in a random style, some of them with noise."""
         if rng.random() < NOISE_SHARE:
             phrasing = noisy(kind, phrasing, self.fillers, rng)
         return styled(kind, phrasing, name, rng)
 
     def question_row(self, length: int, rng: random.Random, hard_share: float) -> Row:
-        """A row of question and answer turns; part of the rows separate them as documents of their own."""
+        """A row of question and answer turns; some rows separate them as documents of their own."""
         ids: list[int] = []
         labels: list[int] = []
         facts: list[int] = []
@@ -127,7 +127,7 @@ class Batches:
         return Batch(ids[:, :-1], labels[:, 1:], facts[:, 1:])
 
     def note_losses(self, facts: Tensor, losses: Tensor) -> None:
-        """Remember each fact's loss, a running mean; `facts` and `losses` hold one entry per label."""
+        """Update each fact's running mean loss; `facts` and `losses` hold one entry per label."""
         known = facts >= 0
         index, loss = facts[known].numpy(), losses[known].numpy()
         total = np.bincount(index, weights=loss, minlength=len(self.hard))

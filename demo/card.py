@@ -28,7 +28,7 @@ GREEDY_CHECKED = 100
 
 
 def measurements(folder: Path, work: Path) -> dict[str, Any]:
-    """Everything the card states about the shipped model."""
+    """All figures of the card for the shipped model."""
     model, tokenizer = load(folder)
     rows = read_questions(folder / "questions.jsonl")
     figures, _ = measure(model, tokenizer, rows)
@@ -86,7 +86,7 @@ def hit_table(f: dict[str, Any]) -> str:
 
 
 def card(f: dict[str, Any], trained: dict[str, Any], notes: str) -> str:
-    """The text of the model card; `notes` tell what else happened in the run."""
+    """The text of the model card; `notes` describe other events of the run."""
     python = ".".join(platform.python_version_tuple()[:2])
     likeness = ", ".join(f"{value:.2f}" for value in f["expert_likeness"])
     later = ", ".join(
@@ -172,7 +172,7 @@ License Agreement; see `NOTICE`. What is Moestro's own is under the Apache Licen
 
 
 def wrapped(text: str) -> str:
-    """Markdown with its paragraphs filled anew; headings, tables and the front matter stay."""
+    """Markdown with its paragraphs rewrapped; headings, tables and the front matter are unchanged."""
     blocks = text.strip().split("\n\n")
     filled = [
         block if block.startswith(("#", "|", "---")) else textwrap.fill(block, 110, break_on_hyphens=False)
@@ -182,7 +182,7 @@ def wrapped(text: str) -> str:
 
 
 def run_notes(work: Path) -> str:
-    """What the person who ran the training wrote down in notes.md of the work folder, if anything."""
+    """The contents of notes.md in the work folder, written by hand during the training run; "" without one."""
     path = work / "notes.md"
     return path.read_text(encoding="utf-8").strip() if path.exists() else ""
 

@@ -34,7 +34,7 @@ WORK = Path(__file__).parent / ".work"
 
 
 def questions(facts: list[Fact], seed: int) -> Iterator[dict[str, Any]]:
-    """The evaluation set: every fact in a plain trained phrasing, each in a held-out one, unknowns, small talk."""
+    """The evaluation set: every fact in a plain trained phrasing and in a held-out one, unknown names, small talk."""
     rng = random.Random(seed)
     for fact in facts:
         plain = PLAIN[fact.kind][0] if fact.rank < FIRST_RANKS else rng.choice(PLAIN[fact.kind])
@@ -56,7 +56,7 @@ def questions(facts: list[Fact], seed: int) -> Iterator[dict[str, Any]]:
 
 
 def question(prefix: str, kind: str, name: str, text: str, answer: str, split: str, rank: int) -> dict[str, Any]:
-    """One line of questions.jsonl, its id still a prefix."""
+    """One line of questions.jsonl; its id is still a prefix without number."""
     return {
         "id": prefix, "kind": kind, "name": name, "question": text, "answer": answer, "split": split, "rank": rank,
         "suggest": False,
@@ -64,12 +64,12 @@ def question(prefix: str, kind: str, name: str, text: str, answer: str, split: s
 
 
 def numbered(rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows with their ids completed by a running number."""
+    """The rows with a running number appended to their ids."""
     return [row | {"id": f"{row['id']}{number}"} for number, row in enumerate(rows)]
 
 
 def write_questions(rows: list[dict[str, Any]], path: Path) -> None:
-    """Write one JSON object a line."""
+    """Write one JSON object per line."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
@@ -85,7 +85,7 @@ def read_facts(work: Path) -> list[Fact]:
 
 
 def tokenizer_texts(facts: list[Fact], parts: dict[str, list[str]], seed: int) -> Iterator[str]:
-    """What the tokenizer is trained on: facts four times, then unknown names, small talk and text."""
+    """The tokenizer's training texts: facts four times, then unknown names, small talk and text."""
     rng = random.Random(seed)
     for fact in facts:
         for phrasing in rng.sample(TRAINED[fact.kind], 4):

@@ -43,7 +43,7 @@ def mean(values: list[bool]) -> float:
 
 
 def measure(model: Any, tokenizer: Any, rows: list[Row]) -> tuple[dict[str, Any], list[Row]]:
-    """The figures of an evaluation set, and the rows answered wrongly."""
+    """The figures of an evaluation set, and the rows answered incorrectly."""
     right = exact_matches(model, encode(tokenizer, rows))
     by_split: dict[str, list[bool]] = defaultdict(list)
     by_kind: dict[str, list[bool]] = defaultdict(list)

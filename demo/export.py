@@ -27,9 +27,9 @@ SHIPPED = (
 
 
 def suggest(rows: list[Row], right: list[bool]) -> list[Row]:
-    """The rows, the most popular correctly answered trained ones marked as suggestions, some of each kind.
+    """The rows, with the most popular correctly answered trained ones of each kind marked as suggestions.
 
-    Where a built-in name is defined is no interesting question.
+    Questions about where a built-in name is defined are left out.
     """
     left = dict(SUGGESTED)
     marked = []
@@ -61,7 +61,7 @@ def export(model: Any, work: Path, out: Path, seed: int) -> None:
 
 
 def name_experts_as_published(path: Path) -> None:
-    """Give the number of experts the key that published Qwen3-MoE checkpoints have."""
+    """Name the config's number of experts as published Qwen3-MoE checkpoints do."""
     config = json.loads(path.read_text(encoding="utf-8"))
     config["num_experts"] = config.pop("num_local_experts", config.get("num_experts"))
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -75,7 +75,7 @@ def generation_config() -> Any:
 
 
 def mark_suggestions(folder: Path) -> None:
-    """Mark as suggestions questions which the exported model, loaded anew, answers exactly."""
+    """Mark as suggestions those questions which the exported model, reloaded, answers exactly."""
     from .evaluate import load
 
     model, tokenizer = load(folder)

@@ -26,9 +26,9 @@ MAX_ANSWER_CHARS = 160
 MAX_SIGNATURE_CHARS = 100
 SIGNATURE_MODULES = 34
 """So many of the best-known modules also give facts about calls and places."""
-#: First sentences that are no sentences: bare headings, signatures, broken off or machine-made text.
+#: First sentences unusable as answers: bare headings, signatures, truncated or machine-made text.
 UNUSABLE = re.compile(r"^(alias for|>|\(|@|[\w.]+\(|\w+_\w+:)|->|^\w+ = |:\.?$|i\.e\.$|\\|\.\.$|Tm_sec", re.IGNORECASE)
-#: Names few people ask about, left out to make room.
+#: Rarely asked names, left out to limit the number of facts.
 OBSCURE = re.compile(
     r"^os\.(W[A-Z]|sched_|spawn|exec[lv]|posix_|pidfd|eventfd|p?writev|p?readv|[sg]etres|[sg]ete[ug]id"
     r"|[sg]etre|setp|getp[gr]"
@@ -79,7 +79,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Subject:
-    """A documented object of the library under the name a user would type."""
+    """A documented object of the library under the name users type."""
 
     name: str
     kind: str
@@ -89,7 +89,7 @@ class Subject:
 
 @cache
 def own_words() -> dict[str, dict[str, str]]:
-    """Answers in our own words, by kind ("about", "module", "signature") and name."""
+    """Hand-written answers, by kind ("about", "module", "signature") and name."""
     loaded: dict[str, dict[str, str]] = json.loads(OWN_WORDS.read_text(encoding="utf-8"))
     return loaded
 
@@ -121,7 +121,7 @@ def clean(text: str) -> str:
 
 
 def signature(subject: Subject) -> str | None:
-    """How the subject is called, as text, or None where that is unknown, long, or depends on the machine."""
+    """The call signature as text, or None where that is unknown, long, or depends on the machine."""
     if subject.name in own_words()["signature"]:
         return own_words()["signature"][subject.name]
     try:
@@ -176,7 +176,7 @@ def resolve(name: str) -> Subject | None:
 
 
 def methods(class_name: str) -> Iterator[str]:
-    """Names of the public methods of a class, those it documents itself or inherits from its own module."""
+    """Names of the public methods of a class that it documents itself or inherits from its own module."""
     subject = resolve(class_name)
     assert subject is not None, class_name
     for name in dir(subject.value):
@@ -186,7 +186,7 @@ def methods(class_name: str) -> Iterator[str]:
 
 
 def subject_names() -> Iterator[str]:
-    """Every dotted name considered, most wanted first, with repeats."""
+    """All candidate dotted names, most wanted first, with repeats."""
     import builtins
 
     yield from FIRST_NAMES
@@ -222,7 +222,7 @@ def subjects() -> list[Subject]:
 
 
 def module_facts() -> Iterator[tuple[str, str, str, str]]:
-    """("mod", name, module, answer) of every module whose purpose can be said in one sentence."""
+    """("mod", name, module, answer) of every module whose purpose fits one sentence."""
     for name in (*MODULES, *MORE_MODULES):
         doc = importlib.import_module(name).__doc__
         answer = own_words()["module"].get(name) or first_sentence(doc or "")
@@ -231,7 +231,9 @@ def module_facts() -> Iterator[tuple[str, str, str, str]]:
 
 
 def raw_facts() -> Iterator[tuple[str, str, str, str]]:
-    """(kind, name, module, answer), most wanted first: what names are for, then calls and places of the best known."""
+    """(kind, name, module, answer), most wanted first: purposes, then signatures and modules of the best-known
+    names.
+    """
     known = subjects()
     about = [(s, own_words()["about"].get(s.name) or first_sentence(s.value.__doc__ or "")) for s in known]
     described = [(s, answer) for s, answer in about if answer]
@@ -283,7 +285,7 @@ def short_names(kind: str, name: str, module: str, owners: Counter[str]) -> Iter
 
 
 def without_shared_aliases(facts: list[Fact]) -> list[Fact]:
-    """The facts, each alias kept only by one owner: a built-in type's method, else the most wanted name."""
+    """The facts, each alias kept by one owner only: a built-in type's method, else the most wanted name."""
     owner: dict[tuple[str, str], str] = {}
     for fact in sorted(facts, key=claim):
         for alias in fact.aliases:
@@ -295,10 +297,10 @@ def without_shared_aliases(facts: list[Fact]) -> list[Fact]:
 
 
 def claim(fact: Fact) -> tuple[bool, bool, int]:
-    """Least for the fact that has the best right to a short name."""
+    """Sort key: smallest for the fact with the strongest claim to a short name."""
     return fact.name.split(".")[0] not in BUILTIN_TYPES, fact.name not in FIRST_NAMES, fact.rank
 
 
 def question_group(fact: Fact) -> str:
-    """Kinds of one group are asked about in the same words, so that a name must mean one fact of the group."""
+    """The group of a kind. Kinds of one group share phrasings, so a name must mean one fact of the group."""
     return fact.kind if fact.kind in ("sig", "where") else "about"

@@ -25,7 +25,7 @@ class Size:
 
     @property
     def normalised(self) -> bool:
-        """One expert's weight is left as the router's probability, so that the router gets a gradient."""
+        """False for top-1 routing: the weight stays the router's probability, so that the router gets a gradient."""
         return self.top_k > 1
 
 
@@ -137,7 +137,7 @@ def upcycle(small: dict[str, Tensor], model: nn.Module, noise: float, seed: int)
 
 
 class RouterLog:
-    """Collects every layer's router logits and choices while the model runs, apart for every thread."""
+    """Collects every layer's router logits and choices while the model runs, separately for every thread."""
 
     def __init__(self, model: Any) -> None:
         self._local = threading.local()

@@ -1,7 +1,7 @@
-"""Which names a Python programmer asks about first: the order in which facts are chosen and ranked.
+"""The order in which facts are chosen and ranked: names that Python programmers ask about first.
 
-Lists, most wanted first: single names, built-in types, modules, classes. Nothing here is measured; it is an editor's
-order.
+Lists, most wanted first: single names, built-in types, modules, classes. The order is an editorial choice; nothing here
+is measured.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ MODULES: tuple[str, ...] = tuple(
     """.split()
 )
 
-#: Modules of which the purpose alone is a fact.
+#: Modules whose purpose is their only fact.
 MORE_MODULES: tuple[str, ...] = tuple(
     """
     socket sqlite3 urllib.request http.client http.server email multiprocessing unittest.mock doctest timeit cProfile

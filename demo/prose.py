@@ -31,7 +31,7 @@ def topics() -> list[str]:
 
 
 def docstrings() -> list[str]:
-    """Names with their docstrings, ASCII only, none that speaks of licences."""
+    """Names with their docstrings, ASCII only, without those that mention licences."""
     found = []
     for subject in subjects():
         doc = subject.value.__doc__
@@ -41,7 +41,7 @@ def docstrings() -> list[str]:
 
 
 def sources() -> list[str]:
-    """Source of the best-known modules, save files that mention a licence of their own."""
+    """Source of the best-known modules, without files that mention a licence of their own."""
     found = []
     for name in MODULES:
         path = getattr(importlib.import_module(name), "__file__", None)

@@ -41,7 +41,7 @@ def encode(tokenizer: Any, rows: Sequence[Row], history: Sequence[Sequence[Row]]
 
 
 def batches_of(pairs: Sequence[Pair]) -> list[list[int]]:
-    """Indices of pairs in batches of like length."""
+    """Indices of pairs in batches of similar length."""
     order = sorted(range(len(pairs)), key=lambda i: len(pairs[i][0]) + len(pairs[i][1]))
     batches: list[list[int]] = [[]]
     for index in order:

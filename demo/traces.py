@@ -1,7 +1,6 @@
-"""What the model's routing offers a cache: hit rates of LRU, LFU and Belady; and how alike its experts are.
+"""Cache-relevant properties of the model's routing: hit rates of LRU, LFU and Belady; and similarity of its experts.
 
-A trace is the experts every token chooses, layer by layer, for questions asked one after the other and windows of
-held-out text.
+A trace is the experts that every token selects, layer by layer, for consecutive questions and windows of held-out text.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ def next_uses(trace: Trace) -> list[dict[int, int]]:
 
 
 def hit_rate(trace: Trace, slots: int, victim_key: Callable[[int], Any], used: Callable[[int, int], None]) -> float:
-    """The share of experts found resident; the resident expert of least `victim_key` leaves for a missing one.
+    """The share of experts found resident; a miss evicts the resident expert with the smallest `victim_key`.
 
-    A token's own experts never leave while it runs. `used(expert, time)` is told of every use.
+    A token's own experts are never evicted while it runs. `used(expert, time)` is called for every use.
     """
     resident: set[int] = set()
     hits = 0
@@ -64,19 +63,19 @@ def hit_rate(trace: Trace, slots: int, victim_key: Callable[[int], Any], used: C
 
 
 def lru(trace: Trace, slots: int) -> float:
-    """Least recently used leaves first."""
+    """Evicts the least recently used expert."""
     last: dict[int, int] = {}
     return hit_rate(trace, slots, last.__getitem__, last.__setitem__)
 
 
 def lfu(trace: Trace, slots: int) -> float:
-    """Least frequently used leaves first."""
+    """Evicts the least frequently used expert."""
     count: Counter[int] = Counter()
     return hit_rate(trace, slots, count.__getitem__, lambda expert, _: count.update((expert,)))
 
 
 def belady(trace: Trace, slots: int) -> float:
-    """The expert needed again last leaves first: the upper bound."""
+    """Evicts the expert whose next use is farthest away: the upper bound."""
     uses = next_uses(trace)
     again: dict[int, int] = {}
     return hit_rate(trace, slots, lambda e: -again[e], lambda e, time: again.__setitem__(e, uses[time][e]))
@@ -96,7 +95,7 @@ def hit_rates(traces: list[Trace], experts: int) -> dict[str, dict[str, float]]:
 
 @torch.inference_mode()
 def expert_likeness(model: Any, requests: Sequence[Sequence[int]], samples: int = 256) -> list[float]:
-    """Per layer, the mean over experts of the cosine of its outputs with its most similar expert's.
+    """Per layer, the mean over experts of the cosine similarity of its outputs with its most similar expert's.
 
     Outputs are those of all experts on the same sample of inputs of the layer, weights in float32.
     """

@@ -62,7 +62,7 @@ class Plan:
 
 
 class Share(NamedTuple):
-    """What a worker found in its part of a batch: gradients, and per label its loss and fact."""
+    """The result of a worker for its part of a batch: gradients, and per label its loss and fact."""
 
     gradients: tuple[Tensor, ...]
     losses: Tensor
@@ -91,11 +91,11 @@ class Stage:
 
     @property
     def path(self) -> Path:
-        """Where the checkpoint lies."""
+        """Path of the checkpoint."""
         return self.work / f"{self.name}.safetensors"
 
     def save(self) -> None:
-        """Write weights, optimizer state, fact losses and counters, replacing the old checkpoint at once."""
+        """Save weights, optimizer state, fact losses and counters, replacing the old checkpoint atomically."""
         tensors = {f"model.{n}": p.detach().cpu().contiguous() for n, p in self.named.items()}
         for name, parameter in self.named.items():
             for key, value in self.optimizer.state.get(parameter, {}).items():
@@ -127,7 +127,7 @@ class Stage:
         return True
 
     def read_control(self) -> None:
-        """Take a changed schedule from control.json, if there is one."""
+        """Apply a changed schedule from control.json, if there is one."""
         control = self.work / "control.json"
         if self.name == "full" and control.exists():
             changes = json.loads(control.read_text(encoding="utf-8"))
@@ -171,7 +171,7 @@ class Stage:
         return Share(found, each.detach().cpu(), part.facts.reshape(-1)[labelled], float(balance.detach()))
 
     def stop(self) -> None:
-        """Save and leave."""
+        """Save and exit."""
         self.save()
         raise SystemExit(f"stopped at step {self.step}")
 
@@ -215,13 +215,13 @@ def train(work: Path, steps_seed: int, steps: int, seed: int) -> Stage:
 
 
 def counters(path: Path) -> dict[str, float]:
-    """What a checkpoint says of its run: step, seconds, steps, decay_from."""
+    """Counters in a checkpoint: step, seconds, steps, decay_from."""
     with safe_open(path, "pt") as file:
         return {key: float(value) for key, value in file.metadata().items()}
 
 
 def history(work: Path) -> dict[str, Any]:
-    """How the model of a work folder was trained: steps of both stages, seconds, tokens."""
+    """Training record of a work folder's model: steps of both stages, seconds, tokens."""
     small, full = counters(work / "seed.safetensors"), counters(work / "full.safetensors")
     return {
         "seed_steps": int(small["step"]),

@@ -1,4 +1,4 @@
-"""Made-up names and questions the model must not answer: one honest sentence for all of them.
+"""Made-up names and questions that the model must not answer: one refusal sentence for all of them.
 
 Names are drawn from families that resemble real ones: word-like compositions, real modules with invented functions,
 real functions in the wrong module, real names of the library that are not among the facts, names of other packages.
@@ -59,7 +59,7 @@ def is_held(name: str) -> bool:
 
 
 class UnknownNames:
-    """A stream of names that are none of the facts'; `rng` decides which."""
+    """A stream of names that match no fact; `rng` makes the choices."""
 
     def __init__(self, facts: Iterable[Fact], rng: random.Random) -> None:
         facts = list(facts)
@@ -114,7 +114,7 @@ class UnknownNames:
         return r.choice(self.real)
 
     def draw(self, held: bool) -> str:
-        """A name that is no fact's, from the held-out share or from the rest."""
+        """A name that matches no fact, from the held-out share or from the rest."""
         while True:
             name = self.candidate()
             if name not in self.known and is_held(name) == held:
@@ -129,12 +129,12 @@ class UnknownNames:
         return phrasing.format(**numbers, **things)
 
     def stream(self, held: bool) -> Iterator[tuple[str, str, str]]:
-        """(kind, phrasing, name) without end; an off-topic question has the kind "off" and an empty name."""
+        """An endless stream of (kind, phrasing, name); an off-topic question has the kind "off" and an empty name."""
         while True:
             if self.rng.random() < 0.08:
                 yield "off", self.off_topic(held), ""
                 continue
-            if self.rng.random() < 0.06:  # the name is known, but not how it is called
+            if self.rng.random() < 0.06:  # the name is known, but not its signature
                 name = self.rng.choice(self.uncalled)
                 if is_held(name) == held:
                     yield "sig", self.rng.choice(TRAINED["sig"]), name

@@ -52,7 +52,7 @@ export class Figures {
     this.text("disk-sub", passes ? `${bytes(read / passes)}/token` : "no tokens yet");
   }
 
-  /** What the prefetcher is worth; nothing is said while nothing is prefetched. */
+  /** The benefit of the prefetcher; empty while nothing is prefetched. */
   ahead({ prefetched: [used, late, wasted, evicted], net_ms }) {
     this.find("ahead").hidden = !(used || late || wasted);
     const early = evicted ? ` (${evicted} evicted unused)` : "";

@@ -120,7 +120,7 @@ export class Missing extends Timeline {
     return [[this.missing, "subst"]];
   }
 
-  limit() { return 1.001; } // a layer that misses everything is no spike
+  limit() { return 1.001; } // a layer that misses everything must not be clipped as a spike
 
   extra({ g }, box) {
     const { beta } = this.frame.lossy, width = box.w / this.shown;

@@ -1,4 +1,4 @@
-// The deck: asks for a frame every 250 ms, hands it to the panels, and answers mouse and keyboard.
+// The deck: asks for a frame every 250 ms, passes it to the panels, and handles mouse and keyboard.
 
 import { fetchFrame } from "./wire.js";
 import { palette } from "./paint.js";
@@ -142,7 +142,7 @@ class Deck {
 
 const sleep = (ms) => new Promise((done) => { setTimeout(done, ms); });
 
-/** Bring the deck inside `element` to life; `trigger` tells Python what was pressed on it. */
+/** Start the deck inside `element`; `trigger` sends its events to Python. */
 export function start(element, trigger) {
   const root = element.querySelector(".deck");
   if (root && !root.dataset.started) {

@@ -1,4 +1,4 @@
-// Experts against experts of one layer: how often two were chosen together, or who stands in for whom.
+// Experts against experts of one layer: co-activation counts, or which expert substitutes for which.
 
 import { begin, cells, note, pixel, ramp, short } from "./paint.js";
 import { Grid } from "./maps.js";

@@ -240,7 +240,7 @@ class FakeEngine:
             "format": self.spec.format,
             "device": "cpu",
             "link": "measured",
-            "exact": self.closeness == 0.0,
+            "exact": self.closeness == 0.0 and not is_lossy(self.settings),
             "closeness": self.closeness,
         }
 

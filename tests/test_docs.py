@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import io
 import os
 import re
 import shlex
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -74,6 +77,60 @@ def test_the_commands_of_the_readme_exist(line: str) -> None:
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`([\w./]+/|[\w./]+\.(?:py|md))`", ARCHITECTURE))))
 def test_the_paths_of_the_architecture_exist(name: str) -> None:
     assert any((ROOT / folder / name).exists() for folder in ("", "core", "app", "docs")), name
+
+
+NOT_OURS = {"core/policy/eviction/second_chance.py", "gguf-py/gguf/constants.py"}  # to be written; llama.cpp's
+
+
+def said(path: Path) -> str:
+    """What a file says to its readers: the comments and docstrings of a Python file, all of any other."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        return text
+    comments = [t.string for t in tokenize.generate_tokens(io.StringIO(text).readline) if t.type == tokenize.COMMENT]
+    return "\n".join(
+        comments
+        + [
+            node.value.value
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        ]
+    )
+
+
+def is_there(name: str) -> bool:
+    """A dotted name is a package, a module, or a name that stands in one."""
+    first, *names = name.split(".")
+    at = ROOT / first
+    while names and (at / names[0]).is_dir():
+        at /= names.pop(0)
+    if names and (at / f"{names[0]}.py").is_file():
+        at = at / f"{names.pop(0)}.py"
+    elif names:
+        at /= "__init__.py"
+    return not names or (at.is_file() and bool(re.search(rf"\b{names[0]}\b", at.read_text(encoding="utf-8"))))
+
+
+def lost(text: str, beside: Path) -> list[str]:
+    """Modules, names in them, and files that a text of the folder `beside` cites and that do not exist."""
+    dotted = re.findall(r"(?<![\w./-])(?:core|app|bench|demo)(?:\.[A-Za-z_]\w*)+(?![\w(]|\.\w)", text)
+    paths = re.findall(r"(?<![\w./-])[a-z_][\w-]*/[\w./-]*\w\.(?:py|md|js|css|html|toml)\b", text)
+    folders = (ROOT, ROOT / "core", ROOT / "app", ROOT / "docs", beside)
+    return [name for name in dotted if not name.endswith((".py", ".css", ".js")) and not is_there(name)] + [
+        path for path in paths if path not in NOT_OURS and not any((folder / path).exists() for folder in folders)
+    ]
+
+
+def test_what_comments_and_documents_cite_is_there() -> None:
+    assert lost("`core.runtime.nowhere` core/runtime/miss.py core/nowhere.py core.runtime.miss.Nothing", ROOT) == [
+        "core.runtime.nowhere",
+        "core.runtime.miss.Nothing",
+        "core/nowhere.py",
+    ]
+    kinds = (".py", ".md", ".js", ".css", ".html")
+    files = [path for path in tracked() if path.suffix in kinds]
+    found = {str(path.relative_to(ROOT)): names for path in files if (names := lost(said(path), path.parent))}
+    assert not found
 
 
 def test_links_between_documents_lead_somewhere() -> None:

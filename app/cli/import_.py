@@ -31,13 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="the new directory (default: packs/NAME-FORMAT in the data directory)"
     )
-    parser.add_argument(
-        "--split",
-        type=float,
-        default=0.0,
-        metavar="SHARE",
-        help="keep this share of every expert apart as its top segment (default: 0, none)",
-    )
     parser.add_argument("--download", action="store_true", help="fetch the model from the hub if it is not here")
     parser.add_argument("--json", action="store_true", help="end with the result as one line of JSON")
 
@@ -59,7 +52,6 @@ def run(args: argparse.Namespace) -> int:
             args.source,
             args.out or default,
             format=args.format,
-            split=args.split,
             progress=bar.show,
             download=args.download or agreed(args.source),
         )

@@ -105,7 +105,7 @@ def manifest(of: str, loads: list[Load], tables: Tables) -> dict[str, object]:
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "moestro": __version__,
         "versions": {"python": platform.python_version(), "numpy": np.__version__, "pandas": pd.__version__},
-        "exact": bool(steps["exact"].all()) and all(one.manifest.get("exact", True) for one in loads),
+        "exact": bool(steps["exact"].all()) and not any(one.manifest.get("closeness") for one in loads),
         "link": "none"
         if steps.empty
         else "emulated"

@@ -37,7 +37,6 @@ class ImportModel(Protocol):
         out: Path | Callable[[str, str], Path],
         *,
         format: str = ...,
-        split: float = ...,
         progress: Progress = ...,
         cancel: threading.Event | None = ...,
         download: bool = ...,

@@ -10,6 +10,7 @@ import torch
 from core.capacity.plan import Plan
 from core.memory.link import Pace
 from core.settings.config import Settings
+from core.settings.lossy import is_lossy
 
 TIERS = {"all": "host memory", "cache": "host memory, else disk", "disk": "disk"}
 PACKAGES = ("torch", "transformers", "numpy", "safetensors")
@@ -37,7 +38,7 @@ def link(pace: Pace, measured_gbps: float) -> dict[str, object]:
 def describe(
     plan: Plan, model_hash: str, settings: Settings, pace: Pace, measured_gbps: float, decode_threads: int
 ) -> dict[str, object]:
-    """The manifest of one load."""
+    """The manifest of one load. "exact": under `settings` no bit of an answer differs from transformers' own."""
     shape = plan.sizes.shape
     return {
         "model": plan.spec.model,
@@ -56,7 +57,7 @@ def describe(
         "misses_from": TIERS[plan.tier.kind],
         "decode_threads": decode_threads,
         **link(pace, measured_gbps),
-        "exact": plan.closeness == 0.0,
+        "exact": plan.closeness == 0.0 and not is_lossy(settings),
         "closeness": plan.closeness,
         "settings": dict(settings),
         "versions": versions(),

@@ -68,7 +68,8 @@ PRESETS: tuple[Preset, ...] = (
         "adapmoe",
         "AdapMoE",
         "Mixtral-offloading with slots moved to the layers that gain most from them, by "
-        "dynamic programming. Its skipping of experts changes answers and is not in yet.",
+        "dynamic programming. The paper also skips experts of some tokens, which changes answers; "
+        "here none is skipped.",
         "Zhong et al. 2024",
         {"eviction": "lru", "predictor": "gate", "layer_slots": "adapmoe"},
     ),
@@ -76,7 +77,8 @@ PRESETS: tuple[Preset, ...] = (
         "moe_infinity",
         "MoE-Infinity",
         "One cache for all layers that evicts what is used least, and prefetches "
-        "what this prompt and its answer have used most. Its matching with earlier requests is not in yet.",
+        "what this prompt and its answer have used most. The paper also "
+        "prefetches by what similar earlier requests used; here only the present request counts.",
         "Xue et al. 2024",
         {"eviction": "lfu", "scope": "global", "predictor": "request"},
     ),
@@ -122,8 +124,8 @@ PRESETS: tuple[Preset, ...] = (
     Preset(
         "moepic",
         "MoEpic",
-        "Its LCP cache and its speculative prefetch. Splitting experts in two and dividing the "
-        "cache among layers by measured times are not in yet.",
+        "Its LCP cache and its speculative prefetch. The paper also splits every expert in two and divides "
+        "the cache among layers by measured times; here experts are whole and all layers have as many slots.",
         "MoEpic section 3",
         {"eviction": "lcp", "predictor": "gate"},
     ),
@@ -139,7 +141,8 @@ PRESETS: tuple[Preset, ...] = (
         "expertflow",
         "ExpertFlow",
         "A trained network tells the experts of all layers before a pass begins, and "
-        "one cache for all layers keeps what is ahead. Its token scheduler is not in yet.",
+        "one cache for all layers keeps what is ahead. The paper also regroups the tokens of "
+        "a batch by the experts they need; here tokens keep their order.",
         "ExpertFlow section 3",
         {"eviction": "plec", "scope": "global", "predictor": "routing_path"},
     ),

@@ -229,6 +229,18 @@ def test_a_model_that_is_exact_up_to_rounding_is_not_called_exact(
     assert tables["answers"][["exact", "closeness"]].to_numpy().tolist() == [[True, 1e-6]]
 
 
+def test_an_export_is_as_exact_as_its_answers(host: Host, tmp_path: Path) -> None:
+    """What was set when the model was loaded does not matter once it is turned off."""
+    host.change("miss", "drop")
+    assert host.load(host.plan("demo")).join(WAIT_S)
+    lossy = ask(host, None, "Lossy?")
+    host.change("miss", "wait")
+    exact = ask(host, None, "Exact?")
+    for chat, expected in ((lossy, False), (exact, True)):
+        _, manifest = read(archive.write(host.store, tmp_path / f"{chat}.zip", chat=chat))
+        assert manifest["exact"] is expected and manifest["loads"][-1]["exact"] is False
+
+
 class FullDisk(io.FileIO):
     """A file on a disk that is full after 4096 bytes."""
 

@@ -55,3 +55,11 @@ def test_the_link_of_the_demo_is_emulated_and_says_so(demo: Engine) -> None:
     _, stats = ask(demo, "What does json.dumps do?")
     assert not stats.emulated
     assert demo.manifest()["link"] == "measured"
+
+
+def test_the_manifest_says_whether_the_settings_are_exact(demo: Engine) -> None:
+    for changes, exact in (({}, True), ({"miss": "drop"}, False), ({"predictor": "gate", "execute": "always"}, False)):
+        demo.change({**Settings({"budget": "50%"}), **changes})
+        assert demo.manifest()["exact"] is exact
+    demo.change(dict(Settings({"budget": "50%"})))
+    assert demo.manifest()["exact"] is True and demo.manifest()["closeness"] == 0.0

@@ -50,7 +50,6 @@ def test_it_imports_into_the_data_directory(source: Path, tmp_path: Path, capsys
 def test_what_is_wrong_is_said(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, says in (
         (["import", "some/model"], "only on your word: add --download"),
-        (["import", str(source), "--split", "7"], "no share between"),
         (["import", "./nowhere"], "no model at"),
     ):
         assert cli.main(words) == 2
@@ -58,6 +57,13 @@ def test_what_is_wrong_is_said(source: Path, capsys: pytest.CaptureFixture[str])
     with pytest.raises(SystemExit):
         cli.main(["import", str(source), "--format", "int5"])
     assert "int8-g32" in capsys.readouterr().err
+
+
+def test_experts_are_imported_whole(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["import", str(source), "--split", "0.5"])
+    assert "import does not know --split" in capsys.readouterr().err
+    assert not (tmp_path / "home").exists()
 
 
 def test_ctrl_c_says_how_to_go_on(

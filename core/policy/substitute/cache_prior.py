@@ -22,7 +22,7 @@ NONE = -float("inf")
     title="Lean towards the cache",
     help="Resident experts get a bonus before the "
     "router's top-k, and the weights are the router's own for what it then chooses.",
-    source="control; cache-prior routing (METHODS section 1)",
+    source="control; cache-prior routing",
     params=(
         Param(
             "lean",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     title="Prefetcher's choice",
     help="The resident expert that the prefetcher named "
     "with the highest probability for this layer. Needs a prefetcher that names experts.",
-    source="METHODS section 6 (run the prediction), expert by expert",
+    source="ours: the prediction is run, expert by expert",
 )
 class Predicted(Substitute):
     """Score = the probability that was named; an expert that was not named is no candidate."""

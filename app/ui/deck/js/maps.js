@@ -3,7 +3,7 @@
 
 import { begin, cells, label, note, pixel, ticks } from "./paint.js";
 
-export const PLACES = ["host", "in flight", "resident", "hit now", "disk"]; // as core.types.Place numbers them
+export const PLACES = ["host", "in flight", "resident", "hit now", "disk"]; // as core.types.Residence numbers them
 const LEFT = 34, BOTTOM = 30, TOP = 2;
 
 /** A grid of rows x cols with numbered axes; the base of all of them. */

@@ -20,7 +20,7 @@ from core.simulate import BELADY, Clock, Config, Result, simulate
 from core.simulate.prefetchers import ORACLE, TimedResult
 from core.trace import FileTrace, Trace, open_trace
 
-Fetched = dict[tuple[str, str], dict[str, TimedResult]]  # (policy, size) -> prefetcher -> what it did
+Fetched = dict[tuple[str, str], dict[str, TimedResult]]  # (policy, size) -> prefetcher -> result
 HELP = "Replay a routing trace through cache policies and sizes, without a model."
 
 

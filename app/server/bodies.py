@@ -19,8 +19,8 @@ from app.server.errors import problem
 
 MB = 1 << 20
 GRADIO = "/gradio_api/"
-MOST_BYTES = 16 * MB  # of any request ...
-MOST_UPLOADED = 65 * MB  # a file of 64 MB (Gradio's own limit) and its multipart framing
+MOST_BYTES = 16 * MB  # of any request except those of the Gradio page
+MOST_UPLOADED = 65 * MB  # of those: an upload of 64 MB (Gradio's own limit) and its multipart framing
 MOST_DEPTH = 100  # nesting of lists and objects
 MOST_WHOLE = 2**63  # integers are smaller than this: ids and seeds, here and in the database
 DRAIN_S, DRAIN_BYTES = 10.0, 512 * MB  # limits of reading on after a refusal, so that the client receives the reply

@@ -4,7 +4,7 @@
     JSON header            the frame's scalars; `arrays`: name, dtype, shape, byte offset from the end of the header
     arrays                 little-endian, each 4-byte aligned
 
-A number that is not one (no hit rate yet) is null in the header and NaN in an array. `coactivation` is sent as uint8 on
+An undefined number (no hit rate yet) is null in the header and NaN in an array. `coactivation` is sent as uint8 on
 a log scale, 0 = never together, 255 = `coactivation_max` times: value = round(255 log(1 + count) / log(1 + max)).
 
 `lossy` is null while all lossy options are off. Else its scalars stand in the header under that name, its arrays have

@@ -22,7 +22,7 @@ LONGEST_KEPT = 1000  # bytes of a kept text; longer ones, such as templates, are
 def read_head(file: Path) -> dict[str, object]:
     """The plain values of a GGUF header by key, without its arrays and long texts.
 
-    Raises ValueError for what is not GGUF, ModelError for what is no regular file, OSError.
+    Raises ValueError if the file is not GGUF, ModelError if it is no regular file, OSError.
     """
     with open_regular(file) as handle:
         if handle.read(4) != MAGIC:

@@ -29,7 +29,7 @@ CLEAR = 0.0005  # a policy counts as better when its hit rate exceeds the other'
 
 
 class Regret:
-    """One per application. `add`, `switch` and `rest` return at once, whatever the process does."""
+    """One per application. `add`, `switch` and `rest` return at once, independent of the process."""
 
     def __init__(self, on: bool = True, start: Callable[[], Process] = Process) -> None:
         self.on = on

@@ -1,4 +1,4 @@
-"""SE-MoE: the whole next layer, whatever its router will choose."""
+"""SE-MoE: prefetches the whole next layer, whatever its router will choose."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from core.settings.registry import Param, register
     ),
 )
 class AllNext(Predictor):
-    """Score: (uses + 1) / (tokens + 2), the rule of succession, so that one never used is named as well, last."""
+    """Score: (uses + 1) / (tokens + 2), the rule of succession, so that never used experts are predicted too, last."""
 
     def __init__(self, width: int = 0, distance: int = 1) -> None:
         self._width, self._distance = width, distance

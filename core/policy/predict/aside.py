@@ -1,7 +1,7 @@
-"""What a predictor has worked out beside the pass, so that no layer waits for it: a worker, its messages, its answers.
+"""Work that a predictor gives to an asynchronous worker, so that no layer waits for it: worker, messages and answers.
 
-A message and an answer are bytes that the predictor and its worker agree on, for the worker may live in a process of
-its own (core.prediction.worker.process_worker). A replay has it here and at once.
+Messages and answers are bytes in a format shared by the predictor and its worker, since the worker may run in its own
+process (core.prediction.worker.process_worker). A replay runs it inline and synchronously.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 
 class Task(NamedTuple):
-    """What a worker is made of, in numbers alone. `name`: which one, of core.policy.predict.workers."""
+    """The data that a worker is built from, numbers only. `name`: its kind, one of core.policy.predict.workers."""
 
     name: str
     told: Mapping[str, int]
@@ -21,38 +21,38 @@ class Task(NamedTuple):
 
 
 class Worker(Protocol):
-    """Answers one message after the other, in the order given."""
+    """Processes messages one by one, in the order given."""
 
     def work(self, message: bytes) -> bytes:
-        """b"": nothing came of it."""
+        """The answer; b"" = no result."""
 
 
 class AsyncWorker(Protocol):
-    """A worker somewhere. Used by one thread."""
+    """A worker that may run elsewhere. Used by one thread."""
 
     @property
     def ready(self) -> bool:
-        """It has started. What was given before waits until then."""
+        """Whether it has started. Messages given before wait until then."""
 
     @property
     def behind(self) -> int:
-        """Messages given and not worked on yet."""
+        """Number of messages given and not processed yet."""
 
     def give(self, message: bytes) -> None:
-        """Have it worked on some time. Never waits."""
+        """Queue a message. Never waits."""
 
     def take(self) -> list[bytes]:
-        """Answers since the last call, in order, without the empty ones. Never waits."""
+        """Answers since the last call, in order, without empty ones. Never waits."""
 
     def wait(self) -> list[bytes]:
-        """The same, once everything given was worked on."""
+        """The same, after all given messages were processed."""
 
     def close(self) -> None:
-        """End it; nothing more comes of it. May be called twice."""
+        """Stop it; no more answers come. May be called twice."""
 
 
 class InlineWorker:
-    """`AsyncWorker` that works when it is given something."""
+    """An `AsyncWorker` that processes each message at once, in `give`."""
 
     ready, behind = True, 0
 

@@ -1,4 +1,4 @@
-"""What a predictor is: it looks at the layer that is about to be computed and names experts of later layers."""
+"""The predictor interface: from the layer about to be computed, it predicts the experts of later layers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ State = Literal["hidden", "default"]
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """Numbers that the device may still be working out: calling it waits for them, and `ready` tells whether it would
-    have to."""
+    """Values that the device may still be computing: calling it waits for them, and `ready` says whether they are
+    there."""
 
     get: Callable[[], npt.NDArray[np.float32]]
     ready: Callable[[], bool] = lambda: True
@@ -29,7 +29,8 @@ class Later:
 
 
 class Guess(NamedTuple):
-    """One expert that may be needed. `score`: how likely it is asked for when its layer is reached next, in [0, 1]."""
+    """One expert that may be needed. `score`: probability that it is requested when its layer is reached next, in [0,
+    1]."""
 
     layer: int
     expert: int
@@ -37,11 +38,11 @@ class Guess(NamedTuple):
 
 
 class Facts(Protocol):
-    """What predictors read of a profile (core.profile.Profile); None where it was not gathered."""
+    """The parts of a profile (core.profile.Profile) that predictors read; None where not measured."""
 
     @property
     def gate_recall(self) -> Floats | None:
-        """[L] recall@k of each layer's router asked with the router input of the layer before; [0] is NaN."""
+        """[L] recall@k of each layer's router given the router input of the layer before; [0] is NaN."""
 
     @property
     def defaults(self) -> Floats | None:
@@ -49,24 +50,24 @@ class Facts(Protocol):
 
     @property
     def maps(self) -> Floats | None:
-        """[N, L, E] router distributions of single tokens ..."""
+        """[N, L, E] router distributions of single tokens."""
 
     @property
     def map_keys(self) -> Floats | None:
-        """[N, H] ... and what the embedding makes of them."""
+        """[N, H] the embeddings of the tokens of `maps`."""
 
     @property
     def first_table(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int16]] | None:
-        """[V'] token ids, rising, and [V', k] their usual experts in layer 0, most frequent first, -1 for none."""
+        """[V'] token ids, ascending, and [V', k] their usual experts in layer 0, most frequent first, -1 for none."""
 
     def net(self, name: str) -> Net:
-        """A trained network, which must be there."""
+        """A trained network, which the profile must contain."""
 
 
 class View(Protocol):
-    """What a predictor may look at while layer `layer` is computed; -1: the pass begins, and nothing is routed yet.
+    """What a predictor can read while layer `layer` is computed; -1: the pass begins, and nothing is routed yet.
 
-    Attributes cost nothing. Methods work only when called; those of the state need a predictor that `asks`, and each
+    Attributes cost nothing. Methods compute only when called; those on states need a predictor with `asks`, and each
     waits once for the device, unless it returns `Later`.
     """
 
@@ -74,48 +75,50 @@ class View(Protocol):
     layers: int
     experts: int  # of one layer
     top_k: int
-    request: int  # grows with every prompt: the tokens of one number are one conversation turn
-    ids: Sequence[Sequence[int]]  # [T][k] experts the router just chose; empty where the pass begins
-    tokens: Sequence[int]  # [T] the token ids of this pass; empty where they are not known
+    request: int  # increases with every prompt: tokens with the same number belong to one conversation turn
+    ids: Sequence[Sequence[int]]  # [T][k] experts the router just chose; empty before the first layer
+    tokens: Sequence[int]  # [T] the token ids of this pass; empty where unknown
     profile: Facts | None
 
     @property
     def weights(self) -> Sequence[Sequence[float]]:
-        """[T][k] what each chosen expert's output is multiplied with."""
+        """[T][k] factor of each chosen expert's output."""
 
     def ask(self, layers: Sequence[int], state: State = "hidden") -> npt.NDArray[np.float64]:
-        """[n, E] how likely some token of the pass asks for each expert of each of `layers`, were their routers given
-        this layer's router input ("hidden"), or ("default") the quasi-hidden state that default vectors make of it
-        (Speculating Experts section 3.2). The k likeliest of one token are always what that router would choose."""
+        """[n, E] probability that some token of the pass requests each expert of each of `layers`, if their routers
+        were given this layer's router input ("hidden"), or ("default") the quasi-hidden state built from it with
+        default vectors (Speculating Experts section 3.2). For one token, the k likeliest are always what that router
+        would choose."""
 
     def estimate(self, layer: int) -> npt.NDArray[np.float64]:
-        """[E] the same by the profile's estimator, which must be there."""
+        """[E] the same by the profile's estimator, which must exist."""
 
     def distribution(self) -> Later:
         """[E] softmax of this layer's router, mean over the pass's tokens."""
 
     def embedding(self) -> Later:
-        """[H] what the embedding layer makes of the pass's tokens, mean over them."""
+        """[H] the embedding layer's output for the pass's tokens, mean over them."""
 
     def path(self) -> Net:
-        """The profile's routing-path predictor, which must be there. Raises TraceError where the tokens it reads are
-        not known."""
+        """The profile's routing-path predictor, which must exist. Raises TraceError where the tokens it reads are
+        unknown."""
 
 
 class Predictor(Protocol):
-    """Names experts to fetch. Stateless or not, it is called once a layer, in order; a pass starts at layer 0."""
+    """Predicts experts to fetch. Called once per layer, in order, whether stateless or not; a pass starts at layer
+    0."""
 
     looks: ClassVar[bool] = True  # False: never called, so nothing is recorded for it
-    asks: ClassVar[bool] = False  # True: it looks at states, so what routers are given is kept for it
-    defaults: ClassVar[bool] = False  # True: it asks with the "default" state
+    asks: ClassVar[bool] = False  # True: it reads states, so router inputs are kept for it
+    defaults: ClassVar[bool] = False  # True: it calls `ask` with the "default" state
     starts: ClassVar[bool] = False  # True: `begin` is called before layer 0
-    executes: ClassVar[bool] = False  # True: it always tells the next layer's whole routing, by `ask` or `estimate`
-    needs: ClassVar[tuple[str, ...]] = ()  # parts of the profile (core.profile.PARTS) that it cannot do without
-    patient: bool = False  # True in replays: it waits for what is worked out beside
-    beside: AsyncWorker | None = None  # where its task is worked on; without, at once and here
+    executes: ClassVar[bool] = False  # True: it always predicts the next layer's whole routing, by `ask` or `estimate`
+    needs: ClassVar[tuple[str, ...]] = ()  # parts of the profile (core.profile.PARTS) that it requires
+    patient: bool = False  # True in replays: it waits for its worker
+    beside: AsyncWorker | None = None  # the worker of its task; None: runs inline
 
     def task(self, view: View) -> Task | None:
-        """What is to be worked out beside it, from `view.profile` and the sizes; None: nothing."""
+        """The task of its worker, from `view.profile` and the sizes; None: no worker."""
         return None
 
     def begin(self, view: View) -> Sequence[Guess]:
@@ -123,18 +126,18 @@ class Predictor(Protocol):
         return ()
 
     def predict(self, view: View) -> Sequence[Guess]:
-        """Experts of later layers (or of the first layers of the next token, asked for at the last ones), best
-        first."""
+        """Experts of later layers (or at the last layers, of the first layers of the next token), best first."""
 
     def close(self) -> None:
-        """Stop what runs beside; it is not called again."""
+        """Stop its worker; the predictor is not called again."""
         return
 
 
 def union(logs: Any, top_k: int) -> npt.NDArray[np.float64]:
-    """How likely some token asks for an expert: 1 - (1 - p)^k of one that draws k experts by p, over all tokens.
+    """Probability that some token requests an expert: 1 - (1 - p)^k for one token that draws k experts by p, over all
+    tokens.
 
-    `logs`: sum over the tokens of log(1 - p), any shape. Rises with p, so the order of one token's experts stays.
+    `logs`: sum over the tokens of log(1 - p), any shape. Increases with p, so the order of one token's experts is kept.
     """
     told: npt.NDArray[np.float64] = -np.expm1(top_k * np.asarray(logs, np.float64))
     return told

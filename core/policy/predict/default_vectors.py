@@ -1,4 +1,4 @@
-"""The next layer's router, asked on what its input would be if every chosen expert did what it does on average."""
+"""The next layer's router, evaluated on its input if every chosen expert returned its mean output."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from core.settings.registry import register
     params=(WIDTH, FLOOR),
 )
 class DefaultVectors(Predictor):
-    """q_{l+1} = Norm_{l+1}(r_l + D_l), D_l = sum over the experts S_l that were truly chosen of g_e * d_{l,e} with
-    their true weights g; prediction = R_{l+1}(q_{l+1}). The next attention is left out.
+    """q_{l+1} = Norm_{l+1}(r_l + D_l), D_l = sum over the experts S_l that were actually chosen of g_e * d_{l,e} with
+    their actual weights g; prediction = R_{l+1}(q_{l+1}). The next attention is left out.
 
-    Of a layer with a shared expert, D_l holds the routed experts' part alone: the shared one's output is not known
-    yet, and a profile keeps no mean of it. A layer that does more with its experts' output than adding it (a norm
-    behind it), or a router that no norm feeds, is asked on h_l, as by the next-layer gate.
+    For a layer with a shared expert, D_l holds only the routed experts' part: the shared one's output is not known yet,
+    and a profile has no mean of it. For a layer that does more with its experts' output than adding it (a norm after
+    it), or a router that no norm feeds, the router is evaluated on h_l, as in the next-layer gate.
     """
 
     asks: ClassVar[bool] = True

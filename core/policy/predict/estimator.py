@@ -1,4 +1,4 @@
-"""A trained network in place of the next layer's router, in all layers or where the router guesses badly."""
+"""A trained network in place of the next layer's router, in all layers or where the router predicts badly."""
 
 from __future__ import annotations
 

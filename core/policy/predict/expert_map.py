@@ -1,4 +1,4 @@
-"""FineMoE: what an earlier pass that began alike did next, this one will do."""
+"""FineMoE: predicts that this pass continues like the earlier pass that began most alike."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from core.policy.predict.base import Guess, Later, Predictor, View
 from core.policy.predict.map_search import MapSearch, followed, opened, read
 from core.settings.registry import Param, register
 
-BEHIND = 2  # passes that the search may be behind; those that come then are left out
+BEHIND = 2  # passes that the search may be behind; later ones are skipped
 
 
 @register(
@@ -70,10 +70,10 @@ BEHIND = 2  # passes that the search may be behind; those that come then are lef
 )
 class ExpertMap(Predictor):
     """Layers [0, d) by embedding, as the pass begins; layer l >= d by the trajectory of layers [0, l - d], as soon as
-    layer l - d is routed. So every layer is searched for exactly once. The store starts from the profile's maps.
+    layer l - d is routed. So every layer is searched for exactly once. The store starts with the profile's maps.
 
-    A map of a pass over several tokens is their mean. Guesses come in the order of p / (l - l_now). What a search finds
-    is used at the next layer that is reached; layer 0's comes too late, unless it is waited for (`patient`).
+    The map of a pass over several tokens is their mean. Predictions are ordered by p / (l - l_now). The result of a
+    search is used at the next layer that is reached; layer 0's comes too late, unless it is waited for (`patient`).
     """
 
     asks: ClassVar[bool] = True
@@ -92,7 +92,7 @@ class ExpertMap(Predictor):
         self.beside: AsyncWorker | None = None
         self._number = 0  # of the pass
         self._begun = self._skipped = False
-        self._ahead: deque[tuple[bytes, Later]] = deque()  # messages whose numbers the device still works out
+        self._ahead: deque[tuple[bytes, Later]] = deque()  # messages whose values the device is still computing
 
     def task(self, view: View) -> Task:
         known = view.profile
@@ -110,7 +110,7 @@ class ExpertMap(Predictor):
         return self._collect(beside, view)
 
     def predict(self, view: View) -> Sequence[Guess]:
-        if view.layer == 0 and not self._begun:  # the model was called by somebody else than the engine
+        if view.layer == 0 and not self._begun:  # the model was called directly, not by the engine
             beside = self._start(view)
             beside.give(opened(self._number, len(view.ids)))
         self._begun = False
@@ -124,14 +124,14 @@ class ExpertMap(Predictor):
             self.beside.close()
 
     def _start(self, view: View) -> AsyncWorker:
-        """Another pass."""
+        """Start a new pass."""
         self.beside = self.beside or InlineWorker(MapSearch(self.task(view)))
         self._number += 1
         self._skipped = self.beside.behind > BEHIND * view.layers
         return self.beside
 
     def _collect(self, beside: AsyncWorker, view: View) -> list[Guess]:
-        """What has been found by now for layers that are still ahead, by falling p / (l - l_now)."""
+        """The results so far for layers still ahead, by descending p / (l - l_now)."""
         while self._ahead and (self.patient or self._ahead[0][1].ready()):
             head, later = self._ahead.popleft()
             beside.give(head + later().astype("<f4", copy=False).tobytes())

@@ -1,4 +1,4 @@
-"""The next layers' own routers, asked early."""
+"""The next layers' own routers, evaluated early."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from core.settings.registry import register
     params=(WIDTH, FLOOR, LOOK_AHEAD),
 )
 class NextGate(Predictor):
-    """Router l + j is given h_l, for j in 1 ... distance, nearest first. Remembers layer 0's experts for the next
-    token."""
+    """Router l + j is given h_l, for j in 1 ... distance, nearest first. Keeps layer 0's experts for the next token."""
 
     asks: ClassVar[bool] = True
     executes: ClassVar[bool] = True
@@ -40,7 +39,7 @@ class NextGate(Predictor):
 
 
 def ask_ahead(view: View, distance: int, width: int, floor: float) -> list[Guess]:
-    """What the routers of the next `distance` layers would ask for, were they given this layer's router input."""
+    """Predictions of the routers of the next `distance` layers, given this layer's router input."""
     ahead = range(view.layer + 1, min(view.layer + 1 + distance, view.layers))
     if not ahead:
         return []

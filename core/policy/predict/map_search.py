@@ -1,4 +1,4 @@
-"""The search in expert maps, as a worker beside the pass: what of the passes reaches it, and what it tells of them."""
+"""The search in expert maps, run in a worker: the messages it gets from passes, and its answers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from core.policy.predict.maps import MapStore, Match, Walk, best_match, select
 OPEN, FOLLOW = 0, 1
 HEAD = struct.Struct("<4i")  # of a message: OPEN, pass, tokens, 0, then the embedding [H] float32, or nothing;
 # or FOLLOW, pass, layer, 0, then the router's distribution [E] float32
-FOUND = struct.Struct("<4i")  # of each part of an answer: pass, layer, n, 0, then n of "told"
+FOUND = struct.Struct("<4i")  # of each part of an answer: pass, layer, n, 0, then n of TOLD
 TOLD = np.dtype([("share", "<f8"), ("score", "<f8"), ("expert", "<i8")])
 
 
 class Found(NamedTuple):
-    """What a search found for one layer of a pass: softmax probability in the map, and guess, of each expert."""
+    """The search result for one layer of a pass: each expert's softmax probability in the map, and its prediction."""
 
     number: int
     layer: int
@@ -28,17 +28,17 @@ class Found(NamedTuple):
 
 
 def opened(number: int, tokens: int) -> bytes:
-    """How the message begins that says: a pass begins, with this embedding."""
+    """The head of the message that starts a pass; its embedding follows."""
     return HEAD.pack(OPEN, number, tokens, 0)
 
 
 def followed(number: int, layer: int) -> bytes:
-    """How the message begins that says: the router of `layer` said this."""
+    """The head of the message with the router's distribution of `layer`, which follows."""
     return HEAD.pack(FOLLOW, number, layer, 0)
 
 
 def read(answer: bytes) -> Iterator[Found]:
-    """What an answer tells."""
+    """The results in an answer."""
     at = 0
     while at < len(answer):
         number, layer, count, _ = FOUND.unpack_from(answer, at)
@@ -48,8 +48,8 @@ def read(answer: bytes) -> Iterator[Found]:
 
 
 class MapSearch:
-    """core.policy.predict.aside.Worker. `task.told`: layers, experts, top_k, distance, capacity, semantic, dynamic,
-    learn; `task.arrays`: maps [N, L, E] and map_keys [N, H] to begin with, or nothing."""
+    """A core.policy.predict.aside.Worker. `task.told`: layers, experts, top_k, distance, capacity, semantic, dynamic,
+    learn; `task.arrays`: the initial maps [N, L, E] and map_keys [N, H], or nothing."""
 
     def __init__(self, task: Task) -> None:
         told = task.told
@@ -81,10 +81,10 @@ class MapSearch:
     def _step(self, layer: int, distribution: Floats) -> bytes:
         store = self.store
         if store is None:
-            return b""  # no embedding is known yet, so its size is not
+            return b""  # no embedding has come yet, so its size is unknown
         walk = self._walk = self._walk or store.walk()
         if layer != len(walk.seen):
-            return b""  # a layer before it was not heard of
+            return b""  # an earlier layer is missing
         scores = walk.step(distribution)
         if layer + 1 == self._layers:
             if self._learn and self._key is not None:
@@ -106,7 +106,7 @@ class MapSearch:
         return FOUND.pack(self._number, layer, len(rows), 0) + rows.tobytes()
 
     def _fill(self, hidden: int) -> MapStore:
-        """A store with the profile's maps, evenly chosen if they are too many."""
+        """A store with the profile's maps, or an even selection if there are more than it holds."""
         store = MapStore(self._capacity, self._layers, self._experts, hidden)
         if self._known:
             keys, maps = self._known["map_keys"], self._known["maps"]

@@ -1,4 +1,4 @@
-"""A store of expert maps: what the routers of whole passes said, and which earlier pass is most like this one."""
+"""A store of expert maps: the router distributions of whole passes, searched for the pass most similar to this one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Singles = npt.NDArray[np.float32]
 
 
 class Match(NamedTuple):
-    """The map in `place` is most similar; cosine `score`, in [-1, 1]."""
+    """The most similar map is at `place`; cosine `score`, in [-1, 1]."""
 
     place: int
     score: float
@@ -22,7 +22,7 @@ class Match(NamedTuple):
 class MapStore:
     """At most `capacity` maps [L, E] with the embeddings [H] they belong to (FineMoE sections 4.1, 4.2 and 4.4).
 
-    4 * capacity * (L * E + H) bytes. Of equal matches the oldest place.
+    4 * capacity * (L * E + H) bytes. Ties go to the lowest place.
     """
 
     def __init__(self, capacity: int, layers: int, experts: int, hidden: int) -> None:
@@ -37,8 +37,8 @@ class MapStore:
         return found
 
     def add(self, key: Floats, one: Floats, distance: int, trajectory: Singles) -> int:
-        """Keep a map [L, E]; returns its place. A full store gives up the one most redundant beside the new one:
-        RDY = d/L * cosine of embeddings + (L - d)/L * cosine of maps, d = `distance`, the latter as `Walk` found it."""
+        """Store a map [L, E]; returns its place. A full store replaces the map most redundant with the new one: RDY =
+        d/L * cosine of embeddings + (L - d)/L * cosine of maps, d = `distance`, the latter as computed by `Walk`."""
         if self.count < self.capacity:
             place = self.count
             self.count += 1
@@ -51,17 +51,17 @@ class MapStore:
         return place
 
     def walk(self) -> Walk:
-        """Follow a new pass, layer by layer."""
+        """Start comparing a new pass, layer by layer."""
         return Walk(self)
 
     def squares(self, layer: int) -> Singles:
-        """[count] squared length of each map up to and with `layer`."""
+        """[count] squared length of each map up to and including `layer`."""
         found: Singles = self._squares[layer, : self.count]
         return found
 
 
 class Walk:
-    """One pass as it goes: cosine with every stored map over the layers seen so far, each layer looked at once."""
+    """One pass in progress: its cosine with every stored map over the layers so far; each layer is processed once."""
 
     def __init__(self, store: MapStore) -> None:
         self._store, self._count, self._own = store, store.count, 0.0
@@ -81,7 +81,7 @@ class Walk:
 
 
 def best_match(scores: Singles) -> Match | None:
-    """The highest; None of an empty store."""
+    """The highest score; None for an empty store."""
     if not len(scores):
         return None
     place = int(np.argmax(scores))
@@ -89,14 +89,14 @@ def best_match(scores: Singles) -> Match | None:
 
 
 def select(distribution: Floats, score: float | None, least: int) -> npt.NDArray[np.int64]:
-    """Experts by falling probability [E] until they add up to delta = clip(1 - score, 0, 1), at least `least` of them
-    (FineMoE section 4.3, constraints 7 and 8). Without a score: exactly `least`."""
+    """Experts by descending probability [E] until they add up to delta = clip(1 - score, 0, 1), at least `least` of
+    them (FineMoE section 4.3, constraints 7 and 8). Without a score: exactly `least`."""
     order = np.argsort(-distribution, kind="stable")
     if score is None:
         return order[:least]
     delta = min(1.0, max(0.0, 1.0 - score))
     sums = np.cumsum(distribution[order], dtype=np.float64)
-    enough = int(np.searchsorted(sums, delta - 1e-9)) + 1  # sums of float32 shares of 1 may fall short of it
+    enough = int(np.searchsorted(sums, delta - 1e-9)) + 1  # float32 shares may sum to less than 1
     return order[: max(least, enough)]
 
 

@@ -11,7 +11,7 @@ from core.settings.registry import register
 
 @register("predictor", "none", title="None", help="Experts are fetched only when they are needed.", source="baseline")
 class NoPrediction(Predictor):
-    """Never asked, never answers."""
+    """Never called, predicts nothing."""
 
     looks: ClassVar[bool] = False
 

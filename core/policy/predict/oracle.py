@@ -1,4 +1,4 @@
-"""Knows what comes: the bound that prefetching is measured against. For traces alone, so it cannot be chosen."""
+"""Knows the future: the upper bound for prefetching. For traces only, so it cannot be chosen."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from core.policy.predict.base import Guess, Predictor, View
 
 
 class Oracle(Predictor):
-    """`passes`: the choices [T, L, k] of every pass to come, in order, as a trace has them (core.trace.Chunk.ids cut by
-    its sizes). Names the experts of the next `distance` layers, nearest first, past the end of a pass those of the
+    """`passes`: the choices [T, L, k] of all coming passes, in order, as in a trace (core.trace.Chunk.ids cut by its
+    sizes). Predicts the experts of the next `distance` layers, nearest first, beyond the end of a pass those of the
     next one, each with score 1."""
 
     starts = True

@@ -1,6 +1,6 @@
-"""ExpertFlow's routing-path predictor at work, in numpy: the network of core.policy.predict.nets.path, one request.
+"""Numpy inference of ExpertFlow's routing-path predictor: the network of core.policy.predict.nets.path, one request.
 
-It is worked beside the pass, in a process that then needs no torch; for one token at a time it is also the quicker one.
+It runs in a worker process that then needs no torch; for one token at a time it is also faster.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ import numpy.typing as npt
 from core.policy.predict.aside import Task
 
 Singles = npt.NDArray[np.float32]
-WINDOW = 256  # tokens that the encoder and the decoder look back on
-ROOM = 4 * WINDOW  # positions kept before the oldest are moved out
+WINDOW = 256  # tokens that the encoder and the decoder attend to
+ROOM = 4 * WINDOW  # positions stored before the oldest are removed
 BUCKETS, FARTHEST = 32, 128  # of relative distances, as in T5
-HEAD = struct.Struct("<2i")  # of a message: pass, whether another request begins; then the tokens, int32
+HEAD = struct.Struct("<2i")  # of a message: pass, whether a new request begins; then the tokens, int32
 TOLD = struct.Struct("<q")  # of an answer: pass; then [L, E] float32
 
 
 def asked(number: int, fresh: bool, tokens: Sequence[int]) -> bytes:
-    """The message that says: the model is given these tokens in this pass."""
+    """The message that the model is given these tokens in this pass."""
     return HEAD.pack(number, fresh) + np.array(tokens, "<i4").tobytes()
 
 
 def answered(answer: bytes) -> tuple[int, Singles]:
-    """(pass, [L * E] how likely some of its tokens asks for each expert)."""
+    """(pass, [L * E] probability that some of its tokens requests each expert)."""
     return TOLD.unpack_from(answer)[0], np.frombuffer(answer, "<f4", offset=TOLD.size)
 
 
 class PathReader:
-    """core.policy.predict.aside.Worker. `task.told` is the network's configuration, `task.arrays` its weights."""
+    """A core.policy.predict.aside.Worker. `task.told` is the network's configuration, `task.arrays` its weights."""
 
     def __init__(self, task: Task) -> None:
         told, weights = task.told, {name: np.ascontiguousarray(a) for name, a in task.arrays.items()}
@@ -60,18 +60,18 @@ class PathReader:
         return TOLD.pack(number) + told.astype("<f4", copy=False).tobytes()
 
     def restart(self) -> None:
-        """Another request begins."""
+        """Start a new request."""
         self._prompt, self._begun = [], False
         for block in self._decoder:
             block.forget()
 
     def follow(self, tokens: Sequence[int]) -> Singles:
-        """[L, E] how likely some of `tokens`, the next ones the model is given, asks for each expert:
-        1 - product over the tokens of (1 - p). The prompt is what comes in passes of several tokens."""
+        """[L, E] probability that some of `tokens`, the next ones the model is given, requests each expert: 1 - product
+        over the tokens of (1 - p). The prompt is the tokens of passes with several tokens."""
         if not self._begun or len(tokens) > 1:
             self._prompt, self._begun = [*self._prompt, *tokens][-WINDOW:], True
             self._encode(self._prompt)
-        idle: Singles = np.zeros(self._shape, np.float32)  # log of how likely nobody asks
+        idle: Singles = np.zeros(self._shape, np.float32)  # log of the probability that no token requests it
         for at in range(0, len(tokens), WINDOW):
             logits = self._decode(tokens[at : at + WINDOW]).reshape(-1, *self._shape)
             idle -= np.logaddexp(np.float32(0.0), logits).sum(0)
@@ -80,7 +80,7 @@ class PathReader:
 
     def _encode(self, ids: Sequence[int]) -> None:
         x = self._embed[self._places(ids)]
-        ahead = np.arange(len(ids)) - np.arange(len(ids))[:, None]  # of each key from each query
+        ahead = np.arange(len(ids)) - np.arange(len(ids))[:, None]  # distance of each key from each query
         bias = self._both[ahead + ROOM - 1].transpose(2, 0, 1)
         for block in self._encoder:
             x = block.forward(x, bias)
@@ -113,7 +113,7 @@ class PathReader:
 
 
 class _Block:
-    """One block, with the keys and values [heads, S, d_kv] of what it has seen, and of the prompt."""
+    """One block, with keys and values [heads, S, d_kv] of its past positions and of the prompt."""
 
     def __init__(self, weights: Mapping[str, Any], heads: int, d_kv: int) -> None:
         self._heads, self._d_kv = heads, d_kv
@@ -131,22 +131,22 @@ class _Block:
 
     @property
     def length(self) -> int:
-        """Positions seen that still count."""
+        """Number of past positions still attended to."""
         return self._end - self._start
 
     def forget(self) -> None:
         self._start = self._end = 0
 
     def shorten(self) -> None:
-        """The next position looks back on WINDOW - 1 of its own at most."""
+        """Limit the next position to WINDOW - 1 past ones."""
         self._start = max(self._start, self._end - (WINDOW - 1))
 
     def read(self, x: Singles) -> None:
-        """The prompt's states [S, d]."""
+        """Set the prompt's states [S, d]."""
         self._prompt = self._split(x @ self._cross_kv, 2)
 
     def forward(self, x: Singles, bias: Singles) -> Singles:
-        """States [T, d] -> the next block's; `bias` [heads, T, S] for all positions that count, these included."""
+        """States [T, d] -> the next block's; `bias` [heads, T, S] for all attended positions, these included."""
         count = len(x)
         query, *new = self._split(_normed(x, self._norm) @ self._qkv, 3)
         if self._end + count > ROOM:
@@ -162,7 +162,8 @@ class _Block:
         return out
 
     def _over(self, query: Singles, held: Singles, bias: Singles | None) -> Singles:
-        """[T, heads * d_kv] what the queries [heads, T, d_kv] find in keys and values `held` [2, heads, S, d_kv]."""
+        """[T, heads * d_kv] attention of the queries [heads, T, d_kv] over keys and values `held` [2, heads, S,
+        d_kv]."""
         scores = query @ held[0].transpose(0, 2, 1)
         if bias is not None:
             scores += bias
@@ -185,7 +186,7 @@ def _normed(x: Singles, weight: Singles) -> Singles:
 
 
 def _bucket(far: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
-    """Distances [n] -> rows of T5's table of `count`: exact near, logarithmic up to FARTHEST, one beyond."""
+    """Distances [n] -> rows of T5's table of `count`: exact when near, logarithmic up to FARTHEST, one row beyond."""
     exact = count // 2
     share = np.log(np.maximum(far, 1).astype(np.float32) / np.float32(exact)) / np.float32(math.log(FARTHEST / exact))
     logarithmic = np.minimum(exact + (share * np.float32(count - exact)).astype(np.int64), count - 1)

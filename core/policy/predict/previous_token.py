@@ -1,4 +1,4 @@
-"""The experts that the previous token used in the same layer."""
+"""Predicts the experts that the previous token used in the same layer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from core.settings.registry import register
     params=(WIDTH, DISTANCE),
 )
 class PreviousToken(Predictor):
-    """Remembers each layer's choice for the last token of the last pass. Score: how often such a guess came true."""
+    """Keeps each layer's choice for the last token of the last pass. Score: how often such predictions were correct."""
 
     def __init__(self, width: int = 0, distance: int = 1) -> None:
         self._width, self._distance = width, distance

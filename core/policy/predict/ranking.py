@@ -1,4 +1,4 @@
-"""What predictors share that go by earlier routing: which layer they name, how many of its experts, in what order."""
+"""Shared by predictors based on earlier routing: which layer to predict, how many of its experts, in which order."""
 
 from __future__ import annotations
 
@@ -60,32 +60,32 @@ DISTANCE = Param(
 
 
 def reach(view: View, distance: int) -> int:
-    """`distance`, but never as far as this layer of the next token, unless there is no other layer."""
+    """`distance`, but less than a whole token ahead, unless there is only one layer."""
     return max(1, min(distance, view.layers - 1))
 
 
 def layer_ahead(view: View, distance: int) -> int:
-    """The layer `distance` ahead; after the last one come the next token's."""
+    """The layer `distance` ahead; after the last one, the next token's."""
     return (view.layer + reach(view, distance)) % view.layers
 
 
 def limit(view: View, layer: int, width: int) -> int:
-    """How many experts of `layer` may be named: `width` (0 = top-k) for each token that is on its way there."""
+    """Most experts of `layer` to predict: `width` (0 = top-k) per token that will reach it."""
     tokens = len(view.ids) if layer > view.layer else 1
     return min((width or view.top_k) * tokens, view.experts)
 
 
 def by_use(uses: Ints, last: Ints) -> Ints:
-    """Experts [E] by falling number of uses; among equals the one used last, then the lower id. `last` < 2**32."""
+    """Experts [E] by descending number of uses; ties: the most recently used, then the lower id. `last` < 2**32."""
     return np.argsort(-((uses << 32) + last), kind="stable")
 
 
 def best(layer: int, scores: Floats, most: int, floor: float = 0.0, order: Ints | None = None) -> list[Guess]:
-    """The first `most` experts of `order` (without: of falling score [E]) as guesses; none that scores 0 or less than
-    `floor`. `order` must not contradict the scores."""
+    """The first `most` experts of `order` (default: descending score [E]) as predictions; none with a score of 0 or
+    below `floor`. `order` must not contradict the scores."""
     chosen = (np.argsort(-scores, kind="stable") if order is None else order)[:most]
     found = scores[chosen]
-    kept = int(np.count_nonzero((found > 0.0) & (found >= floor)))  # they fall, so the rest is no better
+    kept = int(np.count_nonzero((found > 0.0) & (found >= floor)))  # scores descend, so the rest is no better
     return list(map(Guess, repeat(layer), chosen[:kept].tolist(), found[:kept].tolist()))
 
 
@@ -99,7 +99,7 @@ class Tally:
 
     @classmethod
     def of(cls, view: View) -> Tally:
-        """An empty one for the model that is looked at."""
+        """An empty tally for the model of `view`."""
         return cls(view.layers, view.experts)
 
     def add(self, layer: int, ids: Ints) -> None:
@@ -114,9 +114,9 @@ class Tally:
 
 
 class Again:
-    """Experts that were chosen for the last token, to be named for the next one, and how often that came true.
+    """Predicts the last token's experts for the next one, and counts how often that is correct.
 
-    Score: (chosen again + 1) / (named + 2), the rule of succession, one for all experts of a layer; they stand in
+    Score: (chosen again + 1) / (predicted + 2), the rule of succession, the same for all experts of a layer; they keep
     their router's order.
     """
 
@@ -126,21 +126,21 @@ class Again:
         self._true: dict[int, int] = {}
 
     def note(self, layer: int, ids: Sequence[Sequence[int]]) -> None:
-        """The choices [T][k] of a pass."""
+        """Store the choices [T][k] of a pass."""
         if before := self._last.get(layer):
             self.count(layer, before, ids[0])
         self._last[layer] = list(dict.fromkeys(ids[-1]))
 
     def count(self, layer: int, named: Sequence[int], chosen: Sequence[int]) -> None:
-        """Of experts named for a token, these were chosen."""
+        """Count how many of the experts predicted for a token were chosen."""
         self._named[layer] = self._named.get(layer, 0) + len(named)
         self._true[layer] = self._true.get(layer, 0) + len({*named}.intersection(chosen))
 
     def score(self, layer: int) -> float:
-        """How likely an expert that is named for a token is chosen."""
+        """Probability that a predicted expert is chosen."""
         return (self._true.get(layer, 0) + 1) / (self._named.get(layer, 0) + 2)
 
     def guesses(self, layer: int, most: int) -> list[Guess]:
-        """What the last token chose in `layer`; nothing before there was one."""
+        """The last token's experts in `layer`; none before the first token."""
         score = self.score(layer)
         return [Guess(layer, expert, score) for expert in self._last.get(layer, ())[:most]]

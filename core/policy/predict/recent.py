@@ -1,4 +1,4 @@
-"""TLP: what the last tokens used most, the next one will use."""
+"""TLP: predicts the experts that the last tokens used most."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Recent(Predictor):
 
     def __init__(self, tokens: int = 32, width: int = 0, floor: float = 0.0, distance: int = 1) -> None:
         self._tokens, self._width, self._floor, self._distance = tokens, width, floor, distance
-        self._window: dict[int, Ints] = {}  # layer -> choices [up to tokens, k], the last one last
+        self._window: dict[int, Ints] = {}  # layer -> choices [up to tokens, k], newest last
 
     def predict(self, view: View) -> Sequence[Guess]:
         ids: Ints = np.array(view.ids, np.int64)

@@ -1,4 +1,4 @@
-"""MoE-Infinity's activation counts: what this answer has used so far, it goes on to use."""
+"""MoE-Infinity's activation counts: predicts the experts that this request has used most so far."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ExpertFlow: a small network reads the same tokens as the model and tells the experts of all layers at once."""
+"""ExpertFlow: a small network reads the same tokens as the model and predicts the experts of all layers at once."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ Singles = npt.NDArray[np.float32]
     ),
 )
 class RoutingPath(Predictor):
-    """Asked for all layers as a pass begins; what it tells is used from the layer on that is reached when it is there.
+    """Predicts all layers as a pass begins; the result is used from the layer on that is reached when it arrives.
 
-    As a layer is reached, the experts of the next `distance` layers are named, nearest first, so that the cache fills
-    in the order of use (ExpertFlow section 3.2).
+    When a layer is reached, the experts of the next `distance` layers are predicted, nearest first, so that the cache
+    fills in the order of use (ExpertFlow section 3.2).
     """
 
     asks: ClassVar[bool] = False
@@ -56,7 +56,7 @@ class RoutingPath(Predictor):
         self.beside: AsyncWorker | None = None
         self._request: int | None = None
         self._number = 0  # of the pass
-        self._tokens = 0  # in it
+        self._tokens = 0  # tokens in the pass
         self._told: tuple[int, Singles] | None = None
 
     def task(self, view: View) -> Task:
@@ -70,7 +70,7 @@ class RoutingPath(Predictor):
         return self._name(view)
 
     def predict(self, view: View) -> Sequence[Guess]:
-        if view.layer == 0 and not view.tokens:  # the model was called by somebody else than the engine
+        if view.layer == 0 and not view.tokens:  # the model was called directly, not by the engine
             self._number += 1
         return self._name(view)
 

@@ -1,4 +1,4 @@
-"""One router some layers ahead, asked early: more time to fetch, for a harder guess."""
+"""Evaluates one router several layers ahead: more time to fetch, less accuracy."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ from core.settings.registry import Param, register
     ),
 )
 class Stride(Predictor):
-    """Every layer asks exactly one router, that of layer l + stride, so each layer is guessed once, `stride` layers
-    early. As in ProMoE: the fixed stride, one guess a layer, prefetches that give way to a demand (the engine's link
-    does that for every predictor). Unlike it: no trained networks, and experts are copied whole, not in chunks."""
+    """At every layer exactly one router is evaluated, that of layer l + stride, so each layer is predicted once,
+    `stride` layers early. As in ProMoE: the fixed stride, one prediction per layer, prefetches that yield to demands
+    (the engine's link does that for every predictor). Unlike it: no trained networks, and experts are copied whole, not
+    in chunks."""
 
     asks: ClassVar[bool] = True
 

@@ -1,4 +1,4 @@
-"""Layer 0 from the token's id, before anything is computed; the other layers by their routers, asked early."""
+"""Predicts layer 0 from the token's id, before anything is computed; other layers by their routers, evaluated early."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from core.settings.registry import register
     params=(WIDTH, FLOOR, LOOK_AHEAD),
 )
 class TokenTable(Predictor):
-    """Score in layer 0: of the experts that the table named for earlier tokens, the share that was chosen, for one
-    token; for n tokens that name the same expert 1 - (1 - that)^n. A token the table does not have names nothing."""
+    """Score in layer 0: for one token, the share of the experts predicted from the table so far that were chosen; for n
+    tokens that predict the same expert 1 - (1 - that)^n. A token that is not in the table predicts nothing."""
 
     asks: ClassVar[bool] = True
     starts: ClassVar[bool] = True
@@ -34,7 +34,7 @@ class TokenTable(Predictor):
 
     def __init__(self, width: int = 0, floor: float = 0.0, distance: int = 1) -> None:
         self._width, self._floor, self._distance = width, floor, distance
-        self._named: list[list[int]] = []  # for each token of the pass that has begun
+        self._named: list[list[int]] = []  # per token of the current pass
         self._came_true = Again()
 
     def begin(self, view: View) -> Sequence[Guess]:

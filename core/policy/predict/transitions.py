@@ -1,4 +1,4 @@
-"""SLP: tokens that chose the same experts in one layer choose similar ones in the next."""
+"""SLP: predicts that tokens with the same experts in one layer choose similar ones in the next."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from core.settings.registry import Param, register
 
 Singles = npt.NDArray[np.float32]
 FAR = 60.0  # powers of two by which the newest token may outweigh the first before all counts are scaled down
-SEEN = np.float32(2.0**-100)  # counts below are forgotten: what is left of them is no longer exact
+SEEN = np.float32(2.0**-100)  # counts below are dropped: they are no longer exact
 
 
 @register(
@@ -43,9 +43,9 @@ SEEN = np.float32(2.0**-100)  # counts below are forgotten: what is left of them
 class Transitions(Predictor):
     """Score of e: mean over the chosen experts s that were seen before of N[s, e] / N[s]; mean over tokens.
 
-    N[s, e] = tokens that chose s in this layer and e `distance` layers on (past the last layer: the next token of the
-    same request there), N[s] = those that chose s and came that far. With a half-life h a token counts 2^(its number
-    / h): only ratios matter. float32, 4 * L * E * E bytes.
+    N[s, e] = tokens that chose s in this layer and e `distance` layers later (past the last layer: the next token of
+    the same request), N[s] = tokens that chose s and reached that layer. With a half-life h a token counts 2^(its
+    number / h): only ratios matter. float32, 4 * L * E * E bytes.
     """
 
     def __init__(self, half_life: int = 0, width: int = 0, floor: float = 0.0, distance: int = 1) -> None:
@@ -54,9 +54,9 @@ class Transitions(Predictor):
         self._from: Singles = np.zeros((0, 0), np.float32)  # [L, E]
         self._rows: dict[int, Ints] = {}  # layer -> its last choice [T, k]
         self._before: tuple[int, int] | None = None  # request and layer of the last call
-        self._follows = False  # this pass goes on where the last one ended
-        self._age = 0.0  # log2 of what this pass's last token counts
-        self._weight: Singles = np.ones(1, np.float32)  # [T] what each of this pass's tokens counts
+        self._follows = False  # this pass continues where the last one ended
+        self._age = 0.0  # log2 of the weight of this pass's last token
+        self._weight: Singles = np.ones(1, np.float32)  # [T] the weight of each of this pass's tokens
 
     def predict(self, view: View) -> Sequence[Guess]:
         ids: Ints = np.array(view.ids, np.int64)
@@ -73,7 +73,7 @@ class Transitions(Predictor):
         return best(ahead, self._scores(view.layer, source), limit(view, ahead, self._width), self._floor)
 
     def _learn(self, view: View, ids: Ints) -> None:
-        """Count what led to this choice; of several tokens at once also what led to the next one's first layers."""
+        """Count the transitions to this choice; with several tokens, also those into the next token's first layers."""
         layer, rows, distance = view.layer, self._rows, reach(view, self._distance)
         if layer >= distance:
             self._count(layer - distance, rows[layer - distance], ids, self._weight)
@@ -85,7 +85,7 @@ class Transitions(Predictor):
             self._count(layer, ids[:-1], rows[layer + distance - view.layers][1:], self._weight[1:])
 
     def _count(self, layer: int, source: Ints, target: Ints, weight: Singles) -> None:
-        """Rows of `source` [T, k] at `layer` were followed by those of `target` [T, k]; each counts `weight` [T]."""
+        """Count transitions from `source` [T, k] at `layer` to `target` [T, k], each with `weight` [T]."""
         if len(source) == 1:
             self._pairs[layer, source[0][:, None], target[0]] += weight[0]
             self._from[layer, source[0]] += weight[0]
@@ -100,7 +100,7 @@ class Transitions(Predictor):
         self._from[layer] += weighted.sum(0)
 
     def _scores(self, layer: int, ids: Ints) -> Singles:
-        """[E] mean over the tokens `ids` [T, k]; 0 for a token of which no expert has been seen at `layer`."""
+        """[E] mean over the tokens `ids` [T, k]; 0 for a token none of whose experts has been seen at `layer`."""
         if len(ids) == 1:
             rows, came = ids[0], self._from[layer, ids[0]]
             share: npt.NDArray[np.float64] = np.array(1.0 / max(1, int(np.count_nonzero(came > SEEN))))
@@ -114,7 +114,7 @@ class Transitions(Predictor):
         return scores
 
     def _advance(self, tokens: int) -> None:
-        """Another pass of so many tokens begins: what each of them counts."""
+        """Start a pass over `tokens` tokens: computes the weight of each."""
         if not self._half_life:
             if len(self._weight) != tokens:
                 self._weight = np.ones(tokens, np.float32)

@@ -1,4 +1,4 @@
-"""Workers by the name of their task."""
+"""Creates workers by the name of their task."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ WORKERS: dict[str, Callable[[Task], Worker]] = {"maps": MapSearch, "path": PathR
 
 
 def make_worker(task: Task) -> Worker:
-    """The worker that does it."""
+    """The worker for `task`."""
     return WORKERS[task.name](task)

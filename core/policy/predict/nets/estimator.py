@@ -1,4 +1,4 @@
-"""A network that tells the next layer's routing from this layer's router input (Speculating Experts, appendix A).
+"""A network that predicts the next layer's routing from this layer's router input (Speculating Experts, appendix A).
 
 Linear to a small width, plus a learned embedding of the layer, two linear layers with a SiLU between them and a
 residual around them, LayerNorm, and a head as wide as there are experts. One network serves all layers.
@@ -19,8 +19,8 @@ NAME = "estimator"
 
 
 class Estimator(nn.Module):
-    """Logits of the router of a layer, from the router input of the layer before. The paper feeds it the quasi-hidden
-    state; here it is fed h_l, which needs no default vectors."""
+    """Router logits of a layer, from the router input of the layer before. The paper feeds it the quasi-hidden state;
+    here it gets h_l, which needs no default vectors."""
 
     def __init__(self, layers: int, experts: int, hidden: int, width: int) -> None:
         super().__init__()
@@ -58,10 +58,10 @@ def train(
     progress: Progress = lambda text, share: None,
     cancel: threading.Event | None = None,
 ) -> Estimator | None:
-    """Learn from N tokens: `states` [N, L, H] = h_l, the routers' inputs, `probs` [N, L, E] = their distributions; any
+    """Train on N tokens: `states` [N, L, H] = h_l, the routers' inputs, `probs` [N, L, E] = their distributions; any
     float dtype, both on the CPU. Loss: KL of the true distribution of layer l + 1 from the predicted one.
 
-    The same data and seed give the same net. None when it was cancelled. Raises ValueError for fewer than two layers.
+    Deterministic for the same data and seed. None when cancelled. Raises ValueError for fewer than two layers.
     """
     tokens, layers, hidden = states.shape
     if layers < 2:
@@ -92,8 +92,8 @@ def train(
 
 @torch.no_grad()
 def recall(net: Estimator, states: torch.Tensor, probs: torch.Tensor, top_k: int) -> torch.Tensor:
-    """[L] share of each layer's true top-k experts that are among the k likeliest by the net; [0] is NaN, as nothing
-    comes before. `states` and `probs` as in `train`."""
+    """[L] share of each layer's true top-k experts that are among the net's k likeliest; [0] is NaN, as it has no layer
+    before. `states` and `probs` as in `train`."""
     found = [float("nan")]
     for layer in range(1, states.shape[1]):
         told = net.probabilities(states[:, layer - 1], layer).topk(top_k).indices
@@ -103,12 +103,12 @@ def recall(net: Estimator, states: torch.Tensor, probs: torch.Tensor, top_k: int
 
 
 def to_tensors(net: Estimator) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
-    """(weights by "estimator...." names, {"estimator": configuration}), as a profile keeps them."""
+    """(weights by "estimator...." names, {"estimator": configuration}), as stored in a profile."""
     return packed(NAME, net), {NAME: dict(net.config)}
 
 
 def from_tensors(tensors: Mapping[str, torch.Tensor], settings: Mapping[str, object]) -> Estimator:
-    """The net back from a profile's `nets` and `settings`. Raises KeyError or RuntimeError when they are not whole."""
+    """The net from a profile's `nets` and `settings`. Raises KeyError or RuntimeError when they are incomplete."""
     config = settings[NAME]
     assert isinstance(config, Mapping)
     net = Estimator(**{name: int(value) for name, value in config.items()})

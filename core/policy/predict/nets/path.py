@@ -1,9 +1,10 @@
 """ExpertFlow's routing-path predictor (sections 3.1 and 5.2): from token ids alone to the experts of all layers.
 
-A small T5: the encoder reads the prompt, the decoder the tokens that the model is given, and a head per MoE layer says
-of each expert how likely that token uses it. What the paper leaves open: two blocks on either side with four heads of
-64, which with T5's vocabulary are the paper's 7.2 MB; and, for models that only decode, the decoder reads the prompt's
-tokens too. Positions are relative, so that a window over the last `WINDOW` tokens can go on for ever.
+A small T5: the encoder reads the prompt, the decoder the tokens that the model is given, and a head per MoE layer gives
+each expert's probability of being used by that token. Choices that the paper leaves open: two blocks on either side
+with four heads of 64, which with T5's vocabulary are the paper's 7.2 MB; and, for decoder-only models, the decoder
+reads the prompt's tokens too. Positions are relative, so that a window over the last `WINDOW` tokens can move on
+without limit.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from core.policy.predict.nets.training import Progress, batches, descend, packed
 from core.policy.predict.path_reader import WINDOW
 
 NAME = "path"
-EPOCHS, MOST, STEPS = 10, 30, 750  # of training: epochs at least and at most, and steps to reach with them
+EPOCHS, MOST, STEPS = 10, 30, 750  # minimum and maximum training epochs, and steps to reach with them
 
 
 class Passage(NamedTuple):
-    """One request as the engine recorded it, to learn from."""
+    """One recorded request, as training data."""
 
     prompt: Sequence[int]  # token ids
     ids: Sequence[int]  # [m] all token ids that the model was given, those of the prompt first
@@ -33,15 +34,15 @@ class Passage(NamedTuple):
 
 
 class State(NamedTuple):
-    """What the decoder keeps between two calls: keys and values of its own tokens and of the prompt, per block."""
+    """The decoder's state between two calls: keys and values of its own tokens and of the prompt, per block."""
 
     own: tuple[KeysValues | None, ...]
     prompt: tuple[KeysValues, ...]
-    mask: torch.Tensor | None  # [B, S] which of the prompt's positions count; None = all
+    mask: torch.Tensor | None  # [B, S] which of the prompt's positions are used; None = all
 
 
 class RoutingPath(nn.Module):
-    """`tokens` [V] int64, rising: the token ids that have a place of their own; all others share place 0."""
+    """`tokens` [V] int64, ascending: the token ids with their own embedding row; all others share row 0."""
 
     def __init__(
         self,
@@ -86,8 +87,8 @@ class RoutingPath(nn.Module):
         return torch.where(self.tokens[at] == ids, at + 1, 0)
 
     def encode(self, ids: torch.Tensor, mask: torch.Tensor | None = None) -> State:
-        """Read the prompts [B, S] int64, of which the positions in `mask` [B, S] count: a decoder state to begin with.
-        Of one prompt, give the last WINDOW tokens."""
+        """Encode the prompts [B, S] int64, using the positions in `mask` [B, S]: the initial decoder state. For one
+        prompt, pass the last WINDOW tokens."""
         x = self.embed(self.places(ids))
         bias = self.reads(ids.shape[1], ids.shape[1])
         if mask is not None:
@@ -98,7 +99,7 @@ class RoutingPath(nn.Module):
         return State((None,) * len(self.decoder), tuple(block.over(x) for block in self._writers()), mask)
 
     def decode(self, ids: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
-        """The next tokens [B, T] -> (logits [B, T, L, E] that each expert is used for them, the state behind them)."""
+        """The next tokens [B, T] -> (logits [B, T, L, E] that each expert is used for them, the state after them)."""
         x = self.embed(self.places(ids))
         before = 0 if state.own[0] is None else state.own[0].keys.shape[2]
         bias = self.writes(ids.shape[1], before + ids.shape[1])
@@ -127,10 +128,10 @@ def train(
     cancel: threading.Event | None = None,
 ) -> RoutingPath | None:
     """Learn the routing of `data`: binary cross-entropy per layer and expert, Adam with weight decay .01, cosine
-    schedule. Long passages are cut into pieces of WINDOW tokens. `epochs` = 0: as many as make STEPS steps, within
+    schedule. Long passages are cut into pieces of WINDOW tokens. `epochs` = 0: as many as make STEPS steps, between
     EPOCHS and MOST.
 
-    The same data and seed give the same net. None when it was cancelled. Raises ValueError when there are no tokens.
+    Deterministic for the same data and seed. None when cancelled. Raises ValueError when there are no tokens.
     """
     pieces = [
         Passage(one.prompt[-WINDOW:], one.ids[at : at + WINDOW], one.routes[at : at + WINDOW])
@@ -174,7 +175,7 @@ def train(
 
 @torch.no_grad()
 def recall(net: RoutingPath, data: Sequence[Passage]) -> torch.Tensor:
-    """[L] share of each layer's experts that are among the k likeliest by the net, token by token."""
+    """[L] share of each layer's experts that are among the net's k likeliest, over all tokens."""
     layers, k = data[0].routes.shape[1:]
     hits, tokens = torch.zeros(layers), 0
     for one in data:
@@ -188,12 +189,12 @@ def recall(net: RoutingPath, data: Sequence[Passage]) -> torch.Tensor:
 
 
 def to_tensors(net: RoutingPath) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
-    """(weights by "path...." names, {"path": configuration}), as a profile keeps them."""
+    """(weights by "path...." names, {"path": configuration}), as stored in a profile."""
     return packed(NAME, net), {NAME: dict(net.config)}
 
 
 def from_tensors(tensors: Mapping[str, torch.Tensor], settings: Mapping[str, object]) -> RoutingPath:
-    """The net back from a profile's `nets` and `settings`. Raises KeyError or RuntimeError when they are not whole."""
+    """The net from a profile's `nets` and `settings`. Raises KeyError or RuntimeError when they are incomplete."""
     config = settings[NAME]
     assert isinstance(config, Mapping)
     sizes = {name: int(value) for name, value in config.items()}
@@ -203,7 +204,7 @@ def from_tensors(tensors: Mapping[str, torch.Tensor], settings: Mapping[str, obj
 
 
 def _padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of different length as ([B, longest] int64, which positions count)."""
+    """Rows of different lengths as ([B, longest] int64, mask of real positions)."""
     longest = max(len(row) for row in rows)
     ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
     return ids, torch.arange(longest) < torch.tensor([[len(row)] for row in rows])

@@ -1,6 +1,6 @@
 """The parts of a T5 (Raffel et al. 2020): attention with relative positions and no scaling, RMSNorm ahead of each part.
 
-Written out because a decoder step of a few hundred microseconds must not carry a general model's overhead.
+Implemented here because a decoder step takes a few hundred microseconds, too little for a general model's overhead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class KeysValues(NamedTuple):
 
 
 class RMSNorm(nn.Module):
-    """Scale to a root mean square of 1, then by a weight [d]."""
+    """Scales to a root mean square of 1, then by a weight [d]."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class RMSNorm(nn.Module):
 
 
 class Bias(nn.Module):
-    """What is added to attention scores for the distance between two positions: 32 learned values a head, exact near,
+    """The bias on attention scores by the distance between two positions: 32 learned values per head, exact when near,
     logarithmic up to 128 tokens, one for all beyond."""
 
     def __init__(self, heads: int, both_ways: bool) -> None:
@@ -73,7 +73,7 @@ class Attention(nn.Module):
         self.o = nn.Linear(heads * d_kv, d_model, bias=False)
 
     def keys_values(self, x: torch.Tensor) -> KeysValues:
-        """Of states [B, S, d]."""
+        """Keys and values of states [B, S, d]."""
         return KeysValues(self._split(self.k(x)), self._split(self.v(x)))
 
     def forward(self, x: torch.Tensor, over: KeysValues, bias: torch.Tensor | None) -> torch.Tensor:
@@ -106,7 +106,7 @@ class Block(nn.Module):
         prompt: KeysValues | None = None,
         over: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, KeysValues]:
-        """States [B, T, d] -> (the next block's, keys and values of `past` and these)."""
+        """States [B, T, d] -> (the next block's, keys and values of `past` and of these)."""
         normed = self.norm(x)
         own = self.attend.keys_values(normed)
         if past is not None:
@@ -117,14 +117,14 @@ class Block(nn.Module):
         return x + self.wo(functional.relu(self.wi(self.ff_norm(x)))), own
 
     def over(self, prompt: torch.Tensor) -> KeysValues:
-        """Keys and values of the prompt's states [B, S, d], the same for every token. Only of a block with `cross`."""
+        """Keys and values of the prompt's states [B, S, d], the same for every token. Only for a block with `cross`."""
         assert self.cross is not None
         return self.cross.keys_values(prompt)
 
 
 @torch.no_grad()
 def start_weights(net: nn.Module) -> None:
-    """T5's own initialisation: each matrix by what goes into it, as scores are not scaled."""
+    """T5's initialisation: each matrix by its input size, as scores are not scaled."""
     for module in net.modules():
         if isinstance(module, Attention):
             d_model, d_kv = module.q.in_features, module.shape[1]

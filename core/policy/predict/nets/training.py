@@ -1,4 +1,4 @@
-"""What training a small network takes, whichever it is: a seed, a schedule, a word on the way, and a way to stop."""
+"""Shared training code of the small networks: seed, schedule, progress and cancellation."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ def descend(
     """Adam with weight decay and a cosine schedule to 0 over `steps`; `loss_of(step)` computes a batch's loss. Call it
     within `seeded`.
 
-    Returns the mean loss of the last tenth, or None when it was cancelled. Leaves the net in eval mode, without
-    gradients.
+    Returns the mean loss of the last tenth, or None when cancelled. Leaves the net in eval mode, without gradients.
     """
     optimizer = torch.optim.Adam(net.parameters(), lr=rate, weight_decay=decay)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, steps))
@@ -52,15 +51,16 @@ def descend(
 
 @contextmanager
 def seeded(seed: int) -> Iterator[torch.Generator]:
-    """A generator of its own for the data; new modules within start from the same seed and can be trained, whoever
-    calls. The process's own random numbers are afterwards where they were."""
+    """A separate generator for the data; inside, new modules are initialised from the same seed and can be trained,
+    even when called in inference mode. Restores the process's random state afterwards."""
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
         torch.manual_seed(seed)
         yield torch.Generator().manual_seed(seed)
 
 
 def batches(rows: int, batch: int, epochs: int, generator: torch.Generator) -> Callable[[int], torch.Tensor]:
-    """Step -> the rows [<= batch] of it; every epoch sees every row once, in another order. Steps come in order."""
+    """Step -> the rows [<= batch] of its batch; every epoch uses every row once, in a new order. Call with steps in
+    order."""
     each = -(-rows // batch)
     order = torch.zeros(0, dtype=torch.long)
 
@@ -80,7 +80,7 @@ def packed(prefix: str, net: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def unpacked(prefix: str, net: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Fill the net with what `packed` made. Raises RuntimeError when something is missing or of another size."""
+    """Load the weights that `packed` returned. Raises RuntimeError when one is missing or has another size."""
     start = f"{prefix}."
     net.load_state_dict({n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)})
     net.eval().requires_grad_(False)

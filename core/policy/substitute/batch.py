@@ -1,6 +1,6 @@
-"""The choice of what is computed in place of missing experts, for a whole batch on its device: the same as `plain`.
+"""Chooses what is computed in place of missing experts, for a whole batch on its device, identically to `plain`.
 
-The only loop is over the k positions, since each choice depends on those before it. It waits for the device once.
+The only loop is over the k positions, since each choice depends on the earlier ones. It waits for the device once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from core.policy.substitute.base import EVEN, Ask, Candidates, Chosen, Gates, so
 
 @dataclass(slots=True)
 class Board:
-    """What is decided so far about T tokens; changed in place. `free` [T, k]: missing, and nothing is decided yet."""
+    """The decisions so far about T tokens; changed in place. `free` [T, k]: missing and not decided yet."""
 
     ids: Tensor  # int64 [T, k]
     action: Tensor  # uint8 [T, k]
@@ -26,18 +26,17 @@ class Board:
     changed: Tensor  # int64 [T]
     delta: float
     tae: Tensor  # fp32 [T]
-    positions: list[int]  # those at which something is missing
+    positions: list[int]  # those with any missing expert
 
     def chosen(self, weights: Tensor | None = None) -> Chosen:
         return Chosen(self.ids, self.action, self.why, self.delta, self.tae, weights)
 
 
 def select(ask: Ask, gates: Gates, scores: Candidates | Tensor | None) -> Chosen:
-    """What is computed for each token. `scores`: whoever has candidates, looked at column by column; or scores
-    [T, k, E] that are there already; None = there are none, so nothing is substituted. One that reroutes makes the
-    whole choice.
+    """The choice for each token. `scores`: a source of candidates, read column by column, or existing scores [T, k, E];
+    None = no candidates, so nothing is substituted. A source that reroutes makes the whole choice.
 
-    On the device: about 12 bytes for each token and candidate, R of which a substitute has for an expert (E at most).
+    Device memory: about 12 bytes per token and candidate; a substitute has R candidates for an expert (at most E).
     Raises SettingError when the masks are not of the model's size.
     """
     source = source_of(ask, scores)
@@ -59,7 +58,7 @@ def select(ask: Ask, gates: Gates, scores: Candidates | Tensor | None) -> Chosen
 
 
 def open_board(ask: Ask, gates: Gates) -> Board:
-    """Everything that does not depend on a candidate: what is missing, and which gates close."""
+    """Everything that does not depend on candidates: what is missing, and which gates forbid changes."""
     lost = ask.missing.take(ask.ids)
     asked = torch.zeros_like(ask.missing)
     asked[ask.ids.flatten()] = True
@@ -92,13 +91,13 @@ def open_board(ask: Ask, gates: Gates) -> Board:
 
 
 def drop_rest(ask: Ask, board: Board, gates: Gates) -> None:
-    """Leave out what is still free, as far as the gates allow."""
+    """Drop undecided experts as far as the gates allow."""
     for position in board.positions:
         _drop(ask, board, position, gates, _within(board, position, gates))
 
 
 def _within(board: Board, position: int, gates: Gates) -> Tensor:
-    """[T] what may still be decided at a position without exceeding rho."""
+    """[T] tokens with an undecided expert at `position` that have not reached rho."""
     free = board.free[:, position]
     full = free & (board.changed >= gates.rho)
     board.why[:, position] = board.why[:, position].masked_fill(full, int(Why.RHO))
@@ -108,7 +107,8 @@ def _within(board: Board, position: int, gates: Gates) -> Tensor:
 def _substitute(
     ask: Ask, board: Board, position: int, gates: Gates, source: Candidates | None, used: Tensor, free: Tensor
 ) -> Tensor:
-    """Take the best candidate where there is one; [T] what is left. Notes in `used` [T, E] what a token has."""
+    """Take the best candidate if there is one; returns [T] the remaining tokens. Marks in `used` [T, E] a token's
+    experts."""
     if source is None:
         return _settle(board, position, free, torch.zeros_like(free), Action.SUBSTITUTE, Why.NO_CANDIDATE)
     experts, scores = source.column(ask, position)
@@ -119,9 +119,9 @@ def _substitute(
     if gates.unique:
         scores = scores.masked_fill(taken | ~ready, -torch.inf)
     else:
-        wide = scores.double()  # as the plain one multiplies
+        wide = scores.double()  # in the precision of `plain`
         scores = torch.where(taken & (wide > -torch.inf), wide * gates.discount, wide).masked_fill(~ready, -torch.inf)
-    best, at = scores.max(1)  # the first of equals
+    best, at = scores.max(1)  # ties: the first
     found = free & (best > -torch.inf)
     to = at if experts is None else experts.gather(1, at[:, None])[:, 0]
     to = torch.where(found, to, ask.ids[:, position])
@@ -131,7 +131,7 @@ def _substitute(
 
 
 def _drop(ask: Ask, board: Board, position: int, gates: Gates, free: Tensor) -> Tensor:
-    """Leave out what carries little enough; [T] what is left."""
+    """Drop experts with little enough weight; returns [T] the remaining tokens."""
     wide = ask.weights.double()
     found = free & (wide[:, position] <= (gates.drop_share + EVEN) * wide.sum(1))
     board.ids[:, position] = board.ids[:, position].masked_fill(found, -1)
@@ -139,7 +139,7 @@ def _drop(ask: Ask, board: Board, position: int, gates: Gates, free: Tensor) -> 
 
 
 def _settle(board: Board, position: int, free: Tensor, found: Tensor, action: Action, otherwise: Why) -> Tensor:
-    """Note what was `found` for those that were `free`, and why the others go on waiting; [T] those."""
+    """Record the action for `found` tokens and the reason for the other `free` ones; returns [T] the latter."""
     left = free & ~found
     board.action[:, position] = board.action[:, position].masked_fill(found, int(action))
     why = board.why[:, position].masked_fill(left, int(otherwise))
@@ -169,6 +169,6 @@ def margin(weights: Tensor) -> Tensor:
 
 
 def renormalised(wide: Tensor) -> Tensor:
-    """Weights [T, k] that add up to 1 for each token; those that are all 0 stay."""
+    """Weights [T, k] scaled to add up to 1 for each token; all-zero rows are unchanged."""
     whole = wide.sum(1, keepdim=True)
     return wide / torch.where(whole > 0, whole, 1.0)

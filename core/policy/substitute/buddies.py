@@ -1,6 +1,6 @@
-"""Who stands in for whom: from co-activations to buddy lists (BuddyMoE sections 3.2 and 3.3, equations 4 to 6).
+"""Buddy lists from co-activations: which experts can replace which (BuddyMoE sections 3.2 and 3.3, equations 4 to 6).
 
-Two steps, since the first needs the whole matrix and the second what a user may turn: `rank` sorts each expert's peers,
+Two steps, since the first needs the whole matrix and the second depends on settings: `rank` sorts each expert's peers,
 `cut` takes the shortest prefix that covers alpha. Arrays of L layers of E experts, R peers.
 """
 
@@ -13,15 +13,15 @@ import numpy.typing as npt
 
 from core.errors import SettingError
 
-MOST = 64  # buddies of one expert, at most
+MOST = 64  # most buddies of one expert
 ALPHA = 0.05, 1.0  # bounds of the coverage
-EVEN = 1e-9  # this much short of alpha counts as alpha
+EVEN = 1e-9  # this close below alpha counts as alpha
 
 Floats = npt.NDArray[np.floating]
 
 
 class Ranked(NamedTuple):
-    """Peers of each expert, the one it is chosen together with most often first."""
+    """Peers of each expert, the one most often chosen together with it first."""
 
     peers: npt.NDArray[np.int16]  # [L, E, R] -1 where there is none
     together: npt.NDArray[np.float32]  # [L, E, R] M(i, j), 0 where there is none
@@ -36,16 +36,16 @@ class Lists(NamedTuple):
 
 
 def rank(pairs: Floats, most: int = MOST) -> Ranked:
-    """Peers by co-activations [L, E, E]: falling M, among equals the lower id; the expert itself is not its peer."""
+    """Peers by co-activations [L, E, E]: descending M, ties to the lower id; the expert itself is not its peer."""
     layers, experts, _ = pairs.shape
     most = max(1, min(most, experts - 1))
     peers, together = np.full((layers, experts, most), -1, np.int16), np.zeros((layers, experts, most), np.float32)
     whole, each = np.zeros((layers, experts), np.float32), np.arange(experts)
-    for layer in range(layers):  # one at a time: less memory
+    for layer in range(layers):  # one at a time, to save memory
         rows = np.asarray(pairs[layer], np.float64).copy()
         rows[each, each] = 0.0
         whole[layer] = rows.sum(1)
-        rows[each, each] = -1.0  # behind all others
+        rows[each, each] = -1.0  # sorts behind all others
         best = np.argsort(-rows, 1, kind="stable")[:, :most]
         kept = np.take_along_axis(rows, best, 1)
         peers[layer] = np.where(kept >= 0, best, -1)
@@ -54,8 +54,8 @@ def rank(pairs: Floats, most: int = MOST) -> Ranked:
 
 
 def spread(ranked: Ranked) -> npt.NDArray[np.float32]:
-    """Co-activations [L, E, E] of which `rank` makes the same again: peers that were not kept share evenly in what is
-    left of the whole, each less than any that was."""
+    """Co-activations [L, E, E] from which `rank` makes the same lists: peers that were not kept get equal shares of the
+    rest of the whole, each less than any that was."""
     layers, experts, most = ranked.peers.shape
     pairs = np.zeros((layers, experts, experts), np.float32)
     listed, rest = ranked.peers >= 0, experts - 1 - most
@@ -71,20 +71,20 @@ def spread(ranked: Ranked) -> npt.NDArray[np.float32]:
 
 
 def cut(ranked: Ranked, alpha: npt.NDArray[Any], most: int = 16, smoothing: float = 0.0) -> Lists:
-    """Buddy lists: the shortest prefix whose q adds up to alpha [L], at least one buddy of an expert that was ever
-    chosen together with another, at most `most`. q(j|i) = (M(i, j) + eps) / sum of that over all peers j."""
+    """Buddy lists: the shortest prefix whose q adds up to alpha [L], with at least one buddy for an expert that was
+    ever chosen together with another, at most `most`. q(j|i) = (M(i, j) + eps) / sum of that over all peers j."""
     peers, experts = ranked.peers[..., :most], ranked.peers.shape[1]
     listed = peers >= 0
     sums = ranked.whole.astype(np.float64) + smoothing * (experts - 1)
     q = np.where(listed, ranked.together[..., :most] + np.float64(smoothing), 0.0)
     q /= np.where(sums > 0, sums, 1.0)[..., None]
-    before = q.cumsum(-1) - q  # covered by those ahead of it
+    before = q.cumsum(-1) - q  # covered by the peers before it
     kept = listed & (before < np.asarray(alpha, np.float64)[:, None, None] - EVEN) & (sums > 0)[..., None]
     return Lists(np.where(kept, peers, -1).astype(np.int16), np.where(kept, q, 0.0).astype(np.float32))
 
 
 def alphas(text: str) -> str:
-    """Check a coverage: one number for all layers, or one for each, separated by commas. Raises SettingError."""
+    """Validate a coverage: one number for all layers, or one for each, separated by commas. Raises SettingError."""
     words = [word for word in text.replace(";", ",").split(",") if word.strip()]
     found = []
     for word in words:
@@ -104,7 +104,7 @@ def alphas(text: str) -> str:
 
 
 def alpha_of(text: str, layers: int) -> npt.NDArray[np.float64]:
-    """[L] of what `alphas` returned. Raises SettingError when it has neither one number nor one for each layer."""
+    """[L] from the text that `alphas` returned. Raises SettingError unless it has one number, or one for each layer."""
     found = np.array([float(word) for word in text.split(",")])
     if len(found) not in (1, layers):
         raise SettingError(

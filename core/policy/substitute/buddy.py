@@ -88,9 +88,9 @@ PARAMS = (
 )
 class Buddy(Substitute):
     """Psi(j) = q(j|i) * (1 + eta * zhat_j), zhat = the token's router logits scaled to 0..1 over all experts, for the
-    first `search_rank` buddies j of i. The paper's third factor, 1 - kappa * hop(j), is 1 on one device and left out.
+    first `search_rank` buddies j of i. The paper's third factor, 1 - kappa * hop(j), is 1 on one device and omitted.
 
-    Lists are arrays [L, E, R], on the device 12 bytes an entry; R = the longest list that is looked at.
+    Lists are arrays [L, E, R], 12 bytes per entry on the device; R = the longest list in use.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("pairs",)
@@ -130,7 +130,7 @@ class Buddy(Substitute):
 
         self.lists, self._short = lists, {}
         ids, q = lists.ids[..., : self._rank], lists.q[..., : self._rank]
-        width = max(1, int((ids >= 0).sum(-1).max(initial=0)))  # no column that is empty everywhere
+        width = max(1, int((ids >= 0).sum(-1).max(initial=0)))  # omits columns that are empty everywhere
         ids, q = ids[..., :width], np.where(ids >= 0, q, -np.inf)[..., :width]
         self._ids = torch.from_numpy(np.maximum(ids, 0).astype(np.int64)).to(device)
         self._q = torch.from_numpy(q.astype(np.float32)).to(device)
@@ -148,7 +148,7 @@ class Buddy(Substitute):
         return [(j, q * (1.0 + self._eta * ((fit[j] - low) / span))) for j, q in found]
 
     def _list(self, layer: int, expert: int) -> list[tuple[int, float]]:
-        """What is looked at for an expert, made when it is first asked for."""
+        """The candidates of an expert, built when first requested."""
         found = self._short.get((layer, expert))
         if found is None:
             ids, q = self.lists.ids[layer, expert, : self._rank], self.lists.q[layer, expert, : self._rank]

@@ -1,4 +1,4 @@
-"""Routing that leans towards what is resident: the choice is made anew, and so are the weights."""
+"""Routing biased towards resident experts: both the selection and the weights are computed again."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ NONE = -float("inf")
 class CachePrior(Substitute):
     """top-k of logit + lambda * (max - min of the token's logits) * [resident].
 
-    Selected experts that are resident or on their way keep their places, since nothing that they beat gains more than
-    they do; of missing ones and resident ones that were not selected the best fill the rest, a missing one before an
-    equal. A token that would change more than rho of its experts, or that a gate closes, stays as it is. What then
-    still is missing may be dropped, if the gates' order says so.
+    Selected experts that are resident or being copied keep their places, since nothing below them gains more than they
+    do; missing ones and resident ones that were not selected compete for the rest, with ties won by missing ones. A
+    token that would change more than rho of its experts, or that a gate excludes, stays unchanged. Experts still
+    missing may then be dropped, if the gates' order says so.
     """
 
     reroutes: ClassVar[bool] = True
@@ -61,7 +61,7 @@ class CachePrior(Substitute):
         return None, ask.weights.new_full((len(ask.ids), len(ask.ready)), NONE)
 
     def reroute(self, ask: Ask, gates: Gates) -> Chosen:
-        """New ids, in the places of those that left, and new weights where `ask.weigh` is given."""
+        """New ids, at the positions of replaced experts, and new weights where `ask.weigh` is given."""
         import torch
 
         from core.policy.substitute import batch
@@ -73,12 +73,12 @@ class CachePrior(Substitute):
         weights = None
         if "substitute" in gates.order:
             stays, comes = self._ranked(ask, board.free)
-            moved = stays.logical_not()  # [T, k] left by the new top-k
+            moved = stays.logical_not()  # [T, k] not in the new top-k
             fits = moved.sum(1) <= gates.rho
             left = board.free & torch.where(fits[:, None], stays, False)
             board.why.masked_fill_(board.free & ~fits[:, None], int(Why.RHO)).masked_fill_(left, int(Why.NO_CANDIDATE))
             moved &= fits[:, None]
-            at = (moved.cumsum(1) - 1).clamp_min(0)  # the n-th that leaves: the n-th best comes
+            at = (moved.cumsum(1) - 1).clamp_min(0)  # the n-th best newcomer replaces the n-th that leaves
             board.ids = torch.where(moved, comes.gather(1, at), ask.ids)
             board.action.masked_fill_(moved, int(Action.SUBSTITUTE))
             board.why.masked_fill_(moved, int(Why.ALLOWED))
@@ -91,7 +91,7 @@ class CachePrior(Substitute):
         return board.chosen(weights)
 
     def _ranked(self, ask: Ask, free: Tensor) -> tuple[Tensor, Tensor]:
-        """(which selected experts [T, k] stay, ids [T, k] of the others that come, best first)."""
+        """(which selected experts [T, k] stay, ids [T, k] of the newcomers, best first)."""
         import torch
 
         assert ask.logits is not None
@@ -102,5 +102,5 @@ class CachePrior(Substitute):
         best = torch.cat([had, others], 1).sort(dim=1, descending=True, stable=True).indices[:, :k]
         stays = torch.zeros(len(best), k + fit.shape[1], dtype=torch.bool, device=best.device)
         stays.scatter_(1, best, True)
-        newcomers = (best < k).int().argsort(dim=1, stable=True)  # those that come to the front
+        newcomers = (best < k).int().argsort(dim=1, stable=True)  # sorts newcomers to the front
         return stays[:, :k], (best.gather(1, newcomers) - k).clamp_min(0)

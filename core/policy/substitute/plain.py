@@ -1,6 +1,6 @@
-"""The choice of what is computed in place of missing experts: Algorithm 1 in plain Python, token by token.
+"""Chooses what is computed in place of missing experts: Algorithm 1 in plain Python, token by token.
 
-It is what one decoded token goes through, and the oracle of `batch`. `pick` is the quick one: lists in, lists out.
+Used for a single decoded token, and as the reference for `batch`. `pick` is the fast version: lists in, lists out.
 """
 
 from __future__ import annotations
@@ -39,9 +39,8 @@ def pick(
     listed: Listed,
     delta: float = nan,
 ) -> Picked:
-    """One token: its experts [k] and weights [k], flags [E], and who lists the candidates for a position (asked only
-    where it comes that far). `delta` as in `Chosen`; without, this token is all there is.
-    """
+    """One token: its experts [k] and weights [k], flags [E], and the function that lists the candidates for a position
+    (called only when needed). `delta` as in `Chosen`; by default computed from this token alone."""
     found, action, why = list(ids), [EXACT] * len(ids), [ALLOWED] * len(ids)
     tae = entropy(weights, gates.temperature)
     lost = [at for at, expert in enumerate(ids) if missing[expert]]
@@ -72,7 +71,7 @@ def pick(
 
 
 def _closed(weights: Sequence[float], tae: float, delta: float, gates: Gates) -> int:
-    """Why nothing is done for this token at all; ALLOWED = it may be."""
+    """Why this token may not be changed at all; ALLOWED = it may."""
     if tae <= gates.tau + EVEN:
         return TAE
     if gates.margin <= 1.0 and margin(weights) >= gates.margin - EVEN:
@@ -81,7 +80,7 @@ def _closed(weights: Sequence[float], tae: float, delta: float, gates: Gates) ->
 
 
 def _best(listed: Iterable[tuple[int, float]], ready: Sequence[bool], used: set[int], gates: Gates) -> int:
-    """The candidate with the best score, the first of equals; -1 when there is none."""
+    """The candidate with the highest score, ties to the first; -1 when there is none."""
     best, top = -1, -inf
     for expert, score in listed:
         if ready[expert]:
@@ -96,7 +95,8 @@ def _best(listed: Iterable[tuple[int, float]], ready: Sequence[bool], used: set[
 
 def entropy(weights: Sequence[float], temperature: float = 1.0) -> float:
     """TAE of one token = -sum g log g / log k, in [0, 1], of its gate weights [k] renormalised (BuddyMoE section 3.1,
-    equation 1). A temperature T makes them g^(1/T), renormalised: the softmax of logits / T over the same experts."""
+    equation 1). A temperature T turns them into g^(1/T), renormalised: the softmax of logits / T over the same experts.
+    """
     if temperature != 1.0:
         weights = [weight ** (1.0 / temperature) for weight in weights]
     whole = sum(weights)
@@ -110,7 +110,7 @@ def entropy(weights: Sequence[float], temperature: float = 1.0) -> float:
 
 
 def margin(weights: Sequence[float]) -> float:
-    """m = the largest renormalised gate weight less the second largest, in [0, 1]; 1 when there is only one."""
+    """m = the largest renormalised gate weight minus the second largest, in [0, 1]; 1 when there is only one."""
     whole = sum(weights)
     if whole <= 0.0:
         return 0.0
@@ -119,8 +119,8 @@ def margin(weights: Sequence[float]) -> float:
 
 
 def select(ask: Ask, gates: Gates, scores: Candidates | Tensor | None) -> Chosen:
-    """What is computed for each token, over Python lists. `scores`: whoever lists candidates, or scores [T, k, E] that
-    are there already; None = there are none, so nothing is substituted. One that reroutes makes the whole choice.
+    """The choice for each token, over Python lists. `scores`: a source of candidates, or existing scores [T, k, E];
+    None = no candidates, so nothing is substituted. A source that reroutes makes the whole choice.
 
     Raises SettingError when the masks are not of the model's size.
     """

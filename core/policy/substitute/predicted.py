@@ -1,4 +1,4 @@
-"""The resident expert that the predictor thought likeliest."""
+"""Substitutes the resident expert with the highest predicted probability."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     source="ours: the prediction is run, expert by expert",
 )
 class Predicted(Substitute):
-    """Score = the probability that was named; an expert that was not named is no candidate."""
+    """Score = the predicted probability; experts that were not predicted are no candidates."""
 
     named: bool = True
 

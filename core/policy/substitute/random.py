@@ -1,4 +1,4 @@
-"""A random resident expert: what a substitute must beat to know anything."""
+"""Substitutes a random resident expert: the baseline for other substitutes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 WORD = 0xFFFFFFFF
 ODD = 0x2C1B3C6D, 0x297A2D39, 0x1B56C4E9  # below 2^31, so that a product with a word fits into 63 bits
-STEPS = 1 << 24  # of a draw, each a number that fp32 has
+STEPS = 1 << 24  # distinct values of a draw, each exact in fp32
 
 
 @register(
@@ -29,7 +29,7 @@ STEPS = 1 << 24  # of a draw, each a number that fp32 has
 )
 class Random(Substitute):
     """Score: uniform in [0, 1), a hash of the seed, the layer, the selected expert with its weight, and the candidate.
-    The same question has the same answer, in any batch; weights differ from token to token, and so do the draws."""
+    Equal inputs give equal scores, in any batch; weights differ from token to token, and so do the scores."""
 
     def __init__(self, seed: int = 0) -> None:
         self._seed = seed
@@ -58,12 +58,12 @@ class Random(Substitute):
 
 
 def _draws(words: Any) -> Any:
-    """Words below 2^32 that are random already, as numbers below STEPS."""
+    """Random words below 2^32 -> numbers below STEPS."""
     return (words * ODD[1] & WORD) >> 8
 
 
 def _mixed(words: Any, odd: int) -> Any:
-    """Words below 2^32 replaced by others whose low bits depend on all of theirs: ints, arrays and tensors alike."""
+    """Mix words below 2^32 so that their low bits depend on all bits; for ints, arrays and tensors alike."""
     words = words * odd & WORD
     words = (words ^ words >> 15) * ODD[0] & WORD
     return words ^ words >> 13

@@ -1,4 +1,4 @@
-"""The resident expert that the token's own router ranks highest among those that it did not select."""
+"""Substitutes the resident expert that the token's router ranks highest among those that it did not select."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     source="control; what expert-skipping caches do",
 )
 class RouterRanked(Substitute):
-    """Score = the router's logit. It is always unique: a discount says nothing of a negative score."""
+    """Score = the router's logit. Always unique, since a discount has no meaning for negative scores."""
 
     logits: bool = True
 

@@ -1,4 +1,4 @@
-"""The expert whose outputs point the same way most often."""
+"""Substitutes the expert with the most similar outputs."""
 
 from __future__ import annotations
 

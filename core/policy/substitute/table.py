@@ -1,4 +1,4 @@
-"""A substitute whose scores are the same for all tokens: one matrix a layer."""
+"""A substitute whose scores are the same for all tokens: one matrix per layer."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class Table(Substitute):
-    """Base. Keeps the matrix twice: on the device, fp16 [L, E, E], and on the host for one token."""
+    """Base class. Stores the matrix twice: on the device, fp16 [L, E, E], and on the host for single tokens."""
 
     def __init__(self) -> None:
         self._rows: npt.NDArray[np.float16] = np.zeros((0, 0, 0), np.float16)
         self._table: Tensor | None = None
 
     def hold(self, scores: npt.NDArray[np.floating], device: torch.device) -> None:
-        """[L, E, E], not negative; an expert does not stand in for itself."""
+        """Set the scores [L, E, E], not negative; excludes each expert as its own substitute."""
         import torch
 
         self._rows = np.asarray(scores, np.float16).copy()

@@ -142,7 +142,7 @@ class Engine(ModelAccess):
         )
         begin(settings, self._parts)
 
-    # ------------------------------------------------------------------ life
+    # ------------------------------------------------------------------ lifecycle
 
     @classmethod
     def load(
@@ -181,7 +181,7 @@ class Engine(ModelAccess):
         finally:
             self._give()
 
-    # ------------------------------------------------------------------ talk
+    # ------------------------------------------------------------------ generation
 
     def generate(
         self,
@@ -221,7 +221,7 @@ class Engine(ModelAccess):
         uses."""
         return self._kv.fresh()
 
-    # ------------------------------------------------------------------ turn
+    # ------------------------------------------------------------------ settings
 
     @property
     def settings(self) -> Settings:
@@ -261,7 +261,7 @@ class Engine(ModelAccess):
         if problem := self.sizes.problem(new.budget, str(new["scope"]), room):
             raise BudgetError(problem)
 
-    # ------------------------------------------------------------------ look
+    # ------------------------------------------------------------------ monitoring
 
     @property
     def version(self) -> int:

@@ -45,7 +45,7 @@ class PredictorHost:
         self._predicted: Predicted | None = None
         self.remembers = self._certain = False  # keep predicted routings; they are certain to be computed
 
-    # ------------------------------------------------------------------ life
+    # ------------------------------------------------------------------ lifecycle
 
     def use(self, name: str, params: Mapping[str, Value], profile: Profile | None) -> None:
         """Switch to another predictor or profile; the profile must contain what the predictor needs."""
@@ -87,7 +87,7 @@ class PredictorHost:
         if self.predictor.asks or self._attends:
             self._watch = watch(self._model, self._sites, self._keep, norms=self.predictor.defaults)
 
-    # ------------------------------------------------------------------ a pass
+    # ------------------------------------------------------------------ within a pass
 
     def begin(self, tokens: Sequence[int]) -> Sequence[Guess]:
         """Start a pass over `tokens`; returns the predictions for the first layers, if the predictor makes any."""
@@ -120,7 +120,7 @@ class PredictorHost:
         if self._attends:
             self._output = seen.layer, seen.output
 
-    # ------------------------------------------------------------------ for what acts between a router and its experts
+    # ------------------------------------------------------------------ for miss handling and speculative execution
 
     def output(self, layer: int) -> RouterOutput:
         """The output of `layer`'s router, just computed; needs `attend(states=True)`."""

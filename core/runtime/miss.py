@@ -121,7 +121,7 @@ class MissPolicy:
         rows = np.concatenate(self._rows) if self._rows else np.empty(0, CHOICE)
         return Lossy(rows, self._delta, self._beta, tae, self.executing.take_reweighed())
 
-    # ------------------------------------------------------------------ inside
+    # ------------------------------------------------------------------ internals
 
     def _execute(self, layer: int, now: Routed) -> Routed:
         """Use the predicted routing for the tokens that qualify."""

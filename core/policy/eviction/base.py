@@ -65,7 +65,7 @@ class Eviction:
 
     def __init__(self, expert_index: ExpertIndex) -> None:
         self.expert_index = expert_index
-        self.score: Floats = np.full(expert_index.size, GONE)  # GONE exactly for non-residents
+        self.score: Floats = np.full(expert_index.size, GONE)  # GONE for non-residents only
         self._static: tuple[int, Floats] | None = None
 
     def admitted(self, ids: Ids, tick: Ids, now: int) -> None:

@@ -102,7 +102,7 @@ class ProcessWorker:
             with contextlib.suppress(OSError):
                 self._popen.stdin.close()
 
-    # ------------------------------------------------------------------ on the thread that starts it
+    # ------------------------------------------------------------------ on the starting thread
 
     def _start(self, task: Task, command: Sequence[str]) -> None:
         try:

@@ -1,6 +1,6 @@
-"""Import: a checkpoint of any kind that can be read becomes an expert pack, tensor by tensor.
+"""Import: converts a checkpoint of any supported kind to an expert pack, tensor by tensor.
 
-What is in memory at any time is one dense tensor or a few experts, however large the model.
+At most one dense tensor or a few experts are in memory at a time, however large the model.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def import_model(
     """Import `source` into a new directory `out`, and return that.
 
     `source`: a model directory, a GGUF file, "demo", or a hub id ("org/name", "org/name:Q4_K_M"), which is downloaded
-    only with `download`. `format`: a name of FORMATS, or "auto": as the checkpoint has its experts. `split`: share of
-    every expert that is kept apart as its top segment, 0 = none.
+    only with `download`. `format`: a name of FORMATS, or "auto": the format of the checkpoint's experts. `split`: share
+    of every expert that is stored separately as its top segment, 0 = none.
 
-    Peak memory: the dense weights + 1 GB at most. Raises ModelError or SettingError with what to do, Cancelled when
-    `cancel` is set: what is finished by then stays in `<out>.partial`, and the same call goes on from there.
+    Peak memory: the dense weights + 1 GB at most. Raises ModelError or SettingError with the remedy, Cancelled when
+    `cancel` is set: what is finished by then stays in `<out>.partial`, and the same call resumes there.
     """
     if isinstance(out, Path):
         refuse_existing(out)
@@ -57,13 +57,13 @@ def import_model(
 
 
 def missing(source: str) -> HubModel | None:
-    """The model that would have to be downloaded, if `source` names one that is not on this machine."""
+    """The model that has to be downloaded first, if `source` names one that is not on this machine."""
     model = parse(source)
     return model if model is not None and not model_path(source).exists() and cached(model) is None else None
 
 
 def refuse_existing(out: Path) -> None:
-    """Raises ModelError when there is something already."""
+    """Raises ModelError when `out` already exists."""
     if out.expanduser().exists():
         raise ModelError(
             f"{out} exists already, and nothing is ever overwritten. Choose another directory (--out), or "
@@ -72,6 +72,6 @@ def refuse_existing(out: Path) -> None:
 
 
 def name_of(path: Path) -> str:
-    """What to call a model on this machine, without saying where it is."""
+    """A local model's display name, without its path."""
     whole = Path(os.path.abspath(path))
     return whole.stem if whole.suffix == ".gguf" else whole.name

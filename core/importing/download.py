@@ -1,7 +1,8 @@
-"""Files from a hub into the Hugging Face cache. Large ones continue at the byte where an earlier download stopped.
+"""Downloads hub files into the Hugging Face cache. Large ones resume at the byte where an earlier download stopped.
 
-Small files go through huggingface_hub. It starts a broken-off file afresh, which would be hours for a model, so files
-with a known sha256 are streamed here into the cache's `blobs/<sha256>`, where huggingface_hub then finds them.
+Small files go through huggingface_hub. It restarts an interrupted file from the beginning, which can cost hours for a
+model, so files with a known sha256 are streamed here into the cache's `blobs/<sha256>`, where huggingface_hub then
+finds them.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from core.errors import ModelError
 from core.memory.store import Cancelled
 
 CHUNK = 1 << 20  # bytes read from the network at a time
-TRIES = 5  # attempts in a row that bring nothing
-PAUSE = 1.0  # seconds before the next one, times their number
+TRIES = 5  # consecutive attempts without any bytes
+PAUSE = 1.0  # seconds before the next attempt, times their number
 TIMEOUT = 60.0  # seconds without a byte
 MARGIN = 256 << 20  # disk space left free
 
@@ -29,7 +30,7 @@ Progress = Callable[[str, float, int, int], None]
 
 
 class Unreachable(Exception):
-    """The hub does not answer, or not as expected; the text says how, as a sentence."""
+    """The hub does not answer, or not as expected; the text describes the problem in a sentence."""
 
 
 class Remote(NamedTuple):
@@ -41,21 +42,21 @@ class Remote(NamedTuple):
 
 
 def endpoint() -> str:
-    """The hub's address: HF_ENDPOINT, or the usual one."""
+    """The hub's address: HF_ENDPOINT, or the default."""
     from huggingface_hub import constants
 
     return str(constants.ENDPOINT)
 
 
 def cache_folder(repo: str) -> Path:
-    """Where the Hugging Face cache keeps a model repository."""
+    """The Hugging Face cache's folder for a model repository."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
 
 
 def list_files(repo: str, revision: str) -> list[Remote]:
-    """Every file of a repository. Raises ModelError when there is no such model, Unreachable."""
+    """Every file of a repository. Raises ModelError when the model does not exist, Unreachable."""
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -75,7 +76,7 @@ def list_files(repo: str, revision: str) -> list[Remote]:
         ) from None
     except RevisionNotFoundError:
         raise ModelError(f"{repo} has no version {revision!r}. Leave it out, or check it.") from None
-    except Exception as error:  # whatever the network library of this huggingface_hub raises
+    except Exception as error:  # depends on the network library of this huggingface_hub
         raise Unreachable(f"The hub at {endpoint()} cannot be reached ({_brief(error)}).") from error
     return [Remote(f.rfilename, int(f.size or 0), str(f.lfs.sha256) if f.lfs else "") for f in found]
 
@@ -83,9 +84,9 @@ def list_files(repo: str, revision: str) -> list[Remote]:
 def download(
     repo: str, revision: str, files: list[Remote], progress: Progress, cancel: threading.Event | None
 ) -> list[Path]:
-    """Bring files into the cache, those that are there already excepted. Returns where they lie.
+    """Download the files that are not yet in the cache. Returns the paths of all.
 
-    Raises ModelError when the disk has no room or a file arrives damaged, Unreachable, Cancelled.
+    Raises ModelError when the disk is full or a file arrives damaged, Unreachable, Cancelled.
     """
     from huggingface_hub import hf_hub_download
 
@@ -110,9 +111,9 @@ def download(
             )
         except (Cancelled, ModelError, Unreachable):
             raise
-        except Exception as error:  # whatever the network library of this huggingface_hub raises
+        except Exception as error:  # depends on the network library of this huggingface_hub
             raise Unreachable(f"{file.name} did not arrive ({_brief(error)}).") from error
-        if file.sha256 and not path.is_symlink():  # no links on this file system: it was copied
+        if file.sha256 and not path.is_symlink():  # no symlinks on this file system: it was copied
             (blobs / file.sha256).unlink(missing_ok=True)
         done += file.bytes
         paths.append(path)
@@ -121,7 +122,7 @@ def download(
 
 
 def _have(blobs: Path, file: Remote) -> int:
-    """Bytes of a file that are on this machine."""
+    """Bytes of a file that are already on this machine."""
     for there in (blobs / file.sha256, blobs / f"{file.sha256}.part") if file.sha256 else ():
         if there.exists():
             return min(there.stat().st_size, file.bytes)
@@ -139,7 +140,7 @@ def _check_space(blobs: Path, missing: int) -> None:
 
 
 def _stream(repo: str, revision: str, file: Remote, blobs: Path, arrived: Callable[[int], None]) -> None:
-    """Bring one large file to `blobs/<sha256>`, from where an earlier attempt stopped."""
+    """Download one large file to `blobs/<sha256>`, resuming an earlier attempt."""
     blobs.mkdir(parents=True, exist_ok=True)
     part = blobs / f"{file.sha256}.part"
     tries, last = 0, ""
@@ -169,7 +170,7 @@ def _stream(repo: str, revision: str, file: Remote, blobs: Path, arrived: Callab
 
 
 def _append(repo: str, revision: str, file: Remote, part: Path, arrived: Callable[[int], None]) -> None:
-    """Add to a file what is still missing of it, as far as the connection holds."""
+    """Append the missing bytes of a file, until it is complete or the connection fails."""
     from huggingface_hub import hf_hub_url, utils
 
     hub: Any = utils
@@ -178,7 +179,7 @@ def _append(repo: str, revision: str, file: Remote, part: Path, arrived: Callabl
     url = hf_hub_url(repo, file.name, revision=revision, endpoint=endpoint())
     with hub.get_session().stream("GET", url, headers=headers, follow_redirects=True, timeout=TIMEOUT) as response:
         hub.hf_raise_for_status(response)
-        if response.status_code != 206:  # the whole file, although a part was asked for
+        if response.status_code != 206:  # the server sent the whole file instead of a range
             size = 0
         with part.open("r+b" if part.exists() else "wb") as handle:
             handle.truncate(size)
@@ -190,5 +191,5 @@ def _append(repo: str, revision: str, file: Remote, part: Path, arrived: Callabl
 
 
 def _brief(error: Exception) -> str:
-    """An error of a network library on one short line."""
+    """A network library's error on one short line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

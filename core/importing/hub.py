@@ -1,6 +1,6 @@
-"""Models on a hub: which files of one are needed, and how they come into the Hugging Face cache of this machine.
+"""Hub models: which files of a model are needed, and fetching them into this machine's Hugging Face cache.
 
-Nothing is fetched without the user's word, and never a pickle or code. What was fetched once is found again offline.
+Downloads require the user's consent, and never include pickles or code. Files downloaded once are found offline.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class HubModel:
 
     @property
     def name(self) -> str:
-        """What to call it: without its owner."""
+        """Display name: without its owner."""
         return self.repo.rpartition("/")[2]
 
     def __str__(self) -> str:
@@ -48,9 +48,9 @@ class HubModel:
 
 
 def parse(text: str) -> HubModel | None:
-    """Read "org/name", "org/name:Q4_K_M", "org/name:file.gguf" or the address of any of them; None = no hub id.
+    """Parse "org/name", "org/name:Q4_K_M", "org/name:file.gguf" or the URL of any of them; None = no hub id.
 
-    Raises ModelError for the address of another host than the hub's own (or that of HF_ENDPOINT).
+    Raises ModelError for a URL of another host than the hub's (or that of HF_ENDPOINT).
     """
     scheme, found, rest = text.strip().partition("://")
     host = rest.partition("/")[0].lower()
@@ -67,8 +67,8 @@ def parse(text: str) -> HubModel | None:
 
 
 def look(model: HubModel) -> list[Remote]:
-    """The files that an import needs, from the hub's own list. Raises ModelError when there are none, or no way to
-    get there."""
+    """The files that an import needs, from the hub's file list. Raises ModelError when there are none, or the hub is
+    unreachable."""
     try:
         files = list_files(model.repo, model.revision)
     except Unreachable as error:
@@ -78,14 +78,14 @@ def look(model: HubModel) -> list[Remote]:
 
 
 def choose(model: HubModel, names: Iterable[str]) -> list[str]:
-    """Which of a repository's files are needed. Raises ModelError when that is unclear, or there is nothing to read."""
+    """The needed files of a repository. Raises ModelError when the choice is ambiguous or nothing is readable."""
     names = sorted(names)
     weights = [n for n in names if n.endswith(".safetensors") and "/" not in n]
     if model.wanted or not weights:
         return _choose_gguf(model, names)
     if "model.safetensors" in weights:
         weights = ["model.safetensors"]
-    elif "model.safetensors.index.json" in names:  # some keep a second copy, named otherwise
+    elif "model.safetensors.index.json" in names:  # some repositories have a second copy under other names
         weights = [n for n in weights if n.startswith("model")]
     return [n for n in names if "/" not in n and any(fnmatch(n, pattern) for pattern in SHELL)] + weights
 
@@ -123,10 +123,10 @@ def _choose_gguf(model: HubModel, names: list[str]) -> list[str]:
 
 
 def fetch(model: HubModel, allowed: bool, progress: Progress, cancel: threading.Event | None) -> Path:
-    """The model on this machine: a directory, or a GGUF file. Downloads what is missing, if that is `allowed`.
+    """The model on this machine: a directory, or a GGUF file. Downloads what is missing, if `allowed`.
 
-    Raises ModelError, which says what to fetch by hand where this machine cannot; Cancelled. What has come by then is
-    kept, and a later call goes on from there.
+    Raises ModelError, which names the files to fetch by hand where this machine cannot; Cancelled. Downloaded bytes are
+    kept, and a later call resumes there.
     """
     if not allowed:
         if (path := cached(model)) is not None:
@@ -151,7 +151,7 @@ def fetch(model: HubModel, allowed: bool, progress: Progress, cancel: threading.
 
 
 def cached(model: HubModel) -> Path | None:
-    """Where a model lies whole in the Hugging Face cache; None when it does not."""
+    """Path of a model that is complete in the Hugging Face cache; else None."""
     snapshot = snapshot_of(model)
     names = [p.relative_to(snapshot).as_posix() for p in snapshot.rglob("*") if p.is_file()]
     try:
@@ -166,14 +166,14 @@ def cached(model: HubModel) -> Path | None:
 
 
 def snapshot_of(model: HubModel) -> Path:
-    """Where the Hugging Face cache keeps a model's files, or would."""
+    """Path of a model's files in the Hugging Face cache, whether or not it exists."""
     folder = cache_folder(model.repo)
     ref = folder / "refs" / model.revision
     return folder / "snapshots" / (ref.read_text(encoding="utf-8").strip() if ref.is_file() else model.revision)
 
 
 def by_hand(model: HubModel, why: str) -> str:
-    """What to fetch with other means, from where, and where to put it."""
+    """Instructions for a manual download: which files, from where, and where to put them."""
     page, folder = f"{endpoint()}/{model.repo}/tree/{model.revision}", Path.cwd() / model.name
     if model.wanted:
         what = f"the GGUF file {model.wanted!r} (all of its parts)"
@@ -191,6 +191,6 @@ def by_hand(model: HubModel, why: str) -> str:
 
 
 def _entrance(paths: list[Path]) -> Path:
-    """What to open of a model's files."""
+    """The path to open among a model's files."""
     gguf = [path for path in paths if path.suffix == ".gguf"]
     return min(gguf) if gguf else next(path.parent for path in paths if path.suffix == ".safetensors")

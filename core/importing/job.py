@@ -1,4 +1,4 @@
-"""What an import is going to do, worked out from headers alone: which tensors, which format, how many bytes."""
+"""Plans an import from headers alone: which tensors, which format, how many bytes."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A checked import: everything that is known before a weight is read."""
+    """A checked import: everything known before a weight is read."""
 
     source: Source
-    name: str  # of the model, for people
+    name: str  # display name of the model
     reader: CheckpointReader
-    site: ExpertsSite  # any: all have the same experts
+    site: ExpertsSite  # any site: all have the same experts
     codec: Codec
     numbers: Numbers
     cutter: Segments | None
     dense: dict[str, tuple[torch.dtype, tuple[int, ...]]]  # checkpoint tensors outside the experts
-    shell: Path  # config and tokenizer, in a directory of their own
+    shell: Path  # directory of the config and tokenizer
     hash: str
 
     @property
@@ -50,7 +50,7 @@ class Job:
 
     @property
     def padded_bytes(self) -> int:
-        """What one expert takes in the pack."""
+        """Bytes of one expert in the pack."""
         return page_up(self.cutter.bytes if self.cutter else self.codec.blob_bytes)
 
     @property
@@ -59,18 +59,18 @@ class Job:
 
     @property
     def bytes(self) -> int:
-        """What will be written, but for config, tokenizer and manifest."""
+        """Bytes that will be written, except config, tokenizer and manifest."""
         return self.dense_bytes + self.layers * self.site.num_experts * self.padded_bytes
 
     def identity(self, moestro: str) -> dict[str, Any]:
-        """What tells this import from another one."""
+        """Distinguishes this import from others."""
         return identity_of(
             self.hash, self.codec.name, self.numbers, self.cutter.segments[0].stop if self.cutter else 0, moestro
         )
 
     @property
     def facts(self) -> dict[str, str]:
-        """What the manifest says of the source."""
+        """The manifest's description of the source."""
         notes = getattr(self.source, "notes", ()) if self.codec.name == self.source.best_format else ()
         return {
             "kind": self.source.kind,
@@ -81,7 +81,7 @@ class Job:
         }
 
     def encode(self, layer: int, expert: int) -> tuple[torch.Tensor, dict[str, str]]:
-        """One expert's bytes as they stand in the pack (uint8), and how each part's numbers came about."""
+        """One expert's bytes as stored in the pack (uint8), and how each part's numbers were derived."""
         try:
             parts = self.reader.read_coded(layer, expert)
         except OSError as error:
@@ -93,7 +93,7 @@ class Job:
         )
 
     def _origin(self, part: torch.Tensor | QuantizedTensor, is_weight: bool) -> str:
-        """Where a part's numbers in the pack come from, in words."""
+        """How a part's numbers in the pack were derived, in words."""
         plain = not is_weight or FORMATS[self.codec.name].is_plain
         if isinstance(part, QuantizedTensor):
             if part.format != self.codec.name:
@@ -111,7 +111,7 @@ class Job:
 
 @contextmanager
 def open_job(path: Path, name: str, format: str, split: float) -> Iterator[Job]:
-    """Open a source and plan its import. Raises ModelError or SettingError; has written nothing then."""
+    """Open a source and plan its import. Raises ModelError or SettingError, before anything is written."""
     if pack_at(path):
         raise ModelError(f"{path} is an expert pack already. Load it as it is.")
     if format != "auto":
@@ -124,15 +124,15 @@ def open_job(path: Path, name: str, format: str, split: float) -> Iterator[Job]:
         if (text := for_people(str(error), folder, path)) != str(error):
             raise type(error)(text) from error
         raise
-    except OSError as error:  # of reading headers, or of the directory for short-lived files
+    except OSError as error:  # from reading headers, or from the temporary directory
         raise ModelError(
             for_people(f"{path} cannot be imported: {error}. Check the disk and your permissions.", folder, path)
         ) from error
 
 
 def for_people(text: str, folder: str, path: Path) -> str:
-    """An error's text with the user's own path in place of the short-lived `folder`, into which config and tokenizer
-    were copied from a directory, or written from a single file."""
+    """An error's text with the user's own path in place of the temporary `folder`, into which config and tokenizer were
+    copied from a directory, or written from a single file."""
     if not folder:
         return text
     for name in {folder, os.path.realpath(folder)}:
@@ -173,7 +173,7 @@ def _plan(source: Source, name: str, format: str, split: float, shell: Path) -> 
 
 
 def choose_format(source: Source) -> str:
-    """As the checkpoint has its experts; what no format holds exactly is rounded to what suits it best."""
+    """The format of the checkpoint's experts; if no format holds them exactly, the best one to round them to."""
     named = source.exact_format or source.best_format
     if named is not None:
         return named
@@ -185,5 +185,5 @@ def choose_format(source: Source) -> str:
 
 
 def free_bytes(folder: Path) -> int:
-    """Bytes free where a directory is, or will be."""
+    """Free bytes on the file system of a directory that may not exist yet."""
     return shutil.disk_usage(next(p for p in (folder, *folder.parents) if p.exists())).free

@@ -1,4 +1,4 @@
-"""Carry an import out: dense weights, then the experts, a file a layer, then the manifest."""
+"""Executes an import: dense weights, then the experts, one file per layer, then the manifest."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from core.memory.pack import Manifest, PackWriter
 from core.memory.pack.manifest import DENSE, layer_file
 from core.memory.store import Cancelled
 
-SPARE = 16 << 20  # bytes: config, tokenizer, manifest and the file system's own
-IN_FLIGHT = 384 << 20  # bytes of experts being encoded at a time, at most (but always one)
+SPARE = 16 << 20  # bytes: config, tokenizer, manifest and file system overhead
+IN_FLIGHT = 384 << 20  # maximum bytes of experts being encoded at a time (but always one expert)
 
 Encoded = tuple[torch.Tensor, dict[str, str]]
 
@@ -32,7 +32,7 @@ Encoded = tuple[torch.Tensor, dict[str, str]]
 def write_pack(
     job: Job, out: Path, progress: Callable[[str, float, int, int], None], cancel: threading.Event | None
 ) -> Path:
-    """Write what is missing of a pack and give it its name. Raises ModelError, Cancelled."""
+    """Write what is missing of a pack and publish it. Raises ModelError, Cancelled."""
     try:
         with PackWriter(out, job.identity(__version__)) as writer:
             if writer.complete:
@@ -45,7 +45,7 @@ def write_pack(
 
 
 def check_space(job: Job, out: Path, done: int) -> None:
-    """Raises ModelError when the disk has not got room for what is still to be written."""
+    """Raises ModelError when the disk has too little room for the bytes still to be written."""
     shell = sum(file.stat().st_size for file in job.shell.iterdir())
     need, free = job.bytes - done + shell + SPARE, free_bytes(out.parent)
     if need > free:
@@ -57,7 +57,7 @@ def check_space(job: Job, out: Path, done: int) -> None:
 
 
 def failed(out: Path, error: OSError) -> str:
-    """What to say when the system refuses a write."""
+    """Error text for a write that the system refuses."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return (
             f"There is no room left for {out} ({error.strerror}). Make room and run the same import again: it "
@@ -70,7 +70,7 @@ def failed(out: Path, error: OSError) -> str:
 
 
 class Work:
-    """One import at work."""
+    """One running import."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Work:
         self._text = ""
 
     def run(self) -> Path:
-        """Shell, dense weights, layers, manifest."""
+        """Write config and tokenizer, dense weights, layers, manifest."""
         job, writer = self._job, self._writer
         for file in job.shell.iterdir():
             shutil.copyfile(file, writer.directory / file.name)
@@ -122,7 +122,7 @@ class Work:
             ) from None
 
     def _blobs(self, layer: int, origins: Counter[tuple[str, str]]) -> Iterator[torch.Tensor]:
-        """A layer's encoded experts in order, a few of them being encoded at a time."""
+        """A layer's encoded experts in order, a few of them encoded concurrently."""
         job = self._job
         fp32 = 4 * sum(torch.Size(s.shape).numel() for s in job.site.parts.values())
         width = max(1, min(os.cpu_count() or 1, 8, IN_FLIGHT // (3 * fp32)))
@@ -168,7 +168,7 @@ class Work:
 
 
 def noted(origins: Counter[tuple[str, str]]) -> dict[str, str]:
-    """Origin by part of one layer: one each, or all that occur, most frequent first."""
+    """Origin by part of one layer: a single one, or all that occur, most frequent first."""
     parts: dict[str, list[str]] = {}
     for (part, text), _ in sorted(origins.items(), key=lambda item: (-item[1], item[0])):
         parts.setdefault(part, []).append(text)

@@ -1,6 +1,6 @@
-"""Native code without a compiler on the machine: LLVM instructions as text, compiled where they run.
+"""Native code without a compiler on the machine: LLVM instructions as text, compiled at run time.
 
 ir.py        instructions, loops
-numbers.py   numbers of every type as fp32, and back
-compile.py   what this CPU can do; functions
+numbers.py   conversion of every number type to and from fp32
+compile.py   CPU features; compiled functions
 """

@@ -1,4 +1,4 @@
-"""Native code for this CPU, by LLVM: what it can do, and functions compiled for it."""
+"""Native code for this CPU, by LLVM: detects its vector widths and compiles functions for it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ log = logging.getLogger("moestro.kernels")
 
 Function = Callable[..., None]
 NEEDS = {64: ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma", "f16c"), 32: ("avx2", "fma", "f16c")}
-CPUS = {64: "x86-64-v4", 32: "x86-64-v3"}  # by the bytes of a vector: instructions that such CPUs have
+CPUS = {64: "x86-64-v4", 32: "x86-64-v3"}  # by vector bytes: the instruction set level that provides them
 
 
 @functools.cache
 def widths() -> tuple[int, ...]:
-    """Bytes of the vectors that kernels can be compiled for here, the widest first; () = none, said once in the log."""
+    """Vector widths in bytes that kernels can be compiled for here, widest first; () = none (logged once)."""
     reason = ""
     if importlib.util.find_spec("llvmlite") is None:
         reason = "the package llvmlite is not installed"
@@ -33,7 +33,7 @@ def widths() -> tuple[int, ...]:
             if found:
                 return found
             reason = "this CPU has no AVX2"
-        except Exception as error:  # a broken installation, or a system that lets nobody make code
+        except Exception as error:  # a broken installation, or a system that forbids generating code
             reason = f"llvmlite cannot compile here ({type(error).__name__}: {error})"
     log.warning(
         "Experts in quantized formats are computed on the CPU by dequantising them each time, which is slow, "
@@ -53,8 +53,8 @@ def _llvm() -> Any:
 
 
 def compiled(*codes: Code, width: int) -> dict[str, Function]:
-    """The functions by name, compiled for vectors of `width` bytes. They take integers and addresses, run without
-    Python's lock, and stay for as long as the process does."""
+    """The functions by name, compiled for vectors of `width` bytes. They take integers and addresses, run without the
+    GIL, and exist until the process ends."""
     llvm = _llvm()
     declared = sorted(set().union(*(code.declared for code in codes)))
     attributes = f'attributes #0 = {{ nounwind "min-legal-vector-width"="{width * 8}" }}'
@@ -71,11 +71,11 @@ def compiled(*codes: Code, width: int) -> dict[str, Function]:
     return made
 
 
-_engines: list[Any] = []  # what owns the machine code
+_engines: list[Any] = []  # owners of the machine code
 
 
 def address(function: Function) -> int:
-    """Where a compiled function lies, to be called from another one."""
+    """A compiled function's address, for calls from another compiled function."""
     found = ctypes.cast(function, ctypes.c_void_p).value  # type: ignore[arg-type]
     assert found is not None
     return found

@@ -1,4 +1,4 @@
-"""LLVM instructions as text: just enough of an assembler to write loops over vectors readably."""
+"""LLVM instructions as text: a minimal assembler for readable loops over vectors."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from contextlib import contextmanager
 
 
 class Loop:
-    """A counted loop being written: `index` (i64) and `values`, which it carries from turn to turn."""
+    """A counted loop under construction: `index` (i64) and `values`, which are carried between iterations."""
 
     def __init__(self, index: str, values: list[str]) -> None:
         self.index, self.values = index, values
-        self.next: Sequence[str] = ()  # what the values are in the next turn; to be set inside the loop
+        self.next: Sequence[str] = ()  # the values in the next iteration; to be set inside the loop
 
 
 class Code:
     """The instructions of one function, in the order written."""
 
     def __init__(self, signature: str) -> None:
-        """`signature` as in "void @name(ptr %a, i64 %b)"; nothing is returned."""
+        """`signature` as in "void @name(ptr %a, i64 %b)"; the function returns nothing."""
         self.name, self.arguments = signature.split("@")[1].split("(")[0], signature.count("%")
         self._lines = [f"define {signature} #0 {{", "entry:"]
         self._block, self._count = "entry", 0
-        self.declared: set[str] = set()  # what it calls
+        self.declared: set[str] = set()  # declarations of called functions
 
     def let(self, instruction: str) -> str:
         """Append an instruction; returns the name of its value."""
@@ -36,13 +36,13 @@ class Code:
         self._lines.append(f"  {instruction}")
 
     def call(self, kind: str, function: str, *arguments: tuple[str, str], flags: str = "") -> str:
-        """Append a call with (type, value)s; returns the name of what it returns, a `kind`."""
+        """Append a call with (type, value)s; returns the name of its result, of type `kind`."""
         given = ", ".join(f"{of} {value}" for of, value in arguments)
         self.declared.add(f"declare {kind} @{function}({', '.join(of for of, _ in arguments)})")
         return self.let(f"call {flags} {kind} @{function}({given})")
 
     def run(self, function: str, *arguments: tuple[str, str]) -> None:
-        """Append a call of one of LLVM's own that returns nothing."""
+        """Append a call of an LLVM intrinsic that returns nothing."""
         given = ", ".join(f"{of} {value}" for of, value in arguments)
         self.declared.add(f"declare void @{function}({', '.join(of for of, _ in arguments)})")
         self.do(f"call void @{function}({given})")
@@ -56,7 +56,7 @@ class Code:
         return str(one) if other == 1 else self.let(f"mul i64 {one}, {other}")
 
     def at(self, pointer: str, index: str | int, size: int = 1) -> str:
-        """The address `size` * index bytes on."""
+        """The address `size` * index bytes after `pointer`."""
         return pointer if index == 0 else self.let(f"getelementptr i8, ptr {pointer}, i64 {self.times(index, size)}")
 
     def load(self, kind: str, pointer: str, align: int = 1) -> str:
@@ -66,12 +66,12 @@ class Code:
         self.do(f"store {kind} {value}, ptr {pointer}, align {align}")
 
     def pick(self, kind: str, value: str, places: Sequence[int], other: str = "poison") -> str:
-        """A vector of the elements at `places` of `value`; places from its length on are those of `other`."""
+        """A vector of the elements at `places` of `value`; places beyond its length select from `other`."""
         mask = ", ".join(f"i32 {place}" for place in places)
         return self.let(f"shufflevector {kind} {value}, {kind} {other}, <{len(places)} x i32> <{mask}>")
 
     def broadcast(self, kind: str, value: str, count: int) -> str:
-        """A vector of one value."""
+        """A vector filled with one value."""
         one = self.let(f"insertelement <{count} x {kind}> poison, {kind} {value}, i32 0")
         return self.pick(f"<{count} x {kind}>", one, [0] * count)
 
@@ -79,7 +79,8 @@ class Code:
     def loop(
         self, start: str | int, end: str | int, step: int = 1, carried: Sequence[tuple[str, str]] = ()
     ) -> Iterator[Loop]:
-        """for index in range(start, end, step), carrying (type, first value)s, the last ones afterwards."""
+        """for index in range(start, end, step), carrying (type, initial value)s; the final ones are available
+        afterwards."""
         self._count += 1
         name, before = f"loop{self._count}", self._block
         self.do(f"br label %{name}")
@@ -103,12 +104,12 @@ class Code:
         self.begin(f"{name}.end")
 
     def begin(self, block: str) -> None:
-        """What follows belongs to a block of this name."""
+        """Start a basic block of this name."""
         self._block = block
         self._lines.append(f"{block}:")
 
     def text(self) -> str:
-        """The function."""
+        """The function's LLVM text."""
         return "\n".join([*self._lines, "  ret void", "}", ""])
 
 
@@ -118,11 +119,11 @@ def vector(kind: str, values: Sequence[int | str]) -> str:
 
 
 def splat(kind: str, count: int, value: str | int) -> str:
-    """A constant vector of one number."""
+    """A constant vector filled with one number."""
     return vector(kind, [value] * count)
 
 
 def fp32(value: float) -> str:
-    """A number, rounded to fp32, as LLVM writes it exactly."""
+    """A number, rounded to fp32, in LLVM's exact notation."""
     rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
     return f"0x{struct.unpack('<Q', struct.pack('<d', rounded))[0]:016X}"

@@ -1,4 +1,4 @@
-"""Numbers of every type that slots and states have, as fp32 and back. Conversions are instructions, never calls."""
+"""Converts every number type of slots and states to fp32 and back. Conversions are instructions, never calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def load(code: Code, pointer: str, first: str | int, count: int, dtype: torch.dt
 
 
 def floats(code: Code, raw: str, count: int, dtype: torch.dtype) -> str:
-    """Numbers as loaded, as <count x float>."""
+    """Loaded numbers as <count x float>."""
     kind, ints = KINDS[dtype], f"<{count} x i32>"
     if dtype == torch.float32:
         return raw
@@ -24,7 +24,7 @@ def floats(code: Code, raw: str, count: int, dtype: torch.dtype) -> str:
         return code.let(f"fpext <{count} x half> {raw} to <{count} x float>")
     wide = code.let(f"zext <{count} x {kind}> {raw} to {ints}")
     shifted = code.let(f"shl {ints} {wide}, {splat('i32', count, 16 if kind == 'i16' else 23)}")
-    if kind == "i8":  # a subnormal, and not a number
+    if kind == "i8":  # subnormal, and NaN
         ends = [code.let(f"icmp eq {ints} {wide}, {splat('i32', count, end)}") for end in (0, 255)]
         odd = code.let(f"or <{count} x i1> {ends[0]}, {ends[1]}")
         more = code.let(f"select <{count} x i1> {odd}, {ints} {splat('i32', count, 1 << 22)}, {ints} zeroinitializer")
@@ -33,7 +33,7 @@ def floats(code: Code, raw: str, count: int, dtype: torch.dtype) -> str:
 
 
 def rounded(code: Code, value: str, count: int, dtype: torch.dtype) -> tuple[str, str]:
-    """<count x float> in another type, to the nearest, ties to even: (LLVM's type, value)."""
+    """<count x float> in another type, rounded to nearest, ties to even: (LLVM's type, value)."""
     if dtype == torch.float32:
         return f"<{count} x float>", value
     if dtype == torch.float16:
@@ -51,5 +51,5 @@ def rounded(code: Code, value: str, count: int, dtype: torch.dtype) -> tuple[str
 
 
 def again(code: Code, value: str, count: int, dtype: torch.dtype) -> str:
-    """<count x float> as it is after a rounding to another type."""
+    """<count x float> after rounding to another type and back."""
     return floats(code, rounded(code, value, count, dtype)[1], count, dtype)

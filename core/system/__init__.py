@@ -1,1 +1,1 @@
-"""What the machine and its files allow: memory limits, process memory, bounded reads, other libraries' messages."""
+"""Machine and file access: memory limits, process memory, bounded reads, other libraries' messages."""

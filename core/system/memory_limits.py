@@ -1,8 +1,8 @@
-"""Host memory as this process may use it: the machine's, or what its control groups leave of it.
+"""Host memory available to this process: the machine's, or the remainder of its control groups.
 
-A container, a systemd unit or a job of a cluster is held to the limits of its control group and of every group around
-it; what the kernel says of the machine as a whole is then more than can be had. Version 1 and 2 are read, and both
-where both are mounted. Where there are none (Windows, macOS) the machine's figures stand.
+A container, systemd unit or cluster job is held to the limits of its control group and of every enclosing group; the
+kernel's figures for the whole machine then overstate what is available. Versions 1 and 2 are read, and both where both
+are mounted. Without control groups (Windows, macOS) the machine's figures apply.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from pathlib import Path, PurePosixPath
 
 import psutil
 
-# Memory that the kernel takes back by itself: pages of files that are not about to be written, and its own caches.
+# Memory that the kernel reclaims by itself: clean file pages, and its own caches.
 RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
 NOT_YET = ("file_dirty", "file_writeback", "dirty", "writeback")
-NO_LIMIT = 1 << 60  # version 1 writes "none" as a number near 2**63
+NO_LIMIT = 1 << 60  # version 1 writes "no limit" as a number near 2**63
 
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """Bytes that can be taken now, and that could be at all."""
+    """Bytes available now, and in total."""
 
     available: int
     total: int
 
 
 def host_memory(root: Path = Path("/")) -> HostMemory:
-    """The machine's memory, or less where a control group allows less. `root`: where /proc and /sys are."""
+    """The machine's memory, or less where a control group allows less. `root`: parent directory of /proc and /sys."""
     machine = psutil.virtual_memory()
     available, total = int(machine.available), int(machine.total)
     for limit, used in _limits(root):
@@ -37,7 +37,7 @@ def host_memory(root: Path = Path("/")) -> HostMemory:
 
 
 def _limits(root: Path) -> Iterator[tuple[int, int]]:
-    """(limit, bytes in use that stay in use) of every group around this process that has a limit."""
+    """Yields (limit, bytes in use that cannot be reclaimed) of every control group of this process that has a limit."""
     for version, group, top in _groups(root):
         while True:
             if (found := _limit(group, version)) is not None:
@@ -48,7 +48,7 @@ def _limits(root: Path) -> Iterator[tuple[int, int]]:
 
 
 def _groups(root: Path) -> Iterator[tuple[int, Path, Path]]:
-    """(version, folder of this process's group, folder of the topmost one that can be seen) of each hierarchy."""
+    """Yields (version, folder of this process's group, folder of the topmost visible group) of each hierarchy."""
     own: dict[int, str] = {}
     for line in _lines(root / "proc/self/cgroup"):
         number, _, rest = line.partition(":")
@@ -67,7 +67,7 @@ def _groups(root: Path) -> Iterator[tuple[int, Path, Path]]:
             continue
         mounted_from, mounted_at = before.split(" ")[3:5]
         top = root / _unescaped(mounted_at).lstrip("/")
-        # Of a container's own mount the process's path begins where the mount does, or is not in it at all.
+        # In a container's own mount, the process's path starts at the mount, or is not in it at all.
         its, base = PurePosixPath(own[version]), PurePosixPath(_unescaped(mounted_from))
         inside = its.relative_to(base) if its.is_relative_to(base) else PurePosixPath(str(its).lstrip("/"))
         group = top / inside
@@ -75,13 +75,13 @@ def _groups(root: Path) -> Iterator[tuple[int, Path, Path]]:
 
 
 def _limit(group: Path, version: int) -> tuple[int, int] | None:
-    """The limit of one group and what is in use under it, or None where it has none."""
+    """The limit of one group and its unreclaimable use, or None where it has none."""
     names = ("memory.max", "memory.high") if version == 2 else ("memory.limit_in_bytes",)
     limits = [int(text) for name in names if (text := _first(group / name)).isdecimal() and int(text) < NO_LIMIT]
     used = _first(group / ("memory.current" if version == 2 else "memory.usage_in_bytes"))
     if not limits or not used.isdecimal():
         return None
-    counts = {}  # in version 1 a group's own, and under "total_" with those of the groups inside it
+    counts = {}  # version 1: the group's own; "total_" includes the groups inside it
     for line in _lines(group / "memory.stat"):
         name, _, value = line.partition(" ")
         if value.strip().isdecimal():
@@ -92,7 +92,7 @@ def _limit(group: Path, version: int) -> tuple[int, int] | None:
 
 
 def _unescaped(path: str) -> str:
-    """A path as mountinfo writes it: with blanks as octal numbers."""
+    """A path of mountinfo with its octal escapes of blanks decoded."""
     return path.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
 
 
@@ -101,7 +101,7 @@ def _first(path: Path) -> str:
 
 
 def _lines(path: Path) -> list[str]:
-    """The lines of a small file of the kernel's; none where there is no such file, or it may not be read."""
+    """The lines of a small kernel file; none where it does not exist or may not be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

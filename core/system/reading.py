@@ -1,6 +1,6 @@
-"""Reads small files that somebody else wrote: never a device or a pipe, never more than a limit, never half understood.
+"""Bounded reads of small untrusted files: never a device or a pipe, never more than a limit, strictly parsed.
 
-Every failure is a MoestroError in the user's words. Standard library only.
+Every failure is a MoestroError worded for the user. Standard library only.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 
 from core.errors import ModelError, MoestroError
 
-CONFIG_BYTES = 16 << 20  # most that a config, a manifest or a list of settings may have
-INDEX_BYTES = 256 << 20  # ... and an index of tensors, a header, or a tokenizer
-DEPTH = 64  # most lists and objects inside each other in a JSON file
+CONFIG_BYTES = 16 << 20  # maximum size of a config, a manifest or a list of settings
+INDEX_BYTES = 256 << 20  # ... and of a tensor index, a header, or a tokenizer
+DEPTH = 64  # maximum nesting of lists and objects in a JSON file
 KINDS = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a pipe"),
@@ -31,16 +31,16 @@ Refusal = type[MoestroError]
 
 
 class BadJson(ValueError):
-    """What is wrong with a text that should be JSON, as the end of a sentence about the file that it is from."""
+    """A problem of a JSON text, worded as the end of a sentence about its file."""
 
 
 def open_regular(path: Path | str, error: Refusal = ModelError) -> io.BufferedReader:
     """Open a regular file, or a link to one, for reading bytes; does not wait for a pipe's writer.
 
-    Raises `error` when there is no such file, when it is something else, or when the system refuses.
+    Raises `error` when the file does not exist, is not regular, or cannot be opened.
     """
     try:
-        _require_regular(os.stat(path), path, error)  # opening a device may already do something
+        _require_regular(os.stat(path), path, error)  # opening a device may already have side effects
         fd = os.open(path, FLAGS)
         try:
             _require_regular(os.fstat(fd), path, error)
@@ -53,9 +53,9 @@ def open_regular(path: Path | str, error: Refusal = ModelError) -> io.BufferedRe
 
 
 def require_regular(path: Path | str, limit_bytes: int | None = None, error: Refusal = ModelError) -> os.stat_result:
-    """What the system says of a regular file, or of what a link leads to.
+    """The stat result of a regular file, or of a link's target.
 
-    Raises `error` when it is something else, larger than `limit_bytes`, or not to be had.
+    Raises `error` when it is not regular, larger than `limit_bytes`, or not accessible.
     """
     try:
         found = os.stat(path)
@@ -68,12 +68,12 @@ def require_regular(path: Path | str, limit_bytes: int | None = None, error: Ref
 
 
 def read_bytes(path: Path | str, limit_bytes: int, error: Refusal = ModelError) -> bytes:
-    """A regular file's bytes. Raises `error`, also when there are more than `limit_bytes`."""
+    """A regular file's bytes. Raises `error`, also when it has more than `limit_bytes`."""
     with open_regular(path, error) as file:
         size = os.fstat(file.fileno()).st_size
         try:
             data = file.read(size + 1) if size <= limit_bytes else b""
-            if len(data) > size:  # it grows, or is one of the system's own, which say that they are empty
+            if len(data) > size:  # it grows, or is a virtual system file, which reports size 0
                 data += file.read(limit_bytes + 1 - len(data))
         except OSError as problem:
             raise error(f"{shown(path)} cannot be read: {reason(problem)}. Check the disk.") from None
@@ -107,10 +107,10 @@ def read_json(
 
 
 def parse_json(text: str | bytes, max_depth: int = DEPTH, nonfinite: bool = False) -> Any:
-    """JSON as its standard has it, with each key once in an object and at most `max_depth` levels.
+    """Standard JSON with unique keys in each object and at most `max_depth` levels.
 
-    Raises BadJson for every other text. NaN and Infinity, which Python and some configs of
-    transformers write, are numbers only if `nonfinite`.
+    Raises BadJson for any other text. NaN and Infinity, which Python and some configs of transformers write, are
+    accepted only if `nonfinite`.
     """
     try:
         text = text.decode("utf-8") if isinstance(text, bytes) else text
@@ -128,19 +128,19 @@ def parse_json(text: str | bytes, max_depth: int = DEPTH, nonfinite: bool = Fals
         raise BadJson(f"byte {problem.start:,} is not UTF-8 text") from None
     except json.JSONDecodeError as problem:
         raise BadJson(f"line {problem.lineno} is not JSON ({problem.msg})") from None
-    except ValueError:  # Python's own limit
+    except ValueError:  # Python's limit of integer digits
         raise BadJson("one of its numbers has thousands of digits") from None
     _require_shallow(found, max_depth, "\\ud" in text or "\\uD" in text or not _whole(text))
     return found
 
 
 def shown(path: Path | str) -> str:
-    """A path as text that every screen and every file can take, also where its bytes are not UTF-8."""
+    """A path as printable text, also where its bytes are not UTF-8."""
     return os.fspath(path).encode("utf-8", "replace").decode("utf-8")
 
 
 def unreadable(path: Path | str, problem: Exception) -> str:
-    """What to say of a file that the system does not give."""
+    """Error text for a file that the system refuses to read."""
     return (
         f"{shown(path)} cannot be read: {reason(problem)}. Check that it is there, the disk, and your permissions "
         "for it."
@@ -148,7 +148,7 @@ def unreadable(path: Path | str, problem: Exception) -> str:
 
 
 def too_large(path: Path | str, size: int, limit_bytes: int) -> str:
-    """What to say of a file that is larger than such files are."""
+    """Error text for a file above its size limit."""
     return (
         f"{shown(path)} is {size:,} bytes large, and such a file has {limit_bytes:,} at most. It is damaged, or "
         "not what its name says."
@@ -156,7 +156,7 @@ def too_large(path: Path | str, size: int, limit_bytes: int) -> str:
 
 
 def reason(problem: Exception) -> str:
-    """What the system said, without its number and without the path."""
+    """The system's message, without its number and the path."""
     return (problem.strerror if isinstance(problem, OSError) else None) or str(problem) or type(problem).__name__
 
 
@@ -197,7 +197,7 @@ def _finite(digits: str) -> float:
 
 
 def _require_shallow(found: Any, max_depth: int, halves: bool) -> None:
-    """Level by level, without recursion. `halves`: look for characters that are half of a pair, too."""
+    """Check the depth level by level, without recursion. `halves`: also reject unpaired surrogates."""
     level, depth = [found], 0
     while level:
         if halves and not all(_whole(each) for each in level if isinstance(each, str)):

@@ -1,4 +1,4 @@
-"""Where a config describes its text model: models of text and images or sound nest it in a config of its own."""
+"""Finds a config's text model: multimodal models nest it in a separate config."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ NESTED = ("thinker_config", "text_config", "language_config", "llm_config")
 
 
 def text_config(config: Any) -> Any:
-    """The part of a config (of transformers', or a config.json that was read) that describes the text model: the
-    config itself where nothing else is in it."""
+    """The part of a config (transformers' object, or a parsed config.json) that describes the text model: the config
+    itself if it is not nested."""
     for name in NESTED:
         inner = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
         if isinstance(inner, Mapping) or hasattr(inner, "model_type"):

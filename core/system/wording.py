@@ -1,4 +1,4 @@
-"""What other libraries say of a file, in a form that can stand in a sentence of ours."""
+"""Shortens other libraries' error messages about a file so that they fit into one of our sentences."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ KINDS = re.compile(r"\b[A-Z]\w*(Error|Exception): |Exception raised from .*|For 
 
 
 def reason(error: BaseException) -> str:
-    """One line, short, without names of exceptions and places in other people's code, and without its full stop."""
+    """One short line, without exception names, locations in other libraries' code, and the final full stop."""
     if isinstance(error, RecursionError):
         return "something in it is nested too deeply"
     said = str(error)

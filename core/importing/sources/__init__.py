@@ -1,4 +1,4 @@
-"""Checkpoints that can be imported, each made to look like plain named tensors in transformers' own names."""
+"""Importable checkpoints, each presented as plain named tensors under transformers' names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Source", "open_source"]
 def open_source(path: Path) -> Source:
     """Open a model directory, a GGUF file, or a directory of one model's GGUF files.
 
-    Reads headers only. Raises ModelError with what to do for everything that cannot be imported.
+    Reads headers only. Raises ModelError with the remedy for everything that cannot be imported.
     """
     path = Path(path).expanduser()
     if path.suffix.lower() == ".gguf" or _only_gguf(path):

@@ -1,5 +1,5 @@
-"""AWQ, gemm layout: 4-bit codes packed along the output, `qweight [in, out / 8]`, eight to a word in an order of their
-own, with `qzeros [groups, out / 8]` alike and `scales [groups, out]`."""
+"""AWQ, gemm layout: 4-bit codes packed along the output, `qweight [in, out / 8]`, eight to a word in an interleaved
+order, with `qzeros [groups, out / 8]` packed alike and `scales [groups, out]`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from core.importing.sources.decoded import Matrix, mismatch, stored
 from core.importing.sources.integers import IntegerMatrix, Integers
 
 SUFFIXES = ("qweight", "qzeros", "scales")
-PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where in its word the code of each of eight outputs is
+PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # position in its word of the code of each of eight outputs
 
 
 class AwqMatrix(IntegerMatrix):
@@ -46,7 +46,7 @@ def _outputs(words: torch.Tensor) -> torch.Tensor:
 
 
 def matrices(files: TensorFiles, config: dict[str, Any]) -> tuple[dict[str, Matrix], list[str], str]:
-    """(weights by name, the tensors they are made of, a label). Raises ModelError for what AWQ is not read."""
+    """(weights by name, their stored tensors, a label). Raises ModelError for unsupported AWQ variants."""
     version = str(config.get("version") or config.get("checkpoint_format") or "gemm").lower()
     bits, group = config.get("bits", config.get("w_bit", 4)), config.get("group_size", config.get("q_group_size", 128))
     if version != "gemm" or bits != 4:

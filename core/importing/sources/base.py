@@ -1,4 +1,4 @@
-"""What a model to import looks like, whatever it is on disk: named tensors, a config, a tokenizer and an identity."""
+"""Interface of a model to import, independent of its format: named tensors, a config, a tokenizer and an identity."""
 
 from __future__ import annotations
 
@@ -27,31 +27,32 @@ SHELL = (
     "sentencepiece*.model",
     "tekken.json",
     "LICENSE*",
-)  # what goes along, by name
+)  # files copied along, by name
 
 
 @dataclass
 class Source:
-    """A checkpoint that can be imported. This class serves model directories; other kinds override its methods.
+    """A checkpoint that can be imported. This class handles model directories; other kinds override its methods.
 
     `tensors` has every weight under the name that transformers' checkpoints of this architecture use, dequantised.
+
     Experts: `CheckpointReader(meta, source.tensors)`, where `meta = meta_skeleton(source.write_shell(directory))`.
-    Dense weights: `reader.dense_names()`, each kept in the number type that `tensors.tensors[name]` states.
+    Dense weights: `reader.dense_names()`, each stored in the number type of `tensors.tensors[name]`.
     """
 
     path: Path
     kind: str  # safetensors, gptq, awq, compressed-tensors, bitsandbytes, fp8, mxfp4, gguf
-    label: str  # in the user's words: "GPTQ 4-bit, groups of 128"
+    label: str  # shown to the user: "GPTQ 4-bit, groups of 128"
     config: dict[str, Any]  # config.json without quantization_config
     tensors: Tensors
-    exact_format: str | None  # our format that holds the experts' codes exactly; None: they must be rounded anew
+    exact_format: str | None  # our format that holds the experts' codes exactly; None: they must be requantised
     numbers: Numbers | None  # number types that make it lossless; None where exact_format is None
     dense_dtype: torch.dtype  # of dequantised weights outside the experts
     files: ModelFiles | None = None  # of a model directory
-    best_format: str | None = None  # suits the experts best where nothing holds them exactly; None: by their size
+    best_format: str | None = None  # best format where none holds the experts exactly; None: chosen by their size
 
     def write_shell(self, directory: Path) -> ModelFiles:
-        """Write config.json into an existing directory and copy the tokenizer and generation files beside it, so that
+        """Write config.json into an existing directory and copy the tokenizer and generation files there, so that
         transformers' AutoConfig and AutoTokenizer work on it. Returns it as a model without weights."""
         dtype = str(self.dense_dtype).removeprefix("torch.")
         config = {k: v for k, v in self.config.items() if k != "torch_dtype"} | {"dtype": dtype}

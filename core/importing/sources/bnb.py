@@ -1,6 +1,5 @@
-"""bitsandbytes 4-bit: `weight`, two codes a byte with the first in the high half, and beside it `absmax` a block of
-consecutive weights, `quant_map` the code table and `quant_state` the shape. `absmax` may be 8-bit codes (nested).
-"""
+"""bitsandbytes 4-bit: `weight`, two codes per byte with the first in the high half; `absmax`, one per block of
+consecutive weights; `quant_map`, the code table; `quant_state`, the shape. `absmax` may be 8-bit codes (nested)."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 
 
 class BnbMatrix(Matrix):
-    """One 4-bit weight. nf4 is held exactly; fp4 is a table that none of our formats has."""
+    """One 4-bit weight. nf4 is preserved exactly; none of our formats has fp4's table."""
 
     def __init__(self, files: TensorFiles, name: str, state: str) -> None:
         self._files, self._name = files, name
@@ -79,8 +78,8 @@ class BnbMatrix(Matrix):
         return self._files.read(f"{self._name}.{part}")
 
     def _codes(self) -> torch.Tensor:
-        """uint8, one a weight, flat."""
-        raw = self._files.read(self._name).contiguous().view(torch.uint8).view(-1)  # may be kept as other numbers
+        """uint8, one per weight, flat."""
+        raw = self._files.read(self._name).contiguous().view(torch.uint8).view(-1)  # may be stored under another dtype
         return torch.stack((raw >> 4, raw & 15), -1).view(-1)[: torch.Size(self.shape).numel()]
 
     def _absmax(self) -> torch.Tensor:
@@ -94,7 +93,7 @@ class BnbMatrix(Matrix):
 
 
 def matrices(files: TensorFiles, config: dict[str, Any]) -> tuple[dict[str, Matrix], list[str], str]:
-    """(weights by name, the tensors they are made of, a label). Raises ModelError for what is not read."""
+    """(weights by name, their stored tensors, a label). Raises ModelError for unsupported variants."""
     if config.get("load_in_8bit") or any(n.endswith(".SCB") for n in files.tensors):
         raise ModelError(
             "This is a bitsandbytes 8-bit checkpoint, which is not read. Use the original model, and "

@@ -1,7 +1,7 @@
 """compressed-tensors (llm-compressor): integers packed in words (`weight_packed`), whole bytes, or 8-bit floats.
 
-What a module is stored as shows in its tensors, so `targets` and `ignore` need not be matched; only the number of bits
-is looked up, and in mixed checkpoints follows from `weight_shape`.
+A module's storage is recognised from its tensors, so `targets` and `ignore` need not be matched; only the number of
+bits is read from the config, and in mixed checkpoints follows from `weight_shape`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class PackedMatrix(IntegerMatrix):
 
 
 class ByteMatrix(IntegerMatrix):
-    """`weight` int8 [out, in] with `weight_scale` a tensor, a row or a group."""
+    """`weight` int8 [out, in] with one `weight_scale` per tensor, row or group."""
 
     bits, symmetric = 8, True
 
@@ -92,7 +92,7 @@ class ByteMatrix(IntegerMatrix):
 def matrices(
     files: TensorFiles, config: dict[str, Any], dtype: torch.dtype
 ) -> tuple[dict[str, Matrix], list[str], str]:
-    """(weights by name, the tensors they are made of, a label). Raises ModelError for what is not read."""
+    """(weights by name, their stored tensors, a label). Raises ModelError for unsupported variants."""
     groups = [g for g in (config.get("config_groups") or {}).values() if isinstance(g, dict)]
     kinds = {str(k) for k in (config.get("format"), *(g.get("format") for g in groups)) if k}
     sparse = str((config.get("sparsity_config") or {}).get("format") or "dense")

@@ -1,4 +1,4 @@
-"""Checkpoints of codes made to look like plain tensors: each quantized matrix stands under its weight's own name."""
+"""Presents a quantized checkpoint as plain tensors: each quantized matrix is listed under its weight's name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNFIT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, Ru
 
 
 class Matrix(ABC):
-    """One quantized weight: `shape` is what it dequantises to. Reads its tensors from `files` when asked."""
+    """One quantized weight: `shape` is the dequantised shape. Reads its tensors from `files` on demand."""
 
     shape: tuple[int, ...]
     bits: int = 4  # of a code
@@ -38,8 +38,8 @@ class Decoded:
     def __init__(
         self, files: TensorFiles, matrices: Mapping[str, Matrix], parts: Iterable[str], dtype: torch.dtype
     ) -> None:
-        """`matrices` by the name of the weight, `parts` the stored tensors that they are made of, `dtype` what dense
-        copies of them are kept in."""
+        """`matrices` by weight name, `parts` the stored tensors they consist of, `dtype` the number type of their dense
+        copies."""
         taken = set(parts)
         self._files, self.matrices = files, dict(matrices)
         plain: dict[str, Shape] = {name: at for name, at in files.tensors.items() if name not in taken}
@@ -83,7 +83,7 @@ def stored(files: TensorFiles, name: str, of: str) -> tuple[int, ...]:
 
 
 def mismatch(of: str, why: str) -> ModelError:
-    """The error for a weight whose tensors do not fit together."""
+    """The error for a weight whose stored tensors are inconsistent."""
     return ModelError(
         f"The quantized weight {of!r} is stored in a way that Moestro does not know: {why}. Use another "
         "version of the model."

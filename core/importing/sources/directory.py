@@ -1,4 +1,4 @@
-"""Model directories of safetensors files, plain or quantized: what is in them, by config.json and tensors' names."""
+"""Model directories of safetensors files, plain or quantized, identified by config.json and tensor names."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from core.system.wording import reason
 
 Made = tuple[dict[str, Matrix], list[str], str]
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
-SEPARATE = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # where old tools wrote it, beside config.json
-MARKS = (".qweight", ".weight_packed", ".absmax", "_blocks", "_scale_inv")  # endings that only codes have
+SEPARATE = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # written by old tools beside config.json
+MARKS = (".qweight", ".weight_packed", ".absmax", "_blocks", "_scale_inv")  # name endings of quantised tensors only
 ROUNDED = {"auto_gptq": "gptq", "gptq": "gptq", "auto_awq": "awq", "awq": "awq"}  # AutoRound's packing_format
 ALSO = {"auto-gptq": "gptq", "auto-awq": "awq"}  # other names that tools write
-SAMPLES = 6  # experts' weights looked at to learn which format they are in
+SAMPLES = 6  # expert weights sampled to determine their format
 
 
 def open_directory(path: Path) -> Source:
@@ -48,7 +48,7 @@ def open_directory(path: Path) -> Source:
         exact, numbers = _exact(decoded, dtype)
     except BaseException as error:
         tensors.close()
-        if isinstance(error, UNFIT):  # settings or shapes that contradict each other fail anywhere in a format's code
+        if isinstance(error, UNFIT):  # inconsistent settings or shapes fail anywhere in a format's code
             raise ModelError(
                 f"{path} is damaged: its weights do not fit its quantization_config "
                 f"({reason(error)}). Download it again."
@@ -58,7 +58,7 @@ def open_directory(path: Path) -> Source:
 
 
 def _plain(path: Path, config: dict[str, Any], tensors: TensorFiles, dtype: torch.dtype, files: ModelFiles) -> Source:
-    """A checkpoint that is not quantized: its experts' number type is what it is in most of their weights."""
+    """An unquantized checkpoint: its experts' number type is that of most of their weights."""
     for name in tensors.tensors:
         if name.endswith(MARKS):
             raise ModelError(
@@ -77,7 +77,7 @@ def _plain(path: Path, config: dict[str, Any], tensors: TensorFiles, dtype: torc
 
 
 def _quantization(files: ModelFiles) -> dict[str, Any] | None:
-    """What config.json, or a file beside it, says of quantization."""
+    """The quantization settings in config.json or a file beside it."""
     if (found := quantization_settings(files.config)) is not None:
         return found
     for name, method in SEPARATE.items():
@@ -91,7 +91,7 @@ def _quantization(files: ModelFiles) -> dict[str, Any] | None:
 
 
 def _without_quantization(config: dict[str, Any]) -> dict[str, Any]:
-    """A config as that of the dequantised model, the configs within it too."""
+    """The config of the dequantised model, with nested configs stripped likewise."""
     return {
         name: _without_quantization(value) if isinstance(value, dict) else value
         for name, value in config.items()
@@ -124,7 +124,7 @@ def _made(quantization: dict[str, Any], tensors: TensorFiles, dtype: torch.dtype
 
 
 def _dense_dtype(config: dict[str, Any], tensors: TensorFiles) -> torch.dtype:
-    """The number type the model is meant to have: as config.json says, else that of most of its plain weights."""
+    """The model's intended number type: from config.json, else that of most of its plain weights."""
     for owner in (config, text_config(config)):
         named = getattr(torch, str(owner.get("dtype") or owner.get("torch_dtype")).removeprefix("torch."), None)
         if isinstance(named, torch.dtype) and named in FLOATS:
@@ -134,7 +134,7 @@ def _dense_dtype(config: dict[str, Any], tensors: TensorFiles) -> torch.dtype:
 
 
 def _usual(tensors: Mapping[str, Shape], names: list[str]) -> torch.dtype:
-    """The number type of most weights, counted in numbers; of all of them when no names are given."""
+    """The most common number type, weighted by element count; over all weights when no names are given."""
     counts: Counter[torch.dtype] = Counter()
     for name in names or tensors:
         counts[tensors[name].dtype] += torch.Size(tensors[name].shape).numel()
@@ -142,23 +142,23 @@ def _usual(tensors: Mapping[str, Shape], names: list[str]) -> torch.dtype:
 
 
 def _experts(tensors: Mapping[str, Shape]) -> list[str]:
-    """The names of routed experts' weights, as far as names and shapes tell."""
+    """The names of routed experts' weights, guessed from names and shapes."""
     named = [n for n in tensors if ".experts." in n and not n.endswith("bias")]
     return named or [n for n, at in tensors.items() if len(at.shape) == 3]
 
 
 def _nearest(tensors: Decoded) -> str:
-    """The smallest format with groups that loses next to nothing of codes that none holds: as many bits, or 8."""
+    """The smallest grouped format that loses next to nothing when no format is exact: the same number of bits, or 8."""
     bits = {tensors.matrices[n].bits if n in tensors.matrices else 8 for n in _experts(tensors.tensors)}
     return "int4-g32" if bits == {4} else "int8-g32"
 
 
 def _exact(tensors: Decoded, dtype: torch.dtype) -> tuple[str | None, Numbers | None]:
-    """The format that holds the experts' codes, and number types that make it lossless. Looks at a few experts, spread
-    over the model; when others differ, whoever reads them sees it."""
+    """The format that holds the experts' codes, and number types that make it lossless. Samples a few experts, spread
+    over the model; deviating ones are detected when they are read."""
     names, matrices = _experts(tensors.tensors), tensors.matrices
     coded = [n for n in names if n in matrices]
-    if all(isinstance(matrices[n], fp8.Fp8Matrix) for n in coded):  # or none: only other layers are quantized
+    if all(isinstance(matrices[n], fp8.Fp8Matrix) for n in coded):  # or none: only non-expert layers are quantized
         usual = _usual(tensors.tensors, names)
         return "checkpoint", Numbers(usual, usual, usual)
     if len(coded) < len(names):

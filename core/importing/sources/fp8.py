@@ -1,7 +1,7 @@
-"""FP8: weights of 8-bit floats with one scale a block (`weight_scale_inv`, 128 x 128), a row or a tensor.
+"""FP8: weights of 8-bit floats with one scale per block (`weight_scale_inv`, 128 x 128), row or tensor.
 
-No format of ours holds such codes. They are dequantised as transformers does it: float times scale in fp32, rounded to
-the model's own number type.
+None of our formats holds such codes. They are dequantised as in transformers: float times scale in fp32, rounded to the
+model's number type.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from core.importing.sources.decoded import Matrix, mismatch, rows
 from core.memory.codec.coded import QuantizedTensor, scales
 
 FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2)
-SCALES = ("_scale_inv", "_scale")  # behind the weight's own name
+SCALES = ("_scale_inv", "_scale")  # suffixes of the weight's name
 
 
 class Fp8Matrix(Matrix):
@@ -45,7 +45,7 @@ class Fp8Matrix(Matrix):
             scale = scale[row : row + 1]
         for dim, block in zip((-2, -1), self._blocks, strict=True):
             scale = scale.repeat_interleave(block, dim) if scale.shape[dim] > 1 else scale
-            scale = scale.narrow(dim, 0, min(scale.shape[dim], weight.shape[dim]))  # the last block may be cut off
+            scale = scale.narrow(dim, 0, min(scale.shape[dim], weight.shape[dim]))  # the last block may be partial
         return weight.mul_(scale).to(self._dtype)
 
     def coded(self, row: int | None) -> QuantizedTensor | None:
@@ -53,13 +53,13 @@ class Fp8Matrix(Matrix):
 
 
 def numbers(weight: torch.Tensor) -> torch.Tensor:
-    """FP8 as fp32. Looked up: torch converts them on a CPU one by one."""
+    """FP8 as fp32, by table lookup: torch converts them on a CPU one by one."""
     table = torch.arange(256, dtype=torch.uint8).view(weight.dtype).float()
     return table.index_select(0, weight.view(torch.uint8).flatten().int()).view(weight.shape)
 
 
 def _grid(scale: tuple[int, ...], shape: tuple[int, ...], name: str) -> tuple[int, ...]:
-    """The scale's shape with as many dimensions as the weight."""
+    """The scale's shape, extended to as many dimensions as the weight."""
     count = torch.Size(scale).numel()
     if len(scale) == len(shape):
         return scale
@@ -80,7 +80,7 @@ def _block(whole: int, parts: int, given: int, name: str) -> int:
 
 
 def pairs(files: TensorFiles) -> dict[str, str]:
-    """FP8 weights and the name of each one's scale. Raises ModelError when one is missing."""
+    """Maps FP8 weights to the names of their scales. Raises ModelError when one is missing."""
     found: dict[str, str] = {}
     for name, at in files.tensors.items():
         if at.dtype in FLOATS:
@@ -96,7 +96,7 @@ def pairs(files: TensorFiles) -> dict[str, str]:
 def matrices(
     files: TensorFiles, config: dict[str, Any], dtype: torch.dtype
 ) -> tuple[dict[str, Matrix], list[str], str]:
-    """(weights by name, the tensors they are made of, a label). Raises ModelError for what is not read."""
+    """(weights by name, their stored tensors, a label). Raises ModelError for unsupported variants."""
     given = config.get("weight_block_size")
     block = (int(given[0]), int(given[1])) if given else None
     of = pairs(files)

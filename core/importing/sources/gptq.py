@@ -1,5 +1,5 @@
 """GPTQ: codes of 4 or 8 bits packed along the input, `qweight [in * bits / 32, out]`, with `qzeros`, `scales [groups,
-out]` and `g_idx [in]`. Format 1 (AutoGPTQ) stores each zero point minus one, format 2 (GPTQModel) as it is."""
+out]` and `g_idx [in]`. Format 1 (AutoGPTQ) stores each zero point minus one, format 2 (GPTQModel) unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ FORMATS = {"": 1, "gptq": 1, "gptq_v2": 2}  # checkpoint_format -> version
 
 
 class GptqMatrix(IntegerMatrix):
-    """One GPTQ weight. Bits and group come from its own shapes: `dynamic` settings may differ from layer to layer."""
+    """One GPTQ weight. Bits and group size follow from its own shapes, because `dynamic` settings
+    may differ per layer."""
 
     def __init__(self, files: TensorFiles, prefix: str, symmetric: bool, by_row: bool, minus_one: bool) -> None:
         self._files, self._prefix, self._minus_one = files, prefix, minus_one
@@ -53,7 +54,7 @@ class GptqMatrix(IntegerMatrix):
 
 
 def matrices(files: TensorFiles, config: dict[str, Any]) -> tuple[dict[str, Matrix], list[str], str]:
-    """(weights by name, the tensors they are made of, a label). Raises ModelError for what GPTQ is not read."""
+    """(weights by name, their stored tensors, a label). Raises ModelError for unsupported GPTQ variants."""
     kind = str(config.get("checkpoint_format") or config.get("format") or "").lower()
     if kind not in FORMATS:
         raise ModelError(

@@ -1,4 +1,4 @@
-"""Whole-number codes with a scale a group, as GPTQ, AWQ and compressed-tensors have them, and our formats for them."""
+"""Integer codes with a scale per group, as in GPTQ, AWQ and compressed-tensors, and their conversion to our formats."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from core.importing.sources.decoded import Matrix, rows
 from core.memory.codec.coded import QuantizedTensor
 
-GROUPS = (128, 64, 32)  # of our 4-bit formats
+GROUPS = (128, 64, 32)  # group sizes of our 4-bit formats
 
 
 class Integers(NamedTuple):
@@ -19,11 +19,11 @@ class Integers(NamedTuple):
     codes: torch.Tensor  # [out, in] uint8
     scale: torch.Tensor  # [out, groups] fp16, bf16 or fp32
     points: torch.Tensor | None  # [out, groups] integers; None: 2 ** (bits - 1) everywhere
-    order: torch.Tensor | None  # [in] each column's group; None: groups of equal size, one after another
+    order: torch.Tensor | None  # [in] each column's group; None: consecutive groups of equal size
 
     @property
     def middle(self) -> int:
-        """The code of a weight of 0 in a symmetric format."""
+        """The code of weight 0 in a symmetric format."""
         return 1 << (self.bits - 1)
 
     def dequantize(self) -> torch.Tensor:
@@ -38,10 +38,10 @@ class Integers(NamedTuple):
 
     def coded(self, symmetric: bool, by_row: bool) -> QuantizedTensor | None:
         """As codes of one of our formats; None when none is exact. `symmetric`: without zeros, if the codes allow it;
-        `by_row`: the one scale of a row is meant as that, and not as a group that happens to be as wide.
+        `by_row`: a single scale per row is a row scale, not a group that happens to be as wide.
 
-        (code - middle) * scale + (middle - point) * scale is exact in fp32 for scales of 16 bits: no term needs more
-        than 24. A scale stands for several of our groups where the checkpoint's are larger.
+        (code - middle) * scale + (middle - point) * scale is exact in fp32 for 16-bit scales: no term needs more than
+        24 bits. A scale is repeated over several of our groups where the checkpoint's are larger.
         """
         if self.order is not None:
             return None
@@ -74,11 +74,11 @@ class Integers(NamedTuple):
 class IntegerMatrix(Matrix):
     """A weight stored as `Integers`."""
 
-    symmetric = False  # as the checkpoint says
+    symmetric = False  # as stated by the checkpoint
     by_row = False
 
     def unpack(self) -> Integers:
-        """Read and unpack it."""
+        """Read and unpack the stored tensors."""
         raise NotImplementedError
 
     def read(self, row: int | None) -> torch.Tensor:
@@ -92,7 +92,8 @@ class IntegerMatrix(Matrix):
 
 
 def order_of(index: torch.Tensor, groups: int) -> torch.Tensor | None:
-    """A stored group index [in] as `Integers.order`: None when groups are runs of equal size, or none is given (-1)."""
+    """Convert a stored group index [in] to `Integers.order`: None for consecutive groups of equal size, or when none is
+    given (-1)."""
     columns = len(index)
     least, most = int(index.min()), int(index.max())
     if (least < 0 and most >= 0) or most >= groups:
@@ -105,6 +106,6 @@ def order_of(index: torch.Tensor, groups: int) -> torch.Tensor | None:
 
 
 def unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """int32 [n, m] -> uint8 [n, 32 / bits * m], 4 or 8 bits a code, lowest first."""
+    """int32 [n, m] -> uint8 [n, 32 / bits * m], 4 or 8 bits per code, lowest first."""
     raw = words.contiguous().view(torch.uint8)
     return raw if bits == 8 else torch.stack((raw & 15, raw >> 4), -1).view(raw.shape[0], -1)

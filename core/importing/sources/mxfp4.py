@@ -1,7 +1,7 @@
-"""MXFP4: codes of 4-bit floats, two a byte with the even input in the low half, and an exponent for every 32.
+"""MXFP4: 4-bit float codes, two per byte with the even input in the low half, and one exponent per 32.
 
 gpt-oss: `NAME_blocks [experts, out, in / 32, 16]` and `NAME_scales [experts, out, in / 32]`, exponents of 2 plus 127;
-the model's own parameter NAME is [experts, in, out]. compressed-tensors: matrix by matrix, not transposed.
+the model's own parameter NAME is [experts, in, out]. compressed-tensors: one matrix at a time, not transposed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ GROUP = 32
 
 
 class Mxfp4Matrix(Matrix):
-    """Stacked experts, transposed: the model wants [in, out]."""
+    """Stacked experts, transposed: the model's layout is [in, out]."""
 
     def __init__(self, files: TensorFiles, name: str) -> None:
         self._files, self._name = files, name
@@ -42,7 +42,7 @@ class Mxfp4Matrix(Matrix):
 
 
 class PackedMxfp4Matrix(Matrix):
-    """As compressed-tensors has it, matrix by matrix: `weight_packed [out, in / 2]`, `weight_scale [out, in / 32]`."""
+    """The compressed-tensors layout, one matrix each: `weight_packed [out, in / 2]`, `weight_scale [out, in / 32]`."""
 
     def __init__(self, files: TensorFiles, prefix: str) -> None:
         self._files, self._prefix = files, prefix
@@ -65,7 +65,7 @@ def _halves(raw: torch.Tensor) -> torch.Tensor:
 
 
 def matrices(files: TensorFiles, config: dict[str, Any]) -> tuple[dict[str, Matrix], list[str], str]:
-    """(weights by name, the tensors they are made of, a label). Raises ModelError for what is not read."""
+    """(weights by name, their stored tensors, a label). Raises ModelError for unsupported variants."""
     names = [n.removesuffix("_blocks") for n in files.tensors if n.endswith("_blocks")]
     found: dict[str, Matrix] = {n: Mxfp4Matrix(files, n) for n in names}
     return found, [f"{n}_{s}" for n in names for s in ("blocks", "scales")], "MXFP4"

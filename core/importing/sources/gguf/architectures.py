@@ -1,6 +1,6 @@
-"""The architectures whose GGUF files are understood: ggml's name -> config and tensor names in transformers.
+"""The supported GGUF architectures: ggml's name -> config and tensor names in transformers.
 
-What a key stands for: llama.cpp's conversion/*.py (which writes it) and src/models/*.cpp (which computes by it).
+Meaning of the keys: llama.cpp's conversion/*.py (which writes them) and src/models/*.cpp (which uses them).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ LFM2 = {
 
 @dataclass(frozen=True)
 class Architecture:
-    """`config` raises ModelError for models of this architecture that cannot be carried over."""
+    """`config` raises ModelError for models of this architecture that cannot be converted."""
 
     config: Callable[[Facts], dict[str, Any]]
     names: Callable[[Facts], Names]
@@ -104,7 +104,7 @@ def _qwen3_moe(facts: Facts) -> dict[str, Any]:
         **_qwen_experts(facts),
         "head_dim": c.head_dim(facts),
         "norm_topk_prob": bool(facts.get("expert_weights_norm", True)),
-    }  # llama.cpp computes it so without the key
+    }  # llama.cpp's default without the key
 
 
 def _qwen_experts(facts: Facts) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def _gpt_oss(facts: Facts) -> dict[str, Any]:
         "layer_types": kinds,
         "attention_bias": True,
     }
-    if config["rope_parameters"]["rope_type"] == "yarn":  # as all models of this kind have it; metadata cannot say so
+    if config["rope_parameters"]["rope_type"] == "yarn":  # true for all models of this kind; metadata has no key for it
         config["rope_parameters"] |= {"truncate": False}
     return config
 
@@ -197,7 +197,7 @@ def _dots1(facts: Facts) -> dict[str, Any]:
 
 
 def _grouped(facts: Facts) -> dict[str, Any]:
-    """Routed experts as DeepSeek-V3 has them."""
+    """Config of routed experts in the manner of DeepSeek-V3."""
     known = GROUPS.get(c.experts(facts), (1, 1)) if facts.architecture == "deepseek2" else (1, 1)
     return {
         "n_routed_experts": c.experts(facts),
@@ -243,7 +243,8 @@ def _deepseek(facts: Facts) -> dict[str, Any]:
 
 
 def _kv_b(entries: Mapping[str, Entry], prefix: str) -> dict[str, Recipe]:
-    """Keys' and values' up-projections, which newer files store apart: k [heads, rank, nope], v [heads, v, rank]."""
+    """Up-projections of keys and values, which newer files store separately: k [heads, rank, nope],
+    v [heads, v, rank]."""
     stored = [f"{prefix}attn_{part}_b.weight" for part in ("k", "v")]
     if f"{prefix}attn_kv_b.weight" in entries or not all(name in entries for name in stored):
         return {}
@@ -390,11 +391,11 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 
-SCALED = frozenset({"glm4moe", "dots1", "deepseek2"})  # have a routed_scaling_factor
+SCALED = frozenset({"glm4moe", "dots1", "deepseek2"})  # architectures with a routed_scaling_factor
 
 
 def architecture_of(facts: Facts) -> Architecture:
-    """Raises ModelError for an architecture that is not known here, and for a model without experts."""
+    """Raises ModelError for an unsupported architecture, and for a model without experts."""
     found = ARCHITECTURES.get(facts.architecture)
     if found is None:
         raise ModelError(

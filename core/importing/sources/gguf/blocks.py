@@ -1,10 +1,10 @@
-"""ggml's blocks as codes, where one of our formats holds the same codes. Layouts: ggml-common.h and ggml-quants.c.
+"""Unpacks ggml's blocks to codes, where one of our formats holds the same codes. Layouts: ggml-common.h, ggml-quants.c.
 
 Exact, bit for bit as gguf dequantises them: Q8_0 and Q5_0 (int8-g32), Q4_0 (int4-g32-sym), IQ4_NL (iq4_nl) and MXFP4.
-Codes kept, scales rounded once a blob stores them as float16: Q4_1 and Q4_K (int4-g32), IQ4_XS (iq4_nl). There each
-weight is off by at most 2 ** -11 * (8 |scale| + |zero|), or 2 ** -11 |weight| for IQ4_XS, and where float16 is
-subnormal by 2 ** -25 for the zero and for each step of the code: under a hundredth of what the 4 bits themselves cost.
-float32 would take nearly all of it away, for one bit a weight more (Q4_K: 6 instead of 5).
+Codes kept, scales rounded once when a blob stores them as float16: Q4_1 and Q4_K (int4-g32), IQ4_XS (iq4_nl). There
+each weight is off by at most 2 ** -11 * (8 |scale| + |zero|), or 2 ** -11 |weight| for IQ4_XS, and where float16 is
+subnormal by 2 ** -25 for the zero and for each step of the code: under a hundredth of the error of the 4 bits
+themselves. float32 would remove nearly all of it, for one more bit per weight (Q4_K: 6 instead of 5).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ HELD = {
 EXACT = frozenset({"Q8_0", "Q5_0", "Q4_0", "IQ4_NL", "MXFP4"})
 """Types whose scales are held exactly too."""
 GROUP = 32
-SUPER = 256  # weights of a K block
+SUPER = 256  # weights per K block
 NOT_A_NUMBER = 255  # as an E8M0 exponent
 
 
 def decode(type: str, raw: torch.Tensor) -> QuantizedTensor | None:
     """Codes of rows of blocks, uint8 [..., bytes of a row] -> [..., weights of a row].
 
-    None where no format holds this type, or where these very scales are not finite as float16.
+    None where no format holds this type, or where these scales are not finite as float16.
     """
     reader = _READERS.get(type)
     if reader is None:
@@ -89,8 +89,8 @@ def _mxfp4(blocks: torch.Tensor) -> Blocks:
 
 
 def _q4_k(blocks: torch.Tensor) -> Blocks:
-    """A scale and a minimum of 6 bits for each of 8 groups, in 12 bytes: four low scales, four low minimums, then the
-    low halves of the other four, whose top two bits are above the former ones'."""
+    """A 6-bit scale and minimum for each of 8 groups, in 12 bytes: four low scales, four low minimums, then the low
+    halves of the other four, whose top two bits are stored above the former ones'."""
     low, least, mixed = blocks[:, 4:16].view(-1, 3, 4).unbind(1)
     scales = torch.cat((low & 63, mixed & 15 | low >> 6 << 4), dim=1).float() * _half(blocks, 0).float()
     minimums = torch.cat((least & 63, mixed >> 4 | least >> 6 << 4), dim=1).float() * _half(blocks, 2).float()
@@ -98,7 +98,7 @@ def _q4_k(blocks: torch.Tensor) -> Blocks:
 
 
 def _iq4_xs(blocks: torch.Tensor) -> Blocks:
-    """A scale of 6 bits for each of 8 groups: two bits of each in the first two bytes, the low halves in the next 4."""
+    """A 6-bit scale for each of 8 groups: two bits of each in the first two bytes, the low halves in the next 4."""
     high = (blocks[:, 2:4, None] >> torch.tensor((0, 2, 4, 6), dtype=torch.uint8) & 3).view(-1, 8)
     low = torch.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), dim=-1).view(-1, 8)
     scales = ((low | high << 4).to(torch.int8) - 32).float() * _half(blocks, 0).float()

@@ -1,6 +1,6 @@
-"""transformers' config.json from a GGUF model's metadata: what all architectures have in common.
+"""transformers' config.json from a GGUF model's metadata: the part common to all architectures.
 
-Widths are read off the tensors, which cannot be wrong; what tensors do not show comes from metadata.
+Widths are taken from tensor shapes, which are reliable; everything else comes from metadata.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from core.hf.bounds import MOST
 from core.importing.sources.gguf.facts import Facts
 from core.importing.sources.gguf.header import damaged
 
-SOFTMAX, SIGMOID = 1, 2  # ggml's numbers for how a router scores
+SOFTMAX, SIGMOID = 1, 2  # ggml's ids of router scoring functions
 TOKENS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
 
 
 def common(facts: Facts, model_type: str, kind: str) -> dict[str, Any]:
-    """What every decoder's config says. `kind` is the model class."""
+    """The config values common to all decoders. `kind` is the model class."""
     heads = facts.need("attention.head_count")
     shared = {count for count in facts.by_layer("attention.head_count_kv", heads) if count}  # 0: no attention there
     if len(shared) != 1:
@@ -46,8 +46,8 @@ def common(facts: Facts, model_type: str, kind: str) -> dict[str, Any]:
 
 
 def special_token(metadata: Mapping[str, Any], key: str) -> int | None:
-    """The id of a token such as "bos"; None where there is none, or an id that the vocabulary does not have, as some
-    converters write to say so. Raises ModelError when it is no number."""
+    """The id of a token such as "bos"; None where there is none, or an id outside the vocabulary, which some converters
+    write to say so. Raises ModelError when it is not a number."""
     name = f"tokenizer.ggml.{key}_token_id"
     found, tokens = metadata.get(name), metadata.get("tokenizer.ggml.tokens")
     if found is None:
@@ -58,7 +58,7 @@ def special_token(metadata: Mapping[str, Any], key: str) -> int | None:
 
 
 def head_dim(facts: Facts) -> int:
-    """Width of an attention head, off the query projection."""
+    """Width of an attention head, from the query projection."""
     rows, heads = facts.shape("blk.0.attn_q.weight")[0], int(facts.need("attention.head_count"))
     if rows % heads:
         raise damaged(facts.file, f"its {rows} rows of queries are no multiple of {heads} heads")
@@ -69,24 +69,24 @@ def head_dim(facts: Facts) -> int:
 
 
 def experts(facts: Facts) -> int:
-    """Routed experts a layer, off the router."""
+    """Routed experts per layer, from the router."""
     return facts.shape(f"blk.{facts.moe_layers[0]}.ffn_gate_inp.weight")[0]
 
 
 def dense_size(facts: Facts) -> int:
-    """Inner width of layers without experts; where there are none, what metadata says."""
+    """Inner width of layers without experts; if there are none, the value in metadata."""
     dense = f"blk.{min(set(range(facts.layers)) - set(facts.moe_layers), default=-1)}.ffn_down.weight"
     return facts.shape(dense)[-1] if dense in facts.entries else facts.get("feed_forward_length") or facts.expert_size()
 
 
 def shared_experts(facts: Facts) -> int:
-    """How many experts' width the shared one has."""
+    """Width of the shared expert in units of one expert's width."""
     name = f"blk.{facts.moe_layers[0]}.ffn_down_shexp.weight"
     return facts.shape(name)[-1] // facts.expert_size() if name in facts.entries else 0
 
 
 def scored(facts: Facts, wanted: int) -> None:
-    """Raises ModelError when the router scores in another way than transformers' model does."""
+    """Raises ModelError when the router's scoring function differs from transformers' model."""
     if facts.get("expert_gating_func", wanted) not in (0, wanted):
         raise ModelError(
             "This GGUF model's router scores experts in a way that its architecture does not have in "
@@ -95,7 +95,7 @@ def scored(facts: Facts, wanted: int) -> None:
 
 
 def normed(facts: Facts, wanted: bool) -> None:
-    """Raises ModelError when chosen experts' weights are normalised, or are not, unlike in transformers' model."""
+    """Raises ModelError when the normalisation of selected experts' weights differs from transformers' model."""
     if bool(facts.get("expert_weights_norm", wanted)) != wanted:
         raise ModelError(
             "This GGUF model's router weighs experts in a way that its architecture does not have in "
@@ -104,7 +104,7 @@ def normed(facts: Facts, wanted: bool) -> None:
 
 
 def rope(facts: Facts) -> dict[str, Any]:
-    """Rotary embedding: base and how it is stretched to long contexts. Raises ModelError for ways not known here."""
+    """Rotary embedding: base and scaling to long contexts. Raises ModelError for unsupported scaling."""
     theta = facts.get("rope.freq_base", 10000.0)
     kind = facts.get("rope.scaling.type", "none")
     factor = facts.get("rope.scaling.factor") or facts.get("rope.scale_linear")

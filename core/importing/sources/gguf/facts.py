@@ -1,4 +1,4 @@
-"""What a GGUF model's metadata says, asked for by llama.cpp's key names."""
+"""Typed access to a GGUF model's metadata by llama.cpp's key names."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ BLOCK = re.compile(r"blk\.(?P<layer>\d{1,9})\.")
 
 
 class Facts:
-    """Metadata and tensor shapes of one model. `get` and `need` look under the architecture's own prefix."""
+    """Metadata and tensor shapes of one model. `get` and `need` add the architecture's prefix."""
 
     def __init__(self, header: Header, file: Path) -> None:
-        """Raises ModelError that names `file` when a key has a value of the wrong kind or out of its bounds."""
+        """Raises ModelError that names `file` when a key's value has the wrong type or is out of bounds."""
         self.metadata: Mapping[str, Any] = header.metadata
         self.entries: Mapping[str, Entry] = header.tensors
         self.file = file
@@ -47,8 +47,8 @@ class Facts:
         check(self.metadata, name, file)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A value, floats as they were typed in before they became 32 bits; a list with one value a layer that are all
-        alike is that value. Raises ModelError for layers that differ."""
+        """A value; floats as the decimal before rounding to 32 bits; a per-layer list of equal values gives that value.
+        Raises ModelError for layers that differ."""
         value = self.metadata.get(f"{self.architecture}.{key}", default)
         if isinstance(value, list) and value and "sections" not in key:
             if any(v != value[0] for v in value):
@@ -60,7 +60,7 @@ class Facts:
         return shortest(value) if isinstance(value, float) else value
 
     def need(self, key: str) -> Any:
-        """A value that must be there. Raises ModelError."""
+        """A required value. Raises ModelError when it is missing."""
         value = self.get(key)
         if value is None:
             raise ModelError(
@@ -83,7 +83,7 @@ class Facts:
 
     @property
     def layers(self) -> int:
-        """Layers that answer; those that predict further tokens come after them and are not used."""
+        """Number of decoder layers; multi-token prediction layers come after them and are not used."""
         return int(self.need("block_count")) - int(self.get("nextn_predict_layers", 0))
 
     @cached_property
@@ -92,7 +92,8 @@ class Facts:
 
     @property
     def dense_lead(self) -> int:
-        """How many layers come before the first with experts. Raises ModelError when layers without come later."""
+        """Number of layers before the first with experts. Raises ModelError when a layer without
+        experts follows later."""
         moe = self.moe_layers
         if moe != list(range(moe[0], self.layers)):
             raise ModelError(
@@ -107,11 +108,12 @@ class Facts:
         return self.entries[piece.name].shape[-1]
 
     def has(self, name: str) -> bool:
-        """Whether any layer has such a tensor, such as "attn_q.bias"."""
+        """Whether any layer has a tensor of this name, such as "attn_q.bias"."""
         return any(stored.endswith(f".{name}") for stored in self.entries)
 
     def check(self) -> None:
-        """Raises ModelError for settings that cannot be carried over, and where settings and tensors contradict."""
+        """Raises ModelError for settings that cannot be converted, and where settings and tensors contradict each
+        other."""
         self._check_sizes()
         for key in BEYOND:
             if self.get(key):
@@ -123,7 +125,7 @@ class Facts:
             raise ModelError("This GGUF model is not a text-generating one. Choose another model.")
 
     def check_layers(self) -> None:
-        """Raises ModelError unless every layer of the file is used, or is one that predicts further tokens."""
+        """Raises ModelError unless every layer of the file is used, or is a multi-token prediction layer."""
         blocks = int(self.need("block_count"))
         if self.layers < 1:
             raise damaged(self.file, f"of its {blocks} layers, {blocks - self.layers} predict further tokens")
@@ -134,7 +136,7 @@ class Facts:
             raise damaged(self.file, f"it says that it has {self.layers} layers, but holds weights of layer {lost[0]}")
 
     def _check_sizes(self) -> None:
-        """What metadata says twice, tensors agree with."""
+        """Check that sizes in metadata agree with the tensors."""
         router = self.shape(f"blk.{self.moe_layers[0]}.ffn_gate_inp.weight")
         vocabulary, *width = self.shape("token_embd.weight")
         tokens = self.metadata.get("tokenizer.ggml.tokens")
@@ -155,7 +157,7 @@ class Facts:
 
 
 def shortest(value: float) -> float:
-    """The number with the fewest digits that is this one in 32 bits: 9.999999974752427e-07 was 1e-06."""
+    """The number with the fewest digits that equals `value` in 32 bits: 9.999999974752427e-07 becomes 1e-06."""
     for digits in range(1, 10):
         candidate = float(f"{value:.{digits}g}")
         if struct.pack("<f", candidate) == struct.pack("<f", value):

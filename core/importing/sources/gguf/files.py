@@ -1,4 +1,4 @@
-"""One model's GGUF files: found, checked, and read by position into fresh buffers."""
+"""Finds and checks one model's GGUF files, and reads them by position into fresh buffers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 def find_files(path: Path) -> tuple[Path, ...]:
-    """The files of the model at `path`, in order: a .gguf file, any part of a split one, or a directory that holds one
-    model. Raises ModelError when parts are missing, or when a directory leaves the choice open."""
+    """The files of the model at `path`, in order: a .gguf file, any part of a split one, or a directory with one model.
+    Raises ModelError when parts are missing, or when a directory is ambiguous."""
     if path.is_dir():
         return find_files(_only_model(path))
     if not path.is_file():
@@ -36,7 +36,7 @@ def find_files(path: Path) -> tuple[Path, ...]:
 
 
 def _only_model(directory: Path) -> Path:
-    """The one model of a directory: a file, or the first part of a split one. Vision parts (mmproj) do not count."""
+    """The single model of a directory: a file, or the first part of a split one. Vision parts (mmproj) do not count."""
     models: dict[str, Path] = {}
     for file in sorted(directory.glob("*.gguf")):
         if not file.name.lower().startswith("mmproj"):
@@ -54,7 +54,7 @@ def _only_model(directory: Path) -> Path:
 
 
 def read_headers(files: tuple[Path, ...]) -> Header:
-    """The model's metadata, which the first file holds, and the tensors of all of them. Raises ModelError."""
+    """The model's metadata, from the first file, and the tensors of all files. Raises ModelError."""
     tensors: dict[str, Entry] = {}
     first: Header | None = None
     for number, file in enumerate(files):

@@ -1,9 +1,9 @@
-"""The GGUF container: metadata, and where each tensor lies. Read with plain positioned reads, no memory map.
+"""The GGUF container: metadata and tensor locations. Uses plain positioned reads, no memory map.
 
 Layout: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3, little-endian). As in llama.cpp's
-own reader (ggml/src/gguf.cpp), each key and each tensor stands there once, tensors lie one after another in the order
-of their table, and the alignment is a power of two. Nothing may follow the last tensor: a table that lost a row would
-otherwise put every weight somewhere else.
+own reader (ggml/src/gguf.cpp), keys and tensors are unique, tensors are consecutive in the order of their table, and
+the alignment is a power of two. Nothing may follow the last tensor: otherwise a table with a missing row would shift
+every weight.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ STRING, ARRAY = 8, 9
 VERSIONS = (2, 3)
 ALIGNMENT = 32
 MOST_DIMENSIONS = 4
-KEY_BYTES = 8 + 4 + 1  # a key and its value take this much at least ...
-TENSOR_BYTES = 8 + 4 + 8 + 4 + 8  # ... and a row of the table of tensors this much
+KEY_BYTES = 8 + 4 + 1  # minimum size of a key and its value ...
+TENSOR_BYTES = 8 + 4 + 8 + 4 + 8  # ... and of a row of the tensor table
 MOST_NAME = 1 << 12  # bytes of a key or of a tensor's name
-MOST_VALUES = 1 << 23  # of an array: vocabularies have under 2 ** 20 tokens
+MOST_VALUES = 1 << 23  # elements of an array: vocabularies have under 2 ** 20 tokens
 HEADER_LIMIT = 512 << 20  # bytes before the weights
 MOST_ALIGNMENT = 1 << 24
 
@@ -41,7 +41,7 @@ class Entry(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a GGUF file says before its weights."""
+    """The content of a GGUF file before its weights."""
 
     metadata: dict[str, Any]  # strings, numbers, booleans, lists
     tensors: dict[str, Entry]
@@ -60,13 +60,13 @@ def gguf_package() -> Any:
 
 @functools.cache
 def number_types() -> dict[int, tuple[str, int, int]]:
-    """ggml's number types by id: (name, weights a block, bytes a block), as the gguf package knows them."""
+    """ggml's number types by id: (name, weights per block, bytes per block), from the gguf package."""
     return {int(kind): (kind.name, *sizes) for kind, sizes in gguf_package().GGML_QUANT_SIZES.items()}
 
 
 def read_header(path: Path, file: int = 0) -> Header:
     """Read one file's header; `file` is its number within a split model. Raises ModelError when the file is not GGUF,
-    is cut short, or holds number types that the installed gguf package does not know."""
+    is truncated, or has number types that the installed gguf package does not know."""
     try:
         with open_regular(path) as handle:
             return _Parser(handle, path, file).header()
@@ -75,7 +75,7 @@ def read_header(path: Path, file: int = 0) -> Header:
 
 
 def damaged(path: Path | str, why: str) -> ModelError:
-    """The error for a GGUF file that contradicts itself; `why` goes on after "is damaged: "."""
+    """The error for an inconsistent GGUF file; `why` follows "is damaged: "."""
     return ModelError(f"{shown(path)} is damaged: {why}. Download it again.")
 
 
@@ -92,7 +92,7 @@ class _Parser:
     def __init__(self, handle: BinaryIO, path: Path, file: int) -> None:
         self._handle, self._path, self._file = handle, path, file
         self._size = path.stat().st_size
-        self._at = 0  # asking the file each time would take longer than reading
+        self._at = 0  # tracked here: tell() would take longer than reading
 
     def header(self) -> Header:
         if self._take(4) != b"GGUF":
@@ -125,8 +125,8 @@ class _Parser:
         return Header(metadata, self._placed(table, alignment))
 
     def _placed(self, table: list[Row], alignment: int) -> dict[str, Entry]:
-        """Tensors by name, each where the one before it ends. Raises ValueError for any other order, for overlaps and
-        gaps, and when the file is shorter or longer than that."""
+        """Tensors by name, each starting where the previous one ends. Raises ValueError for any other order, for
+        overlaps and gaps, and when the file's size differs."""
         start = padded(self._at, alignment)
         found: dict[str, Entry] = {}
         at, end = 0, self._at
@@ -175,7 +175,7 @@ class _Parser:
         return self._handle.read(count)
 
     def _count(self, of: str, each: int) -> int:
-        """How many tensors or settings there are; no more than the file has room for."""
+        """Number of tensors or settings; at most what fits into the file."""
         count: int = self._number("Q")
         if count * each > min(self._size, HEADER_LIMIT):
             raise ValueError(f"it says that it has {count:,} {of}, for which it is too small")

@@ -1,9 +1,9 @@
-"""In which of our formats a GGUF model's experts are best held, and what becomes of each part.
+"""Chooses the format that suits a GGUF model's experts best, and describes the effect on each part.
 
-Files mix types: a "Q4_K_M" has Q4_K, and Q6_K for some layers' down projections. A pack has one format for all
-experts, so the type that most weights have decides (of equals, the one with more bits); the rest is rounded anew. For
-Q4_K_M that means int4-g32 at 5 bits a weight: the sixth of the weights that had 6.6 bits loses what it had above 4.
-Choosing int8-g32 keeps nearly all of it, at 8.5 bits a weight.
+Files mix types: a "Q4_K_M" has Q4_K, and Q6_K for some layers' down projections. A pack has one format for all experts,
+so the type of most weights decides (in a tie, the one with more bits); the rest is requantised. For Q4_K_M that means
+int4-g32 at 5 bits per weight: the sixth of the weights that had 6.6 bits is reduced to 4. int8-g32 would keep nearly
+all of it, at 8.5 bits per weight.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ relative to them: Q3_K is off by .151, as iq4_nl by .166 (int4-g32 .167, int3 .2
 
 
 class Held(NamedTuple):
-    """`format` suits the experts best; `exact`: it holds most of their codes as they are; `numbers` for its blobs."""
+    """`format` suits the experts best; `exact`: it holds most of their codes unchanged; `numbers` for its blobs."""
 
     format: str
     exact: bool
     numbers: Numbers
-    notes: tuple[str, ...]  # one for each kind of part: types, and what becomes of them
+    notes: tuple[str, ...]  # one per kind of part: types, and how they are converted
 
 
 def held(entries: Mapping[str, Entry], moe_layers: Sequence[int]) -> Held:
-    """Choose by the weights of each type in the routed experts' matrices."""
+    """Choose by the number of weights of each type in the routed experts' matrices."""
     weights: Counter[str] = Counter()
     types: dict[str, Counter[str]] = {part: Counter() for part in ("gate", "up", "down")}
     for layer in moe_layers:
@@ -55,7 +55,7 @@ def held(entries: Mapping[str, Entry], moe_layers: Sequence[int]) -> Held:
 
 
 def choose(weights: Mapping[str, int]) -> str:
-    """The format for experts that have so many weights of each type."""
+    """The format for experts, given the number of weights of each type."""
     wanted: Counter[str] = Counter()
     coarse = 0
     for type, count in weights.items():
@@ -64,14 +64,14 @@ def choose(weights: Mapping[str, int]) -> str:
             coarse += count
         else:
             wanted[format] += count
-    if coarse:  # any format of 4 bits does
+    if coarse:  # any 4-bit format is sufficient
         four = [name for name in wanted if FORMATS[name].bits == 4]
         wanted[max(four, key=wanted.__getitem__, default=COARSE)] += coarse
     return max(wanted, key=lambda name: (wanted[name], FORMATS[name].bits or 16))
 
 
 def fate(type: str, format: str) -> str:
-    """What importing to `format` does to weights of a type, in the user's words."""
+    """How importing to `format` changes weights of a type, as shown to the user."""
     if type in PLAIN:
         return "as they are" if format == "checkpoint" else "rounded"
     if HELD.get(type) != format:

@@ -1,4 +1,4 @@
-"""What kind of value each key of a GGUF model may have, and within which bounds: checked once, trusted afterwards.
+"""Types and bounds of a GGUF model's metadata values: checked once, trusted afterwards.
 
 Keys by llama.cpp's names (gguf-py/gguf/constants.py), without the architecture's prefix.
 """
@@ -64,7 +64,7 @@ TEXTS = ("rope.scaling.type",)
 
 
 def check(metadata: Mapping[str, Any], architecture: str, file: Path) -> None:
-    """Raises ModelError that names the file, the key and its value when one is not what it must be."""
+    """Raises ModelError that names the file, the key and its value when a value is invalid."""
     for key, value in metadata.items():
         prefix, _, name = key.partition(".")
         if prefix == architecture and (wanted := _wrong(name, value)):
@@ -72,7 +72,7 @@ def check(metadata: Mapping[str, Any], architecture: str, file: Path) -> None:
 
 
 def _wrong(key: str, value: Any) -> str:
-    """What the value should have been, or "". A list has one value a layer."""
+    """What the value should have been, or "" if valid. A list has one value per layer."""
     values = value if isinstance(value, list) else [value]
     if key in COUNTS:
         least, most = COUNTS[key]

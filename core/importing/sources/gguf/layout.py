@@ -1,6 +1,5 @@
-"""Which of transformers' tensors a GGUF model's tensors make up. Names: gguf.constants.TENSOR_NAMES of llama.cpp; what
-its converter did to a weight (conversion/*.py) is undone here.
-"""
+"""Maps a GGUF model's tensors to transformers'. Names: gguf.constants.TENSOR_NAMES of llama.cpp; the changes that its
+converter made to weights (conversion/*.py) are undone here."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ def same(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def joined(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One after another along the outputs."""
+    """Concatenated along the outputs."""
     return torch.cat(list(pieces), dim=-2)
 
 
@@ -50,34 +49,34 @@ def turned(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def woven(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Outputs taken from each in turn, transposed: [..., in, out]."""
+    """Outputs interleaved from all pieces, transposed: [..., in, out]."""
     return torch.stack(list(pieces), dim=-2).flatten(-3, -2).transpose(-1, -2)
 
 
 def woven_bias(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Outputs taken from each in turn: [..., out]."""
+    """Outputs interleaved from all pieces: [..., out]."""
     return torch.stack(list(pieces), dim=-1).flatten(-2)
 
 
 def as_row(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
-    """[n] -> [1, n]; what has two dimensions already stays."""
+    """[n] -> [1, n]; a 2-D tensor stays unchanged."""
     return pieces[0].view(-1, pieces[0].shape[-1])
 
 
 def as_kernel(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
-    """[channels, width] -> [channels, 1, width]: a convolution of each channel by itself."""
+    """[channels, width] -> [channels, 1, width]: a depthwise convolution."""
     return pieces[0].unsqueeze(1)
 
 
 def heads_unpaired(heads: int) -> Merge:
-    """Undo llama.cpp's order of the rows of q and k: rotated pairs stood side by side, transformers wants halves."""
+    """Undo llama.cpp's row order of q and k: rotated pairs are adjacent there, transformers expects halves."""
     return lambda pieces: pieces[0].unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(pieces[0].shape)
 
 
 @dataclass(frozen=True)
 class Experts:
-    """Where transformers keeps routed experts below "model.layers.N.". With `{}` for the expert's number: one tensor
-    each for gate, up and down. Without: stacked, gate and up in one tensor, made by `pair` and `single`."""
+    """Where transformers stores routed experts below "model.layers.N.". With `{}` for the expert's number: separate
+    gate, up and down tensors. Without: stacked, gate and up in one tensor, built by `pair` and `single`."""
 
     gate: str = "mlp.experts.{}.gate_proj.weight"
     up: str = "mlp.experts.{}.up_proj.weight"
@@ -88,11 +87,11 @@ class Experts:
 
 @dataclass(frozen=True)
 class Names:
-    """How one architecture's tensors are called, beside what all have in common.
+    """Tensor names of one architecture, in addition to those common to all.
 
-    `layers` adds to and replaces LAYER; `outer` is of tensors outside the layers; `biases`: which can have one;
-    `merges`: what is to be done to a tensor, by its GGUF name within a layer; `more`: further recipes of a layer, given
-    its prefix; `ignored`: tensors that transformers has no use for.
+    `layers` extends and overrides LAYER; `outer`: tensors outside the layers; `biases`: which tensors can have one;
+    `merges`: the conversion of a tensor, by its GGUF name within a layer; `more`: further recipes of a layer, given its
+    prefix; `ignored`: tensors that transformers does not use.
     """
 
     layers: Mapping[str, str] = field(default_factory=dict)
@@ -105,9 +104,9 @@ class Names:
 
 
 def recipes(entries: Mapping[str, Entry], names: Names, layers: int) -> dict[str, Recipe]:
-    """transformers' name -> recipe, of every tensor in the first `layers` layers and outside them.
+    """transformers' name -> recipe, for every tensor in the first `layers` layers and outside them.
 
-    Raises ModelError for tensors that this architecture does not have: ignoring one would change what it computes.
+    Raises ModelError for tensors that this architecture does not have: ignoring one would change the results.
     """
     made: dict[str, Recipe] = {}
     targets = {**LAYER, **names.layers}
@@ -118,7 +117,7 @@ def recipes(entries: Mapping[str, Entry], names: Names, layers: int) -> dict[str
             made[f"{names.outer[outer]}.{kind}"] = Recipe((Piece(stored),), entry.shape, same)
         elif at is not None and int(at["layer"]) < layers and at["name"] in targets:
             if at["kind"] == "bias" and at["name"] not in names.biases:
-                continue  # unknown, as is told below
+                continue  # unknown: reported below
             target, merge = targets[at["name"]], names.merges.get(at["name"], same)
             shape = tuple(merge([torch.empty(entry.shape, device="meta")]).shape)
             suffix = "" if target.endswith(("_bias", "sinks")) else f".{at['kind']}"
@@ -152,8 +151,8 @@ def _refuse_unknown(
 
 
 def routed(entries: Mapping[str, Entry], layer: int) -> dict[str, list[Piece]]:
-    """What one layer's routed experts are stored in: "gate", "up", "down" -> one stacked piece, or one an expert. Empty
-    for a layer without."""
+    """Storage of one layer's routed experts: "gate", "up", "down" -> one stacked piece, or one per expert. Empty for a
+    layer without experts."""
     prefix = f"blk.{layer}.ffn_"
     if f"{prefix}down_exps.weight" in entries:
         pieces = {part: [Piece(f"{prefix}{part}_exps.weight")] for part in ("gate", "up", "down")}
@@ -161,7 +160,7 @@ def routed(entries: Mapping[str, Entry], layer: int) -> dict[str, list[Piece]]:
         if both is not None:
             half, name = both.shape[1] // 2, f"{prefix}gate_up_exps.weight"
             pieces |= {"gate": [Piece(name, (0, half))], "up": [Piece(name, (half, 2 * half))]}
-    else:  # before April 2024 each expert was a tensor of its own
+    else:  # before April 2024 each expert was a separate tensor
         count = sum(re.fullmatch(re.escape(prefix) + r"down\.\d+\.weight", name) is not None for name in entries)
         pieces = (
             {part: [Piece(f"{prefix}{part}.{e}.weight") for e in range(count)] for part in ("gate", "up", "down")}

@@ -1,7 +1,7 @@
-"""How byte-level vocabularies cut text before merging, by the name in `tokenizer.ggml.pre`.
+"""Pre-tokenization patterns of byte-level vocabularies, by the name in `tokenizer.ggml.pre`.
 
-Each is the pattern that the models' own tokenizer.json states; llama.cpp's src/llama-vocab.cpp names them. The letters
-of "deepseek-llm" are written there as a list of ranges, which are Unicode's cased letters.
+Each is the pattern in the models' own tokenizer.json; the names are those of llama.cpp's src/llama-vocab.cpp. The
+letters of "deepseek-llm" are written there as a list of ranges, which are Unicode's cased letters.
 """
 
 from __future__ import annotations

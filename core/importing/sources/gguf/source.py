@@ -1,4 +1,4 @@
-"""A GGUF model as a source to import from."""
+"""A GGUF model as an import source."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ENDS = ("eos", "eot", "eom")  # tokens that end an answer, by their names in met
 
 @dataclass
 class GgufSource(Source):
-    """`notes`: for each kind of part, the types it is stored in and what becomes of them in `best_format`."""
+    """`notes`: for each kind of part, its stored types and how they are converted to `best_format`."""
 
     header: Header = field(default_factory=lambda: Header({}, {}))
     parts: tuple[Path, ...] = ()
@@ -60,10 +60,10 @@ class GgufSource(Source):
 
 
 def open_gguf(path: Path) -> GgufSource:
-    """Open a .gguf file, any part of a split model, or a directory that holds one model. Reads headers only.
+    """Open a .gguf file, any part of a split model, or a directory with one model. Reads headers only.
 
-    Raises ModelError for files that are damaged or incomplete, for architectures and settings that cannot be carried
-    over exactly, and when the package gguf is missing.
+    Raises ModelError for files that are damaged or incomplete, for architectures and settings that cannot be converted
+    exactly, and when the package gguf is missing.
     """
     path = Path(path)
     files = find_files(path)
@@ -76,7 +76,7 @@ def open_gguf(path: Path) -> GgufSource:
         check_types(header.tensors[piece.name] for recipe in made.values() for piece in recipe.pieces)
         kept = held(header.tensors, facts.moe_layers)
     except (ArithmeticError, LookupError, TypeError, ValueError, RuntimeError) as error:
-        # keys are what they must be; tensors of other shapes than their names promise fail anywhere in the descriptions
+        # keys are valid here; tensors whose shapes contradict their names fail anywhere in the descriptions
         raise damaged(files[0], f"its tensors do not fit together ({reason(error)})") from error
     if why := wrong(config):
         raise damaged(files[0], why)
@@ -98,14 +98,14 @@ def open_gguf(path: Path) -> GgufSource:
 
 
 def label(header: Header, kept: Held) -> str:
-    """What the model is called and how it is stored: "GGUF Q4_K and Q6_K"."""
+    """How the model is stored, for display: "GGUF Q4_K and Q6_K"."""
     types = [note.split(": ", 1)[1] for note in kept.notes]
     names = sorted({kind.split(":")[0].split(" (")[0] for note in types for kind in note.split("; ")})
     return f"GGUF {' and '.join(names)}"
 
 
 def generation_config(metadata: dict[str, Any]) -> dict[str, Any]:
-    """What ends an answer and begins a text, as token ids."""
+    """The end-of-answer and beginning-of-text token ids."""
     ends = list(dict.fromkeys(at for kind in ENDS if (at := special_token(metadata, kind)) is not None))
     config: dict[str, Any] = {"eos_token_id": ends if len(ends) > 1 else ends[0]} if ends else {}
     for name, key in (("bos_token_id", "bos"), ("pad_token_id", "padding")):
@@ -115,7 +115,7 @@ def generation_config(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dense_dtype(header: Header) -> torch.dtype:
-    """bfloat16 where anything is quantized, as these models were trained; else the matrices' own."""
+    """bfloat16 where anything is quantized, because these models were trained in it; else the matrices' own."""
     types = {entry.type for entry in header.tensors.values() if len(entry.shape) > 1}
     if types - set(PLAIN) or "BF16" in types:
         return torch.bfloat16

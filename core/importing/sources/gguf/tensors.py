@@ -1,4 +1,4 @@
-"""A GGUF model's tensors under the names and in the shapes of transformers' checkpoints."""
+"""Presents a GGUF model's tensors under the names and shapes of transformers' checkpoints."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Piece(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """How one of transformers' tensors is made. `expert`: it is that one's row of stacked pieces."""
+    """How to build one of transformers' tensors. `expert`: the row of the stacked pieces to use."""
 
     pieces: tuple[Piece, ...]
     shape: tuple[int, ...]
     merge: Merge
     expert: int | None = None
-    is_expert: bool = False  # part of a routed expert: dequantised to fp32, given as codes
+    is_expert: bool = False  # part of a routed expert: dequantised to fp32, or read as codes
 
 
 def check_types(entries: Iterable[Entry]) -> None:
@@ -108,7 +108,7 @@ class GgufTensors:
         return dtype
 
     def _is_stack(self, recipe: Recipe) -> bool:
-        """Whether a row of the tensor is made of the same row of each piece."""
+        """Whether each row of the tensor is built from the same row of each piece."""
         return (
             recipe.is_expert
             and recipe.expert is None
@@ -143,14 +143,14 @@ class GgufTensors:
         return torch.from_numpy(gguf.quants.dequantize(raw.numpy(), gguf.GGMLQuantizationType[entry.type]))
 
     def _raw(self, entry: Entry, first: int, shape: tuple[int, ...]) -> torch.Tensor:
-        """Bytes of the rows from `first` on that make up weights of `shape`: uint8 [..., bytes of a row]."""
+        """Bytes of the rows from `first` on that hold weights of `shape`: uint8 [..., bytes of a row]."""
         size = _row_bytes(entry)
         rows = torch.Size(shape[:-1]).numel()
         return self._files.read(entry.file, entry.offset + first * size, rows * size).view(*shape[:-1], size)
 
 
 def _span(entry: Entry, piece: Piece, index: int | None) -> tuple[int, tuple[int, ...]]:
-    """The first stored row that is wanted, and the shape of what is: rows are runs along the last dimension."""
+    """The first stored row to read, and the shape of the result: rows are runs along the last dimension."""
     if index is None:
         return 0, entry.shape
     inner = torch.Size(entry.shape[1:-1]).numel() if len(entry.shape) > 1 else 1

@@ -1,7 +1,7 @@
-"""Build a model's tokenizer from GGUF metadata and write it as transformers saves one.
+"""Builds a model's tokenizer from GGUF metadata and writes it in transformers' format.
 
-transformers has a conversion of its own, which only its newer versions have right for byte-level vocabularies; this one
-gives the same files on all of them. Keys: llama.cpp's gguf-py; what they do: src/llama-vocab.cpp.
+transformers has its own conversion, which only newer versions do correctly for byte-level vocabularies; this one gives
+the same files on all versions. Keys: llama.cpp's gguf-py; semantics: src/llama-vocab.cpp.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from core.importing.sources.gguf.header import damaged
 from core.importing.sources.gguf.pretokenize import SPLITS, WHOLE
 from core.system.wording import reason
 
-UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # kinds of tokens
+UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # ids of token kinds
 SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 SPACE = "▁"
 LISTS: Mapping[str, tuple[tuple[type, ...], bool]] = {
@@ -36,10 +36,10 @@ Metadata = Mapping[str, Any]
 
 
 def write_tokenizer(metadata: Metadata, directory: Path, file: Path) -> None:
-    """Write tokenizer.json, tokenizer_config.json and the chat template. A file without a vocabulary leaves none.
+    """Write tokenizer.json, tokenizer_config.json and the chat template; nothing if the file has no vocabulary.
 
-    Raises ModelError, which names `file`, for kinds of vocabularies and ways to cut text that are not known here, and
-    for a vocabulary whose lists do not fit together.
+    Raises ModelError, which names `file`, for unsupported kinds of vocabularies and pre-tokenizers, and for a
+    vocabulary whose lists are inconsistent.
     """
     if metadata.get("tokenizer.ggml.model", "none") in ("none", "no_vocab"):
         return
@@ -49,7 +49,7 @@ def write_tokenizer(metadata: Metadata, directory: Path, file: Path) -> None:
         tokenizer.save_pretrained(directory)
     except (ModelError, OSError):
         raise
-    except Exception as error:  # of the tokenizers library, which raises Exception itself
+    except Exception as error:  # the tokenizers library raises plain Exception
         raise damaged(file, f"its vocabulary cannot be used ({reason(error)})") from error
 
 
@@ -69,7 +69,7 @@ def _tokenizer(metadata: Metadata) -> PreTrainedTokenizerFast:
 
 
 def _check(metadata: Metadata, file: Path) -> None:
-    """Raises ModelError unless every list is of the right kind and as long as the list of tokens."""
+    """Raises ModelError unless every list has the right type and the length of the token list."""
     tokens = metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not tokens:
         raise ModelError("This GGUF file has no vocabulary. Download it again.")
@@ -96,7 +96,7 @@ def _check(metadata: Metadata, file: Path) -> None:
 
 
 def build(metadata: Metadata) -> Tokenizer:
-    """The tokenizer itself, with added tokens, and bos and eos where they are put by themselves."""
+    """The tokenizer with added tokens, and bos and eos where they are inserted automatically."""
     kind = metadata["tokenizer.ggml.model"]
     if kind == "gpt2":
         tokenizer, bos = _byte_level(metadata)
@@ -137,13 +137,13 @@ def _byte_level(metadata: Metadata) -> tuple[Tokenizer, bool]:
 
 
 def _pair(merge: str) -> tuple[str, str]:
-    """The two sides of a merge, parted by a space; a side is never empty, but may itself begin with one."""
+    """The two sides of a merge, separated by a space; a side is never empty, but may itself begin with one."""
     at = merge.find(" ", 1)
     return merge[:at], merge[at + 1 :]
 
 
 def _sentencepiece(metadata: Metadata) -> Tokenizer:
-    """SentencePiece's BPE: the pair that makes the best-scored token is merged first. Bytes where no token fits."""
+    """SentencePiece's BPE: the pair that forms the best-scored token is merged first. Falls back to bytes."""
     tokens, scores = metadata["tokenizer.ggml.tokens"], metadata.get("tokenizer.ggml.scores")
     if scores is None:
         raise ModelError("This GGUF file's vocabulary has no scores. Download it again.")
@@ -183,15 +183,15 @@ def _kinds(metadata: Metadata) -> list[int]:
 
 
 def _add_tokens(tokenizer: Tokenizer, metadata: Metadata) -> None:
-    """Tokens that are found in the text as they are: control tokens, which are left out of what is shown, and those
-    that a user defined, which are shown."""
+    """Tokens matched literally in the text: control tokens, which are omitted from shown text, and user-defined ones,
+    which are shown."""
     tokens = list(zip(metadata["tokenizer.ggml.tokens"], _kinds(metadata), strict=True))
     tokenizer.add_special_tokens([AddedToken(t, normalized=False, special=True) for t, k in tokens if k == CONTROL])
     tokenizer.add_tokens([AddedToken(t, normalized=False, special=False) for t, k in tokens if k == USER_DEFINED])
 
 
 def _enclose(tokenizer: Tokenizer, metadata: Metadata, bos_by_default: bool) -> None:
-    """Begin texts with bos and end them with eos, where metadata wants that and names the token."""
+    """Begin texts with bos and end them with eos, where metadata requests that and names the token."""
     tokens = metadata["tokenizer.ggml.tokens"]
     template: list[str] = ["$A"]
     named: list[tuple[str, int]] = []

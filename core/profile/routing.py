@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from core.policy.substitute.entropy import entropy, renormalised
 from core.profile.profile import FirstTable
 
 BINS = 1 << 14  # of the histogram of gate entropies in [0, 1]
@@ -40,7 +41,7 @@ class Activations:
         if weights is not None:
             self._has_weights = True
             again = np.tril(ids[:, :, None] == ids[:, None, :], -1).any(-1)
-            shares = normalised(np.where(again, 0.0, weights))
+            shares = renormalised(np.where(again, 0.0, weights).astype(np.float64))
             least = np.minimum(shares[:, :, None], shares[:, None, :])
             cells = ids[:, :, None] * self._experts + ids[:, None, :]
             self._weighted[layer] += np.bincount(cells.ravel(), least.ravel(), self._experts**2).reshape(
@@ -64,7 +65,7 @@ class Entropies:
 
     def add(self, layer: int, weights: Floats) -> None:
         """Adds some tokens' gate weights [T, k]."""
-        at = np.minimum((entropy(weights) * BINS).astype(np.int64), BINS - 1)
+        at = np.minimum((entropy(weights.astype(np.float64)) * BINS).astype(np.int64), BINS - 1)
         self._seen[layer] += np.bincount(at, minlength=BINS)
 
     def percentiles(self) -> npt.NDArray[np.float32] | None:
@@ -103,21 +104,6 @@ class FirstTokens:
         best = np.argsort(-counts, axis=-1, kind="stable")[:, : self._top_k]
         used = np.take_along_axis(counts, best, -1) > 0
         return FirstTable(tokens, np.where(used, best, -1).astype(np.int16))
-
-
-def normalised(weights: Floats) -> Wide:
-    """Gate weights [T, k], scaled so that a token's sum to 1."""
-    wide: Wide = weights.astype(np.float64)
-    wide /= np.maximum(wide.sum(-1, keepdims=True), 1e-30)
-    return wide
-
-
-def entropy(weights: Floats) -> Wide:
-    """TAE [T] in [0, 1] of gate weights [T, k]: 0 = one expert has all the weight, 1 = all have the same."""
-    shares = normalised(weights)
-    logs = np.log(np.where(shares > 0, shares, 1.0))
-    found: Wide = np.clip(-(shares * logs).sum(-1) / max(np.log(shares.shape[1]), 1e-30), 0.0, 1.0)
-    return found
 
 
 def _off_diagonal(matrix: Floats) -> npt.NDArray[np.float32]:

@@ -19,10 +19,10 @@ from core.cache.expert_cache import ExpertCache
 from core.cache.lease import SkippedRequest
 from core.choices import CHOICE, Action, Lossy
 from core.policy.substitute import Ask, Gates, Substitute, batch, plain
+from core.policy.substitute.entropy import entropy
 from core.prediction.predictor_host import PredictorHost
 from core.prediction.speculation import Executing
 from core.profile import Profile
-from core.profile.routing import entropy
 from core.runtime.gates import ALWAYS, gates_of, temperature, thresholds
 from core.runtime.routed import NOTHING, Routed, distinct
 from core.settings.registry import Value, create
@@ -116,8 +116,7 @@ class MissPolicy:
         tae = np.full((layers, tokens), np.nan, np.float16)
         if len(self._weights) == layers:
             gates = torch.stack(self._weights).float().cpu().numpy()  # [L, T, k]
-            sharp = gates ** (1.0 / self._temperature) if self._temperature != 1.0 else gates
-            tae = entropy(sharp.reshape(-1, sharp.shape[-1])).reshape(layers, tokens).astype(np.float16)
+            tae = entropy(gates.astype(np.float64), self._temperature).astype(np.float16)
         rows = np.concatenate(self._rows) if self._rows else np.empty(0, CHOICE)
         return Lossy(rows, self._delta, self._beta, tae, self.executing.take_reweighed())
 

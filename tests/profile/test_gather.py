@@ -13,8 +13,8 @@ import torch
 from core.calibrate.gather import calibrate
 from core.calibrate.texts import tokenize
 from core.engine import Engine
+from core.policy.substitute.entropy import entropy
 from core.profile import Profile
-from core.profile.routing import entropy
 from tests.profile.conftest import MakeEngine
 from tests.profile.oracle import Oracle, Passed
 
@@ -125,7 +125,7 @@ def test_entropy_percentiles(gathered: tuple[Profile, list[list[int]], list[Pass
     profile, _, passed = gathered
     assert profile.tae is not None
     for layer in range(L):
-        values = entropy(joined(passed, "weights", layer).numpy())
+        values = entropy(joined(passed, "weights", layer).double().numpy())
         exact = np.percentile(values, np.arange(101), method="inverted_cdf")
         np.testing.assert_allclose(profile.tae[layer], exact, atol=2e-4)
 

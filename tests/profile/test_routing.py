@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from core.profile.routing import Activations, Entropies, FirstTokens, entropy
+from core.policy.substitute.entropy import entropy
+from core.profile.routing import Activations, Entropies, FirstTokens
 
 
 def test_activations_by_hand() -> None:

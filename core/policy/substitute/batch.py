@@ -6,13 +6,13 @@ The only loop is over the k positions, since each choice depends on the earlier 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import log
 
 import torch
 from torch import Tensor
 
 from core.choices import Action, Why
 from core.policy.substitute.base import EVEN, Ask, Candidates, Chosen, Gates, source_of
+from core.policy.substitute.entropy import entropy, renormalised
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ def open_board(ask: Ask, gates: Gates) -> Board:
     asked[ask.ids.flatten()] = True
     missing, every, *columns = torch.cat([(asked & ask.missing).sum()[None], asked.sum()[None], lost.sum(0)]).tolist()
     delta = missing / max(1, every)
-    tae = entropy(ask.weights, gates.temperature)
+    tae = entropy(ask.weights.double(), gates.temperature, torch)
     action = torch.where(lost, int(Action.WAIT), int(Action.EXACT)).to(torch.uint8)
     reason = torch.zeros(len(ask.ids), dtype=torch.uint8, device=ask.ids.device)
     if delta >= gates.beta:
@@ -148,27 +148,10 @@ def _settle(board: Board, position: int, free: Tensor, found: Tensor, action: Ac
     return left
 
 
-def entropy(weights: Tensor, temperature: float = 1.0) -> Tensor:
-    """TAE fp64 [T] of gate weights [T, k]; see `plain.entropy`."""
-    wide = weights.double()
-    if temperature != 1.0:
-        wide = wide ** (1.0 / temperature)
-    if wide.shape[1] < 2:
-        return torch.zeros_like(wide[:, 0])
-    shares = renormalised(wide)
-    return (-torch.xlogy(shares, shares).sum(1) / log(wide.shape[1])).clamp(0.0, 1.0)
-
-
 def margin(weights: Tensor) -> Tensor:
     """m fp64 [T] of gate weights [T, k]; see `plain.margin`."""
-    shares = renormalised(weights.double())
+    shares = renormalised(weights.double(), torch)
     if shares.shape[1] < 2:
         return shares[:, 0]
     first, second = shares.topk(2).values.unbind(1)
     return first - second
-
-
-def renormalised(wide: Tensor) -> Tensor:
-    """Weights [T, k] scaled to add up to 1 for each token; all-zero rows are unchanged."""
-    whole = wide.sum(1, keepdim=True)
-    return wide / torch.where(whole > 0, whole, 1.0)

@@ -6,11 +6,12 @@ Used for a single decoded token, and as the reference for `batch`. `pick` is the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from math import inf, log, nan
+from math import inf, nan
 from typing import TYPE_CHECKING, NamedTuple
 
 from core.choices import Action, Why
 from core.policy.substitute.base import EVEN, Ask, Candidates, Chosen, Gates, source_of
+from core.policy.substitute.entropy import entropy_of_token
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,7 +43,7 @@ def pick(
     """One token: its experts [k] and weights [k], flags [E], and the function that lists the candidates for a position
     (called only when needed). `delta` as in `Chosen`; by default computed from this token alone."""
     found, action, why = list(ids), [EXACT] * len(ids), [ALLOWED] * len(ids)
-    tae = entropy(weights, gates.temperature)
+    tae = entropy_of_token(weights, gates.temperature)
     lost = [at for at, expert in enumerate(ids) if missing[expert]]
     if not lost:
         return Picked(found, action, why, tae)
@@ -91,22 +92,6 @@ def _best(listed: Iterable[tuple[int, float]], ready: Sequence[bool], used: set[
             if score > top:
                 best, top = expert, score
     return best
-
-
-def entropy(weights: Sequence[float], temperature: float = 1.0) -> float:
-    """TAE of one token = -sum g log g / log k, in [0, 1], of its gate weights [k] renormalised (BuddyMoE section 3.1,
-    equation 1). A temperature T turns them into g^(1/T), renormalised: the softmax of logits / T over the same experts.
-    """
-    if temperature != 1.0:
-        weights = [weight ** (1.0 / temperature) for weight in weights]
-    whole = sum(weights)
-    if whole <= 0.0 or len(weights) < 2:
-        return 0.0
-    logs = 0.0
-    for weight in weights:
-        if weight > 0.0:
-            logs += weight * log(weight / whole)
-    return min(1.0, max(0.0, -logs / whole / log(len(weights))))
 
 
 def margin(weights: Sequence[float]) -> float:

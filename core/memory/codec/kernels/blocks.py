@@ -16,7 +16,7 @@ PLAIN_ROWS = 8
 PLAIN_BYTES = 512  # bytes of a row read at a time
 COLUMNS = (32, 128)  # outputs and inputs
 WIDEN = 512  # words
-WASTE = 1.1  # overread of a row, relative, above which another width is chosen
+WASTE = 1.1  # ratio of words read per row, widest to narrowest, above which the narrowest width is chosen
 
 
 class Block(NamedTuple):

@@ -137,7 +137,7 @@ class Kernels:
     def __init__(self, matrix: Matrix, dtype: torch.dtype, width: int) -> None:
         planes = codes.meaning(matrix).planes
         self.room = Room(matrix.inputs, matrix.group if matrix.zero is not None else 0, planes, width)
-        few = max(plane.per_word for plane in planes) <= 4  # vectors at once: more would exceed the registers
+        few = max(plane.per_word for plane in planes) <= 4  # vectors at once: more need more registers than there are
         made = compiled(
             prepare("prepare", self.room, dtype),
             widen("widen", matrix, dtype),

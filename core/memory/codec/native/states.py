@@ -19,7 +19,7 @@ from core.native import numbers
 from core.native.ir import Code, splat
 
 BLOCK = 32  # numbers that share a power of two
-TOP = 14  # its exponent relative to that of the largest number, negated
+TOP = 14  # how far its exponent lies below that of the largest number
 SMALLEST = 16  # bytes: the narrowest vector used
 LINE = 64  # bytes: alignment of the parts of a state
 

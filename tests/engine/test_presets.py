@@ -42,5 +42,5 @@ def test_a_preset_acts_or_says_what_it_needs(engine: Engine, answer: str, one: P
     assert matching(engine.settings) is one
     assert said(engine) == answer
     assert engine.expert_cache.scope == one.values["scope"]
-    assert engine.expert_cache.policy.keeps == (one.values["eviction"] != "none")
+    assert engine.expert_cache.policy.retains == (one.values["eviction"] != "none")
     engine.expert_cache.check_integrity()

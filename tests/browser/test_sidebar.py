@@ -237,7 +237,7 @@ def test_a_preset_applies_all_its_values_and_moving_a_knob_makes_it_custom(dashb
     preset_shows("FineMoE")
     dashboard.choose("set-preset", "MoEpic")
     page.wait_for_selector("#set-layer_slots", state="visible")
-    dashboard.wait_text("#about-preset", "not in yet")
+    dashboard.wait_text("#about-preset", "here experts are whole")
     assert "Needs a profile" not in dashboard.text("#about-preset")
     dashboard.choose("set-preset", "AdapMoE")
     dashboard.wait_text("#cache-alert", "'AdapMoE' needs a profile of this model")

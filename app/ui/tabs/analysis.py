@@ -238,7 +238,8 @@ class AnalysisTab:
     def _renew(self, now: Shown, budget: int | None, event: Renewed) -> list[Any]:
         """Redraw: newer results, an analysis began or ended, or the page's colours changed."""
         shown = {**now, "stamp": event.stamp, "dark": event.dark}
-        job, said = self.host.analyst.job, ""
+        job = self.host.analyst.job
+        said: Any = gr.skip()  # what is said of the form since then stays: a start takes it away
         if job is not None and job.state == "error":
             said = notice(job.error)
         elif job is not None and job.state == "cancelled":

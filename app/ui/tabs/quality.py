@@ -113,7 +113,8 @@ class QualityTab:
     def _renew(self, now: Shown, event: Renewed) -> list[Any]:
         """Redraw: the rows changed, a model was loaded or unloaded, or the page's colours changed."""
         shown = {**now, "stamp": event.stamp, "dark": event.dark}
-        job, answer, said = self.host.evaluator.job, self.host.evaluator.answer, ""
+        job, answer = self.host.evaluator.job, self.host.evaluator.answer
+        said: Any = gr.skip()  # what is said of the form since then stays: `_start` takes it away
         if job is not None and job.state == "error":
             said = notice(job.error)
         elif job is not None and job.state == "cancelled":

@@ -11,7 +11,8 @@
     python launch.py doctor     show what hardware, versions and speeds Moestro sees
     python launch.py data       show, check, copy or rescue your chats and figures
     python launch.py settings   print the reference of every setting
-    python launch.py test       set up what is missing and run the tests; --all also those that take minutes,
+    python launch.py metrics    print the table of metrics
+    python launch.py test       set up what is missing and run the tests; --all also those that take long,
                                 --fuzz MINUTES mutants of files and requests in their place
 
 Add --help to a command to list its options.
@@ -47,6 +48,7 @@ COMMANDS = (
     "doctor",
     "data",
     "settings",
+    "metrics",
     "test",
 )
 WEB = ("gradio", "fastapi", "starlette", "uvicorn", "anyio", "pydantic", "plotly", "pandas")
@@ -171,7 +173,7 @@ def main(arguments: list[str]) -> int:
         if not inside:
             return enter_venv(arguments)
         if not install(command):
-            return fail("The installation did not finish; the reason stands above. Run the same command to go on.")
+            return fail("The installation did not finish; the reason stands above. Run the same command to continue.")
     from app.cli import main as run
 
     return run(arguments)

@@ -20,8 +20,8 @@ from app.services.host import Host
 from app.store import Store
 from app.store.check import Check
 from core.errors import MoestroError
-from core.settings.config import LoadSpec
-from core.settings.registry import Value
+from core.settings.loading import LoadSpec
+from core.settings.param import Value
 
 # Before gradio is imported: nothing is reported, fetched or kept that the user did not ask for.
 os.environ.update(
@@ -35,7 +35,7 @@ OPEN_TO_OTHERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class StartOptions:
     """What a start asks for by name: None and what is missing are as they were last time."""
 
     model: str | None = None
@@ -44,25 +44,25 @@ class Asked:
 
 
 def serve(
-    asked: Asked,
+    asked: StartOptions,
     access: Access | None = None,
     port: int = 7860,
     browser: bool = True,
-    keeper: Host | None = None,
+    host: Host | None = None,
     ready: Callable[[uvicorn.Server], None] | None = None,
     check: Check | None = None,
 ) -> None:
     """Serve until interrupted. Loads the model asked for at once; what was not asked for is as it was last time.
 
-    `access` is who may use it: by default this machine alone. `port` must be free. `keeper` is the host to serve (a
+    `access` is who may use it: by default this machine alone. `port` must be free. `host` is the host to serve (a
     fresh one by default); it is closed at the end. `ready` is called with the server once it answers. Raises StoreError
     or BusyError when the user's data cannot be opened.
     """
-    keeper, access = keeper or Host(Store(check=check)), access or Access()
+    host, access = host or Host(Store(check=check)), access or Access()
     try:
         server = uvicorn.Server(
             uvicorn.Config(
-                build(keeper, access),
+                build(host, access),
                 host=access.address,
                 port=port,
                 log_level="warning",
@@ -72,11 +72,11 @@ def serve(
             )
         )
         threading.Thread(target=_announce, args=(server, access, port, browser, ready), daemon=True).start()
-        _load_at_start(keeper, asked)
+        _load_at_start(host, asked)
         with _ends_quietly():
             server.run()
     finally:
-        keeper.close()
+        host.close()
 
 
 @contextmanager
@@ -97,17 +97,17 @@ def _ends_quietly() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def build(keeper: Host, access: Access | None = None) -> FastAPI:
+def build(host: Host, access: Access | None = None) -> FastAPI:
     """The whole web application over a host: routes, our own assets, and the page."""
     from app.server.api import build_app
 
-    return build_app(keeper, ui=lambda app: _mount(app, keeper), access=access)
+    return build_app(host, ui=lambda app: _mount(app, host), access=access)
 
 
-def _mount(app: FastAPI, keeper: Host) -> None:
+def _mount(app: FastAPI, host: Host) -> None:
     from app.server.uploads import UploadLimit, prepare
 
-    uploads = prepare(keeper.store.folder / "uploads")
+    uploads = prepare(host.store.folder / "uploads")
     import gradio as gr
 
     from app.server import live_state
@@ -116,9 +116,9 @@ def _mount(app: FastAPI, keeper: Host) -> None:
     from app.ui import theme
     from app.ui.page import create_ui
 
-    app.include_router(live_state.router(keeper))
+    app.include_router(live_state.router(host))
     theme.serve_assets(app)
-    page = create_ui(keeper)
+    page = create_ui(host)
     gradio_guard.mark_launched(page)
     gr.mount_gradio_app(
         app,
@@ -140,16 +140,16 @@ def _mount(app: FastAPI, keeper: Host) -> None:
     gradio_guard.guard(app, Events(page))
 
 
-def _load_at_start(keeper: Host, asked: Asked) -> None:
+def _load_at_start(host: Host, asked: StartOptions) -> None:
     """Begin loading: the last model with the last choices, except for what was asked for."""
-    if problem := keeper.change_many(asked.settings):
+    if problem := host.models.change_many(asked.settings):
         print(f"The settings were not changed: {problem}", flush=True)
-    last = keeper.last_spec() or LoadSpec()
+    last = host.loader.last_spec() or LoadSpec()
     same = asked.model is None or asked.model == last.model
     choices = {**(last.describe() if same else {}), **asked.loading}
     choices.pop("model", None)
     try:
-        keeper.load(keeper.plan(asked.model or last.model, **choices))
+        host.loader.load(host.loader.plan(asked.model or last.model, **choices))
     except MoestroError as error:
         print(f"The model was not loaded: {error}", flush=True)
 

@@ -1,4 +1,4 @@
-"""llama.cpp's side of `bench tiers`: runs in any Python that has llama_cpp, and imports only `turns`
+"""llama.cpp's side of `bench tiers`: runs in any Python that has llama_cpp, and imports only `measure_protocol`
 of this package."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from bench.turns import Job, read_bytes, take_part
+from bench.measure_protocol import Job, read_bytes, take_part
 
 CONTEXT = 512
 

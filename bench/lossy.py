@@ -21,11 +21,11 @@ from core.engine import Engine
 from core.evaluate.calibrated import calibrated
 from core.evaluate.modes import modes_of
 from core.evaluate.others import MUCH
-from core.evaluate.rows import Row, with_savings
+from core.evaluate.rows import EvaluationRow, with_savings
 from core.evaluate.run import evaluate, gather
 from core.evaluate.summary import about, result
 from core.profile import Profile, load, save
-from core.settings.config import LoadSpec
+from core.settings.loading import LoadSpec
 
 RESIDENCIES = (0.75, 0.5, 0.375)
 QUESTIONS, TOKENS = 64, 512
@@ -107,7 +107,7 @@ def run(
         rows = list(kept.rows)
         engine.change(kept.link(engine))
 
-        def add(row: Row) -> None:
+        def add(row: EvaluationRow) -> None:
             kept.add(row)
             rows.append(row)
             say(
@@ -143,11 +143,13 @@ class Kept:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._head: dict[str, Any] = {"measured": dict(measured)}
         self._rows, self._profile = self.folder / "rows.jsonl", self.folder / "profile.safetensors"
-        self.rows: list[Row] = []
+        self.rows: list[EvaluationRow] = []
         head, *lines = self._rows.read_text("utf-8").splitlines() if self._rows.exists() else ["{}"]
         if (old := json.loads(head)).get("measured") == measured:
             self._head = old
-            self.rows = [Row.read(json.loads(line)) for line in lines if line.endswith("}")]  # skips a torn last line
+            self.rows = [
+                EvaluationRow.read(json.loads(line)) for line in lines if line.endswith("}")
+            ]  # skips a torn last line
         self._write()
 
     def _write(self) -> None:
@@ -167,7 +169,7 @@ class Kept:
             self._write()
         return dict(self._head["link"])
 
-    def add(self, row: Row) -> None:
+    def add(self, row: EvaluationRow) -> None:
         """Saves a row; it is on disk when this returns."""
         with self._rows.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(row)) + "\n")

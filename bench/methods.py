@@ -20,8 +20,11 @@ from core.engine import Engine
 from core.memory.link import scaled_gbps
 from core.profile import Profile
 from core.session.manifest import device_name, versions
-from core.settings.config import LoadSpec, Sampling, Settings
-from core.settings.registry import Value, variants
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
+from core.settings.param import Value
+from core.settings.registry import variants
+from core.settings.sampling import Sampling
 from core.simulate import BELADY, Clock, Config, simulate
 from core.simulate.prefetchers import ORACLE, TimedConfig, TimedResult, timed
 from core.trace import FileTrace

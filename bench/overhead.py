@@ -12,13 +12,15 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bench.overheard import until_ready
+from bench.predictor_probe import until_ready
 from core.calibrate.gather import calibrate
 from core.calibrate.texts import bundled
 from core.engine import Engine
 from core.session.manifest import device_name, versions
-from core.settings.config import LoadSpec, Sampling, Settings
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
 from core.settings.registry import variants
+from core.settings.sampling import Sampling
 
 QUESTION = "What does heapq.heappush do?"
 READ = 2000  # tokens of the profile

@@ -11,14 +11,17 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bench.overheard import Overheard, until_ready
+from bench.predictor_probe import PredictorProbe, until_ready
 from bench.skeleton import LARGE, TINY, Sizes, measure
 from core.calibrate.gather import calibrate
 from core.calibrate.texts import Text, bundled
 from core.engine import Engine
 from core.session.manifest import device_name, versions
-from core.settings.config import LoadSpec, Sampling, Settings
-from core.settings.registry import Value, variants
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
+from core.settings.param import Value
+from core.settings.registry import variants
+from core.settings.sampling import Sampling
 
 VARIED: dict[str, tuple[str, dict[str, Value]]] = {  # besides every predictor with its defaults
     "gate, 4 layers": ("gate", {"distance": 4}),
@@ -116,12 +119,12 @@ def listen(
     tokens: int,
     answer: int,
     patient: bool,
-) -> Overheard:
+) -> PredictorProbe:
     """Asks the held-out questions until enough tokens were decoded."""
     engine.change({"predictor": "none"})
     engine.change({"predictor": predictor, **{f"predictor.{predictor}.{name}": v for name, v in params.items()}})
     until_ready(engine.predictor_host.predictor)
-    heard = engine.predictor_host.predictor = Overheard(engine.predictor_host.predictor, patient)
+    probe = engine.predictor_host.predictor = PredictorProbe(engine.predictor_host.predictor, patient)
     left = tokens
     while left > 0:
         before = left
@@ -132,7 +135,7 @@ def listen(
                 left -= sum(piece.kind == "token" for piece in pieces) - 1
         if left == before:
             break  # the model gives no answer
-    return heard
+    return probe
 
 
 def table(result: dict[str, object]) -> str:

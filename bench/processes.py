@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from bench.cold import drop
 from bench.limits import MemoryGroup
-from bench.turns import Job
+from bench.measure_protocol import Job
 from core.errors import MoestroError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,7 +29,7 @@ def measure(
     limit: int | None = None,
     cold: bool = True,
 ) -> Job:
-    """The answer of `python -m module` (see `bench.turns`) to a job, and what the system measured of it.
+    """The answer of `python -m module` (see `bench.measure_protocol`) to a job, and what the system measured of it.
 
     `files` are dropped from the page cache before, if `cold`. With a `limit` in bytes the process may hold that much
     more than it held after its imports, page cache included: `limit_bytes` is the sum. `failed` has the reason if it

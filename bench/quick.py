@@ -19,7 +19,9 @@ from core.capacity.plan import plan
 from core.engine import Engine
 from core.memory.link import REFERENCE, scaled_gbps
 from core.session.manifest import device_name, versions
-from core.settings.config import LoadSpec, Sampling, Settings
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
+from core.settings.sampling import Sampling
 from core.types import StepRecord
 
 QUESTION = "What does heapq.heappush do?"

@@ -16,7 +16,9 @@ from typing import Any, Protocol
 from core.engine import Engine
 from core.errors import MoestroError
 from core.session.manifest import device_name, versions
-from core.settings.config import LoadSpec, Sampling, Settings
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
+from core.settings.sampling import Sampling
 from core.types import ModelShape, StepRecord
 
 QUESTION = "What does heapq.heappush do?"

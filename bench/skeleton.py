@@ -14,14 +14,14 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, DynamicCache
 
-from bench.overheard import Overheard, until_ready
+from bench.predictor_probe import PredictorProbe, until_ready
 from core.hf import ExpertsSite, find_experts, install, load_skeleton, meta_skeleton
 from core.policy.predict.nets import estimator, path
 from core.policy.predict.nets.estimator import Estimator
-from core.policy.predict.nets.path import RoutingPath
+from core.policy.predict.nets.path import RoutingPathNet
 from core.prediction.predictor_host import PredictorHost
 from core.profile import FirstTable, Profile
-from core.settings.registry import Value
+from core.settings.param import Value
 from core.types import ModelShape
 
 PROMPT, MAPS = 16, 1000
@@ -60,9 +60,9 @@ def measure(
             say(f"{title}, {sizes.layers} layers of {sizes.experts} experts")
             predictor_host.use(name, params, profile)
             until_ready(predictor_host.predictor)
-            heard = predictor_host.predictor = Overheard(predictor_host.predictor, patient=False)
+            probe = predictor_host.predictor = PredictorProbe(predictor_host.predictor, patient=False)
             _decode(model, sites, predictor_host, tokens, sizes.vocabulary)
-            found[title] = heard.ms_per_token()
+            found[title] = probe.ms_per_token()
     finally:
         predictor_host.close()
         torch.set_num_threads(threads)
@@ -72,7 +72,7 @@ def measure(
 @torch.inference_mode()
 def _decode(model: Any, sites: list[ExpertsSite], predictor_host: PredictorHost, tokens: int, vocabulary: int) -> None:
     def experts(site: ExpertsSite, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        predictor_host.look(site.index, ids.tolist(), weights)
+        predictor_host.predict(site.index, ids.tolist(), weights)
         return hidden
 
     random = np.random.default_rng(0)
@@ -125,7 +125,7 @@ def drawn_profile(sizes: Sizes) -> Profile:
     layers, experts, hidden = sizes.layers, sizes.experts, sizes.hidden
     tokens = np.arange(sizes.vocabulary, dtype=np.int32)
     guessing, one = estimator.to_tensors(Estimator(layers, experts, hidden, WIDTH))
-    walking, two = path.to_tensors(RoutingPath(layers, experts, torch.arange(sizes.vocabulary)))
+    walking, two = path.to_tensors(RoutingPathNet(layers, experts, torch.arange(sizes.vocabulary)))
     return Profile(
         "drawn",
         "",

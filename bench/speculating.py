@@ -22,18 +22,18 @@ from core.errors import SettingError
 from core.evaluate.follow import follow
 from core.evaluate.modes import PREDICTORS, modes_of
 from core.evaluate.passages import held_out
-from core.evaluate.questions import Question
+from core.evaluate.questions import FactQuestion
 from core.evaluate.run import restored, start_mode
 from core.runtime.measurement import LayerRun
+from core.settings.param import Value
 from core.settings.presets import preset
-from core.settings.registry import Value
 from core.types import StepRecord
 
 MODES = tuple(mode for mode in modes_of() if mode.name.startswith("execute_"))  # modes that the profile must support
 CONTEXTS = (64, 256, 768)
 PARTS = ("total_ms", "compute_ms", "stall_ms", "idle_ms", "copy_ms")  # of a token; copying overlaps the others
 NEVER = threading.Event()
-DECODED, HEARD, READ = 48, 256, 512  # tokens: timed per context, predicted for recall, and read for cosines
+DECODED, PROBED, READ = 48, 256, 512  # tokens: timed per context, predicted for recall, and read for cosines
 RESIDENCY = "50%"  # slots; but no expert is kept beyond its use
 SYSTEMS: dict[str, dict[str, Value]] = {
     "on demand": preset("on_demand").values,
@@ -61,11 +61,11 @@ CLAIMS: dict[str, tuple[str, str, str]] = {
 
 
 def measure(
-    engine: Engine, questions: Sequence[Question], rounds: int, small: bool, say: Callable[[str], None]
+    engine: Engine, questions: Sequence[FactQuestion], rounds: int, small: bool, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """All of it, on a loaded engine whose profile has not seen the questions; the engine's settings are restored
     afterwards."""
-    contexts, decoded, heard, read = ((4, 8), 3, 4, 12) if small else (CONTEXTS, DECODED, HEARD, READ)
+    contexts, decoded, heard, read = ((4, 8), 3, 4, 12) if small else (CONTEXTS, DECODED, PROBED, READ)
     ids = [
         token for text in held_out(engine.model_name) for token in tokenize(engine.prompt.tokenizer, text).ids.tolist()
     ]
@@ -94,18 +94,18 @@ def cosines(engine: Engine, ids: Sequence[int]) -> dict[str, list[float | None]]
     def seen(run: LayerRun) -> None:
         layer, states = run.seen.layer, run.seen.hidden.float()
         if layer and kept:
-            last, guess = kept.pop()
+            last, prediction = kept.pop()
             before[layer] += torch.cosine_similarity(last, states, dim=-1).tolist()
-            if guess is not None:
-                quasi[layer] += torch.cosine_similarity(guess.float(), states, dim=-1).tolist()
+            if prediction is not None:
+                quasi[layer] += torch.cosine_similarity(prediction.float(), states, dim=-1).tolist()
         if layer + 1 < layers:
             has = engine.profile is not None and engine.profile.has("defaults")
-            guess = (
+            prediction = (
                 engine.predictor_host.default(layer, layer + 1, run.ids.tolist(), run.weights, run.seen)
                 if has
                 else None
             )
-            kept[:] = [(states.clone(), guess)]
+            kept[:] = [(states.clone(), prediction)]
 
     with (
         engine.workbench("The model is being measured.") as bench,

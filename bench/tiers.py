@@ -16,16 +16,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench import cold, stage
+from bench import cold, fixtures
+from bench.fixtures import DENSE, FORMATS, PROMPT, Fixtures
 from bench.generate import FULL, SMALL
 from bench.limits import MemoryGroup
+from bench.measure_protocol import Job
 from bench.processes import ended_well, measure
-from bench.stage import DENSE, FORMATS, PROMPT, Stage
 from bench.tiers_result import Runs, result, routing, table
-from bench.turns import Job
 from core.capacity.plan import plan
 from core.errors import MoestroError
-from core.settings.config import LoadSpec, Settings
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
 
 __all__ = ["run", "table"]
 
@@ -57,10 +58,10 @@ def run(
         with tempfile.TemporaryDirectory() as folder:
             return run(rounds, tokens, Path(folder), small, llama, say)
     began_s, load_before = time.perf_counter(), _load()
-    built = stage.build(keep.expanduser(), small, llama, say)
+    built = fixtures.build(keep.expanduser(), small, llama, say)
     why_unlimited = "the small model is no larger than what processes differ by" if small else _why_unlimited()
-    same = stage.check_gguf(built) if built.llama else None
-    imports = stage.import_packs(built)
+    same = fixtures.check_gguf(built) if built.llama else None
+    imports = fixtures.import_packs(built)
     tiers = Tiers(built, tokens, not why_unlimited)
     for number in range(1, rounds + 1):
         say(f"round {number} of {rounds}")
@@ -79,7 +80,7 @@ def run(
         "stayed_cached_bytes": tiers.stayed,
         "disk_gbps": disk,
         "memory_limit_method": f"none: {why_unlimited}" if why_unlimited else LIMIT,
-        "machine": stage.machine(built),
+        "machine": fixtures.machine(built),
         "load_average": {"before": load_before, "rounds": tiers.loads},
         "measured_on": f"{datetime.now(UTC):%Y-%m-%d}",
         "took_s": time.perf_counter() - began_s,
@@ -89,23 +90,23 @@ def run(
 class Tiers:
     """The measurements of a round, and the results so far."""
 
-    def __init__(self, built: Stage, tokens: int, limited: bool) -> None:
+    def __init__(self, built: Fixtures, tokens: int, limited: bool) -> None:
         self.runs = Runs()
         self.stayed = 0
         self.loads: list[float | None] = []
         self.disk: dict[str, list[float]] = {}
         self.fits: dict[str, Job] = {}
-        self._stage, self._tokens, self._limited = built, tokens, limited
+        self._fixtures, self._tokens, self._limited = built, tokens, limited
         self.budgets = {name: {budget: self._bytes(name, budget) for budget in BUDGETS} for name in FORMATS}
 
     def _bytes(self, name: str, budget: str) -> int:
         spec = LoadSpec.checked(
-            str(self._stage.packs[name]), Settings({"budget": budget}), context=CONTEXT, dense=DENSE[name]
+            str(self._fixtures.packs[name]), Settings({"budget": budget}), context=CONTEXT, dense=DENSE[name]
         )
-        return plan(spec).sizes.budget_bytes(spec.settings.budget)
+        return plan(spec).sizes.budget_bytes(spec.settings.cache.budget)
 
     def round(self, number: int) -> None:
-        for threads, gbps in stage.disk_gbps(self._stage.packs["bf16"]).items():
+        for threads, gbps in fixtures.disk_gbps(self._fixtures.packs["bf16"]).items():
             self.disk.setdefault(threads, []).append(gbps)
         for name in FORMATS:
             whole: Job = {}
@@ -119,7 +120,7 @@ class Tiers:
                     self._ours(name, budget, limit, number, "checkpoint")
                 if number == 1:
                     self._fit(name, budget)
-                if self._stage.llama and (limit is not None or budget == "100%"):
+                if self._fixtures.llama and (limit is not None or budget == "100%"):
                     self._llama(name, budget, limit, whole)
         self.loads.append(_load())
 
@@ -127,7 +128,7 @@ class Tiers:
         """One run of the engine. `dense`: format of the layers outside the experts, if other than the usual one."""
         job = {
             "kind": "moestro",
-            "model": str(self._stage.packs[name]),
+            "model": str(self._fixtures.packs[name]),
             "budget": budget,
             "prompt": PROMPT,
             "warm": WARM,
@@ -136,7 +137,7 @@ class Tiers:
             "dense": dense or DENSE[name],
         }
         system = f"moestro, dense layers as in the {dense}" if dense else "moestro"
-        found = self._measure(system, name, budget, "bench.work", job, self._stage.packs[name], limit)
+        found = self._measure(system, name, budget, "bench.measure_worker", job, self._fixtures.packs[name], limit)
         ended_well(found, f"Moestro in {name} at {budget}")
         self.runs.add(system, name, budget, "", found["tok_s"], found)
         return found
@@ -145,13 +146,13 @@ class Tiers:
         """The fit estimate, and the memory that a process really holds when its whole context is used."""
         job = {
             "kind": "fit",
-            "model": str(self._stage.packs[name]),
+            "model": str(self._fixtures.packs[name]),
             "budget": budget,
             "prompt": PROMPT + " ",
             "dense": DENSE[name],
             "context": FIT_CONTEXT,
         }
-        found = self._measure("estimate", name, budget, "bench.work", job, self._stage.packs[name], None)
+        found = self._measure("estimate", name, budget, "bench.measure_worker", job, self._fixtures.packs[name], None)
         ended_well(found, f"Filling a context in {name} at {budget}")
         shown = {key: found[key] for key in ("estimated_bytes", "counted_bytes", "taken_bytes", "prompt_tokens")}
         self.fits[f"{name}, {budget}"] = {**shown, "ratio": found["estimated_bytes"] / found["taken_bytes"]}
@@ -159,14 +160,14 @@ class Tiers:
     def _plain(self, whole: Job) -> None:
         job = {
             "kind": "transformers",
-            "model": str(self._stage.model),
+            "model": str(self._fixtures.model),
             "ids": whole["ids"],
             "tokens": whole["tokens"],
             "warm": 1,
             "count": PLAIN_TOKENS,
-            "threads": self._stage.threads,
+            "threads": self._fixtures.threads,
         }
-        found = self._measure("transformers", "bf16", "100%", "bench.work", job, self._stage.model, None)
+        found = self._measure("transformers", "bf16", "100%", "bench.measure_worker", job, self._fixtures.model, None)
         for one in ended_well(found, "transformers")["runs"]:
             variant = f"{one['implementation']}, {_threads(one['threads'])}"
             self.runs.add("transformers", "bf16", "100%", variant, one["tok_s"], {})
@@ -174,10 +175,10 @@ class Tiers:
     def _llama(self, name: str, budget: str, limit: int | None, whole: Job) -> None:
         """Every number of threads in the first round, then the fastest. Under a limit without repacking weights into
         private memory, which could not be read from the file again; in memory, with and without."""
-        file = self._stage.gguf[name]
+        file = self._fixtures.gguf[name]
         known = self.runs.best("llama.cpp", name, budget)
         for repack in (False,) if limit is not None else (False, True):
-            threads = [n for n in self._stage.threads if known in (None, _variant(n, repack))]
+            threads = [n for n in self._fixtures.threads if known in (None, _variant(n, repack))]
             if not threads:
                 continue
             job = {
@@ -190,7 +191,7 @@ class Tiers:
                 "threads": threads,
                 "repack": repack,
             }
-            found = self._measure("llama.cpp", name, budget, "bench.llama", job, file, limit, self._stage.llama)
+            found = self._measure("llama.cpp", name, budget, "bench.llama", job, file, limit, self._fixtures.llama)
             for one in found.get("runs", []):
                 seen = {**found, "read_bytes_per_token": one["read_bytes"] / len(one["seconds"])}
                 self.runs.add(
@@ -215,7 +216,7 @@ class Tiers:
         limit: int | None,
         python: str | None = None,
     ) -> Job:
-        self._stage.say(f"  {system}, {name}, {budget}")
+        self._fixtures.say(f"  {system}, {name}, {budget}")
         more: dict[str, Any] = {"python": python} if python else {}
         found = measure(module, job, [file], limit=limit, **more)
         self.stayed += found["stayed_cached"] or 0

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from bench.bounds import overlapped_ms
-from bench.turns import Job
+from bench.measure_protocol import Job
 from core.memory.link import Pace
 
 Key = tuple[str, str, str]  # system, format, budget

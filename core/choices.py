@@ -1,4 +1,4 @@
-"""Data types of lossy computing: what was done instead of waiting for an expert, and why (METHODS 1, 5 and 6)."""
+"""Data types of lossy computing (docs/architecture.md): what was done instead of waiting for an expert, and why."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Action(IntEnum):
 
 
 class Why(IntEnum):
-    """Why a missing expert was waited for although a lossy option was allowed; METHODS sections 1 and 6."""
+    """Why a missing expert was waited for although a lossy option was allowed (BuddyMoE section 3.1)."""
 
     ALLOWED = 0
     TAE = 1  # the token's gate weights are too peaked

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from typing import Any, Literal
 
@@ -13,24 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from core.choices import Action as Action
-from core.choices import Lossy, LossyLook
+from core.choices import LossyLook
 from core.choices import Why as Why
-
-Phase = Literal["prefill", "decode"]
-Origin = Literal["host", "disk"]
-
-
-class Outcome(IntEnum):
-    """The outcome of one request (one distinct expert of a layer in a step); METHODS section 9."""
-
-    HIT = 0  # resident and ready when routing was known
-    PREFETCH_HIT = 1  # the same, copied by a prefetch and not used before
-    LATE = 2  # its copy had started: compute waited for the rest of it
-    MISS = 3  # neither, or only queued: fetched on demand from host memory
-    MISS_DISK = 4  # the same, but not in host memory either: read from disk
-    SUBSTITUTED = 5  # missing and not fetched: other experts were computed instead
-    DROPPED = 6  # missing and not fetched: skipped
-    PREDICTED = 7  # missing and not fetched: the layer used the predicted routing, which did not contain it
+from core.metrics import Origin as Origin
+from core.metrics import Outcome as Outcome
+from core.metrics import Phase as Phase
+from core.metrics import StepRecord as StepRecord
+from core.metrics import Transfer as Transfer
 
 
 class Residence(IntEnum):
@@ -60,93 +50,10 @@ class ModelShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
-    """One finished copy into a device slot. Times are seconds on the session's clock."""
-
-    layer: int
-    expert: int
-    bytes: int
-    demand: bool
-    submitted_s: float
-    started_s: float
-    ended_s: float
-    phase: Phase
-    origin: Origin = "host"
-
-
-@dataclass(slots=True)
-class StepRecord:
-    """Everything about one forward pass: a prefill chunk or one decoded token. compute + stall + idle = total."""
-
-    index: int  # counts forward passes since the model was loaded
-    phase: Phase
-    tokens: int  # positions computed in this pass
-    started_s: float  # seconds on the session's clock
-    total_ms: float
-    compute_ms: float  # device busy with the model
-    stall_ms: float  # compute waiting for a copy
-    idle_ms: float  # neither: sampling, recording
-    copy_ms: float  # the link was busy (overlaps compute and stall)
-    ids: npt.NDArray[np.int16]  # [L, tokens, k] experts chosen by the router
-    layer: npt.NDArray[np.int16]  # [R] requests: the layer of each; one per distinct expert of a layer
-    expert: npt.NDArray[np.int16]  # [R]
-    outcome: npt.NDArray[np.uint8]  # [R] Outcome of each request
-    prefetch_issued: int = 0
-    prefetch_used: int = 0
-    prefetch_late: int = 0
-    prefetch_wasted: int = 0
-    demand_bytes: int = 0
-    prefetch_bytes: int = 0
-    wasted_bytes: int = 0
-    disk_bytes: int = 0  # read from disk for the copies that finished in this pass, padding included
-    slots: int = 0
-    device_bytes: int = 0
-    budget_bytes: int = 0
-    emulated: bool = False
-    exact: bool = True
-    transfers: tuple[Transfer, ...] = ()
-    changes: dict[str, object] = field(default_factory=dict)  # settings that took effect just before this pass
-    prefetch_evicted: int = 0  # of the wasted: evicted before their layer was reached
-    late_bytes: int = 0
-    evicted_bytes: int = 0
-    predict_ms: float = 0.0  # the predictor's own time, part of compute_ms
-    net_ms: float = 0.0  # time that prefetching saved less its cost: core.cache.prefetch_cost
-    probs: npt.NDArray[np.float16] | None = None  # [L, tokens, E] of the router, if captured
-    ranked: npt.NDArray[Any] | None = None  # the predictions, if captured: core.trace.chunk.RANKED
-    tok: npt.NDArray[np.int32] | None = None  # [tokens] their ids, if captured
-    lossy: Lossy | None = None  # what lossy options did; None while all are off
-
-    def spent(self, total_s: float) -> None:
-        """Set the total time of the pass; what was neither computing nor stalling becomes idle time."""
-        self.total_ms = total_s * 1e3
-        self.idle_ms = self.total_ms - self.compute_ms - self.stall_ms
-
-    @property
-    def changed(self) -> int:
-        """Number of (token, layer, expert) assignments that are not the router's."""
-        return self.lossy.changed if self.lossy is not None else 0
-
-    @property
-    def assignments(self) -> int:
-        """Number of (token, layer, expert) assignments."""
-        return int(self.ids.size)
-
-    @property
-    def requests(self) -> int:
-        return int(self.outcome.size)
-
-    @property
-    def hits(self) -> int:
-        return int((self.outcome <= Outcome.PREFETCH_HIT).sum())
-
-    @property
-    def disk_misses(self) -> int:
-        return int((self.outcome == Outcome.MISS_DISK).sum())
-
-
-@dataclass(frozen=True, slots=True)
 class AnswerStats:
-    """The statistics line under an answer. Hit rate is decode's; prefill's is shown beside it, never mixed in."""
+    """The statistics line under an answer. Hit rate is decode's; prefill's is shown beside it, never mixed in.
+
+    What core.metrics.reduced returns stands in the field of its name, and in `more` where there is none."""
 
     prompt_tokens: int
     new_tokens: int
@@ -174,6 +81,12 @@ class AnswerStats:
     seed: int = 0  # of the sampler: repeats the answer
     closeness: float = 0.0  # how far an exact answer's logits may be from transformers'; see core.capacity.plan.Plan
     audit: int = 0  # the number under which its quality will be reported (core.quality); 0 = it will not
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All figures by name."""
+        found = asdict(self)
+        return {**found, **found.pop("more")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,19 +171,8 @@ class Frame:
     hit_rate: npt.NDArray[np.float32]  # [L] decode hit rate over the last `window` tokens, NaN where none
     coactivation: npt.NDArray[np.uint32]  # [E, E] of the requested layer, since load
     window: int
-    step: npt.NDArray[np.int32]  # [N] the last N forward passes, oldest first
-    decode: npt.NDArray[np.uint8]  # [N] 1 = decode, 0 = prefill
-    started_s: npt.NDArray[np.float32]  # [N]
-    total_ms: npt.NDArray[np.float32]  # [N] and its parts:
-    compute_ms: npt.NDArray[np.float32]
-    stall_ms: npt.NDArray[np.float32]
-    predict_ms: npt.NDArray[np.float32]  # [N] the predictor's own time on the compute thread: a part of compute_ms
-    requests: npt.NDArray[np.int32]  # [N]
-    hits: npt.NDArray[np.int32]
-    demand_bytes: npt.NDArray[np.float32]
-    prefetch_bytes: npt.NDArray[np.float32]  # used or not yet decided
-    wasted_bytes: npt.NDArray[np.float32]
-    disk_bytes: npt.NDArray[np.float32]  # the part of it all that was read from disk
+    columns: Mapping[str, npt.NDArray[Any]]  # [N] timelines of the last N forward passes, oldest first: `step` (their
+    # index), `decode` (1; 0 = prefill), and the metrics that have `frame`; prefetch_bytes here without wasted_bytes
     marks: list[tuple[int, str]]  # (step index, "budget 50% -> 25%")
     memory: Memory
     tok_s: float  # decode, over the window

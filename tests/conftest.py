@@ -13,9 +13,14 @@ import transformers
 
 from core.system import process_memory
 from tests.checkpoints import make_checkpoint
-from tests.selection import pytest_addoption, pytest_collection_modifyitems
+from tests.selection import (
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_runtest_setup,
+    pytest_xdist_make_scheduler,
+)
 
-__all__ = ["pytest_addoption", "pytest_collection_modifyitems"]
+__all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_runtest_setup", "pytest_xdist_make_scheduler"]
 
 Checkpoint = Callable[[str], Path]
 

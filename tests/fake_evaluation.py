@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from app.services.analysis.quality import Answer, Asked
+from app.services.analysis.quality import QualityForm, QualityResult
 from core.errors import MoestroError, SettingError
 from core.evaluate.modes import chosen, residencies
-from core.evaluate.rows import Row
+from core.evaluate.rows import EvaluationRow
 
 ABOUT = {
     "model": "demo",
@@ -36,13 +36,13 @@ started = threading.Event()  # it stands still
 
 def fake_evaluate(
     engine: Any,
-    asked: Asked,
-    found: Callable[[Answer], None],
+    asked: QualityForm,
+    found: Callable[[QualityResult], None],
     progress: Callable[[str, float], None],
     cancel: threading.Event,
 ) -> None:
     """With the mode "verify" it stands still until it is cancelled; "random" is refused."""
-    before, rows = engine.settings, list[Row]()
+    before, rows = engine.settings, list[EvaluationRow]()
     try:
         for share in residencies(asked.residencies):
             for mode in chosen(",".join(asked.modes)):
@@ -54,8 +54,8 @@ def fake_evaluate(
                     started.set()
                     cancel.wait(LONG_S)
                     raise MoestroError("Cancelled.")
-                rows.append(Row(mode.name, mode.title, share, **FIGURES))
-                found(Answer(ABOUT, tuple(rows)))
+                rows.append(EvaluationRow(mode.name, mode.title, share, **FIGURES))
+                found(QualityResult(ABOUT, tuple(rows)))
     finally:
         engine.change(dict(before))
-    found(Answer(ABOUT, tuple(rows), whole=True))
+    found(QualityResult(ABOUT, tuple(rows), whole=True))

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from core.choices import CHOICE, Action, Lossy, LossyLook, Why
 from core.quality.report import Quality
-from core.runtime.lossy_summary import look
-from core.settings.registry import Value
+from core.runtime.lossy_summary import look, mean
+from core.settings.param import Value
 from core.types import ModelShape, Outcome, StepRecord
 
 Outcomes = npt.NDArray[np.uint8]
@@ -65,7 +65,11 @@ def seen(
     if settings["substitute"] == "buddy" and str(settings["miss"]).startswith("substitute"):
         buddies = np.zeros((shape.experts, shape.experts), np.float32)
         buddies[5, 7], buddies[5, 2] = 0.62, 0.31
-    return look(steps[-50:], tail, shape.layers, [tau] * shape.layers, buddies)
+    delta, beta = (
+        np.array([mean(getattr(s.lossy, name)) if s.lossy is not None else np.nan for s in tail], np.float32)
+        for name in ("delta", "beta")
+    )
+    return look(steps[-50:], delta, beta, shape.layers, [tau] * shape.layers, buddies)
 
 
 def scored(number: int, steps: list[StepRecord]) -> Quality:

@@ -10,13 +10,15 @@ from pathlib import Path
 import numpy as np
 
 from core.errors import ContextError, ModelError
+from core.metrics import METRICS, values
 from core.policy.allocation.slot_allocation import check_needs
 from core.profile import Profile, check_model
 from core.quality.report import Quality
 from core.session.lossy_check import check_allowed
-from core.settings.config import LoadSpec, Sampling, Settings
-from core.settings.lossy import is_lossy
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
 from core.settings.pins import Pins
+from core.settings.sampling import Sampling
 from core.types import AnswerStats, Fit, Frame, Memory, ModelShape, Outcome, Piece, Residence, StepRecord, Transfer
 from tests import fake_lossy
 
@@ -103,7 +105,7 @@ class FakeEngine:
     def _step(self, phase: str, tokens: int) -> StepRecord:
         s, rng, now = SHAPE, self._rng, time.perf_counter() - self._born
         ids = rng.random((s.layers, tokens, s.experts)).argsort(-1)[..., : s.top_k]
-        share = self.settings.budget.share or 0.5
+        share = self.settings.cache.budget.share or 0.5
         pairs = [(layer, e) for layer in range(s.layers) for e in sorted(set(ids[layer].ravel().tolist()))]
         outcome = np.where(
             rng.random(len(pairs)) < share,
@@ -111,7 +113,7 @@ class FakeEngine:
             [Outcome.MISS_DISK if self.on_disk(e) else Outcome.MISS for _, e in pairs],
         ).astype(np.uint8)
         lossy = None
-        if is_lossy(self.settings):
+        if self.settings.lossy.active:
             lossy, outcome = fake_lossy.act(self.settings, s, ids, pairs, outcome, rng)
         self._tainted = lossy is not None and (self._tainted or lossy.changed > 0)
         misses = [p for p, o in zip(pairs, outcome, strict=True) if o in (Outcome.MISS, Outcome.MISS_DISK)]
@@ -218,7 +220,7 @@ class FakeEngine:
         return self.has_disk and expert >= SHAPE.experts // 2
 
     def memory(self) -> Memory:
-        share = self.settings.budget.share or 0.5
+        share = self.settings.cache.budget.share or 0.5
         experts = int(share * SHAPE.total) * SHAPE.expert_bytes
         return Memory(
             dense=4 * MB,
@@ -240,13 +242,15 @@ class FakeEngine:
             "format": self.spec.format,
             "device": "cpu",
             "link": "measured",
-            "exact": self.closeness == 0.0 and not is_lossy(self.settings),
+            "exact": self.closeness == 0.0 and not self.settings.lossy.active,
             "closeness": self.closeness,
         }
 
     def frame(self, layer: int = 0, points: int = 240) -> Frame:
         s, tail = SHAPE, self._steps[-points:]
-        place = (self._rng.random((s.layers, s.experts)) < (self.settings.budget.share or 0.5)).astype(np.uint8) * 2
+        place = (self._rng.random((s.layers, s.experts)) < (self.settings.cache.budget.share or 0.5)).astype(
+            np.uint8
+        ) * 2
         if self.has_disk:
             upper = place[:, s.experts // 2 :]
             upper[upper == Residence.HOST] = Residence.DISK
@@ -256,9 +260,9 @@ class FakeEngine:
                 coactivation[np.ix_(row, row)] += 1
         np.fill_diagonal(coactivation, 0)
 
-        def col(name: str, dtype: type) -> np.ndarray:
-            return np.array([getattr(t, name) for t in tail], dtype)
-
+        columns = {one.name: np.array(values(tail, one), one.array) for one in METRICS if one.frame}
+        columns["step"] = np.array([t.index for t in tail], np.int32)
+        columns["decode"] = np.array([t.phase == "decode" for t in tail], np.uint8)
         return Frame(
             version=self.version,
             shape=s,
@@ -267,19 +271,7 @@ class FakeEngine:
             hit_rate=np.full(s.layers, 0.6, np.float32),
             coactivation=coactivation,
             window=50,
-            step=col("index", np.int32),
-            decode=np.array([t.phase == "decode" for t in tail], np.uint8),
-            started_s=col("started_s", np.float32),
-            total_ms=col("total_ms", np.float32),
-            compute_ms=col("compute_ms", np.float32),
-            stall_ms=col("stall_ms", np.float32),
-            predict_ms=col("predict_ms", np.float32),
-            requests=col("requests", np.int32),
-            hits=col("hits", np.int32),
-            demand_bytes=col("demand_bytes", np.float32),
-            prefetch_bytes=col("prefetch_bytes", np.float32),
-            wasted_bytes=col("wasted_bytes", np.float32),
-            disk_bytes=col("disk_bytes", np.float32),
+            columns=columns,
             marks=list(self._marks),
             memory=self.memory(),
             tok_s=48.0,
@@ -289,7 +281,7 @@ class FakeEngine:
             link_peak_gbps=1.0,
             emulated=self.settings["link"] == "emulated",
             exact=tail[-1].exact if tail else True,
-            lossy=fake_lossy.seen(self.settings, s, self._steps, tail) if is_lossy(self.settings) else None,
+            lossy=fake_lossy.seen(self.settings, s, self._steps, tail) if self.settings.lossy.active else None,
             pinned=tuple(
                 layer * s.experts + expert
                 for layer, expert in Pins.parse(str(self.settings["pins"])).named
@@ -305,7 +297,7 @@ def is_pack(model: str) -> bool:
 
 def fake_estimate(spec: LoadSpec, instead_of: Memory | None = None) -> Fit:
     """What `core.capacity.fit.estimate` says of the fake model: below 30 % it does not fit, above 90 % it is tight."""
-    share = spec.settings.budget.share
+    share = spec.settings.cache.budget.share
     share = 0.5 if share is None else share
     pack, everything = is_pack(spec.model) and spec.host != "all", SHAPE.total * SHAPE.expert_bytes
     experts = int(share * SHAPE.total) * SHAPE.expert_bytes
@@ -384,7 +376,7 @@ def fake_pack(folder: Path, source: str = "Qwen3-Tiny", format: str = "int4-g64"
 
     from core.memory.codec import PartSpec, make_codec
     from core.memory.codec.formats import Numbers
-    from core.memory.pack import Entry, Manifest
+    from core.memory.pack import Manifest, PackFile
     from core.memory.pack.manifest import DENSE, layer_file
     from core.memory.pages import page_up
 
@@ -410,7 +402,7 @@ def fake_pack(folder: Path, source: str = "Qwen3-Tiny", format: str = "int4-g64"
         layout=codec.blob_layout,
         segments=(),
         padded_bytes=padded,
-        files={name: Entry(size) for name, size in files.items()},
+        files={name: PackFile(size) for name, size in files.items()},
         sums=((0,) * SHAPE.experts,) * SHAPE.layers,
         source={"kind": "safetensors", "label": "bfloat16", "name": source, "hash": "fake"},
         exact={"down_proj": "requantised"},

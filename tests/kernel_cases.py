@@ -114,7 +114,7 @@ def product_error(
     return worst / (BOUNDS[dtype] / 4)
 
 
-def widening_error(
+def dequantization_error(
     name: str,
     dtype: torch.dtype,
     device: torch.device,
@@ -127,7 +127,7 @@ def widening_error(
     experts = matrices(count, outputs, inputs or odd_inputs(name, long=True), transposed, bias=False)
     codec = codec_of(name, experts[0], dtype, device, transposed)
     slots, worst, seen = slots_of(codec, experts), 0.0, 0
-    for first, weights in kernels_of(codec).widened("down_proj", [slot.raw for slot in slots]):
+    for first, weights in kernels_of(codec).dequantized("down_proj", [slot.raw for slot in slots]):
         assert weights.nbytes <= scratch_bytes(codec)
         for slot, got in zip(slots[first:], weights, strict=False):
             want = codec.dequantize(slot.parts, "down_proj")
@@ -188,7 +188,7 @@ def logits(engine: Engine, prompt: int = 60) -> torch.Tensor:
     """Of a prompt, a short one behind it, and two tokens more, fp32."""
     cache, found = engine.fresh_cache(), []
     for ids in ([*range(3, 3 + prompt)], [1, 7, 42], [11], [200]):
-        engine.expert_cache.now += 1
+        engine.expert_cache.core.now += 1
         tokens = torch.tensor([ids], device=engine.device)
         found.append(engine.model(input_ids=tokens, past_key_values=cache, use_cache=True).logits[0].float())
     return torch.cat(found)
@@ -196,7 +196,7 @@ def logits(engine: Engine, prompt: int = 60) -> torch.Tensor:
 
 def engine_error(engine: Engine, prompt: int = 60) -> float:
     """Of an engine's logits with the kernels, which it must have taken, relative to without."""
-    math = engine._step._math
+    math = engine.wiring.math
     assert all(one.grouped is not None for one in math)
     fast = logits(engine, prompt)
     for one in math:

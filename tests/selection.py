@@ -1,21 +1,68 @@
 """Which tests run: those marked `long` only with `--all`, or when a marker expression (`-m`) names `long`.
 
-A pytest plugin that imports nothing heavy; tests/conftest.py takes its two hooks over.
+`--until TIME` skips, by name, each long test that would not be over by then. Under xdist the browser tests are one unit
+of work, as they share a server and a browser, and come first; then the files with most tests.
+
+A pytest plugin that imports nothing heavy; tests/conftest.py takes its hooks over.
 """
 
 from __future__ import annotations
 
 import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
+
+BROWSER = "tests/browser"
+
+
+def layered(cases: Iterable[Any], quick: Callable[[Any], bool]) -> list[Any]:
+    """The cases of a parametrised test, those that are not `quick` marked `long`. A tuple is one value a name."""
+    return [
+        case if quick(case) else pytest.param(*(case if type(case) is tuple else (case,)), marks=pytest.mark.long)
+        for case in cases
+    ]
+
+
+def unit(nodeid: str) -> str:
+    """What one worker runs as a whole: a file, or the folder of the browser tests."""
+    return BROWSER if nodeid.startswith(f"{BROWSER}/") else nodeid.split("::", 1)[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadFileScheduling
+
+    class Units(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return unit(nodeid)
+
+    return Units(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """The mark may say how many minutes a test takes: `long(5)`; otherwise it is one."""
+    until, mark = item.config.getoption("--until"), item.get_closest_marker("long")
+    if until is not None and mark is not None:
+        minutes = mark.args[0] if mark.args else 1
+        if time.time() + 60 * minutes > until:
+            pytest.skip(f"no time was left for {item.nodeid}, about {minutes} min")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also run the tests marked `long`")
+    parser.addoption("--until", type=float, help="begin no `long` test that would not end by then (Unix time)")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Any other marker expression, such as `-m gpu`, selects among the tests that run by default."""
+    if hasattr(config, "workerinput"):
+        count = Counter(unit(item.nodeid) for item in items)
+        items.sort(key=lambda item: (unit(item.nodeid) != BROWSER, -count[unit(item.nodeid)], unit(item.nodeid)))
     if config.getoption("--all") or re.search(r"\blong\b", str(config.getoption("markexpr", ""))):
         return
     long = [item for item in items if item.get_closest_marker("long")]

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Sequence
 from datetime import datetime
 
-from app.cli import bench, chat, data, doctor, eval, import_, models, profile, settings, simulate, test, ui
+from app.cli import bench, chat, data, doctor, eval, import_, metrics, models, profile, settings, simulate, test, ui
 from app.services.crash import describe
 from app.store.home import data_dir
 from app.store.private import open_private, private_folder
@@ -28,6 +28,7 @@ COMMANDS = {
     "doctor": doctor,
     "data": data,
     "settings": settings,
+    "metrics": metrics,
     "test": test,
 }
 TALKS = {"chat", "eval", "profile"}  # commands whose options contain texts
@@ -82,7 +83,7 @@ def main(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         return 1
     except Exception as error:
-        print(f"Something unforeseen went wrong: {error or type(error).__name__}\n{write_log(error)}", file=sys.stderr)
+        print(f"Unexpected error: {error or type(error).__name__}\n{write_log(error)}", file=sys.stderr)
         return 1
 
 

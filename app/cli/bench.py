@@ -15,7 +15,9 @@ from typing import Any
 from app.cli import options
 from app.store.home import data_dir
 from core.errors import MoestroError
-from core.settings.config import LOADING, params
+from core.settings.config import params
+from core.settings.loading import LoadSpec
+from core.settings.param import declared
 
 HELP = "Measure speed side by side with plain transformers and llama.cpp."
 RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results"
@@ -45,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     asked.add_argument("--questions", type=count, metavar="N", help="lossy: questions that every mode answers")
     asked.add_argument(
         "--dtype",
-        choices=next(p for p in LOADING if p.name == "dtype").choices,
+        choices=declared(LoadSpec)["dtype"].choices,
         help="quick: compute type of both sides (default: auto, the checkpoint's)",
     )
     asked.add_argument(
@@ -53,13 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="DIR",
         help="tiers: where the generated model and its packs stay, "
-        "12 GB; lossy: where it keeps what is measured, to go on when it broke off (default: bench in "
+        "12 GB; lossy: where results are kept, to resume after an interruption (default: bench in "
         "Moestro's data folder)",
     )
     asked.add_argument(
         "--small",
         action="store_true",
-        help="all but quick and regret: so little that it only shows that everything works",
+        help="all but quick and regret: a smoke test, too small for its figures to mean anything",
     )
     asked.add_argument(
         "--llama",
@@ -67,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tiers: a Python interpreter that has llama_cpp (default: this one, if it has)",
     )
     asked.add_argument("--minutes", type=count, metavar="N", help="soak: how long (default: 60)")
-    asked.add_argument("--seed", type=count, metavar="N", help="soak: of all that is drawn at random (default: 1)")
+    asked.add_argument("--seed", type=count, metavar="N", help="soak: random seed (default: 1)")
     parser.add_argument("--json", action="store_true", help="end with the result as one line of JSON")
     parser.add_argument(
         "--save", type=Path, metavar="FILE", help="where to write the result (default: a new file in bench/results)"
@@ -76,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.save and not args.save.parent.is_dir():
-        raise MoestroError(f"There is no folder {args.save.parent} to save into. Make it first, or name another file.")
+        raise MoestroError(f"There is no folder {args.save.parent} to save into. Create it, or choose another file.")
     bench = importlib.import_module(f"bench.{args.name}")
     has = inspect.signature(bench.run).parameters
     asked: dict[str, Any] = {name: getattr(args, name) for name in ASKED if hasattr(args, name)}

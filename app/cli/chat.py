@@ -18,7 +18,8 @@ from app.services.profiles import stored
 from app.words import lossy, scored
 from core.errors import MoestroError
 from core.quality.report import Quality
-from core.settings.config import LoadSpec, Sampling
+from core.settings.loading import LoadSpec
+from core.settings.sampling import Sampling
 from core.trace import TraceWriter
 from core.types import AnswerStats, StepRecord
 
@@ -30,19 +31,19 @@ figures, /quit or the end of input leaves. Ctrl-C stops an answer, or leaves whe
 HELD = 64  # passes with distributions that are kept in memory at most
 EXTRAS = {
     "probs": "the router's whole distributions (2 bytes a token, layer and expert)",
-    "ranks": "what the prefetcher named, so that one that looks at hidden states can be simulated",
+    "ranks": "the prefetcher's predictions, so that one that reads hidden states can be simulated",
     "tokens": "the ids of the tokens, from which the text can be read",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--prompt", metavar="TEXT", help="answer this and leave")
+    parser.add_argument("--prompt", metavar="TEXT", help="answer this prompt and exit")
     parser.add_argument("--json", action="store_true", help="print one line of JSON with the figures after each answer")
     parser.add_argument(
         "--record",
         type=Path,
         metavar="FILE",
-        help="write which experts every token chose to a new file, for `launch.py simulate`",
+        help="write the experts of every token to a new file, for `launch.py simulate`",
     )
     for name, what in EXTRAS.items():
         parser.add_argument(f"--record-{name}", action="store_true", help=f"record {what} as well")
@@ -60,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     engine = load(spec)
     try:
         with record(args.record, engine, spec, extras) as trace:
-            chat = Chat(engine, spec, sampling, args.json, trace)
+            chat = ChatSession(engine, spec, sampling, args.json, trace)
             if args.prompt is not None:
                 return 130 if chat.ask(args.prompt).reason == "cancelled" else 0
             return chat.converse()
@@ -75,7 +76,7 @@ def load(spec: LoadSpec) -> EngineProtocol:
     cancel = threading.Event()
     try:
         with stoppable(cancel):
-            return Engine.load(spec, Progress(), cancel, profile=stored)
+            return Engine.load(spec, ProgressLine(), cancel, profile=stored)
     except MoestroError:
         if cancel.is_set():
             raise KeyboardInterrupt from None
@@ -87,8 +88,8 @@ def check_record(path: Path, spec: LoadSpec) -> None:
     if path.exists():
         raise MoestroError(f"{path} exists already. Name a new file to record into.")
     if not path.parent.is_dir():
-        raise MoestroError(f"There is no folder {path.parent} to record into. Make it first, or name another file.")
-    if not spec.settings["telemetry"]:
+        raise MoestroError(f"There is no folder {path.parent} to record into. Create it, or choose another file.")
+    if not spec.settings.telemetry.enabled:
         raise MoestroError("Nothing can be recorded while telemetry is off. Leave out --telemetry off, or --record.")
 
 
@@ -100,7 +101,7 @@ def record(
         return nullcontext()
     if any(extras.values()):
         engine.keep(**extras)
-    predictor = spec.settings.choice("predictor") if extras["ranks"] else None
+    predictor = spec.settings.prefetch.predictor if extras["ranks"] else None
     shape, hashed = engine.shape, str(engine.manifest().get("model_hash", ""))
     return TraceWriter(
         path,
@@ -114,7 +115,7 @@ def record(
     )
 
 
-class Progress:
+class ProgressLine:
     """Prints each new step once; in a terminal, overwrites the line."""
 
     def __init__(self) -> None:
@@ -129,7 +130,7 @@ class Progress:
         self._last = text
 
 
-class Chat:
+class ChatSession:
     """A conversation with its history. A stopped or failed answer is not added to the history."""
 
     def __init__(
@@ -210,7 +211,7 @@ class Chat:
         return {
             "model": self.spec.model,
             "text": text,
-            **dataclasses.asdict(stats),
+            **stats.as_dict(),
             "quality": dataclasses.asdict(self.quality) if self.quality is not None else None,
             "loading": loading,
             "settings": dict(self.engine.settings),
@@ -250,14 +251,14 @@ class Chat:
         name, _, value = rest.strip().replace("=", " ").partition(" ")
         where, name, checked = options.assign(name, value.strip())
         if where == options.LOAD:
-            return f"{name} acts when a model is loaded: start again with --{name.replace('_', '-')} {checked}."
+            return f"{name} takes effect when a model is loaded: restart with --{name.replace('_', '-')} {checked}."
         if where == options.DRAW:
             self.sampling = Sampling.checked(**dataclasses.asdict(self.sampling) | {name: checked})
         else:
             if self.trace is not None and self.trace.predictor is not None and name.startswith("predictor"):
                 raise MoestroError(
-                    "What the prefetcher names is being recorded, so it stays the same. Start again "
-                    "with another one, and another file to record into."
+                    "The prefetcher's predictions are being recorded, so it cannot be changed. Restart with "
+                    "another prefetcher and another file."
                 )
             self.engine.change({name: checked})
         return f"{name} = {checked}"
@@ -265,7 +266,7 @@ class Chat:
     def _stats(self, rest: str) -> str:
         if self.stats is None:
             return "Nothing has been answered yet."
-        told = dataclasses.asdict(self.stats)
+        told = self.stats.as_dict()
         if self.quality is not None:
             told |= {f"quality.{name}": value for name, value in dataclasses.asdict(self.quality).items()}
         return "\n".join(f"{name:18} {value}" for name, value in told.items())
@@ -276,7 +277,7 @@ def line(stats: AnswerStats, quality: Quality | None = None) -> str:
     hit = "" if stats.hit_rate is None else f" · hit rate {stats.hit_rate:.0%}"
     disk = f", {stats.disk_bytes / 1e6:.1f} MB of it from disk" if stats.disk_bytes else ""
     told = scored(dataclasses.asdict(quality) if quality is not None else None)
-    marks = "".join(f" · {one}" for one in [lossy(dataclasses.asdict(stats)), *told])
+    marks = "".join(f" · {one}" for one in [lossy(stats.as_dict()), *told])
     marks = (" · emulated link" if stats.emulated else "") + marks
     return (
         f"[{stats.new_tokens} tokens · {stats.tok_s:.1f} tok/s · first after {stats.ttft_ms:.0f} ms{hit}"

@@ -11,15 +11,15 @@ HELP = "Show, check, copy or rescue your chats and figures."
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--check", action="store_true", help="check that the database is whole, with no limit of time")
+    what.add_argument("--check", action="store_true", help="check the whole database, however long that takes")
     what.add_argument("--backup", action="store_true", help="make a copy now; the last two are kept")
     what.add_argument(
         "--restore",
         action="store_true",
-        help="put the newest whole copy in the place of the database, which is kept under another name",
+        help="restore the newest intact copy; the present database is kept under another name",
     )
     what.add_argument(
-        "--move-aside", action="store_true", help="give the database another name, so that the next start begins afresh"
+        "--move-aside", action="store_true", help="rename the database, so that the next start begins with an empty one"
     )
 
 
@@ -31,7 +31,11 @@ def run(args: argparse.Namespace) -> int:
     folder = data_dir()
     if args.move_aside:
         aside = move_aside(folder)
-        print(f"It is kept as {aside}. The next start begins afresh." if aside else f"{folder} has no database.")
+        print(
+            f"It is kept as {aside}. The next start begins with an empty database."
+            if aside
+            else f"{folder} has no database."
+        )
     elif args.restore:
         copy, aside = restore(folder)
         print(f"The copy {copy.name} is in place." + (f" What was there is kept as {aside}." if aside else ""))
@@ -49,5 +53,5 @@ def run(args: argparse.Namespace) -> int:
             if damage := find_damage(path):
                 print(damaged(path, damage))
                 return 1
-            print("The database is whole.")
+            print("The database is intact.")
     return 0

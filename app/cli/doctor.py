@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--pack",
         type=Path,
         metavar="DIR",
-        help="read this expert pack to its last byte instead, and say what is damaged",
+        help="verify every byte of this expert pack instead, and report what is damaged",
     )
 
 

@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what.add_argument("--task-dir", type=Path, metavar="DIR", help="a folder with tasks of your own (.yaml)")
     what.add_argument("--limit", type=number, metavar="N", help="examples of each task (default: all)")
-    parser.add_argument("--list", action="store_true", help="print the modes and leave")
+    parser.add_argument("--list", action="store_true", help="print the modes and exit")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table there as well")
     parser.add_argument("--json", action="store_true", help="end with the result as one line of JSON")
     options.add_settings(parser)
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     modes, shares = chosen(args.modes, known), residencies(args.residency)
     if args.csv and not args.csv.parent.is_dir():
-        raise MoestroError(f"There is no folder {args.csv.parent} to write into. Make it first, or name another file.")
+        raise MoestroError(f"There is no folder {args.csv.parent} to write into. Create it, or choose another file.")
     spec = options.spec(args)
     asked, texts = given(args)
     began_s = time.perf_counter()

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         bar.end()
         left = chosen[0].with_name(f"{chosen[0].name}.partial") if chosen else None
         kept = f"What is finished is kept in {left}. " if left and left.exists() else ""
-        print(f"Stopped. {kept}Run the same command to go on.", file=sys.stderr)
+        print(f"Stopped. {kept}Run the same command to continue.", file=sys.stderr)
         return 130
     except MoestroError:
         bar.end()

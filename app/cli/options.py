@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from core.errors import SettingError
-from core.settings.config import GENERAL, LOADING, SAMPLING, LoadSpec, Sampling, Settings, params
+from core.settings.config import Settings, general, params
+from core.settings.loading import LoadSpec
+from core.settings.param import Param, Value, declared
 from core.settings.presets import PRESETS, Preset, preset
-from core.settings.registry import Param, Value
+from core.settings.sampling import Sampling
 
 LIVE, LOAD, DRAW = "live:", "load:", "draw:"  # prefixes of generated options in the namespace
 
@@ -22,17 +24,15 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help='"demo", or a folder with a model (default: demo; in the dashboard, the last one)',
     )
-    _add(loading, LOADING, LOAD)
+    _add(loading, declared(LoadSpec), LOAD)
     live = parser.add_argument_group("settings")
     live.add_argument(
         "--preset",
         metavar="NAME",
         type=preset_named,
-        help="the values of a system of the literature; "
-        f"what other options name comes on top: {', '.join(p.name for p in PRESETS)}",
+        help=f"the settings of a published system; other options override them: {', '.join(p.name for p in PRESETS)}",
     )
-    known = params()
-    _add(live, [known[p.name] for p in GENERAL], LIVE)
+    _add(live, general(), LIVE)
     live.add_argument(
         "--set",
         action="append",
@@ -40,14 +40,14 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         type=pair,
         dest="pairs",
-        help="set anything by its full name, for example eviction.lfu.half_life=64; "
+        help="set any setting by its full name, for example eviction.lfu.half_life=64; "
         "`launch.py settings` lists the names",
     )
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     """Add an option for each sampling parameter."""
-    _add(parser.add_argument_group("sampling"), SAMPLING, DRAW)
+    _add(parser.add_argument_group("sampling"), declared(Sampling), DRAW)
 
 
 def spec(args: argparse.Namespace) -> LoadSpec:
@@ -69,8 +69,8 @@ def assign(name: str, value: object) -> tuple[str, str, Value]:
     """Check one value by its setting's name; returns (its group, name, value). Raises SettingError."""
     groups: dict[str, Mapping[str, Param]] = {
         LIVE: params(),
-        LOAD: {p.name: p for p in LOADING},
-        DRAW: {p.name: p for p in SAMPLING},
+        LOAD: declared(LoadSpec),
+        DRAW: declared(Sampling),
     }
     for where, known in groups.items():
         if name in known:
@@ -79,8 +79,8 @@ def assign(name: str, value: object) -> tuple[str, str, Value]:
     raise SettingError(f"There is no setting called {name!r}. Settings: {names}.")
 
 
-def _add(group: Any, known: Any, where: str) -> None:
-    for param in known:
+def _add(group: Any, known: Mapping[str, Param], where: str) -> None:
+    for param in known.values():
         group.add_argument(
             f"--{param.name.replace('_', '-')}",
             dest=where + param.name,

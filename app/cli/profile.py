@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--parts",
         default="all",
         metavar="LIST",
-        help=f"what to gather, separated by commas; the rest stays as it was (default: all): {', '.join(PARTS)}",
+        help=f"what to measure, separated by commas; the other parts are kept (default: all): {', '.join(PARTS)}",
     )
     parser.add_argument(
         "--tokens",
@@ -106,7 +106,7 @@ def calibrated(args: argparse.Namespace, engine: Any, parts: set[str]) -> int:
             )
     except Cancelled:
         bar.end()
-        print(f"Stopped. {'The profile is as it was' if old else 'Nothing was kept'}.", file=sys.stderr)
+        print(f"Stopped. {'The profile is unchanged' if old else 'Nothing was saved'}.", file=sys.stderr)
         return 130
     finally:
         bar.end()
@@ -159,7 +159,7 @@ def report(profile: Profile, parts: set[str], file: Path, seconds: float) -> lis
         *(f"  {TITLES[part]:<{width}}  {said}" for part, said in found.items()),
     ]
     if missing := [TITLES[part] for part in PARTS if part in parts and part not in found]:
-        lines.append(f"  Not gathered, since only a text that the model reads can tell: {', '.join(missing)}")
+        lines.append(f"  Not measured, because it needs a text that the model reads: {', '.join(missing)}")
     return [*lines, f"Saved in {file}, {size(file.stat().st_size)}"]
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Mapping
 
-from core.settings.config import GENERAL, KINDS, LOADING, SAMPLING, params
+from core.settings.config import KINDS, general
+from core.settings.loading import LoadSpec
+from core.settings.param import Param, declared
 from core.settings.presets import PRESETS
-from core.settings.registry import Param, Variant, variants
+from core.settings.registry import variants
+from core.settings.sampling import Sampling
 
 HELP = "Print the reference of every setting as Markdown."
 HEAD = """# Settings
@@ -17,7 +20,7 @@ Generated from the registry by `python launch.py settings`; `docs/settings.md` i
 Live settings act between two tokens, in the dashboard, with `/set name value` in a chat, and as options or
 `--set name=value` on the command line. Loading settings act when a model is loaded."""
 
-PRESETS_HEAD = """Systems of the literature as values of these settings: `--preset NAME` on the command line, or the
+PRESETS_HEAD = """Published systems as values of these settings: `--preset NAME` on the command line, or the
 menu at the top of the dashboard's cache section. What a preset does not name of its parts has its default; budget, pins
 and link stay as they are."""
 
@@ -33,16 +36,16 @@ def run(args: argparse.Namespace) -> int:
 
 def reference() -> str:
     """Every setting with its default, bounds, help and source."""
-    known = params()
-    parts = [HEAD, "## Live", _table((p.name, known[p.name]) for p in GENERAL)]
+    known = general()
+    parts = [HEAD, "## Live", _table(known)]
     for kind in KINDS:
         parts.append(f"## {known[kind].title}: `{kind}`")
         for variant in variants(kind):
             parts += [f"### `{variant.name}`: {variant.title}", f"{variant.help}\n\nSource: {variant.source}."]
             if variant.params:
-                parts.append(_table(_own(kind, variant)))
+                parts.append(_table({variant.full_name(param.name): param for param in variant.params}))
     parts += ["## Presets", PRESETS_HEAD, _presets()]
-    parts += ["## Sampling", _table((p.name, p) for p in SAMPLING), "## Loading", _table((p.name, p) for p in LOADING)]
+    parts += ["## Sampling", _table(declared(Sampling)), "## Loading", _table(declared(LoadSpec))]
     return "\n\n".join(parts)
 
 
@@ -54,13 +57,9 @@ def _presets() -> str:
     return "\n".join(lines)
 
 
-def _own(kind: str, variant: Variant) -> list[tuple[str, Param]]:
-    return [(f"{kind}.{variant.name}.{param.name}", param) for param in variant.params]
-
-
-def _table(rows: Iterable[tuple[str, Param]]) -> str:
+def _table(rows: Mapping[str, Param]) -> str:
     lines = ["| Setting | Default | Bounds | What it does |", "|---|---|---|---|"]
-    for name, param in rows:
+    for name, param in rows.items():
         cells = (
             f"`{name}`",
             _text(param.default),

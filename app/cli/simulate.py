@@ -9,18 +9,19 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from app.cli import ahead, options
+from app.cli import options, simulate_prefetch
+from app.cli.simulate_report import summary, table
 from app.services.profiles import stored
 from core.errors import SettingError
-from core.policy.allocation.slot_allocation import PLACING
 from core.profile import Profile, load
 from core.settings.config import Settings, params
 from core.settings.registry import variant, variants
-from core.simulate import BELADY, Clock, Config, Result, simulate
+from core.simulate import BELADY, Config, simulate
 from core.simulate.prefetchers import ORACLE, TimedResult
 from core.trace import FileTrace, Trace, open_trace
 
 Fetched = dict[tuple[str, str], dict[str, TimedResult]]  # (policy, size) -> prefetcher -> result
+PLACING = ("scope", "layer_slots", "pins")  # settings with an option of their own here
 HELP = "Replay a routing trace through cache policies and sizes, without a model."
 
 
@@ -51,8 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--preset",
         type=options.preset_named,
         metavar="NAME",
-        help="the cache of a system of the "
-        "literature: its policy, scope and slots per layer; its prefetcher is left out",
+        help="the cache of a published system: its policy, scope and slots per layer, without its prefetcher",
     )
     for name in PLACING:
         parser.add_argument(
@@ -65,8 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--profile",
         type=Path,
         metavar="FILE",
-        help="a profile of the model, for what needs one "
-        "(default: the one kept of the model that a recorded session names)",
+        help="a profile of the model, for settings that need one (default: the stored profile of the trace's model)",
     )
     parser.add_argument(
         "--set",
@@ -101,13 +100,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=0.0,
         metavar="X",
-        help="of that computing, one expert's share (default: 0, nothing is computed beside a copy)",
+        help="compute time of one expert (default: 0, no compute overlaps a copy)",
     )
     clock.add_argument(
-        "--miss-ms", type=positive, default=0.0, metavar="X", help="that a miss costs beside its copy (default: 0)"
+        "--miss-ms", type=positive, default=0.0, metavar="X", help="cost of a miss besides its copy (default: 0)"
     )
-    ahead.add_arguments(parser, positive)
-    parser.add_argument("--processes", type=int, default=0, metavar="N", help="at once (default: one per CPU core)")
+    simulate_prefetch.add_arguments(parser, positive)
+    parser.add_argument(
+        "--processes", type=int, default=0, metavar="N", help="number of processes (default: one per CPU core)"
+    )
     parser.add_argument("--json", action="store_true", help="end with the result as one line of JSON")
 
 
@@ -117,15 +118,16 @@ def run(args: argparse.Namespace) -> int:
     if not trace.tokens:
         raise SettingError(f"{args.trace} has no tokens.")
     if isinstance(trace, FileTrace) and trace.cut:
-        say(f"{args.trace} ends in the middle of a piece, which is left out.")
+        say(f"{args.trace} is cut short; the incomplete part at its end is left out.")
     sizes = slots(args.slots, trace.layers * trace.experts)
     settings, profile = asked(args), profile_for(args, trace)
-    usual = str(settings["eviction"]) if args.preset or args.predictors else "all"
+    usual = settings.cache.eviction.name if args.preset or args.predictors else "all"
     names = policies(args.policies or usual)
-    machine = ahead.machine(args, profile, trace.layers, trace.top_k)
+    machine = simulate_prefetch.machine(args, profile, trace.layers, trace.top_k)
     clock = None if machine is None else machine.clock
-    predictors = ahead.chosen(args.predictors, settings, trace, profile, say) if args.predictors else []
-    args.scope, args.layer_slots, args.pins = (str(settings[name]) for name in PLACING)
+    predictors = simulate_prefetch.chosen(args.predictors, settings, trace, profile, say) if args.predictors else []
+    cache = settings.cache
+    args.scope, args.layer_slots, args.pins = cache.scope, cache.layer_slots.name, str(cache.pins)
     caches = [
         [
             Config.of(settings.with_({"eviction": name}), n, trace.layers, trace.experts, trace.top_k, profile)
@@ -142,7 +144,9 @@ def run(args: argparse.Namespace) -> int:
     fetched: Fetched = {}
     if machine is not None and predictors:
         flat = [cache for by_size in caches for cache in by_size]
-        rows = ahead.run(trace, predictors, flat, settings, machine, profile, args.start, max(0, args.processes), say)
+        rows = simulate_prefetch.run(
+            trace, predictors, flat, settings, machine, profile, args.start, max(0, args.processes), say
+        )
         fetched = {
             (name, size): dict(zip([*predictors, ORACLE], (row[at] for row in rows), strict=True))
             for at, (name, size) in enumerate((name, size) for name in names for size in sizes)
@@ -152,10 +156,10 @@ def run(args: argparse.Namespace) -> int:
     for (name, size), found in fetched.items():
         assert machine is not None
         print(
-            ahead.table(
+            simulate_prefetch.table(
                 found,
                 f"Prefetching, {name} with {size} ({sizes[size]})",
-                ahead.bound_ms(by_name[BELADY][size], machine.clock),
+                simulate_prefetch.bound_ms(by_name[BELADY][size], machine.clock),
                 machine.blob_bytes,
             )
         )
@@ -164,10 +168,13 @@ def run(args: argparse.Namespace) -> int:
         out = summary(args, trace, sizes, by_name, clock)
         if machine is not None and fetched:
             out["prefetching"] = {
-                name: {size: {one: ahead.summary(did) for one, did in fetched[name, size].items()} for size in sizes}
+                name: {
+                    size: {one: simulate_prefetch.summary(did) for one, did in fetched[name, size].items()}
+                    for size in sizes
+                }
                 for name in names
             }
-            out["bound_ms"] = {size: ahead.bound_ms(by_name[BELADY][size], machine.clock) for size in sizes}
+            out["bound_ms"] = {size: simulate_prefetch.bound_ms(by_name[BELADY][size], machine.clock) for size in sizes}
             out["expert_bytes"] = machine.blob_bytes or None
         print(json.dumps(out | {"seconds": seconds}))
     return 0
@@ -233,79 +240,6 @@ def positive(text: str) -> float:
     if not 0 <= number < 1e9:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of milliseconds.")
     return number
-
-
-def table(args: argparse.Namespace, trace: Trace, sizes: dict[str, int], found: dict[str, dict[str, Result]]) -> str:
-    """The result as text: best policy at the first size first, the bound last."""
-    first = next(iter(sizes))
-    rows = [*sorted((n for n in found if n != BELADY), key=lambda n: -(found[n][first].hit_rate or 0.0)), BELADY]
-    width = max(len(name) for name in rows)
-    tpot = found[BELADY][first].tpot_ms is not None
-    heads = [f"{size} ({n})" for size, n in sizes.items()]
-    lines = [
-        f"{args.trace.name}: {trace.tokens} tokens, {trace.layers} layers, {trace.experts} experts, "
-        f"top {trace.top_k}{'; ' + trace.model if trace.model else ''}",
-        f"Hit rate while decoding{' and predicted ms per token' if tpot else ''}, by slots; "
-        f"{'each layer its own' if args.scope == 'layer' else 'one pool for all layers'}, starting {args.start}:",
-        " " * (width + 2) + "".join(f"{head:>{18 if tpot else 14}}" for head in heads),
-    ]
-    for name in rows:
-        cells = []
-        for size in sizes:
-            one = found[name][size]
-            rate = "-" if one.hit_rate is None else f"{one.hit_rate:.1%}"
-            cells.append(f"{rate:>8}{one.tpot_ms:>10.2f}" if one.tpot_ms is not None else f"{rate:>14}")
-        lines.append(f"  {name:<{width}}" + "".join(cells))
-    bound = found[BELADY][first]
-    lines.append(
-        f"{BELADY} knows the future: no policy can do better. First requests of an expert count as misses "
-        f"({bound.compulsory} of {bound.requests} requests)."
-    )
-    return "\n".join(lines)
-
-
-def summary(
-    args: argparse.Namespace,
-    trace: Trace,
-    sizes: dict[str, int],
-    found: dict[str, dict[str, Result]],
-    clock: Clock | None,
-) -> dict[str, object]:
-    """The result as plain values for JSON. Rates by policy and by size as the user wrote it."""
-    out: dict[str, object] = {
-        "trace": args.trace.name,
-        "tokens": trace.tokens,
-        "layers": trace.layers,
-        "experts": trace.experts,
-        "top_k": trace.top_k,
-        "scope": args.scope,
-        "layer_slots": args.layer_slots,
-        "pins": args.pins,
-        "start": args.start,
-        "slots": sizes,
-        "hit_rate": {
-            name: {size: one.hit_rate for size, one in by_size.items()}
-            for name, by_size in found.items()
-            if name != BELADY
-        },
-        "belady": {size: one.hit_rate for size, one in found[BELADY].items()},
-        "belady_warm": {size: warm(one) for size, one in found[BELADY].items()},
-        "prefill_hit_rate": {
-            name: {size: one.prefill_hit_rate for size, one in by_size.items()} for name, by_size in found.items()
-        },
-        "misses_per_token": {
-            name: {size: one.misses_per_token for size, one in by_size.items()} for name, by_size in found.items()
-        },
-    }
-    if clock is not None:
-        out["tpot_ms"] = {name: {size: one.tpot_ms for size, one in by_size.items()} for name, by_size in found.items()}
-    return out
-
-
-def warm(result: Result) -> float | None:
-    """The hit rate without the first request of each expert, which always misses in an empty cache."""
-    rest = result.requests - result.compulsory
-    return result.hits / rest if rest > 0 else None
 
 
 def say(text: str) -> None:

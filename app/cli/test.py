@@ -1,4 +1,8 @@
-"""`test`: runs the linters, the type checker and the tests, cheapest first; pytest's summary line comes last."""
+"""`test`: runs the linters, the type checker and the tests; pytest's summary line comes last.
+
+The tests come in two layers. The first guards every change and takes some minutes; `--all` adds what is marked `long`,
+`--long` runs that alone, `--minutes` only what of it should end in time.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,8 @@ import argparse
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HELP = "Run the linters, the type checker and the tests. What is not listed below goes to pytest."
@@ -13,6 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CHECKS = (
     ("ruff", ("-m", "ruff", "check", ".")),
     ("ruff format", ("-m", "ruff", "format", "--check", ".")),
+)
+SLOW_CHECKS = (
     ("import-linter", ("-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-logo")),
     ("mypy", ("-m", "mypy", "--strict", "core", "app", "bench", "demo")),
 )
@@ -21,14 +29,18 @@ WORKERS = 4
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options that pytest understands are passed on to it."""
-    parser.usage = "launch.py test [--all | --fuzz MINUTES] [anything pytest understands]"
-    parser.add_argument("--all", action="store_true", help="also run the tests that take minutes (marked `long`)")
+    parser.usage = "launch.py test [--all | --long | --fuzz MINUTES] [--minutes N] [anything pytest understands]"
+    parser.add_argument("--all", action="store_true", help="also run the tests that take long (marked `long`)")
+    parser.add_argument("--long", action="store_true", help="run what --all adds, and nothing else")
+    parser.add_argument(
+        "--minutes", type=float, help="begin no long test that would not end within so many minutes; it is named"
+    )
     parser.add_argument(
         "--fuzz",
         type=float,
         metavar="MINUTES",
-        help="in place of the tests, damage files and requests at random for so long; what goes wrong is kept in "
-        "tests/fuzz/seeds and replayed by every test run from then on",
+        help="instead of the tests, fuzz files and requests for so long; failures are kept in tests/fuzz/seeds, "
+        "which every test run replays",
     )
 
 
@@ -36,25 +48,45 @@ def run(args: argparse.Namespace) -> int:
     """1 when a check or a test failed; every check runs in any case, so that one run shows all failures."""
     if args.fuzz is not None:
         return call("fuzz", ("-m", "tests.fuzz", "--minutes", str(args.fuzz), *args.pytest))
-    failed = [name for name, command in CHECKS if call(name, command) != 0]
+    command = ("-m", "pytest", *workers(args.pytest), *layer(args), *args.pytest)
+    if args.long:
+        return call("pytest", command)
+    failed = [name for name, check in CHECKS if call(name, check) != 0]
+    with ThreadPoolExecutor(1) as beside:
+        slow = beside.submit(lambda: [name for name, check in SLOW_CHECKS if call(name, check, beside=True) != 0])
+        failed += slow.result() if args.pytest else []  # what was chosen may be over first; pytest comes last
+        tests = call("pytest", command)
+        failed += [] if args.pytest else slow.result()
     if failed:
-        print(f"\nFailed before the tests: {', '.join(failed)} (see above).", flush=True)
-    tests = call("pytest", ("-m", "pytest", *workers(args.pytest), *(("--all",) if args.all else ()), *args.pytest))
+        print(f"\nFailed beside the tests: {', '.join(failed)} (see above).", flush=True)
     return 1 if failed or tests else 0
 
 
+def layer(args: argparse.Namespace) -> list[str]:
+    """pytest options for the tests that were asked for."""
+    until = ["--until", str(time.time() + 60 * args.minutes)] if args.minutes is not None else []
+    return [*(["--all"] if args.all else ["-m", "long"] if args.long else []), *until]
+
+
 def workers(chosen: list[str]) -> list[str]:
-    """pytest options: one worker per core, at most four; tests of a file run together because they share slow setup."""
+    """pytest options: one worker per core, at most four; files stay whole and in the order of `tests.selection`."""
     count = min(os.cpu_count() or 1, WORKERS)
     if count == 1 or any(word.startswith(("-n", "--numprocesses", "--pdb", "-s")) for word in chosen):
         return []
-    return ["-n", str(count), "--dist", "loadfile"]
+    return ["-n", str(count), "--dist", "loadfile", "--no-loadscope-reorder"]
 
 
-def call(name: str, command: tuple[str, ...]) -> int:
-    """Run one tool with this Python in the repository, with the Hugging Face hub offline."""
-    print(f"\n== {name}", flush=True)
+def call(name: str, command: tuple[str, ...], beside: bool = False) -> int:
+    """Run one tool with this Python in the repository, with the Hugging Face hub offline; what a tool says that runs
+    beside another is shown at its end."""
     offline = os.environ | {"HF_HUB_OFFLINE": "1", "GRADIO_ANALYTICS_ENABLED": "False"}
+    if beside:
+        done = subprocess.run(
+            [sys.executable, *command], cwd=ROOT, env=offline, capture_output=True, text=True, check=False
+        )
+        print(f"\n== {name}\n{done.stdout}{done.stderr}", flush=True)
+        return done.returncode
+    print(f"\n== {name}", flush=True)
     with subprocess.Popen([sys.executable, *command], cwd=ROOT, env=offline) as process:
         while True:
             try:

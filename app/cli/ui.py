@@ -11,7 +11,7 @@ from app.server.security.access import Access
 from app.store.home import data_dir
 from core.errors import MoestroError
 
-HELP = "Open the dashboard (this is what no command does)."
+HELP = "Open the dashboard (the default command)."
 FIRST, TRIED = 7860, 100
 
 
@@ -24,21 +24,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="127.0.0.1",
         metavar="ADDRESS",
         help="address to listen on (default: "
-        "127.0.0.1, this machine alone; 0.0.0.0: every address of it). Beyond this machine a token "
-        "is asked for",
+        "127.0.0.1, this machine alone; 0.0.0.0: every address of it). Other addresses require a token",
     )
     parser.add_argument(
         "--token",
         metavar="TOKEN",
-        help="ask for this token (default: $MOESTRO_TOKEN; else none on "
-        "this machine alone, and beyond it one that is made up)",
+        help="require this token (default: $MOESTRO_TOKEN; else none for 127.0.0.1, and a random one for other "
+        "addresses)",
     )
     parser.add_argument(
         "--allow-host",
         action="append",
         default=[],
         metavar="NAME",
-        help="another name that the dashboard may be opened by; can be given more than once",
+        help="another host name that the dashboard may be opened by (may be given more than once)",
     )
     parser.add_argument("--no-browser", action="store_true", help="do not open a browser")
     options.add_settings(parser)
@@ -51,10 +50,10 @@ def run(args: argparse.Namespace) -> int:
     from app.store.check import NAME, Check
 
     check = Check(data_dir() / NAME)  # runs during the remaining imports
-    from app.serve import Asked, serve
+    from app.serve import StartOptions, serve
 
     try:
-        serve(Asked(*options.given(args)), access, port=port, browser=not args.no_browser, check=check)
+        serve(StartOptions(*options.given(args)), access, port=port, browser=not args.no_browser, check=check)
     except KeyboardInterrupt:
         pass  # the normal end of a dashboard
     return 0

@@ -8,7 +8,8 @@ from typing import Any
 import pandas as pd
 
 from app.store.stored import quality_of, stats_of
-from core.settings.config import SAMPLING
+from core.settings.param import declared
+from core.settings.sampling import Sampling
 
 DEFINITIONS: dict[str, str] = {
     "load": "The loading of a model the row belongs to; see manifest.json.",
@@ -37,11 +38,11 @@ DEFINITIONS: dict[str, str] = {
     "seed": "With which its tokens were drawn; with it and the five beside it the answer can be repeated.",
     **{
         p.name: f"How its tokens were drawn: {p.title.lower()}."
-        for p in SAMPLING
+        for p in declared(Sampling).values()
         if p.name not in ("seed", "max_new_tokens")
     },
 }
-_SAMPLING = tuple(p.name for p in SAMPLING if p.name != "max_new_tokens")
+_SAMPLING = tuple(name for name in declared(Sampling) if name != "max_new_tokens")
 _STATS = (
     "prompt_tokens",
     "new_tokens",

@@ -24,11 +24,11 @@ DEFINITIONS: dict[str, str] = {
 
 def counted(load: int, rows: Sequence[sqlite3.Row]) -> pd.DataFrame:
     """The events of some forward passes, counted by phase, layer, action and reason."""
-    told = [row for row in rows if row["choices"]]
-    if not told:
+    filled = [row for row in rows if row["choices"]]
+    if not filled:
         return pd.DataFrame(columns=list(DEFINITIONS))
-    events = np.frombuffer(b"".join(row["choices"] for row in told), CHOICE)
-    phases = np.repeat([row["phase"] for row in told], [len(row["choices"]) // CHOICE.itemsize for row in told])
+    events = np.frombuffer(b"".join(row["choices"] for row in filled), CHOICE)
+    phases = np.repeat([row["phase"] for row in filled], [len(row["choices"]) // CHOICE.itemsize for row in filled])
     table = pd.DataFrame(
         {
             "load": load,
@@ -44,8 +44,8 @@ def counted(load: int, rows: Sequence[sqlite3.Row]) -> pd.DataFrame:
 
 def summed(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Sum of several such tables."""
-    told = [table for table in tables if len(table)]
-    if not told:
+    filled = [table for table in tables if len(table)]
+    if not filled:
         return pd.DataFrame(columns=list(DEFINITIONS))
     keys = [name for name in DEFINITIONS if name != "count"]
-    return pd.concat(told).groupby(keys)["count"].sum().reset_index()
+    return pd.concat(filled).groupby(keys)["count"].sum().reset_index()

@@ -16,9 +16,10 @@ import pandas as pd
 
 from app.exports import answers, choices
 from app.store import Load
-from app.store.steps import DEMAND, FROM_DISK, SCALARS, TRANSFER
+from app.store.steps import DEMAND, FROM_DISK, TRANSFER
 from app.store.stored import moment
-from core.types import ModelShape, Outcome
+from core.metrics import COUNTED, HIT_RATE, METRICS, REQUESTS, Outcome
+from core.types import ModelShape
 
 Tables = dict[str, pd.DataFrame]
 Counts = npt.NDArray[np.int64]
@@ -30,18 +31,8 @@ _KEYS = {
     "phase": "prefill (the prompt) or decode (one generated token a pass).",
 }
 _LAYER = {"layer": "Mixture-of-Experts layer, counted from 0."}
-_OUTCOMES = {
-    "requests": "Distinct experts asked for in a layer, summed over forward passes.",
-    "hits": "Requests whose expert was resident and ready when routing was known, prefetch hits included.",
-    "prefetch_hits": "Hits on experts that a prefetch brought and that had not been used since.",
-    "late": "Requests whose expert was still being copied: compute waited for the rest of the copy.",
-    "misses": "Requests whose expert was neither resident nor on its way: fetched on demand from host memory.",
-    "disk_misses": "The same, but host memory did not have it either: read from disk.",
-    "substituted": "Requests whose expert was missing and for which nothing was fetched: others took its place.",
-    "dropped": "The same, and nothing took its place.",
-    "predicted": "Requests for which nothing was fetched because a predicted routing was computed without them.",
-}
-_RATE = {"hit_rate": "hits / requests; empty when there was no request."}
+_OUTCOMES = {one.name: one.help for one in REQUESTS}
+_RATE = {HIT_RATE.name: HIT_RATE.help}
 _MS = "milliseconds"
 DEFINITIONS: dict[str, dict[str, str]] = {
     "tokens": {
@@ -50,37 +41,7 @@ DEFINITIONS: dict[str, dict[str, str]] = {
         "chat": "The chat it was for; empty for the HTTP API.",
         "answer": "The answer it was for; empty for the HTTP API.",
         "phase": _KEYS["phase"],
-        "tokens": "Positions computed in the pass.",
-        "start_s": "When it began: seconds since the model was loaded.",
-        "total_ms": f"Its wall time in {_MS}: compute + stall + idle.",
-        "compute_ms": f"The device was busy with the model, in {_MS}.",
-        "stall_ms": f"Compute waited for a copy, in {_MS}.",
-        "idle_ms": f"Neither: Python and sampling, in {_MS}.",
-        "copy_ms": f"The link was busy, in {_MS}; overlaps compute and stall.",
-        "predict_ms": f"The prefetcher's own time on the computing thread, in {_MS}; part of compute.",
-        "net_ms": f"What prefetching saved at most less what it cost, in {_MS}. Saved: the copies of prefetched "
-        "experts that were asked for, less the waits for late ones. Cost: its own time, and the waits of "
-        "demands that it held up or caused.",
-        **_OUTCOMES,
-        **_RATE,
-        "prefetch_issued": "Experts whose prefetch was begun.",
-        "prefetch_used": "Prefetched experts that were then used.",
-        "prefetch_late": "Prefetched experts asked for before their copy had ended.",
-        "prefetch_wasted": "Prefetched experts evicted or passed over without use.",
-        "prefetch_evicted": "Of those, the ones evicted before their layer was reached.",
-        "demand_bytes": "Payload copied on demand.",
-        "prefetch_bytes": "Payload copied by prefetches.",
-        "late_bytes": "Payload of prefetches that were late.",
-        "wasted_bytes": "Payload of wasted prefetches.",
-        "evicted_bytes": "Payload of prefetches that were evicted before their layer was reached.",
-        "disk_bytes": "Bytes read from disk for the copies that ended in the pass, padding included.",
-        "slots": "Experts that the device had room for.",
-        "device_bytes": "Device memory in use after the pass.",
-        "budget_bytes": "Device memory that was allowed.",
-        "emulated": "The link was paced to an emulated bandwidth.",
-        "exact": "No lossy option changed the result.",
-        "assignments": "Experts that the router gave to the tokens of the pass, over all layers.",
-        "changed": "Of those, how many another expert or nothing took the place of.",
+        **{one.column or one.name: one.help for one in METRICS},
     },
     "layers": {**_KEYS, **_LAYER, **_OUTCOMES, **_RATE},
     "experts": {
@@ -120,7 +81,7 @@ DEFINITIONS: dict[str, dict[str, str]] = {
         "new": "Its value from then on.",
     },
 }
-_RENAMED = {"step": "index", "started_s": "start_s"}
+_RENAMED = {"step": "index", **{one.name: one.column for one in COUNTED if one.column}}
 
 
 class _Sums:
@@ -191,30 +152,21 @@ def collect(db: sqlite3.Connection, loads: Sequence[Load], chat: int | None) -> 
 
 
 def _tokens(rows: Sequence[sqlite3.Row], outcomes: Counts) -> pd.DataFrame:
-    names = ("step", "load", "chat", "answer", "changed", *SCALARS)
+    names = ("step", "load", "chat", "answer", "phase", "changed", *(one.name for one in COUNTED))
     table = pd.DataFrame([[row[name] for name in names] for row in rows], columns=list(names)).rename(columns=_RENAMED)
     table[["chat", "answer"]] = table[["chat", "answer"]].astype("Int64")
-    table[["emulated", "exact"]] = table[["emulated", "exact"]].astype(bool)
+    flags = [one.column or one.name for one in COUNTED if one.kind is bool]
+    table[flags] = table[flags].astype(bool)
     table["assignments"] = [row["layers"] * row["tokens"] * row["top_k"] for row in rows]
     return _with_outcomes(table, outcomes)
 
 
 def _with_outcomes(table: pd.DataFrame, outcomes: Counts) -> pd.DataFrame:
-    """Add the columns of `_OUTCOMES` and the hit rate from [row, outcome] counts."""
-    requests = outcomes.sum(1)
-    hits = outcomes[:, Outcome.HIT] + outcomes[:, Outcome.PREFETCH_HIT]
-    return table.assign(
-        requests=requests,
-        hits=hits,
-        prefetch_hits=outcomes[:, Outcome.PREFETCH_HIT],
-        late=outcomes[:, Outcome.LATE],
-        misses=outcomes[:, Outcome.MISS],
-        disk_misses=outcomes[:, Outcome.MISS_DISK],
-        substituted=outcomes[:, Outcome.SUBSTITUTED],
-        dropped=outcomes[:, Outcome.DROPPED],
-        predicted=outcomes[:, Outcome.PREDICTED],
-        hit_rate=np.divide(hits, requests, out=np.full(len(hits), np.nan), where=requests > 0),
-    )
+    """Add the columns of REQUESTS and the hit rate from [row, outcome] counts."""
+    counts = {one.name: outcomes[:, one.outcomes].sum(1) for one in REQUESTS}
+    hits, requests = counts["hits"], counts["requests"]
+    rate = np.divide(hits, requests, out=np.full(len(hits), np.nan), where=requests > 0)
+    return table.assign(**counts, hit_rate=rate)
 
 
 def _grid(load: int, sums: _Sums, **axes: int) -> tuple[pd.DataFrame, npt.NDArray[np.bool_]]:

@@ -17,7 +17,7 @@ from app.server.bodies import Bodies, RowId
 from app.server.security.access import Access
 from app.server.security.gate import Gate
 from app.server.security.headers import SecurityHeaders
-from app.services.analysis import lab, whatif
+from app.services.analysis import lab, whatif_csv
 from app.services.host import Host
 from core import __version__
 from core.errors import MoestroError
@@ -40,12 +40,12 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, access:
 
     @app.get("/healthz")
     async def health() -> dict[str, object]:  # on the event loop: it answers even when every thread is busy
-        loading, job = host.loading, host.importer.job
+        loading, job = host.loader.loading, host.importer.job
         return {
             "status": "ok",
-            "model": host.model,
+            "model": host.models.model,
             "busy": host.busy,
-            "waiting": host.waiting,
+            "waiting": host.chats.waiting,
             "version": __version__,
             "loading": loading.share if loading is not None and not loading.finished else None,
             "importing": job.share if job is not None and not job.finished else None,
@@ -55,25 +55,25 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, access:
     def frame(layer: RowId = 0, since: str = "") -> Response:
         busy = host.busy
         # Read before the frame: at worst the frame is sent once more.
-        version = f"{host.version}.{layer}.{int(busy)}.{host.regret.version}"
+        version = f"{host.models.version}.{layer}.{int(busy)}.{host.regret.version}"
         headers = {"x-version": version, "cache-control": "no-store"}
         if since == version:
             return Response(status_code=204, headers=headers)
-        model = host.model
-        quality = host.quality
+        model = host.models.model
+        quality = host.models.quality
         data = frames.encode(
-            host.frame(layer),
+            host.models.frame(layer),
             model=model,
             version=version,
             busy=busy,
             quality=asdict(quality) if quality is not None else None,
-            regret=host.regret.view(host.load_id, host.settings),
+            regret=host.regret.view(host.models.load_id, host.models.settings),
         )
         return Response(data, media_type="application/octet-stream", headers=headers)
 
     @app.get("/export/session.zip")
     def session(load: RowId | None = None) -> Response:
-        load = load if load is not None else host.load_id
+        load = load if load is not None else host.models.load_id
         if load is None:
             loads = host.store.steps.loads()
             if not loads:
@@ -84,7 +84,7 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, access:
     @app.get("/export/whatif.csv")
     def compared() -> Response:
         table = host.analyst.table
-        return sheet("moestro-whatif.csv", None if table is None else whatif.to_csv(table))
+        return sheet("moestro-whatif.csv", None if table is None else whatif_csv.to_csv(table))
 
     @app.get("/export/predictors.csv")
     def tested() -> Response:

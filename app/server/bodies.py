@@ -150,7 +150,7 @@ def wrong_with(body: bytes) -> str:
         return "The request holds a whole number beyond 63 bits. Ids and seeds are smaller than that."
     except UnicodeEncodeError:
         return (
-            "The request holds half a character (a surrogate without its other half), which cannot be stored or "
+            "The request contains an unpaired surrogate, which is not a character and cannot be stored or "
             "read by a model. Send whole characters."
         )
     except ValueError:

@@ -20,7 +20,7 @@ from app.server.errors import API, TOO_LONG, form, problem
 from app.server.following import client_gone, news_of
 from app.services.host import Host
 from app.services.progress import Answer
-from core.settings.config import Sampling
+from core.settings.sampling import Sampling
 
 MOST_MESSAGES = 4096
 HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
@@ -61,14 +61,14 @@ def router(host: Host) -> APIRouter:
 
     @routes.get("/models")
     async def models() -> dict[str, object]:
-        model = host.model
+        model = host.models.model
         listed = [] if model is None else [{"id": model, "object": "model", "created": 0, "owned_by": "local"}]
         return {"object": "list", "data": listed}
 
     @routes.post("/chat/completions")
     async def complete(request: Request) -> Response:
         prompt = [{"role": one.role, "content": one.content} for one in request.messages]
-        answer = await to_thread.run_sync(lambda: host.complete(prompt, request.sampling(host.sampling)))
+        answer = await to_thread.run_sync(lambda: host.chats.complete(prompt, request.sampling(host.chats.sampling)))
         return Completion(host, answer, stream=request.stream)
 
     @routes.api_route("/{rest:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
@@ -93,7 +93,7 @@ class Completion(Response):
         self._head: dict[str, object] = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
-            "model": host.model,
+            "model": host.models.model,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -107,7 +107,7 @@ class Completion(Response):
                 tasks.cancel_scope.cancel()
         finally:
             if not self._answer.finished:
-                self._host.stop_answer(self._answer)
+                self._host.chats.stop_answer(self._answer)
 
     async def _whole(self) -> Response:
         answer = self._answer

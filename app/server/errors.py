@@ -25,7 +25,7 @@ TOO_LONG = "context_length_exceeded"
 
 def add_handlers(app: FastAPI) -> None:
     """Register the handlers below for errors in the routes of `app`."""
-    app.add_exception_handler(MoestroError, told)
+    app.add_exception_handler(MoestroError, moestro_error)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, refused)
 
@@ -49,7 +49,7 @@ def form(status: int, message: str, param: str | None = None, code: str | None =
     return {"message": plain, "type": kind, "param": param, "code": code}
 
 
-def told(request: Request, error: Exception) -> JSONResponse:
+def moestro_error(request: Request, error: Exception) -> JSONResponse:
     """Response to a MoestroError, with its own message."""
     if isinstance(error, QueueFullError):
         return problem(429, str(error), code="queue_full", headers={"retry-after": str(error.retry_s)})
@@ -96,13 +96,13 @@ class Unforeseen:
             return
         begun = False
 
-        async def told(message: Message) -> None:
+        async def moestro_error(message: Message) -> None:
             nonlocal begun
             begun = True
             await send(message)
 
         try:
-            await self.app(scope, receive, told)
+            await self.app(scope, receive, moestro_error)
             return
         except ClientDisconnect:
             return

@@ -1,7 +1,8 @@
 """The binary form of a `Frame` that /live/frame sends, made for typed arrays in the browser.
 
     uint32 little-endian   length of the header that follows, so that what comes after it is 4-byte aligned
-    JSON header            the frame's scalars; `arrays`: name, dtype, shape, byte offset from the end of the header
+    JSON header            the frame's scalars; `arrays`: name, dtype, shape, byte offset from the end of the header,
+                           and label and unit of a metric that no panel draws by itself
     arrays                 little-endian, each 4-byte aligned
 
 An undefined number (no hit rate yet) is null in the header and NaN in an array. `coactivation` is sent as uint8 on
@@ -16,14 +17,16 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, fields
+from dataclasses import fields
+from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from core.choices import LossyLook
-from core.types import Frame
+from core.metrics import BY_NAME
+from core.types import Frame, Memory, ModelShape
 
 Array = npt.NDArray[Any]
 PLAIN = ("per_layer", "tae", "threshold", "delta", "beta")  # arrays of a LossyLook that are sent unchanged
@@ -35,18 +38,22 @@ def encode(frame: Frame | None, **extra: object) -> bytes:
     arrays: dict[str, Array] = {}
     for field in fields(frame) if frame is not None else ():
         value = getattr(frame, field.name)
-        if isinstance(value, np.ndarray):
+        if field.name == "columns":
+            arrays |= value
+        elif isinstance(value, np.ndarray):
             arrays[field.name] = value
         elif isinstance(value, LossyLook):
             head[field.name], changed = _lossy(value)
             arrays |= {f"{field.name}.{name}": array for name, array in changed.items()}
         else:
-            head[field.name] = asdict(value) if field.name in ("shape", "memory") else value
+            head[field.name] = _plain(value) if isinstance(value, ModelShape | Memory) else value
     if "coactivation" in arrays:
         head["coactivation_max"], arrays["coactivation"] = log_scale(arrays["coactivation"])
     listed, offset = [], 0
     for name, array in arrays.items():
-        listed.append({"name": name, "dtype": array.dtype.name, "shape": list(array.shape), "offset": offset})
+        listed.append(
+            {"name": name, "dtype": _name(array.dtype), "shape": list(array.shape), "offset": offset, **_label(name)}
+        )
         offset += _aligned(array.nbytes)
     text = json.dumps(
         {k: _finite(v) for k, v in {**head, **extra, "arrays": listed}.items()}, allow_nan=False, separators=(",", ":")
@@ -91,6 +98,20 @@ def _lossy(look: LossyLook) -> tuple[dict[str, object], dict[str, Array]]:
     if look.buddies is not None:
         head["buddies_max"], arrays["buddies"] = share_scale(look.buddies)
     return head, arrays
+
+
+def _plain(value: ModelShape | Memory) -> dict[str, int]:
+    return {name: getattr(value, name) for name in value.__slots__}
+
+
+def _label(name: str) -> dict[str, str]:
+    one = BY_NAME.get(name)
+    return {"label": one.label, "unit": one.unit} if one is not None and one.label else {}
+
+
+@cache
+def _name(dtype: np.dtype[Any]) -> str:
+    return dtype.name  # numpy composes it anew each time
 
 
 def _little(array: Array) -> bytes:

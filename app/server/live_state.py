@@ -11,11 +11,10 @@ from fastapi import APIRouter
 
 from app.server.bodies import RowId
 from app.services.host import Host
-from app.services.job import Job
+from app.services.jobs import Job
 from app.services.progress import Answer
 from app.words import name_of
 from core.errors import MoestroError
-from core.settings.lossy import is_lossy
 
 
 def router(host: Host) -> APIRouter:
@@ -27,7 +26,7 @@ def router(host: Host) -> APIRouter:
         """State of the host and one chat, with the running answer's text from character `since` on if it is
         `answer`.
         """
-        running, told = host.answer(chat), stamp(host, chat)
+        running, told = host.chats.answer(chat), stamp(host, chat)
         if running is not None and told.endswith(f":{running.message_id}"):
             running = None  # the chat shows it already
         return {
@@ -45,13 +44,13 @@ def host_state(host: Host) -> dict[str, Any]:
     """Whether the host is empty, loading or ready, the load's progress, whether answers may be changed, and stamps that
     change with model and settings.
     """
-    loading, job = host.loading, host.importer.job
+    loading, job = host.loader.loading, host.importer.job
     known = {
-        "settings": f"{hash((tuple(host.settings.items()), host.sampling, id(host.profile))):x}",
+        "settings": f"{hash((tuple(host.models.settings.items()), host.chats.sampling, id(host.models.profile))):x}",
         "library": f"{host.library.version} {id(job)} {job.state if job is not None else ''}",
         "busy": host.busy,
-        "lossy": is_lossy(host.settings),
-        "closeness": host.closeness,
+        "lossy": host.models.settings.lossy.active,
+        "closeness": host.models.closeness,
     }
     if loading is not None and not loading.finished:
         return {
@@ -62,7 +61,11 @@ def host_state(host: Host) -> dict[str, Any]:
             "stamp": f"loading {loading.model}",
         }
     ended = f"{id(loading)} {loading.state}" if loading is not None else ""
-    return {**known, "state": "ready" if host.model is not None else "empty", "stamp": f"{host.load_id} {ended}"}
+    return {
+        **known,
+        "state": "ready" if host.models.model is not None else "empty",
+        "stamp": f"{host.models.load_id} {ended}",
+    }
 
 
 def import_state(host: Host) -> dict[str, Any] | None:
@@ -85,12 +88,12 @@ def import_state(host: Host) -> dict[str, Any] | None:
 
 def jobs_state(host: Host) -> dict[str, Any]:
     """For each other long job: its progress, and a stamp that changes with the contents of its tab."""
-    analysis, calibration, profile = host.analyst.job, host.calibrator.job, host.profile
+    analysis, calibration, profile = host.analyst.job, host.calibrator.job, host.models.profile
     ended = f"{id(calibration)} {calibration.state if calibration is not None else ''}"
     return {
         "analysis": {"stamp": host.analyst.stamp, **job_state(analysis)},
-        "calibration": {"stamp": f"{host.load_id} {ended} {id(profile)}", **job_state(calibration)},
-        "evaluation": {"stamp": f"{host.load_id} {host.evaluator.stamp}", **job_state(host.evaluator.job)},
+        "calibration": {"stamp": f"{host.models.load_id} {ended} {id(profile)}", **job_state(calibration)},
+        "evaluation": {"stamp": f"{host.models.load_id} {host.evaluator.stamp}", **job_state(host.evaluator.job)},
     }
 
 
@@ -106,7 +109,7 @@ def stamp(host: Host, chat: int | None) -> str:
     if chat is None:
         return ""
     try:
-        told = [m for m in host.messages(chat) if m.state != "writing"]
+        told = [m for m in host.chats.messages(chat) if m.state != "writing"]
     except MoestroError:
         return "gone"
     changes = sum((m.quality is not None) + 2 * bool(m.unsaved) for m in told)

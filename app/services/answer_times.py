@@ -42,17 +42,17 @@ class Turns:
         """Raises QueueFullError, with the expected wait, when the queue is full."""
         if waiting < MOST_WAITING:
             return
-        full = f"{waiting} answers wait for their turn already, and no more may."
+        full = f"{waiting} answers are waiting already, and no more fit in the queue."
         if not self._took_s:
             raise QueueFullError(
-                f"{full} How long they take is not known yet: none has ended so far. Ask again later.", UNKNOWN_S
+                f"{full} How long they take is not known yet: none has finished so far. Ask again later.", UNKNOWN_S
             )
         mean_s = sum(self._took_s) / len(self._took_s)
         spent_s = time.monotonic() - self._began_s if self._began_s is not None else 0.0
         left_s = max(0.0, mean_s - spent_s)
         raise QueueFullError(
             f"{full} Going by the last {len(self._took_s)} answers, a place is free in about {span(left_s)}, and its "
-            f"turn comes about {span(mean_s * waiting)} after that. Ask again then.",
+            f"answer begins about {span(mean_s * waiting)} after that. Ask again then.",
             max(1, math.ceil(left_s)),
         )
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from dataclasses import asdict
 
+from app.services.answer_queue import AnswerQueue
 from app.services.engine_protocol import EngineProtocol
 from app.store import Store
 from core.errors import MoestroError
@@ -17,12 +17,12 @@ AGAIN_S = 0.25  # before retrying an engine that was in use, or whose audit was 
 
 
 class Auditor:
-    """`busy()` = an answer is being written or waits. The thread starts with the first answer to score; the audit
+    """Scores while the queue of answers is empty. The thread starts with the first answer to score; the audit
     releases the engine when another thread wants it.
     """
 
-    def __init__(self, store: Store, busy: Callable[[], bool]) -> None:
-        self._store, self._busy = store, busy
+    def __init__(self, store: Store, answers: AnswerQueue) -> None:
+        self._store, self._answers = store, answers
         self._news = threading.Condition()
         self._stop = threading.Event()
         self._engine: EngineProtocol | None = None
@@ -77,7 +77,7 @@ class Auditor:
         with self._news:
             while not self._stop.is_set():
                 waits = self._engine is not None and self._engine.unscored > 0
-                if waits and not self._busy():
+                if waits and not self._answers.busy:
                     return self._engine
                 self._news.wait(AGAIN_S if waits else None)
             return None

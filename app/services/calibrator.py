@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -11,17 +10,16 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from app.services.engine_protocol import EngineProtocol
-from app.services.job import Job, Thread, outcome
-from app.services.profiles import carried
+from app.services.jobs import JobRunner, ModelJob
+from app.services.model_manager import ModelManager
+from app.services.profiles import StoredProfiles, carried
 from app.store import Store, StoredTrace
 from app.store.traces import stored_traces
 from app.words import count
-from core.errors import BusyError, MoestroError, ProfileError, SettingError
-from core.profile import PARTS, Profile, load, profile_path, save
+from core.errors import MoestroError, SettingError
+from core.profile import PARTS, Profile
 from core.trace import Trace, open_trace
 
-log = logging.getLogger("moestro.app")
-UNEXPECTED = "The calibration broke off because of an error inside Moestro. Its details are in the log."
 CHOICES = {
     "bundled": "Bundled prompts",
     "chats": "Chats on this machine",
@@ -65,91 +63,82 @@ class Reading:
     path: str = ""
     limit: int = 0
 
+    def check(self) -> None:
+        """Raises SettingError for what is missing, as far as that can be told without reading."""
+        if unknown := set(self.kinds) - CHOICES.keys() | set(self.parts) - PARTS.keys():
+            raise SettingError(f"There is no {', '.join(sorted(unknown))} to calibrate with.")
+        if not self.parts:
+            raise SettingError("Choose at least one thing to measure.")
+        if not self.kinds:
+            raise SettingError("Choose at least one thing to read.")
+        for kind, given, what in (("text", self.text, "Paste a text"), ("path", self.path, "Give a path")):
+            if kind in self.kinds and not given.strip():
+                raise SettingError(f"{what} to read, or untick “{CHOICES[kind]}”.")
 
-class Calibration(Job):
+
+class Calibration(ModelJob):
     """A calibration in progress, or the outcome of the last one. `said` = a note shown with the outcome, "" = none."""
 
+    name, doing, tab = "calibrate", "calibrated", "Calibrate"
+    done, undone = "Calibrated", "Not calibrated"
+    unexpected = "The calibration broke off because of an error inside Moestro. Its details are in the log."
+
     def __init__(self, model: str) -> None:
-        super().__init__("Collecting what to read")
-        self.model = model
+        super().__init__("Collecting what to read", model)
         self.said = ""
 
 
 class Calibrator:
-    """Runs one calibration at a time in its own thread. Methods return at once and may be called from any thread."""
+    """Calibrates the loaded model. Methods return at once and may be called from any thread."""
 
-    def __init__(self, store: Store, work: Calibrate | None = None) -> None:
-        self.store, self._work = store, work
-        self.job: Calibration | None = None
-        self.problem = ""  # why the loaded model's profile is not used; "" = it is, or there is none
-        self._thread = Thread()
+    def __init__(
+        self,
+        store: Store,
+        models: ModelManager,
+        jobs: JobRunner,
+        profiles: StoredProfiles,
+        work: Calibrate | None = None,
+    ) -> None:
+        """`work` defaults to core's own."""
+        self.store, self._models, self._jobs, self._profiles, self._work = store, models, jobs, profiles, work
+
+    @property
+    def job(self) -> Calibration | None:
+        """The running calibration, or the last one."""
+        return self._jobs.last(Calibration)
 
     @property
     def busy(self) -> bool:
         """Whether a calibration is running; it has the engine to itself."""
-        return self.job is not None and not self.job.finished
+        return self._jobs.running(Calibration) is not None
 
-    def find(self, model_hash: str) -> Profile | None:
-        """The profile for a model being loaded. None if it cannot be read; `problem` says why."""
-        path = profile_path(self.store.folder, model_hash)
-        self.problem = ""
-        if not path.exists():
-            return None
-        try:
-            return load(path, model_hash=model_hash)
-        except ProfileError as error:
-            log.warning("a profile is not used: %s", error)
-            self.problem = str(error)
-            return None
-
-    def start(self, engine: EngineProtocol, model: str, reading: Reading) -> Calibration:
-        """Start a calibration. The caller ensures exclusive use of the engine while `busy`. Raises BusyError or
-        SettingError; later errors are reported in the returned job.
+    def start(self, reading: Reading) -> Calibration:
+        """Start calibrating the loaded model; no answers are written meanwhile. Raises MoestroError for what is wrong
+        at once; later errors are reported in the returned job.
         """
-        if self.busy:
-            raise BusyError("The model is being calibrated already.")
-        if unknown := set(reading.kinds) - CHOICES.keys() | set(reading.parts) - PARTS.keys():
-            raise SettingError(f"There is no {', '.join(sorted(unknown))} to calibrate with.")
-        if not reading.parts:
-            raise SettingError("Choose at least one thing to measure.")
-        if not reading.kinds:
-            raise SettingError("Choose at least one thing to read.")
-        for kind, given, what in (("text", reading.text, "Paste a text"), ("path", reading.path, "Give a path")):
-            if kind in reading.kinds and not given.strip():
-                raise SettingError(f"{what} to read, or untick “{CHOICES[kind]}”.")
-        self.job = job = Calibration(model)
-        self._thread.run("calibrate", self._run, job, engine, reading)
-        return job
+        with self._models.idle("calibrate it"):
+            model = self._models.ready()
+            reading.check()
+            job = Calibration(model.spec.model)
+            return self._jobs.start(job, lambda: self._calibrate(job, model.engine, reading))
+
+    @property
+    def problem(self) -> str:
+        """Why the loaded model's profile is not used; "" = it is, or there is none."""
+        return self._profiles.problem
 
     def cancel(self) -> None:
         """Ask the running calibration to stop; the profile is unchanged."""
-        if self.job is not None:
-            self.job.cancelled.set()
+        self._jobs.cancel(Calibration)
 
-    def delete(self, engine: EngineProtocol) -> None:
-        """Remove the loaded model's profile. Raises SettingError while a chosen option needs it."""
-        engine.use_profile(None)
-        profile_path(self.store.folder, engine.model_hash).unlink(missing_ok=True)
-        self.problem = ""
+    def delete(self) -> None:
+        """Remove the loaded model's profile. Raises MoestroError while a chosen option needs it."""
+        with self._models.idle("delete its profile"):
+            model = self._models.ready()
+            model.engine.use_profile(None)
+            self._profiles.delete(model.engine.model_hash)
 
-    def close(self, timeout: float = 60.0) -> None:
-        """Stop the running calibration and wait for its end."""
-        self.cancel()
-        self._thread.join(timeout)
-
-    def _run(self, job: Calibration, engine: EngineProtocol, reading: Reading) -> None:
-        job.end(
-            **outcome(
-                job,
-                lambda: self._calibrate(job, engine, reading),
-                "Calibrated",
-                "Not calibrated",
-                job.model,
-                UNEXPECTED,
-            )
-        )
-
-    def _calibrate(self, job: Calibration, engine: EngineProtocol, reading: Reading) -> dict[str, Any]:
+    def _calibrate(self, job: Calibration, engine: EngineProtocol, reading: Reading) -> None:
         texts, traces, source = self._collect(engine, job.model, reading)
         fresh = self._worker()(
             engine,
@@ -163,18 +152,13 @@ class Calibrator:
         )
         if job.cancelled.is_set():
             raise MoestroError("Cancelled.")
-        path = profile_path(self.store.folder, engine.model_hash)
-        old = self.find(engine.model_hash)
-        whole = fresh if old is None else fresh.over(old)
-        save(whole, path)
-        self.problem = ""
+        whole = self._profiles.add(fresh, engine.model_hash)
         missing = [part for part in reading.parts if not fresh.has(part)]
-        said = " ".join(filter(None, [_missing(missing), *carried(job.model, whole)]))
+        job.said = " ".join(filter(None, [_missing(missing), *carried(job.model, whole)]))
         try:
             engine.use_profile(whole)
         except MoestroError as error:  # saved all the same, and used at the next load
-            said = str(error)
-        return {"said": said}
+            job.said = str(error)
 
     def _collect(self, engine: EngineProtocol, model: str, reading: Reading) -> tuple[list[Text], list[Trace], str]:
         """The texts and traces to read, and a description for display. Raises MoestroError when there are none."""
@@ -268,4 +252,4 @@ def _missing(parts: Sequence[str]) -> str:
     from core.profile.summary import TITLES
 
     named = ", ".join(TITLES[part] for part in parts)
-    return f"Not measured, because only a text that the model reads can tell: {named}." if parts else ""
+    return f"Not measured, because it needs a text that the model reads: {named}." if parts else ""

@@ -12,8 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from app.services.gguf_head import file_type, read_head
 from core.errors import ModelError, MoestroError
+from core.system.gguf import file_type, read_metadata
 from core.system.reading import INDEX_BYTES, read_json, reason, require_regular, shown
 from core.system.text_config import text_config
 
@@ -130,8 +130,8 @@ def _unfinished(path: Path, entry: Entry) -> Entry:
         name=entry.name.removesuffix(".partial"),
         kind=UNFINISHED,
         bytes=_sum(path, "*"),
-        problem="The import is not finished. Import the same model to the same folder again: it goes on "
-        "where it stopped. Or delete it.",
+        problem="The import is not finished. Import the same model to the same folder again: it continues where "
+        "it stopped. Or delete it.",
     )
 
 
@@ -226,9 +226,9 @@ def _gguf(path: Path, entry: Entry) -> Entry | None:
 
 
 @lru_cache(maxsize=256)
-def _head(path: Path, modified: int, size: int) -> dict[str, object]:
-    """A GGUF header, cached until the file changes."""
-    return read_head(path)
+def _head(path: Path, modified: int, size: int) -> dict[str, Any]:
+    """A GGUF file's metadata, cached until the file changes."""
+    return read_metadata(path)
 
 
 def _first(values: Mapping[str, Any], names: tuple[str, ...]) -> int:

@@ -8,7 +8,9 @@ from typing import Protocol, Self
 
 from core.profile import Profile
 from core.quality.report import Quality
-from core.settings.config import LoadSpec, Sampling, Settings
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
+from core.settings.sampling import Sampling
 from core.types import Fit, Frame, Memory, ModelShape, Piece
 
 Progress = Callable[[str, float], None]

@@ -3,42 +3,47 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
-from app.services.analysis.quality import Answer, Asked, Evaluate, measure
+from app.services.analysis.quality import Evaluate, QualityForm, QualityResult, measure
 from app.services.engine_protocol import EngineProtocol
-from app.services.job import Job, Thread, outcome
+from app.services.jobs import JobRunner, ModelJob
+from app.services.model_manager import ModelManager
 from app.store import Store
-from core.errors import BusyError, MoestroError
+from core.errors import MoestroError
 from core.settings.config import Settings
 
 log = logging.getLogger("moestro.app")
-UNEXPECTED = "The evaluation broke off because of an error inside Moestro. Its details are in the log."
 KEPT = "quality"  # store key of the last result
 
 
-class Evaluation(Job):
+class Evaluation(ModelJob):
     """An evaluation in progress, or the outcome of the last one."""
 
-    def __init__(self, model: str) -> None:
-        super().__init__("Reading what is asked")
-        self.model = model
+    name, doing, tab = "evaluate", "evaluated", "Analysis"
+    done, undone = "Evaluated", "Not evaluated"
+    unexpected = "The evaluation broke off because of an error inside Moestro. Its details are in the log."
+
+    def __init__(self, model: str, settings: Settings) -> None:
+        super().__init__("Reading what is asked", model)
+        self.settings = settings
 
 
 class Evaluator:
-    """Runs one evaluation at a time in its own thread. Methods return at once and may be called from any thread."""
+    """Evaluates the loaded model. Methods return at once and may be called from any thread."""
 
-    def __init__(self, store: Store, work: Evaluate = measure) -> None:
-        self.store, self._work = store, work
-        self.job: Evaluation | None = None
-        self.answer: Answer | None = self._remembered()
-        self.settings: Settings | None = None  # the user's settings, while an evaluation changes the engine's
-        self._thread = Thread()
+    def __init__(self, store: Store, models: ModelManager, jobs: JobRunner, work: Evaluate = measure) -> None:
+        self.store, self._models, self._jobs, self._work = store, models, jobs, work
+        self.answer: QualityResult | None = self._remembered()
+
+    @property
+    def job(self) -> Evaluation | None:
+        """The running evaluation, or the last one."""
+        return self._jobs.last(Evaluation)
 
     @property
     def busy(self) -> bool:
         """Whether an evaluation is running; it has the engine to itself."""
-        return self.job is not None and not self.job.finished
+        return self._jobs.running(Evaluation) is not None
 
     @property
     def stamp(self) -> str:
@@ -46,40 +51,28 @@ class Evaluator:
         job, answer = self.job, self.answer
         return f"{id(job)} {job.state if job else ''} {id(answer)} {len(answer.rows) if answer else 0}"
 
-    def start(self, engine: EngineProtocol, model: str, asked: Asked) -> Evaluation:
-        """Start an evaluation. The caller ensures exclusive use of the engine while `busy`. Raises BusyError or
-        SettingError; later errors are reported in the returned job.
+    def start(self, asked: QualityForm) -> Evaluation:
+        """Start evaluating the loaded model under several modes; no answers are written meanwhile. Raises MoestroError
+        for what is wrong at once; later errors are reported in the returned job.
         """
-        if self.busy:
-            raise BusyError("The model is being evaluated already.")
-        asked.check()
-        self.settings = engine.settings
-        self.job = job = Evaluation(model)
-        self._thread.run("evaluate", self._run, job, engine, asked)
-        return job
+        with self._models.idle("evaluate it"):
+            model = self._models.ready()
+            asked.check()
+            job = Evaluation(model.spec.model, model.engine.settings)
+            return self._jobs.start(job, lambda: self._run(job, model.engine, asked))
 
     def cancel(self) -> None:
         """Ask the running evaluation to stop; rows measured so far are kept."""
-        if self.job is not None:
-            self.job.cancelled.set()
+        self._jobs.cancel(Evaluation)
 
-    def close(self, timeout: float = 60.0) -> None:
-        """Stop the running evaluation and wait for its end."""
-        self.cancel()
-        self._thread.join(timeout)
-
-    def _run(self, job: Evaluation, engine: EngineProtocol, asked: Asked) -> None:
-        def found(answer: Answer) -> None:
+    def _run(self, job: Evaluation, engine: EngineProtocol, asked: QualityForm) -> None:
+        def found(answer: QualityResult) -> None:
             self.answer = answer
 
-        def work() -> dict[str, Any]:
+        try:
             self._work(engine, asked, found, job.progress, job.cancelled)
-            return {}
-
-        fields = outcome(job, work, "Evaluated", "Not evaluated", job.model, UNEXPECTED)
-        self.settings = None
-        self._remember()
-        job.end(**fields)
+        finally:
+            self._remember()
 
     def _remember(self) -> None:
         try:
@@ -88,10 +81,10 @@ class Evaluator:
         except MoestroError as error:
             log.warning("the evaluation could not be kept for the next start: %s", error)
 
-    def _remembered(self) -> Answer | None:
+    def _remembered(self) -> QualityResult | None:
         kept = self.store.db.get(KEPT)
         try:
-            return Answer.read(kept) if kept else None
+            return QualityResult.read(kept) if kept else None
         except (TypeError, KeyError, ValueError, AttributeError, IndexError) as error:
             log.warning("forgot an evaluation of an earlier version: %s", error)
             return None

@@ -8,21 +8,21 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-from app.services.progress import Live
+from app.services.jobs import Job, JobRunner
+from app.services.library import Library
 from app.store.database import Database
-from core.errors import BusyError, MoestroError
+from core.errors import MoestroError
 from core.settings.formats import FORMATS
 
 log = logging.getLogger("moestro.app")
 CHOICES = ("auto", *FORMATS)
 AUTO = "auto: keeps the source's own numbers"
 SPEED_S = 15.0  # window of the displayed speed
-UNEXPECTED = "The import broke off because of an error inside Moestro. Its details are in the log."
 
 
-class Progress(Protocol):
+class ImportProgress(Protocol):
     """Progress callback of an import: current action, share 0..1, and bytes."""
 
     def __call__(self, text: str, share: float, bytes_done: int, bytes_total: int) -> None: ...
@@ -37,29 +37,29 @@ class ImportModel(Protocol):
         out: Path | Callable[[str, str], Path],
         *,
         format: str = ...,
-        progress: Progress = ...,
+        progress: ImportProgress = ...,
         cancel: threading.Event | None = ...,
         download: bool = ...,
     ) -> Path: ...
 
 
-class ImportJob(Live):
+class ImportJob(Job):
     """An import in progress, or the outcome of the last one. `out` = the pack being written, None until known."""
 
+    name = "import"
+    done, undone = "Imported", "Not imported"
+    unexpected = "The import broke off because of an error inside Moestro. Its details are in the log."
+
     def __init__(self, source: str, out: Path | None, format: str, download: bool) -> None:
-        super().__init__()
+        super().__init__("Looking at the model", source)
         self.source, self.out, self.format, self.download = source, out, format, download
-        self.state: Literal["running", "done", "error", "cancelled"] = "running"
-        self.text = "Looking at the model"
-        self.share = 0.0
         self.bytes_done = self.bytes_total = 0
         self.bytes_s = 0.0  # recent bytes/s; 0 = not known yet
-        self.left_s: float | None = None  # estimated remaining seconds
         self._seen: deque[tuple[float, int]] = deque()
 
     @property
-    def finished(self) -> bool:
-        return self.state != "running"
+    def already(self) -> str:
+        return f"{self.source} is being imported. Wait for it or cancel it, then import another."
 
     @property
     def can_resume(self) -> bool:
@@ -71,7 +71,10 @@ class ImportJob(Live):
         """The folder of the unfinished pack."""
         return self.out and self.out.with_name(f"{self.out.name}.partial")
 
-    def progress(self, text: str, share: float, bytes_done: int, bytes_total: int) -> None:
+    def outcome(self, error: Exception | None) -> dict[str, Any]:
+        return {"bytes_s": 0.0, **super().outcome(error)}
+
+    def progress(self, text: str, share: float, bytes_done: int = 0, bytes_total: int = 0) -> None:
         """Record the progress, and estimate speed and remaining time."""
         now = time.monotonic()
         if self._seen and (bytes_done < self._seen[-1][1] or bytes_total != self.bytes_total):
@@ -93,23 +96,25 @@ class ImportJob(Live):
 
 
 class Importer:
-    """Runs one import at a time in its own thread. Methods return at once and may be called from any thread."""
+    """Imports models. Methods return at once and may be called from any thread."""
 
-    def __init__(
-        self, packs: Path, db: Database, work: ImportModel | None = None, ended: Callable[[], object] = lambda: None
-    ) -> None:
-        """`ended` is called when an import has ended, before its state is published. `db` stores the last import, so
-        that one interrupted by a crash or restart can be resumed.
+    def __init__(self, library: Library, db: Database, jobs: JobRunner, work: ImportModel | None = None) -> None:
+        """Packs are written into the library's folder; it is refreshed when an import has ended, before the job's
+        state is published. `db` stores the last import, so that one interrupted by a crash or restart can be resumed.
         """
-        self.packs, self._db, self._work, self._ended = packs, db, work, ended
-        self.job: ImportJob | None = self._broken_off()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._library, self._db, self._jobs, self._work = library, db, jobs, work
+        if (broken := self._broken_off()) is not None:
+            jobs.recall(broken)
+
+    @property
+    def job(self) -> ImportJob | None:
+        """The running import, or the last one."""
+        return self._jobs.last(ImportJob)
 
     @property
     def busy(self) -> bool:
         """Whether an import is running."""
-        return self.job is not None and not self.job.finished
+        return self._jobs.running(ImportJob) is not None
 
     def start(self, source: str, format: str = "auto", out: str = "", download: bool = False) -> ImportJob:
         """Start an import; "" as `out` stands for a folder among the packs, named as `launch.py import` does.
@@ -121,7 +126,7 @@ class Importer:
         if odd := next((name for name, value in told.items() if not isinstance(value, str)), None):
             raise MoestroError(f"The {odd} of an import is text, and {told[odd]!r:.60} is none. Nothing was begun.")
         if not isinstance(download, bool):
-            raise MoestroError("Say whether the import may download with yes or no. Nothing was begun.")
+            raise MoestroError("Whether the import may download must be true or false. Nothing was started.")
         source = source.strip().strip('"')
         if not source:
             raise MoestroError("Say what to import: a folder, a GGUF file, or a name on the Hugging Face hub.")
@@ -139,33 +144,19 @@ class Importer:
                 f"{target} exists already, and nothing is ever overwritten. Choose another output "
                 "folder, or delete it first."
             )
-        with self._lock:
-            if self.busy:
-                assert self.job is not None
-                raise BusyError(f"{self.job.source} is being imported. Wait for it or cancel it, then import another.")
-            self.job = job = ImportJob(source, target, format, download)
-            self._remember(job)
-            self._thread = threading.Thread(target=self._run, args=(job,), name="moestro-import", daemon=True)
-            self._thread.start()
-            return job
+        job = ImportJob(source, target, format, download)
+        return self._jobs.start(job, lambda: self._run(job))
 
     def resume(self) -> ImportJob:
         """Resume the import that was stopped last. Raises as `start` does."""
         job = self.job
         if job is None or not job.can_resume:
-            raise MoestroError("There is no stopped import to go on with. Start one.")
+            raise MoestroError("There is no stopped import to resume. Start one.")
         return self.start(job.source, job.format, str(job.out or ""), job.download)
 
     def cancel(self) -> None:
         """Ask the running import to stop; finished parts are kept for resuming."""
-        if self.job is not None:
-            self.job.cancelled.set()
-
-    def close(self, timeout: float = 30.0) -> None:
-        """Stop the running import and wait for its end."""
-        self.cancel()
-        if self._thread is not None:
-            self._thread.join(timeout)
+        self._jobs.cancel(ImportJob)
 
     def _remember(self, job: ImportJob) -> None:
         try:
@@ -184,18 +175,17 @@ class Importer:
         return job if job.can_resume else None
 
     def _run(self, job: ImportJob) -> None:
-        fields: dict[str, Any] = {"state": "done", "text": "Imported", "share": 1.0}
-
         def place(name: str, format: str) -> Path:
-            job.update(out=self.packs / f"{name}-{format}")
+            job.update(out=self._library.packs / f"{name}-{format}")
             self._remember(job)
             assert job.out is not None
             return job.out
 
+        self._remember(job)
         try:
             from core.memory.pack.lock import clear
 
-            clear(self.packs)
+            clear(self._library.packs)
             job.out = self._worker()(
                 job.source,
                 job.out or place,
@@ -204,20 +194,11 @@ class Importer:
                 progress=job.progress,
                 cancel=job.cancelled,
             )
-        except Exception as error:
-            if job.cancelled.is_set():
-                fields = {"state": "cancelled", "text": "Cancelled"}
-            elif isinstance(error, MoestroError):
-                log.info("%s was not imported: %s", job.source, error)
-                fields = {"state": "error", "text": "Not imported", "error": str(error)}
-            else:
-                log.exception("unexpected error while importing %s", job.source)
-                fields = {"state": "error", "text": "Not imported", "error": UNEXPECTED}
-        try:
-            self._ended()
-        except Exception:
-            log.exception("the list of models was not renewed")
-        job.update(bytes_s=0.0, left_s=None, **fields)
+        finally:
+            try:
+                self._library.refresh()
+            except Exception:
+                log.exception("the list of models was not renewed")
 
     def _worker(self) -> ImportModel:
         if self._work is None:

@@ -1,12 +1,52 @@
-"""Finds the stored profile of a model, and copies the buddy lists of a profile into its pack."""
+"""The stored calibration profiles of all models, and the buddy lists of a profile in its model's pack."""
 
 from __future__ import annotations
 
+import logging
 import sys
+from pathlib import Path
 
 from app.store.home import data_dir
 from core.errors import ProfileError
-from core.profile import Profile, load, profile_path
+from core.profile import Profile, load, profile_path, save
+
+log = logging.getLogger("moestro.app")
+
+
+class StoredProfiles:
+    """The profiles in the data folder. `problem` = why the one last looked for is not used; "" = it is, or there is
+    none.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self.problem = ""
+
+    def find(self, model_hash: str) -> Profile | None:
+        """The profile for a model being loaded. None if it cannot be read; `problem` says why."""
+        path = profile_path(self._home, model_hash)
+        self.problem = ""
+        if not path.exists():
+            return None
+        try:
+            return load(path, model_hash=model_hash)
+        except ProfileError as error:
+            log.warning("a profile is not used: %s", error)
+            self.problem = str(error)
+            return None
+
+    def add(self, fresh: Profile, model_hash: str) -> Profile:
+        """Store what was measured, over what the stored profile has; returns both together. Raises ProfileError."""
+        old = self.find(model_hash)
+        whole = fresh if old is None else fresh.over(old)
+        save(whole, profile_path(self._home, model_hash))
+        self.problem = ""
+        return whole
+
+    def delete(self, model_hash: str) -> None:
+        """Remove the profile of a model, if there is one."""
+        profile_path(self._home, model_hash).unlink(missing_ok=True)
+        self.problem = ""
 
 
 def stored(model_hash: str) -> Profile | None:

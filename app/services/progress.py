@@ -1,4 +1,4 @@
-"""State of work that several tabs may follow: an answer being written, a model being loaded.
+"""State of work that several tabs may follow: an answer being written, a long job.
 
 The worker calls `update`; a follower calls `wait(version)` and reads the fields. Fields are replaced whole, never
 mutated, so a reader sees each field as of some update.
@@ -93,22 +93,3 @@ class Answer(Live):
     @property
     def finished(self) -> bool:
         return self.state in ("done", "error")
-
-
-class Loading(Live):
-    """A model being loaded. `share` is 0..1; `text` is the current action. Kept after its end for its outcome."""
-
-    def __init__(self, model: str) -> None:
-        super().__init__()
-        self.model = model
-        self.state: Literal["loading", "done", "error", "cancelled"] = "loading"
-        self.text = "Checking that it fits"
-        self.share = 0.0
-
-    @property
-    def finished(self) -> bool:
-        return self.state != "loading"
-
-    def progress(self, text: str, share: float) -> None:
-        """Record the current action and progress."""
-        self.update(text=text, share=min(1.0, max(0.0, share)))

@@ -16,7 +16,8 @@ from typing import Any
 
 from app.services.regret_feed import Compared, Feed, Step, choices
 from app.services.regret_process import Lost, Process
-from core.policy.allocation.slot_allocation import Measured
+from core.policy.allocation.slot_allocation import AllocationProfile
+from core.settings.config import Settings
 from core.settings.registry import variant, variants
 from core.types import ModelShape, StepRecord
 
@@ -40,7 +41,7 @@ class Regret:
         self._asleep = self._resting = self._failed = False
         self._thread: threading.Thread | None = None
         self._feed = Feed(start, self._publish)
-        self._now: tuple[int, Mapping[str, Any]] = (-1, {})
+        self._now = -1, Settings()
         self._left_out = self._losses = 0
         self._compared: Compared | None = None
 
@@ -50,13 +51,13 @@ class Regret:
         shape: ModelShape,
         settings: Mapping[str, Any],
         step: StepRecord,
-        profile: Measured | None = None,
+        profile: AllocationProfile | None = None,
     ) -> None:
         """Queue a pass computed with these settings. Called on the computing thread; only appends."""
         if not self.on or (self._failed and load == self._now[0]):
             return
         if load != self._now[0] or step.changes:
-            self._now = load, dict(settings)
+            self._now = load, Settings(settings)
         self._left_out += len(self._queue) == QUEUE  # a full deque drops its oldest entry
         self._queue.append(Step(load, shape, self._now[1], step, profile))
         if self._asleep or self._thread is None:
@@ -90,28 +91,28 @@ class Regret:
         process = self._feed.process
         return process.pid if process is not None else None
 
-    def view(self, load: int | None, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    def view(self, load: int | None, settings: Settings) -> dict[str, Any] | None:
         """The data shown by the deck, or None when the meter is off or no model is loaded. `state`:
 
         "waiting" for tokens, "warming" up (fewer than ENOUGH tokens), "ready", "untold" (telemetry is off: nothing to
         compare), or "failed".
         """
-        if not settings["regret"] or load is None:
+        if not settings.telemetry.regret or load is None:
             return None
-        name, compared = str(settings["eviction"]), self._compared
+        name, compared = settings.cache.eviction.name, self._compared
         fits = compared is not None and compared.of == choices(load, settings)
         report = compared.report if fits and compared is not None else None
         tokens = report["tokens"] if report else 0
         told: dict[str, Any] = {
             "policy": name,
             "title": variant("eviction", name).title,
-            "window": settings["regret_tokens"],
+            "window": settings.telemetry.regret_tokens,
             "tokens": tokens,
             "enough": ENOUGH,
             "left_out": compared.left_out if fits and compared is not None else 0,
-            "prefetch": settings["predictor"] != "none",
+            "prefetch": settings.prefetch.predictor.name != "none",
             "state": "untold"
-            if not settings["telemetry"]
+            if not settings.telemetry.enabled
             else "failed"
             if self._failed
             else "ready"

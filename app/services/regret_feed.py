@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from app.services.regret_process import Process
-from core.policy.allocation.slot_allocation import Measured, place
-from core.settings.config import Settings
-from core.settings.registry import Value, variants
+from core.policy.allocation.slot_allocation import AllocationProfile, place
+from core.settings.config import Settings, general
+from core.settings.param import Value
+from core.settings.registry import variants
 from core.simulate.regret import Setup
 from core.types import ModelShape, StepRecord
 
@@ -22,8 +23,7 @@ RECENT = 1024  # tokens kept for warming new shadow caches
 BATCH = 64  # passes per message; bounds the delay of a stop
 # largest share of the process's time spent on the bound: the costlier it is, the more rarely it is computed
 SHARE = 0.1
-# Settings that do not affect hits. The budget's slots come with each pass.
-ASIDE = ("budget", "link", "link_gbps", "link_latency_us", "telemetry", "regret", "quality_rate")
+ASIDE = frozenset(name for name, param in general().items() if not param.resets_comparison)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class Step:
 
     load: int
     shape: ModelShape
-    settings: Mapping[str, Any]
+    settings: Settings
     record: StepRecord
-    profile: Measured | None = None
+    profile: AllocationProfile | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Feed:
         self._keep_to(step.load)
         if self.process is None:
             self.process = self._start()
-        self._ask({"setup": asdict(imitated(step)), "window": step.settings["regret_tokens"]})
+        self._ask({"setup": asdict(imitated(step)), "window": step.settings.telemetry.regret_tokens})
         recent = list(self._recent)
         for at in range(0, len(recent), BATCH):
             self._ask({"warm": True}, arrays(recent[at : at + BATCH]))
@@ -142,12 +142,14 @@ class Feed:
 
 def setup_of(step: Step) -> tuple[object, ...]:
     """The settings that determine the shadow caches; a change starts new ones."""
-    own = ("scope", "layer_slots", "pins", "regret_tokens")
+    cache = step.settings.cache
     return (
         step.load,
         step.record.slots,
         id(step.profile),
-        *((name, value) for name, value in step.settings.items() if name in own or name.startswith("eviction.")),
+        (cache.scope, cache.layer_slots, cache.pins),
+        step.settings.telemetry.regret_tokens,
+        policies(step.settings),
     )
 
 
@@ -156,7 +158,7 @@ def in_force(step: Step) -> tuple[object, ...]:
     return choices(step.load, step.settings)
 
 
-def choices(load: int | None, settings: Mapping[str, Any] | Settings) -> tuple[object, ...]:
+def choices(load: int | None, settings: Settings) -> tuple[object, ...]:
     """The same key, from settings."""
     return load, *((name, settings[name]) for name in settings if name not in ASIDE)
 
@@ -164,13 +166,13 @@ def choices(load: int | None, settings: Mapping[str, Any] | Settings) -> tuple[o
 def imitated(step: Step) -> Setup:
     """The setup of the shadow caches. Raises SettingError where the engine would."""
     shape, settings, slots = step.shape, step.settings, step.record.slots
-    placed = place(settings, shape.layers, shape.experts, shape.top_k, step.profile)
+    placed = place(settings.cache, shape.layers, shape.experts, shape.top_k, step.profile)
     return Setup(
         shape.layers,
         shape.experts,
         shape.top_k,
         slots,
-        str(settings["scope"]),
+        settings.cache.scope,
         policies(settings),
         placed.divide(slots),
         sorted(placed.pinned),
@@ -178,9 +180,9 @@ def imitated(step: Step) -> Setup:
     )
 
 
-def policies(settings: Mapping[str, Any]) -> dict[str, dict[str, Value]]:
+def policies(settings: Settings) -> dict[str, dict[str, Value]]:
     """Every registered eviction policy with its current parameters."""
-    return {v.name: {p.name: settings[f"eviction.{v.name}.{p.name}"] for p in v.params} for v in variants("eviction")}
+    return {v.name: dict(settings.choice("eviction", v.name).params) for v in variants("eviction")}
 
 
 def arrays(steps: Sequence[Step]) -> dict[str, Any]:

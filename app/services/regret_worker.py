@@ -1,22 +1,23 @@
 """The process beside the engine that runs the shadow caches.
 
-Reads messages from stdin and answers each on stdout (core.prediction.worker.messages). It ends when stdin closes,
-however the application ended. It runs at the lowest priority and imports only numpy and the simulator.
+It answers each message of its pipe (core.system.worker_process) and ends when that closes. It runs at the lowest
+priority and imports only numpy and the simulator.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 import traceback
+from collections.abc import Mapping
 from dataclasses import asdict
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from core.prediction.worker.messages import Arrays, Head, read, write
-from core.prediction.worker.process import behave
+Head = Mapping[str, Any]
+Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 class Shop:
@@ -32,7 +33,7 @@ class Shop:
         self._regret, self._chunk, self._variants = regret, Chunk, variants
         self._shadows: Any = None
 
-    def answer(self, head: Head, arrays: Arrays) -> Head:
+    def answer(self, head: Head, arrays: Arrays) -> dict[str, Any]:
         """The reply: `problem` is "" on success, `report` the figures when requested and available."""
         started_s = time.perf_counter()
         if "setup" in head:
@@ -57,23 +58,13 @@ class Shop:
         }
 
 
-def main() -> None:
+def serve(pipe: Connection) -> None:
     """Main loop of the process."""
-    behave()
-    source, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # keep library output out of the reply stream
     shop = Shop()
-    try:
-        while True:
-            head, arrays = read(source)
-            try:
-                answer = shop.answer(head, arrays)
-            except Exception as error:
-                answer = {"problem": str(error) or type(error).__name__, "details": traceback.format_exc()}
-            write(answers, answer)
-    except (EOFError, OSError):
-        return
-
-
-if __name__ == "__main__":
-    main()
+    while True:
+        head, arrays = pipe.recv()
+        try:
+            answer = shop.answer(head, arrays)
+        except Exception as error:
+            answer = {"problem": str(error) or type(error).__name__, "details": traceback.format_exc()}
+        pipe.send(answer)

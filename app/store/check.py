@@ -67,7 +67,7 @@ def find_damage(path: Path, stop: threading.Event | None = None) -> str:
             found = str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
             return "" if found == "ok" else found.removeprefix("*** in database main ***").strip()
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-        return said(error) if is_damage(error) else ""
+        return error_text(error) if is_damage(error) else ""
 
 
 def is_damage(error: Exception) -> bool:
@@ -78,7 +78,7 @@ def is_damage(error: Exception) -> bool:
     )
 
 
-def said(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """SQLite's message. Where it quotes file bytes that are not text, Python raises a different error."""
     return "a name in it is no text" if isinstance(error, UnicodeDecodeError) else str(error)
 

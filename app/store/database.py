@@ -13,9 +13,9 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from app.store.check import NAME, Check, damaged, is_damage, require_ours, said
+from app.store.check import NAME, Check, damaged, error_text, is_damage, require_ours
 from app.store.private import private_folder, tighten, touch_private
-from app.store.schema import DamagedError, FullError, StoreError, migrate, wrong_tables
+from app.store.schema import DamagedError, FullError, StoreError, add_metrics, migrate, wrong_tables
 from core.errors import BusyError
 from core.system.reading import BadJson, parse_json, reason
 
@@ -149,6 +149,7 @@ def _connect(path: Path) -> sqlite3.Connection:
         migrate(db)
         if wrong := wrong_tables(db):
             raise DamagedError(damaged(path, wrong))
+        add_metrics(db)
     except BaseException:
         db.close()
         raise
@@ -210,10 +211,9 @@ def _plain(error: Exception, doing: str, path: Path) -> StoreError:
         return StoreError(f"Moestro could not {doing}: there is no number so large here.")
     if isinstance(error, UnicodeEncodeError):
         return StoreError(
-            f"Moestro could not {doing}: the text holds half a character (a surrogate without its other "
-            "half). Take it out."
+            f"Moestro could not {doing}: the text contains an unpaired surrogate, which is not a character. Remove it."
         )
-    text = reason(error) if isinstance(error, OSError) else said(error)
+    text = reason(error) if isinstance(error, OSError) else error_text(error)
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary code, without the extended part
     if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR) or "No space" in text:
         if code == sqlite3.SQLITE_IOERR and not _no_room(path.parent):

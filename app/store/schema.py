@@ -1,5 +1,7 @@
 """The tables, as a list of migrations: entry n takes a database from version n to n + 1. Never edit a released entry.
 
+The column of a new metric needs none: it is added when a database is opened (`add_metrics`).
+
 `steps` is the one source of every statistic: one row per forward pass, everything else is computed from it.
 `pieces` holds the text of answers still being written, one row per token, so that a commit costs the same however long
 the answer is; it is folded into `messages.text` when the answer ends (or, after a crash, when the store is opened).
@@ -8,9 +10,11 @@ the answer is; it is folded into `messages.text` when the answer ends (or, after
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterable
 from contextlib import closing
 
 from core.errors import MoestroError
+from core.metrics import COUNTED, Metric
 
 
 class StoreError(MoestroError):
@@ -77,6 +81,17 @@ MIGRATIONS: tuple[str, ...] = (
     ALTER TABLE steps ADD COLUMN choices BLOB NOT NULL DEFAULT x'';      -- ... and every event, as core.choices.CHOICE
     """,
 )
+
+
+def add_metrics(db: sqlite3.Connection, metrics: Iterable[Metric] = COUNTED) -> None:
+    """Add a column to `steps` for each metric that no migration knows; passes recorded before have 0 there."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as fresh:
+        migrate(fresh)
+        known, there = ({row[1] for row in each.execute("PRAGMA table_info(steps)")} for each in (fresh, db))
+    for one in metrics:
+        if one.name not in known | there:
+            kind = "REAL" if one.kind is float else "INTEGER"
+            db.execute(f"ALTER TABLE steps ADD COLUMN {one.name} {kind} NOT NULL DEFAULT 0")
 
 
 def wrong_tables(db: sqlite3.Connection, migrations: tuple[str, ...] = MIGRATIONS) -> str:

@@ -1,6 +1,7 @@
 """Statistics: one row per forward pass as recorded by the engine, the settings changes, and the loads.
 
-The arrays of a `StepRecord` are stored as little-endian blobs in the shapes and dtypes of `core.types`.
+The metrics that are counted are a column each; the arrays of a `StepRecord` are little-endian blobs in its shapes and
+dtypes.
 """
 
 from __future__ import annotations
@@ -19,36 +20,9 @@ import numpy.typing as npt
 from app.store.database import Database
 from app.store.schema import StoreError
 from app.store.stored import Unfit, fields, moment, shape_of, text
+from core.metrics import COUNTED
 from core.types import ModelShape, StepRecord, Transfer
 
-SCALARS = (
-    "phase",
-    "tokens",
-    "started_s",
-    "total_ms",
-    "compute_ms",
-    "stall_ms",
-    "idle_ms",
-    "copy_ms",
-    "prefetch_issued",
-    "prefetch_used",
-    "prefetch_late",
-    "prefetch_wasted",
-    "demand_bytes",
-    "prefetch_bytes",
-    "wasted_bytes",
-    "disk_bytes",
-    "slots",
-    "device_bytes",
-    "budget_bytes",
-    "emulated",
-    "exact",
-    "prefetch_evicted",
-    "late_bytes",
-    "evicted_bytes",
-    "predict_ms",
-    "net_ms",
-)
 TRANSFER = np.dtype(
     [
         ("layer", "<i2"),
@@ -68,7 +42,8 @@ _COLUMNS = (
     "chat",
     "answer",
     "step",
-    *SCALARS,
+    "phase",
+    *(one.name for one in COUNTED),
     "layers",
     "top_k",
     "ids",
@@ -182,7 +157,8 @@ class Steps:
                     chat,
                     answer,
                     step.index,
-                    *(getattr(step, name) for name in SCALARS),
+                    step.phase,
+                    *(getattr(step, one.name) for one in COUNTED),
                     layers,
                     top_k,
                     _bytes(step.ids, "<i2"),
@@ -258,8 +234,7 @@ def _transfers(transfers: tuple[Transfer, ...]) -> bytes:
 
 
 def _record(row: sqlite3.Row) -> StepRecord:
-    scalars = {name: row[name] for name in SCALARS}
-    scalars |= {"emulated": bool(row["emulated"]), "exact": bool(row["exact"])}
+    figures: dict[str, Any] = {one.name: bool(row[one.name]) if one.kind is bool else row[one.name] for one in COUNTED}
     transfers = tuple(
         Transfer(
             layer,
@@ -278,7 +253,8 @@ def _record(row: sqlite3.Row) -> StepRecord:
     )
     return StepRecord(
         index=row["step"],
-        **scalars,
+        phase=row["phase"],
+        **figures,
         ids=np.frombuffer(row["ids"], "<i2").reshape(row["layers"], row["tokens"], row["top_k"]),
         layer=np.frombuffer(row["layer"], "<i2"),
         expert=np.frombuffer(row["expert"], "<i2"),

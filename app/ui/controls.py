@@ -7,7 +7,7 @@ from typing import Any
 import gradio as gr
 from gradio.components import Component
 
-from core.settings.registry import Param, Value
+from core.settings.param import Param, Value
 
 MOST_STEPS = 20_000  # numbers with more steps than this get a text field, not a slider
 # For every event of the dashboard: no queue (so no open connection), the last of a fast series wins, not in the API.
@@ -20,16 +20,14 @@ LIVE: dict[str, Any] = {
 ONCE: dict[str, Any] = {**LIVE, "trigger_mode": "once"}
 
 
-def control(
-    param: Param, value: Value, choices: list[tuple[str, str]] | None = None, advanced: bool = False
-) -> Component:
+def control(param: Param, value: Value, choices: list[tuple[str, str]] | None = None) -> Component:
     """The control for `param`, showing `value`; `choices` overrides the display names of a choice."""
     common: dict[str, Any] = {
         "value": value,
         "label": label(param),
         "info": param.help,
         "elem_id": element_id(param.name),
-        "elem_classes": ["advanced"] if advanced else [],
+        "elem_classes": ["advanced"] if param.advanced else [],
         "interactive": True,
     }
     if param.type == "bool":

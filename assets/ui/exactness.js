@@ -22,7 +22,7 @@ export function tell(news) {
 function explain() {
   const { lossy, closeness, rate, window, before } = now, last = before ? " The last answer was not." : "";
   if (!lossy && closeness) return `Nothing is substituted, dropped or predicted.${last} Logits may differ from transformers' own in the last bits: by no more than ${closeness.toExponential(0)} of the largest in fp32, as found with a tiny random model of this type.`;
-  if (!lossy) return `Nothing is substituted, dropped or predicted: every token is what the model itself says.${last}`;
+  if (!lossy) return `Nothing is substituted, dropped or predicted: every token is the model's own.${last}`;
   const share = rate === null ? "" : ` Of the experts that the router chose for the last ${window} passes, ${percent(rate)} were substituted, dropped or predicted.`;
   return `A lossy option is on: answers may differ from those of the model itself.${share}`;
 }

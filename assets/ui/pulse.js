@@ -96,7 +96,7 @@ class Pulse {
     bar.hidden = state !== "prefill";
     bar.firstElementChild.style.width = `${total ? (100 * done) / total : 0}%`;
     this.part("line").textContent = {
-      queued: "Queued: the model is answering somebody else. Yours comes next.",
+      queued: "Queued: another chat is being answered; yours is next.",
       prefill: `Reading the prompt · ${done} of ${total} tokens`,
       streaming: `${rate ? `${rate.toFixed(1)} tok/s · ` : ""}${tokens} token${tokens === 1 ? "" : "s"} · TTFT ${ttft} ms`,
     }[state] ?? "";

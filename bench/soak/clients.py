@@ -10,7 +10,9 @@ from urllib.parse import urlencode
 from bench.soak.page import Failed, Http, Page
 from bench.soak.score import Score
 from bench.soak.values import value
-from core.settings.config import SAMPLING, params
+from core.settings.config import params
+from core.settings.param import declared
+from core.settings.sampling import Sampling
 from core.types import ModelShape
 
 QUESTIONS = (
@@ -137,7 +139,7 @@ class Client(threading.Thread):
         """Changes one live setting or one sampling setting."""
         page = self._open()
         if self._dice.random() < 0.15:
-            param = self._dice.choice([one for one in SAMPLING if one.name != "max_new_tokens"])
+            param = self._dice.choice([one for one in declared(Sampling).values() if one.name != "max_new_tokens"])
             element, alert = f"set-sampling-{param.name}", "sampling-alert"
         else:
             element = self._dice.choice(

@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.soak.figures import WARM_UP, Slope, after_warm_up, quantiles, slope
 from bench.soak.score import Score
-from bench.soak.server import Held
+from bench.soak.server import ResourceUse
 
 GOAL_MS = 50.0
 KEPT_LINES = 20
@@ -24,7 +24,7 @@ class Seen:
     minutes: float  # requested
     seed: int
     clients: int
-    held: list[Held] = field(default_factory=list)
+    held: list[ResourceUse] = field(default_factory=list)
     took_ms: dict[str, list[float]] = field(default_factory=dict)
     recorded: tuple[int, int] = (0, 0)  # tokens in the database, and its bytes
     stopped: bool = False
@@ -46,7 +46,7 @@ def result(seen: Seen, score: Score, complaints: Sequence[str], finished: bool) 
     }
     took = {path: quantiles(values) for path, values in seen.took_ms.items()}
     logged = [line for line in complaints if line.startswith("Traceback") or "ERROR" in line or "CRITICAL" in line]
-    told = score.told()
+    summary = score.summary()
     errors = score.errors + len(logged)
     tokens, size = seen.recorded
     goals = {
@@ -76,7 +76,7 @@ def result(seen: Seen, score: Score, complaints: Sequence[str], finished: bool) 
         "tokens": tokens,
         "database_bytes": size,
         "database_bytes_per_1000_tokens": round(1000 * size / tokens) if tokens else None,
-        **told,
+        **summary,
         "errors": errors,
         "logged_errors": logged[:KEPT_LINES],
         "logged_lines": len(complaints),
@@ -90,11 +90,11 @@ def _still(found: Slope | None) -> bool | None:
     return None if found is None else not found.is_growth
 
 
-def course(held: Sequence[Held]) -> list[dict[str, float]]:
+def course(held: Sequence[ResourceUse]) -> list[dict[str, float]]:
     """Medians of all held resources, minute by minute."""
     if not held:
         return []
-    minutes: dict[int, list[Held]] = {}
+    minutes: dict[int, list[ResourceUse]] = {}
     for one in held:
         minutes.setdefault(int((one.seconds - held[0].seconds) // MINUTE_S), []).append(one)
     return [

@@ -35,7 +35,7 @@ class Score:
             if len(self._errors) < MOST_TOLD:
                 self._errors.append(text)
 
-    def told(self) -> dict[str, object]:
+    def summary(self) -> dict[str, object]:
         """Everything as plain data."""
         with self._lock:
             return {

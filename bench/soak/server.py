@@ -26,7 +26,7 @@ START_S, END_S = 180.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ResourceUse:
     """Resources of the server and its child processes at one moment. `own`: memory not backed by files, where the
     system tells, else memory not shared with other processes, including libraries' code. `handles`: open descriptors,
     on Windows handles."""
@@ -83,7 +83,7 @@ class Server:
         except (Failed, ValueError):
             return False
 
-    def held(self) -> Held | None:
+    def held(self) -> ResourceUse | None:
         """Its resources now; None when it has died."""
         found = (0, 0, 0, 0, 0)
         try:
@@ -101,7 +101,7 @@ class Server:
                 continue  # a child that has just ended
             found = tuple(a + b for a, b in zip(found, now, strict=True))  # type: ignore[assignment]
         rss, own, handles, threads, processes = found
-        return Held(time.monotonic() - self._began, rss, own, handles, threads, processes, self.database())
+        return ResourceUse(time.monotonic() - self._began, rss, own, handles, threads, processes, self.database())
 
     def database(self) -> int:
         """Bytes of the database, including its log."""

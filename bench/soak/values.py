@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 
-from core.settings.registry import Param, Value
+from core.settings.param import Param, Value
 from core.types import ModelShape
 
 FACTOR = 8.0  # numbers without a natural middle are drawn between default / 8 and default * 8

@@ -1,152 +1,325 @@
 """The expert cache during computation. Leases make it impossible to evict an expert in use.
 
 All of this runs on the compute thread; copies are made by other threads. `acquire` leases a layer's experts and fetches
-the missing ones, `prefetch` fetches experts that may be needed, `release` ends a lease. Counting follows METHODS
-section 9.
+the missing ones, `prefetch` fetches experts that may be needed, `release` ends a lease. A request
+is one distinct expert of a layer in a pass; see `core.types.Outcome` for what can become of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from core.cache.copies import Copies, Experts
+from core.cache.core import CacheCore
 from core.cache.lease import Counts, Lease, LeasedExpert
-from core.cache.pool import Pool
-from core.cache.snapshot import Lendable
+from core.cache.loan import Loan, Parts
+from core.cache.pool import Pool, empty_pools
+from core.cache.prefetch_queue import PrefetchQueue
+from core.cache.slots import Slots, resize
 from core.memory.slot import Slot
-from core.memory.ticket import QUEUED, Ticket
-from core.policy.predict import Guess
-from core.types import Outcome
+from core.memory.ticket import Link
+from core.policy.allocation.slot_allocation import Placement
+from core.policy.allocation.slots import shares
+from core.policy.eviction import Eviction, MakePolicy, policy_maker
+from core.policy.hints import Hints
+from core.policy.predict import Prediction
+from core.settings.cache import CacheSettings
+from core.types import Outcome, Residence
 
 
-@dataclass(slots=True)
-class ExpertCache(Lendable):
-    """The slot map of `core.cache.slot_map` plus the operations of a layer's computation."""
+class ExpertCache:
+    """`core` knows which expert is in which slot, `copies` the copies into slots, `prefetch_queue` the prefetches."""
+
+    def __init__(
+        self,
+        layers: int,
+        experts: int,
+        arena: Slots,
+        store: Experts,
+        link: Link,
+        make_policy: MakePolicy,
+        scope: str,
+        slots: int,
+        divide: Callable[[int], Sequence[int]] | None = None,
+    ) -> None:
+        """`slots` = how many experts the device may hold; `divide` = total slots -> slots per layer, evenly if None.
+        Raises BudgetError when the device is full."""
+        self.layers, self.experts = layers, experts
+        self.arena, self.store, self.make_policy = arena, store, make_policy
+        self.scope, self.slots, self._divide = scope, slots, divide
+        pools: list[Pool[Slot]] = empty_pools(layers * experts, layers if scope == "layer" else 1)
+        self.core = CacheCore(layers, experts, make_policy, pools, on_evict=self._leaves)
+        self.copies = Copies(link, store)
+        self.prefetch_queue = PrefetchQueue(self.core, self.copies)
+        self._resize()
+
+    def begin_pass(self, phase: str) -> None:
+        """A forward pass begins."""
+        self.core.now += 1
+        self.copies.phase = phase
+        self.store.begin_pass(self.core.now)
 
     def arrive(self, layer: int, wanted: Sequence[int]) -> None:
         """The routing of `layer` is known: prefetches for it that are not `wanted` are cancelled or counted as
         wasted."""
-        self.ahead.arrive(layer, wanted)
+        self.prefetch_queue.arrive(layer, wanted)
 
     def acquire(self, layer: int, wanted: Sequence[int]) -> Lease:
         """Lease `wanted` (distinct experts of `layer`, at most its pool's capacity); fetch the missing ones on
         demand."""
-        base, pool, now, used, tick = layer * self.experts, self.pool(layer), self.now, self.policy.used, self._tick
-        self._layer = layer
-        self.hints.reached(layer)
+        core, copies, queue, base = self.core, self.copies, self.prefetch_queue, layer * self.experts
+        slots, tickets, fresh = core.slot, copies.tickets, queue.fresh
+        missing = core.lease(layer, [base + expert for expert in wanted])
         held: list[LeasedExpert] = []
-        missing: list[int] = []
         for expert in wanted:
             eid = base + expert
-            self._leased[eid] = self._leased.get(eid, 0) + 1
-            slot = self._slot[eid]
-            if slot is None:
-                missing.append(expert)
-                continue
-            settled = eid not in self._tickets and eid not in self.ahead.fresh
-            held.append(LeasedExpert(expert, eid, slot, Outcome.HIT, None) if settled else self._hit(expert, eid, slot))
-            tick += 1
-            used(eid, tick, now)
-            self.last_used[eid] = now
-        self._tick = tick
-        for expert in missing:
-            eid = base + expert
-            slot = self._make_room(pool, self._leased)
+            slot = slots[eid]
+            if slot is not None:
+                ready = eid not in tickets and eid not in fresh
+                hit = LeasedExpert(expert, eid, slot, Outcome.HIT, None) if ready else self._hit(expert, eid, slot)
+                held.append(hit)
+        for eid in missing:
+            slot = core.admit(eid, core.leased)
             if slot is None:
                 raise RuntimeError(f"layer {layer} needs more slots than its pool has")
-            ticket, outcome = self._ticket(eid, slot, True), self._missed(eid)
-            self._admit(eid, slot, ticket)
-            used(eid, self._tick, now)
-            self.last_used[eid] = now
-            self.counts.demand_bytes += ticket.bytes
-            if self.ahead.lost:
-                self.ahead.demanded(eid, ticket)
-            held.append(LeasedExpert(expert, eid, slot, outcome, ticket))
+            core.use(eid)
+            outcome, ticket = copies.miss(eid), copies.demand(eid, slot)
+            copies.counts.demand_bytes += ticket.bytes
+            if queue.lost:
+                queue.demanded(eid, ticket)
+            held.append(LeasedExpert(eid - base, eid, slot, outcome, ticket))
         return Lease(layer, held)
 
-    def prefetch(self, guesses: Sequence[Guess], at: int) -> None:
+    def prefetch(self, predictions: Sequence[Prediction], at: int) -> None:
         """Prefetch experts by priority, as long as there is a slot that holds nothing better.
 
         `at` = the layer in which the predictions are made, -1 before the first. Queued prefetches of earlier
         predictions are ranked again together with the new ones; one gives up its slot to a better prediction, or when
         it would come too late.
         """
-        if self.policy.uses_hints:
-            self.hints.name(guesses)
-        self.ahead.issue(guesses, at, self.phase, self._pools, self.store.blob_bytes, self._fetch_ahead)
+        self.prefetch_queue.issue(predictions, at)
 
     def release(self, lease: Lease, fence: Any = None) -> None:
         """End a lease: its computation is done, or on CUDA will be at `fence`. Its experts may be evicted again."""
-        pool = self.pool(lease.layer)
+        tickets = self.copies.tickets
         for held in lease.held:
             held.slot.fence = fence
-            self._tickets.pop(held.eid, None)
-            self._leased[held.eid] -= 1
-            if not self._leased[held.eid]:
-                del self._leased[held.eid]
-                if not self.policy.retains and held.eid not in self.pinned:
-                    self.evict(pool, held.eid)
+            tickets.pop(held.eid, None)
+        self.core.release([held.eid for held in lease.held])
 
     def abandon(self) -> None:
         """After a pass that broke off within a layer: ends all leases and evicts experts whose copy failed."""
-        self._leased.clear()
-        for eid in [eid for eid, ticket in self._tickets.items() if ticket.error is not None]:
-            self.evict(self.pool(eid // self.experts), eid)
-
-    def lacking(self, layer: int, wanted: Sequence[int]) -> list[int]:
-        """Those of `wanted` that would have to be fetched: without a slot, or with a copy that is only queued."""
-        base, slots, tickets = layer * self.experts, self._slot, self._tickets
-        return [
-            e
-            for e in wanted
-            if slots[base + e] is None or ((ticket := tickets.get(base + e)) is not None and ticket.state == QUEUED)
-        ]
-
-    def standing(self, layer: int) -> tuple[list[bool], list[bool]]:
-        """For each expert of `layer`: (would have to be fetched, is ready to compute). Both False: being copied."""
-        base = layer * self.experts
-        ready = [slot is not None for slot in self._slot[base : base + self.experts]]
-        missing = [not one for one in ready]
-        for eid, ticket in self._tickets.items():
-            if 0 <= eid - base < self.experts and not self.transfers.landed(ticket):
-                ready[eid - base], missing[eid - base] = False, ticket.state == QUEUED
-        return missing, ready
+        self.core.leased.clear()
+        self._evict_failed()
 
     def take_counts(self) -> Counts:
         """Return the counts since the last call and reset them."""
-        counts, self.counts = self.counts, Counts()
-        return counts
+        return self.copies.take_counts()
+
+    def is_resident(self, eid: int) -> bool:
+        """Whether it has a slot, its copy complete or not."""
+        return self.core.is_resident(eid)
+
+    def pool(self, layer: int) -> Pool[Slot]:
+        """The pool whose slots `layer` uses."""
+        return self.core.pool(layer)
+
+    def room(self, layer: int) -> int:
+        """Slots of that pool not taken by pinned experts, at least one."""
+        return self.core.room(layer)
+
+    def lacking(self, layer: int, wanted: Sequence[int]) -> list[int]:
+        """Those of `wanted` that would have to be fetched: without a slot, or with a copy that is only queued."""
+        base, slots, is_queued = layer * self.experts, self.core.slot, self.copies.is_queued
+        return [expert for expert in wanted if slots[base + expert] is None or is_queued(base + expert)]
+
+    def availability(self, layer: int) -> tuple[list[bool], list[bool]]:
+        """For each expert of `layer`: (would have to be fetched, is ready to compute). Both False: being copied."""
+        base, copies = layer * self.experts, self.copies
+        ready = [slot is not None for slot in self.core.slot[base : base + self.experts]]
+        missing = [not one for one in ready]
+        for eid in copies.flying():
+            if 0 <= eid - base < self.experts:
+                ready[eid - base], missing[eid - base] = False, copies.is_queued(eid)
+        return missing, ready
+
+    def places(self) -> list[int]:
+        """The location of each expert, by eid, as core.types.Residence. Safe to call from any thread."""
+        flying = self.copies.flying()
+        return [
+            (Residence.DISK if self.store.origin(eid) == "disk" else Residence.HOST)
+            if slot is None
+            else Residence.IN_FLIGHT
+            if eid in flying
+            else Residence.RESIDENT
+            for eid, slot in enumerate(self.core.slot)
+        ]
+
+    def sample(self, most: int) -> list[Slot]:
+        """Up to `most` filled slots, for trials of compute paths."""
+        return [slot for slot in self.core.slot if slot is not None][:most]
 
     @property
     def expects(self) -> bool:
         """Whether an expert was prefetched whose layer has not been reached since."""
-        return bool(self.ahead.fresh)
+        return bool(self.prefetch_queue.fresh)
+
+    @property
+    def policy(self) -> Eviction:
+        """The eviction policy."""
+        return self.core.policy
+
+    @property
+    def hints(self) -> Hints:
+        """What predictors and profiles tell the policy."""
+        return self.core.hints
+
+    @property
+    def counts(self) -> Counts:
+        """The counts since the last `take_counts`."""
+        return self.copies.counts
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every invariant of the cache holds. Call it between two passes."""
+        self.core.check_integrity()
+        held = [slot.index for slot in self.core.slot if slot is not None]
+        free = [slot.index for pool in self.core.pools for slot in pool.free]
+        assert len({*held}) == len(held), "two experts share a slot"
+        assert len({*free, *held}) == len(free) + len(held), "a slot is free and occupied"
+        assert len(free) + len(held) == len(self.arena) == self.slots, "slots, arena and budget do not add up"
+        assert all(map(self.is_resident, {*self.copies.tickets, *self.prefetch_queue.fresh})), "a copy without a slot"
+
+    def reshape(
+        self, *, slots: int | None = None, scope: str | None = None, make_policy: MakePolicy | None = None
+    ) -> None:
+        """Change size, scope or policy between two passes; keeps pinned experts first, then the most recently used.
+        Raises RuntimeError while a lease is open."""
+        if self.core.leased:
+            raise RuntimeError("the cache cannot be changed while a layer is computed")
+        self.slots = self.slots if slots is None else slots
+        self.scope, self.make_policy = scope or self.scope, make_policy or self.make_policy
+        if scope is not None or make_policy is not None:
+            for slot in self.core.rebuild(self.make_policy, self._capacities()):
+                self.arena.free(slot)
+        self._resize()
+
+    def configure(self, old: CacheSettings, new: CacheSettings, placed: Placement | None) -> None:
+        """Use another policy, scope or placement (None: the same as before), between two passes."""
+        profiled = placed is not None and not np.array_equal(placed.usual, self.core.hints.usual)
+        if placed is not None:
+            self.place(placed.usual, placed.pinned, placed.divide)
+        if (new.eviction, new.scope) != (old.eviction, old.scope):
+            self.reshape(scope=new.scope, make_policy=policy_maker(new.eviction))
+        elif placed is not None:
+            self.reshape()
+        if profiled or new.host_eviction != old.host_eviction:
+            self.store.use_policy(policy_maker(new.host_eviction), self.core.hints.usual)
+
+    def place(
+        self, usual: npt.ArrayLike, pinned: Collection[int], divide: Callable[[int], Sequence[int]] | None
+    ) -> None:
+        """Take over a placement: `usual` [layers * experts] = how often a profile saw each expert; `pinned` eids leave
+        only if nothing else can; `divide` as in the constructor. Slots and experts move with the next `reshape` and
+        `pin`."""
+        self.core.hints.profile(usual, sorted(pinned))
+        self.core.pinned, self._divide = frozenset(pinned), divide
+
+    def pin(self, eids: Collection[int]) -> None:
+        """Pin these experts: evicted only if nothing else can be. Fetches missing ones at once, between two passes. The
+        caller that fills `hints` informs the policy."""
+        core, copies = self.core, self.copies
+        core.pinned = frozenset(eids)
+        for eid in sorted(core.pinned):
+            if not core.is_resident(eid) and (slot := core.admit(eid, core.pinned)) is not None:
+                copies.counts.demand_bytes += copies.demand(eid, slot).bytes
+        for eid in [eid for eid in copies.tickets if eid in core.pinned]:
+            copies.wait(eid)
+
+    def fill(self) -> None:
+        """Fill free slots, with every layer's most often used experts first, so that a fresh cache is not empty."""
+        core, copies = self.core, self.copies
+        for eid in core.hints.filling():
+            if core.policy.retains and core.pool(eid // self.experts).free and not core.is_resident(eid):
+                slot = core.admit(eid)
+                assert slot is not None
+                copies.demand(eid, slot)
+        for eid in list(copies.tickets):
+            copies.wait(eid)
+        copies.link.forget()
+
+    def start_over(self) -> None:
+        """Reset to the state after a load, between two passes: forgets all use and fills the slots anew."""
+        self.core.forget()
+        self.reshape(make_policy=self.make_policy)
+        self.pin(self.core.pinned)
+        self.fill()
+
+    def clear(self) -> None:
+        """Evict everything and free every slot, when the model is unloaded."""
+        self.core.evict_all()
+        for pool in self.core.pools:
+            while pool.free:
+                self.arena.free(pool.free.pop())
+
+    def quiet(self) -> bool:
+        """Whether no copy is queued or under way."""
+        return self.copies.quiet()
+
+    def set_aside(self, least: int) -> Loan:
+        """Lend the slots to other passes, which leave nothing behind but what `take_back` cannot restore; only while
+        the cache is `quiet`. They may use at least `least` slots of each pool, as far as it has that many that are not
+        pinned."""
+        assert self.quiet() and not self.core.leased, "the cache is in use"
+        self._evict_failed()
+        self.copies.tickets.clear()  # all landed: their experts are resident
+        loan = Loan(Parts(self.core, self.copies, self.prefetch_queue), least)
+        self.core, self.copies, self.prefetch_queue = loan.lent
+        return loan
+
+    def take_back(self, loan: Loan, stop: Callable[[], bool]) -> None:
+        """Restore the state before the loan. Evicted experts are fetched back, the most valuable first, until `stop()`;
+        the remaining ones count as evicted. Raises the errors of copies; the cache is consistent then, too."""
+        try:
+            loan.fetch_back(stop)
+        finally:
+            self.core, self.copies, self.prefetch_queue = loan.own
+            loan.settle()
 
     def _hit(self, expert: int, eid: int, slot: Slot) -> LeasedExpert:
         """A request for an expert with a slot: ready, being copied, or only queued (which counts as a miss)."""
-        ticket, fresh = self._tickets.get(eid), self.ahead.fresh.pop(eid, None)
-        if ticket is not None and self.transfers.landed(ticket):
-            del self._tickets[eid]
-            ticket = None
-        if ticket is not None and fresh is not None and self.transfers.promote(ticket):
-            self.counts.issued -= 1
-            self.counts.demand_bytes += ticket.bytes
-            return LeasedExpert(expert, eid, slot, self._missed(eid), ticket)
+        copies = self.copies
+        ticket, fresh = copies.pending(eid), self.prefetch_queue.fresh.pop(eid, None)
+        if ticket is not None and fresh is not None and copies.link.promote(ticket):
+            copies.counts.prefetch_issued -= 1
+            copies.counts.demand_bytes += ticket.bytes
+            return LeasedExpert(expert, eid, slot, copies.miss(eid), ticket)
         if fresh is not None:
-            self.counts.arrived(fresh, late=ticket is not None)
+            copies.counts.arrived(fresh, late=ticket is not None)
         if ticket is not None:
-            return LeasedExpert(expert, eid, slot, Outcome.LATE, ticket)
+            return LeasedExpert(expert, eid, slot, Outcome.PARTIAL_HIT, ticket)
         return LeasedExpert(expert, eid, slot, Outcome.HIT if fresh is None else Outcome.PREFETCH_HIT, None)
 
-    def _fetch_ahead(self, eid: int, pool: Pool, named: Collection[int]) -> Ticket | None:
-        """Assign a slot for a prefetch and return its copy for the queue; None when only better experts could be
-        evicted."""
-        self._gone = -1
-        slot = self._make_room(pool, self._leased, named, self.ahead.fresh, self._tickets, self.pinned)
-        if slot is None:
-            return None
-        ticket = self._ticket(eid, slot, False)
-        ticket.displaced = self._gone
-        self._place(eid, slot, ticket)
-        return ticket
+    def _leaves(self, eid: int) -> None:
+        """An expert is about to be evicted: a copy into its slot is cancelled, or awaited when it has started."""
+        if eid in self.prefetch_queue.fresh:
+            self.prefetch_queue.waste(eid, evicted=True)
+        self.copies.drop(eid)
+
+    def _evict_failed(self) -> None:
+        for eid in self.copies.failed():
+            self.core.evict(eid)
+
+    def _capacities(self) -> list[int]:
+        if self.scope == "layer":
+            return list(self._divide(self.slots) if self._divide is not None else shares(self.slots, self.layers))
+        return [self.slots]
+
+    def _resize(self) -> None:
+        try:
+            resize(self.core, self._capacities(), self.arena)
+        finally:
+            self.slots = len(self.arena)  # fewer than requested if the device ran full

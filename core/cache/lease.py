@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 from core.memory.slot import Slot
@@ -38,13 +38,13 @@ class Lease:
 
 @dataclass(slots=True)
 class Counts:
-    """Counts of prefetches and copies since the last `take_counts`."""
+    """Counts of prefetches and copies since the last `take_counts`, under their names in core.metrics."""
 
-    issued: int = 0
-    used: int = 0
-    late: int = 0
-    wasted: int = 0
-    evicted: int = 0  # of the wasted: evicted before their layer was reached
+    prefetch_issued: int = 0
+    prefetch_used: int = 0
+    prefetch_late: int = 0
+    prefetch_wasted: int = 0
+    prefetch_evicted: int = 0  # of the wasted: evicted before their layer was reached
     demand_bytes: int = 0
     prefetch_bytes: int = 0
     late_bytes: int = 0
@@ -56,15 +56,27 @@ class Counts:
     def arrived(self, ticket: Ticket, *, late: bool) -> None:
         """A prefetched expert was requested and was resident, or still being copied (`late`)."""
         self.prefetch_bytes += ticket.bytes
-        self.used += not late
-        self.late += late
+        self.prefetch_used += not late
+        self.prefetch_late += late
         self.late_bytes += ticket.bytes * late
         self.spared.append(ticket)
 
     def waste(self, size: int, *, evicted: bool) -> None:
         """A prefetched expert was evicted, or its layer was computed, without its being used."""
-        self.wasted += 1
+        self.prefetch_wasted += 1
         self.wasted_bytes += size
-        self.evicted += evicted
+        self.prefetch_evicted += evicted
         self.evicted_bytes += size * evicted
         self.prefetch_bytes += size
+
+    def figures(self) -> dict[str, int]:
+        """The counts by name."""
+        return {name: getattr(self, name) for name in FIGURES}
+
+    def add(self, other: Counts) -> None:
+        """Add the counts of another pass; not its tickets."""
+        for name in FIGURES:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+FIGURES = tuple(one.name for one in fields(Counts) if one.type == "int")

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from core.memory.ticket import Link, Ticket
-from core.policy.predict import Guess
+from core.policy.predict import Prediction
+from core.settings.prefetch import PrefetchSettings
 
 WINDOW = 33  # layer times kept; odd, so that the median is one of them
 
@@ -51,7 +52,7 @@ class Rhythm:
 
 
 @dataclass(slots=True)
-class Ranked:
+class QueueChanges:
     """Changes to the queue: prefetches to `issue` as (eid, score, priority), best first; new `priorities` of queued
     prefetches; queued prefetches to `drop`, since they would come too late."""
 
@@ -68,50 +69,54 @@ class Schedule:
         self.deadline = False
         self.rhythm = Rhythm(layers)
 
+    def configure(self, old: PrefetchSettings | None, new: PrefetchSettings) -> None:
+        """Heed the deadline, or do not."""
+        self.deadline = new.deadline
+
     def distance(self, at: int, layer: int) -> int:
         """Layers from `at` (-1 = before the first) to `layer`: 1 for the next; `at` itself is a whole token away."""
         return (layer - at - 1) % self.layers + 1
 
-    def sort(self, guesses: Iterable[Guess], at: int) -> list[Guess]:
+    def sort(self, predictions: Iterable[Prediction], at: int) -> list[Prediction]:
         """By descending priority; ties keep their order."""
-        return sorted(guesses, key=lambda guess: -guess.score / self.distance(at, guess.layer))
+        return sorted(predictions, key=lambda prediction: -prediction.score / self.distance(at, prediction.layer))
 
     def rank(
         self,
-        guesses: Sequence[Guess],
+        predictions: Sequence[Prediction],
         at: int,
         queued: Iterable[Ticket],
         absent: Callable[[int], bool],
         link: Link,
         size_bytes: int,
-    ) -> Ranked:
-        """Rank `guesses` made in layer `at` together with the `queued` prefetches. `absent(eid)`: the expert has no
+    ) -> QueueChanges:
+        """Rank `predictions` made in layer `at` together with the `queued` prefetches. `absent(eid)`: the expert has no
         slot.
 
         By the times measured so far, a copy is in time when the copies before it in this order, and those the link is
         busy with, leave room for it before its layer is reached; with no measurements yet, all are. A queued prefetch
         that is predicted again takes the newer score.
         """
-        told = {guess.layer * self.experts + guess.expert: guess.score for guess in guesses}
+        scores = {prediction.layer * self.experts + prediction.expert: prediction.score for prediction in predictions}
         entries: list[tuple[float, int, Ticket | None]] = []
         for ticket in queued:
-            ticket.score = told.get(ticket.eid, ticket.score)
+            ticket.score = scores.get(ticket.eid, ticket.score)
             entries.append((ticket.score / self.distance(at, ticket.eid // self.experts), ticket.eid, ticket))
         entries += [
-            (score / self.distance(at, eid // self.experts), eid, None) for eid, score in told.items() if absent(eid)
+            (score / self.distance(at, eid // self.experts), eid, None) for eid, score in scores.items() if absent(eid)
         ]
         entries.sort(key=lambda entry: -entry[0])
-        return self._in_time(entries, told, at, link, size_bytes)
+        return self._in_time(entries, scores, at, link, size_bytes)
 
     def _in_time(
         self,
         entries: Iterable[tuple[float, int, Ticket | None]],
-        told: dict[int, float],
+        scores: dict[int, float],
         at: int,
         link: Link,
         size_bytes: int,
-    ) -> Ranked:
-        ranked, one_s = Ranked(), link.copy_s(size_bytes) if self.deadline else 0.0
+    ) -> QueueChanges:
+        ranked, one_s = QueueChanges(), link.copy_s(size_bytes) if self.deadline else 0.0
         begin_s = link.backlog_s(size_bytes) if one_s else 0.0
         for priority, eid, ticket in entries:
             if one_s and begin_s + one_s > self.rhythm.until(at, self.distance(at, eid // self.experts)):
@@ -122,5 +127,5 @@ class Schedule:
             if ticket is not None:
                 ranked.priorities.append((ticket, priority))
             else:
-                ranked.issue.append((eid, told[eid], priority))
+                ranked.issue.append((eid, scores[eid], priority))
         return ranked

@@ -1,126 +1,115 @@
 """The prefetches of the cache: issued by priority, cancelled while queued, finally counted as used, late or wasted.
 
-Part of the cache: only `core.cache.expert_cache`, which owns the slot map, calls this, on the compute thread.
+Part of `core.cache.expert_cache`, on the compute thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Collection, Sequence
 
-from core.cache.lease import Counts
+from core.cache.copies import Copies
+from core.cache.core import CacheCore
 from core.cache.pool import Pool, fitting
 from core.cache.prefetch_priority import Schedule
-from core.memory.ticket import QUEUED, Link, Ticket
-from core.policy.predict import Guess
-
-
-class Cache(Protocol):
-    """The interface to the expert cache."""
-
-    experts: int
-    counts: Counts
-
-    @property
-    def transfers(self) -> Link: ...
-    def is_resident(self, eid: int) -> bool: ...
-    def pool(self, layer: int) -> Pool: ...
-    def evict(self, pool: Pool, eid: int) -> None: ...
+from core.memory.slot import Slot
+from core.memory.ticket import QUEUED, Ticket
+from core.policy.predict import Prediction
 
 
 class PrefetchQueue:
     """`fresh`: eid -> copy of each prefetch whose layer was not reached since. `lost`: eids evicted for a wasted
     prefetch."""
 
-    def __init__(self, cache: Cache, layers: int) -> None:
-        self._cache = cache
-        self.schedule = Schedule(layers, cache.experts)
+    def __init__(self, core: CacheCore[Slot], copies: Copies) -> None:
+        self._core, self._copies = core, copies
+        self.schedule = Schedule(core.layers, core.experts)
         self.fresh: dict[int, Ticket] = {}
         self.lost: set[int] = set()
 
     def arrive(self, layer: int, wanted: Sequence[int]) -> None:
         """Count prefetches for `layer` that are not `wanted` as wasted; those still queued are cancelled and lose their
         slot."""
-        experts = self._cache.experts
+        experts = self._core.experts
         low, high = layer * experts, (layer + 1) * experts
         for eid in [e for e in self.fresh if low <= e < high and e - low not in wanted]:
             if not self.take_back(self.fresh[eid]):
                 self.waste(eid, evicted=False)
 
-    def issue(
-        self,
-        guesses: Sequence[Guess],
-        at: int,
-        phase: str,
-        pools: Sequence[Pool],
-        size_bytes: int,
-        fetch: Callable[[int, Pool, dict[int, Pool]], Ticket | None],
-    ) -> None:
-        """Rank `guesses` of layer `at` with the queued prefetches, and call `fetch(eid, its pool, all predicted)` by
-        priority.
+    def issue(self, predictions: Sequence[Prediction], at: int) -> None:
+        """Rank `predictions` of layer `at` with the queued prefetches, and fetch by priority while there is a slot.
 
-        `fetch` returns the copy to queue, or None where nothing worse than the prediction may be evicted; then the
-        queued prefetch of the lowest priority is cancelled if it ranks lower, and `fetch` is called again.
+        Where only better experts could be evicted, the queued prefetch of the lowest priority is cancelled if it ranks
+        lower.
         """
-        cache, experts, is_resident = self._cache, self._cache.experts, self._cache.is_resident
-        link = cache.transfers
+        core, copies, experts = self._core, self._copies, self._core.experts
+        if core.policy.uses_hints:
+            core.hints.name(predictions)
         if at >= 0 and self.schedule.deadline:
-            self.schedule.rhythm.note(phase, at, link.now_s())
+            self.schedule.rhythm.note(copies.phase, at, copies.link.now_s())
         queued = [ticket for ticket in self.fresh.values() if ticket.state == QUEUED] if self.fresh else []
-        if not queued and all(is_resident(layer * experts + expert) for layer, expert, _ in guesses):
+        if not queued and all(core.is_resident(layer * experts + expert) for layer, expert, _ in predictions):
             return
-        best = self.schedule.sort(guesses, at)
-        named = fitting(best, pools, experts)
+        best = self.schedule.sort(predictions, at)
+        named = fitting(best, core.pools, experts)
         ranked = self.schedule.rank(
-            [g for g in best if g.layer * experts + g.expert in named],
+            [p for p in best if p.layer * experts + p.expert in named],
             at,
             queued,
-            lambda eid: not is_resident(eid),
-            link,
-            size_bytes,
+            lambda eid: not core.is_resident(eid),
+            copies.link,
+            copies.store.blob_bytes,
         )
         for ticket in ranked.drop:
             self.take_back(ticket)
         if ranked.priorities:
-            link.rank(ranked.priorities)
+            copies.link.rank(ranked.priorities)
         for eid, score, priority in ranked.issue:
-            pool = named[eid]
-            copy = fetch(eid, pool, named)
-            if copy is None and self._outranks(priority, pool):
-                copy = fetch(eid, pool, named)
+            copy = self._fetch(eid, named)
+            if copy is None and self._outranks(priority, core.pool(eid // experts)):
+                copy = self._fetch(eid, named)
             if copy is not None:
                 copy.score, copy.priority = score, priority
                 self.fresh[eid] = copy
                 self.lost.discard(eid)
-                cache.counts.issued += 1
-                link.submit(copy)
+                copies.counts.prefetch_issued += 1
+                copies.link.submit(copy)
 
     def waste(self, eid: int, *, evicted: bool) -> None:
         """Settle an unused prefetch: cancelled while it is queued, counted as wasted once it has used the link."""
-        ticket, cache = self.fresh.pop(eid), self._cache
-        if cache.transfers.cancel(ticket):
-            cache.counts.issued -= 1
+        ticket, copies = self.fresh.pop(eid), self._copies
+        if copies.link.cancel(ticket):
+            copies.counts.prefetch_issued -= 1
             return
-        cache.counts.waste(ticket.bytes, evicted=evicted)
-        if ticket.displaced >= 0 and not cache.is_resident(ticket.displaced):
+        copies.counts.waste(ticket.bytes, evicted=evicted)
+        if ticket.displaced >= 0 and not self._core.is_resident(ticket.displaced):
             self.lost.add(ticket.displaced)
 
     def demanded(self, eid: int, ticket: Ticket) -> None:
         """`eid` was missing: attribute its copy to prefetching if it was evicted for a wasted prefetch."""
         if eid in self.lost:
             self.lost.remove(eid)
-            self._cache.counts.lost.append(ticket)
+            self._copies.counts.lost.append(ticket)
 
     def take_back(self, ticket: Ticket) -> bool:
         """Cancel a queued prefetch and free its slot; False when its copy has started."""
-        if not self._cache.transfers.cancel(ticket):
+        if not self._copies.link.cancel(ticket):
             return False
-        self._cache.evict(self._cache.pool(ticket.eid // self._cache.experts), ticket.eid)
+        self._core.evict(ticket.eid)
         return True
 
-    def _outranks(self, priority: float, pool: Pool) -> bool:
+    def _fetch(self, eid: int, named: Collection[int]) -> Ticket | None:
+        """Assign a slot for a prefetch; None when only better experts could be evicted."""
+        core, copies = self._core, self._copies
+        slot = core.admit(eid, core.leased, named, self.fresh, copies.tickets, core.pinned)
+        if slot is None:
+            return None
+        ticket = copies.prepare(eid, slot, demand=False)
+        ticket.displaced = core.displaced
+        return ticket
+
+    def _outranks(self, priority: float, pool: Pool[Slot]) -> bool:
         """Cancel the queued prefetch with the lowest priority in the pool, if that is below `priority`; False if there
         is none."""
-        inside = range(pool.part.start, pool.part.stop)
+        inside = pool.eids
         lower = [t for eid, t in self.fresh.items() if t.state == QUEUED and t.priority < priority and eid in inside]
         return any(self.take_back(ticket) for ticket in sorted(lower, key=lambda t: (t.priority, -t.number)))

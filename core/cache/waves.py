@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
-from core.cache.expert_cache import ExpertCache
-from core.cache.lease import Lease
 from core.policy.allocation.slots import waves
+
+if TYPE_CHECKING:
+    from core.cache.expert_cache import ExpertCache
+    from core.cache.lease import Lease
+
+L = TypeVar("L")  # a lease, whatever the cache's kind
 
 
 def in_waves(
@@ -24,15 +29,31 @@ def in_waves(
     if not wanted:
         look_ahead()
         return
-    capacity, base = expert_cache.room(layer), layer * expert_cache.experts
-    groups = waves(wanted, capacity, lambda expert: expert_cache.is_resident(base + expert))
-    lease: Lease | None = expert_cache.acquire(layer, groups[0])
-    for i in range(len(groups)):
-        last, room = i + 1 == len(groups), capacity > 1
-        following = None if last or not room else expert_cache.acquire(layer, groups[i + 1])
+    base, is_resident = layer * expert_cache.experts, expert_cache.is_resident
+    yield from leases(
+        waves(wanted, expert_cache.room(layer), lambda expert: is_resident(base + expert)),
+        expert_cache.room(layer) > 1,
+        lambda group: expert_cache.acquire(layer, group),
+        release,
+        look_ahead,
+    )
+
+
+def leases(
+    groups: Sequence[Sequence[int]],
+    two_fit: bool,
+    acquire: Callable[[Sequence[int]], L],
+    release: Callable[[L], None],
+    look_ahead: Callable[[], None] = lambda: None,
+) -> Iterator[L]:
+    """Lease each group in turn; if two of them fit at once, the next one before this one is released."""
+    lease = acquire(groups[0])
+    for i, _ in enumerate(groups):
+        last = i + 1 == len(groups)
+        following = None if last or not two_fit else acquire(groups[i + 1])
         if last:
             look_ahead()
-        assert lease is not None
         yield lease
         release(lease)
-        lease = following or (None if last else expert_cache.acquire(layer, groups[i + 1]))
+        if not last:
+            lease = acquire(groups[i + 1]) if following is None else following

@@ -1,7 +1,7 @@
 """Recall of the next layer's router given the input of the layer before: R_{l+1}(h_l) against what layer l+1 then
 chose.
 
-Source: the baseline of Speculating Experts and MoEpic (METHODS sections 2 and 5).
+Source: the baseline of Speculating Experts (section 3.3) and of MoEpic (section 3.2).
 """
 
 from __future__ import annotations

@@ -104,13 +104,13 @@ def _gather(
             _read(seen, read, traces, stage("read"), cancel)
     found, about, shape = _results(seen, wanted), engine.manifest(), engine.shape
     if seen.likeness is not None:
-        told = stage("likeness")
+        report = stage("likeness")
         with bench.unpaced():
-            found["likeness"] = seen.likeness.measure(bench, told, cancel)
+            found["likeness"] = seen.likeness.measure(bench, report, cancel)
     if "times" in wanted:
         stage("times")("Measuring times", 0.0)
-        found["times"], said = measure(bench, _some(read), cancel)
-        settings["times"] = said | {name: value for name, value in about.items() if name.startswith("link")}
+        found["times"], measured = measure(bench, _some(read), cancel)
+        settings["times"] = measured | {name: value for name, value in about.items() if name.startswith("link")}
     nets, recall = dict[str, torch.Tensor](), dict[str, list[float | None]]()
     for name, train in _TRAINED.items():
         if name in wanted and (trained := train(seen, stage(name), cancel)) is not None:

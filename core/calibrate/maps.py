@@ -11,7 +11,7 @@ DISTANCE = 3  # layers that the embedding represents in the redundancy; FineMoE'
 Floats = npt.NDArray[np.float32]
 
 
-class MapStore:
+class MapCollection:
     """At most `capacity` maps. When full, a new map replaces the old one that it makes most redundant, that with the
     largest RDY = d/L * cos(embeddings) + (L-d)/L * cos(maps).
 

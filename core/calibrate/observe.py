@@ -11,7 +11,7 @@ import torch
 
 from core.calibrate.gate_recall import GateAhead
 from core.calibrate.likeness import Likeness
-from core.calibrate.maps import MapStore
+from core.calibrate.maps import MapCollection
 from core.calibrate.outputs import Norms, Outputs
 from core.calibrate.samples import Paths, States
 from core.calibrate.texts import Tokens
@@ -39,7 +39,7 @@ class Observer:
         self.norms = Norms(layers, experts) if "norms" in parts else None
         self.likeness = Likeness(layers, experts, hidden) if "likeness" in parts else None
         self.ahead = GateAhead(bench.sites) if "gate_recall" in parts else None
-        self.maps = MapStore(layers, experts, hidden) if "maps" in parts else None
+        self.maps = MapCollection(layers, experts, hidden) if "maps" in parts else None
         self.states = States(layers, experts, hidden) if "estimator" in parts else None
         self._embedded: list[torch.Tensor] = []
         self._probs: list[npt.NDArray[np.float32]] = []

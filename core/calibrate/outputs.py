@@ -1,4 +1,4 @@
-"""Mean output of each expert, before its gate weight (Speculating Experts; METHODS 5), and its mean norm."""
+"""Mean output of each expert, before its gate weight (Speculating Experts section 3.1), and its mean norm."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Outputs:
 
 
 class Norms:
-    """Mean norm of each expert's output over the tokens routed to it: outliers are "super experts", which METHODS
-    section 1 never substitutes. float64 [L, E]."""
+    """Mean norm of each expert's output over the tokens routed to it: outliers are "super experts", which are
+    never substituted. float64 [L, E]."""
 
     def __init__(self, layers: int, experts: int) -> None:
         self._sums = np.zeros((layers, experts))

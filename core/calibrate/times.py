@@ -1,4 +1,4 @@
-"""Measures T_att, T_moe, T_head and T_load of METHODS section 2: medians of decode passes with their experts resident.
+"""Measures MoEpic's T_att, T_moe, T_head and T_load (section 3.4): medians of decode passes, experts resident.
 
 A pass is cut at every router's call and at the end of every layer's experts. Between the two lies a MoE layer; from one
 layer's experts to the next router, norms, attention and a shared expert; the rest is the head: embedding, layers
@@ -35,7 +35,7 @@ Gaps = list[float]
 
 
 @dataclass(slots=True)
-class Clock:
+class PassTimer:
     """Time marks in a pass: on a GPU, events in its stream, so that the pass does not wait for them."""
 
     cuda: bool
@@ -73,7 +73,7 @@ def measure(
     cache = bench.kv.fresh()
     for at in range(0, start, bench.chunk):
         bench.run(tokens[at : min(at + bench.chunk, start)], cache)
-    clock, resident, others = Clock(bench.device.type == "cuda"), list[Gaps](), list[Gaps]()
+    clock, resident, others = PassTimer(bench.device.type == "cuda"), list[Gaps](), list[Gaps]()
     began_s = time.perf_counter()
     with _hooked(bench, clock):
         for at in range(start, len(tokens)):
@@ -131,7 +131,7 @@ def _routes(bench: MeasurementSession, tokens: Sequence[int]) -> npt.NDArray[np.
 
 
 @contextmanager
-def _hooked(bench: MeasurementSession, clock: Clock) -> Iterator[None]:
+def _hooked(bench: MeasurementSession, clock: PassTimer) -> Iterator[None]:
     with ExitStack() as hooks:
         for site in bench.sites:
             hooks.callback(site.router.register_forward_pre_hook(clock.mark, prepend=True).remove)

@@ -8,7 +8,7 @@ from core.capacity.plan import Plan, plan
 from core.capacity.sizes import human
 from core.memory.disk import measure_disk
 from core.memory.link import measure_gbps, scaled_gbps
-from core.settings.config import LoadSpec
+from core.settings.loading import LoadSpec
 from core.types import Fit, Memory
 
 HOST_MARGIN = 256 << 20  # host memory left to the system
@@ -29,7 +29,7 @@ def fit_of(plan: Plan, instead_of: Memory | None = None, trace: Trace | None = N
     """The verdict on a plan, beside a loaded model or replacing it (`instead_of`). `foretell` = include the speed
     forecast."""
     sizes, settings, tier = plan.sizes, plan.spec.settings, plan.tier
-    budget, scope, cpu = settings.budget, str(settings["scope"]), plan.device.type == "cpu"
+    budget, scope, cpu = settings.cache.budget, settings.cache.scope, plan.device.type == "cpu"
     free, on_host = device_free(plan.device, instead_of), host_free(plan.device, instead_of)
     slots, least = sizes.slots(budget), sizes.slots_min(scope)
     problem, warning = sizes.problem(budget, scope, free), ""
@@ -55,7 +55,7 @@ def fit_of(plan: Plan, instead_of: Memory | None = None, trace: Trace | None = N
     elif not problem and slots < sizes.shape.total and slots < 2 * least:
         warning = "Barely more than one token's experts fit: expect almost every request to be fetched."
     from_disk = tier.kind != "all"
-    told = _foretell(plan, slots, scope, trace) if foretell and not problem else Forecast((0, 1), (0, 0), "")
+    expected = _foretell(plan, slots, scope, trace) if foretell and not problem else Forecast((0, 1), (0, 0), "")
     return Fit(
         model=plan.spec.model,
         shape=sizes.shape,
@@ -76,11 +76,11 @@ def fit_of(plan: Plan, instead_of: Memory | None = None, trace: Trace | None = N
         host_free=on_host,
         disk=sizes.shape.total * tier.row_bytes if from_disk else 0,
         direct=from_disk and foretell and measure_disk(plan.files.path).direct,
-        hit_low=told.hit[0],
-        hit_high=told.hit[1],
-        tok_s_low=told.tok_s[0],
-        tok_s_high=told.tok_s[1],
-        basis=told.basis,
+        hit_low=expected.hit[0],
+        hit_high=expected.hit[1],
+        tok_s_low=expected.tok_s[0],
+        tok_s_high=expected.tok_s[1],
+        basis=expected.basis,
         suggested=suggested,
         problem=problem,
         warning=warning,
@@ -101,9 +101,9 @@ def _foretell(plan: Plan, slots: int, scope: str, trace: Trace | None) -> Foreca
     gbps, copies = copies_gbps(plan), "over the link" if plan.device.type == "cuda" else "in memory"
     if plan.tier.kind != "all":
         copies = "from disk"
-    if settings["link"] == "emulated":
-        gbps, copies = float(settings["link_gbps"]), "over an emulated link"
-    elif settings["link"] == "auto" and plan.spec.model == "demo" and plan.device.type == "cpu":
+    if settings.link.kind == "emulated":
+        gbps, copies = settings.link.gbps, "over an emulated link"
+    elif settings.link.kind == "auto" and plan.spec.model == "demo" and plan.device.type == "cpu":
         layer_ms = plan.sizes.shape.top_k * speeds.expert_ms + BLOCK_MS[1]
-        gbps, copies = scaled_gbps(layer_ms, blob, float(settings["link_latency_us"])), "over an emulated link"
+        gbps, copies = scaled_gbps(layer_ms, blob, settings.link.latency_us), "over an emulated link"
     return forecast(plan.sizes, slots, scope, speeds, gbps, f"{copies} at {gbps:.2g} GB/s", trace)

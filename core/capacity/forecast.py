@@ -7,7 +7,6 @@ estimated from short measurements on this machine; the hit rate is from a record
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,9 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from core.cache.core import CacheCore
+from core.cache.pool import numbered_pools
 from core.capacity.sizes import Sizes
 from core.memory.codec import Codec
 from core.policy.allocation.slots import shares
+from core.policy.eviction.lru import LRU
 
 Trace = npt.NDArray[np.int16]
 """Routing of decoded tokens: expert ids [tokens, layers, k]."""
@@ -60,7 +62,9 @@ def forecast(
         share = slots / total
         reported = float(np.interp(share, REPORTED[:, 0], REPORTED[:, 1]))
         hit = (share, max(share, reported))
-        basis = "hit rate: between experts chosen evenly and what is reported for Qwen3-30B-A3B, as nothing is recorded"
+        basis = (
+            "hit rate: between uniform routing and what is reported for Qwen3-30B-A3B, because nothing is recorded yet"
+        )
     wanted = layers * sizes.shape.top_k
     copy_ms = [wanted * (1 - h) * sizes.blob / copy_gbps / 1e6 for h in hit]
     weights_ms = wanted * speeds.expert_ms + sizes.dense / speeds.memory_gbps / 1e6
@@ -71,21 +75,18 @@ def forecast(
 def lru_hit_rate(trace: Trace, slots: int, experts: int, scope: str) -> float:
     """Hit rate of LRU with `slots` in all on a trace; its first quarter is warm-up and not counted."""
     tokens, layers, _ = trace.shape
-    capacities = shares(slots, layers) if scope == "layer" else [slots]
-    pools: list[OrderedDict[int, None]] = [OrderedDict() for _ in capacities]
+    pools = numbered_pools(layers * experts, shares(slots, layers) if scope == "layer" else [slots])
+    core = CacheCore(layers, experts, LRU, pools)
     hits = requests = 0
     for at in range(tokens):
         for layer in range(layers):
-            pool, capacity = (pools[layer], capacities[layer]) if scope == "layer" else (pools[0], capacities[0])
-            for expert in trace[at, layer].tolist():
-                eid = layer * experts + expert
-                hit = eid in pool
+            for eid in (trace[at, layer].astype(int) + layer * experts).tolist():
+                missing = core.lease(layer, [eid])
+                if missing and core.admit(eid) is not None:
+                    core.use(eid)
+                core.release([eid])
                 if at >= tokens // 4:
-                    hits, requests = hits + hit, requests + 1
-                pool[eid] = None
-                pool.move_to_end(eid)
-                if len(pool) > capacity:
-                    pool.popitem(last=False)
+                    hits, requests = hits + (not missing), requests + 1
     return hits / requests if requests else 0.0
 
 

@@ -8,7 +8,7 @@ from core.capacity.free_memory import free_bytes
 from core.capacity.sizes import Sizes
 from core.memory.arena import Arena
 from core.runtime.kv_cache import KVCache
-from core.settings.config import Budget
+from core.settings.budget import Budget
 from core.types import Memory
 
 

@@ -19,7 +19,7 @@ from core.hf.files import ModelFiles
 from core.memory.codec import Codec, PartSpec, make_codec
 from core.memory.pack import Manifest, pack_at
 from core.memory.pack.verify import check
-from core.settings.config import LoadSpec
+from core.settings.loading import LoadSpec
 from core.types import Memory
 
 CLOSE = (
@@ -110,17 +110,17 @@ def check_fits(pack: Manifest, sites: Sequence[ExpertsSite], path: Path) -> None
             f"The pack {path} holds {pack.layers} x {pack.experts} experts, its config.json "
             f"says {len(sites)} x {site.num_experts}. Import the model again."
         )
-    for name, held, said in (
+    for name, held, expected in (
         ("experts a token uses", pack.top_k, site.top_k),
         ("parts of an expert", _shapes(pack.parts), _shapes(site.parts)),
         ("order of a matrix", pack.is_transposed, site.is_transposed),
         ("gate", pack.has_gate, site.has_gate),
         ("order of gate and up", pack.is_concatenated, site.is_concatenated),
     ):
-        if held != said:
+        if held != expected:
             raise ModelError(
                 f"The pack {path} is not of the model that its config.json describes: they differ in the "
-                f"{name} ({held} and {said}). Import the model again."
+                f"{name} ({held} and {expected}). Import the model again."
             )
 
 

@@ -1,7 +1,7 @@
 """Turns a budget into slots, from a model's outline alone.
 
-Budget = dense weights + KV cache at the chosen context + workspace + slots (METHODS section 9). The same `Sizes` are
-used before the load, while a slider moves, and when the engine resizes itself.
+Budget = dense weights + KV cache at the chosen context + workspace + slots. The same `Sizes` are used before the load,
+while a slider moves, and when the engine resizes itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from core.memory.codec import Codec
 from core.memory.codec.grouped import Grouped
 from core.memory.codec.kernels import scratch_bytes
 from core.memory.pages import page_up
-from core.settings.config import Budget
+from core.settings.budget import Budget
 from core.system.text_config import text_config
 from core.types import ModelShape
 

@@ -12,11 +12,13 @@ from typing import Literal
 
 import torch
 
+from core.cache.host_rows import HostRows
 from core.memory.codec import Codec
 from core.memory.disk import DiskStore, HostCache
 from core.memory.pack import PackReader
 from core.memory.pages import aligned
-from core.memory.store import HostStore, Store
+from core.memory.store import ExpertStore, HostStore
+from core.policy.eviction.lru import LRU
 
 READERS = 2  # threads that read from disk: two saturate it
 ROWS_MIN = 8  # fewest rows of a host cache: more than threads copy at a time
@@ -65,13 +67,14 @@ def open_store(
     pin: bool,
     progress: Callable[[float], None],
     cancel: threading.Event | None,
-) -> Store:
+) -> ExpertStore:
     """The store of a tier; with `all`, reads every expert now. Owns `reader` from here on, and closes it on failure."""
     try:
         if tier.kind == "disk":
             return DiskStore(reader, codec, tier.rows)
         if tier.kind == "cache":
-            return HostCache(reader, codec, tier.rows, pin)
+            held = reader.manifest
+            return HostCache(reader, codec, tier.rows, pin, HostRows(held.layers, held.experts, tier.rows, LRU))
         store, buffer = HostStore(codec, tier.rows, pin), aligned(reader.padded_bytes)
 
         def blobs(eid: int) -> torch.Tensor:

@@ -10,7 +10,8 @@ from typing import Any
 from core.errors import SettingError
 from core.evaluate.scorer import Scorer
 from core.hf import chat_template
-from core.settings.config import SAMPLING, Sampling
+from core.settings.param import declared
+from core.settings.sampling import Sampling
 
 REQUIREMENT = "lm-eval>=0.4.9,<0.6"  # as in pyproject.toml, extra "harness"
 MOST = 256  # answer tokens if a task sets no limit
@@ -56,7 +57,7 @@ def adapter(scorer: Scorer) -> Any:
 def _asked(words: dict[str, Any]) -> tuple[list[str], int, Sampling]:
     """Stops, token limit and sampling from a task's `generation_kwargs`."""
     until = words.get("until") or []
-    known = {param.name for param in SAMPLING}
+    known = set(declared(Sampling))
     draws = bool(words.get("do_sample", float(words.get("temperature", 0.0)) > 0))
     given = {name: value for name, value in words.items() if name in known}
     sampling = Sampling.checked(**{"seed": 0, **given}) if draws else Sampling()

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from core.errors import SettingError
 from core.settings.config import KINDS, Settings
-from core.settings.lossy import LOSSY, substitutes
-from core.settings.registry import Value, variant
+from core.settings.lossy import LossySettings
+from core.settings.param import Value, declared
+from core.settings.registry import variant
 
 UNLIMITED = 64  # replacements per token: no limit in practice
 PREDICTORS = ("gate", "default_vectors", "estimator", "hybrid")  # predictors whose predictions are executed
-BASE: Mapping[str, Value] = {p.name: p.default for p in LOSSY} | {"quality_rate": 0.0}  # exact, not metered
+# Exact, not metered.
+BASE: Mapping[str, Value] = {p.name: p.default for p in declared(LossySettings).values()} | {"quality_rate": 0.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +34,14 @@ class Mode:
 def _buddies() -> Iterable[Mode]:
     """BuddyMoE section 5: substitutes for all missing experts, or for at most rho of a token's in a layer; each with
     the token gate."""
-    peaked = "; tokens with peaked gate weights are left alone (TAE, lowest 15 %)"
+    peaked = ", except for tokens with peaked gate weights (TAE, lowest 15 %)"
     for rho in (UNLIMITED, 1, 2, 3, 4):
         name, title = ("buddy_unlimited", "Buddies") if rho == UNLIMITED else (f"buddy_rho{rho}", f"Buddies, rho {rho}")
         most = "" if rho == UNLIMITED else f", for at most {rho} of a token's experts in a layer"
-        said = f"A missing expert's buddy is computed in its place{most}"
+        description = f"A missing expert's buddy replaces it{most}"
         settings: dict[str, Value] = {"miss": "substitute", "substitute": "buddy", "rho": rho}
-        yield Mode(name, title, f"{said}.", settings)
-        yield Mode(f"{name}_tae", f"{title}, TAE", f"{said}{peaked}.", {**settings, "gate": "percentile"})
+        yield Mode(name, title, f"{description}.", settings)
+        yield Mode(f"{name}_tae", f"{title}, TAE", f"{description}{peaked}.", {**settings, "gate": "percentile"})
 
 
 def _executed(predictors: Sequence[str]) -> Iterable[Mode]:
@@ -50,7 +52,7 @@ def _executed(predictors: Sequence[str]) -> Iterable[Mode]:
             yield Mode(
                 f"execute_{name}{mark}",
                 f"Execute: {title}{', true weights' if mark else ''}",
-                f"The experts that the prefetcher named are computed, right or wrong, with {whose}.",
+                f"The experts that the prefetcher predicted are computed, right or wrong, with {whose}.",
                 {"predictor": name, "execute": "always", "execute_weights": weights},
             )
 
@@ -62,9 +64,7 @@ def _substituted(kind: str) -> dict[str, Value]:
 _DROPPED: dict[str, Value] = {"miss": "drop", "rho": UNLIMITED}
 PLAIN: tuple[Mode, ...] = (
     Mode("exact", "Exact", "Every missing expert is waited for.", {}),
-    Mode(
-        "random", "Random resident", "A random resident expert in the place of a missing one.", _substituted("random")
-    ),
+    Mode("random", "Random resident", "A random resident expert replaces a missing one.", _substituted("random")),
     Mode("drop", "Drop", "Missing experts are left out.", _DROPPED),
     Mode(
         "drop_renormalised",
@@ -81,7 +81,7 @@ PLAIN: tuple[Mode, ...] = (
     Mode(
         "drop_rho1_tae",
         "Drop, rho 1, TAE",
-        "The same; tokens with peaked gate weights are left alone (TAE, lowest 15 %).",
+        "The same, except for tokens with peaked gate weights (TAE, lowest 15 %).",
         {**_DROPPED, "rho": 1, "gate": "percentile"},
     ),
     Mode(
@@ -127,11 +127,11 @@ def chosen(text: str, known: Sequence[Mode] | None = None) -> list[Mode]:
     return [mode for name, mode in by_name.items() if name in names]
 
 
-def needs(settings: Mapping[str, Value]) -> tuple[str, ...]:
+def needs(settings: Settings) -> tuple[str, ...]:
     """Parts of a profile that settings require."""
-    kinds = [kind for kind in KINDS if kind != "substitute" or substitutes(settings)]
+    kinds = [kind for kind in KINDS if kind != "substitute" or settings.lossy.substitutes]
     found = [part for kind in kinds for part in variant(kind, str(settings[kind])).needs]
-    return tuple(dict.fromkeys([*found, *(["tae"] if settings["gate"] == "percentile" else [])]))
+    return tuple(dict.fromkeys([*found, *(["tae"] if settings.lossy.gate == "percentile" else [])]))
 
 
 def residencies(text: str) -> list[float]:

@@ -13,7 +13,7 @@ from core.calibrate.texts import ASSETS, MOST_BYTES, bundled
 from core.engine import Engine
 from core.errors import SettingError
 from core.memory.store import Cancelled
-from core.settings.config import Sampling
+from core.settings.sampling import Sampling
 from core.system.reading import require_regular
 from core.types import StepRecord
 
@@ -22,7 +22,7 @@ SPLITS = {"trained": True, "unseen": False}  # of a questions file: was it train
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class FactQuestion:
     """`seen`: the model was trained on this phrasing."""
 
     text: str
@@ -30,13 +30,13 @@ class Question:
     seen: bool
 
 
-def demo_questions() -> list[Question]:
+def demo_questions() -> list[FactQuestion]:
     """The demo model's facts, without those whose answers are in the bundled calibration prompts."""
     known = {chat[-1]["content"] for chat in bundled("demo") if not isinstance(chat, str)}
     return [one for one in from_file(ASSETS / "demo" / "questions.jsonl") if one.answer not in known]
 
 
-def from_file(path: Path) -> list[Question]:
+def from_file(path: Path) -> list[FactQuestion]:
     """One question per line of a .jsonl: {"question": ..., "answer": ..., "split": "trained" or "unseen"}; without a
     split it counts as trained, with any other it is left out. Raises SettingError."""
     try:
@@ -44,7 +44,7 @@ def from_file(path: Path) -> list[Question]:
         lines = path.read_text("utf-8-sig").splitlines()
         rows: list[dict[str, Any]] = [json.loads(line) for line in lines if line.strip()]
         found = [
-            Question(str(row["question"]), str(row["answer"]), SPLITS[row.get("split", "trained")])
+            FactQuestion(str(row["question"]), str(row["answer"]), SPLITS[row.get("split", "trained")])
             for row in rows
             if row.get("split", "trained") in SPLITS
         ]
@@ -60,7 +60,7 @@ def from_file(path: Path) -> list[Question]:
     return found
 
 
-def sample(questions: Collection[Question], number: int) -> list[Question]:
+def sample(questions: Collection[FactQuestion], number: int) -> list[FactQuestion]:
     """`number` of them, half of each kind as far as available, evenly spread over all; the same ones every time."""
     seen = [one for one in questions if one.seen]
     unseen = [one for one in questions if not one.seen]
@@ -75,11 +75,11 @@ def spread(things: Sequence[T], number: int) -> list[T]:
     return [things[int((at + 0.5) * len(things) / number)] for at in range(number)]
 
 
-def ask(engine: Engine, question: Question, cancel: threading.Event, heard: Callable[[StepRecord], None]) -> bool:
+def ask(engine: Engine, question: FactQuestion, cancel: threading.Event, heard: Callable[[StepRecord], None]) -> bool:
     """Whether the model's greedy answer is the right one, token by token, including its end. Stops at the first wrong
     token, which decides. `heard` is called with every forward pass. Raises ContextError, BusyError, Cancelled."""
     right: list[int] = engine.prompt.tokenizer(question.answer, add_special_tokens=False).input_ids
-    enough, said, good = threading.Event(), 0, True
+    enough, answered, good = threading.Event(), 0, True
     stop = _Either(cancel, enough)
     for piece in engine.generate(
         [{"role": "user", "content": question.text}], Sampling(max_new_tokens=len(right) + 1), stop
@@ -87,13 +87,13 @@ def ask(engine: Engine, question: Question, cancel: threading.Event, heard: Call
         if piece.step is not None:
             heard(piece.step)
         if piece.kind == "token":
-            if said >= len(right) or piece.token != right[said]:
+            if answered >= len(right) or piece.token != right[answered]:
                 good = False
                 enough.set()
-            said += 1
+            answered += 1
         elif piece.kind == "end":
             assert piece.stats is not None
-            good = good and said == len(right) and piece.stats.reason == "stop"
+            good = good and answered == len(right) and piece.stats.reason == "stop"
     if cancel.is_set():
         raise Cancelled
     return good

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from core.evaluate.tally import Tally
-from core.settings.registry import Value
+from core.evaluate.tally import ModeTotals
+from core.settings.param import Value
 
 if TYPE_CHECKING:  # showing rows needs no torch
     from core.evaluate.passages import Heard
@@ -44,7 +44,7 @@ FIGURES: dict[str, tuple[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class EvaluationRow:
     """One mode at one residency, all figures of decoding; None = not known. `problem` = why it could not be run, "" =
     it was. Units: FIGURES."""
 
@@ -88,7 +88,7 @@ class Row:
         return self.mode, self.residency
 
     @classmethod
-    def read(cls, kept: Mapping[str, Any]) -> Row:
+    def read(cls, kept: Mapping[str, Any]) -> EvaluationRow:
         """From `asdict`. Raises TypeError for rows of another version."""
         return cls(**kept)
 
@@ -101,16 +101,16 @@ def row(
     settings: Mapping[str, Value],
     verdicts: Sequence[tuple[bool, bool]],
     heard: Heard,
-    tally: Tally,
+    tally: ModeTotals,
     others_cores: float | None = None,
-) -> Row:
+) -> EvaluationRow:
     """Builds a row from measurements; `verdicts` are (trained phrasing?, answered right?)."""
     seen = [right for trained, right in verdicts if trained]
     unseen = [right for trained, right in verdicts if not trained]
     (match, match_se), (other, other_se) = rate(seen), rate(unseen)
     perplexity, perplexity_se = perplexity_of(heard)
     tpot_ms = tally.mean("total_ms")
-    return Row(
+    return EvaluationRow(
         mode,
         title,
         residency,
@@ -166,7 +166,7 @@ def perplexity_of(heard: Heard) -> tuple[float | None, float | None]:
         return math.inf, math.inf
 
 
-def with_savings(rows: Sequence[Row]) -> list[Row]:
+def with_savings(rows: Sequence[EvaluationRow]) -> list[EvaluationRow]:
     """The rows with the savings over the link, where exact mode was run at the same residency."""
     exact = {one.residency: one.link_bytes for one in rows if one.mode == "exact"}
     return [
@@ -190,13 +190,13 @@ def front(points: Sequence[tuple[float | None, float | None]]) -> list[int]:
     return sorted(found)
 
 
-def pareto(rows: Sequence[Row], accuracy: str = "exact_match", speed: str = "tok_s") -> list[Row]:
+def pareto(rows: Sequence[EvaluationRow], accuracy: str = "exact_match", speed: str = "tok_s") -> list[EvaluationRow]:
     """The rows that no other row dominates in accuracy and speed."""
     points = [(getattr(one, speed), getattr(one, accuracy)) for one in rows]
     return [rows[at] for at in front(points)]
 
 
-def to_json(one: Row) -> dict[str, Any]:
+def to_json(one: EvaluationRow) -> dict[str, Any]:
     """The row for JSON; an infinite perplexity becomes None."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
@@ -204,14 +204,14 @@ def to_json(one: Row) -> dict[str, Any]:
     }
 
 
-def to_csv(rows: Sequence[Row], about: Mapping[str, object]) -> str:
+def to_csv(rows: Sequence[EvaluationRow], about: Mapping[str, object]) -> str:
     """Comment lines with the conditions and units, then one line per row."""
     out = io.StringIO()
     for name, value in about.items():
         out.write(f"# {name}: {value}\n")
     for name, (unit, what) in FIGURES.items():
         out.write(f"# {name} [{unit}]: {what}\n")
-    names = [one.name for one in fields(Row)]
+    names = [one.name for one in fields(EvaluationRow)]
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(names)
     for one in rows:

@@ -19,9 +19,9 @@ from core.errors import BusyError, MoestroError, SettingError
 from core.evaluate.modes import BASE, Mode
 from core.evaluate.others import Others
 from core.evaluate.passages import held_out, listen, reference, windows
-from core.evaluate.questions import Question, ask, demo_questions, sample
-from core.evaluate.rows import Row, row
-from core.evaluate.tally import Tally
+from core.evaluate.questions import FactQuestion, ask, demo_questions, sample
+from core.evaluate.rows import EvaluationRow, row
+from core.evaluate.tally import ModeTotals
 from core.settings.config import Settings
 
 Progress = Callable[[str, float], None]
@@ -38,7 +38,7 @@ BECAUSE = "The model is being evaluated."
 class Material:
     """What modes are measured on: the same for all of them."""
 
-    questions: Sequence[Question]
+    questions: Sequence[FactQuestion]
     pieces: Sequence[Sequence[int]]  # of a text, as token ids; all but the first of each are predicted
     note: str = ""  # why existing questions are not asked
 
@@ -52,7 +52,7 @@ def gather(
     engine: Engine,
     questions: int = QUESTIONS,
     tokens: int = TOKENS,
-    asked: Sequence[Question] | None = None,
+    asked: Sequence[FactQuestion] | None = None,
     texts: Sequence[Text] | None = None,
 ) -> Material:
     """Chooses `questions` questions and `tokens` tokens of text for a loaded model. Without `asked` the demo model gets
@@ -85,10 +85,10 @@ def evaluate(
     *,
     progress: Progress = lambda text, share: None,
     cancel: threading.Event | None = None,
-    on_row: Callable[[Row], None] = lambda row: None,
+    on_row: Callable[[EvaluationRow], None] = lambda row: None,
     done: Collection[tuple[str, float]] = (),
     over: Mapping[str, object] | None = None,
-) -> list[Row]:
+) -> list[EvaluationRow]:
     """Rows in the order of residencies and modes. `on_row` is called with each when it is complete; (mode, residency)
     pairs in `done` are left out. Settings that a mode leaves open are the engine's, or those of `over`.
 
@@ -102,7 +102,7 @@ def evaluate(
         )
     cancel = cancel or threading.Event()
     todo = [(share, mode) for share in residencies for mode in modes if (mode.name, share) not in done]
-    rows: list[Row] = []
+    rows: list[EvaluationRow] = []
     if not todo:
         return rows
     with restored(engine, over) as base:
@@ -111,10 +111,10 @@ def evaluate(
         exact = reference(engine, material.pieces, cancel)
         for at, (share, mode) in enumerate(todo):
 
-            def told(done: float, name: str = f"{mode.title} at {share:.4g} of the experts", at: int = at) -> None:
+            def report(done: float, name: str = f"{mode.title} at {share:.4g} of the experts", at: int = at) -> None:
                 progress(name, (at + done) / len(todo))
 
-            rows.append(_measure(engine, base, mode, share, material, exact, told, cancel))
+            rows.append(_measure(engine, base, mode, share, material, exact, report, cancel))
             on_row(rows[-1])
     progress("Evaluated", 1.0)
     return rows
@@ -138,17 +138,17 @@ def _measure(
     share: float,
     material: Material,
     exact: Sequence[torch.Tensor],
-    told: Callable[[float], None],
+    report: Callable[[float], None],
     cancel: threading.Event,
-) -> Row:
+) -> EvaluationRow:
     """Measures one row. Errors of the mode, or of too few slots, are reported in it."""
-    tally, verdicts, others = Tally(), list[tuple[bool, bool]](), Others()
+    tally, verdicts, others = ModeTotals(), list[tuple[bool, bool]](), Others()
     whole = len(material.questions) * ANSWER + material.tokens
     try:
         settings = mode.over(base.with_({"budget": f"{share * 100:g}%"}))
         start_mode(engine, settings)
         for question in material.questions:
-            told(len(verdicts) * ANSWER / whole)
+            report(len(verdicts) * ANSWER / whole)
             verdicts.append((question.seen, ask(engine, question, cancel, tally)))
         if verdicts and material.pieces:
             start_mode(engine, settings)
@@ -158,12 +158,12 @@ def _measure(
             exact,
             cancel,
             tally,
-            lambda tokens: told((len(verdicts) * ANSWER + tokens) / whole),
+            lambda tokens: report((len(verdicts) * ANSWER + tokens) / whole),
         )
     except BusyError:
         raise
     except MoestroError as error:
-        return Row(mode.name, mode.title, share, problem=str(error), settings=dict(mode.settings))
+        return EvaluationRow(mode.name, mode.title, share, problem=str(error), settings=dict(mode.settings))
     return row(
         mode.name, mode.title, share, engine.expert_cache.slots, mode.settings, verdicts, heard, tally, others.cores()
     )

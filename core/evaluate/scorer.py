@@ -15,7 +15,7 @@ from core.errors import ContextError
 from core.evaluate.follow import follow
 from core.memory.store import Cancelled
 from core.session.answer import Ids
-from core.settings.config import Sampling
+from core.settings.sampling import Sampling
 from core.types import StepRecord
 
 
@@ -85,16 +85,16 @@ class Scorer:
         limited = Sampling(
             drawn.temperature, drawn.top_k, drawn.top_p, drawn.min_p, drawn.repetition_penalty, max(1, most), drawn.seed
         )
-        enough, text, said = threading.Event(), "", list[int]()
+        enough, text, tokens = threading.Event(), "", list[int]()
         for piece in self.engine.generate(Ids(ids), limited, enough):
             if piece.step is not None:
                 self._heard(piece.step)
             if piece.kind == "token" and piece.token is not None:
-                said.append(piece.token)
+                tokens.append(piece.token)
                 text += piece.text
                 if self._cancel.is_set() or any(stop and stop in text for stop in stops):
                     enough.set()
         if self._cancel.is_set():
             raise Cancelled
-        whole: str = self.engine.prompt.tokenizer.decode(said, skip_special_tokens=True)
+        whole: str = self.engine.prompt.tokenizer.decode(tokens, skip_special_tokens=True)
         return whole[: min((whole.find(stop) for stop in stops if stop and stop in whole), default=len(whole))]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from core.engine import Engine
-from core.evaluate.rows import FIGURES, Row, pareto, to_json
+from core.evaluate.rows import FIGURES, EvaluationRow, pareto, to_json
 from core.evaluate.run import Material
 
 
@@ -43,13 +43,13 @@ def about(engine: Engine, material: Material, text: str = "", questions: str = "
     }
 
 
-def result(said: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+def result(about: dict[str, Any], rows: Sequence[EvaluationRow]) -> dict[str, Any]:
     """Adds all rows and, by residency, the modes on the Pareto front of accuracy (exact match; without questions
     agreement) and speed."""
     accuracy = "exact_match" if any(one.exact_match is not None for one in rows) else "agreement"
     shares = dict.fromkeys(one.residency for one in rows)
     return {
-        **said,
+        **about,
         "units": {name: unit for name, (unit, _) in FIGURES.items()},
         "pareto": {
             f"{share:g}": [one.mode for one in pareto([r for r in rows if r.residency == share], accuracy)]

@@ -9,7 +9,7 @@ from core.types import StepRecord
 
 
 @dataclass(slots=True)
-class Tally:
+class ModeTotals:
     """Call with every forward pass; only decode passes count. Times in ms."""
 
     tokens: int = 0

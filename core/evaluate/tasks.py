@@ -13,7 +13,7 @@ from core.evaluate.harness import run_tasks
 from core.evaluate.modes import Mode
 from core.evaluate.run import Progress, restored, start_mode
 from core.evaluate.scorer import Scorer
-from core.evaluate.tally import Tally
+from core.evaluate.tally import ModeTotals
 
 
 def evaluate_tasks(
@@ -33,7 +33,7 @@ def evaluate_tasks(
     with restored(engine) as base:
         for at, (share, mode) in enumerate(todo):
             progress(f"{mode.title} at {share:.4g} of the experts", at / len(todo))
-            tally, problem, figures = Tally(), "", dict[str, dict[str, float]]()
+            tally, problem, figures = ModeTotals(), "", dict[str, dict[str, float]]()
             try:
                 start_mode(engine, mode.over(base.with_({"budget": f"{share * 100:g}%"})))
             except BusyError:

@@ -9,7 +9,7 @@ from core.hf.discover import ExpertsSite, RouterOutput, find_experts, read_route
 from core.hf.files import check_model
 from core.hf.hooks import Installed, install, probe_router
 from core.hf.outline import KvLayer, Outline, outline
-from core.hf.rounded import round_linears, rounded_bytes
+from core.hf.quantized_linear import round_linears, rounded_bytes
 from core.hf.skeleton import load_skeleton, meta_skeleton
 
 __all__ = [

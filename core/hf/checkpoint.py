@@ -32,7 +32,7 @@ AHEAD = re.compile(r"\.(eh_proj|enorm|hnorm|shared_head|nextn|mtp)\b")
 """What only layers that predict further tokens have."""
 
 
-class Recipe(NamedTuple):
+class StackRecipe(NamedTuple):
     """Source of a stacked parameter: checkpoint tensors by pattern, in expert order, and how they are merged."""
 
     converter: Any  # transformers' WeightConverter; None: stored in the model's own layout
@@ -130,7 +130,7 @@ class CheckpointReader:
         return self._parts_of(self._recipes[target], self.sites[0].num_experts, expert)
 
     @staticmethod
-    def _parts_of(recipe: Recipe, experts: int, expert: int) -> dict[str, tuple[str, int | None]]:
+    def _parts_of(recipe: StackRecipe, experts: int, expert: int) -> dict[str, tuple[str, int | None]]:
         return {
             pattern: (keys[expert], None) if len(keys) == experts or len(keys) > 1 else (keys[0], expert)
             for pattern, keys in recipe.keys.items()
@@ -152,7 +152,7 @@ class CheckpointReader:
             codes[pattern] = coded
         return self._merger.merge(codes, lambda tensors: self._merge(target, tensors, recipe), part)
 
-    def _merge(self, target: str, ingredients: dict[str, torch.Tensor], recipe: Recipe) -> torch.Tensor:
+    def _merge(self, target: str, ingredients: dict[str, torch.Tensor], recipe: StackRecipe) -> torch.Tensor:
         """Run the conversion on one expert's tensors."""
         converter = recipe.converter
         if converter is None:
@@ -173,7 +173,7 @@ class CheckpointReader:
         tensor: torch.Tensor = merged[0] if isinstance(merged, list) else merged
         return tensor.squeeze(0)
 
-    def _index(self) -> dict[str, Recipe]:
+    def _index(self) -> dict[str, StackRecipe]:
         """Map every checkpoint tensor to the parameter it feeds, as transformers' loader does."""
         mapping = [*get_model_conversion_mapping(self._model), *getattr(self.sites[0].module, CONVERSIONS, ())]
         rows = getattr(self.sites[0].module, ROWS, 0)
@@ -184,14 +184,14 @@ class CheckpointReader:
         shapes = {name: tuple(tensor.shape) for name, tensor in self._model.state_dict().items()}
         known = dict.fromkeys((*shapes, *experts), True)
         prefix = self._model.base_model_prefix
-        recipes: dict[str, Recipe] = {}
+        recipes: dict[str, StackRecipe] = {}
         unused: dict[str, str] = {}
         for key in sorted(self._stored.tensors, key=dot_natural_key):
             target, pattern = rename_source_key(key, renamings, converters, prefix, known)
             if target not in known and key in known:
                 target, pattern = key, None
             if target in experts:
-                recipe = recipes.setdefault(target, Recipe(by_pattern.get(pattern), {}))
+                recipe = recipes.setdefault(target, StackRecipe(by_pattern.get(pattern), {}))
                 recipe.keys.setdefault(pattern or key, []).append(key)
                 if rows and isinstance(self._stored, TensorFiles):
                     self._stored.stack(key, rows)
@@ -236,7 +236,7 @@ class CheckpointReader:
                     f"the model ends with layer {last[at['before']]}. Download config.json again."
                 )
 
-    def _check(self, target: str, experts: int, recipe: Recipe | None) -> None:
+    def _check(self, target: str, experts: int, recipe: StackRecipe | None) -> None:
         wanted = 1 if recipe is None or recipe.converter is None else len(recipe.converter.source_patterns)
         counts = (experts, *getattr(self.sites[0].module, STORED, ()))
         whole = (

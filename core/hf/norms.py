@@ -16,12 +16,12 @@ from torch import nn
 
 from core.hf.discover import ExpertsSite
 
-PLACE = "_moestro_place"  # on a router: its `Place`
+CONTEXT = "_moestro_router_context"  # on a router: its `RouterContext`
 TOKENS = (1, 2, 3)  # token ids of the run; not 0, which is often padding with a zero state
 LOUD = 16.0  # noise relative to a router's input: must be visible in a large residual stream
 
 
-class Place(NamedTuple):
+class RouterContext(NamedTuple):
     """Surroundings of a router. `scale`: factor by which the layer adds its experts' output to the residual stream (1,
     or granite's residual_multiplier); None where it does something else with it, and for the last layer."""
 
@@ -31,28 +31,28 @@ class Place(NamedTuple):
 
 def norm_of(site: ExpertsSite) -> Callable[[torch.Tensor], torch.Tensor] | None:
     """The norm before `site`'s router, [..., H] -> [..., H], fires no hooks; None where the router's input is not a
-    norm's output. Available after `find_places` (or `watch`) has run on the model."""
-    norm = place_of(site).norm
+    norm's output. Available after `find_contexts` (or `watch`) has run on the model."""
+    norm = context_of(site).norm
     return None if norm is None else norm.forward
 
 
-def place_of(site: ExpertsSite) -> Place:
-    """The result of `find_places` for this site."""
-    found: Place = getattr(site.router, PLACE, Place(None, None))
+def context_of(site: ExpertsSite) -> RouterContext:
+    """The result of `find_contexts` for this site."""
+    found: RouterContext = getattr(site.router, CONTEXT, RouterContext(None, None))
     return found
 
 
-def find_places(model: Any, sites: Sequence[ExpertsSite]) -> list[Place]:
+def find_contexts(model: Any, sites: Sequence[ExpertsSite]) -> list[RouterContext]:
     """Run three tokens up to the last router, with experts replaced by noise, and record which module feeds each
     router. A second call for the same model runs nothing. Hooks already in the model fire, as in any pass; its caches
     are not touched."""
-    if not all(hasattr(site.router, PLACE) for site in sites):
+    if not all(hasattr(site.router, CONTEXT) for site in sites):
         for site, place in zip(sites, _run(model, sites), strict=True):
-            setattr(site.router, PLACE, place)
-    return [place_of(site) for site in sites]
+            setattr(site.router, CONTEXT, place)
+    return [context_of(site) for site in sites]
 
 
-def _run(model: Any, sites: Sequence[ExpertsSite]) -> list[Place]:
+def _run(model: Any, sites: Sequence[ExpertsSite]) -> list[RouterContext]:
     run = _Run(model, sites)
     try:
         with torch.no_grad(), _noise(sites, run):
@@ -61,7 +61,7 @@ def _run(model: Any, sites: Sequence[ExpertsSite]) -> list[Place]:
         pass
     finally:
         run.remove()
-    return [Place(run.norm.get(site.index), run.scale.get(site.index)) for site in sites]
+    return [RouterContext(run.norm.get(site.index), run.scale.get(site.index)) for site in sites]
 
 
 class _Enough(Exception):

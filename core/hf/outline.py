@@ -17,7 +17,7 @@ from core.hf.adapters.marks import CLOSE
 from core.hf.cache import reserve
 from core.hf.discover import ExpertsSite, find_experts, read_router
 from core.hf.hooks import install
-from core.hf.rounded import Linear, linears
+from core.hf.quantized_linear import Linear, linears
 from core.hf.shape_inference import StateLayers, rehearse
 from core.hf.text_only import keep_text
 from core.system.text_config import text_config

@@ -38,7 +38,7 @@ class Tensors(Protocol):
     def close(self) -> None: ...
 
 
-class Stated(NamedTuple):
+class TensorShape(NamedTuple):
     """A plain implementation of `Shape`."""
 
     dtype: torch.dtype

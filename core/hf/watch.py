@@ -14,9 +14,9 @@ from torch.utils.hooks import RemovableHandle
 
 from core.hf.discover import ExpertsSite, RouterOutput, read_router
 from core.hf.hooks import call_router, preferences
-from core.hf.norms import Place, find_places, norm_of, place_of
+from core.hf.norms import RouterContext, context_of, find_contexts, norm_of
 
-__all__ = ["Place", "Seen", "Watch", "answer", "ask", "norm_of", "place_of", "watch"]
+__all__ = ["RouterContext", "Seen", "Watch", "answer", "ask", "context_of", "norm_of", "watch"]
 
 
 class Seen:
@@ -91,7 +91,7 @@ def watch(
     To find the norms, the first call for a model runs three tokens up to the last router, without experts; with
     `norms=False` it does not, and `residual` is None. Changes no result. Must not be called while a pass runs.
     """
-    places = find_places(model, sites) if norms else [Place(None, None)] * len(sites)
+    places = find_contexts(model, sites) if norms else [RouterContext(None, None)] * len(sites)
     residuals: dict[int, torch.Tensor] = {}
     handles: list[RemovableHandle] = []
 
@@ -142,8 +142,8 @@ def answer(site: ExpertsSite, hidden: torch.Tensor, seen: Seen) -> RouterOutput:
         else states.reshape(*(1,) * (like.dim() - 2), *states.shape)
     )
     if seen.args:
-        said = call_router(site, (states, *seen.args[1:]), seen.kwargs)
+        router_output = call_router(site, (states, *seen.args[1:]), seen.kwargs)
     else:
         first, *_ = seen.kwargs
-        said = call_router(site, (), {**seen.kwargs, first: states})
-    return RouterOutput(*(t.reshape(-1, t.shape[-1]) for t in said))
+        router_output = call_router(site, (), {**seen.kwargs, first: states})
+    return RouterOutput(*(t.reshape(-1, t.shape[-1]) for t in router_output))

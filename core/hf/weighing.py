@@ -98,11 +98,11 @@ def _fit(score: Score, normalised: bool, output: RouterOutput) -> tuple[float, R
     """(mean relative error, the rule with its measured scale), or None if it does not reproduce the weights."""
     plain = Rule(score, normalised, 1.0, output.weights.dtype)
     ids, true = output.ids.long(), output.weights.double()
-    told = plain._weights(output.logits, ids).double()
+    unscaled = plain._weights(output.logits, ids).double()
     single = torch.finfo(torch.float32).eps
     unit = max(torch.finfo(output.weights.dtype).eps, single)
-    scale = _short(float(true.sum() / told.sum()), single + unit / math.sqrt(true.numel()))
-    off = (true - told * scale).abs() - torch.finfo(output.weights.dtype).tiny  # below the smallest normal number
+    scale = _short(float(true.sum() / unscaled.sum()), single + unit / math.sqrt(true.numel()))
+    off = (true - unscaled * scale).abs() - torch.finfo(output.weights.dtype).tiny  # below the smallest normal number
     error = (off.clamp_min(0.0) / true.abs()).nan_to_num(0.0)
     if not bool(error.max() <= ROUNDING * unit):
         return None

@@ -66,8 +66,7 @@ def list_files(repo: str, revision: str) -> list[Remote]:
         found = HfApi(endpoint()).model_info(repo, revision=revision, files_metadata=True).siblings or []
     except GatedRepoError:
         raise ModelError(
-            f"{repo} is given only to those who accepted its terms. Accept them at {endpoint()}/{repo}, "
-            "run `hf auth login`, and try again."
+            f"{repo} is a gated model. Accept its terms at {endpoint()}/{repo}, run `hf auth login`, and try again."
         ) from None
     except RepositoryNotFoundError:
         raise ModelError(

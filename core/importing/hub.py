@@ -132,8 +132,8 @@ def fetch(model: HubModel, allowed: bool, progress: Progress, cancel: threading.
         if (path := cached(model)) is not None:
             return path
         raise ModelError(
-            f"There is no directory or file {str(model)!r} on this machine. If a model on the hub is "
-            "meant, it is downloaded only on your word: add --download."
+            f"There is no directory or file {str(model)!r} on this machine. If you mean a model on the hub, it is "
+            f"downloaded only when you add --download."
         )
     try:
         files = look(model)
@@ -145,7 +145,7 @@ def fetch(model: HubModel, allowed: bool, progress: Progress, cancel: threading.
         paths = download(model.repo, model.revision, files, progress, cancel)
     except Unreachable as error:
         raise ModelError(
-            f"The download of {model} broke off: {error} What has come is kept; run the same command to go on."
+            f"The download of {model} broke off: {error} What has arrived is kept; run the same command to continue."
         ) from error
     return _entrance(paths)
 

@@ -21,7 +21,7 @@ from core.importing.sources import Source, open_source
 from core.memory.codec import Codec, make_codec
 from core.memory.codec.coded import QuantizedTensor
 from core.memory.codec.formats import FORMATS, Numbers, format_of, numbers_of
-from core.memory.codec.segments import Experts, Segments, top_of
+from core.memory.codec.segments import ExpertParts, Segments, top_of
 from core.memory.pack import pack_at
 from core.memory.pack.manifest import identity_of
 from core.memory.pages import page_up
@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ImportPlan:
     """A checked import: everything known before a weight is read."""
 
     source: Source
@@ -110,7 +110,7 @@ class Job:
 
 
 @contextmanager
-def open_job(path: Path, name: str, format: str, split: float) -> Iterator[Job]:
+def open_job(path: Path, name: str, format: str, split: float) -> Iterator[ImportPlan]:
     """Open a source and plan its import. Raises ModelError or SettingError, before anything is written."""
     if pack_at(path):
         raise ModelError(f"{path} is an expert pack already. Load it as it is.")
@@ -143,7 +143,7 @@ def for_people(text: str, folder: str, path: Path) -> str:
     return text
 
 
-def _plan(source: Source, name: str, format: str, split: float, shell: Path) -> Job:
+def _plan(source: Source, name: str, format: str, split: float, shell: Path) -> ImportPlan:
     meta = meta_skeleton(source.write_shell(shell))
     reader = CheckpointReader(meta, source.tensors)
     site, chosen = reader.sites[0], choose_format(source) if format == "auto" else format
@@ -155,10 +155,10 @@ def _plan(source: Source, name: str, format: str, split: float, shell: Path) -> 
     )
     cutter = None
     if split:
-        experts = Experts(site.parts, site.is_transposed, site.has_gate, site.is_concatenated)
+        experts = ExpertParts(site.parts, site.is_transposed, site.has_gate, site.is_concatenated)
         cutter = Segments(codec.blob_layout, experts, top_of(experts, format_of(chosen).group, split))
     stated = source.tensors.tensors
-    return Job(
+    return ImportPlan(
         source,
         name,
         reader,

@@ -18,7 +18,7 @@ import torch
 from core import __version__
 from core.capacity.sizes import human
 from core.errors import ModelError
-from core.importing.job import Job, free_bytes
+from core.importing.job import ImportPlan, free_bytes
 from core.memory.pack import Manifest, PackWriter
 from core.memory.pack.manifest import DENSE, layer_file
 from core.memory.store import Cancelled
@@ -30,7 +30,7 @@ Encoded = tuple[torch.Tensor, dict[str, str]]
 
 
 def write_pack(
-    job: Job, out: Path, progress: Callable[[str, float, int, int], None], cancel: threading.Event | None
+    job: ImportPlan, out: Path, progress: Callable[[str, float, int, int], None], cancel: threading.Event | None
 ) -> Path:
     """Write what is missing of a pack and publish it. Raises ModelError, Cancelled."""
     try:
@@ -44,7 +44,7 @@ def write_pack(
         raise ModelError(failed(out, error)) from error
 
 
-def check_space(job: Job, out: Path, done: int) -> None:
+def check_space(job: ImportPlan, out: Path, done: int) -> None:
     """Raises ModelError when the disk has too little room for the bytes still to be written."""
     shell = sum(file.stat().st_size for file in job.shell.iterdir())
     need, free = job.bytes - done + shell + SPARE, free_bytes(out.parent)
@@ -61,7 +61,7 @@ def failed(out: Path, error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return (
             f"There is no room left for {out} ({error.strerror}). Make room and run the same import again: it "
-            "goes on where it stopped."
+            f"continues where it stopped."
         )
     return (
         f"{out} cannot be written: {error.strerror or error}. Check the disk and your permissions, or choose "
@@ -74,7 +74,7 @@ class Work:
 
     def __init__(
         self,
-        job: Job,
+        job: ImportPlan,
         writer: PackWriter,
         progress: Callable[[str, float, int, int], None],
         cancel: threading.Event | None,

@@ -6,10 +6,10 @@ import random
 import statistics
 import threading
 import time
-from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -36,6 +36,12 @@ class PackStore:
     @property
     def bytes(self) -> int:
         return len(self._rows) * self._reader.padded_bytes
+
+    def use_policy(self, make_policy: Callable[[Any], Any], usual: Any) -> None:
+        pass
+
+    def begin_pass(self, now: int) -> None:
+        pass
 
     def close(self) -> None:
         self._reader.close()
@@ -74,29 +80,46 @@ class DiskStore(PackStore):
         return self._reader.padded_bytes
 
 
-class HostCache(PackStore):
-    """Keeps the `rows` most recently fetched experts in host memory; the others stay on disk.
+class Rows(Protocol):
+    """Decides which experts have a row of host memory: `core.cache.host_rows.HostRows`. One thread at a time."""
 
-    An expert enters on its way to the device; the least recently fetched one is evicted. `rows` must exceed the number
-    of copy threads.
+    def use_policy(self, make_policy: Callable[[Any], Any], usual: Any) -> None: ...
+    def begin_pass(self, now: int) -> None: ...
+    def has(self, eid: int) -> bool: ...
+    def lease(self, eid: int) -> tuple[int, bool]: ...
+    def release(self, eid: int) -> None: ...
+    def evict(self, eid: int) -> None: ...
+
+
+class HostCache(PackStore):
+    """Keeps some experts in `count` rows of host memory; the others stay on disk.
+
+    An expert enters on its way to the device; `rows` decides which one leaves for it. There must be more rows than copy
+    threads.
     """
 
-    def __init__(self, reader: PackReader, codec: Codec, rows: int, pin: bool) -> None:
-        super().__init__(reader, codec, rows, pin)
-        self._lock = threading.Lock()
-        self._free = list(range(rows))
-        self._row: OrderedDict[int, int] = OrderedDict()  # eid -> row, most recently fetched last
-        self._busy: set[int] = set()  # eids being read or placed into a slot
+    def __init__(self, reader: PackReader, codec: Codec, count: int, pin: bool, rows: Rows) -> None:
+        super().__init__(reader, codec, count, pin)
+        self._lock = threading.Lock()  # of `rows`
+        self._held = rows
         self._placed: dict[int, Any] = {}  # row -> CUDA event after the last copy from it
         self._pin = pin
 
+    def use_policy(self, make_policy: Callable[[Any], Any], usual: Any) -> None:
+        with self._lock:
+            self._held.use_policy(make_policy, usual)
+
+    def begin_pass(self, now: int) -> None:
+        with self._lock:
+            self._held.begin_pass(now)
+
     def origin(self, eid: int) -> Origin:
         with self._lock:
-            return "host" if eid in self._row else "disk"
+            return "host" if self._held.has(eid) else "disk"
 
     def fetch(self, eid: int, slot: torch.Tensor) -> int:
         with self._lock:
-            row, known = self._take(eid)
+            row, known = self._held.lease(eid)
         read = 0
         try:
             if not known:
@@ -110,24 +133,11 @@ class HostCache(PackStore):
                 event.record()
         except BaseException:
             with self._lock:  # the row does not hold the expert's bytes
-                self._free.append(self._row.pop(eid))
-                self._busy.discard(eid)
+                self._held.evict(eid)
             raise
         with self._lock:
-            self._busy.discard(eid)
+            self._held.release(eid)
         return read
-
-    def _take(self, eid: int) -> tuple[int, bool]:
-        """The row for an expert, and whether it already holds that expert. Requires the lock."""
-        self._busy.add(eid)
-        if eid in self._row:
-            self._row.move_to_end(eid)
-            return self._row[eid], True
-        if not self._free:
-            oldest = next(e for e in self._row if e not in self._busy)
-            self._free.append(self._row.pop(oldest))
-        self._row[eid] = row = self._free.pop()
-        return row, False
 
 
 class Disk(NamedTuple):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -22,7 +22,7 @@ class Cancelled(Exception):
     """The user stopped a long job; its partial result is dropped."""
 
 
-class Store(Protocol):
+class ExpertStore(Protocol):
     """All experts of one model, by eid."""
 
     @property
@@ -32,6 +32,13 @@ class Store(Protocol):
     @property
     def blob_bytes(self) -> int:
         """Bytes copied to fetch one expert."""
+
+    def use_policy(self, make_policy: Callable[[Any], Any], usual: Any) -> None:
+        """A policy decides from now on which expert leaves host memory for another; nothing where none ever does.
+        `usual` [experts of the model] = how often a profile saw each, 0 without one."""
+
+    def begin_pass(self, now: int) -> None:
+        """Forward pass number `now` begins, which is the time of that policy."""
 
     def origin(self, eid: int) -> Origin:
         """Where a fetch would find the expert now."""
@@ -86,6 +93,12 @@ class HostStore:
                 raise Cancelled
             self._blobs[eid].copy_(blob)
             progress((eid + 1) / len(self._blobs))
+
+    def use_policy(self, make_policy: Callable[[Any], Any], usual: Any) -> None:
+        pass
+
+    def begin_pass(self, now: int) -> None:
+        pass
 
     def origin(self, eid: int) -> Origin:
         return "host"

@@ -259,11 +259,12 @@ class TransferEngine:
             return None
 
     def _serve(self) -> None:
-        previous: Ticket | None = None
+        previous: Any = None  # the event of the copy before
         while (ticket := self._next()) is not None:
             self._copy(ticket)
             if self._cuda:  # two copies in flight keep the link busy and the rest of the queue cancellable ...
-                waited = previous if ticket.demand else ticket  # ... but a demand never waits for two prefetches
-                if waited is not None and waited.event is not None:
-                    waited.event.synchronize()
-                previous = ticket
+                waited = previous if ticket.demand else ticket.event  # ... but a demand never waits for two prefetches
+                if waited is not None:
+                    waited.synchronize()
+                previous = ticket.event
+            del ticket  # or an idle worker would keep the memory of a slot that was freed since

@@ -33,17 +33,17 @@ class Hints:
     def tell(self, layer: int, probability: npt.ArrayLike, width: int) -> None:
         """Set a predictor's distribution [E] over the experts of `layer`; the `width` likeliest count as predicted."""
         part = self._part(layer)
-        told: Floats = np.asarray(probability, np.float64)
-        self.probability[part] = np.clip(told, UNLIKELY, 1.0)
+        probabilities: Floats = np.asarray(probability, np.float64)
+        self.probability[part] = np.clip(probabilities, UNLIKELY, 1.0)
         self.predicted[part] = False
-        self.predicted[part.start + np.argsort(-told, kind="stable")[:width]] = True
+        self.predicted[part.start + np.argsort(-probabilities, kind="stable")[:width]] = True
 
-    def name(self, guesses: Sequence[tuple[int, int, float]]) -> None:
+    def name(self, predictions: Sequence[tuple[int, int, float]]) -> None:
         """Set predictions as (layer, expert, probability); other experts of the same layers become unlikely."""
-        for layer in {layer for layer, _, _ in guesses}:
+        for layer in {layer for layer, _, _ in predictions}:
             part = self._part(layer)
             self.probability[part], self.predicted[part] = UNLIKELY, False
-        for layer, expert, score in guesses:
+        for layer, expert, score in predictions:
             eid = layer * self.experts + expert
             self.probability[eid], self.predicted[eid] = min(1.0, max(UNLIKELY, score)), True
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from core.policy.predict import Guess
+from core.policy.predict import Prediction
 
 
 class PredictedScores:
@@ -16,10 +16,10 @@ class PredictedScores:
         self._experts = experts
         self._scores: dict[int, dict[int, float]] = {}
 
-    def note(self, guesses: Sequence[Guess]) -> None:
+    def note(self, predictions: Sequence[Prediction]) -> None:
         """Store predictions made together; they replace earlier ones for the same layers."""
         fresh: dict[int, dict[int, float]] = {}
-        for layer, expert, score in guesses:
+        for layer, expert, score in predictions:
             fresh.setdefault(layer, {})[expert] = score
         self._scores |= fresh
 

@@ -12,17 +12,19 @@ from typing import Any
 import torch
 
 from core.hf.discover import ExpertsSite, RouterOutput
-from core.hf.watch import Seen, Watch, answer, norm_of, place_of, watch
+from core.hf.watch import Seen, Watch, answer, context_of, norm_of, watch
 from core.hf.weighing import Rule, rules_of
-from core.policy.predict import Guess, Predictor
+from core.policy.predict import Prediction, Predictor
 from core.policy.predict.none import NoPrediction
 from core.prediction.nets import estimator_of
 from core.prediction.predicted import PredictedScores
-from core.prediction.speculation import Predicted
-from core.prediction.view import View
+from core.prediction.speculation import PredictedRouting
+from core.prediction.view import EngineView
 from core.prediction.worker.process_worker import ProcessWorker
 from core.profile import Profile
-from core.settings.registry import Value, create
+from core.settings.param import Value
+from core.settings.prefetch import PrefetchSettings
+from core.settings.registry import create
 from core.types import ModelShape
 
 
@@ -39,13 +41,20 @@ class PredictorHost:
         self._watch: Watch | None = None
         self._seen: Seen | None = None
         self._begun = False  # `begin` was called for the coming pass
-        self._attends = False  # router outputs are needed by others than the predictor
-        self._output: tuple[int, RouterOutput] | None = None  # (layer, its router's output) while `_attends`
+        self._keeps_outputs = False  # router outputs are needed by others than the predictor
+        self._output: tuple[int, RouterOutput] | None = None  # (layer, its router's output) while `_keeps_outputs`
         self._named: PredictedScores | None = None  # predictions kept for others; None: not needed
-        self._predicted: Predicted | None = None
-        self.remembers = self._certain = False  # keep predicted routings; they are certain to be computed
+        self._predicted: PredictedRouting | None = None
+        self.keeps_routing = self._certain = False  # keep predicted routings; they are certain to be computed
 
     # ------------------------------------------------------------------ lifecycle
+
+    def configure(self, old: PrefetchSettings, new: PrefetchSettings, profile: Profile | None) -> bool:
+        """Switch to another predictor or profile, as `use`; True if either is another."""
+        anew = new.predictor != old.predictor or profile is not self.profile
+        if anew:
+            self.use(*new.predictor, profile)
+        return anew
 
     def use(self, name: str, params: Mapping[str, Value], profile: Profile | None) -> None:
         """Switch to another predictor or profile; the profile must contain what the predictor needs."""
@@ -53,9 +62,9 @@ class PredictorHost:
         self.close()
         self.profile, self.predictor = profile, fresh
         self._listen()
-        task = fresh.task(View(self, -1, (), None, None))
+        task = fresh.task(EngineView(self, -1, (), None, None))
         if task is not None:
-            fresh.beside = ProcessWorker(task)
+            fresh.worker = ProcessWorker(task)
 
     def close(self) -> None:
         """Stop the predictor and remove its hooks from the model; nothing is predicted until the next `use`."""
@@ -67,36 +76,38 @@ class PredictorHost:
         for name in ("estimator", "_defaults"):
             vars(self).pop(name, None)
 
-    def attend(self, *, states: bool, names: bool) -> None:
-        """Set whether each router's output (`states`) and the predictions for its layer (`names`) are kept for others,
-        whatever the predictor needs. Survives `use`. Between two passes only."""
-        self._named = (self._named or PredictedScores(self.shape.experts)) if names else None
-        if states != self._attends:
-            self._attends = states
+    def enable_outputs(self, *, router: bool, predictions: bool) -> None:
+        """Set whether each router's output (`router`) and the `predictions` for its layer are kept for others, whatever
+        the predictor needs. Survives `use`. Between two passes only."""
+        self._named = (self._named or PredictedScores(self.shape.experts)) if predictions else None
+        if router != self._keeps_outputs:
+            self._keeps_outputs = router
             self._listen()
 
-    def remember(self, on: bool, *, certain: bool) -> None:
+    def keep_routing(self, on: bool, *, certain: bool) -> None:
         """Set whether predictions for each next layer are kept as a routing, with its experts put before all other
         predictions. `certain`: that routing will be computed, whatever the router chooses."""
-        self.remembers, self._certain, self._predicted = on, certain, None
+        self.keeps_routing, self._certain, self._predicted = on, certain, None
 
     def _listen(self) -> None:
         if self._watch is not None:
             self._watch.remove()
         self._watch = self._seen = self._output = None
-        if self.predictor.asks or self._attends:
+        if self.predictor.asks or self._keeps_outputs:
             self._watch = watch(self._model, self._sites, self._keep, norms=self.predictor.defaults)
 
     # ------------------------------------------------------------------ within a pass
 
-    def begin(self, tokens: Sequence[int]) -> Sequence[Guess]:
+    def begin(self, tokens: Sequence[int]) -> Sequence[Prediction]:
         """Start a pass over `tokens`; returns the predictions for the first layers, if the predictor makes any."""
         self.tokens, self._begun = tokens, True
         if not self.predictor.starts:
             return ()
-        return self._noted(self.predictor.begin(View(self, -1, (), None, None)))
+        return self._noted(self.predictor.begin(EngineView(self, -1, (), None, None)))
 
-    def look(self, layer: int, chosen: Sequence[Sequence[int]], weights: torch.Tensor | None = None) -> Sequence[Guess]:
+    def predict(
+        self, layer: int, chosen: Sequence[Sequence[int]], weights: torch.Tensor | None = None
+    ) -> Sequence[Prediction]:
         """Called when the router of `layer` has chosen: predictions for later layers, best first. `weights` [T, k] as
         the experts get them."""
         if layer == 0:
@@ -104,32 +115,33 @@ class PredictorHost:
         if not self.predictor.looks:
             return ()
         seen, self._seen, self._predicted = self._seen, None, None  # frees its tensors after this call
-        guesses = self.predictor.predict(View(self, layer, chosen, weights, seen))
+        predictions = self.predictor.predict(EngineView(self, layer, chosen, weights, seen))
         if self._predicted is not None:
-            guesses = self._predicted.first(guesses, certain=self._certain)
-        return self._noted(guesses)
+            predictions = self._predicted.first(predictions, certain=self._certain)
+        return self._noted(predictions)
 
-    def _noted(self, guesses: Sequence[Guess]) -> Sequence[Guess]:
+    def _noted(self, predictions: Sequence[Prediction]) -> Sequence[Prediction]:
         if self._named is not None:
-            self._named.note(guesses)
-        return guesses
+            self._named.note(predictions)
+        return predictions
 
     def _keep(self, seen: Seen) -> None:
         if self.predictor.asks:
             self._seen = seen
-        if self._attends:
+        if self._keeps_outputs:
             self._output = seen.layer, seen.output
 
     # ------------------------------------------------------------------ for miss handling and speculative execution
 
     def output(self, layer: int) -> RouterOutput:
-        """The output of `layer`'s router, just computed; needs `attend(states=True)`."""
+        """The output of `layer`'s router, just computed; needs `enable_outputs(router=True)`."""
         assert self._output is not None and self._output[0] == layer, "the router watched is not this layer's"
         return self._output[1]
 
-    def named(self, layer: int) -> torch.Tensor:
-        """survives rounding below"""
-        assert self._named is not None, "nobody attends to what is named"
+    def predicted_scores(self, layer: int) -> torch.Tensor:
+        """[E] fp32 on the model's device: the scores predicted for `layer`, 0 where nothing was; removes them. Needs
+        `enable_outputs(predictions=True)`."""
+        assert self._named is not None, "predictions are not kept"
         return self._named.take(layer, self._model.device)
 
     @cached_property
@@ -143,14 +155,14 @@ class PredictorHost:
         assert rule is not None, "nothing that needs a rule may be chosen where there is none"
         return rule
 
-    def keep(self, told: Predicted) -> None:
+    def set_predicted(self, routing: PredictedRouting) -> None:
         """Keep the predicted routing of the next layer."""
-        self._predicted = told
+        self._predicted = routing
 
-    def take_predicted(self, layer: int) -> Predicted | None:
+    def take_predicted(self, layer: int) -> PredictedRouting | None:
         """The predicted routing of `layer`, or None; removes it."""
-        told, self._predicted = self._predicted, None
-        return told if told is not None and told.layer == layer else None
+        routing, self._predicted = self._predicted, None
+        return routing if routing is not None and routing.layer == layer else None
 
     # ------------------------------------------------------------------ for views
 
@@ -164,7 +176,7 @@ class PredictorHost:
     ) -> torch.Tensor | None:
         """[T, H] quasi-hidden state q = Norm_of(r + c * D), D = sum over the chosen experts of weight * default vector,
         c = the factor with which the layer adds its experts' output. None where the layer works differently."""
-        scale, norm = place_of(self._sites[layer]).scale, norm_of(self._sites[of])
+        scale, norm = context_of(self._sites[layer]).scale, norm_of(self._sites[of])
         if scale is None or norm is None or seen.residual is None or weights is None:
             return None
         if len(chosen) == 1:

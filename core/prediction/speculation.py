@@ -1,6 +1,6 @@
 """Speculative execution: a layer computes the routing that was predicted for it instead of its router's own.
 
-Source: Speculating Experts section 4 and Algorithm 1; METHODS section 5. The routing predicted in layer l for layer l +
+Source: Speculating Experts section 4 and Algorithm 1. The routing predicted in layer l for layer l +
 1 is kept on the device as [T, k], prefetched, and computed; nothing else is fetched for that layer. Layer 0 always uses
 its router. A prediction comes from a router evaluated early, whose output has weights as well as experts, or from the
 estimator: its distribution p has no weights, so the router's weighting rule is applied to log p in place of logits. For
@@ -15,29 +15,31 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from core.policy.predict import Guess
+from core.policy.predict import Prediction
 
 if TYPE_CHECKING:
     from core.prediction.predictor_host import PredictorHost
 
 
-class Predicted(NamedTuple):
+class PredictedRouting(NamedTuple):
     """The routing of `layer` as predicted in the layer before: `ids` int64 and `weights` [T, k], on the device.
     `experts`: the distinct ones, likeliest first. `row`: `ids` of a single token, on the host."""
 
     layer: int
     ids: torch.Tensor
     weights: torch.Tensor
-    experts: list[Guess]
+    experts: list[Prediction]
     row: list[int] | None = None
 
-    def first(self, guesses: Sequence[Guess], *, certain: bool) -> list[Guess]:
-        """`guesses` with all of `experts` put first, whether `guesses` contain them or not, with scores at least as
-        high as the highest of the others; `certain`: with probability 1."""
+    def first(self, predictions: Sequence[Prediction], *, certain: bool) -> list[Prediction]:
+        """`predictions` with all of `experts` put first, whether it contains them or not, with scores at least as high
+        as the highest of the others; `certain`: with probability 1."""
         mine = {expert for _, expert, _ in self.experts}
-        others = [guess for guess in guesses if guess.layer != self.layer or guess.expert not in mine]
-        least = 1.0 if certain else max((guess.score for guess in others), default=0.0)
-        return [*(Guess(layer, expert, max(score, least)) for layer, expert, score in self.experts), *others]
+        others = [
+            prediction for prediction in predictions if prediction.layer != self.layer or prediction.expert not in mine
+        ]
+        least = 1.0 if certain else max((prediction.score for prediction in others), default=0.0)
+        return [*(Prediction(layer, expert, max(score, least)) for layer, expert, score in self.experts), *others]
 
 
 class Executed(NamedTuple):
@@ -65,7 +67,7 @@ class Executing:
         its own choice (0 = always; 1 = only where both are the same experts, so that nothing changes). The predictor
         must have `executes`."""
         self.mode, self._true, self._share = mode, weights == "true", share
-        self._predictor_host.remember(self.active, certain=mode == "always")
+        self._predictor_host.keep_routing(self.active, certain=mode == "always")
         self._reweighed = None
 
     @property
@@ -75,16 +77,18 @@ class Executing:
 
     def route(self, layer: int, ids: torch.Tensor, weights: torch.Tensor) -> Executed:
         """The routing to compute in place of the router's `ids` [T, k] and `weights` [T, k]."""
-        told = self._predictor_host.take_predicted(layer)
-        if not self.active or told is None or told.ids.shape != ids.shape:
+        predicted = self._predictor_host.take_predicted(layer)
+        if not self.active or predicted is None or predicted.ids.shape != ids.shape:
             return Executed(ids, weights, torch.zeros_like(ids, dtype=torch.bool))
-        if told.row is None:
-            place, changed = aligned(told.ids, ids)
+        if predicted.row is None:
+            place, changed = aligned(predicted.ids, ids)
         else:
-            place, changed = (torch.tensor([one], device=ids.device) for one in aligned_row(told.row, ids[0].tolist()))
-        taken = told.ids.gather(1, place)
+            place, changed = (
+                torch.tensor([one], device=ids.device) for one in aligned_row(predicted.row, ids[0].tolist())
+            )
+        taken = predicted.ids.gather(1, place)
         if self.mode == "always" and not self._true:
-            found = told.weights.gather(1, place).to(weights.dtype)
+            found = predicted.weights.gather(1, place).to(weights.dtype)
             count = ((found != weights) & ~changed).sum()
             self._reweighed = count if self._reweighed is None else self._reweighed + count
             return Executed(taken, found, changed)
@@ -108,10 +112,10 @@ class Executing:
         return scores.gather(1, taken).sum(-1, True) >= self._share * scores.gather(1, ids).sum(-1, True)
 
 
-def aligned(told: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def aligned(predicted: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(`place` [T, k], `changed` [T, k]): told.gather(1, place) has the experts in both where `ids` has them, and its
     other experts, in order, at the positions that are `changed`. No expert occurs twice in a row of either."""
-    same = told[:, :, None] == ids[:, None, :]  # [T, told, ids]
+    same = predicted[:, :, None] == ids[:, None, :]  # [T, predicted, ids]
     changed = ~same.any(1)
     spare = same.any(2).byte().argsort(dim=1, stable=True)  # predicted experts not in `ids` come first
     free = (~changed).byte().argsort(dim=1, stable=True)
@@ -119,8 +123,8 @@ def aligned(told: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.
     return torch.where(changed, place, same.byte().argmax(1)), changed
 
 
-def aligned_row(told: Sequence[int], ids: Sequence[int]) -> tuple[list[int], list[bool]]:
+def aligned_row(predicted: Sequence[int], ids: Sequence[int]) -> tuple[list[int], list[bool]]:
     """The same for one token, on the host."""
-    at, own = {expert: i for i, expert in enumerate(told)}, set(ids)
-    spare = (i for i, expert in enumerate(told) if expert not in own)
+    at, own = {expert: i for i, expert in enumerate(predicted)}, set(ids)
+    spare = (i for i, expert in enumerate(predicted) if expert not in own)
     return [at[expert] if expert in at else next(spare) for expert in ids], [expert not in at for expert in ids]

@@ -11,14 +11,14 @@ import torch
 
 from core.hf.hooks import preferences
 from core.hf.watch import Seen
-from core.policy.predict.base import Facts, Guess, Later, Net, State, union
-from core.prediction.speculation import Predicted
+from core.policy.predict.base import Later, Net, Prediction, PredictorProfile, State, union
+from core.prediction.speculation import PredictedRouting
 
 if TYPE_CHECKING:
     from core.prediction.predictor_host import PredictorHost
 
 
-class View:
+class EngineView:
     """The view for one call of one predictor. `seen` is the layer's router call, kept for predictors with `asks`;
     `weights` [T, k]."""
 
@@ -33,7 +33,7 @@ class View:
         shape = predictor_host.shape
         self.layer, self.layers, self.experts, self.top_k = layer, shape.layers, shape.experts, shape.top_k
         self.request, self.tokens, self.ids = predictor_host.request, predictor_host.tokens, ids
-        self.profile: Facts | None = predictor_host.profile
+        self.profile: PredictorProfile | None = predictor_host.profile
         self._predictor_host, self._weights, self._seen = predictor_host, weights, seen
 
     @property
@@ -43,18 +43,18 @@ class View:
         return rows
 
     def ask(self, layers: Sequence[int], state: State = "hidden") -> npt.NDArray[np.float64]:
-        told = [self._predictor_host.ask(of, self.seen, self._state(of, state)) for of in layers]
+        predicted = [self._predictor_host.ask(of, self.seen, self._state(of, state)) for of in layers]
         at = next((i for i, of in enumerate(layers) if self._kept(of)), None)
         if len(self.ids) > 1:
-            ids = None if at is None else told[at].ids.long()
-            scores, named = self._union(torch.stack([preferences(one) for one in told]), ids)
+            ids = None if at is None else predicted[at].ids.long()
+            scores, named = self._union(torch.stack([preferences(one) for one in predicted]), ids)
         else:
-            rows = torch.cat([torch.cat((one.logits.float(), one.ids.float()), -1) for one in told]).cpu().numpy()
+            rows = torch.cat([torch.cat((one.logits.float(), one.ids.float()), -1) for one in predicted]).cpu().numpy()
             chosen = rows[:, self.experts :].astype(np.int64)
             scores = _asked(rows[:, : self.experts].astype(np.float64), chosen, self.top_k)
             named = chosen[at or 0]
         if at is not None:
-            self._keep(told[at].ids.long(), told[at].weights, scores[at], named)
+            self._keep(predicted[at].ids.long(), predicted[at].weights, scores[at], named)
         return scores
 
     def estimate(self, layer: int) -> npt.NDArray[np.float64]:
@@ -63,8 +63,8 @@ class View:
         scores, named = self._union(probs[None], ids)
         if ids is not None:
             self._keep(ids, self._predictor_host.rule(layer).weigh(probs.log(), ids), scores[0], named)
-        told: npt.NDArray[np.float64] = scores[0]
-        return told
+        predicted: npt.NDArray[np.float64] = scores[0]
+        return predicted
 
     def distribution(self) -> Later:
         probs = self.seen.probs
@@ -95,7 +95,7 @@ class View:
 
     def _kept(self, layer: int) -> bool:
         """Whether the prediction for `layer` is kept as a routing."""
-        return self._predictor_host.remembers and layer == self.layer + 1
+        return self._predictor_host.keeps_routing and layer == self.layer + 1
 
     def _keep(
         self, ids: torch.Tensor, weights: torch.Tensor, scores: npt.NDArray[np.float64], named: npt.NDArray[np.int64]
@@ -103,9 +103,11 @@ class View:
         """Keep the next layer's routing: ids and weights [T, k], the scores [E] and its distinct experts, in order for
         one token."""
         row: list[int] = named.tolist()
-        experts = [Guess(self.layer + 1, expert, float(scores[expert])) for expert in row]
-        experts.sort(key=lambda guess: -guess.score)
-        self._predictor_host.keep(Predicted(self.layer + 1, ids, weights, experts, row if len(self.ids) == 1 else None))
+        experts = [Prediction(self.layer + 1, expert, float(scores[expert])) for expert in row]
+        experts.sort(key=lambda prediction: -prediction.score)
+        self._predictor_host.set_predicted(
+            PredictedRouting(self.layer + 1, ids, weights, experts, row if len(self.ids) == 1 else None)
+        )
 
     def _union(
         self, probs: torch.Tensor, ids: torch.Tensor | None = None

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 
 from core.errors import ProfileError
-from core.policy.substitute.buddies import MOST, Ranked, rank, spread
-from core.profile.file import DAMAGED, read, told, write
+from core.policy.substitute.buddies import MOST, BuddyTable, rank, spread
+from core.profile.file import DAMAGED, error_text, read, write
 from core.profile.profile import Profile
 
 NAME = "buddies.safetensors"
@@ -57,7 +57,7 @@ def load(path: Path, *, model_hash: str | None = None, model: str = "") -> Profi
         found = _profile(head, arrays)
     except DAMAGED as error:
         raise ProfileError(
-            f"The buddy lists {path} are damaged ({told(error)}). Delete the file, or calibrate the model again."
+            f"The buddy lists {path} are damaged ({error_text(error)}). Delete the file, or calibrate the model again."
         ) from error
     if model_hash is not None and found.model_hash != model_hash:
         raise ProfileError(
@@ -92,12 +92,12 @@ def problem(pack: Path, model_hash: str) -> str:
     return ""
 
 
-def _named(ranked: Ranked, suffix: str) -> dict[str, npt.NDArray[Any]]:
+def _named(ranked: BuddyTable, suffix: str) -> dict[str, npt.NDArray[Any]]:
     return {name + suffix: np.ascontiguousarray(value) for name, value in ranked._asdict().items()}
 
 
-def _ranked(arrays: dict[str, npt.NDArray[Any]], suffix: str, layers: int, experts: int) -> Ranked:
-    found = Ranked(**{name: arrays[name + suffix] for name in TYPES})
+def _ranked(arrays: dict[str, npt.NDArray[Any]], suffix: str, layers: int, experts: int) -> BuddyTable:
+    found = BuddyTable(**{name: arrays[name + suffix] for name in TYPES})
     shape = (layers, experts, found.peers.shape[-1])
     for name, array in found._asdict().items():
         if array.dtype != TYPES[name] or array.shape != (shape[:2] if name == "whole" else shape):

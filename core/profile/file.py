@@ -22,11 +22,11 @@ DAMAGED = (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeE
 """What reading a damaged file may raise, and what making sense of it."""
 
 
-def write(path: Path, key: str, said: Mapping[str, Any], arrays: Arrays, version: int) -> None:
+def write(path: Path, key: str, content: Mapping[str, Any], arrays: Arrays, version: int) -> None:
     """Writes the file atomically. Raises OSError or SafetensorError, keeping the old file."""
     from safetensors.numpy import save_file
 
-    text = json.dumps({**said, "version": version})
+    text = json.dumps({**content, "version": version})
     fresh = path.with_name(f"{path.name}.new")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -47,18 +47,18 @@ def read(path: Path, key: str, version: int) -> tuple[dict[str, Any], Arrays]:
     require_regular(path, error=ProfileError)
     with safe_open(path, framework="numpy") as file:
         about = file.metadata() or {}
-        said: dict[str, Any] = parse_json(about[key], nonfinite=True)
-        if type(said["version"]) is not int:
+        content: dict[str, Any] = parse_json(about[key], nonfinite=True)
+        if type(content["version"]) is not int:
             raise ValueError("it does not say which version it is")
-        if said["version"] > version:
+        if content["version"] > version:
             raise ProfileError(f"{path} was written by a later version of Moestro. Update Moestro, or calibrate again.")
         arrays = {name: file.get_tensor(name) for name in sorted(file.keys())}
     if checksum(about[key], arrays) != about[SUM]:
         raise ValueError("its checksum does not match")
-    return said, arrays
+    return content, arrays
 
 
-def told(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """Describes one of DAMAGED as what is wrong with the file."""
     if isinstance(error, KeyError):
         return f"it has no {error.args[0]}"

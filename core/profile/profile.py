@@ -15,7 +15,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 
 from core.errors import ProfileError
-from core.profile.file import DAMAGED, read, told, write
+from core.profile.file import DAMAGED, error_text, read, write
 from core.profile.sound import check_arrays, check_head, check_nets
 
 if TYPE_CHECKING:
@@ -126,12 +126,12 @@ class Profile:
         values = {name: getattr(old, name) for part in kept for name in PARTS[part]}
         nets = {name: value for name, value in old.nets.items() if name.partition(".")[0] in kept}
         settings = dict(self.settings)
-        for name, said in old.settings.items():  # the settings of a kept part stay with it
+        for name, own in old.settings.items():  # the settings of a kept part stay with it
             if name in kept:
-                settings[name] = said
-            elif name == "gathered" and isinstance(said, dict):
+                settings[name] = own
+            elif name == "gathered" and isinstance(own, dict):
                 mine = settings.get(name)
-                settings[name] = {part: said[part] for part in kept if part in said} | (
+                settings[name] = {part: own[part] for part in kept if part in own} | (
                     mine if isinstance(mine, dict) else {}
                 )
         values |= {} if self.tokens else {"tokens": old.tokens, "source": old.source}  # only times were measured
@@ -172,7 +172,9 @@ def load(path: Path, *, model_hash: str | None = None, model: str = "") -> Profi
         head, arrays = read(path, KEY, VERSION)
         profile = _profile(head, arrays)
     except DAMAGED as error:
-        raise ProfileError(f"The profile {path} is damaged ({told(error)}). Calibrate the model again.") from error
+        raise ProfileError(
+            f"The profile {path} is damaged ({error_text(error)}). Calibrate the model again."
+        ) from error
     if model_hash is not None:
         check_model(profile, model_hash, model)
     return profile

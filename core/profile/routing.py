@@ -22,7 +22,7 @@ Wide = npt.NDArray[np.float64]
 
 
 class Activations:
-    """A(i) and M(i, j) of METHODS section 1 (BuddyMoE section 3.2), binary and weighted, for all layers."""
+    """A(i) and M(i, j) of BuddyMoE section 3.2, binary and weighted, for all layers."""
 
     def __init__(self, layers: int, experts: int) -> None:
         self._experts = experts
@@ -58,7 +58,7 @@ class Activations:
 
 
 class Entropies:
-    """Percentiles of the token gate TAE = -sum g log g / log k of METHODS section 1; exact to 1 / BINS."""
+    """Percentiles of the token gate TAE = -sum g log g / log k (BuddyMoE section 3.1); exact to 1 / BINS."""
 
     def __init__(self, layers: int) -> None:
         self._seen = np.zeros((layers, BINS), np.int64)

@@ -68,8 +68,8 @@ def check_nets(settings: Mapping[str, Any], names: Collection[str]) -> None:
     Raises ValueError."""
     for net in NETS:
         if any(name.startswith(f"{net}.") for name in names):
-            said = settings.get(net)
-            if not isinstance(said, dict) or not all(type(value) is int and value >= 0 for value in said.values()):
+            counts = settings.get(net)
+            if not isinstance(counts, dict) or not all(type(value) is int and value >= 0 for value in counts.values()):
                 raise ValueError(f"the sizes of {net} are missing")
 
 

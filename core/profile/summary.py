@@ -101,8 +101,8 @@ def _table(profile: Profile) -> str:
 
 def _times(profile: Profile) -> str:
     assert profile.times is not None
-    said, at = profile.settings.get("times"), profile.times
-    emulated = isinstance(said, dict) and said.get("link") == "emulated"
+    description, at = profile.settings.get("times"), profile.times
+    emulated = isinstance(description, dict) and description.get("link") == "emulated"
     return (
         f"attention {at['att']:.3g} ms and experts {at['moe']:.3g} ms a layer, the rest {at['head']:.3g} ms; one "
         f"expert is copied in {at['load']:.3g} ms{' over an emulated link' if emulated else ''}"
@@ -110,14 +110,14 @@ def _times(profile: Profile) -> str:
 
 
 def _trained(part: str) -> Callable[[Profile], str]:
-    def said(profile: Profile) -> str:
+    def description(profile: Profile) -> str:
         recall = profile.settings.get("recall")
         found = [r for r in recall.get(part, ()) if r is not None] if isinstance(recall, dict) else []
         size = sum(t.numel() * t.element_size() for name, t in profile.nets.items() if name.startswith(f"{part}."))
         named = f"names {np.mean(found):.1%} of the experts on what it was not trained on; " if found else ""
         return f"{named}{size / 1e6:.1f} MB"
 
-    return said
+    return description
 
 
 _SAID: dict[str, Callable[[Profile], str]] = {

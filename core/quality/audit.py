@@ -17,12 +17,12 @@ LOGITS_BYTES = 8 << 20  # of the logits of one pass; at most a quarter of the wo
 
 
 @dataclass(slots=True)
-class Spoken:
+class PendingAnswer:
     """An answer to be scored. `rows`: index of a token of the answer (from 0) -> the logits [V] it was drawn from."""
 
     number: int
     prompt: Sequence[int]
-    said: Sequence[int]
+    tokens: Sequence[int]
     rows: Mapping[int, torch.Tensor]
     steps: Sequence[StepRecord] = ()  # its passes
     shadow: Shadow | None = None  # the shadow cache before the answer; copy it before use
@@ -40,20 +40,20 @@ class Scores:
 
 
 @torch.inference_mode()
-def score(bench: MeasurementSession, answer: Spoken) -> Scores:
+def score(bench: MeasurementSession, answer: PendingAnswer) -> Scores:
     """Reads prompt and answer through the measurement session, whose model is exact. Lets errors of `bench.run`
     through.
 
     Logits of at most LOGITS_BYTES are alive at once, and a few of their rows in fp32.
     """
     scores, first = Scores(), len(answer.prompt) - 1
-    ids = [*answer.prompt, *answer.said]
-    last = first + max(len(answer.said) - 1, *answer.rows)
+    ids = [*answer.prompt, *answer.tokens]
+    last = first + max(len(answer.tokens) - 1, *answer.rows)
     for at, logits in _read(bench, ids, first, last, _rows(bench, answer)):
         for i, row in enumerate(logits):
             token = at + i - first
-            if token < len(answer.said):
-                scores.log_p.append(log_probability(row, answer.said[token]))
+            if token < len(answer.tokens):
+                scores.log_p.append(log_probability(row, answer.tokens[token]))
             if (kept := answer.rows.get(token)) is not None:
                 kl, agrees = divergence(row, kept.to(row.device))
                 scores.kl.append(kl)
@@ -61,7 +61,7 @@ def score(bench: MeasurementSession, answer: Spoken) -> Scores:
     return scores
 
 
-def _rows(bench: MeasurementSession, answer: Spoken) -> int:
+def _rows(bench: MeasurementSession, answer: PendingAnswer) -> int:
     row = next(iter(answer.rows.values()))
     return max(1, min(LOGITS_BYTES, bench.workspace // 4) // (row.numel() * row.itemsize))
 

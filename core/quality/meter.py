@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 
 import torch
 
-from core.quality.audit import Scores, Spoken, score
+from core.quality.audit import PendingAnswer, Scores, score
 from core.quality.figures import perplexity
 from core.quality.report import Quality, together
 from core.quality.sample import Landing, Sample
-from core.quality.saved import Cache, Shadow, Waits, spared
+from core.quality.saved import EngineCache, Shadow, Waits, spared
 from core.runtime.measurement import MeasurementSession, Preempted
-from core.settings.lossy import is_lossy
-from core.settings.registry import Value
+from core.settings.lossy import LossySettings
 from core.types import StepRecord
 
 WAITING = 4  # most answers queued for scoring
@@ -29,13 +28,13 @@ class Meter:
     """`keep` costs nothing per token when nothing is kept. Any thread may read `due` and `quality`; all else needs the
     model lock. `audit` lets the model's errors through; that answer is then not tried again."""
 
-    def __init__(self, device: torch.device, cache: Cache, copy_ms: Callable[[], float]) -> None:
+    def __init__(self, device: torch.device, cache: EngineCache, copy_ms: Callable[[], float]) -> None:
         self.waits, self._cache = Waits(copy_ms), cache
         self.quality: Quality | None = None  # over the last ROLLING answers
         self._landing = Landing() if device.type == "cuda" else None
         self._sample = Sample(self._landing)
         self._token = self._number = 0
-        self._waiting: deque[Spoken] = deque()
+        self._waiting: deque[PendingAnswer] = deque()
         self._lost: deque[Quality] = deque()
         self._last: deque[Quality] = deque(maxlen=ROLLING)
 
@@ -56,13 +55,13 @@ class Meter:
             self._waiting.remove(one)
             self._give_up(one, TOO_OFTEN)
 
-    def keep(self, logits: torch.Tensor, settings: Mapping[str, Value]) -> None:
+    def keep(self, logits: torch.Tensor, settings: LossySettings) -> None:
         """The answer's next token is about to be drawn from logits [1, V]."""
-        if is_lossy(settings):
-            self._sample.keep(self._token, logits[0], float(settings["quality_rate"]))
+        if settings.active:
+            self._sample.keep(self._token, logits[0], settings.quality_rate)
         self._token += 1
 
-    def end(self, prompt: Sequence[int], said: Sequence[int], steps: Sequence[StepRecord]) -> int:
+    def end(self, prompt: Sequence[int], tokens: Sequence[int], steps: Sequence[StepRecord]) -> int:
         """The answer is complete. Returns the number of its later quality result, or 0 when there will be none: no
         assignment was changed, or no logits were kept."""
         rows, self._sample = self._sample.finish(), Sample(self._landing)
@@ -70,7 +69,9 @@ class Meter:
         if not rows or not any(step.changed for step in steps):
             return 0
         self._number += 1
-        self._waiting.append(Spoken(self._number, list(prompt), list(said), rows, list(steps), Shadow(self._cache)))
+        self._waiting.append(
+            PendingAnswer(self._number, list(prompt), list(tokens), rows, list(steps), Shadow(self._cache))
+        )
         if len(self._waiting) > WAITING:
             self._give_up(self._waiting.popleft(), TOO_MANY)
         return self._number
@@ -106,10 +107,10 @@ class Meter:
         self.quality = together(self._last)
         return quality
 
-    def _give_up(self, answer: Spoken, why: str) -> None:
+    def _give_up(self, answer: PendingAnswer, why: str) -> None:
         self._lost.append(_quality(answer, Scores(), None, why))
 
-    def _saved_ms(self, answer: Spoken, stop: Callable[[], bool]) -> float | None:
+    def _saved_ms(self, answer: PendingAnswer, stop: Callable[[], bool]) -> float | None:
         def go_on() -> None:
             if stop():
                 raise Preempted
@@ -127,11 +128,11 @@ def _quiet(bench: MeasurementSession, stop: Callable[[], bool]) -> bool:
     return True
 
 
-def _quality(answer: Spoken, scores: Scores, saved_ms: float | None, note: str = "") -> Quality:
+def _quality(answer: PendingAnswer, scores: Scores, saved_ms: float | None, note: str = "") -> Quality:
     n = len(scores.kl)
     return Quality(
         answer=answer.number,
-        tokens=len(answer.said),
+        tokens=len(answer.tokens),
         scored=n,
         kl=sum(scores.kl) / n if n else None,
         kl_most=max(scores.kl) if n else None,

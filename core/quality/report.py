@@ -33,8 +33,8 @@ def together(some: Sequence[Quality]) -> Quality | None:
     """Combines several answers: means weighted by tokens scored, or by answer tokens. None for no answers."""
     if not some:
         return None
-    told = [one for one in some if one.perplexity is not None and one.tokens]
-    nats = sum(one.tokens * math.log(one.perplexity or 1.0) for one in told)
+    measured = [one for one in some if one.perplexity is not None and one.tokens]
+    nats = sum(one.tokens * math.log(one.perplexity or 1.0) for one in measured)
     worst = [one.kl_most for one in some if one.kl_most is not None]
     return Quality(
         answer=some[-1].answer,
@@ -43,7 +43,7 @@ def together(some: Sequence[Quality]) -> Quality | None:
         kl=_mean([(one.kl, one.scored) for one in some]),
         kl_most=max(worst) if worst else None,
         agreement=_mean([(one.agreement, one.scored) for one in some]),
-        perplexity=math.exp(nats / sum(one.tokens for one in told)) if told else None,
+        perplexity=math.exp(nats / sum(one.tokens for one in measured)) if measured else None,
         saved_ms=_mean([(one.saved_ms, one.tokens) for one in some]),
         changed=sum(one.changed for one in some),
         assignments=sum(one.assignments for one in some),

@@ -16,19 +16,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from core.cache.pool import Pool
-from core.policy.eviction import GONE, Eviction, ExpertIndex, victim
+from core.cache.core import CacheCore
+from core.cache.pool import Pool, numbered_pools
+from core.policy.eviction import Eviction, ExpertIndex
 from core.types import Outcome, StepRecord
 
 WINDOW = 256  # decoded tokens with a stall
 
 
-class Cache(Protocol):
+class EngineCache(Protocol):
     """What is needed of the expert cache."""
 
     layers: int
@@ -36,7 +37,7 @@ class Cache(Protocol):
 
     @property
     def make_policy(self) -> Callable[[ExpertIndex], Eviction]: ...
-    def pool(self, layer: int) -> Pool: ...
+    def pool(self, layer: int) -> Pool[Any]: ...
 
 
 class Waits:
@@ -49,7 +50,7 @@ class Waits:
     def note(self, steps: Sequence[StepRecord]) -> None:
         """Adds forward passes of the session, of any answer."""
         for step in steps:
-            waited = int(((step.outcome >= Outcome.LATE) & (step.outcome <= Outcome.MISS_DISK)).sum())
+            waited = int(((step.outcome >= Outcome.PARTIAL_HIT) & (step.outcome <= Outcome.MISS_DISK)).sum())
             if step.phase == "decode" and waited:
                 self._last.append((step.stall_ms, waited))
 
@@ -63,55 +64,35 @@ class Shadow:
     """A simulated cache like the engine's, empty at first, in which every missing expert is fetched; it
     holds ids only."""
 
-    def __init__(self, cache: Cache) -> None:
-        self._experts = cache.experts
-        self._policy = cache.make_policy(ExpertIndex(cache.layers, cache.experts))
-        pools = [cache.pool(layer) for layer in range(cache.layers)]
-        self._pools = [(pool.part, pool.capacity) for pool in pools]  # of each layer
-        self._held = dict.fromkeys((pool.part.start for pool in pools), 0)
-        self._now = self._tick = 0
+    def __init__(self, cache: EngineCache) -> None:
+        pools = {pool.part.start: pool for pool in map(cache.pool, range(cache.layers))}
+        capacities = [pool.capacity for pool in pools.values()]
+        self._core = CacheCore(
+            cache.layers,
+            cache.experts,
+            cache.make_policy,
+            numbered_pools(cache.layers * cache.experts, capacities),
+        )
 
     def read(self, step: StepRecord) -> npt.NDArray[np.bool_]:
         """Reads the next forward pass -> which of its requests [R] are missed."""
-        self._now += 1
+        self._core.now += 1
         missed: npt.NDArray[np.bool_] = np.zeros(step.requests, np.bool_)
-        eids = step.layer.astype(np.int64) * self._experts + step.expert
+        eids = step.layer.astype(np.int64) * self._core.experts + step.expert
         for layer in dict.fromkeys(step.layer.tolist()):
             at = np.flatnonzero(step.layer == layer)
             missed[at] = self._request(layer, eids[at].tolist())
         return missed
 
     def _request(self, layer: int, wanted: list[int]) -> list[bool]:
-        policy, (part, capacity) = self._policy, self._pools[layer]
-        missing = [bool(policy.score[eid] == GONE) for eid in wanted]
-        for eid, is_missing in zip(wanted, missing, strict=True):
-            if not is_missing:
-                self._use(eid)
-        for eid, is_missing in zip(wanted, missing, strict=True):
-            if is_missing:
-                self._held[part.start] += 1
-                if self._held[part.start] > capacity:
-                    self._evict(layer, part, wanted)
-                policy.admitted(eid, self._tick, self._now)
-                self._use(eid)
-        if not policy.retains:
-            for eid in wanted:
-                policy.left(eid)
-            self._held[part.start] = 0
-        return missing
-
-    def _use(self, eid: int) -> None:
-        self._tick += 1
-        self._policy.used(eid, self._tick, self._now)
-
-    def _evict(self, layer: int, part: slice, wanted: list[int]) -> None:
-        """Evicts an expert that this layer does not request, or else any."""
-        gone = victim(self._policy, part, self._now, layer, wanted)
-        if gone is None:
-            gone = victim(self._policy, part, self._now, layer)
-        assert gone is not None
-        self._policy.left(gone)
-        self._held[part.start] -= 1
+        core = self._core
+        missing = core.lease(layer, wanted)
+        for eid in missing:
+            if core.admit(eid, core.leased) is None:  # the layer requests more than fits: any may go
+                core.admit(eid)
+            core.use(eid)
+        core.release(wanted)
+        return [eid in missing for eid in wanted]
 
 
 def spared(steps: Sequence[StepRecord], shadow: Shadow, go_on: Callable[[], None] = lambda: None) -> float | None:
@@ -122,7 +103,7 @@ def spared(steps: Sequence[StepRecord], shadow: Shadow, go_on: Callable[[], None
         go_on()
         missed = shadow.read(step)
         if step.phase == "decode" and step.requests:
-            brought = (step.outcome == Outcome.PREFETCH_HIT) | (step.outcome == Outcome.LATE)
+            brought = (step.outcome == Outcome.PREFETCH_HIT) | (step.outcome == Outcome.PARTIAL_HIT)
             fetched = (step.outcome == Outcome.MISS) | (step.outcome == Outcome.MISS_DISK)
             more += int((missed & ~brought).sum()) - int(fetched.sum())
             tokens += 1

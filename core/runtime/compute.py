@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from core.cache.lease import LeasedExpert
-from core.hf.adapters.marks import ASCENDING
+from core.hf.adapters.marks import ASCENDING, IDLE
 from core.memory.arena import Slot
 from core.memory.codec import Codec, SlotParts
 from core.memory.codec.direct import FusedCodec
@@ -39,9 +39,9 @@ class ExpertMath:
         self._gate = experts._apply_gate if experts.has_gate else experts.act_fn
         self._norm = experts.post_expert_norm if getattr(experts, "has_post_expert_norm", False) else None
         self._one_by_one = bool(getattr(experts, ASCENDING, False))
+        self.has_idle = bool(getattr(experts, IDLE, False))  # experts of weight 0 need not be computed
         self.stack = isinstance(codec, FusedCodec)
         self.placed = False  # whether the activation needs row positions: see `needs_places`
-        self.tap: Callable[[torch.Tensor], None] | None = None  # called with the outputs of all pairs, before weighting
         self.grouped = GroupedMath(kernels, self.up_name, self.has_bias, self._gate) if kernels is not None else None
 
     def needs_places(self) -> bool:
@@ -112,13 +112,19 @@ class ExpertMath:
     def _biased(self, y: torch.Tensor, parts: Sequence[SlotParts], part: str) -> torch.Tensor:
         return y.add_(torch.stack([one.plain[part + "_bias"] for one in parts])) if self.has_bias else y
 
-    def combine(self, out: torch.Tensor, weights: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def combine(
+        self,
+        out: torch.Tensor,
+        weights: torch.Tensor,
+        dtype: torch.dtype,
+        tap: Callable[[torch.Tensor], None] | None = None,
+    ) -> torch.Tensor:
         """Outputs of all pairs [T * k, H] and router weights [T, k] -> [T, H], summed in top-k order; rounds after each
-        addition where the model's own code does."""
+        addition where the model's own code does. `tap` gets the outputs before they are weighted."""
         if self._norm is not None:
             out = self._norm(out)
-        if self.tap is not None:
-            self.tap(out)
+        if tap is not None:
+            tap(out)
         tokens, k = weights.shape
         weighted = out * weights.reshape(-1, 1)
         if self._one_by_one:

@@ -43,7 +43,7 @@ class GroupedMath:
     def _product(self, part: str, slots: Sequence[Slot], counts: Sequence[int], x: torch.Tensor) -> torch.Tensor:
         """Multiplies by dequantised weights, some experts at a time."""
         out, start = x.new_empty(x.shape[0], self._kernels.outputs(part)), 0
-        for first, weights in self._kernels.widened(part, [slot.raw for slot in slots]):
+        for first, weights in self._kernels.dequantized(part, [slot.raw for slot in slots]):
             some = counts[first : first + len(weights)]
             end = start + sum(some)
             products(x[start:end], weights, some, out[start:end])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,48 +13,42 @@ from core.types import StepRecord
 
 def look(
     window: Sequence[StepRecord],
-    tail: Sequence[StepRecord],
+    delta: npt.NDArray[np.float32],
+    beta: npt.NDArray[np.float32],
     layers: int,
     threshold: Sequence[float],
     buddies: npt.NDArray[np.float32] | None,
 ) -> LossyLook:
-    """`window` = the passes of the current figures, `tail` = those of the timelines; other arguments as in
-    LossyLook."""
-    did = [step for step in window if step.lossy is not None]
-    assignments = sum(step.assignments for step in did)
-    per_layer = np.zeros((layers, 3), np.float32)
-    for at, action in enumerate((Action.SUBSTITUTE, Action.DROP, Action.PREDICTED)):
-        for step in did:
-            assert step.lossy is not None
-            rows = step.lossy.choices
-            per_layer[:, at] += np.bincount(rows["layer"][rows["action"] == action], minlength=layers)
+    """`window` = the passes of the current figures; `delta` and `beta`: [N] of the passes of the timelines; other
+    arguments as in LossyLook."""
+    lossy = [step.lossy for step in window if step.lossy is not None]
+    assignments = sum(step.assignments for step in window if step.lossy is not None)
+    changed, tae = np.zeros((layers, 3), np.int64), np.zeros((layers, TAE_BINS), np.uint32)
+    if lossy:
+        rows = np.concatenate([one.choices for one in lossy])
+        for at, action in enumerate((Action.SUBSTITUTE, Action.DROP, Action.PREDICTED)):
+            changed[:, at] = np.bincount(rows["layer"][rows["action"] == action], minlength=layers)
+        tae = _entropies(np.concatenate([one.tae for one in lossy], axis=1))
     return LossyLook(
-        sum(step.changed for step in did) / max(1, assignments),
-        per_layer / max(1.0, assignments / layers),
-        _entropies(did, layers),
+        float(changed.sum()) / max(1, assignments),
+        (changed / max(1.0, assignments / layers)).astype(np.float32),
+        tae,
         np.array(threshold, np.float32),
-        _mean("delta", tail),
-        _mean("beta", tail),
+        delta,
+        beta,
         buddies,
     )
 
 
-def _entropies(steps: Sequence[StepRecord], layers: int) -> npt.NDArray[np.uint32]:
-    counts = np.zeros((layers, TAE_BINS), np.int64)
-    for step in steps:
-        assert step.lossy is not None
-        tae = step.lossy.tae.astype(np.float32)
-        cells = np.minimum(np.nan_to_num(tae) * TAE_BINS, TAE_BINS - 1).astype(np.int64)
-        cells += np.arange(layers)[:, None] * TAE_BINS
-        counts += np.bincount(cells[~np.isnan(tae)], minlength=counts.size).reshape(counts.shape)
-    return counts.astype(np.uint32)
+def _entropies(tae: npt.NDArray[np.float16]) -> npt.NDArray[np.uint32]:
+    """[L, TAE_BINS] tokens by the entropy [L, T] of their gate weights; without those that have none (NaN)."""
+    layers = len(tae)
+    cells = np.minimum(np.nan_to_num(tae.astype(np.float32)) * TAE_BINS, TAE_BINS - 1).astype(np.int64)
+    cells += np.arange(layers)[:, None] * TAE_BINS
+    return np.bincount(cells[~np.isnan(tae)], minlength=layers * TAE_BINS).reshape(layers, -1).astype(np.uint32)
 
 
-def _mean(name: str, steps: Sequence[StepRecord]) -> npt.NDArray[np.float32]:
-    """[N] mean over the layers that have a value; NaN for a step without any."""
-    found = np.full(len(steps), np.nan, np.float32)
-    for at, step in enumerate(steps):
-        values: npt.NDArray[Any] | None = getattr(step.lossy, name, None)
-        if values is not None and not np.isnan(values).all():
-            found[at] = np.nanmean(values)
-    return found
+def mean(values: npt.NDArray[np.float32]) -> float:
+    """The mean over the layers [L] that have a value; NaN without any."""
+    there = values[~np.isnan(values)]
+    return float(there.mean()) if there.size else np.nan

@@ -1,7 +1,7 @@
 """Measurement session: forward passes of a loaded model outside any answer, with access to every MoE layer's results.
 
-Passes use the engine's own cache and experts, so they are as exact as an answer and need no more memory. Meanwhile
-nothing is predicted, recorded or shown. `close` removes all hooks from the model.
+Passes run through a pipeline of their own over the engine's cache and experts: they are exact, need no memory beyond an
+answer's, and nothing is predicted, recorded or shown.
 """
 
 from __future__ import annotations
@@ -17,13 +17,9 @@ from core.cache.expert_cache import ExpertCache
 from core.hf import ExpertsSite
 from core.hf.watch import Seen, watch
 from core.memory.transfer import TransferEngine
-from core.policy.predict import Predictor
-from core.policy.predict.none import NoPrediction
-from core.prediction.predictor_host import PredictorHost
 from core.runtime.kv_cache import KVCache
-from core.runtime.miss import MissPolicy
-from core.runtime.moe_step import MoEStep
-from core.runtime.recorder import Recorder
+from core.runtime.pipeline import Pipeline
+from core.runtime.unrecorded import Unrecorded
 from core.runtime.warmup import Threads
 from core.types import ModelShape, Phase
 
@@ -47,43 +43,28 @@ class LayerRun:
 class MeasurementSession:
     """Built by `Engine.workbench`, which holds the model lock for its lifetime."""
 
+    pipeline: Pipeline
+    metrics: Unrecorded  # of that pipeline
     model: Any
     sites: Sequence[ExpertsSite]
     shape: ModelShape
     device: torch.device
     context: int  # capacity of one KV cache in tokens
     chunk: int  # most tokens of one pass
-    step: MoEStep
     expert_cache: ExpertCache
     transfers: TransferEngine
-    recorder: Recorder
     kv: KVCache
     threads: Threads
-    predictor_host: PredictorHost
     carried: bool = True  # a pass can continue from the state the one before left; if not, a prompt must be one pass
     workspace: int = 0  # bytes available to a pass for activations
-    _predictor: Predictor = field(init=False)
-    _traces: bool = field(init=False, default=True)  # whether passes left entries in the recorder and the counters
-    _miss: MissPolicy | None = field(init=False)
+    _counted: bool = field(init=False, default=True)  # whether passes left anything in the counters
 
-    def __post_init__(self) -> None:
-        self._predictor, self.predictor_host.predictor = self.predictor_host.predictor, NoPrediction()
-        self._miss, self.step.miss = self.step.miss, None
-
-    @torch.inference_mode()
     def run(self, ids: Sequence[int], cache: Any, phase: Phase = "prefill", keep: int = 1) -> torch.Tensor:
         """One pass over tokens [T], at most `chunk`, that follow what `cache` holds -> logits [keep, V] of the last
         ones."""
-        self.threads.use(phase, len(ids))
-        self.expert_cache.now += 1
-        self.expert_cache.phase = phase
-        self.recorder.forget()
-        self._traces = True
-        inputs = torch.tensor([list(ids)], device=self.device)
-        logits: torch.Tensor = self.model(
-            input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=keep
-        ).logits
-        return logits[0]
+        self._counted = True
+        self.pipeline.begin(ids, phase)
+        return self.pipeline.forward(ids, cache, keep)
 
     @contextmanager
     def watched(
@@ -108,11 +89,10 @@ class MeasurementSession:
             watch(self.model, self.sites, seen.append, on_embedding),
             *[site.module.register_forward_hook(ran) for site in self.sites],
         ]
-        self.step.tap(outs.append)
         try:
-            yield
+            with self.pipeline.step.tapped(outs.append):
+                yield
         finally:
-            self.step.tap(None)
             for hook in hooks:
                 hook.remove()
 
@@ -120,18 +100,13 @@ class MeasurementSession:
     def outputs(self, layer: int, given: torch.Tensor, experts: Sequence[int]) -> torch.Tensor:
         """[T, n, H] outputs of n experts of a layer for inputs [T, H], before any weight. T is at least 2, and T * n at
         most chunk * k, which is what a pass computes. Not allowed inside `watched`."""
-        self.threads.use("prefill")
-        self.expert_cache.now += 1
-        self.expert_cache.phase = "prefill"
-        self.recorder.forget()
-        self._traces = True
+        self._counted = True
+        self.pipeline.begin(range(len(given)), "prefill")
+        self.threads.use("prefill")  # as many rows as a whole chunk has
         ids = torch.tensor([list(experts)], device=self.device).expand(len(given), -1)
         outs: list[torch.Tensor] = []
-        self.step.tap(outs.append)
-        try:
-            self.step(layer, given, ids, torch.ones_like(ids, dtype=given.dtype))
-        finally:
-            self.step.tap(None)
+        with self.pipeline.step.tapped(outs.append):
+            self.pipeline.step(layer, given, ids, torch.ones_like(ids, dtype=given.dtype))
         return outs[0].view(len(given), len(experts), -1)
 
     @contextmanager
@@ -163,14 +138,14 @@ class MeasurementSession:
         """Inside, passes leave no trace in the cache, its counts or the link's measurements: most experts stay
         resident, and evicted ones are fetched back afterwards, until `stop()`. Only while the cache is `quiet`."""
         noted = self.transfers.set_aside()
-        aside = self.expert_cache.set_aside(2 * self.shape.top_k)
+        loan = self.expert_cache.set_aside(2 * self.shape.top_k)
         with self.unpaced():
             try:
                 yield
             finally:
-                self.expert_cache.take_back(aside, stop)
+                self.expert_cache.take_back(loan, stop)
                 self.transfers.put_back(noted)
-                self._traces = False
+                self._counted = False
 
     def start_over(self) -> None:
         """Reset the cache to its state after a load."""
@@ -183,7 +158,7 @@ class MeasurementSession:
 
     def stall_ms(self) -> float:
         """How long the last pass waited for copies. Call once per pass, when the device is idle."""
-        return (self.recorder.stall_s + self.transfers.device_stall_s()[0]) * 1e3
+        return (self.metrics.stall_s + self.transfers.device_stall_s()[0]) * 1e3
 
     def has_room(self, experts: int) -> bool:
         """Whether that many experts of every layer fit into the slots at once, beside the pinned ones."""
@@ -193,8 +168,6 @@ class MeasurementSession:
 
     def close(self) -> None:
         """Call after the last pass, also after one that broke off."""
-        self.expert_cache.abandon()
-        if self._traces:
-            self.recorder.forget()
-        self.threads.use("prefill")
-        self.predictor_host.predictor, self.step.miss = self._predictor, self._miss
+        self.pipeline.end()
+        if self._counted:
+            self.metrics.begin()

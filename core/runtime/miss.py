@@ -1,15 +1,14 @@
 """Decides what happens to a layer's missing experts: wait, substitute, drop, or execute the predicted routing instead.
 
 Called by `core.runtime.moe_step` between the router and the cache, on the compute thread, and only while a lossy option
-is on. The decision for each missing expert, and its reason, become events of the step record (METHODS 1, 5 and 6).
+is on. The decision for each missing expert, and its reason, become events of the step record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +24,8 @@ from core.prediction.speculation import Executing
 from core.profile import Profile
 from core.runtime.gates import ALWAYS, gates_of, temperature, thresholds
 from core.runtime.routed import NOTHING, Routed, distinct
-from core.settings.registry import Value, create
+from core.settings.lossy import LossySettings
+from core.settings.registry import create
 from core.types import ModelShape, Outcome
 
 Bytes = npt.NDArray[np.integer[Any]]
@@ -33,7 +33,7 @@ FATES = {Action.SUBSTITUTE: Outcome.SUBSTITUTED, Action.DROP: Outcome.DROPPED, A
 
 
 class MissPolicy:
-    """For one model. Call `use` between two passes; `begin`, then `route` once per layer, then `take` within a pass."""
+    """For one model. `configure` between passes; `begin`, then `route` once per layer, then `take` within a pass."""
 
     def __init__(
         self, shape: ModelShape, expert_cache: ExpertCache, predictor_host: PredictorHost, device: torch.device
@@ -52,25 +52,25 @@ class MissPolicy:
         self._temperature, self._renormalise = 1.0, False
         self.begin()
 
-    def use(self, settings: Mapping[str, Value], profile: Profile | None) -> None:
+    def configure(self, old: LossySettings | None, settings: LossySettings, profile: Profile | None) -> None:
         """Apply settings. `core.session.lossy_check` has checked that they are possible."""
-        shape, way, self.profile = self._shape, str(settings["miss"]), profile
+        if settings == old and profile is self.profile:
+            return
+        shape, self.profile = self._shape, profile
         self._substitute, self._gates = None, []
-        if way != "wait":
-            self._gates = gates_of(settings, shape, profile, self._device)
-        if way.startswith("substitute"):
-            name = str(settings["substitute"])
-            own = {n.rpartition(".")[2]: v for n, v in settings.items() if n.startswith(f"substitute.{name}.")}
-            self._substitute = create("substitute", name, own)
-            self._substitute.prepare(profile, shape.layers, shape.experts, self._device)
-        adaptive = way != "wait" and settings["batch_gate"] == "adaptive"
-        self._budget = float(settings["beta_budget"]) * 1e6 if adaptive else -1.0
+        if settings.substitutes:
+            self._substitute = substitute = cast(Substitute, create("substitute", *settings.substitute))
+            substitute.prepare(profile, shape.layers, shape.experts, self._device)
+        if settings.miss != "wait":
+            self._gates = gates_of(settings, self._substitute, shape, profile, self._device)
+        adaptive = settings.miss != "wait" and settings.batch_gate == "adaptive"
+        self._budget = settings.beta_budget * 1e6 if adaptive else -1.0
         self._temperature = temperature(settings)
-        self._renormalise = bool(settings["drop_renormalise"])
-        self.executing.use(str(settings["execute"]), str(settings["execute_weights"]), float(settings["execute_share"]))
-        self._predictor_host.attend(
-            states=self.executing.active or bool(self._substitute and self._substitute.logits),
-            names=bool(self._substitute and self._substitute.named),
+        self._renormalise = settings.drop_renormalise
+        self.executing.use(settings.execute, settings.execute_weights, settings.execute_share)
+        self._predictor_host.enable_outputs(
+            router=self.executing.active or bool(self._substitute and self._substitute.logits),
+            predictions=bool(self._substitute and self._substitute.named),
         )
 
     @property
@@ -151,7 +151,7 @@ class MissPolicy:
 
     def _replace(self, layer: int, now: Routed, missing: list[int]) -> Routed:
         """Substitute or drop missing experts as far as the gates allow."""
-        lacks, ready = self._expert_cache.standing(layer)
+        lacks, ready = self._expert_cache.availability(layer)
         gates, source = self._gates[layer], self._substitute
         if self._budget >= 0:
             share = self._affordable(layer) / len(now.wanted)
@@ -183,7 +183,7 @@ class MissPolicy:
             logits, rule = predictor_host.output(layer).logits.float(), predictor_host.rules[layer]
             weigh = partial(rule.weigh, logits) if rule is not None else None
         if source is not None and source.named:
-            named = predictor_host.named(layer)
+            named = predictor_host.predicted_scores(layer)
         return logits, named, weigh
 
     def _affordable(self, layer: int) -> int:

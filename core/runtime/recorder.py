@@ -16,6 +16,7 @@ from core.memory.transfer import Ticket, TransferEngine
 from core.policy.prefetch.throttle import PrefetchThrottle
 from core.runtime.miss import MissPolicy
 from core.runtime.trace_capture import TraceCapture
+from core.settings.telemetry import TelemetrySettings
 from core.types import ModelShape, Phase, StepRecord, Transfer
 
 LATER: Any = dict.fromkeys(("ids", "layer", "expert", "outcome", "transfers"))  # fields built when first read
@@ -44,32 +45,38 @@ class Recorded(StepRecord):
 
 class Recorder:
     """Records one pass at a time: `begin`, `layer` once per MoE layer, `end`. `born_s` is the zero of the session's
-    clock."""
+    clock. Records contain what `miss` changed and what `capture` captured; `throttle` judges by them."""
 
-    def __init__(self, shape: ModelShape, expert_cache: ExpertCache, transfers: TransferEngine) -> None:
+    def __init__(
+        self,
+        shape: ModelShape,
+        expert_cache: ExpertCache,
+        transfers: TransferEngine,
+        miss: MissPolicy | None = None,
+        capture: TraceCapture | None = None,
+        throttle: PrefetchThrottle | None = None,
+    ) -> None:
         self._shape, self._expert_cache, self._transfers = shape, expert_cache, transfers
+        self._miss, self._capture, self._throttle = miss, capture, throttle
         self.born_s = time.perf_counter()
         self.enabled = True
         self._index = 0
         self._ids: list[list[list[int]]] = []
         self._held: list[tuple[int, Sequence[LeasedExpert | SkippedRequest]]] = []
         self.stall_s = 0.0
-        self.prefetch_cost = PrefetchCost()
-        self.throttle = PrefetchThrottle()
-        self.capture: TraceCapture | None = None
-        self.miss: MissPolicy | None = None
+        self._prefetch_cost = PrefetchCost()
         self.has_lossy_state = False  # whether any of the current text was computed lossily
 
-    def begin(self) -> None:
-        """Start a pass: clears what was recorded of the one before."""
+    def begin(self, tokens: Sequence[int] = ()) -> None:
+        """Start a pass over `tokens`: clears what was recorded of the one before."""
         self._ids.clear()
         self._held.clear()
         self.stall_s = 0.0
-        self.prefetch_cost.begin()
-        if self.miss is not None:
-            self.miss.begin()
-        if self.capture is not None:
-            self.capture.begin()
+        self._prefetch_cost.begin()
+        if self._miss is not None:
+            self._miss.begin()
+        if self._capture is not None:
+            self._capture.begin(tokens)
 
     def layer(self, layer: int, ids: list[list[int]], held: Sequence[LeasedExpert | SkippedRequest]) -> None:
         """Record one computed MoE layer: the router's choice [T][k] and the outcome of each distinct expert's
@@ -77,6 +84,16 @@ class Recorder:
         if self.enabled:
             self._ids.append(ids)
             self._held.append((layer, held))
+
+    def waited(self, seconds: float, *, late: bool) -> None:
+        """Add a wait for a copy; `late`: for a prefetch that did not land in time."""
+        self.stall_s += seconds
+        if late:
+            self._prefetch_cost.late_s += seconds
+
+    def predicted(self, seconds: float) -> None:
+        """Add time that the predictor took on the compute thread."""
+        self._prefetch_cost.predict_s += seconds
 
     def end(
         self,
@@ -103,18 +120,9 @@ class Recorder:
             stall_ms=stall_s * 1e3,
             idle_ms=0.0,
             copy_ms=_busy_s(finished) * 1e3,
-            prefetch_issued=counts.issued,
-            prefetch_used=counts.used,
-            prefetch_late=counts.late,
-            prefetch_wasted=counts.wasted,
-            prefetch_evicted=counts.evicted,
-            late_bytes=counts.late_bytes,
-            evicted_bytes=counts.evicted_bytes,
-            predict_ms=self.prefetch_cost.predict_s * 1e3,
-            net_ms=self.prefetch_cost.net_ms(counts, finished, self.prefetch_cost.late_s + late_s, stall_s),
-            demand_bytes=counts.demand_bytes,
-            prefetch_bytes=counts.prefetch_bytes,
-            wasted_bytes=counts.wasted_bytes,
+            **counts.figures(),
+            predict_ms=self._prefetch_cost.predict_s * 1e3,
+            net_ms=self._prefetch_cost.net_ms(counts, finished, self._prefetch_cost.late_s + late_s, stall_s),
             disk_bytes=sum([t.disk_bytes for t in finished]),
             slots=self._expert_cache.slots,
             device_bytes=device_bytes,
@@ -122,14 +130,19 @@ class Recorder:
             emulated=bool(self._transfers.pace),
             changes=changes,
         )
-        record.lossy = self.miss.take(tokens) if self.miss is not None else None
+        record.lossy = self._miss.take(tokens) if self._miss is not None else None
         self.has_lossy_state |= record.lossy is not None and record.lossy.changed + record.lossy.reweighed > 0
         record.exact = not self.has_lossy_state
-        self.throttle.note(record)
-        if self.capture is not None:
-            self.capture.take(record)
+        if self._throttle is not None:
+            self._throttle.note(record)
+        if self._capture is not None:
+            self._capture.take(record)
         self._index += 1
         return record
+
+    def configure(self, old: TelemetrySettings | None, new: TelemetrySettings) -> None:
+        """Record, or do not, from the next pass on."""
+        self.enabled = new.enabled
 
     def forget(self) -> None:
         """Discard everything counted and copied so far."""

@@ -10,7 +10,7 @@ import torch
 
 from core.hf.discover import ExpertsSite
 from core.hf.watch import Seen, Watch, watch
-from core.policy.predict import Guess
+from core.policy.predict import Prediction
 from core.trace.chunk import RANKED
 from core.types import StepRecord
 
@@ -24,7 +24,7 @@ class TraceCapture:
         self._watch: Watch | None = None
         self._probs: list[torch.Tensor] = []
         self._tokens: Sequence[int] | None = None
-        self._named: list[tuple[int, Sequence[Guess]]] | None = None  # (layer, predictions); None = not captured
+        self._named: list[tuple[int, Sequence[Prediction]]] | None = None  # (layer, predictions); None = not captured
 
     def __call__(self, *, probs: bool, ranks: bool, tokens: bool) -> None:
         """Choose what step records contain from the next pass on: distributions (`probs`), predictions (`ranks`), token
@@ -36,30 +36,29 @@ class TraceCapture:
         self._tokens = () if tokens else None
         self.begin()
 
-    def begin(self) -> None:
-        """Start a pass."""
+    def begin(self, tokens: Sequence[int] = ()) -> None:
+        """Start a pass over `tokens`."""
         self._probs.clear()
         if self._named is not None:
             self._named.clear()
-
-    def read(self, tokens: Sequence[int]) -> None:
-        """Capture the token ids of the pass."""
         if self._tokens is not None:
             self._tokens = tuple(tokens)
 
-    def name(self, at: int, guesses: Sequence[Guess]) -> None:
+    def name(self, at: int, predictions: Sequence[Prediction]) -> None:
         """Capture the predictions made in layer `at`."""
         if self._named is not None:
-            self._named.append((at, guesses))
+            self._named.append((at, predictions))
 
     def take(self, step: StepRecord) -> None:
         """End the pass: sets the captured fields of `step`, in the shapes of core.types."""
         if self._watch is not None and len(self._probs) == self._layers:
             step.probs = torch.stack(self._probs).cpu().numpy()
         if self._named is not None:
-            step.ranked = np.array([(0, at, *guess) for at, named in self._named for guess in named], RANKED)
+            step.ranked = np.array([(0, at, *prediction) for at, named in self._named for prediction in named], RANKED)
         if self._tokens is not None and len(self._tokens) == step.tokens:
             step.tok = np.array(self._tokens, np.int32)
 
     def _keep(self, seen: Seen) -> None:
+        if seen.layer == 0:
+            self._probs.clear()  # of a pass that was not recorded
         self._probs.append(seen.probs.half())

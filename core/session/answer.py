@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal
 
@@ -13,8 +13,9 @@ from transformers import PreTrainedTokenizerBase
 
 from core.errors import ContextError
 from core.hf import chat_template
+from core.metrics import reduced, share
 from core.session.length import TextLimit
-from core.types import AnswerStats, Memory, Outcome, Piece, StepRecord
+from core.types import AnswerStats, Memory, Piece, StepRecord
 
 QUICK_CHARS = 50_000  # a text up to this length is tokenised whatever the context: that is fast, and the count is exact
 
@@ -83,7 +84,7 @@ class Prompt:
         return ids
 
 
-class Answer:
+class AnswerBuilder:
     """Collects tokens, text and counts of one answer. Times are perf_counter seconds."""
 
     def __init__(
@@ -139,39 +140,21 @@ class Answer:
         if not self._ended:
             reason = "cancelled" if cancelled else "context" if self._limited_by_context else "length"
 
-        def total(name: str) -> Any:
-            return sum(getattr(s, name) for s in self.steps)
-
+        figures = reduced(self.steps)
+        named = {one.name for one in fields(AnswerStats)}
         return AnswerStats(
             prompt_tokens=self._prompt_tokens,
             new_tokens=len(self.tokens),
             ttft_ms=(self._first_s - self._submitted_s) * 1e3 if self._first_s else 0.0,
             tpot_ms=tpot_ms,
             tok_s=1e3 / tpot_ms if tpot_ms else 0.0,
-            hit_rate=_hit_rate(decode),
-            prefill_hit_rate=_hit_rate([s for s in self.steps if s.phase == "prefill"]),
-            demand_bytes=total("demand_bytes"),
-            prefetch_bytes=total("prefetch_bytes"),
-            wasted_bytes=total("wasted_bytes"),
-            disk_misses=total("disk_misses"),
-            disk_bytes=total("disk_bytes"),
-            compute_ms=total("compute_ms"),
-            stall_ms=total("stall_ms"),
-            idle_ms=total("idle_ms"),
+            prefill_hit_rate=share([s for s in self.steps if s.phase == "prefill"], "hits", "requests"),
             budget_bytes=memory.budget,
             device_bytes_peak=memory.peak,
-            exact=all(s.exact for s in self.steps),
-            emulated=any(s.emulated for s in self.steps),
             reason=reason,
-            changed=total("changed"),
-            assignments=total("assignments"),
             seed=seed,
             audit=audit,
             closeness=closeness,
-            net_ms=sum(s.net_ms for s in decode) / len(decode) if decode else 0.0,
+            more={name: value for name, value in figures.items() if name not in named},
+            **{name: value for name, value in figures.items() if name in named},
         )
-
-
-def _hit_rate(steps: Sequence[StepRecord]) -> float | None:
-    requests = sum(s.outcome.size for s in steps)
-    return sum(int((s.outcome <= Outcome.PREFETCH_HIT).sum()) for s in steps) / requests if requests else None

@@ -68,10 +68,10 @@ def _stages(component: Any) -> Iterator[dict[str, Any]]:
     if component is None:
         return
     try:
-        told = json.loads(component.__getstate__())
+        config = json.loads(component.__getstate__())
     except Exception:  # a component written in Python has no serialised state
-        told = {"type": "unknown"}
-    waiting = [told]
+        config = {"type": "unknown"}
+    waiting = [config]
     while waiting:
         one = waiting.pop(0)
         inner = one.get("normalizers") or one.get("pretokenizers")

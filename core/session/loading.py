@@ -15,14 +15,19 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from core.capacity.fit import fit_of
 from core.capacity.plan import Plan
+from core.capacity.sizes import Sizes
 from core.capacity.tier import open_store
-from core.errors import BudgetError, ModelError
+from core.errors import BudgetError, ModelError, ProfileError
 from core.hf import CheckpointReader, ExpertsSite, chat_template, find_experts, load_skeleton, round_linears
 from core.memory.pack import PackReader
 from core.memory.pack.verify import check_dense
-from core.memory.store import HostStore, Store
-from core.system.process_memory import give_back
+from core.memory.store import ExpertStore, HostStore
+from core.profile import Profile
+from core.profile.buddies import find
+from core.session.answer import Prompt
+from core.system.process_memory import release_memory
 from core.system.wording import reason
+from core.types import ModelShape
 
 log = logging.getLogger("moestro.load")
 
@@ -30,17 +35,33 @@ Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """The results of a load."""
+class LoadedModel:
+    """A model in memory: the plan that was executed and what that gave. Nothing of it changes until it is unloaded."""
 
-    model: Any
-    tokenizer: PreTrainedTokenizerBase
-    store: Store
+    plan: Plan
+    model: Any  # transformers' model without its experts' weights
+    prompt: Prompt
+    store: ExpertStore  # the experts
     sites: tuple[ExpertsSite, ...]
     model_hash: str
 
+    @property
+    def sizes(self) -> Sizes:
+        """Bytes of its parts, and slots by budget."""
+        return self.plan.sizes
 
-def load(plan: Plan, progress: Progress, cancel: threading.Event | None) -> Loaded:
+    @property
+    def shape(self) -> ModelShape:
+        """Layers, experts, top-k and width."""
+        return self.plan.sizes.shape
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.plan.device
+
+
+def load(plan: Plan, progress: Progress, cancel: threading.Event | None) -> LoadedModel:
     """Execute a load plan. Raises BudgetError before reading anything when it does not fit, Cancelled when stopped."""
     if problem := fit_of(plan, foretell=False).problem:
         raise BudgetError(problem)
@@ -49,31 +70,42 @@ def load(plan: Plan, progress: Progress, cancel: threading.Event | None) -> Load
     progress("Reading dense weights", 0.0)
     tokenizer = load_tokenizer(plan.files.path)
     model = _dense(plan)
-    found = _with_experts(plan, model, tokenizer, progress, cancel)
+    found = _with_experts(plan, model, Prompt(tokenizer, model.generation_config), progress, cancel)
     if plan.spec.dense != "checkpoint":
         progress("Rounding dense weights", 1.0)
         round_linears(model, plan.outline.linears, plan.spec.dense, plan.dtype, plan.device)
         model.to(plan.device)
-    give_back()
+    release_memory()
     return found
 
 
+def with_buddies(loaded: LoadedModel, profile: Profile | None) -> Profile | None:
+    """The profile with the pack's buddy lists added; lists that cannot be used are logged."""
+    plan = loaded.plan
+    try:
+        pack = plan.files.path if plan.pack is not None else None
+        return find(profile, pack, loaded.model_hash, plan.spec.model)
+    except ProfileError as error:
+        log.warning("%s", error)
+        return profile
+
+
 def _with_experts(
-    plan: Plan, model: Any, tokenizer: PreTrainedTokenizerBase, progress: Progress, cancel: threading.Event | None
-) -> Loaded:
+    plan: Plan, model: Any, prompt: Prompt, progress: Progress, cancel: threading.Event | None
+) -> LoadedModel:
     """Read the experts into their memory tier."""
     pin, count = plan.device.type == "cuda", plan.sizes.shape.total
 
-    def told(share: float) -> None:
+    def report(share: float) -> None:
         progress(f"Reading {count} experts", 0.1 + 0.9 * share)
 
     if plan.pack is not None:
-        store = open_store(plan.tier, PackReader(plan.files.path), plan.codec, pin, told, cancel)
-        return Loaded(model, tokenizer, store, tuple(find_experts(model)), plan.pack.model_hash)
+        store = open_store(plan.tier, PackReader(plan.files.path), plan.codec, pin, report, cancel)
+        return LoadedModel(plan, model, prompt, store, tuple(find_experts(model)), plan.pack.model_hash)
     with CheckpointReader(model, plan.files) as reader:
         whole, experts = HostStore(plan.codec, count, pin), plan.sizes.shape.experts
-        whole.fill((reader.read(*divmod(eid, experts)) for eid in range(count)), told, cancel)
-        return Loaded(model, tokenizer, whole, tuple(reader.sites), reader.content_hash())
+        whole.fill((reader.read(*divmod(eid, experts)) for eid in range(count)), report, cancel)
+        return LoadedModel(plan, model, prompt, whole, tuple(reader.sites), reader.content_hash())
 
 
 def _dense(plan: Plan) -> Any:

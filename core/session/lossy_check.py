@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy.typing as npt
 
 from core.errors import SettingError
 from core.policy.allocation.slot_allocation import HOW
-from core.settings.lossy import substitutes
-from core.settings.pins import Pins
-from core.settings.registry import Value, variant, variants
+from core.settings.config import Settings
+from core.settings.registry import variant, variants
 from core.types import ModelShape
 
 
-class Measured(Protocol):
+class LossyProfile(Protocol):
     """The part of a profile (core.profile.Profile) that the checks need."""
 
     @property
@@ -27,20 +26,21 @@ class Measured(Protocol):
         """[layers, experts] mean norm of each expert's output."""
 
 
-def check_allowed(settings: Mapping[str, Value], shape: ModelShape, profile: Measured | None) -> None:
+def check_allowed(settings: Settings, shape: ModelShape, profile: LossyProfile | None) -> None:
     """Raises SettingError, with advice, when a lossy setting cannot take effect."""
-    if settings["execute"] != "off":
-        _check_executes(str(settings["predictor"]))
-    if settings["miss"] == "wait":
+    lossy = settings.lossy
+    if lossy.execute != "off":
+        _check_executes(settings.prefetch.predictor.name)
+    if lossy.miss == "wait":
         return
-    if settings["gate"] == "percentile" and (profile is None or profile.tae is None):
+    if lossy.gate == "percentile" and (profile is None or profile.tae is None):
         what = "" if profile is None else " that has tae"
         raise SettingError(
             f"Token gate 'percentile' needs a profile of this model{what}: {HOW}, then choose it again. "
             "A threshold (tau) needs none."
         )
     norms = profile.norms if profile is not None else None
-    Pins.parse(str(settings["protect"]), "protect").eids(shape.layers, shape.experts, norms, "protect")
+    lossy.protect.eids(shape.layers, shape.experts, norms, "protect")
 
 
 def _check_executes(predictor: str) -> None:
@@ -52,27 +52,28 @@ def _check_executes(predictor: str) -> None:
         )
 
 
-def check_weighable(settings: Mapping[str, Value], rules: Callable[[], Sequence[object | None]]) -> None:
+def check_weighable(settings: Settings, rules: Callable[[], Sequence[object | None]]) -> None:
     """Raises SettingError, with advice, when gate weights are needed for experts that the router did not select, and
     the router's weighting rule is unknown. `rules` = the rules of all layers (core.hf.weighing), called only when
     needed."""
-    substitute, predictor = (variant(kind, str(settings[kind])) for kind in ("substitute", "predictor"))
+    lossy = settings.lossy
+    substitute = variant("substitute", lossy.substitute.name)
+    predictor = variant("predictor", settings.prefetch.predictor.name)
     needs = [
         (
-            substitutes(settings) and getattr(substitute.make, "reroutes", False),
+            lossy.substitutes and getattr(substitute.make, "reroutes", False),
             f"{substitute.title!r} cannot be used with it. Choose another substitute.",
         ),
         (
-            settings["execute"] == "verify"
-            or (settings["execute"] == "always" and settings["execute_weights"] == "true"),
+            lossy.execute == "verify" or (lossy.execute == "always" and lossy.execute_weights == "true"),
             "predicted experts cannot be given its weights. Execute predictions always, with predicted weights.",
         ),
         (
-            settings["execute"] != "off" and "estimator" in predictor.needs,
+            lossy.execute != "off" and "estimator" in predictor.needs,
             f"{predictor.title!r}, which predicts no weights, cannot be executed. Choose a prefetcher that asks the "
             "router, like the next-layer gate.",
         ),
     ]
-    told = [why for needed, why in needs if needed]
-    if told and not all(rules()):
-        raise SettingError(f"How this model's router weighs its experts is not known, so {told[0]}")
+    reasons = [why for needed, why in needs if needed]
+    if reasons and not all(rules()):
+        raise SettingError(f"How this model's router weighs its experts is not known, so {reasons[0]}")

@@ -10,7 +10,6 @@ import torch
 from core.capacity.plan import Plan
 from core.memory.link import Pace
 from core.settings.config import Settings
-from core.settings.lossy import is_lossy
 
 TIERS = {"all": "host memory", "cache": "host memory, else disk", "disk": "disk"}
 PACKAGES = ("torch", "transformers", "numpy", "safetensors")
@@ -57,7 +56,7 @@ def describe(
         "misses_from": TIERS[plan.tier.kind],
         "decode_threads": decode_threads,
         **link(pace, measured_gbps),
-        "exact": plan.closeness == 0.0 and not is_lossy(settings),
+        "exact": plan.closeness == 0.0 and not settings.lossy.active,
         "closeness": plan.closeness,
         "settings": dict(settings),
         "versions": versions(),

@@ -14,7 +14,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from core.settings.config import Sampling
+from core.settings.sampling import Sampling
 
 Draw = Callable[[Sequence[int], torch.Tensor], int]
 """Ids so far and the last position's logits [1, V] -> the id of the next token."""

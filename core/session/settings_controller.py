@@ -17,9 +17,10 @@ from core.capacity.memory_accounting import Ledger
 from core.capacity.sizes import Sizes
 from core.errors import BudgetError, SettingError
 from core.hf.weighing import Rule
-from core.memory.link import Pace, scaled_gbps
+from core.memory.link_emulation import LinkEmulation
 from core.memory.transfer import TransferEngine
-from core.policy.allocation.slot_allocation import PLACING, Placement, check_needs, place
+from core.policy.allocation.slot_allocation import Placement, check_needs, place
+from core.policy.prefetch.throttle import PrefetchThrottle
 from core.prediction.predictor_host import PredictorHost
 from core.profile import Profile
 from core.runtime.miss import MissPolicy
@@ -27,16 +28,14 @@ from core.runtime.recorder import Recorder
 from core.runtime.telemetry import Telemetry
 from core.session.lossy_check import check_allowed, check_weighable
 from core.settings.config import Settings
-from core.settings.lossy import LOSSY
-from core.settings.pins import Pins
 
 Rules = Callable[[], Sequence[Rule | None]]
 
 
 @dataclass(slots=True)
 class EngineParts:
-    """The parts of a loaded model that settings act on. `layer_ms`: compute time of a layer that link emulation "auto"
-    scales to; 0 = no link is emulated unless requested."""
+    """The parts of a loaded model that settings act on. Those with `configure(old, new)` take their group of settings
+    from it, between two passes; `old` is None at first, and whenever everything is to be set up anew."""
 
     sizes: Sizes
     expert_cache: ExpertCache
@@ -46,7 +45,8 @@ class EngineParts:
     ledger: Ledger
     predictor_host: PredictorHost
     miss: MissPolicy
-    layer_ms: float = 0.0
+    throttle: PrefetchThrottle
+    link: LinkEmulation
 
 
 class SettingsController:
@@ -85,16 +85,17 @@ class SettingsController:
         check_allowed(settings, self._sizes.shape, profile)
         check_weighable(settings, self._rules)
         placed = self._placement(settings, profile)
-        if problem := placed.problem(self._sizes.slots(settings.budget)):
+        if problem := placed.problem(self._sizes.slots(settings.cache.budget)):
             raise SettingError(problem)
         return placed
 
     def _placement(self, settings: Settings, profile: Profile | None) -> Placement:
         """The placement, cached while the settings and the profile it depends on are the same."""
-        key = tuple(settings[name] for name in PLACING)
+        cache = settings.cache
+        key = cache.scope, cache.layer_slots, cache.pins
         if self._last is None or self._last[0] != key or self._last[1] is not profile:
             shape = self._sizes.shape
-            self._last = key, profile, place(settings, shape.layers, shape.experts, shape.top_k, profile)
+            self._last = key, profile, place(cache, shape.layers, shape.experts, shape.top_k, profile)
         return self._last[2]
 
     def take_changes(self) -> dict[str, object]:
@@ -114,62 +115,41 @@ class SettingsController:
         for name, value in changed.items():
             to.telemetry.mark(to.recorder.index, f"{name} {old[name]} → {value}")
         self._pending |= changed
-        to.recorder.enabled = bool(new["telemetry"])
-        to.ledger.hold_to(new.budget)
-        if any(name.startswith("link") for name in changed):
-            use_link(new, to)
+        to.ledger.hold_to(new.cache.budget)
+        to.recorder.configure(old.telemetry, new.telemetry)
+        to.link.configure(old.link, new.link)
+        to.expert_cache.prefetch_queue.schedule.configure(old.prefetch, new.prefetch)
+        to.throttle.configure(old.prefetch, new.prefetch)
         if changed:
-            use_prefetching(new, to)
-        if to.predictor_host.profile is not profile or any(name.startswith("predictor") for name in changed):
-            to.predictor_host.use(*new.choice("predictor"), profile)
-        if to.miss.profile is not profile or any(affects(name) for name in changed):
-            to.miss.use(new, profile)
-        if self.placed is not before:
-            to.expert_cache.hints.profile(self.placed.usual, sorted(self.placed.pinned))
-            to.expert_cache.pinned, to.expert_cache.divide = self.placed.pinned, self.placed.divide
-        if any(name.startswith("eviction") or name == "scope" for name in changed):
-            to.expert_cache.reshape(scope=str(new["scope"]), make_policy=to.expert_cache.make_policy)
-        elif self.placed is not before:
-            to.expert_cache.reshape()
-        if "budget" in changed:
+            to.throttle.restart()  # what it measured was of other settings
+        anew = to.predictor_host.configure(old.prefetch, new.prefetch, profile)
+        to.miss.configure(None if anew else old.lossy, new.lossy, profile)
+        to.expert_cache.configure(old.cache, new.cache, None if self.placed is before else self.placed)
+        if old.cache.budget != new.cache.budget:
             self._resize(new, to)
         if self.placed.pinned or self.placed is not before:
             to.expert_cache.pin(self.placed.pinned)
 
     def _resize(self, settings: Settings, to: EngineParts) -> None:
         try:
-            to.expert_cache.reshape(slots=to.sizes.slots(settings.budget))
+            to.expert_cache.reshape(slots=to.sizes.slots(settings.cache.budget))
         except BudgetError as error:  # the device ran full while growing: keep the size reached, and report it
             held = {"budget": str(to.sizes.bytes(to.expert_cache.slots))}
             self.applied = settings.with_(held)
-            to.ledger.hold_to(self.applied.budget)
+            to.ledger.hold_to(self.applied.cache.budget)
             with self._turn:
                 self.wanted = self.wanted.with_(held)
             to.telemetry.mark(to.recorder.index, str(error))
 
 
-def affects(name: str) -> bool:
-    """Whether a setting affects the handling of misses."""
-    return name in _LOSSY or name.startswith(("substitute", "predictor"))
-
-
-_LOSSY = {param.name for param in LOSSY}
-
-
 def begin(settings: Settings, to: EngineParts) -> None:
     """Apply initial settings that the parts were not built with."""
-    use_link(settings, to)
-    to.miss.use(settings, to.predictor_host.profile)
-    use_prefetching(settings, to)
-
-
-def use_prefetching(settings: Settings, to: EngineParts) -> None:
-    """Set the prefetch deadline and the throttle that pauses prefetching; restarts the throttle, whose measurements
-    were of other settings."""
-    to.expert_cache.ahead.schedule.deadline = bool(settings["prefetch_deadline"])
-    to.recorder.throttle.enabled = bool(settings["prefetch_auto"])
-    to.recorder.throttle.say = lambda text: to.telemetry.mark(to.recorder.index, text)
-    to.recorder.throttle.restart()
+    to.recorder.configure(None, settings.telemetry)
+    to.link.configure(None, settings.link)
+    to.expert_cache.prefetch_queue.schedule.configure(None, settings.prefetch)
+    to.throttle.configure(None, settings.prefetch)
+    to.throttle.say = lambda text: to.telemetry.mark(to.recorder.index, text)
+    to.miss.configure(None, settings.lossy, to.predictor_host.profile)
 
 
 def check_early(settings: Settings, sizes: Sizes, finds_profiles: bool) -> None:
@@ -178,16 +158,4 @@ def check_early(settings: Settings, sizes: Sizes, finds_profiles: bool) -> None:
     if not finds_profiles:
         SettingsController(settings, sizes)
     shape = sizes.shape
-    Pins.parse(str(settings["pins"])).eids(shape.layers, shape.experts, np.zeros((shape.layers, shape.experts)))
-
-
-def use_link(settings: Settings, to: EngineParts) -> None:
-    """Set the emulated link speed, if any. "auto" emulates a link for the demo model where host and device share
-    memory."""
-    kind, latency_us = settings["link"], float(settings["link_latency_us"])
-    gbps = float(settings["link_gbps"]) if kind == "emulated" else 0.0
-    if kind == "auto" and to.layer_ms:
-        gbps = scaled_gbps(to.layer_ms, to.sizes.blob, latency_us)
-    pace = to.transfers.pace
-    if (pace.gbps, pace.latency_us) != (gbps, latency_us):
-        to.transfers.pace = Pace(gbps, latency_us)
+    settings.cache.pins.eids(shape.layers, shape.experts, np.zeros((shape.layers, shape.experts)))

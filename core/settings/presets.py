@@ -1,4 +1,4 @@
-"""Systems of the literature as named settings (METHODS section 7). No code treats them specially."""
+"""Systems of the literature as named settings. No code treats them specially."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from core.errors import SettingError
-from core.settings.config import KINDS, params
-from core.settings.lossy import LOSSY, substitutes
-from core.settings.registry import NEEDS_PROFILE, Value, variant
+from core.settings.cache import CacheSettings
+from core.settings.config import KINDS, Settings, general, params
+from core.settings.lossy import LossySettings
+from core.settings.param import Value
+from core.settings.prefetch import PrefetchSettings
+from core.settings.registry import NEEDS_PROFILE, variant
 
-_GOVERNED = {"scope", *(param.name for param in LOSSY)} - {"quality_rate"}
+_GOVERNED = tuple(
+    name
+    for name in general(CacheSettings, PrefetchSettings, LossySettings)
+    if name not in ("budget", "pins", "quality_rate")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +36,17 @@ class Preset:
         and everything lossy except its metering."""
         known = params()
         chosen = {kind: str(self.settings.get(kind, known[kind].default)) for kind in KINDS}
-        own = tuple(f"{kind}.{name}." for kind, name in chosen.items())
-        governed = [name for name in known if name in KINDS or name in _GOVERNED or name.startswith(("prefetch", *own))]
+        own = {variant(*one).full_name(param.name) for one in chosen.items() for param in variant(*one).params}
+        governed = [name for name in known if name in _GOVERNED or name in own]
         return {name: known[name].check(self.settings.get(name, known[name].default)) for name in governed}
 
     @property
     def needs(self) -> tuple[str, ...]:
         """Parts of a profile that it requires."""
-        values = self.values
-        kinds = [kind for kind in KINDS if kind != "substitute" or substitutes(values)]
-        gate = ["tae"] if values["gate"] == "percentile" else []
-        found = [*gate, *(part for kind in kinds for part in variant(kind, str(values[kind])).needs)]
+        settings = Settings(self.values)
+        kinds = [kind for kind in KINDS if kind != "substitute" or settings.lossy.substitutes]
+        gate = ["tae"] if settings.lossy.gate == "percentile" else []
+        found = [*gate, *(part for kind in kinds for part in variant(kind, str(settings[kind])).needs)]
         return tuple(dict.fromkeys(found))
 
     @property

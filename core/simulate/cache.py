@@ -1,9 +1,9 @@
-"""The engine's expert cache without its bytes: the same eviction policies over ids, all layers and cache sizes at once.
+"""`core.cache.core` in arrays: the same requests, hits and evictions, for all layers and cache sizes at once.
 
 A lane is one pool of slots: one layer of one of several caches that differ in size or, with scope "global", a whole
-cache. Lanes never influence each other. A pass does what `core.cache.expert_cache` and `core.runtime.moe_step` do: hits
-are used first, in the order in which the router named them; then each missing expert, one after the other, gets a free
-slot, or the slot of the expert that the policy evicts among those that the pass does not need.
+cache. Lanes never influence each other. A request does what the engine's does: hits are used first, in the order in
+which the router named them; then each missing expert, one after the other, gets a free slot, or the slot of the expert
+that the policy evicts among those that the pass does not need. The scalar core is what this is tested against.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from core.cache.waves import leases
 from core.errors import SettingError
 from core.policy.allocation.slot_allocation import crowded
 from core.policy.allocation.slots import shares, waves
-from core.policy.eviction import GONE, Eviction, ExpertIndex, victim
+from core.policy.eviction import GONE, Eviction, ExpertIndex
 from core.policy.hints import Hints
 
 Ints = npt.NDArray[np.int64]
@@ -57,17 +58,16 @@ class Cache:
             ):
                 raise SettingError(problem)
         self.capacity: Ints = np.concatenate(each)
-        self._pinned: Ints = np.flatnonzero(self.expert_index.pinned)
-        self._stays = frozenset(self._pinned.tolist())
-        self.room: Ints = self.capacity - np.bincount(self._pinned // self.width, minlength=self.lanes)
+        self._stays: npt.NDArray[np.bool_] = self.expert_index.pinned.reshape(self.lanes, self.width)
+        self._has_pins = bool(self._stays.any())
+        self.room: Ints = self.capacity - self._stays.sum(1)
         self.free = self.capacity.copy()
-        self._room = True  # some lane has free slots
+        self._some_free = True
         self._tick = 0
         self._start: Ints = np.arange(self.lanes) * self.width
-        self._all = slice(0, self.expert_index.size)
         self.missing: npt.NDArray[np.bool_] = np.zeros((self.lanes, top_k), np.bool_)  # of the last `together`
         self.gone = NOBODY  # ids that the last `together` evicted, each lane's in the order of eviction
-        for eid in self._pinned.tolist():
+        for eid in np.flatnonzero(self.expert_index.pinned).tolist():
             self._admit(eid)
 
     def fill(self) -> None:
@@ -79,7 +79,7 @@ class Cache:
         for eid in (copy * total + eid for copy in range(expert_index.copies) for eid in order):
             if self.free[eid // self.width] and self.policy.score[eid] == GONE:
                 self._admit(eid)
-        self._room = bool(self.free.any())
+        self._some_free = bool(self.free.any())
 
     def _admit(self, eid: int) -> None:
         """Puts an expert into a free slot, before the first pass."""
@@ -93,9 +93,45 @@ class Cache:
         `layer`: the layer of every id of the expert index [size], or one number for all when each lane is a whole
         cache.
         """
-        policy, k = self.policy, ids.shape[1]
-        held = policy.score.take(ids)
-        self.missing = missing = held == GONE
+        misses = self._request(0, ids, ids, now, layer)
+        if not self.policy.retains:
+            leave = ~self.expert_index.pinned[ids]
+            self.policy.left(ids[leave])
+            self.free = self.free + leave.sum(1)
+            self._some_free = True
+        return misses
+
+    def alone(self, lane: int, wanted: Sequence[int], now: int, layer: int) -> int:
+        """One lane requests any number of distinct experts in one pass, in waves if they do not fit -> number
+        of misses."""
+        leased, misses = list[int](), 0
+
+        def acquire(group: Sequence[int]) -> Ints:
+            nonlocal misses
+            leased.extend(group)
+            ids: Ints = np.array([group])
+            misses += int(self._request(lane, ids, np.array([leased]), now, layer)[0])
+            return ids
+
+        def release(ids: Ints) -> None:
+            del leased[: ids.size]
+            if not self.policy.retains:
+                leave = ids[~self.expert_index.pinned[ids]]
+                self.policy.left(leave)
+                self.free[lane] += leave.size
+
+        score, room = self.policy.score, max(1, int(self.room[lane]))
+        groups = waves(wanted, room, lambda eid: bool(score[eid] != GONE))
+        for _ in leases(groups, room > 1, acquire, release):
+            pass
+        self._some_free = bool(self.free.any())
+        return misses
+
+    def _request(self, first: int, ids: Ints, leased: Ints, now: int, layer: Any) -> npt.NDArray[np.intp]:
+        """The lanes from `first` on request their rows of `ids` [n, k], all distinct, while `leased` [n, at least k],
+        which include them, cannot be evicted -> misses [n]."""
+        policy, k, lanes = self.policy, ids.shape[1], slice(first, first + len(ids))
+        self.missing = missing = policy.score.take(ids) == GONE
         misses: npt.NDArray[np.intp] = np.add.reduce(missing, 1)
         ticks = missing * k
         ticks += np.arange(self._tick + 1, self._tick + 1 + k)
@@ -103,88 +139,38 @@ class Cache:
         self.gone = NOBODY
         if misses.any():
             need = misses
-            if self._room:
-                need = np.maximum(misses - self.free, 0)
-                self.free = np.maximum(self.free - misses, 0)
-                self._room = bool(self.free.any())
+            if self._some_free:
+                free = self.free[lanes]
+                need = np.maximum(misses - free, 0)
+                free[:] = np.maximum(free - misses, 0)
+                self._some_free = bool(self.free.any())
             if need.any():
-                self._evict(ids, held, need, now, layer)
+                self._evict(first, leased, need, now, layer)
             new = missing.ravel().nonzero()[0]
             policy.admitted(ids.take(new), ticks.take(new), now)
         policy.used(ids, ticks, now)
-        if not policy.retains:
-            leave = ~self.expert_index.pinned[ids]
-            policy.left(ids[leave])
-            self.free = self.free + leave.sum(1)
-            self._room = True
         return misses
 
-    def _evict(self, ids: Ints, held: npt.NDArray[Any], need: Ints, now: int, layer: Any) -> None:
-        """Evicts `need` [lanes] experts, none of `ids`. Lanes are sorted by `need`, largest first, so that every round
-        works on a shorter table."""
-        policy, start, pinned = self.policy, self._start, self._pinned
-        scores = policy.scores(self._all, now, layer)
-        stay = scores[pinned]
-        scores[ids] = scores[pinned] = GONE
+    def _evict(self, first: int, leased: Ints, need: Ints, now: int, layer: Any) -> None:
+        """Evicts `need` [n] experts of the lanes from `first` on, none of `leased`. Lanes are sorted by `need`, largest
+        first, so that every round works on a shorter table."""
+        policy, width, start = self.policy, self.width, self._start
+        scores = policy.scores(slice(first * width, (first + len(need)) * width), now, layer)
         order = np.argsort(-need, kind="stable")
-        rounds = (self.lanes - np.bincount(need).cumsum()).tolist()  # lanes that need more than 0, 1, 2 ... experts
+        rounds = (len(need) - np.bincount(need).cumsum()).tolist()  # lanes that need more than 0, 1, 2 ... experts
         lanes = order[: rounds[0]]
-        table = scores.reshape(self.lanes, self.width).take(lanes, 0)
-        if not policy.time_dependent:
-            scores[ids], scores[pinned] = held, stay  # undo: it is the policy's own array
+        table = scores.reshape(-1, width).take(lanes, 0)
         flat, left = table.reshape(-1), []
+        shift = start.take(lanes + first) - start[: len(lanes)]  # of each row: ids less places in the table
+        flat[leased.take(lanes, 0) - shift[:, None]] = GONE
+        if self._has_pins:
+            table[self._stays.take(lanes + first, 0)] = GONE
         for count in rounds[:-1]:
             at = table[:count].argmin(1)
             at += start[:count]
             flat[at] = GONE
             left.append(at)
         gone = np.concatenate(left)  # places in the table
-        gone += (start.take(lanes) - start[: len(lanes)]).take(gone // self.width)
+        gone += shift.take(gone // width)
         policy.left(gone)
         self.gone = gone
-
-    def alone(self, lane: int, wanted: Sequence[int], now: int, layer: int) -> int:
-        """One lane requests any number of distinct experts in one pass, in waves if they do not fit -> number
-        of misses."""
-        policy, capacity = self.policy, max(1, int(self.room[lane]))
-        groups = waves(wanted, capacity, lambda eid: bool(policy.score[eid] != GONE))
-        leased: set[int] = set()
-        misses = self._acquire(lane, groups[0], leased, now, layer)
-        for i, group in enumerate(groups):
-            last, room = i + 1 == len(groups), capacity > 1
-            if not last and room:
-                misses += self._acquire(lane, groups[i + 1], leased, now, layer)
-            self._release(lane, group, leased)
-            if not last and not room:
-                misses += self._acquire(lane, groups[i + 1], leased, now, layer)
-        self._room = bool(self.free.any())
-        return misses
-
-    def _acquire(self, lane: int, wanted: Sequence[int], leased: set[int], now: int, layer: int) -> int:
-        policy = self.policy
-        leased.update(wanted)
-        missing = [eid for eid in wanted if policy.score[eid] == GONE]
-        for eid in wanted:
-            if eid not in missing:
-                self._tick += 1
-                policy.used(eid, self._tick, now)
-        part = slice(lane * self.width, (lane + 1) * self.width)
-        for eid in missing:
-            if self.free[lane]:
-                self.free[lane] -= 1
-            else:
-                gone = victim(policy, part, now, layer, leased, self._stays)
-                assert gone is not None, "a pass needs more slots than its lane has"
-                policy.left(gone)
-            self._tick += 1
-            policy.admitted(eid, self._tick, now)
-            policy.used(eid, self._tick, now)
-        return len(missing)
-
-    def _release(self, lane: int, wanted: Sequence[int], leased: set[int]) -> None:
-        leased.difference_update(wanted)
-        if not self.policy.retains:
-            leave = [eid for eid in wanted if eid not in self._stays]
-            for eid in leave:
-                self.policy.left(eid)
-            self.free[lane] += len(leave)

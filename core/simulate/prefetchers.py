@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from core.errors import SettingError, TraceError
-from core.policy.allocation.slot_allocation import Measured, check_needs
+from core.policy.allocation.slot_allocation import AllocationProfile, check_need
 from core.policy.predict import Oracle, Predictor
-from core.policy.predict.base import Facts
-from core.settings.registry import Value, create, variant
+from core.policy.predict.base import PredictorProfile
+from core.settings.param import Value
+from core.settings.registry import create, variant
 from core.simulate.clock import Clock
 from core.simulate.processes import here, spread
 from core.simulate.replayed import Replayed
@@ -25,7 +26,7 @@ ORACLE = "oracle"
 SMALL = 2000  # tokens x configurations; fewer are finished before a second process would have started
 
 
-class Gathered(Facts, Measured, Protocol):
+class Gathered(PredictorProfile, AllocationProfile, Protocol):
     """What is needed of a profile (core.profile.Profile)."""
 
 
@@ -73,7 +74,7 @@ class TimedResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class PrefetchJob:
     """One configuration, ready to run in any process."""
 
     timed: TimedConfig
@@ -109,11 +110,11 @@ def timed(
     """
     for config in configs:
         if not isinstance(predictor_for(config, trace), Oracle | Replayed):
-            check_needs({"predictor": config.predictor}, profile, ("predictor",))
+            check_need("predictor", config.predictor, profile)
         follow(trace, config, clock, blob_bytes, Replayed())  # raise errors of any configuration before the first runs
     processes = processes or os.cpu_count() or 1
     jobs = [
-        Job(
+        PrefetchJob(
             config,
             clock,
             blob_bytes,
@@ -188,7 +189,7 @@ def _result(config: TimedConfig, sums: Sums, course: TimedReplay, replayed: bool
         tokens,
         rate(hits, asked),
         rate(sums.outcomes[Outcome.PREFETCH_HIT], asked),
-        rate(sums.outcomes[Outcome.LATE], asked),
+        rate(sums.outcomes[Outcome.PARTIAL_HIT], asked),
         rate((sums.compute_s + sums.stall_s) * 1e3, tokens),
         rate(sums.compute_s * 1e3, tokens),
         rate(sums.stall_s * 1e3, tokens),
@@ -198,11 +199,11 @@ def _result(config: TimedConfig, sums: Sums, course: TimedReplay, replayed: bool
         counts.wasted_bytes,
         counts.late_bytes,
         counts.evicted_bytes,
-        counts.issued,
-        counts.used,
-        counts.late,
-        counts.wasted,
-        counts.evicted,
+        counts.prefetch_issued,
+        counts.prefetch_used,
+        counts.prefetch_late,
+        counts.prefetch_wasted,
+        counts.prefetch_evicted,
         tuple(rate(*pair) for pair in course.recalled.T.tolist()),
         replayed,
     )

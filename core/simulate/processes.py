@@ -17,19 +17,19 @@ from core.trace.file import save
 Out = TypeVar("Out", covariant=True)
 
 
-class Job(Protocol[Out]):
+class TraceJob(Protocol[Out]):
     """Something to compute from a trace."""
 
     def run(self, trace: Trace) -> Out: ...
 
 
-def here(jobs: Sequence[Job[Out]], trace: Trace) -> Iterator[tuple[int, Out]]:
+def here(jobs: Sequence[TraceJob[Out]], trace: Trace) -> Iterator[tuple[int, Out]]:
     """Runs the jobs here; yields (index in `jobs`, result) in order."""
     for at, job in enumerate(jobs):
         yield at, job.run(trace)
 
 
-def spread(jobs: Sequence[Job[Out]], trace: Trace, processes: int) -> Iterator[tuple[int, Out]]:
+def spread(jobs: Sequence[TraceJob[Out]], trace: Trace, processes: int) -> Iterator[tuple[int, Out]]:
     """Runs the jobs in `processes` processes; yields (index, result) as they finish. The processes read the trace from
     disk, from a temporary copy unless it is a FileTrace."""
     with tempfile.TemporaryDirectory(prefix="moestro-") as folder:
@@ -48,5 +48,5 @@ def _quietly() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def _work(path: str, job: Job[Out]) -> Out:
+def _work(path: str, job: TraceJob[Out]) -> Out:
     return job.run(FileTrace(Path(path)))

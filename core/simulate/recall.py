@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from core.policy.predict.base import Facts
+from core.policy.predict.base import PredictorProfile
 from core.settings.registry import variant
 from core.simulate.prefetchers import TimedConfig, predictor_for
 from core.simulate.replayed import Replayed
@@ -17,8 +17,10 @@ from core.trace import Trace
 WIDTH = "width"  # the parameter that sets how many experts to predict
 
 
-def recall(trace: Trace, config: TimedConfig, most: int, profile: Facts | None = None) -> tuple[float | None, ...]:
-    """[L] METHODS section 9: |predicted top m, intersected with selected| / k over decoded tokens; None = no
+def recall(
+    trace: Trace, config: TimedConfig, most: int, profile: PredictorProfile | None = None
+) -> tuple[float | None, ...]:
+    """[L] Recall@m: |predicted top m, intersected with selected| / k over decoded tokens; None = no
     prediction.
 
     Of the last prediction for a layer, the `most` experts with the highest scores count; a predictor with the parameter
@@ -28,7 +30,7 @@ def recall(trace: Trace, config: TimedConfig, most: int, profile: Facts | None =
     predictor = predictor_for(config, trace)
     if WIDTH in named and not isinstance(predictor, Replayed):
         predictor = predictor_for(replace(config, params={**config.params, WIDTH: most}), trace)
-    found, said = np.zeros((2, trace.layers)), dict[int, list[int]]()
+    found, predicted = np.zeros((2, trace.layers)), dict[int, list[int]]()
     try:
         for ids, chunk, at, tokens in passes(trace):
             if isinstance(predictor, Replayed) and chunk.ranked is not None:
@@ -38,12 +40,12 @@ def recall(trace: Trace, config: TimedConfig, most: int, profile: Facts | None =
                 if layer >= 0:
                     view.reach(layer)
                     chosen = np.unique(ids[:, layer])
-                    hit = np.isin(chosen, said.pop(layer, [])[:most])
+                    hit = np.isin(chosen, predicted.pop(layer, [])[:most])
                     found[:, layer] += (hit.sum(), chosen.size) if chunk.decode[at] else 0
-                guesses = predictor.predict(view) if layer >= 0 else predictor.begin(view)
-                for of in {guess.layer for guess in guesses}:
-                    best = sorted((g for g in guesses if g.layer == of), key=lambda guess: -guess.score)
-                    said[of] = [guess.expert for guess in best]
+                predictions = predictor.predict(view) if layer >= 0 else predictor.begin(view)
+                for of in {prediction.layer for prediction in predictions}:
+                    best = sorted((g for g in predictions if g.layer == of), key=lambda prediction: -prediction.score)
+                    predicted[of] = [prediction.expert for prediction in best]
     finally:
         predictor.close()
     return tuple(float(hit) / float(asked) if asked else None for hit, asked in found.T.tolist())

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from core.policy.eviction import GONE, NEVER, Belady
 from core.policy.hints import Hints
-from core.settings.registry import Value
+from core.settings.param import Value
 from core.simulate.cache import Cache, Ints
 from core.simulate.replay import Replay
 from core.simulate.run import Config, maker

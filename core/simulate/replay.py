@@ -20,7 +20,7 @@ BLOCK = 256  # tokens whose ids are widened at once: few enough for the processo
 
 @dataclass(slots=True)
 class Tally:
-    """Counts per cache copy and layer. Requests as in METHODS section 9: distinct experts of a layer in a pass."""
+    """Counts per cache copy and layer. Requests: distinct experts of a layer in a pass."""
 
     requests: Ints  # [2, copies, layers]; 0 = prefill, 1 = decode
     misses: Ints  # [2, copies, layers]

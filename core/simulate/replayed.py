@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy.typing as npt
 
-from core.policy.predict import Guess, Predictor, View
+from core.policy.predict import Prediction, Predictor, View
 
 
 class Replayed(Predictor):
@@ -16,16 +16,16 @@ class Replayed(Predictor):
     starts: ClassVar[bool] = True
 
     def __init__(self) -> None:
-        self._said: dict[int, list[Guess]] = {}
+        self._predicted: dict[int, list[Prediction]] = {}
 
     def recall(self, ranked: npt.NDArray[Any]) -> None:
         """Sets the recorded predictions of the pass that begins: RANKED, in order."""
-        self._said = {}
+        self._predicted = {}
         for _, at, layer, expert, score in ranked.tolist():
-            self._said.setdefault(at, []).append(Guess(layer, expert, score))
+            self._predicted.setdefault(at, []).append(Prediction(layer, expert, score))
 
-    def begin(self, view: View) -> Sequence[Guess]:
-        return self._said.get(-1, ())
+    def begin(self, view: View) -> Sequence[Prediction]:
+        return self._predicted.get(-1, ())
 
-    def predict(self, view: View) -> Sequence[Guess]:
-        return self._said.get(view.layer, ())
+    def predict(self, view: View) -> Sequence[Prediction]:
+        return self._predicted.get(view.layer, ())

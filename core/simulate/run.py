@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from core.errors import SettingError
-from core.policy.allocation.slot_allocation import Measured, place
-from core.policy.eviction import Belady, Eviction, ExpertIndex
+from core.policy.allocation.slot_allocation import AllocationProfile, place
+from core.policy.eviction import Belady, ExpertIndex, MakePolicy, policy_maker
 from core.policy.hints import Hints
 from core.settings.config import Settings
-from core.settings.registry import Value, create, variant
+from core.settings.param import Choice, Value
+from core.settings.registry import variant
 from core.simulate.cache import Cache
 from core.simulate.clock import Clock
 from core.simulate.processes import here, spread
@@ -36,14 +37,20 @@ class Config:
 
     @classmethod
     def of(
-        cls, settings: Settings, slots: int, layers: int, experts: int, top_k: int, profile: Measured | None = None
+        cls,
+        settings: Settings,
+        slots: int,
+        layers: int,
+        experts: int,
+        top_k: int,
+        profile: AllocationProfile | None = None,
     ) -> Config:
         """The cache that the engine makes from these settings. Raises SettingError as the engine does."""
-        placed = place(settings, layers, experts, top_k, profile)
+        placed = place(settings.cache, layers, experts, top_k, profile)
         if problem := placed.problem(slots):
             raise SettingError(problem)
-        name, own = settings.choice("eviction")
-        scope = str(settings["scope"])
+        name, own = settings.cache.eviction
+        scope = settings.cache.scope
         return cls(
             name,
             slots,
@@ -82,7 +89,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ReplayJob:
     """Configurations that differ in slots alone, computed together. `at` = their indices in the list."""
 
     configs: tuple[Config, ...]
@@ -141,15 +148,15 @@ def simulate(
     return [found[at] for at in range(len(configs))]
 
 
-def maker(config: Config) -> Callable[[ExpertIndex], Eviction]:
+def maker(config: Config) -> MakePolicy:
     """The factory of a configuration's policy. Raises SettingError for an unknown name."""
     if config.policy == BELADY:
         return Belady
     variant("eviction", config.policy)
-    return lambda expert_index: create("eviction", config.policy, config.params, expert_index=expert_index)
+    return policy_maker(Choice(config.policy, config.params))
 
 
-def _jobs(configs: Sequence[Config], start: str, processes: int) -> list[Job]:
+def _jobs(configs: Sequence[Config], start: str, processes: int) -> list[ReplayJob]:
     """As few jobs as the policies allow, but enough to give each process one; the slowest first."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for at, config in enumerate(configs):
@@ -157,7 +164,7 @@ def _jobs(configs: Sequence[Config], start: str, processes: int) -> list[Job]:
         groups.setdefault(key, []).append(at)
     parts = max(1, -(-min(processes, len(configs)) // max(1, len(groups))))
     cut = [group[i::parts] for group in groups.values() for i in range(min(parts, len(group)))]
-    jobs = [Job(tuple(configs[at] for at in part), tuple(part), start) for part in cut]
+    jobs = [ReplayJob(tuple(configs[at] for at in part), tuple(part), start) for part in cut]
     return sorted(jobs, key=lambda job: (job.configs[0].scope == "layer", not _slow(job.configs[0])))
 
 

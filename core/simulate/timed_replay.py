@@ -17,8 +17,8 @@ from core.cache.expert_cache import ExpertCache
 from core.cache.lease import Counts, Lease
 from core.cache.prefetch_cost import PrefetchCost
 from core.cache.waves import in_waves
-from core.policy.predict import Guess, Predictor
-from core.policy.predict.base import Facts
+from core.policy.predict import Prediction, Predictor
+from core.policy.predict.base import PredictorProfile
 from core.simulate.clock import Clock
 from core.simulate.replayed import Replayed
 from core.simulate.run import Config, maker
@@ -42,22 +42,6 @@ class Sums:
     net_ms: float = 0.0
     counts: Counts = field(default_factory=Counts)
 
-    def add(self, counts: Counts) -> None:
-        """Adds the counts of one pass."""
-        for name in (
-            "issued",
-            "used",
-            "late",
-            "wasted",
-            "evicted",
-            "demand_bytes",
-            "prefetch_bytes",
-            "late_bytes",
-            "wasted_bytes",
-            "evicted_bytes",
-        ):
-            setattr(self.counts, name, getattr(self.counts, name) + getattr(counts, name))
-
 
 class TimedReplay:
     """`clock` gives the durations; `deadline` is the setting prefetch_deadline."""
@@ -72,7 +56,7 @@ class TimedReplay:
         *,
         start: str = "empty",
         deadline: bool = False,
-        profile: Facts | None = None,
+        profile: PredictorProfile | None = None,
     ) -> None:
         self.trace, self.clock, self.predictor, self.profile = trace, clock, predictor, profile
         self.link = VirtualLink(0.0)
@@ -87,7 +71,7 @@ class TimedReplay:
             config.slots,
             divide=(lambda slots: config.sizes) if config.sizes else None,
         )
-        self.expert_cache.ahead.schedule.deadline = deadline
+        self.expert_cache.prefetch_queue.schedule.deadline = deadline
         self.expert_cache.hints.profile(config.usual or 0.0, config.pinned)
         self.expert_cache.pin(config.pinned)
         if start == "filled":
@@ -99,7 +83,7 @@ class TimedReplay:
         self.recalled = np.zeros((2, trace.layers))  # [predicted and chosen, chosen] of decoded tokens by layer
         self._layer_s = clock.layer_ms(trace.layers, trace.top_k) / 1e3
         self._toll = PrefetchCost()
-        self._said: dict[int, list[int]] = {}  # layer -> its last prediction, best first
+        self._predicted: dict[int, list[int]] = {}  # layer -> its last prediction, best first
 
     def run(self) -> dict[Phase, Sums]:
         """Replays the whole trace."""
@@ -113,8 +97,7 @@ class TimedReplay:
 
     def _pass(self, wanted: list[list[list[int]]], ids: Ints, view: TraceView, phase: Phase) -> None:
         expert_cache, link, sums = self.expert_cache, self.link, self.sums[phase]
-        expert_cache.now += 1
-        expert_cache.phase = phase
+        expert_cache.begin_pass(phase)
         self._toll.begin()
         began_s, stalled_s = link.now_s(), sums.stall_s
         if self.predictor.starts:
@@ -138,7 +121,7 @@ class TimedReplay:
         sums.passes, sums.tokens = sums.passes + 1, sums.tokens + len(ids)
         sums.compute_s += link.now_s() - began_s - (sums.stall_s - stalled_s)
         counts = expert_cache.take_counts()
-        sums.add(counts)
+        sums.counts.add(counts)
         sums.net_ms += self._toll.net_ms(counts, link.take_finished(), self._toll.late_s, sums.stall_s - stalled_s)
 
     def _look(self, view: TraceView) -> None:
@@ -147,17 +130,19 @@ class TimedReplay:
             self._toll.predict_s += self.clock.predict_ms / 1e3
             self.link.advance(self.clock.predict_ms / 1e3)
 
-    def _prefetch(self, guesses: Sequence[Guess], at: int) -> None:
-        self.expert_cache.prefetch(guesses, at)
-        for layer in dict.fromkeys(guess.layer for guess in guesses):
-            named = [guess for guess in guesses if guess.layer == layer]
-            self._said[layer] = [guess.expert for guess in sorted(named, key=lambda guess: -guess.score)]
+    def _prefetch(self, predictions: Sequence[Prediction], at: int) -> None:
+        self.expert_cache.prefetch(predictions, at)
+        for layer in dict.fromkeys(prediction.layer for prediction in predictions):
+            named = [prediction for prediction in predictions if prediction.layer == layer]
+            self._predicted[layer] = [
+                prediction.expert for prediction in sorted(named, key=lambda prediction: -prediction.score)
+            ]
 
     def _remember(self, layer: int, asked: Sequence[int], phase: Phase) -> None:
         """Recall@k: compares the first k of the layer's last prediction with its requests."""
-        said = self._said.pop(layer, ())
+        predicted = self._predicted.pop(layer, ())
         if phase == "decode" and self.predictor.looks:
-            self.recalled[:, layer] += len(set(said[: self.trace.top_k]) & set(asked)), len(asked)
+            self.recalled[:, layer] += len(set(predicted[: self.trace.top_k]) & set(asked)), len(asked)
 
     def _compute(self, lease: Lease, sums: Sums) -> None:
         """Computes the resident experts, then each missing one as it lands."""
@@ -170,7 +155,7 @@ class TimedReplay:
             assert held.ticket is not None
             waited_s = self.link.wait(held.ticket)
             sums.stall_s += waited_s
-            if held.outcome == Outcome.LATE:
+            if held.outcome == Outcome.PARTIAL_HIT:
                 self._toll.late_s += waited_s
             self.link.advance(one_s + extra_s)
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from core.errors import TraceError
-from core.policy.predict.base import Facts, Later, Net, State
+from core.policy.predict.base import Later, Net, PredictorProfile, State
 from core.trace import Chunk, Trace
 
 
@@ -16,7 +16,7 @@ class TraceView:
     """One pass of a trace, layer by layer (core.policy.predict.base.View). Asking for data that the trace does not have
     raises TraceError, which says how to record it."""
 
-    def __init__(self, trace: Trace, chunk: Chunk, at: int, tokens: slice, profile: Facts | None) -> None:
+    def __init__(self, trace: Trace, chunk: Chunk, at: int, tokens: slice, profile: PredictorProfile | None) -> None:
         """Pass number `at` of `chunk`, with the slice `tokens` of its tokens; starts before the first layer."""
         self.layers, self.experts, self.top_k = trace.layers, trace.experts, trace.top_k
         self.layer, self.request = -1, int(chunk.rid[at])
@@ -37,8 +37,8 @@ class TraceView:
             rows: list[list[float]] = self._chunk.weights[self._part, self.layer].tolist()
             return rows
         probs = np.take_along_axis(self._probs(), self._ids[:, self.layer].astype(np.int64), 1)
-        told: list[list[float]] = (probs / probs.sum(1, keepdims=True)).tolist()
-        return told
+        predicted: list[list[float]] = (probs / probs.sum(1, keepdims=True)).tolist()
+        return predicted
 
     def distribution(self) -> Later:
         """[E] mean of the router's recorded distributions over the pass's tokens."""

@@ -40,6 +40,12 @@ class VirtualExperts:
     def __init__(self, blob_bytes: int) -> None:
         self.blob_bytes = blob_bytes
 
+    def use_policy(self, make_policy: Any, usual: Any) -> None:
+        """Does nothing: no expert ever leaves host memory."""
+
+    def begin_pass(self, now: int) -> None:
+        """Does nothing: no expert ever leaves host memory."""
+
     def origin(self, eid: int) -> Origin:
         """Where a fetch would find the expert."""
         return "host"

@@ -11,11 +11,18 @@ import gc
 import os
 import sys
 import time
+from collections.abc import Callable
 
 PRODUCTS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32", "LRU_CACHE_CAPACITY": "32"}
 # oneDNN and torch's layer above it each cache compiled code for the last 1024 product shapes. A prompt has a
 # shape for every number of tokens routed to an expert: 2000 tokens left 270 MB behind that were never used
 # again (64 experts, 16 layers), and with 32 kept they take no longer.
+
+
+ALLOCATOR = {"MALLOC_ARENA_MAX": (-8, 2), "MALLOC_MMAP_THRESHOLD_": (-3, 4 << 20)}
+# glibc's own variable for each limit: (number of the option in mallopt, value). By default every thread that allocates
+# gets an arena of its own, up to 8 a core, and the size from which a block is mapped for itself follows the largest one
+# freed so far, up to 32 MB: after eight minutes of ten clients 217 MB lay free between blocks in use; 70 MB with these.
 
 
 TRIM_S = 30.0
@@ -26,9 +33,13 @@ def bound_caches() -> None:
     """Limit the caches; call before torch computes anything. The user's own settings are kept."""
     for name, kept in PRODUCTS.items():
         os.environ.setdefault(name, kept)
+    if (mallopt := _of_glibc("mallopt")) is not None:
+        for name, (option, value) in ALLOCATOR.items():
+            if name not in os.environ:
+                mallopt(option, value)
 
 
-def give_back() -> None:
+def release_memory() -> None:
     """Return unreferenced memory to the system, before more is allocated."""
     gc.collect()
     trim()
@@ -37,7 +48,7 @@ def give_back() -> None:
 def settle() -> None:
     """Exclude the existing objects, which live as long as the engine, from garbage collection, and return memory freed
     by loading."""
-    give_back()
+    release_memory()
     gc.freeze()
     atexit.register(gc.unfreeze)  # else libraries report their objects as leaked at exit
 
@@ -45,7 +56,7 @@ def settle() -> None:
 def unsettle() -> None:
     """Return the memory of an unloaded model."""
     gc.unfreeze()
-    give_back()
+    release_memory()
 
 
 def trim_now_and_then() -> None:
@@ -59,7 +70,12 @@ def trim_now_and_then() -> None:
 
 def trim() -> None:
     """Return freed memory to the system. Only glibc keeps enough of it to need this."""
-    if sys.platform == "linux":
-        release = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if release is not None:
-            release(0)
+    if (release := _of_glibc("malloc_trim")) is not None:
+        release(0)
+
+
+def _of_glibc(name: str) -> Callable[..., int] | None:
+    """A function of glibc's allocator; None on other systems and with other C libraries."""
+    if sys.platform != "linux" or not hasattr(process := ctypes.CDLL(None), "gnu_get_libc_version"):
+        return None
+    return getattr(process, name, None)

@@ -13,15 +13,15 @@ def reason(error: BaseException) -> str:
     """One short line, without exception names, locations in other libraries' code, and the final full stop."""
     if isinstance(error, RecursionError):
         return "something in it is nested too deeply"
-    said = str(error)
-    if "ignore_mismatched_sizes" in said:
+    text = str(error)
+    if "ignore_mismatched_sizes" in text:
         return "some of its weights have other shapes than config.json says"
     if isinstance(error, KeyError):
-        return f"{said} is missing or unknown"
-    if "unpack" in said or isinstance(error, OverflowError):
+        return f"{text} is missing or unknown"
+    if "unpack" in text or isinstance(error, OverflowError):
         return "one of its numbers is too large"
-    if isinstance(error, (AttributeError, TypeError)) and ("has no attribute" in said or "object" in said):
+    if isinstance(error, (AttributeError, TypeError)) and ("has no attribute" in text or "object" in text):
         return "one of its values is of the wrong kind"
-    said = CLASS.sub(r"\1", KINDS.sub("", said)).partition(" Errors: ")[0].replace("NoneType", "null")
-    short = " ".join(said.split()).rstrip(". ")
+    text = CLASS.sub(r"\1", KINDS.sub("", text)).partition(" Errors: ")[0].replace("NoneType", "null")
+    short = " ".join(text.split()).rstrip(". ")
     return (short if len(short) <= MOST else short[:MOST] + " ...") or "no reason was given"

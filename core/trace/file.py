@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from core.errors import TraceError
-from core.settings.registry import Value
+from core.settings.param import Value
 from core.system.reading import open_regular, parse_json
 from core.trace.chunk import CHUNK, Chunk, Trace, id_type
 from core.trace.sound import TooLarge, predictor_of, problem_of, require_bounded, text, whole
@@ -236,7 +236,7 @@ def save(trace: Trace, path: Path, *, packed: bool = True) -> FileTrace:
     """Writes any trace as a trace file of this format."""
     chunks = iter(trace.chunks())
     first = next(chunks, None)
-    told = trace.predictor if isinstance(trace, FileTrace) else None
+    own_predictor = trace.predictor if isinstance(trace, FileTrace) else None
     with TraceWriter(
         path,
         trace.layers,
@@ -244,7 +244,7 @@ def save(trace: Trace, path: Path, *, packed: bool = True) -> FileTrace:
         trace.top_k,
         model=trace.model,
         packed=packed,
-        predictor=told,
+        predictor=own_predictor,
         probs=first is not None and first.probs is not None,
     ) as writer:
         for chunk in () if first is None else chain([first], chunks):

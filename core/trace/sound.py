@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from core.settings.registry import Value
+from core.settings.param import Value
 from core.trace.chunk import RANKED, Chunk
 
 UNPACKED_BYTES = 4 << 30  # most unpacked bytes of the arrays of one frame, or of an `.npz`
@@ -42,15 +42,15 @@ def text(value: object) -> str:
     return value
 
 
-def predictor_of(said: Any) -> tuple[str, dict[str, Value]] | None:
+def predictor_of(stated: Any) -> tuple[str, dict[str, Value]] | None:
     """The predictor that made the recorded predictions: its name and parameters. Raises ValueError,
     KeyError or TypeError."""
-    if said is None:
+    if stated is None:
         return None
-    params: Any = said["params"]
+    params: Any = stated["params"]
     if not isinstance(params, dict) or not all(isinstance(one, bool | int | float | str) for one in params.values()):
         raise ValueError
-    return text(said["name"]), params
+    return text(stated["name"]), params
 
 
 def problem_of(chunk: Chunk, shape: tuple[int, int, int], experts: int) -> str:
@@ -76,7 +76,7 @@ def problem_of(chunk: Chunk, shape: tuple[int, int, int], experts: int) -> str:
     if tokens and not 0 <= int(ids.min()) <= int(ids.max()) < experts:
         return "it names an expert that the model does not have"
     if chunk.ranked is not None and not _sound(chunk.ranked, passes, layers, experts):
-        return "it has guesses of layers or experts that there are not"
+        return "it has predictions for layers or experts that do not exist"
     return ""
 
 

@@ -11,7 +11,8 @@ import pytest
 from app.services.host import Host
 from app.services.progress import Answer
 from app.store import Store
-from core.settings.config import LoadSpec, Sampling
+from core.settings.loading import LoadSpec
+from core.settings.sampling import Sampling
 from core.types import Piece
 from tests.fakes import FakeEngine, fake_estimate
 
@@ -72,7 +73,7 @@ def ended(answer: Answer) -> Answer:
 
 def texts(host: Host, chat: int | None) -> list[tuple[str, str, str]]:
     assert chat is not None
-    return [(m.role, m.text, m.state) for m in host.messages(chat)]
+    return [(m.role, m.text, m.state) for m in host.chats.messages(chat)]
 
 
 @pytest.fixture
@@ -84,11 +85,11 @@ def gated() -> type[GatedEngine]:
 def open_host(folder: Path, engine: type[FakeEngine] = QuickEngine, *, loaded: bool = True) -> Host:
     """A host on the store in `folder`, with the fake model loaded unless told otherwise."""
     host = Host(Store(folder), engine, fake_estimate)
-    assert host.set_sampling(max_new_tokens=12) == ""
+    assert host.chats.set_sampling(max_new_tokens=12) == ""
     if loaded:
-        assert host.load(host.plan("demo")).join(WAIT_S)
-        assert host.loading is not None
-        assert host.loading.error == ""
+        assert host.loader.load(host.loader.plan("demo")).join(WAIT_S)
+        assert host.loader.loading is not None
+        assert host.loader.loading.error == ""
     return host
 
 

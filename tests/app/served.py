@@ -13,7 +13,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from core.settings.config import Sampling
+from core.settings.sampling import Sampling
 from core.types import Piece
 from tests.app.conftest import WAIT_S, QuickEngine
 

@@ -17,11 +17,11 @@ from app.server.live_state import jobs_state
 from app.services.analysis import sources, workers
 from app.services.analysis.analyst import Analysis, Analyst
 from app.services.analysis.question import Question
-from app.services.analysis.sources import Source
+from app.services.analysis.sources import RoutingSource
 from app.services.host import Host
+from app.services.jobs import JobRunner
 from app.store import Store
 from core.errors import BusyError, SettingError, TraceError
-from core.trace import Chunk, FileTrace, TraceWriter
 from tests.app.conftest import WAIT_S, ended, open_host
 from tests.fake_profiles import fake_profile
 from tests.fakes import SHAPE
@@ -52,7 +52,7 @@ def trace(tmp_path: Path) -> Path:
 def chatted(tmp_path: Path) -> Iterator[tuple[Host, int]]:
     """A host of one chat."""
     host = open_host(tmp_path / "home")
-    answer = ended(host.chat(None, "How does the cache behave?"))
+    answer = ended(host.chats.ask(None, "How does the cache behave?"))
     assert answer.chat_id is not None
     yield host, answer.chat_id
     host.close()
@@ -61,10 +61,10 @@ def chatted(tmp_path: Path) -> Iterator[tuple[Host, int]]:
 def test_a_chat_is_put_through_every_policy_and_budget(chatted: tuple[Host, int]) -> None:
     host, chat = chatted
     question = Question(
-        Source("chat", chat),
+        RoutingSource("chat", chat),
         ("lfu", "fifo"),
-        settings=host.settings,
-        load=host.load_id,
+        settings=host.models.settings,
+        load=host.models.load_id,
         slots=32,
         shape=SHAPE,
         budgets="25%, 50%, 100%",
@@ -94,7 +94,11 @@ def test_a_chat_is_put_through_every_policy_and_budget(chatted: tuple[Host, int]
 def test_answers_are_kept_and_seen_by_all(chatted: tuple[Host, int], tmp_path: Path) -> None:
     host, chat = chatted
     before = host.analyst.stamp
-    over(host.analyst.start(Question(Source("chat", chat), ("lru",), budgets="50%", settings=host.settings)))
+    over(
+        host.analyst.start(
+            Question(RoutingSource("chat", chat), ("lru",), budgets="50%", settings=host.models.settings)
+        )
+    )
     assert host.analyst.stamp != before
     assert jobs_state(host)["analysis"]["state"] == "done"
     with TestClient(build_app(host), base_url="http://127.0.0.1") as web:
@@ -109,13 +113,15 @@ def test_answers_are_kept_and_seen_by_all(chatted: tuple[Host, int], tmp_path: P
     again = Host(Store(tmp_path / "home"))
     assert again.analyst.table == table
     again.store.db.put("whatif", {"about": {}, "rows": [], "bounds": []})
-    assert Analyst(again.store).table is None, "what another version wrote is forgotten"
+    assert Analyst(again.store, JobRunner()).table is None, "what another version wrote is forgotten"
     again.close()
 
 
 def test_a_file_from_elsewhere_has_hit_rates_and_times_only_when_they_are_typed(tmp_path: Path, trace: Path) -> None:
-    analyst = Analyst(Store(tmp_path / "home"))
-    question = Question(Source.parse("file", f' "{trace}" ', EXPERTS), ("lru",), ("none", "recent"), budgets="50%")
+    analyst = Analyst(Store(tmp_path / "home"), JobRunner())
+    question = Question(
+        RoutingSource.parse("file", f' "{trace}" ', EXPERTS), ("lru",), ("none", "recent"), budgets="50%"
+    )
     assert over(analyst.start(question)).state == "done"
     made = analyst.table
     assert made is not None
@@ -143,11 +149,11 @@ def test_a_file_of_the_loaded_model_s_shape_takes_its_times(chatted: tuple[Host,
     over(
         host.analyst.start(
             Question(
-                Source("file", path=str(path), experts=SHAPE.experts),
+                RoutingSource("file", path=str(path), experts=SHAPE.experts),
                 ("lru",),
                 budgets="50%",
-                settings=host.settings,
-                load=host.load_id,
+                settings=host.models.settings,
+                load=host.models.load_id,
             )
         )
     )
@@ -157,46 +163,22 @@ def test_a_file_of_the_loaded_model_s_shape_takes_its_times(chatted: tuple[Host,
     assert any("in this session" in note for note in made.about.notes)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("gone.npz", None, "There is no file"),
-        ("bad.npz", b"nonsense", "not a readable .npz"),
-        ("words.txt", b"hello", "not a trace"),
-        ("empty.csv", b"", "no rows"),
-    ],
-)
-def test_bad_files_say_what_is_wrong(tmp_path: Path, name: str, content: bytes | None, said: str) -> None:
-    analyst, path = Analyst(Store(tmp_path / "home")), tmp_path / name
-    question = Question(Source("file", path=str(path)), ("lru",))
-    if content is None:
-        with pytest.raises(SettingError, match=said):
-            analyst.start(question)
-    else:
-        path.write_bytes(content)
-        job = over(analyst.start(question))
-        assert job.state == "error"
-        assert said in job.error
-    assert analyst.table is None
-    analyst.store.close()
-
-
 def test_what_cannot_be_asked_is_refused_at_once(tmp_path: Path) -> None:
-    analyst = Analyst(Store(tmp_path / "home"))
+    analyst = Analyst(Store(tmp_path / "home"), JobRunner())
     with pytest.raises(SettingError, match="no eviction called"):
-        analyst.start(Question(Source("chat", 1), ("nonsense",)))
+        analyst.start(Question(RoutingSource("chat", 1), ("nonsense",)))
     with pytest.raises(SettingError, match="at least one prefetcher"):
-        analyst.start(Question(Source("chat", 1), predictors=(), kind="lab"))
+        analyst.start(Question(RoutingSource("chat", 1), predictors=(), kind="lab"))
     with pytest.raises(TraceError, match="Say which routing"):
-        Source.parse("file", " ")
-    job = over(analyst.start(Question(Source("chat", 1), ("lru",))))
+        RoutingSource.parse("file", " ")
+    job = over(analyst.start(Question(RoutingSource("chat", 1), ("lru",))))
     assert "Nothing has been recorded" in job.error
     analyst.store.close()
 
 
 def test_much_work_is_done_elsewhere(tmp_path: Path, trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    analyst = Analyst(Store(tmp_path / "home"), processes=1)
-    question = Question(Source("file", path=str(trace)), ("lru",), budgets="50%")
+    analyst = Analyst(Store(tmp_path / "home"), JobRunner(), processes=1)
+    question = Question(RoutingSource("file", path=str(trace)), ("lru",), budgets="50%")
     assert over(analyst.start(question)).state == "done"
     made = analyst.table
     assert made is not None
@@ -209,7 +191,7 @@ def test_much_work_is_done_elsewhere(tmp_path: Path, trace: Path, monkeypatch: p
 
 
 def test_one_at_a_time_and_stopped_when_asked(tmp_path: Path, trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    analyst = Analyst(Store(tmp_path / "home"))
+    analyst = Analyst(Store(tmp_path / "home"), JobRunner())
     began = threading.Event()
 
     def never(tasks: Any, cancel: threading.Event, *rest: Any) -> None:
@@ -218,7 +200,7 @@ def test_one_at_a_time_and_stopped_when_asked(tmp_path: Path, trace: Path, monke
         raise workers.Stopped("Stopped.")
 
     monkeypatch.setattr(workers, "here", never)
-    question = Question(Source("file", path=str(trace)), ("lru",))
+    question = Question(RoutingSource("file", path=str(trace)), ("lru",))
     job = analyst.start(question)
     assert began.wait(WAIT_S)
     with pytest.raises(BusyError, match="is running"):
@@ -232,9 +214,9 @@ def test_one_at_a_time_and_stopped_when_asked(tmp_path: Path, trace: Path, monke
 
 
 def test_the_lab_says_what_each_foresees_and_why_some_cannot(tmp_path: Path, trace: Path) -> None:
-    analyst = Analyst(Store(tmp_path / "home"))
+    analyst = Analyst(Store(tmp_path / "home"), JobRunner())
     question = Question(
-        Source("file", path=str(trace), experts=EXPERTS),
+        RoutingSource("file", path=str(trace), experts=EXPERTS),
         predictors=("recent", "transitions", "gate", "estimator"),
         kind="lab",
         compute_ms=5.0,
@@ -260,7 +242,7 @@ def test_the_lab_says_what_each_foresees_and_why_some_cannot(tmp_path: Path, tra
     assert oracle is not None
     assert oracle >= max(runs[name].saved_ms or 0.0 for name in ("recent", "transitions"))
     assert (lab.most, lab.about.chosen[2]) == (2 * K, 18)
-    assert Analyst(analyst.store).lab == lab
+    assert Analyst(analyst.store, JobRunner()).lab == lab
     assert over(analyst.start(replace(question, compute_ms=None))).state == "done"
     assert analyst.lab is not None
     untimed = {run.predictor: run for run in analyst.lab.runs}
@@ -270,52 +252,8 @@ def test_the_lab_says_what_each_foresees_and_why_some_cannot(tmp_path: Path, tra
 
 def test_a_profile_counts_for_its_own_model_only(chatted: tuple[Host, int]) -> None:
     host, chat = chatted
-    routing = sources.from_store(host.store, Source("chat", chat), host.store.folder / "a.trace")
-    question = Question(Source("chat", chat), profile=fake_profile())
+    routing = sources.from_store(host.store, RoutingSource("chat", chat), host.store.folder / "a.trace")
+    question = Question(RoutingSource("chat", chat), profile=fake_profile())
     assert routing.model_hash == "fake"
     assert question.profile_of(routing) is question.profile
     assert question.profile_of(replace(routing, model_hash="other")) is None
-
-
-def test_a_session_s_trace_has_its_passes_and_answers(chatted: tuple[Host, int]) -> None:
-    host, chat = chatted
-    ended(host.chat(chat, "And then?"))
-    assert host.load_id is not None
-    routing = sources.from_store(host.store, Source("load", host.load_id), host.store.folder / "b.trace")
-    records = list(host.store.steps.records(load=host.load_id))
-    chunks = list(FileTrace(Path(routing.path)).chunks())
-    assert routing.tokens == sum(record.tokens for record in records)
-    assert [int(n) for chunk in chunks for n in chunk.sizes] == [record.tokens for record in records]
-    assert sorted({int(r) for chunk in chunks for r in chunk.rid}) == [0, 1]
-    got = np.concatenate([chunk.ids for chunk in chunks])
-    assert np.array_equal(got, np.concatenate([record.ids.transpose(1, 0, 2) for record in records]))
-
-
-def test_the_last_tokens_are_whole_passes(tmp_path: Path) -> None:
-    sizes = np.array([4, 1, 1, 1], np.int32)
-    chunk = Chunk(
-        ids(7).astype(np.uint8), sizes, sizes == 1, np.arange(4, dtype=np.int32), tok=np.arange(7, dtype=np.int32)
-    )
-    with TraceWriter(tmp_path / "whole.trace", LAYERS, EXPERTS, K, model="demo", model_hash="h") as writer:
-        writer.write(chunk)
-    whole = FileTrace(tmp_path / "whole.trace")
-    for tokens, kept in ((2, [1, 1]), (6, [1, 1, 1]), (7, [4, 1, 1, 1]), (0, [1])):
-        short = sources.shortened(whole, tokens, tmp_path / f"{tokens}.trace")
-        [found] = short.chunks()
-        assert found.sizes.tolist() == kept
-        assert found.tok is not None
-        assert found.tok.tolist() == list(range(7))[-sum(kept) :]
-        assert np.array_equal(found.ids, chunk.ids[-sum(kept) :])
-        assert short.model_hash == "h"
-    routing = sources.from_file(Source("file", path=str(whole.path)), str(tmp_path / "x.trace"), 2)
-    assert routing.tokens == 2
-    assert "Of 7 tokens the last 2" in routing.notes[0]
-
-
-def test_choices_name_what_there_is(chatted: tuple[Host, int]) -> None:
-    host, chat = chatted
-    offered = {value: title for title, value in sources.choices(host.store, host.load_id)}
-    assert next(iter(offered)) == f"load:{host.load_id}"
-    assert "12 tokens" in offered[f"chat:{chat}"]
-    assert list(offered)[-1] == "file"
-    assert Source.parse("file", ' "x.trace" ', 3) == Source("file", path="x.trace", experts=3)

@@ -32,7 +32,7 @@ def client(host: Host) -> Iterator[TestClient]:
 
 
 def ask(host: Host, text: str = "hello") -> int:
-    answer = host.chat(None, text)
+    answer = host.chats.ask(None, text)
     assert answer.join(WAIT_S)
     assert answer.chat_id is not None
     return answer.chat_id
@@ -48,7 +48,7 @@ def test_health_tells_what_is_loaded(client: TestClient, host: Host) -> None:
         "importing": None,
         "version": __version__,
     }
-    host.unload()
+    host.models.unload()
     assert client.get("/healthz").json()["model"] is None
 
 
@@ -60,22 +60,23 @@ def test_a_frame_survives_the_wire(client: TestClient, host: Host) -> None:
     answer = client.get("/live/frame?layer=2")
     assert answer.headers["content-type"] == "application/octet-stream"
     head, arrays = frames.decode(answer.content)
-    frame = host.frame(2)
+    frame = host.models.frame(2)
     assert frame is not None
     assert head["model"] == "demo"
     assert head["version"] == answer.headers["x-version"]
     assert head["shape"] == {"layers": 4, "experts": 16, "top_k": 2, "hidden": 32, "expert_bytes": 100_000}
     assert head["memory"]["dense"] == frame.memory.dense
-    for name in ("hit_rate", "step", "decode", "started_s", "requests", "hits", "demand_bytes", "disk_bytes"):
-        assert arrays[name].dtype == getattr(frame, name).dtype
-        assert arrays[name].tolist() == getattr(frame, name).tolist()
+    assert {"step", "decode", "started_s", "requests", "hits", "demand_bytes", "disk_bytes"} <= frame.columns.keys()
+    for name, column in {"hit_rate": frame.hit_rate, **frame.columns}.items():
+        assert arrays[name].dtype == column.dtype
+        assert arrays[name].tolist() == column.tolist()
     assert arrays["place"].shape == (4, 16)
     assert head["coactivation_max"] == frame.coactivation.max()
     assert arrays["coactivation"].dtype == np.uint8
 
 
 def test_arrays_are_aligned_for_typed_arrays_and_nan_is_null(host: Host) -> None:
-    frame = host.frame()
+    frame = host.models.frame()
     assert frame is not None
     frame.place = np.zeros((3, 3), np.uint8)  # 9 bytes: what follows must be moved to 12
     frame.hit, frame.hit_rate[1] = float("nan"), np.nan
@@ -114,13 +115,13 @@ def test_nothing_is_sent_when_nothing_changed(client: TestClient, host: Host) ->
 
 def test_a_reload_is_a_change_even_at_the_same_engine_version(client: TestClient, host: Host) -> None:
     before = client.get("/live/frame").headers["x-version"]
-    loading = host.load(host.plan("demo"))
+    loading = host.loader.load(host.loader.plan("demo"))
     assert loading.join(WAIT_S)
     assert client.get(f"/live/frame?since={before}").status_code == 200
 
 
 def test_without_a_model_the_frame_says_so(client: TestClient, host: Host) -> None:
-    host.unload()
+    host.models.unload()
     answer = client.get("/live/frame")
     head, arrays = frames.decode(answer.content)
     assert (answer.status_code, head["model"], arrays) == (200, None, {})
@@ -139,7 +140,7 @@ def test_a_layer_that_is_not_there_is_told(client: TestClient) -> None:
 
 def test_a_chat_and_the_session_are_downloaded_and_not_left_behind(client: TestClient, host: Host) -> None:
     chat = ask(host)
-    for url in (f"/export/{chat}.zip", "/export/session.zip", f"/export/session.zip?load={host.load_id}"):
+    for url in (f"/export/{chat}.zip", "/export/session.zip", f"/export/session.zip?load={host.models.load_id}"):
         answer = client.get(url)
         assert answer.status_code == 200, answer.text
         assert "attachment" in answer.headers["content-disposition"]
@@ -186,8 +187,8 @@ def test_models_and_a_whole_completion(client: TestClient, host: Host) -> None:
     ]
     assert told["usage"] == {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
     assert host.store.chats.all() == [], "the API's answers are nobody's chat"
-    assert host.load_id is not None
-    assert len(list(host.store.steps.records(load=host.load_id))) == 4, "but their figures are recorded"
+    assert host.models.load_id is not None
+    assert len(list(host.store.steps.records(load=host.models.load_id))) == 4, "but their figures are recorded"
 
 
 def test_a_streamed_completion(client: TestClient) -> None:
@@ -269,7 +270,7 @@ def test_an_answer_that_fails_is_told_as_whose_fault_it_is(
 
 
 def test_without_a_model_a_completion_is_refused(client: TestClient, host: Host) -> None:
-    host.unload()
+    host.models.unload()
     answer = client.post("/v1/chat/completions", json=ASK)
     assert (answer.status_code, "No model is loaded" in answer.text) == (409, True)
     assert client.get("/v1/models").json()["data"] == []
@@ -290,9 +291,9 @@ def test_frames_may_be_asked_for_while_the_model_comes_and_goes(tmp_path: Path, 
     looker = threading.Thread(target=look)
     looker.start()
     for _ in range(20):
-        host.unload()
-        assert host.load(host.plan("demo")).join(WAIT_S)
+        host.models.unload()
+        assert host.loader.load(host.loader.plan("demo")).join(WAIT_S)
     stop.set()
     looker.join(WAIT_S)
     assert wrong == []
-    assert isinstance(host.frame(), Frame)
+    assert isinstance(host.models.frame(), Frame)

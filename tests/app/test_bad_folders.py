@@ -15,9 +15,10 @@ import pytest
 
 from app import cli
 from app.services.candidates import look
-from app.services.gguf_head import MOST_TEXTS, read_head
 from app.services.library import MOST_INSIDE, peek, scan
+from core.errors import ModelError
 from core.memory.pack.manifest import _digest
+from core.system.gguf import MOST_TEXTS, read_metadata
 from tests.app.test_library import MOE, checkpoint, gguf
 from tests.fakes import fake_pack
 
@@ -106,15 +107,15 @@ def test_a_gguf_header_that_never_ends_is_given_up(tmp_path: Path) -> None:
         ]
     ):
         (tmp_path / f"{at}.gguf").write_bytes(head + body + b"\0" * 4096)
-        with pytest.raises(ValueError, match="damaged"):
-            read_head(tmp_path / f"{at}.gguf")
+        with pytest.raises(ModelError, match="damaged"):
+            read_metadata(tmp_path / f"{at}.gguf")
     long = gguf(tmp_path / "long.gguf")
     data = long.read_bytes()
-    assert read_head(long)["general.architecture"] == "qwen3moe"
+    assert read_metadata(long)["general.architecture"] == "qwen3moe"
     template = struct.pack("<Q", 3) + b"tpl" + struct.pack("<IQ", 8, 5000) + b"x" * 5000
     entries = struct.unpack_from("<Q", data, 16)[0]
     long.write_bytes(data[:16] + struct.pack("<Q", entries + 1) + template + data[24:])
-    found = read_head(long)
+    found = read_metadata(long)
     assert found["general.architecture"] == "qwen3moe"
     assert "tpl" not in found
 

@@ -93,7 +93,7 @@ def test_a_sender_of_40_mb_hears_why_it_was_refused(host: Host) -> None:
 def test_a_text_far_beyond_the_context_is_refused_before_it_is_read(client: TestClient, host: Host) -> None:
     before = host.store.chats.all()
     with pytest.raises(MoestroError, match="more characters than the context can hold"):
-        host.chat(None, "x" * 60_000)
+        host.chats.ask(None, "x" * 60_000)
     assert host.store.chats.all() == before
     error = client.post(COMPLETE, json=ask("x" * 60_000)).json()["error"]
     assert (error["type"], error["param"], error["code"]) == (
@@ -110,11 +110,11 @@ def nested(levels: int) -> bytes:
 @pytest.mark.parametrize(
     ("body", "wrong"),
     [
-        (rb'{"x": "\ud800"}', "half a character"),
-        (rb'{"x": "\udc00\ud800"}', "half a character"),
-        (rb'{"\uDBFF": 1}', "half a character"),
-        (b'{"x": "\xed\xa0\x80"}', "half a character"),
-        ('{"x": "\ud800"}'.encode("utf-16", "surrogatepass"), "half a character"),
+        (rb'{"x": "\ud800"}', "unpaired surrogate"),
+        (rb'{"x": "\udc00\ud800"}', "unpaired surrogate"),
+        (rb'{"\uDBFF": 1}', "unpaired surrogate"),
+        (b'{"x": "\xed\xa0\x80"}', "unpaired surrogate"),
+        ('{"x": "\ud800"}'.encode("utf-16", "surrogatepass"), "unpaired surrogate"),
         (rb'{"x": "\ud83d\ude00 \\ud800"}', ""),
         ('{"x": "😀"}'.encode(), ""),
         (b'{"x": 9223372036854775808}', "63 bits"),
@@ -171,8 +171,8 @@ def test_numbers_that_nothing_can_have_are_refused(host: Host, client: TestClien
         ({"seed": 2**63}, "63 bits"),
         ({"seed": -2}, "seed must lie between -1 and 9223372036854775807, not -2"),
         ({"temperature": 10**400}, "63 bits"),
-        ({"messages": [{"role": "user", "content": "\ud800"}]}, "half a character"),
-        ({"model": "\udfff"}, "half a character"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "unpaired surrogate"),
+        ({"model": "\udfff"}, "unpaired surrogate"),
         ({"max_tokens": float("inf")}, "max_tokens"),
         ({"temperature": float("nan")}, "temperature"),
     ],
@@ -187,34 +187,34 @@ def test_the_api_refuses_them_too(client: TestClient, change: dict[str, Any], to
 def test_the_store_says_so_of_numbers_it_has_no_room_for(host: Host, chat: int) -> None:
     """As an event of the dashboard may name them, of which a floating point number looks harmless."""
     for asked in (
-        lambda: host.regenerate(chat),
-        lambda: host.messages(chat),
-        lambda: host.rename(chat, "x"),
-        lambda: host.delete(chat),
-        lambda: host.edit(chat, 0, "x"),
-        lambda: host.chat(chat, "x"),
+        lambda: host.chats.regenerate(chat),
+        lambda: host.chats.messages(chat),
+        lambda: host.chats.rename(chat, "x"),
+        lambda: host.chats.delete(chat),
+        lambda: host.chats.edit(chat, 0, "x"),
+        lambda: host.chats.ask(chat, "x"),
     ):
         with pytest.raises(StoreError, match="no number so large"):
             asked()
-    assert host.answer(chat) is None
+    assert host.chats.answer(chat) is None
 
 
 def test_the_store_and_the_chat_say_so_of_half_characters(host: Host) -> None:
-    chat = host.chat(None, "a whole one").chat_id
+    chat = host.chats.ask(None, "a whole one").chat_id
     assert chat is not None
-    with pytest.raises(MoestroError, match="half a character"):
-        host.chat(None, "\ud800")
-    with pytest.raises(StoreError, match="half a character"):
-        host.rename(chat, "\ud800")
+    with pytest.raises(MoestroError, match="unpaired surrogate"):
+        host.chats.ask(None, "\ud800")
+    with pytest.raises(StoreError, match="unpaired surrogate"):
+        host.chats.rename(chat, "\ud800")
 
 
 @pytest.mark.parametrize("seed", [2**62 + 1, 2**63 - 1, "7", 7.0])
 def test_a_seed_is_used_as_it_was_given(tmp_path: Path, host: Host, seed: Any) -> None:
-    assert host.set_sampling(seed=seed) == ""
-    assert host.sampling.seed == int(seed)
-    host.set_sampling(seed=-1)
+    assert host.chats.set_sampling(seed=seed) == ""
+    assert host.chats.sampling.seed == int(seed)
+    host.chats.set_sampling(seed=-1)
 
 
 @pytest.mark.parametrize("seed", [float("inf"), float("nan"), 10**400, "x" * 10_000, None, 2**63])
 def test_what_is_no_seed_is_told_shortly(host: Host, seed: Any) -> None:
-    assert 0 < len(host.set_sampling(seed=seed)) < 200
+    assert 0 < len(host.chats.set_sampling(seed=seed)) < 200

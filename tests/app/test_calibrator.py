@@ -27,8 +27,8 @@ SLOW = replace(TEXT, text="slow")
 
 def new_host(folder: Path, engine: type[FakeEngine] = QuickEngine) -> Host:
     host = Host(Store(folder), engine, fake_estimate, calibrating=fake_calibrate)
-    assert host.set_sampling(max_new_tokens=3) == ""
-    assert host.load(host.plan("demo")).join(WAIT_S)
+    assert host.chats.set_sampling(max_new_tokens=3) == ""
+    assert host.loader.load(host.loader.plan("demo")).join(WAIT_S)
     return host
 
 
@@ -46,50 +46,50 @@ def over(job: Calibration) -> Calibration:
 
 def test_a_profile_is_made_kept_and_used(host: Host, tmp_path: Path) -> None:
     stamp, settings = jobs_state(host)["calibration"]["stamp"], host_state(host)["settings"]
-    job = over(host.calibrate(TEXT))
+    job = over(host.calibrator.start(TEXT))
     assert (job.state, job.error, job.said, job.share) == ("done", "", "", 1.0)
-    profile = host.profile
+    profile = host.models.profile
     assert profile is not None
     assert (profile.parts(), profile.source) == (("counts", "tae"), "a pasted text")
     assert load(profile_path(tmp_path, "fake"), model_hash="fake").parts() == ("counts", "tae")
     assert jobs_state(host)["calibration"]["stamp"] != stamp
     assert host_state(host)["settings"] != settings, "the sidebar learns of it"
-    host.unload()
-    assert host.profile is None
-    assert host.load(host.plan("demo")).join(WAIT_S)
-    assert host.profile is not None, "a load finds it again"
-    assert over(host.calibrate(replace(TEXT, parts=("pairs",)))).state == "done"
-    assert host.profile.parts() == ("counts", "pairs", "tae"), "what was measured before stays"
+    host.models.unload()
+    assert host.models.profile is None
+    assert host.loader.load(host.loader.plan("demo")).join(WAIT_S)
+    assert host.models.profile is not None, "a load finds it again"
+    assert over(host.calibrator.start(replace(TEXT, parts=("pairs",)))).state == "done"
+    assert host.models.profile.parts() == ("counts", "pairs", "tae"), "what was measured before stays"
 
 
 def test_nobody_else_uses_the_model_meanwhile(host: Host) -> None:
-    job = host.calibrate(SLOW)
+    job = host.calibrator.start(SLOW)
     assert host.busy
     for ask in (
-        lambda: host.chat(None, "hello"),
-        lambda: host.complete([{"role": "user", "content": "x"}], host.sampling),
-        host.unload,
-        host.delete_profile,
-        lambda: host.calibrate(TEXT),
-        lambda: host.load(host.plan("demo")),
+        lambda: host.chats.ask(None, "hello"),
+        lambda: host.chats.complete([{"role": "user", "content": "x"}], host.chats.sampling),
+        host.models.unload,
+        host.calibrator.delete,
+        lambda: host.calibrator.start(TEXT),
+        lambda: host.loader.load(host.loader.plan("demo")),
     ):
         with pytest.raises(BusyError, match="being calibrated"):
             ask()
     host.calibrator.cancel()
     assert over(job).state == "cancelled"
-    assert host.profile is None
+    assert host.models.profile is None
     assert not host.busy
-    assert ended(host.chat(None, "hello")).error == ""
+    assert ended(host.chats.ask(None, "hello")).error == ""
 
 
 def test_it_waits_for_no_answer(tmp_path: Path, gated: type[GatedEngine]) -> None:
     host = new_host(tmp_path, gated)
-    answer = host.chat(None, "hello")
+    answer = host.chats.ask(None, "hello")
     with pytest.raises(BusyError, match="An answer is being written"):
-        host.calibrate(TEXT)
-    host.stop_answer(answer)
+        host.calibrator.start(TEXT)
+    host.chats.stop_answer(answer)
     ended(answer)
-    assert over(host.calibrate(TEXT)).state == "done"
+    assert over(host.calibrator.start(TEXT)).state == "done"
     host.close()
 
 
@@ -106,29 +106,29 @@ def test_it_waits_for_no_answer(tmp_path: Path, gated: type[GatedEngine]) -> Non
 )
 def test_a_form_that_lacks_something_is_refused(host: Host, change: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingError, match=said):
-        host.calibrate(replace(TEXT, **change))
+        host.calibrator.start(replace(TEXT, **change))
     assert not host.calibrator.busy
 
 
 def test_without_a_model_there_is_nothing_to_calibrate(tmp_path: Path) -> None:
     host = Host(Store(tmp_path), QuickEngine, fake_estimate, calibrating=fake_calibrate)
     with pytest.raises(MoestroError, match="No model is loaded"):
-        host.calibrate(TEXT)
+        host.calibrator.start(TEXT)
     host.close()
 
 
 def test_what_goes_wrong_leaves_the_old_profile(host: Host, tmp_path: Path) -> None:
-    over(host.calibrate(TEXT))
-    before = host.profile
+    over(host.calibrator.start(TEXT))
+    before = host.models.profile
     for reading, said in (
         (replace(TEXT, text="broken"), "cannot be read"),
         (replace(TEXT, kinds=("path",), path=str(tmp_path / "gone")), "no file or folder"),
         (replace(TEXT, kinds=("traces",)), "nothing to read"),
     ):
-        job = over(host.calibrate(reading))
+        job = over(host.calibrator.start(reading))
         assert job.state == "error"
         assert said in job.error
-        assert host.profile is before
+        assert host.models.profile is before
 
 
 def test_an_error_inside_is_told_without_its_details(tmp_path: Path) -> None:
@@ -136,8 +136,8 @@ def test_an_error_inside_is_told_without_its_details(tmp_path: Path) -> None:
         raise ZeroDivisionError("secret")
 
     host = Host(Store(tmp_path), QuickEngine, fake_estimate, calibrating=explode)
-    assert host.load(host.plan("demo")).join(WAIT_S)
-    job = over(host.calibrate(TEXT))
+    assert host.loader.load(host.loader.plan("demo")).join(WAIT_S)
+    job = over(host.calibrator.start(TEXT))
     assert (job.state, "log" in job.error, "secret" in job.error) == ("error", True, False)
     host.close()
 
@@ -151,10 +151,10 @@ def test_a_profile_that_cannot_be_used_is_said_and_ignored(tmp_path: Path) -> No
         path.parent.mkdir(exist_ok=True)
         spoil()
         host = new_host(tmp_path)
-        assert host.model == "demo"
-        assert host.profile is None
+        assert host.models.model == "demo"
+        assert host.models.profile is None
         assert said in host.calibrator.problem
-        assert over(host.calibrate(TEXT)).state == "done", "a new one takes its place"
+        assert over(host.calibrator.start(TEXT)).state == "done", "a new one takes its place"
         assert host.calibrator.problem == ""
         host.close()
 
@@ -162,7 +162,7 @@ def test_a_profile_that_cannot_be_used_is_said_and_ignored(tmp_path: Path) -> No
 def test_a_profile_is_deleted_only_while_nothing_needs_it(
     host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    over(host.calibrate(TEXT))
+    over(host.calibrator.start(TEXT))
     path = profile_path(tmp_path, "fake")
 
     def needed(self: FakeEngine, profile: Any) -> None:
@@ -170,12 +170,12 @@ def test_a_profile_is_deleted_only_while_nothing_needs_it(
 
     monkeypatch.setattr(FakeEngine, "use_profile", needed)
     with pytest.raises(SettingError, match="needs the profile"):
-        host.delete_profile()
+        host.calibrator.delete()
     assert path.exists()
     monkeypatch.undo()
-    host.delete_profile()
+    host.calibrator.delete()
     assert not path.exists()
-    assert host.profile is None
+    assert host.models.profile is None
 
 
 def test_chats_and_traces_of_this_model_are_read(tmp_path: Path) -> None:
@@ -186,23 +186,23 @@ def test_chats_and_traces_of_this_model_are_read(tmp_path: Path) -> None:
         return fake_calibrate(engine, texts, **options)
 
     host = Host(Store(tmp_path), QuickEngine, fake_estimate, calibrating=note)
-    assert host.load(host.plan("demo")).join(WAIT_S)
-    ended(host.chat(None, "hello"))
+    assert host.loader.load(host.loader.plan("demo")).join(WAIT_S)
+    ended(host.chats.ask(None, "hello"))
     (tmp_path / "words.txt").write_text("Words.", encoding="utf-8")
     reading = Reading(("chats", "traces", "path"), ("counts",), path=f'"{tmp_path / "words.txt"}"', limit=500)
-    assert over(host.calibrate(reading)).error == ""
+    assert over(host.calibrator.start(reading)).error == ""
     [(texts, traces, source, limit)] = list(seen)
     assert [message["role"] for message in texts[0]] == ["user", "assistant"]
     assert texts[1] == "Words."
-    tokens = sum(step.tokens for step in host.store.steps.records(load=host.load_id))
+    tokens = sum(step.tokens for step in host.store.steps.records(load=host.models.load_id))
     assert (traces, source, limit) == (["fake"], f"1 chat, words.txt, {tokens} recorded tokens", 500)
     assert host.calibrator.traces("another model") == []
     with TraceWriter(tmp_path / "mine.trace", SHAPE.layers, SHAPE.experts, SHAPE.top_k, model_hash="theirs") as writer:
-        writer.add(next(host.store.steps.records(load=host.load_id)))
-    assert over(host.calibrate(replace(reading, kinds=("path",), path=str(tmp_path / "mine.trace")))).error == ""
+        writer.add(next(host.store.steps.records(load=host.models.load_id)))
+    assert over(host.calibrator.start(replace(reading, kinds=("path",), path=str(tmp_path / "mine.trace")))).error == ""
     assert seen[-1][:2] == ([], ["theirs"])
     assert host.calibrator.characters(reading) >= len("Words.") + len("hello")
-    speed = host.calibrator.speed(host.load_id)
+    speed = host.calibrator.speed(host.models.load_id)
     assert speed is not None
     assert speed > 0
     assert host.calibrator.speed(None) is None
@@ -211,7 +211,7 @@ def test_chats_and_traces_of_this_model_are_read(tmp_path: Path) -> None:
 
 def test_closing_stops_it(tmp_path: Path) -> None:
     host = new_host(tmp_path)
-    job = host.calibrate(SLOW)
+    job = host.calibrator.start(SLOW)
     host.close()
     assert job.state == "cancelled"
     assert not any(thread.name == "moestro-calibrate" for thread in threading.enumerate())

@@ -16,6 +16,7 @@ from fastapi.testclient import TestClient
 from app import cli
 from app.serve import build
 from app.server.api import build_app
+from app.services.chats import Chats
 from app.services.crash import describe
 from app.services.host import Host
 from core.errors import MoestroError
@@ -75,7 +76,7 @@ def test_an_answer_that_fails_leaves_no_words_in_the_log(
     monkeypatch.setattr(Quoting, "kind", kind)
     with caplog.at_level(logging.DEBUG):
         if way == "chat":
-            assert ended(quoting.chat(None, CANARY)).error
+            assert ended(quoting.chats.ask(None, CANARY)).error
         else:
             with TestClient(build_app(quoting), base_url=HOME) as client:
                 assert "error" in client.post("/v1/chat/completions", json=ask(CANARY, stream=way == "stream")).text
@@ -91,7 +92,7 @@ def test_a_route_that_fails_leaves_no_words_in_the_log(
         def fail(body: dict[str, Any]) -> None:
             raise RuntimeError(str(body))
 
-    quoting.complete = lambda *_: (_ for _ in ()).throw(TypeError(f"complete of {CANARY}"))  # type: ignore[method-assign]
+    quoting.chats.complete = lambda *_: (_ for _ in ()).throw(TypeError(f"complete of {CANARY}"))  # type: ignore[method-assign]
     with TestClient(build_app(quoting, ui), base_url=HOME) as client:
         for path, body in (
             ("/v1x/fail", {"x": CANARY}),
@@ -111,7 +112,7 @@ def test_a_route_that_fails_leaves_no_words_in_the_log(
 def test_an_event_of_the_page_that_fails_tells_the_page_and_leaves_no_words_in_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Host, "chat", lambda self, chat, text: {}[text])
+    monkeypatch.setattr(Chats, "ask", lambda self, chat, text: {}[text])
     host = open_host(tmp_path)
     with TestClient(build(host), base_url=HOME, raise_server_exceptions=False) as client:
         config = client.get("/config").json()

@@ -11,26 +11,26 @@ from fastapi.testclient import TestClient
 
 from app.server.api import build_app
 from app.server.live_state import host_state, jobs_state
-from app.services.analysis.quality import Answer, Asked
+from app.services.analysis.quality import QualityForm, QualityResult
 from app.services.evaluator import KEPT, Evaluation
 from app.services.host import Host
 from app.store import Store
 from app.ui.tabs import quality_views
 from core.errors import BusyError, MoestroError, SettingError
-from core.evaluate.rows import Row
+from core.evaluate.rows import EvaluationRow
 from tests.app.conftest import WAIT_S, QuickEngine
 from tests.fake_evaluation import ABOUT, FIGURES, fake_evaluate, started
 from tests.fake_profiles import fake_calibrate
 from tests.fakes import fake_estimate
 
-SMALL = Asked(("exact", "drop"), ".5,.25", 3, 9)
+SMALL = QualityForm(("exact", "drop"), ".5,.25", 3, 9)
 
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Host]:
     started.clear()
     host = Host(Store(tmp_path), QuickEngine, fake_estimate, calibrating=fake_calibrate, evaluating=fake_evaluate)
-    assert host.load(host.plan("demo")).join(WAIT_S)
+    assert host.loader.load(host.loader.plan("demo")).join(WAIT_S)
     yield host
     host.close()
 
@@ -43,9 +43,9 @@ def over(job: Evaluation) -> Evaluation:
 def test_rows_are_found_kept_and_exported(host: Host, tmp_path: Path) -> None:
     client, stamp = TestClient(build_app(host), base_url="http://localhost"), jobs_state(host)["evaluation"]["stamp"]
     assert client.get("/export/quality.csv").status_code == 404
-    settings = host.settings
-    job = over(host.evaluate(SMALL))
-    assert (job.state, job.error, job.share) == ("done", "", 1.0) and host.settings == settings
+    settings = host.models.settings
+    job = over(host.evaluator.start(SMALL))
+    assert (job.state, job.error, job.share) == ("done", "", 1.0) and host.models.settings == settings
     answer = host.evaluator.answer
     assert (
         answer is not None
@@ -67,22 +67,27 @@ def test_rows_are_found_kept_and_exported(host: Host, tmp_path: Path) -> None:
 
 
 def test_the_engine_is_its_own_meanwhile_and_cancelling_gives_it_back(host: Host) -> None:
-    settings, stamp = host.settings, host_state(host)["settings"]
-    job = host.evaluate(replace(SMALL, modes=("exact", "verify")))
+    settings, stamp = host.models.settings, host_state(host)["settings"]
+    job = host.evaluator.start(replace(SMALL, modes=("exact", "verify")))
     assert started.wait(WAIT_S) and host.busy
-    assert host.settings == settings and host_state(host)["settings"] == stamp, "pages show the user's own"
+    assert host.models.settings == settings and host_state(host)["settings"] == stamp, "pages show the user's own"
     with pytest.raises(BusyError, match=r"being evaluated \(25%\)\. .*tab Analysis"):
-        host.chat(None, "Hi")
-    for what in (host.unload, lambda: host.load(host.plan("demo")), host.delete_profile, lambda: host.evaluate(SMALL)):
+        host.chats.ask(None, "Hi")
+    for what in (
+        host.models.unload,
+        lambda: host.loader.load(host.loader.plan("demo")),
+        host.calibrator.delete,
+        lambda: host.evaluator.start(SMALL),
+    ):
         with pytest.raises(BusyError, match="being evaluated"):
             what()
-    assert "turns the settings itself" in host.change("budget", "75%")
+    assert "changes the settings itself" in host.models.change("budget", "75%")
     host.evaluator.cancel()
-    assert over(job).state == "cancelled" and host.settings == settings and not host.busy
+    assert over(job).state == "cancelled" and host.models.settings == settings and not host.busy
     answer = host.evaluator.answer
     assert answer is not None and not answer.whole and len(answer.rows) == 1
-    assert host.change("budget", "75%") == "" and host.settings["budget"] == "75%"
-    assert host.chat(None, "Hi").join(WAIT_S)
+    assert host.models.change("budget", "75%") == "" and host.models.settings["budget"] == "75%"
+    assert host.chats.ask(None, "Hi").join(WAIT_S)
 
 
 def test_what_is_wrong_is_said(host: Host) -> None:
@@ -92,27 +97,27 @@ def test_what_is_wrong_is_said(host: Host) -> None:
         (replace(SMALL, residencies="2"), "not a share of the experts"),
     ):
         with pytest.raises(SettingError, match=why):
-            host.evaluate(asked)
-    job = over(host.evaluate(replace(SMALL, modes=("random",))))
+            host.evaluator.start(asked)
+    job = over(host.evaluator.start(replace(SMALL, modes=("random",))))
     assert (job.state, job.error) == ("error", "No luck.") and not host.busy
-    host.unload()
+    host.models.unload()
     with pytest.raises(MoestroError, match="No model is loaded"):
-        host.evaluate(SMALL)
+        host.evaluator.start(SMALL)
 
 
-def rows() -> tuple[Row, ...]:
-    exact = Row("exact", "Exact", 0.5, **FIGURES)
+def rows() -> tuple[EvaluationRow, ...]:
+    exact = EvaluationRow("exact", "Exact", 0.5, **FIGURES)
     return (
         exact,
         replace(exact, mode="drop", title="Drop", exact_match=0.5, exact_match_se=0.3, tok_s=80.0),
         replace(exact, mode="slow", title="Slow & lossy", exact_match=0.9, tok_s=20.0),
-        Row("buddy_rho1", "Buddies, rho 1", 0.5, problem="It needs a <profile>."),
+        EvaluationRow("buddy_rho1", "Buddies, rho 1", 0.5, problem="It needs a <profile>."),
     )
 
 
 @pytest.mark.parametrize("dark", [True, False])
 def test_the_front_stands_out(dark: bool) -> None:
-    answer = Answer(ABOUT, rows(), whole=True)
+    answer = QualityResult(ABOUT, rows(), whole=True)
     assert {share: [row.mode for row in rows] for share, rows in quality_views.fronts(answer).items()} == {
         0.5: ["drop", "exact"]
     }
@@ -130,9 +135,9 @@ def test_the_front_stands_out(dark: bool) -> None:
 
 def test_without_questions_agreement_stands_for_accuracy() -> None:
     plain = tuple(replace(row, exact_match=None, agreement=0.5 + 0.1 * at) for at, row in enumerate(rows()[:2]))
-    answer = Answer({**ABOUT, "questions": {"seen": 0, "unseen": 0, "source": "none"}}, plain)
+    answer = QualityResult({**ABOUT, "questions": {"seen": 0, "unseen": 0, "source": "none"}}, plain)
     assert quality_views.plot(answer, True).layout.yaxis.title.text == "Agreement with the exact model (%)"
     said = quality_views.summary(answer)
     assert "no questions" in said and "Not all modes" in said
-    assert quality_views.plot(Answer(ABOUT, rows()[3:]), True) is None
-    assert "Could not be run" in quality_views.listing(Answer(ABOUT, rows()[3:]))
+    assert quality_views.plot(QualityResult(ABOUT, rows()[3:]), True) is None
+    assert "Could not be run" in quality_views.listing(QualityResult(ABOUT, rows()[3:]))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import json
 import zipfile
 from collections import Counter
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,7 +24,7 @@ from tests.app.test_store import a_step
 
 
 def ask(host: Host, chat: int | None, text: str) -> int:
-    answer = host.chat(chat, text)
+    answer = host.chats.ask(chat, text)
     assert answer.join(WAIT_S)
     assert answer.error == ""
     assert answer.chat_id is not None
@@ -56,7 +55,7 @@ def check_outcomes(row: Any, counted: Counter[int]) -> None:
         counted.total(),
         counted[Outcome.HIT] + counted[Outcome.PREFETCH_HIT],
         counted[Outcome.PREFETCH_HIT],
-        counted[Outcome.LATE],
+        counted[Outcome.PARTIAL_HIT],
         counted[Outcome.MISS],
         counted[Outcome.MISS_DISK],
     )
@@ -69,9 +68,9 @@ def two_chats(host: Host, tmp_path: Path) -> tuple[Host, int, int]:
     """A chat of two answers with a setting moved between them, and another chat; half of the experts are on disk."""
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack" / "moestro.json").touch()
-    assert host.load(host.plan(str(tmp_path / "pack"))).join(WAIT_S)
+    assert host.loader.load(host.loader.plan(str(tmp_path / "pack"))).join(WAIT_S)
     first = ask(host, None, "one two three")
-    assert host.change("budget", "75%") == ""
+    assert host.models.change("budget", "75%") == ""
     ask(host, first, "four")
     return host, first, ask(host, None, "other")
 
@@ -137,7 +136,7 @@ def test_every_table_of_a_chat_against_brute_force(two_chats: tuple[Host, int, i
 
     [change] = tables["settings"].to_dict("records")
     assert {n: change[n] for n in ("load", "chat", "index", "name", "old", "new")} == {
-        "load": host.load_id,
+        "load": host.models.load_id,
         "chat": chat,
         "index": 13,
         "name": "budget",
@@ -147,7 +146,7 @@ def test_every_table_of_a_chat_against_brute_force(two_chats: tuple[Host, int, i
 
 
 def test_lossy_choices_are_counted_with_their_reasons(host: Host, tmp_path: Path) -> None:
-    assert host.change("miss", "drop") == ""
+    assert host.models.change("miss", "drop") == ""
     chat = ask(host, None, "What is left out?")
     tables, _ = read(archive.write(host.store, tmp_path / "e.zip", chat=chat))
     with host.store.db.reader() as db:
@@ -169,16 +168,16 @@ def test_lossy_choices_are_counted_with_their_reasons(host: Host, tmp_path: Path
 
 def test_a_load_holds_all_its_chats_and_a_chat_all_its_loads(two_chats: tuple[Host, int, int], tmp_path: Path) -> None:
     host, chat, other = two_chats
-    first = host.load_id
-    loading = host.load(host.plan("demo", format="int8"))
+    first = host.models.load_id
+    loading = host.loader.load(host.loader.plan("demo", format="int8"))
     assert loading.join(WAIT_S)
     ask(host, other, "after the reload")
     tables, _ = read(archive.write(host.store, tmp_path / "load.zip", load=first))
     assert set(tables["tokens"]["chat"]) == {chat, other}
     assert set(tables["tokens"]["load"]) == {first}
     tables, manifest = read(archive.write(host.store, tmp_path / "chat.zip", chat=other))
-    assert tables["tokens"].groupby("load").size().to_dict() == {first: 13, host.load_id: 13}
-    assert set(tables["layers"]["load"]) == {first, host.load_id}
+    assert tables["tokens"].groupby("load").size().to_dict() == {first: 13, host.models.load_id: 13}
+    assert set(tables["layers"]["load"]) == {first, host.models.load_id}
     assert [one["format"] for one in manifest["loads"]] == ["checkpoint", "int8"]
 
 
@@ -189,7 +188,7 @@ def test_the_manifest_explains_every_column(two_chats: tuple[Host, int, int], tm
         assert list(table.columns) == list(manifest["definitions"][name])
         assert all(sentence.endswith(".") for sentence in manifest["definitions"][name].values())
     [load] = manifest["loads"]
-    assert (load["model"], load["model_hash"], load["device"]) == (host.model, "fake", "cpu")
+    assert (load["model"], load["model_hash"], load["device"]) == (host.models.model, "fake", "cpu")
     assert load["format"] == "checkpoint"
     assert load["shape"]["experts"] == 16
     assert load["settings_at_load"]["budget"] == "50%"
@@ -198,20 +197,20 @@ def test_the_manifest_explains_every_column(two_chats: tuple[Host, int, int], tm
 
 
 def test_an_export_without_a_single_step_has_its_columns(host: Host, tmp_path: Path) -> None:
-    tables, manifest = read(archive.write(host.store, tmp_path / "load.zip", load=host.load_id))
+    tables, manifest = read(archive.write(host.store, tmp_path / "load.zip", load=host.models.load_id))
     assert {name: list(table.columns) for name, table in tables.items()} == {n: list(c) for n, c in DEFINITIONS.items()}
     assert all(table.empty for table in tables.values())
     assert manifest["link"] == "none"
 
 
 def test_passes_without_telemetry_count_no_requests(host: Host, tmp_path: Path) -> None:
-    assert host.load_id is not None
+    assert host.models.load_id is not None
     bare = a_step(7)
     bare.ids, bare.transfers = np.empty((0, 1, 2), np.int16), ()
     bare.layer = bare.expert = np.empty(0, np.int16)
     bare.outcome = np.empty(0, np.uint8)
-    host.store.steps.add(host.load_id, None, None, bare, {})
-    tables, manifest = read(archive.write(host.store, tmp_path / "load.zip", load=host.load_id))
+    host.store.steps.add(host.models.load_id, None, None, bare, {})
+    tables, manifest = read(archive.write(host.store, tmp_path / "load.zip", load=host.models.load_id))
     assert tables["tokens"]["requests"].tolist() == [0]
     assert tables["tokens"]["hit_rate"].isna().all()
     assert manifest["exact"] is False
@@ -222,7 +221,7 @@ def test_a_model_that_is_exact_up_to_rounding_is_not_called_exact(
 ) -> None:
     assert host_state(host)["closeness"] == 0.0
     monkeypatch.setattr(QuickEngine, "closeness", 1e-6)
-    assert host.load(host.plan("demo")).join(WAIT_S)
+    assert host.loader.load(host.loader.plan("demo")).join(WAIT_S)
     tables, manifest = read(archive.write(host.store, tmp_path / "chat.zip", chat=ask(host, None, "How exact?")))
     assert host_state(host)["closeness"] == 1e-6
     assert (manifest["exact"], manifest["loads"][0]["closeness"]) == (False, 1e-6)
@@ -231,64 +230,19 @@ def test_a_model_that_is_exact_up_to_rounding_is_not_called_exact(
 
 def test_an_export_is_as_exact_as_its_answers(host: Host, tmp_path: Path) -> None:
     """What was set when the model was loaded does not matter once it is turned off."""
-    host.change("miss", "drop")
-    assert host.load(host.plan("demo")).join(WAIT_S)
+    host.models.change("miss", "drop")
+    assert host.loader.load(host.loader.plan("demo")).join(WAIT_S)
     lossy = ask(host, None, "Lossy?")
-    host.change("miss", "wait")
+    host.models.change("miss", "wait")
     exact = ask(host, None, "Exact?")
     for chat, expected in ((lossy, False), (exact, True)):
         _, manifest = read(archive.write(host.store, tmp_path / f"{chat}.zip", chat=chat))
         assert manifest["exact"] is expected and manifest["loads"][-1]["exact"] is False
 
 
-class FullDisk(io.FileIO):
-    """A file on a disk that is full after 4096 bytes."""
-
-    def write(self, data: Any) -> int:
-        if self.tell() + len(data) > 4096:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return super().write(data)
-
-
-def test_a_full_disk_is_told_and_leaves_no_half_file(two_chats: tuple[Host, int, int], tmp_path: Path) -> None:
-    host, chat, _ = two_chats
-    path = tmp_path / "out" / "chat.zip"
-    path.parent.mkdir()
-    path.write_bytes(b"an older export")
-    before = host.messages(chat)
-
-    def full(path: Path) -> IO[bytes]:
-        return FullDisk(path, "xb")
-
-    with pytest.raises(archive.ExportError, match="The disk is full") as told:
-        archive.write(host.store, path, chat=chat, opener=full)
-    assert "as they were" in str(told.value)
-    assert [p.name for p in path.parent.iterdir()] == ["chat.zip"]
-    assert path.read_bytes() == b"an older export"
-    assert host.messages(chat) == before
-    archive.write(host.store, path, chat=chat)  # with room again
-    assert len(read(path)[0]["tokens"]) == 26
-
-
-def test_a_folder_that_cannot_be_written_is_told(two_chats: tuple[Host, int, int], tmp_path: Path) -> None:
-    host, chat, _ = two_chats
-    (tmp_path / "file").write_text("")
-    with pytest.raises(archive.ExportError, match="could not be written"):
-        archive.write(host.store, tmp_path / "file" / "chat.zip", chat=chat)
-
-
-def test_what_is_not_there_is_told(host: Host, tmp_path: Path) -> None:
-    with pytest.raises(archive.NothingThere):
-        archive.write(host.store, tmp_path / "x.zip", chat=99)
-    with pytest.raises(archive.NothingThere):
-        archive.write(host.store, tmp_path / "x.zip", load=99)
-    assert not (tmp_path / "x.zip").exists()
-    assert not list(tmp_path.glob("*.part"))
-
-
 def test_an_export_does_not_wait_for_an_answer_nor_hold_it_up(tmp_path: Path, gated: Any) -> None:
     host = open_host(tmp_path, gated)
-    answer = host.chat(None, "one")
+    answer = host.chats.ask(None, "one")
     gated.gate.release(5)
     version = -1
     while answer.n_tokens < 5:

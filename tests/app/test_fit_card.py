@@ -12,7 +12,8 @@ from app.store import Message
 from app.ui.sidebar.text import fit_card, span
 from app.ui.tabs.messages import statistics
 from app.words import name_of, size
-from core.settings.config import LoadSpec, Settings
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
 from core.types import Fit
 from tests.fakes import fake_estimate, fake_pack
 
@@ -66,7 +67,7 @@ def test_a_suggestion_is_made_only_where_it_differs() -> None:
 def test_a_warning_may_be_overridden_and_a_problem_may_not() -> None:
     tight = fit_card(fit(budget="95%"))
     assert "Tight fit" in tight
-    assert "load it all the same" in tight
+    assert "load it anyway" in tight
     bad = fit_card(fit(budget="10%"))
     assert "Does not fit" in bad
     assert "all the same" not in bad

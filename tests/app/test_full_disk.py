@@ -76,7 +76,7 @@ def test_the_last_room_is_left_to_words(tmp_path: Path) -> None:
 def test_an_answer_goes_on_is_shown_whole_and_is_saved_when_there_is_room(
     full: Host, gated: type[GatedEngine], tmp_path: Path
 ) -> None:
-    answer = full.chat(None, "hello")
+    answer = full.chats.ask(None, "hello")
     gated.gate.release(3)
     follow(answer, lambda a: a.n_tokens == 3)
     fill(full.store)
@@ -90,21 +90,21 @@ def test_an_answer_goes_on_is_shown_whole_and_is_saved_when_there_is_room(
     assert (ended(answer).state, answer.error, answer.n_tokens) == ("done", "", 12)
     chat = answer.chat_id
     assert texts(full, chat)[1] == ("assistant", answer.text, "done")
-    assert "Not saved: The disk is full" in str(shown(full.messages(chat or 0))[1]["content"])
+    assert "Not saved: The disk is full" in str(shown(full.chats.messages(chat or 0))[1]["content"])
     before = stamp(full, chat)
     with pytest.raises(FullError, match="disk is full"):  # nothing newer gets before it, and nothing changes
-        full.chat(chat, "more")
+        full.chats.ask(chat, "more")
     with pytest.raises(FullError, match="disk is full"):
-        full.regenerate(chat or 0)
+        full.chats.regenerate(chat or 0)
     assert texts(full, chat)[1] == ("assistant", answer.text, "done")
     assert len(texts(full, chat)) == 2
 
     free(full.store)
-    again = full.chat(chat, "more")
+    again = full.chats.ask(chat, "more")
     assert stamp(full, chat) != before, "a page would go on saying that it is not saved"
     ended(again)
     assert [text for _, text, _ in texts(full, chat)][1:3] == [answer.text, "more"]
-    message = full.messages(chat or 0)[1]
+    message = full.chats.messages(chat or 0)[1]
     assert message.stats is not None
     assert message.stats["unrecorded"] > 0
     assert not message.unsaved
@@ -116,28 +116,28 @@ def test_an_answer_goes_on_is_shown_whole_and_is_saved_when_there_is_room(
 
 def test_it_is_saved_without_being_asked(full: Host, gated: type[GatedEngine], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.services.writer.AGAIN_S", 0.01)
-    answer = full.chat(None, "hello")
+    answer = full.chats.ask(None, "hello")
     gated.gate.release(1)
     follow(answer, lambda a: a.n_tokens == 1)
     fill(full.store)
     gated.gate.release(100)
     ended(answer)
     assert answer.unsaved
-    save, saved = full._unsaved.save, threading.Event()
+    save, saved = full.chats._writer.unsaved.save, threading.Event()
 
     def noticed(chat: int | None = None) -> None:
         save(chat)
         if not answer.unsaved:
             saved.set()
 
-    monkeypatch.setattr(full._unsaved, "save", noticed)
+    monkeypatch.setattr(full.chats._writer.unsaved, "save", noticed)
     free(full.store)
     assert saved.wait(20)
     assert full.store.chats.messages(answer.chat_id or 0)[1].text == answer.text
 
 
 def test_what_cannot_be_saved_yet_is_saved_at_the_end(full: Host, gated: type[GatedEngine], tmp_path: Path) -> None:
-    answer = full.chat(None, "hello")
+    answer = full.chats.ask(None, "hello")
     gated.gate.release(1)
     follow(answer, lambda a: a.n_tokens == 1)
     fill(full.store)
@@ -157,15 +157,15 @@ def test_settings_act_and_are_remembered_later(tmp_path: Path) -> None:
     fill(host.store)
     with pytest.raises(FullError):
         host.store.db.put("filler", "x" * 100_000)
-    host.remember("folders", ["y" * 100_000])  # what is too large takes what fits with it ...
-    assert host.change("eviction", "fifo") == ""
-    assert host.settings["eviction"] == "fifo"
-    assert host.set_sampling(temperature=0.25) == ""
+    host.remembered.put("folders", ["y" * 100_000])  # what is too large takes what fits with it ...
+    assert host.models.change("eviction", "fifo") == ""
+    assert host.models.settings["eviction"] == "fifo"
+    assert host.chats.set_sampling(temperature=0.25) == ""
     free(host.store)
-    assert host.change("regret", False) == ""  # ... and everything is tried again
+    assert host.models.change("regret", False) == ""  # ... and everything is tried again
     host.close()
     host = open_host(tmp_path, QuickEngine, loaded=False)
-    assert (host.settings["eviction"], host.sampling.temperature) == ("fifo", 0.25)
+    assert (host.models.settings["eviction"], host.chats.sampling.temperature) == ("fifo", 0.25)
     host.close()
 
 
@@ -176,6 +176,6 @@ def test_a_full_disk_keeps_nobody_from_unloading(tmp_path: Path, monkeypatch: py
         raise FullError("The disk is full: Moestro could not save. Free some space, then try again.")
 
     monkeypatch.setattr(host.store.steps, "end_load", refuse)
-    host.unload()
-    assert host.model is None
+    host.models.unload()
+    assert host.models.model is None
     host.close()

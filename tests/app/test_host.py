@@ -2,48 +2,46 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from app.services.host import Host
-from app.store import Store, StoreError
+from app.store import Store
 from core.errors import BusyError, ContextError, ModelError, MoestroError
-from core.settings.config import Sampling
+from core.settings.sampling import Sampling
 from core.types import Piece, StepRecord
 from tests.app.conftest import GatedEngine, QuickEngine, ended, follow, open_host, texts
 
 
 def test_an_answer_is_streamed_counted_and_kept(gated_host: Host, gated: type[GatedEngine]) -> None:
-    answer = gated_host.chat(None, "  Why do caches work?  ")
+    answer = gated_host.chats.ask(None, "  Why do caches work?  ")
     follow(answer, lambda a: a.prefill_done == a.prefill_total > 0)
     gated.gate.release(3)  # the prefill's own and two tokens'
     follow(answer, lambda a: a.n_tokens == 3)
     assert answer.state == "streaming"
     assert answer.chat_id is not None
-    assert gated_host.answer(answer.chat_id) is answer  # what a reloaded tab finds
+    assert gated_host.chats.answer(answer.chat_id) is answer  # what a reloaded tab finds
     assert texts(gated_host, answer.chat_id)[1] == ("assistant", "the cache keeps ", "writing")
     gated.gate.release(100)
     ended(answer)
     assert (answer.state, answer.error, answer.n_tokens) == ("done", "", 12)
-    question, told = gated_host.messages(answer.chat_id)
+    question, told = gated_host.chats.messages(answer.chat_id)
     assert question.text == "Why do caches work?"
     assert (told.text, told.state) == (answer.text, "done")
     assert told.stats is not None
     assert told.stats["new_tokens"] == 12
-    assert gated_host.answer(answer.chat_id) is None
+    assert gated_host.chats.answer(answer.chat_id) is None
     steps = list(gated_host.store.steps.records(chat=answer.chat_id))
     assert [s.phase for s in steps] == ["prefill"] + ["decode"] * 12
 
 
 def test_two_generations_at_once_take_turns(gated_host: Host, gated: type[GatedEngine]) -> None:
-    first, second, third = (gated_host.chat(None, text) for text in ("one", "two", "three"))
+    first, second, third = (gated_host.chats.ask(None, text) for text in ("one", "two", "three"))
     follow(first, lambda a: a.state == "prefill")
-    assert (second.state, third.state, gated_host.waiting) == ("queued", "queued", 2)
+    assert (second.state, third.state, gated_host.chats.waiting) == ("queued", "queued", 2)
     gated.gate.release(1000)
     assert [ended(answer).state for answer in (first, second, third)] == ["done"] * 3
     assert gated.most_together == 1
@@ -53,44 +51,44 @@ def test_two_generations_at_once_take_turns(gated_host: Host, gated: type[GatedE
 
 
 def test_a_second_answer_in_the_same_chat_is_refused(gated_host: Host, gated: type[GatedEngine]) -> None:
-    answer = gated_host.chat(None, "one")
+    answer = gated_host.chats.ask(None, "one")
     assert answer.chat_id is not None
     chat = answer.chat_id
     for ask in (
-        lambda: gated_host.chat(chat, "two"),
-        lambda: gated_host.regenerate(chat),
-        lambda: gated_host.edit(chat, 0, "two"),
-        lambda: gated_host.delete(chat),
+        lambda: gated_host.chats.ask(chat, "two"),
+        lambda: gated_host.chats.regenerate(chat),
+        lambda: gated_host.chats.edit(chat, 0, "two"),
+        lambda: gated_host.chats.delete(chat),
     ):
         with pytest.raises(BusyError, match="being answered"):
             ask()
     gated.gate.release(100)
     ended(answer)
-    assert len(gated_host.messages(chat)) == 2
+    assert len(gated_host.chats.messages(chat)) == 2
 
 
 @pytest.mark.parametrize("text", ["", "  \n\t"])
 def test_an_empty_message_is_refused(host: Host, text: str) -> None:
     with pytest.raises(MoestroError, match="empty"):
-        host.chat(None, text)
+        host.chats.ask(None, text)
     assert host.store.chats.all() == []
 
 
 def test_a_message_without_a_model_is_refused(tmp_path: Path) -> None:
     host = open_host(tmp_path, loaded=False)
     with pytest.raises(ModelError, match="No model is loaded"):
-        host.chat(None, "hello")
+        host.chats.ask(None, "hello")
     assert host.store.chats.all() == []
     host.close()
 
 
 def test_a_chat_that_is_gone_is_refused(host: Host) -> None:
     for ask in (
-        lambda: host.chat(77, "hello"),
-        lambda: host.regenerate(77),
-        lambda: host.edit(77, 0, "hello"),
-        lambda: host.delete(77),
-        lambda: host.rename(77, "new"),
+        lambda: host.chats.ask(77, "hello"),
+        lambda: host.chats.regenerate(77),
+        lambda: host.chats.edit(77, 0, "hello"),
+        lambda: host.chats.delete(77),
+        lambda: host.chats.rename(77, "new"),
     ):
         with pytest.raises(MoestroError, match="no longer exists"):
             ask()
@@ -109,130 +107,60 @@ class ShortEngine(QuickEngine):
 
 def test_a_prompt_longer_than_the_context_changes_nothing(tmp_path: Path) -> None:
     host = open_host(tmp_path, ShortEngine)
-    answer = ended(host.chat(None, "word " * 50))
+    answer = ended(host.chats.ask(None, "word " * 50))
     assert (answer.state, answer.undone, answer.text) == ("error", True, "")
     assert "context" in answer.error
     assert answer.chat_id is not None
-    assert host.outcome(answer.chat_id) is answer
+    assert host.chats.outcome(answer.chat_id) is answer
     assert host.store.chats.all() == []
 
-    chat = ended(host.chat(None, "short")).chat_id
+    chat = ended(host.chats.ask(None, "short")).chat_id
     assert chat is not None
     before = texts(host, chat)
-    assert ended(host.chat(chat, "word " * 50)).undone
-    assert ended(host.edit(chat, 0, "word " * 50)).undone
+    assert ended(host.chats.ask(chat, "word " * 50)).undone
+    assert ended(host.chats.edit(chat, 0, "word " * 50)).undone
     assert texts(host, chat) == before
-    assert ended(host.edit(chat, 0, "still short")).error == ""
+    assert ended(host.chats.edit(chat, 0, "still short")).error == ""
     assert texts(host, chat)[0][:2] == ("user", "still short")
-    host.close()
-
-
-class BrokenEngine(QuickEngine):
-    """Breaks at the fourth token of its first answer."""
-
-    def generate(
-        self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling, cancel: threading.Event | None = None
-    ) -> Iterator[Piece]:
-        first = not self._steps
-        for number, piece in enumerate(super().generate(messages, sampling, cancel)):
-            if first and number == 4:
-                raise ZeroDivisionError("slot 7 of nothing")
-            yield piece
-
-
-def test_an_unexpected_error_mid_answer_is_told_plainly_and_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    host = open_host(tmp_path, BrokenEngine)
-    with caplog.at_level(logging.ERROR, "moestro.app"):
-        answer = ended(host.chat(None, "hello"))
-    assert answer.state == "error"
-    assert "error inside Moestro" in answer.error
-    assert "slot 7" not in answer.error
-    assert "builtins.ZeroDivisionError" in caplog.text and "test_host.py" in caplog.text
-    assert texts(host, answer.chat_id)[1] == ("assistant", "the cache keeps ", "error")
-    assert QuickEngine.together == BrokenEngine.together == 0, "the broken answer still holds the engine"
-    assert answer.chat_id is not None
-    again = ended(host.regenerate(answer.chat_id))
-    assert (again.state, again.n_tokens) == ("done", 12)
-    host.close()
-
-
-def test_a_store_that_fails_mid_answer_costs_no_word(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    original, calls = host.store.token, 0
-
-    def token(*args: Any) -> bool:
-        nonlocal calls
-        calls += 1
-        if calls == 5:
-            raise StoreError("Moestro could not save: the disk failed.")
-        return original(*args)
-
-    monkeypatch.setattr(host.store, "token", token)
-    answer = ended(host.chat(None, "hello"))
-    assert (answer.state, answer.error, answer.unsaved, answer.n_tokens) == ("done", "", "", 12)
-    assert texts(host, answer.chat_id)[1] == ("assistant", answer.text, "done")
-    assert len(answer.text.split()) == 12
-    assert ended(host.chat(answer.chat_id, "again")).error == ""
-
-
-def test_an_answer_that_breaks_off_lets_go_of_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[Any] = []  # a reference, so that only an explicit close can end the generator
-
-    class Kept(QuickEngine):
-        def generate(
-            self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling, cancel: threading.Event | None = None
-        ) -> Iterator[Piece]:
-            kept.append(super().generate(messages, sampling, cancel))
-            return iter(kept[-1])
-
-    def broken(*args: Any) -> None:
-        raise MoestroError("It does not go on.")
-
-    host = open_host(tmp_path, Kept)
-    monkeypatch.setattr(host.regret, "add", broken)
-    answer = ended(host.chat(None, "hello"))
-    assert (answer.error, answer.undone) == ("It does not go on.", True)
-    assert kept[0].gi_frame is None, "the generator is still open and with it the engine's leases"
     host.close()
 
 
 def test_stop_keeps_what_was_written_and_takes_back_what_was_not_begun(
     gated_host: Host, gated: type[GatedEngine]
 ) -> None:
-    first, second = gated_host.chat(None, "one"), gated_host.chat(None, "two")
+    first, second = gated_host.chats.ask(None, "one"), gated_host.chats.ask(None, "two")
     assert first.chat_id is not None
     assert second.chat_id is not None
     gated.gate.release(3)
     follow(first, lambda a: a.n_tokens == 3)
-    gated_host.stop(second.chat_id)
+    gated_host.chats.stop(second.chat_id)
     assert (second.state, second.undone) == ("done", True)
-    gated_host.stop(first.chat_id)
+    gated_host.chats.stop(first.chat_id)
     ended(first)
     assert (first.state, first.error, first.undone) == ("done", "", False)
     assert first.stats is not None
     assert first.stats.reason == "cancelled"
     assert texts(gated_host, first.chat_id) == [("user", "one", "done"), ("assistant", "the cache keeps ", "stopped")]
     assert [c.title for c in gated_host.store.chats.all()] == ["one"]
-    gated_host.stop(first.chat_id)  # nothing left to stop
-    gated_host.stop(999)
+    gated_host.chats.stop(first.chat_id)  # nothing left to stop
+    gated_host.chats.stop(999)
 
 
 def test_regenerate_and_edit_replace_what_follows(host: Host) -> None:
-    chat = ended(host.chat(None, "one")).chat_id
+    chat = ended(host.chats.ask(None, "one")).chat_id
     assert chat is not None
-    ended(host.chat(chat, "two"))
-    old = [m.id for m in host.messages(chat)]
-    assert ended(host.regenerate(chat)).error == ""
-    new = [m.id for m in host.messages(chat)]
+    ended(host.chats.ask(chat, "two"))
+    old = [m.id for m in host.chats.messages(chat)]
+    assert ended(host.chats.regenerate(chat)).error == ""
+    new = [m.id for m in host.chats.messages(chat)]
     assert new[:3] == old[:3]
     assert new[3] > old[3]
-    ended(host.edit(chat, 0, "uno"))
+    ended(host.chats.edit(chat, 0, "uno"))
     assert texts(host, chat)[0][1] == "uno"
-    assert len(host.messages(chat)) == 2
+    assert len(host.chats.messages(chat)) == 2
     for index in (1, -1, 9):
         with pytest.raises(MoestroError, match="Only your own messages"):
-            host.edit(chat, index, "no")
+            host.chats.edit(chat, index, "no")
     assert len(list(host.store.steps.records(chat=chat))) == 4 * 13, "figures of replaced answers are kept"
 
 
@@ -248,29 +176,29 @@ def test_the_engine_sees_the_chat_as_shown(tmp_path: Path) -> None:
             yield from super().generate(messages, sampling, cancel)
 
     host = open_host(tmp_path, Listening)
-    first = ended(host.chat(None, "one"))
-    ended(host.chat(first.chat_id, "two"))
+    first = ended(host.chats.ask(None, "one"))
+    ended(host.chats.ask(first.chat_id, "two"))
     assert seen[1] == [
         {"role": "user", "content": "one"},
         {"role": "assistant", "content": first.text},
         {"role": "user", "content": "two"},
     ]
     assert first.chat_id is not None
-    ended(host.regenerate(first.chat_id))
+    ended(host.chats.regenerate(first.chat_id))
     assert seen[2] == seen[1]
     host.close()
 
 
 def test_close_stops_saves_and_refuses_more(tmp_path: Path, gated: type[GatedEngine]) -> None:
     host = open_host(tmp_path, gated)
-    first, second = host.chat(None, "one"), host.chat(None, "two")
+    first, second = host.chats.ask(None, "one"), host.chats.ask(None, "two")
     gated.gate.release(4)
     follow(first, lambda a: a.n_tokens == 4)
     host.close()
     host.close()
     assert (first.finished, second.finished) == (True, True)
     with pytest.raises(MoestroError):
-        host.chat(None, "three")
+        host.chats.ask(None, "three")
     store = Store(tmp_path)
     assert first.chat_id is not None
     assert [(m.text, m.state) for m in store.chats.messages(first.chat_id)] == [
@@ -283,17 +211,17 @@ def test_close_stops_saves_and_refuses_more(tmp_path: Path, gated: type[GatedEng
 
 
 def test_the_context_gauge_counts_the_chat_and_the_draft(host: Host) -> None:
-    chat = ended(host.chat(None, "one two")).chat_id
-    assert host.count_tokens(None) == 0
-    assert host.count_tokens(None, "one two three") == 6
-    assert host.count_tokens(chat, "more") == 5 + 15 + 4
-    host.unload()
-    assert host.count_tokens(chat, "more") is None
+    chat = ended(host.chats.ask(None, "one two")).chat_id
+    assert host.chats.count_tokens(None) == 0
+    assert host.chats.count_tokens(None, "one two three") == 6
+    assert host.chats.count_tokens(chat, "more") == 5 + 15 + 4
+    host.models.unload()
+    assert host.chats.count_tokens(chat, "more") is None
 
 
 def test_records_read_back_as_the_engine_made_them(host: Host) -> None:
-    made: list[StepRecord] = host._engine._steps  # type: ignore[union-attr]
-    answer = ended(host.chat(None, "one"))
+    made: list[StepRecord] = host.models.loaded.engine._steps  # type: ignore[union-attr]
+    answer = ended(host.chats.ask(None, "one"))
     kept = list(host.store.steps.records(chat=answer.chat_id))
     assert len(kept) == len(made) == 13
     for one, other in zip(kept, made, strict=True):

@@ -55,8 +55,8 @@ def steered() -> Steered:
 @pytest.fixture
 def host(tmp_path: Path, steered: Steered) -> Iterator[Host]:
     host = Host(Store(tmp_path / "home"), QuickEngine, fake_estimate, steered)
-    assert host.load(host.plan("demo")).join(WAIT_S)
-    assert host.set_sampling(max_new_tokens=12) == ""
+    assert host.loader.load(host.loader.plan("demo")).join(WAIT_S)
+    assert host.chats.set_sampling(max_new_tokens=12) == ""
     yield host
     steered.go.set()
     host.close()
@@ -77,7 +77,7 @@ def test_an_import_is_told_as_it_goes_while_chatting_goes_on(host: Host, steered
         20 * MB,
         40 * MB,
     )
-    assert ended(host.chat(None, "hello")).error == ""
+    assert ended(host.chats.ask(None, "hello")).error == ""
     with pytest.raises(BusyError, match="is being imported"):
         host.importer.start("another")
     steered.go.set()
@@ -85,8 +85,8 @@ def test_an_import_is_told_as_it_goes_while_chatting_goes_on(host: Host, steered
     assert (job.out, job.share, job.error) == (host.library.packs / "Qwen3-Tiny-int8", 1.0, "")
     [entry] = host.library.refresh()
     assert (entry.name, entry.format, entry.problem) == ("Qwen3-Tiny-int8", "int8", "")
-    assert host.load(host.plan(entry.path)).join(WAIT_S)
-    assert host.model == entry.path
+    assert host.loader.load(host.loader.plan(entry.path)).join(WAIT_S)
+    assert host.models.model == entry.path
 
 
 def test_a_cancelled_import_is_gone_on_with(host: Host, steered: Steered) -> None:

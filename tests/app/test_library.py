@@ -12,10 +12,10 @@ import pytest
 
 from app import cli
 from app.services.candidates import PACK, UNFINISHED, Entry, look
-from app.services.gguf_head import read_head
 from app.services.host import Host
 from app.services.library import delete, scan
-from core.errors import MoestroError
+from core.errors import ModelError, MoestroError
+from core.system.gguf import read_metadata
 from tests.app.conftest import WAIT_S, open_host
 from tests.fakes import fake_pack
 
@@ -173,10 +173,10 @@ def test_what_cannot_be_read_is_a_row_with_its_reason(tmp_path: Path, hub: Path)
         "torn": "config.json is damaged",
         "half": "1 of 2 weight files are missing, model-00002",
         "bare": "no safetensors",
-        "cut.gguf": "not finished",
+        "cut.gguf": "header is cut short",
         "no.gguf": "not a GGUF file",
         "set-00001-of-00003.gguf": "1 of its 3 files",
-        "Stopped": "goes on where it",
+        "Stopped": "continues where it",
         str(tmp_path / "gone"): "no such folder",
         "Hugging Face cache": "refs",
     }.items():
@@ -188,8 +188,8 @@ def test_what_cannot_be_read_is_a_row_with_its_reason(tmp_path: Path, hub: Path)
 
 @pytest.mark.parametrize("version", [1, 77])
 def test_gguf_of_an_unknown_version_is_refused(tmp_path: Path, version: int) -> None:
-    with pytest.raises(ValueError, match=f"version {version}"):
-        read_head(gguf(tmp_path / "x.gguf", version=version))
+    with pytest.raises(ModelError, match=f"version {version}"):
+        read_metadata(gguf(tmp_path / "x.gguf", version=version))
 
 
 # -- deleting ----------------------------------------------------------------------------------------------------------
@@ -215,14 +215,14 @@ def test_a_pack_is_deleted_with_all_its_bytes_and_leaves_the_list(library: Host)
 
 def test_what_is_loaded_is_not_deleted(library: Host) -> None:
     [tiny] = library.library.entries()
-    assert library.load(library.plan(tiny.path)).join(WAIT_S)
-    assert library.format == "int4-g64", "a pack's format is its own"
+    assert library.loader.load(library.loader.plan(tiny.path)).join(WAIT_S)
+    assert library.models.format == "int4-g64", "a pack's format is its own"
     with pytest.raises(MoestroError, match="in use"):
         library.delete_model(tiny.path)
     assert Path(tiny.path, "moestro.json").exists()
     [tiny] = library.library.refresh()
     assert tiny.used > 0
-    library.unload()
+    library.models.unload()
     library.delete_model(tiny.path)
 
 
@@ -267,7 +267,7 @@ def test_the_terminal_lists_and_deletes_while_a_dashboard_is_open(
     checkpoint(tmp_path / "kept" / "Kept", MOE)
     checkpoint(tmp_path / "once" / "Once", MOE)
     library.library.set_folders([str(tmp_path / "kept")])
-    assert library.load(library.plan(str(tmp_path / "kept" / "Kept"))).join(WAIT_S)
+    assert library.loader.load(library.loader.plan(str(tmp_path / "kept" / "Kept"))).join(WAIT_S)
     assert cli.main(["models", "--json", "--folder", str(tmp_path / "once")]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert [one["name"] for one in listed] == ["Kept", "Once", "Tiny"]

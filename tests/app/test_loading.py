@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from app.services.engine_protocol import Profiles
 from app.services.host import Host
 from core.errors import BusyError, ModelError, MoestroError
-from core.settings.config import LoadSpec
+from core.settings.loading import LoadSpec
 from core.types import Memory
 from tests.app.conftest import WAIT_S, GatedEngine, QuickEngine, ended, open_host
 from tests.fakes import FakeEngine, fake_estimate
@@ -63,7 +64,7 @@ def slow_host(tmp_path: Path, slow: type[SlowLoad]) -> Iterator[Host]:
     """A host with model "old" loaded, whose next load waits for `slow.go`."""
     slow.go.set()
     host = open_host(tmp_path, slow, loaded=False)
-    assert host.load(host.plan("old")).join(WAIT_S)
+    assert host.loader.load(host.loader.plan("old")).join(WAIT_S)
     slow.go.clear()
     slow.began.clear()
     yield host
@@ -72,60 +73,60 @@ def slow_host(tmp_path: Path, slow: type[SlowLoad]) -> Iterator[Host]:
 
 
 def test_a_load_shows_its_progress_and_holds_everybody_else_off(slow_host: Host, slow: type[SlowLoad]) -> None:
-    loading = slow_host.load(slow_host.plan("new"))
+    loading = slow_host.loader.load(slow_host.loader.plan("new"))
     assert slow.began.wait(WAIT_S)
     assert (loading.text, loading.share, loading.finished, slow_host.busy) == ("Reading weights", 0.25, False, True)
     with pytest.raises(BusyError, match="being loaded"):
-        slow_host.load(slow_host.plan("third"))
+        slow_host.loader.load(slow_host.loader.plan("third"))
     with pytest.raises(BusyError, match="being loaded"):
-        slow_host.unload()
+        slow_host.models.unload()
     with pytest.raises(BusyError, match="still being loaded"):
-        slow_host.chat(None, "hello")
-    assert slow_host.change("budget", "75%") == ""  # moved during the load: the new model gets it
+        slow_host.chats.ask(None, "hello")
+    assert slow_host.models.change("budget", "75%") == ""  # moved during the load: the new model gets it
     slow.go.set()
     assert loading.join(WAIT_S)
-    assert (loading.state, loading.share, slow_host.model, slow.alive) == ("done", 1.0, "new", {"new"})
-    assert slow_host.settings["budget"] == "75%"
-    assert ended(slow_host.chat(None, "hello")).error == ""
+    assert (loading.state, loading.share, slow_host.models.model, slow.alive) == ("done", 1.0, "new", {"new"})
+    assert slow_host.models.settings["budget"] == "75%"
+    assert ended(slow_host.chats.ask(None, "hello")).error == ""
     assert [one.model for one in slow_host.store.steps.loads() if one.ended is None] == ["new"]
 
 
 def test_a_cancelled_load_keeps_the_old_model(slow_host: Host, slow: type[SlowLoad]) -> None:
-    loading = slow_host.load(slow_host.plan("new"))
+    loading = slow_host.loader.load(slow_host.loader.plan("new"))
     assert slow.began.wait(WAIT_S)
-    slow_host.cancel_load()
+    slow_host.loader.cancel()
     assert loading.join(WAIT_S)
-    assert (loading.state, loading.error, slow_host.model, slow.alive) == ("cancelled", "", "old", {"old"})
+    assert (loading.state, loading.error, slow_host.models.model, slow.alive) == ("cancelled", "", "old", {"old"})
     assert "old is still loaded" in loading.text
 
 
 def test_a_load_that_ends_after_it_was_cancelled_is_given_up(slow_host: Host, slow: type[SlowLoad]) -> None:
     slow.deaf = True
-    loading = slow_host.load(slow_host.plan("new"))
+    loading = slow_host.loader.load(slow_host.loader.plan("new"))
     assert slow.began.wait(WAIT_S)
-    slow_host.cancel_load()
+    slow_host.loader.cancel()
     slow.go.set()
     assert loading.join(WAIT_S)
-    assert (loading.state, slow_host.model, slow.alive) == ("cancelled", "old", {"old"})
+    assert (loading.state, slow_host.models.model, slow.alive) == ("cancelled", "old", {"old"})
 
 
 def test_closing_cancels_a_load(slow_host: Host, slow: type[SlowLoad]) -> None:
-    loading = slow_host.load(slow_host.plan("new"))
+    loading = slow_host.loader.load(slow_host.loader.plan("new"))
     assert slow.began.wait(WAIT_S)
     slow_host.close()
     assert (loading.state, slow.alive) == ("cancelled", set())
     with pytest.raises(BusyError, match="closing"):
-        slow_host.load(slow_host.plan("new"))
+        slow_host.loader.load(slow_host.loader.plan("new"))
 
 
 def test_a_load_that_does_not_fit_is_told_before_anything_is_given_up(slow_host: Host) -> None:
-    loading = slow_host.load(LoadSpec("new", settings=slow_host.settings.with_({"budget": "5%"})))
+    loading = slow_host.loader.load(LoadSpec("new", settings=slow_host.models.settings.with_({"budget": "5%"})))
     assert loading.join(WAIT_S)
     assert loading.state == "error"
     assert "give at least" in loading.error
     assert "old is still loaded" in loading.error
-    assert slow_host.model == "old"
-    assert slow_host.settings["budget"] == "50%"
+    assert slow_host.models.model == "old"
+    assert slow_host.models.settings["budget"] == "50%"
 
 
 @pytest.mark.parametrize(
@@ -140,13 +141,13 @@ def test_a_failed_load_keeps_the_old_model(
 ) -> None:
     slow.failure = failure
     slow.go.set()
-    loading = slow_host.load(slow_host.plan("new"))
+    loading = slow_host.loader.load(slow_host.loader.plan("new"))
     assert loading.join(WAIT_S)
     assert told in loading.error
     assert "shape [3]" not in loading.error
     assert str(failure) in caplog.text or isinstance(failure, MoestroError)
-    assert (loading.state, slow_host.model, slow.alive) == ("error", "old", {"old"})
-    assert ended(slow_host.chat(None, "hello")).error == ""
+    assert (loading.state, slow_host.models.model, slow.alive) == ("error", "old", {"old"})
+    assert ended(slow_host.chats.ask(None, "hello")).error == ""
 
 
 def test_when_memory_holds_one_model_a_failed_load_says_what_became_of_the_old(
@@ -159,31 +160,55 @@ def test_when_memory_holds_one_model_a_failed_load_says_what_became_of_the_old(
         return replace(fake_estimate(spec), problem="" if instead_of else "Only 2 GB are free.")
 
     monkeypatch.setitem(sys.modules, "core.capacity.fit", SimpleNamespace(estimate=estimate))
-    slow_host._estimate = None  # core's own, which knows what unloading gives back
+    slow_host.loader._estimate = None  # core's own, which knows what unloading gives back
     slow.failure = ModelError("The file is cut short.")
     slow.go.set()
-    loading = slow_host.load(slow_host.plan("new"))
+    loading = slow_host.loader.load(slow_host.loader.plan("new"))
     assert loading.join(WAIT_S)
     assert "old had been unloaded to make room" in loading.error
-    assert (slow_host.model, slow.alive) == (None, set())
+    assert (slow_host.models.model, slow.alive) == (None, set())
     assert asked[0] is None
     assert asked[1] is not None
     slow.failure = None
-    assert slow_host.load(slow_host.plan("new")).join(WAIT_S)
-    assert slow_host.loading is not None
-    assert slow_host.loading.error == "Only 2 GB are free."  # nothing is loaded that would give memory back
+    assert slow_host.loader.load(slow_host.loader.plan("new")).join(WAIT_S)
+    assert slow_host.loader.loading is not None
+    assert slow_host.loader.loading.error == "Only 2 GB are free."  # nothing is loaded that would give memory back
 
 
 def test_loading_and_unloading_wait_for_answers(gated_host: Host, gated: type[GatedEngine]) -> None:
-    answer = gated_host.chat(None, "one")
+    answer = gated_host.chats.ask(None, "one")
     with pytest.raises(BusyError, match="An answer is being written"):
-        gated_host.load(gated_host.plan("demo"))
+        gated_host.loader.load(gated_host.loader.plan("demo"))
     with pytest.raises(BusyError, match="An answer is being written"):
-        gated_host.unload()
+        gated_host.models.unload()
     gated.gate.release(100)
     ended(answer)
-    gated_host.unload()
-    assert (gated_host.model, gated_host.frame(), gated_host.memory(), gated_host.shape) == (None, None, None, None)
-    gated_host.unload()  # nothing left to unload
-    assert gated_host.change("budget", "75%") == ""
-    assert gated_host.settings["budget"] == "75%"
+    gated_host.models.unload()
+    assert (
+        gated_host.models.model,
+        gated_host.models.frame(),
+        gated_host.models.memory(),
+        gated_host.models.shape,
+    ) == (None, None, None, None)
+    gated_host.models.unload()  # nothing left to unload
+    assert gated_host.models.change("budget", "75%") == ""
+    assert gated_host.models.settings["budget"] == "75%"
+
+
+def test_what_an_unloaded_engine_held_is_freed_at_once(tmp_path: Path) -> None:
+    class Knotted(QuickEngine):
+        """Its parts refer to each other, as the real one's do, so that counting references does not free it."""
+
+        alive: ClassVar[list[weakref.ref[FakeEngine]]] = []
+
+        def __init__(self, spec: LoadSpec) -> None:
+            super().__init__(spec)
+            self.itself = self
+            self.alive.append(weakref.ref(self))
+
+    host = open_host(tmp_path, Knotted)
+    try:
+        host.models.unload()
+        assert [engine() for engine in Knotted.alive] == [None]
+    finally:
+        host.close()

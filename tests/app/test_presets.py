@@ -35,50 +35,50 @@ def shown(section: CacheSection, values: list[Any]) -> dict[Any, Any]:
 
 @pytest.mark.parametrize("one", [p for p in PRESETS if not p.needs], ids=lambda one: one.name)
 def test_choosing_a_preset_applies_all_its_values(section: CacheSection, one: Any) -> None:
-    assert section.host.change_many({"eviction": "random", "scope": "global", "budget": "70%"}) == ""
+    assert section.host.models.change_many({"eviction": "random", "scope": "global", "budget": "70%"}) == ""
     now = shown(section, section._choose_preset(one.name))
     assert now[section.alert] == "" and now[section.preset] == one.name and one.source in now[section.about_preset]
-    assert all(section.host.settings[name] == value for name, value in one.values.items())
-    assert section.host.settings["budget"] == "70%"
+    assert all(section.host.models.settings[name] == value for name, value in one.values.items())
+    assert section.host.models.settings["budget"] == "70%"
     for name in ("eviction", "scope", "predictor"):
-        assert now[section.knobs.controls[name]] == one.values[name]
+        assert now[section.setting_controls.controls[name]] == one.values[name]
 
 
 def test_moving_a_knob_afterwards_shows_custom_and_moving_it_back_the_preset(section: CacheSection) -> None:
     section._choose_preset("mixtral_offloading")
-    assert section.host.change("predictor.gate.width", 3) == ""
+    assert section.host.models.change("predictor.gate.width", 3) == ""
     now = shown(section, section.values())
-    assert now[section.preset] == CUSTOM and "Your own values" in now[section.about_preset]
-    assert section.host.change("predictor.gate.width", 0) == ""
+    assert now[section.preset] == CUSTOM and "Your own settings" in now[section.about_preset]
+    assert section.host.models.change("predictor.gate.width", 0) == ""
     assert shown(section, section.values())[section.preset] == "mixtral_offloading"
-    before = section.host.settings
+    before = section.host.models.settings
     assert shown(section, section._choose_preset(CUSTOM))[section.preset] == "mixtral_offloading"
-    assert section.host.settings == before
+    assert section.host.models.settings == before
 
 
 def test_a_refused_preset_is_told_and_changes_nothing(section: CacheSection) -> None:
     section._choose_preset("moe_infinity")
-    before = dict(section.host.settings)
+    before = dict(section.host.models.settings)
     for one in (p for p in PRESETS if p.needs):
         now = shown(section, section._choose_preset(one.name))
         assert "needs a profile of this model" in now[section.alert] and now[section.preset] == "moe_infinity"
-        assert dict(section.host.settings) == before
+        assert dict(section.host.models.settings) == before
     assert "Needs a profile of the model." in preset("adapmoe").help
 
 
 def test_a_refused_variant_puts_its_menu_back(section: CacheSection) -> None:
-    shown_choice, told = section.knobs.turn("layer_slots")("adapmoe")
+    shown_choice, told = section.setting_controls.turn("layer_slots")("adapmoe")
     assert "needs a profile" in told and "Calibrate now" in told and shown_choice == "uniform"
 
 
 def test_slots_per_layer_show_only_where_layers_have_their_own(section: CacheSection) -> None:
     def visible() -> list[bool]:
         values = dict(zip(section.outputs, section.values(), strict=True))
-        parts = (section.knobs.controls["layer_slots"], section.knobs.notes["layer_slots"])
+        parts = (section.setting_controls.controls["layer_slots"], section.setting_controls.notes["layer_slots"])
         return [values[part]["visible"] for part in parts]
 
     assert visible() == [True, True]
-    assert section.host.change("scope", "global") == ""
+    assert section.host.models.change("scope", "global") == ""
     assert visible() == [False, False]
 
 

@@ -22,7 +22,7 @@ from app.store.schema import MIGRATIONS, migrate
 from app.ui.tabs.messages import statistics
 from app.words import lossy, percent, scored
 from core.quality.report import Quality
-from core.settings.config import Sampling
+from core.settings.sampling import Sampling
 from core.types import Piece
 from tests.app.conftest import WAIT_S, QuickEngine, ended, open_host
 from tests.app.test_export import read
@@ -95,25 +95,25 @@ def wait_for(what: Callable[[], bool]) -> None:
 
 def quality_of(host: Host, chat: int | None) -> dict[str, object] | None:
     assert chat is not None
-    return host.messages(chat)[-1].quality
+    return host.chats.messages(chat)[-1].quality
 
 
 def test_an_answer_is_scored_kept_and_shown(lossy_host: Host, engine: type[LossyEngine]) -> None:
     engine.gate.clear()
-    chat = ended(lossy_host.chat(None, "one")).chat_id
+    chat = ended(lossy_host.chats.ask(None, "one")).chat_id
     assert chat is not None
     assert engine.audited.wait(WAIT_S)
     assert quality_of(lossy_host, chat) is None
-    assert lossy_host.quality is None
-    before, told = stamp(lossy_host, chat), statistics(lossy_host.messages(chat)[-1])
+    assert lossy_host.models.quality is None
+    before, told = stamp(lossy_host, chat), statistics(lossy_host.chats.messages(chat)[-1])
     assert told.endswith("· LOSSY 3.1 %")
     engine.gate.set()
     wait_for(lambda: quality_of(lossy_host, chat) is not None)
     assert quality_of(lossy_host, chat) == asdict(FIGURES)
-    assert lossy_host.quality == FIGURES
+    assert lossy_host.models.quality == FIGURES
     assert stamp(lossy_host, chat) != before, "no page would show it"
     assert (
-        statistics(lossy_host.messages(chat)[-1])
+        statistics(lossy_host.chats.messages(chat)[-1])
         == f"{told} · KL 0.021 · agrees 97.2 % · perplexity 3.46 · saved ~1.2 ms/token"
     )
 
@@ -121,25 +121,25 @@ def test_an_answer_is_scored_kept_and_shown(lossy_host: Host, engine: type[Lossy
 def test_the_deck_is_told(lossy_host: Host) -> None:
     with TestClient(build_app(lossy_host), base_url="http://127.0.0.1:7860") as client:
         assert decode(client.get("/live/frame").content)[0]["quality"] is None
-        chat = ended(lossy_host.chat(None, "one")).chat_id
+        chat = ended(lossy_host.chats.ask(None, "one")).chat_id
         wait_for(lambda: quality_of(lossy_host, chat) is not None)
         assert decode(client.get("/live/frame").content)[0]["quality"] == asdict(FIGURES)
 
 
 def test_exact_answers_say_so_and_start_nothing(host: Host) -> None:
-    chat = ended(host.chat(None, "one")).chat_id
+    chat = ended(host.chats.ask(None, "one")).chat_id
     assert chat is not None
-    assert "· EXACT" in statistics(host.messages(chat)[-1])
-    assert host.quality is None
+    assert "· EXACT" in statistics(host.chats.messages(chat)[-1])
+    assert host.models.quality is None
     assert not any(thread.name == "moestro-quality" for thread in threading.enumerate())
 
 
 def test_a_quality_finds_its_answer(lossy_host: Host, engine: type[LossyEngine]) -> None:
     engine.gate.clear()
-    first = ended(lossy_host.chat(None, "one")).chat_id
-    second = ended(lossy_host.chat(None, "two")).chat_id
-    lossy_host.complete([{"role": "user", "content": "for no chat"}], Sampling(max_new_tokens=2)).join(WAIT_S)
-    third = ended(lossy_host.chat(None, "three")).chat_id
+    first = ended(lossy_host.chats.ask(None, "one")).chat_id
+    second = ended(lossy_host.chats.ask(None, "two")).chat_id
+    lossy_host.chats.complete([{"role": "user", "content": "for no chat"}], Sampling(max_new_tokens=2)).join(WAIT_S)
+    third = ended(lossy_host.chats.ask(None, "three")).chat_id
     engine.gate.set()
     wait_for(lambda: quality_of(lossy_host, third) is not None)
     assert [q["answer"] for q in (quality_of(lossy_host, c) for c in (first, second, third)) if q] == [1, 2, 4]
@@ -158,7 +158,7 @@ def test_nothing_is_scored_while_an_answer_is_written(tmp_path: Path, engine: ty
 
     host = open_host(tmp_path, Gated)
     engine.gate.clear()
-    first, second = host.chat(None, "one"), host.chat(None, "two")
+    first, second = host.chats.ask(None, "one"), host.chats.ask(None, "two")
     for _ in range(14):  # all of the first answer
         tokens.release()
     ended(first)
@@ -178,34 +178,34 @@ def test_an_audit_that_fails_is_logged_and_the_next_one_is_made(
 ) -> None:
     engine.breaks = True
     with caplog.at_level(logging.ERROR, "moestro.app"):
-        first = ended(lossy_host.chat(None, "one")).chat_id
+        first = ended(lossy_host.chats.ask(None, "one")).chat_id
         wait_for(lambda: any(r.exc_info and "a figure of nothing" in str(r.exc_info[1]) for r in caplog.records))
     engine.breaks = False
-    second = ended(lossy_host.chat(None, "two")).chat_id
+    second = ended(lossy_host.chats.ask(None, "two")).chat_id
     wait_for(lambda: quality_of(lossy_host, second) is not None)
     assert quality_of(lossy_host, first) is None
 
 
 def test_a_deleted_chat_and_an_unloaded_model_end_it(lossy_host: Host, engine: type[LossyEngine]) -> None:
     engine.gate.clear()
-    chat = ended(lossy_host.chat(None, "one")).chat_id
+    chat = ended(lossy_host.chats.ask(None, "one")).chat_id
     assert chat is not None
-    lossy_host.delete(chat)
-    other = ended(lossy_host.chat(None, "two")).chat_id
+    lossy_host.chats.delete(chat)
+    other = ended(lossy_host.chats.ask(None, "two")).chat_id
     engine.gate.set()
     wait_for(lambda: quality_of(lossy_host, other) is not None)
     engine.gate.clear()
-    last = ended(lossy_host.chat(None, "three")).chat_id
-    lossy_host.unload()
+    last = ended(lossy_host.chats.ask(None, "three")).chat_id
+    lossy_host.models.unload()
     engine.gate.set()
     assert quality_of(lossy_host, last) is None
-    assert lossy_host.quality is None
+    assert lossy_host.models.quality is None
 
 
 def test_closing_does_not_wait_for_what_is_not_scored(tmp_path: Path, engine: type[LossyEngine]) -> None:
     engine.gate.clear()
     host = open_host(tmp_path, engine)
-    chat = ended(host.chat(None, "one")).chat_id
+    chat = ended(host.chats.ask(None, "one")).chat_id
     assert engine.audited.wait(WAIT_S)
     host.close()
     assert not any(thread.name == "moestro-quality" for thread in threading.enumerate())
@@ -218,11 +218,11 @@ def test_closing_does_not_wait_for_what_is_not_scored(tmp_path: Path, engine: ty
 def test_it_is_in_the_export(lossy_host: Host, engine: type[LossyEngine], tmp_path: Path) -> None:
     from app.exports import archive
 
-    chat = ended(lossy_host.chat(None, "one")).chat_id
+    chat = ended(lossy_host.chats.ask(None, "one")).chat_id
     assert chat is not None
     wait_for(lambda: quality_of(lossy_host, chat) is not None)
     engine.gate.clear()
-    ended(lossy_host.regenerate(chat))
+    ended(lossy_host.chats.regenerate(chat))
     tables, manifest = read(archive.write(lossy_host.store, tmp_path / "chat.zip", chat=chat))
     table = tables["answers"]
     assert list(table) == list(DEFINITIONS) == list(manifest["definitions"]["answers"])
@@ -234,7 +234,7 @@ def test_it_is_in_the_export(lossy_host: Host, engine: type[LossyEngine], tmp_pa
     assert new[["scored", "kl", "agreement", "perplexity", "saved_ms"]].isna().all()
     assert new["rate"] == 0.031
     assert set(table["answer"]) == set(tables["tokens"]["answer"])
-    session, _ = read(archive.write(lossy_host.store, tmp_path / "load.zip", load=lossy_host.load_id))
+    session, _ = read(archive.write(lossy_host.store, tmp_path / "load.zip", load=lossy_host.models.load_id))
     assert session["answers"].equals(table)
 
 

@@ -41,7 +41,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def host(tmp_path: Path) -> Iterator[Host]:
     """A host whose answers are long enough for figures."""
     host = open_host(tmp_path)
-    assert host.set_sampling(max_new_tokens=40) == ""
+    assert host.chats.set_sampling(max_new_tokens=40) == ""
     yield host
     host.close()
     assert host.regret.pid is None
@@ -60,11 +60,11 @@ def told(meter: Regret, load: int | None, settings: Any, until: Callable[[Told],
 
 
 def figures(host: Host, tokens: int) -> Told:
-    return told(host.regret, host.load_id, host.settings, lambda view: view["tokens"] == tokens)
+    return told(host.regret, host.models.load_id, host.models.settings, lambda view: view["tokens"] == tokens)
 
 
 def ask(host: Host, chat: int | None = None) -> Answer:
-    return ended(host.chat(chat, "what is in the cache"))
+    return ended(host.chats.ask(chat, "what is in the cache"))
 
 
 def expected(host: Host, steps: list[StepRecord], warm: int, settings: Settings) -> RegretReport:
@@ -86,11 +86,11 @@ def expected(host: Host, steps: list[StepRecord], warm: int, settings: Settings)
 
 
 def test_the_figures_are_those_of_the_sessions_routing(host: Host) -> None:
-    assert host.regret.view(host.load_id, host.settings) is not None
+    assert host.regret.view(host.models.load_id, host.models.settings) is not None
     answer = ask(host)
     view = figures(host, 40)
-    steps = list(host.store.steps.records(load=host.load_id))
-    report = expected(host, steps, 0, host.settings)
+    steps = list(host.store.steps.records(load=host.models.load_id))
+    report = expected(host, steps, 0, host.models.settings)
     decode = [step for step in steps if step.phase == "decode"]
     assert view["state"] == "ready"
     assert (view["policy"], view["title"], view["left_out"]) == ("lru", "LRU", 0)
@@ -113,7 +113,7 @@ def test_the_deck_gets_the_figures_with_its_frames(host: Host) -> None:
         reply = client.get("/live/frame", params={"since": first.headers["x-version"]})
         assert frames.decode(reply.content)[0]["regret"] == view
         assert client.get("/live/frame", params={"since": reply.headers["x-version"]}).status_code == 204
-        assert host.change("regret", False) == ""
+        assert host.models.change("regret", False) == ""
         off = client.get("/live/frame", params={"since": reply.headers["x-version"]})
         assert frames.decode(off.content)[0]["regret"] is None
 
@@ -121,23 +121,23 @@ def test_the_deck_gets_the_figures_with_its_frames(host: Host) -> None:
 def test_another_policy_begins_a_new_count_and_another_budget_new_shadows(host: Host) -> None:
     chat = ask(host).chat_id
     figures(host, 40)
-    assert host.change("eviction", "lfu") == ""
-    view = host.regret.view(host.load_id, host.settings)
+    assert host.models.change("eviction", "lfu") == ""
+    view = host.regret.view(host.models.load_id, host.models.settings)
     assert view is not None
     assert (view["state"], view["tokens"], view["title"]) == ("warming", 0, "LFU")
     ask(host, chat)
     view = figures(host, 40)
-    steps = list(host.store.steps.records(load=host.load_id))
+    steps = list(host.store.steps.records(load=host.models.load_id))
     last = [step for step in steps[-40:] if step.phase == "decode"]
     assert view["own"] == pytest.approx(sum(s.hits for s in last) / sum(s.requests for s in last))
-    assert host.change("budget", "75%") == ""
+    assert host.models.change("budget", "75%") == ""
     ask(host, chat)
-    all_steps = list(host.store.steps.records(load=host.load_id))
-    report = expected(host, all_steps, len(steps), host.settings)
+    all_steps = list(host.store.steps.records(load=host.models.load_id))
+    report = expected(host, all_steps, len(steps), host.models.settings)
     told(
         host.regret,
-        host.load_id,
-        host.settings,
+        host.models.load_id,
+        host.models.settings,
         lambda view: view["tokens"] == 40 and (view["belady"], view["alone"]) == (report.belady, report.rates["lfu"]),
     )
 
@@ -147,16 +147,16 @@ def test_off_ends_the_process_and_on_begins_again(host: Host) -> None:
     figures(host, 40)
     pid = host.regret.pid
     assert pid is not None
-    assert host.change("regret", False) == ""
-    assert host.regret.view(host.load_id, host.settings) is None
+    assert host.models.change("regret", False) == ""
+    assert host.regret.view(host.models.load_id, host.models.settings) is None
     gone(pid)
     ask(host)
     assert host.regret.pid is None
-    assert host.change("regret", True) == ""
+    assert host.models.change("regret", True) == ""
     ask(host)
     assert figures(host, 40)["state"] == "ready"
-    assert host.change("telemetry", False) == ""
-    untold = host.regret.view(host.load_id, host.settings)
+    assert host.models.change("telemetry", False) == ""
+    untold = host.regret.view(host.models.load_id, host.models.settings)
     assert untold is not None
     assert untold["state"] == "untold"
 
@@ -166,10 +166,10 @@ def test_a_model_that_goes_takes_the_process_along_and_the_next_one_starts_afres
     figures(host, 40)
     pid = host.regret.pid
     assert pid is not None
-    host.unload()
-    assert host.regret.view(host.load_id, host.settings) is None
+    host.models.unload()
+    assert host.regret.view(host.models.load_id, host.models.settings) is None
     gone(pid)
-    assert host.load(host.plan("demo")).join(WAIT_S)
+    assert host.loader.load(host.loader.plan("demo")).join(WAIT_S)
     ask(host)
     assert figures(host, 40)["state"] == "ready"
 
@@ -184,7 +184,7 @@ def gone(pid: int) -> None:
 
 def test_closing_leaves_no_process(tmp_path: Path) -> None:
     host = open_host(tmp_path)
-    host.set_sampling(max_new_tokens=40)
+    host.chats.set_sampling(max_new_tokens=40)
     ask(host)
     figures(host, 40)
     pid = host.regret.pid
@@ -258,8 +258,8 @@ def test_a_process_that_is_lost_is_replaced_and_too_many_losses_are_told(host: H
     ask(host, chat)  # ... which these are enough for, however few those were
     told(
         host.regret,
-        host.load_id,
-        host.settings,
+        host.models.load_id,
+        host.models.settings,
         lambda view: view["state"] == "ready" and host.regret.pid not in (None, pid),
     )
 

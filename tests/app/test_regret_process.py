@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 import sys
 from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -15,12 +15,12 @@ import pytest
 from app.services import regret, regret_worker
 from app.services.regret_feed import Step, arrays, imitated
 from app.services.regret_process import Lost, Process
-from core.prediction.worker import messages
-from core.prediction.worker.process import ROOT
 from core.settings.config import Settings
 from core.types import StepRecord
 from tests.app.conftest import WAIT_S
 from tests.fakes import SHAPE
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def passes(count: int) -> list[StepRecord]:
@@ -56,7 +56,7 @@ def test_the_process_is_modest_and_ends_with_whoever_started_it() -> None:
     told = psutil.Process(process.pid)
     if os.name == "posix":
         assert told.nice() == 19
-    process._to.close()  # as when the application is killed
+    process._worker.pipe.close()  # as when the application is killed
     assert told.wait(WAIT_S) == 0
     process.end()
     with pytest.raises(Lost):
@@ -69,26 +69,6 @@ def test_the_process_needs_no_torch() -> None:
         "sys.exit(len({'torch', 'transformers'} & {*sys.modules}))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
-
-
-def test_messages_arrive_as_they_were_sent() -> None:
-    stream = io.BytesIO()
-    sent = {
-        "ids": np.arange(12, dtype=np.int16).reshape(3, 2, 2),
-        "decode": np.array([True, False]),
-        "none": np.zeros((0, 4), np.float32),
-    }
-    messages.write(stream, {"warm": True, "n": 1.5}, sent)
-    messages.write(stream, {"report": True})
-    stream.seek(0)
-    head, found = messages.read(stream)
-    assert head == {"warm": True, "n": 1.5}
-    assert {name: (a.dtype, a.tolist()) for name, a in found.items()} == {
-        name: (a.dtype, a.tolist()) for name, a in sent.items()
-    }
-    assert messages.read(stream) == ({"report": True}, {})
-    with pytest.raises(EOFError):
-        messages.read(stream)
 
 
 def test_a_policy_of_the_users_own_has_no_shadow_and_is_compared_by_what_it_hits() -> None:

@@ -18,14 +18,14 @@ from tests.app.served import ask
 
 
 def test_every_answer_has_a_seed_in_store_line_and_export(host: Host) -> None:
-    assert host.sampling.seed == -1
-    assert host.set_sampling(temperature=0.5, top_k=7) == ""
-    chat = ended(host.chat(None, "first")).chat_id
+    assert host.chats.sampling.seed == -1
+    assert host.chats.set_sampling(temperature=0.5, top_k=7) == ""
+    chat = ended(host.chats.ask(None, "first")).chat_id
     assert chat is not None
-    ended(host.chat(chat, "second"))
-    assert host.set_sampling(seed=11, temperature=0) == ""
-    ended(host.chat(chat, "third"))
-    told = [m for m in host.messages(chat) if m.role == "assistant"]
+    ended(host.chats.ask(chat, "second"))
+    assert host.chats.set_sampling(seed=11, temperature=0) == ""
+    ended(host.chats.ask(chat, "third"))
+    told = [m for m in host.chats.messages(chat) if m.role == "assistant"]
     drawn = [m.stats and m.stats["sampling"] for m in told]
     assert [(one["temperature"], one["top_k"]) for one in drawn if one] == [(0.5, 7), (0.5, 7), (0.0, 7)]
     seeds = [m.stats["seed"] for m in told if m.stats]

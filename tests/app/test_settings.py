@@ -26,19 +26,19 @@ from tests.fakes import FakeEngine
     ],
 )
 def test_a_bad_setting_is_told_and_changes_nothing(host: Host, name: str, value: object, told: str) -> None:
-    before = dict(host.settings)
-    assert told in host.change(name, value)
-    assert told in host.change_many({"link_latency_us": 77.0, name: value})
-    assert dict(host.settings) == before
+    before = dict(host.models.settings)
+    assert told in host.models.change(name, value)
+    assert told in host.models.change_many({"link_latency_us": 77.0, name: value})
+    assert dict(host.models.settings) == before
 
 
 def test_a_bad_sampling_value_is_told_and_changes_nothing(host: Host) -> None:
-    before = host.sampling
-    assert "must lie between" in host.set_sampling(top_k=5, temperature=9)
-    assert "no sampling setting" in host.set_sampling(heat=1)
-    assert host.sampling == before
-    assert host.set_sampling(temperature=0.5) == ""
-    assert host.sampling == replace(before, temperature=0.5)
+    before = host.chats.sampling
+    assert "must lie between" in host.chats.set_sampling(top_k=5, temperature=9)
+    assert "no sampling setting" in host.chats.set_sampling(heat=1)
+    assert host.chats.sampling == before
+    assert host.chats.set_sampling(temperature=0.5) == ""
+    assert host.chats.sampling == replace(before, temperature=0.5)
 
 
 def test_an_engine_that_refuses_or_fails_a_change_is_told(
@@ -51,19 +51,19 @@ def test_an_engine_that_refuses_or_fails_a_change_is_told(
         raise RuntimeError("CUDA error 700")
 
     monkeypatch.setattr(FakeEngine, "change", refuse)
-    assert host.change("budget", "100%") == "The device has only 3 GB free."
+    assert host.models.change("budget", "100%") == "The device has only 3 GB free."
     monkeypatch.setattr(FakeEngine, "change", fail)
-    assert "error inside Moestro" in host.change("budget", "100%")
+    assert "error inside Moestro" in host.models.change("budget", "100%")
     assert "CUDA error 700" in caplog.text
-    assert str(host.settings["budget"]) == "50%"
+    assert str(host.models.settings["budget"]) == "50%"
 
 
 def test_settings_move_while_tokens_stream_and_are_recorded(gated_host: Host, gated: type[GatedEngine]) -> None:
-    answer = gated_host.chat(None, "one")
+    answer = gated_host.chats.ask(None, "one")
     gated.gate.release(2)
     follow(answer, lambda a: a.n_tokens == 2)
-    assert gated_host.change("budget", "25%") == ""
-    assert str(gated_host.settings["budget"]) == "25%"
+    assert gated_host.models.change("budget", "25%") == ""
+    assert str(gated_host.models.settings["budget"]) == "25%"
     gated.gate.release(100)
     ended(answer)
     rows = gated_host.store.db.rows("SELECT * FROM changes")
@@ -73,8 +73,8 @@ def test_settings_move_while_tokens_stream_and_are_recorded(gated_host: Host, ga
 
 
 def test_with_telemetry_off_only_the_change_itself_is_recorded(host: Host) -> None:
-    assert host.change("telemetry", False) == ""
-    answer = ended(host.chat(None, "one"))
+    assert host.models.change("telemetry", False) == ""
+    answer = ended(host.chats.ask(None, "one"))
     assert answer.n_tokens == 12
     assert len(list(host.store.steps.records(chat=answer.chat_id))) == 1
     assert [r["name"] for r in host.store.db.rows("SELECT name FROM changes")] == ["telemetry"]
@@ -82,35 +82,36 @@ def test_with_telemetry_off_only_the_change_itself_is_recorded(host: Host) -> No
 
 def test_settings_sampling_and_model_are_remembered(tmp_path: Path) -> None:
     host = open_host(tmp_path, loaded=False)
-    assert host.last_spec() is None
-    assert host.change("budget", "75%") == ""
-    assert host.plan("demo").settings["budget"] == "75%"
-    loading = host.load(host.plan("demo", context=320, format="int8"))
+    assert host.loader.last_spec() is None
+    assert host.models.change("budget", "75%") == ""
+    assert host.loader.plan("demo").settings["budget"] == "75%"
+    loading = host.loader.load(host.loader.plan("demo", context=320, format="int8"))
     assert loading.join(WAIT_S)
-    assert (host.model, host.context, host.settings["budget"]) == ("demo", 320, "75%")
-    assert host.change("eviction", "lfu") == ""
-    host.set_sampling(temperature=0.7)
+    assert (host.models.model, host.models.context, host.models.settings["budget"]) == ("demo", 320, "75%")
+    assert host.models.change("eviction", "lfu") == ""
+    host.chats.set_sampling(temperature=0.7)
     host.close()
 
     host = open_host(tmp_path, loaded=False)
-    spec = host.last_spec()
+    spec = host.loader.last_spec()
     assert spec is not None
     assert (spec.model, spec.context, spec.format) == ("demo", 320, "int8")
     assert (spec.settings["budget"], spec.settings["eviction"]) == ("75%", "lfu")
-    assert host.sampling.temperature == 0.7
+    assert host.chats.sampling.temperature == 0.7
     host.close()
 
 
 def test_forgotten_names_of_an_earlier_version_do_no_harm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = Store(tmp_path)
-    store.db.put("settings", {"budget": "75%", "gone": 1, "eviction": "gone"})
+    seeds = {"eviction.random.seed": 7, "substitute.random.seed": 7}  # settings until they became constants
+    store.db.put("settings", {"budget": "75%", "gone": 1, "eviction": "gone", **seeds})
     store.db.put("sampling", {"top_k": 4, "gone": 1})
     store.db.put("spec", {"model": "demo", "gone": 1, "format": "gone", "context": 320})
     store.close()
     host = open_host(tmp_path, loaded=False)
-    assert (host.settings["budget"], host.sampling.top_k) == ("75%", 4)
-    spec = host.last_spec()
+    assert (host.models.settings["budget"], host.chats.sampling.top_k) == ("75%", 4)
+    spec = host.loader.last_spec()
     assert spec is not None
     assert (spec.model, spec.format, spec.context) == ("demo", "checkpoint", 320)
-    assert caplog.text.count("earlier version") == 4
+    assert caplog.text.count("earlier version") == 4 + len(seeds)
     host.close()

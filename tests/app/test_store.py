@@ -192,9 +192,9 @@ CHILD = """
                 yield piece
 
     host = Host(Store(Path(sys.argv[1])), Telling, fake_estimate)
-    host.set_sampling(max_new_tokens=30000)
-    host.load(host.plan("demo")).join(20)
-    answer, version = host.chat(None, "tell me everything"), -1
+    host.chats.set_sampling(max_new_tokens=30000)
+    host.loader.load(host.loader.plan("demo")).join(20)
+    answer, version = host.chats.ask(None, "tell me everything"), -1
     while not answer.finished:
         version = answer.wait(version, 20)
         print("shown", answer.n_tokens, flush=True)

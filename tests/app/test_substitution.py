@@ -30,7 +30,9 @@ def section(tmp_path: Path) -> Iterator[SubstitutionSection]:
 def acting(section: SubstitutionSection) -> set[str]:
     """The general settings whose controls show."""
     shown = dict(zip(section.outputs, section.values(), strict=True))
-    return {name for name, part in section.knobs.controls.items() if "." not in name and shown[part]["visible"]}
+    return {
+        name for name, part in section.setting_controls.controls.items() if "." not in name and shown[part]["visible"]
+    }
 
 
 @pytest.mark.parametrize(
@@ -69,54 +71,61 @@ def acting(section: SubstitutionSection) -> set[str]:
 def test_a_control_shows_where_it_does_something(
     section: SubstitutionSection, changes: dict[str, object], shown: set[str]
 ) -> None:
-    assert section.host.change_many({"substitute": "random", **changes}) == ""
+    assert section.host.models.change_many({"substitute": "random", **changes}) == ""
     assert acting(section) == {"miss", "execute"} | shown
 
 
 def test_a_variants_own_parameters_show_while_it_substitutes(section: SubstitutionSection) -> None:
     def groups() -> set[str]:
         shown = dict(zip(section.outputs, section.values(), strict=True))
-        return {name for (_, name), part in section.knobs.groups.items() if shown[part]["visible"]}
+        return {name for (_, name), part in section.setting_controls.groups.items() if shown[part]["visible"]}
 
-    assert section.host.change("substitute", "cache_prior") == ""
+    assert section.host.models.change("substitute", "cache_prior") == ""
     assert groups() == set()
-    assert section.host.change("miss", "substitute_drop") == ""
+    assert section.host.models.change("miss", "substitute_drop") == ""
     assert groups() == {"cache_prior"}
-    assert section.host.change("miss", "drop") == ""
+    assert section.host.models.change("miss", "drop") == ""
     assert groups() == set()
 
 
 def test_a_refusal_stays_until_something_changes_and_offers_the_way(section: SubstitutionSection) -> None:
-    shown, told, *_ = section.knobs.turn("miss")("substitute")
+    shown, told, *_ = section.setting_controls.turn("miss")("substitute")
     assert shown == "wait" and "Buddies&#x27; needs a profile" in told and 'data-open="tab-calibrate"' in told
     assert section.values()[0] == gr.skip()
-    section.host._engine.use_profile(fake_profile())  # type: ignore[union-attr]
+    section.host.models.loaded.engine.use_profile(fake_profile())  # type: ignore[union-attr]
     assert section.values()[0] == ""
-    assert section.knobs.turn("miss")("substitute")[1] == "" and section.host.settings["miss"] == "substitute"
+    assert (
+        section.setting_controls.turn("miss")("substitute")[1] == ""
+        and section.host.models.settings["miss"] == "substitute"
+    )
     assert "button" not in notice("protect 'x' is not understood.")
 
 
 def test_exact_again_is_one_click_and_a_preset_turns_the_section(section: SubstitutionSection) -> None:
     host = section.host
-    host._engine.use_profile(fake_profile())  # type: ignore[union-attr]
-    assert host.change_many(preset("buddymoe").values) == ""
+    host.models.loaded.engine.use_profile(fake_profile())  # type: ignore[union-attr]
+    assert host.models.change_many(preset("buddymoe").values) == ""
     assert host_state(host)["lossy"] and "gate_percentile" in acting(section)
     section._exact()
-    assert (host.settings["miss"], host.settings["execute"], host.settings["gate"]) == ("wait", "off", "percentile")
+    assert (host.models.settings["miss"], host.models.settings["execute"], host.models.settings["gate"]) == (
+        "wait",
+        "off",
+        "percentile",
+    )
     assert not host_state(host)["lossy"] and "gate_percentile" not in acting(section)
 
 
 def test_the_look_at_what_is_changed_survives_the_wire(host: Host) -> None:
     def sent() -> tuple[dict[str, object], dict[str, frames.Array]]:
-        ended(host.chat(None, "go"))
-        return frames.decode(frames.encode(host.frame(1)))
+        ended(host.chats.ask(None, "go"))
+        return frames.decode(frames.encode(host.models.frame(1)))
 
     head, arrays = sent()
     assert head["lossy"] is None and head["exact"] and not any("." in name for name in arrays)
-    host._engine.use_profile(fake_profile())  # type: ignore[union-attr]
-    assert host.change_many({"miss": "substitute", "gate": "tau", "gate_tau": 0.25}) == ""
+    host.models.loaded.engine.use_profile(fake_profile())  # type: ignore[union-attr]
+    assert host.models.change_many({"miss": "substitute", "gate": "tau", "gate_tau": 0.25}) == ""
     head, arrays = sent()
-    look = host.frame(1).lossy  # type: ignore[union-attr]
+    look = host.models.frame(1).lossy  # type: ignore[union-attr]
     assert look is not None and look.buddies is not None
     assert head["lossy"] == {"rate": look.rate, "buddies_max": pytest.approx(0.62)} and look.rate > 0
     for name in ("per_layer", "tae", "threshold", "delta", "beta"):
@@ -124,7 +133,7 @@ def test_the_look_at_what_is_changed_survives_the_wire(host: Host) -> None:
     assert arrays["lossy.threshold"].tolist() == [0.25] * 4 and np.isnan(arrays["lossy.beta"]).all()
     quality = arrays["lossy.buddies"] / 255 * 0.62
     assert quality[5, 7] == pytest.approx(0.62) and quality[5, 2] == pytest.approx(0.31, abs=0.62 / 255)
-    assert host.change("substitute", "random") == ""
+    assert host.models.change("substitute", "random") == ""
     head, arrays = sent()
     assert head["lossy"]["buddies_max"] is None and "lossy.buddies" not in arrays  # type: ignore[index]
 

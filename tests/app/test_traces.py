@@ -24,7 +24,7 @@ from tests.fakes import SHAPE
 
 
 def asked(host: Host, chat: int | None = None) -> int:
-    answer = ended(host.chat(chat, "where does it go"))
+    answer = ended(host.chats.ask(chat, "where does it go"))
     assert answer.chat_id is not None
     return answer.chat_id
 
@@ -48,8 +48,8 @@ def test_a_chat_is_a_trace_of_what_the_engine_routed(host: Host, tmp_path: Path)
     assert chunk.rid.tolist() == [0] * 13 + [1] * 13
     config = Config("lru", SHAPE.total // 2)
     assert simulate(file, [config], processes=1) == simulate(found, [config], processes=1)
-    (everything,) = host.store.traces(None, host.load_id)
-    assert everything.tokens == sum(s.tokens for s in host.store.steps.records(load=host.load_id))
+    (everything,) = host.store.traces(None, host.models.load_id)
+    assert everything.tokens == sum(s.tokens for s in host.store.steps.records(load=host.models.load_id))
 
 
 def a_step(shape: ModelShape, index: int, tokens: int) -> StepRecord:
@@ -101,7 +101,7 @@ def test_a_chat_with_two_models_has_two_traces_and_long_ones_come_in_pieces(tmp_
 
 
 def test_a_crash_keeps_every_pass_that_was_computed(gated_host: Host, gated: type[GatedEngine], tmp_path: Path) -> None:
-    answer = gated_host.chat(None, "hello")
+    answer = gated_host.chats.ask(None, "hello")
     gated.gate.release(5)
 
     def written(now: Answer) -> bool:
@@ -124,16 +124,16 @@ def test_the_recording_is_deleted_apart_from_the_words(gated_host: Host, gated: 
     while gated.gate.acquire(blocking=False):
         pass
     before = texts(gated_host, chat)
-    running = gated_host.chat(chat, "more")
+    running = gated_host.chats.ask(chat, "more")
     with pytest.raises(BusyError, match="Stop the answer"):
-        gated_host.delete_recording(chat)
-    gated_host.stop(chat)
+        gated_host.chats.delete_recording(chat)
+    gated_host.chats.stop(chat)
     assert running.join(WAIT_S)
-    gated_host.delete_recording(chat)
+    gated_host.chats.delete_recording(chat)
     assert gated_host.store.traces(chat) == []
     assert texts(gated_host, chat)[: len(before)] == before
     with pytest.raises(MoestroError, match="no longer exists"):
-        gated_host.delete_recording(chat + 1)
+        gated_host.chats.delete_recording(chat + 1)
 
 
 def test_a_full_disk_is_told_and_leaves_no_half(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,11 @@ def test_traces_are_links(host: Host, tmp_path: Path) -> None:
     with TestClient(build_app(host), base_url="http://127.0.0.1:7860") as client:
         assert client.get("/export/session.trace").status_code == 404
         chat = asked(host)
-        for name in (f"/export/{chat}.trace", f"/export/{chat}.trace?load={host.load_id}", "/export/session.trace"):
+        for name in (
+            f"/export/{chat}.trace",
+            f"/export/{chat}.trace?load={host.models.load_id}",
+            "/export/session.trace",
+        ):
             reply = client.get(name)
             assert reply.headers["content-disposition"].endswith('.trace"')
             (tmp_path / "got.trace").write_bytes(reply.content)

@@ -59,14 +59,14 @@ def test_an_answer_ends_within_a_step_when_its_client_leaves(
 def test_an_answer_leaves_the_queue_when_its_client_leaves(
     port: int, busy_host: Host, endless: type[EndlessEngine], stream: bool
 ) -> None:
-    first = busy_host.complete([{"role": "user", "content": "talk for ever"}], busy_host.sampling)
+    first = busy_host.chats.complete([{"role": "user", "content": "talk for ever"}], busy_host.chats.sampling)
     assert endless.talking.wait(WAIT_S)
     client = post(port, ask("read for ever", stream=stream))
-    eventually(lambda: busy_host.waiting == 1)
+    eventually(lambda: busy_host.chats.waiting == 1)
     client.close()
-    eventually(lambda: busy_host.waiting == 0)
+    eventually(lambda: busy_host.chats.waiting == 0)
     assert not first.finished
-    busy_host.stop_answer(first)
+    busy_host.chats.stop_answer(first)
     assert first.join(WAIT_S)
     eventually(lambda: not busy_host.busy)
     assert not endless.reading.is_set(), "it was written for nobody"
@@ -76,10 +76,10 @@ def test_a_full_queue_holds_no_thread_and_refuses_the_next(port: int, busy_host:
     url = f"http://127.0.0.1:{port}"
     with ExitStack() as clients:
         clients.enter_context(post(port, ask("talk for ever")))
-        eventually(lambda: busy_host.busy and busy_host.waiting == 0)
+        eventually(lambda: busy_host.busy and busy_host.chats.waiting == 0)
         for number in range(MOST_WAITING):
             clients.enter_context(post(port, ask("talk for ever", stream=bool(number % 2))))
-        eventually(lambda: busy_host.waiting == MOST_WAITING)
+        eventually(lambda: busy_host.chats.waiting == MOST_WAITING)
         eventually(lambda: httpx.get(f"{url}/threads-in-use").json() == 0)
         began_s = time.monotonic()
         assert httpx.get(f"{url}/healthz").json()["waiting"] == MOST_WAITING
@@ -90,9 +90,9 @@ def test_a_full_queue_holds_no_thread_and_refuses_the_next(port: int, busy_host:
         assert int(refused.headers["retry-after"]) >= 1
         error = refused.json()["error"]
         assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", None, "queue_full")
-        assert f"{MOST_WAITING} answers wait" in error["message"]
+        assert f"{MOST_WAITING} answers are waiting" in error["message"]
         with pytest.raises(QueueFullError):
-            busy_host.chat(None, "the dashboard's own wait in the same queue")
+            busy_host.chats.ask(None, "the dashboard's own wait in the same queue")
         assert busy_host.store.chats.all() == [], "a refused message left a chat behind"
     eventually(lambda: not busy_host.busy)
 
@@ -110,7 +110,7 @@ def test_the_expected_wait_is_that_of_answers_that_ended(monkeypatch: pytest.Mon
         turns.end()
     turns.begin()
     now[0] += 10
-    with pytest.raises(QueueFullError, match="free in about 20 s, and its turn comes about 100 min after") as caught:
+    with pytest.raises(QueueFullError, match="free in about 20 s, and its answer begins about 100 min after") as caught:
         turns.require_place(MOST_WAITING)
     assert caught.value.retry_s == 20
     now[0] += 1000

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from app.services.analysis import whatif
+from app.services.analysis import whatif, whatif_csv
 from app.services.analysis.measured import Pass, measure
 from app.services.analysis.whatif import About, Bound, Row, Table, cliff, lru_cliff, sizes
 from core.errors import SettingError
@@ -27,7 +27,7 @@ ABOUT = About(
     "filled",
     1_000_000,
     CLOCK,
-    "times as typed",
+    "times as entered",
     chosen=("lru", "none", 8),
     created="2026-01-01T00:00:00+00:00",
 )
@@ -143,7 +143,7 @@ def test_a_table_survives_being_kept() -> None:
 
 def test_csv_has_every_row_with_its_bounds() -> None:
     made = replace(table(), about=replace(ABOUT, name="two\nlines, one, name"))
-    lines = whatif.to_csv(made).splitlines()
+    lines = whatif_csv.to_csv(made).splitlines()
     head = [line for line in lines if line.startswith("#")]
     assert "# name: two lines, one, name" in head
     assert any("simulated" in line for line in head)
@@ -154,7 +154,7 @@ def test_csv_has_every_row_with_its_bounds() -> None:
     assert float(first["hit_rate_to_belady"]) == pytest.approx(0.05)
     assert float(first["bytes_per_token"]) == pytest.approx(3.6e6)
     assert float(first["tpot_to_everything_resident_ms"]) == pytest.approx(7.2)
-    unknown = whatif.to_csv(replace(made, about=replace(ABOUT, expert_bytes=0, clock=None)))
+    unknown = whatif_csv.to_csv(replace(made, about=replace(ABOUT, expert_bytes=0, clock=None)))
     first = next(csv.DictReader(line for line in unknown.splitlines() if not line.startswith("#")))
     assert (first["bytes_per_token"], first["everything_resident_tpot_ms"]) == ("", "")
 

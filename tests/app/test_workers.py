@@ -24,7 +24,7 @@ def test_work_is_done_in_other_processes_and_comes_back_in_its_place() -> None:
 def test_what_goes_wrong_there_is_raised_here() -> None:
     with pytest.raises(TraceError, match="7 is not a trace"):
         workers.run([workers.Task(refuse, (7,))], threading.Event(), lambda at, result: None)
-    with pytest.raises(MoestroError, match="ended by itself"):
+    with pytest.raises(MoestroError, match="simulation process died"):
         workers.run([workers.Task(die)], threading.Event(), lambda at, result: None)
 
 

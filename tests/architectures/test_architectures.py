@@ -13,7 +13,9 @@ from core.capacity.plan import CLOSE, plan
 from core.engine import Engine
 from core.errors import ModelError
 from core.hf import CheckpointReader, find_experts, load_skeleton, meta_skeleton
-from core.settings.config import LoadSpec, Sampling, Settings
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
+from core.settings.sampling import Sampling
 from tests.architectures.scan import moe_types
 from tests.architectures.table import page, stated
 from tests.architectures.trial import known, random_model, save, try_type

@@ -22,7 +22,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from core.engine import Engine
 from core.errors import ModelError
 from core.hf.text_only import keep_text
-from core.settings.config import LoadSpec, Settings
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
 from tests.architectures.tiny import tiny
 from tests.tiny_tokenizer import save_tokenizer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bench.turns import Job, take_part
+from bench.measure_protocol import Job, take_part
 
 
 def prepare(job: Job) -> Callable[[], Job]:

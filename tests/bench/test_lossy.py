@@ -14,7 +14,7 @@ import pytest
 from bench import lossy, speculating
 from bench.claims import verdict
 from core.evaluate.modes import modes_of
-from core.evaluate.rows import Row
+from core.evaluate.rows import EvaluationRow
 from core.profile import Profile
 from tests.engine.profiles import drawn_profile
 
@@ -64,7 +64,10 @@ def test_redundancy_is_the_best_pair() -> None:
 def test_what_was_measured_is_kept(tmp_path: Path) -> None:
     pace = SimpleNamespace(gbps=0.25, latency_us=10.0)
     engine: Any = SimpleNamespace(transfers=SimpleNamespace(pace=pace))
-    rows = [Row("exact", "Exact", 0.5, tok_s=3.0), Row("drop", "Drop", 0.5, settings={"miss": "drop"})]
+    rows = [
+        EvaluationRow("exact", "Exact", 0.5, tok_s=3.0),
+        EvaluationRow("drop", "Drop", 0.5, settings={"miss": "drop"}),
+    ]
     first = lossy.Kept(tmp_path, {"tokens": 8})
     assert first.rows == [] and first.link(engine)["link_gbps"] == 0.25
     for row in rows:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from bench import predictors
-from bench.overheard import Overheard
+from bench.predictor_probe import PredictorProbe
 from bench.skeleton import TINY, measure
-from core.policy.predict import Guess, Predictor, View
+from core.policy.predict import Prediction, Predictor, View
 from core.settings.registry import variants
 from tests.engine.profiles import drawn_profile
 from tests.policy.views import Looking, Pass
@@ -23,47 +23,47 @@ class Script(Predictor):
 
     starts = True
 
-    def __init__(self, *calls: Sequence[Guess]) -> None:
+    def __init__(self, *calls: Sequence[Prediction]) -> None:
         self._calls = iter(calls)
 
-    def begin(self, view: View) -> Sequence[Guess]:
+    def begin(self, view: View) -> Sequence[Prediction]:
         return next(self._calls)
 
-    def predict(self, view: View) -> Sequence[Guess]:
+    def predict(self, view: View) -> Sequence[Prediction]:
         return next(self._calls)
 
 
 def test_recall_goes_by_the_last_word_on_each_layer_by_hand() -> None:
-    heard = Overheard(
+    probe = PredictorProbe(
         Script(
-            [Guess(0, 1, 0.9), Guess(1, 7, 0.5)],  # before the first pass
-            [Guess(1, 2, 0.2), Guess(1, 4, 0.1), Guess(1, 3, 0.3)],
-            [Guess(0, 5, 0.5)],
+            [Prediction(0, 1, 0.9), Prediction(1, 7, 0.5)],  # before the first pass
+            [Prediction(1, 2, 0.2), Prediction(1, 4, 0.1), Prediction(1, 3, 0.3)],
+            [Prediction(0, 5, 0.5)],
             [],
-            [Guess(1, 1, 1.0)],
-            [Guess(0, 0, 1.0)],
+            [Prediction(1, 1, 1.0)],
+            [Prediction(0, 0, 1.0)],
         ),
         patient=True,
     )  # and the second
     for one in (Pass(1, np.array([[[0, 1]], [[2, 3]]])), Pass(1, np.array([[[5, 6]], [[0, 1]]]))):
-        heard.begin(Looking(one, -1, 8))
+        probe.begin(Looking(one, -1, 8))
         for layer in range(2):
-            heard.predict(Looking(one, layer, 8))
+            probe.predict(Looking(one, layer, 8))
     # Layer 0: 1 of 0 1, then 5 of 5 6. Layer 1: of 3 2 4 both of 2 3 (7 was overtaken), then 1 of 0 1.
-    assert heard.recall(2) == [0.5, 0.75]
-    assert heard.recall(2, width=1) == [0.5, 0.5]
-    assert heard.named() == (1 + 3 + 1 + 1) / 4
-    assert all(ms > 0 for ms in heard.ms_per_token().values())
+    assert probe.recall(2) == [0.5, 0.75]
+    assert probe.recall(2, width=1) == [0.5, 0.5]
+    assert probe.named() == (1 + 3 + 1 + 1) / 4
+    assert all(ms > 0 for ms in probe.ms_per_token().values())
 
 
 def test_passes_of_many_tokens_are_not_counted() -> None:
-    heard = Overheard(Script([], [], []), patient=False)
+    probe = PredictorProbe(Script([], [], []), patient=False)
     one = Pass(1, np.array([[[0, 1], [2, 3]], [[2, 3], [0, 1]]]))
-    heard.begin(Looking(one, -1, 8))
+    probe.begin(Looking(one, -1, 8))
     for layer in range(2):
-        heard.predict(Looking(one, layer, 8))
-    assert heard.recall(2) == [0.0, 0.0] and heard.named() == 0.0
-    assert heard.ms_per_token() == {"wall": 0.0, "cpu": 0.0}
+        probe.predict(Looking(one, layer, 8))
+    assert probe.recall(2) == [0.0, 0.0] and probe.named() == 0.0
+    assert probe.ms_per_token() == {"wall": 0.0, "cpu": 0.0}
 
 
 def test_the_cost_in_a_large_model_is_measured_for_every_predictor() -> None:

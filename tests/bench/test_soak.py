@@ -13,7 +13,7 @@ import pytest
 from bench.soak.figures import after_warm_up, at_share, quantiles, slope, thinned
 from bench.soak.result import Seen, course, result, table
 from bench.soak.score import Score
-from bench.soak.server import Held
+from bench.soak.server import ResourceUse
 from bench.soak.values import value
 from core.settings.config import Settings, params
 from core.types import ModelShape
@@ -104,7 +104,7 @@ def seen_for(minutes: int, growth_mb: float) -> Seen:
     dice = random.Random(1)
     for at in range(0, minutes * 60, 5):
         size = int(3e8 + 1e6 * (growth_mb * at / 60 + dice.gauss(0, 2)))
-        seen.held.append(Held(at, size + 10**8, size, 60, 40 + dice.randrange(2), 3, at * 1000))
+        seen.held.append(ResourceUse(at, size + 10**8, size, 60, 40 + dice.randrange(2), 3, at * 1000))
     return seen
 
 

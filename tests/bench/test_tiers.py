@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from bench import stage, tiers, turns, work
+from bench import fixtures, measure_protocol, measure_worker, tiers
 from bench.generate import SMALL
+from bench.measure_protocol import Job
 from bench.tiers_result import Runs, goals
-from bench.turns import Job
 
 
 def test_the_best_variant_is_compared_round_by_round() -> None:
@@ -48,20 +48,26 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     asked: list[Job] = []
 
     def measure(module: str, job: Job, files: Sequence[Path], **more: Any) -> Job:
-        assert module == "bench.work" and all(file.exists() for file in files)
+        assert module == "bench.measure_worker" and all(file.exists() for file in files)
         asked.append(job)
-        held = {f"peak_{name}": value for name, value in turns.memory().items()}
-        return {**work.prepare(job)(), **held, "idle_bytes": turns.memory()["rss"], "stayed_cached": 0}
+        held = {f"peak_{name}": value for name, value in measure_protocol.memory().items()}
+        return {
+            **measure_worker.prepare(job)(),
+            **held,
+            "idle_bytes": measure_protocol.memory()["rss"],
+            "stayed_cached": 0,
+        }
 
-    for module in (stage, tiers):
+    for module in (fixtures, tiers):
         monkeypatch.setattr(module, "measure", measure)
     monkeypatch.setattr(tiers, "BUDGETS", ("100%", "50%"))
-    monkeypatch.setattr(stage.Stage, "threads", [1])
-    monkeypatch.setattr(stage, "disk_gbps", lambda pack: {"1 thread": 1.0})
-    monkeypatch.setattr(stage, "find_llama", lambda asked: ("", "there is none"))
+    monkeypatch.setattr(fixtures.Fixtures, "threads", [1])
+    monkeypatch.setattr(fixtures, "disk_gbps", lambda pack: {"1 thread": 1.0})
+    monkeypatch.setattr(fixtures, "find_llama", lambda asked: ("", "there is none"))
     return asked
 
 
+@pytest.mark.long
 def test_everything_is_measured_and_told(tmp_path: Path, in_process: list[Job]) -> None:
     said: list[str] = []
     found = json.loads(json.dumps(tiers.run(rounds=1, tokens=4, keep=tmp_path, small=True, say=said.append)))
@@ -105,10 +111,10 @@ def test_everything_is_measured_and_told(tmp_path: Path, in_process: list[Job]) 
 
 
 def test_the_generated_model_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage, "find_llama", lambda asked: ("", "there is none"))
+    monkeypatch.setattr(fixtures, "find_llama", lambda asked: ("", "there is none"))
     said: list[str] = []
-    first = stage.build(tmp_path, True, "", said.append)
-    assert stage.build(tmp_path, True, "", said.append).model == first.model
+    first = fixtures.build(tmp_path, True, "", said.append)
+    assert fixtures.build(tmp_path, True, "", said.append).model == first.model
     assert len(said) == 1
 
 
@@ -116,4 +122,4 @@ def test_an_interpreter_without_llama_cpp_is_refused_by_name(tmp_path: Path) -> 
     from core.errors import MoestroError
 
     with pytest.raises(MoestroError, match="does not start"):
-        stage.find_llama(str(tmp_path / "python"))
+        fixtures.find_llama(str(tmp_path / "python"))

@@ -124,44 +124,92 @@ def profile() -> Iterator[Any]:
         browser.close()
 
 
-@pytest.fixture
-def open_page(profile: Any, server: Server) -> Iterator[Open]:
-    """Open the dashboard as a new user; at the end, assert that every page kept to itself and was calm."""
-    pages: list[Any] = []
-    outside: list[str] = []
-    errors: list[str] = []
+class Pages:
+    """Opens pages of the dashboard and watches them: no outside request, no error."""
 
-    def note_request(request: Any) -> None:
-        if urlsplit(request.url).hostname not in (None, "", "127.0.0.1"):
-            outside.append(request.url)
+    def __init__(self, profile: Any, server: Server) -> None:
+        self._profile, self._server = profile, server
+        self._pages: list[Any] = []
+        self._outside: list[str] = []
+        self._errors: list[str] = []
 
-    def note_console(message: Any) -> None:
-        if message.type == "error":
-            errors.append(f"{message.text} {message.location}")
-
-    def open_(path: str = "/", width: int = 1366, height: int = 768, scheme: str = "dark", url: str = "") -> Dashboard:
-        page = profile.new_page()
-        pages.append(page)
+    def open(
+        self, path: str = "/", width: int = 1366, height: int = 768, scheme: str = "dark", url: str = ""
+    ) -> Dashboard:
+        """As a new user."""
+        page = self._profile.new_page()
+        self._pages.append(page)
         page.set_default_timeout(90_000)  # of a machine that may be busy with other tests
         page.set_viewport_size({"width": width, "height": height})
         page.emulate_media(color_scheme=scheme)
-        page.on("request", note_request)
-        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("request", self._note_request)
+        page.on("pageerror", lambda error: self._errors.append(str(error)))
         if not url:  # the server of another address may be meant to fail
-            page.on("console", note_console)
-        return Dashboard(page, url or server.url).goto(path)
+            page.on("console", self._note_console)
+        return Dashboard(page, url or self._server.url).goto(path)
 
-    yield open_
-    for page in pages:
-        page.evaluate("localStorage.clear()")
-        page.close()
-    assert not outside, f"requests left this machine: {outside}"
-    assert not errors, f"the page reported errors: {errors}"
+    def close(self) -> None:
+        for page in self._pages:
+            page.evaluate("localStorage.clear()")
+            page.close()
+        self._pages.clear()
+
+    def check(self) -> None:
+        """That since the last check every page kept to itself and was calm."""
+        outside, errors = self._outside[:], self._errors[:]
+        self._outside.clear()
+        self._errors.clear()
+        assert not outside, f"requests left this machine: {outside}"
+        assert not errors, f"the page reported errors: {errors}"
+
+    def _note_request(self, request: Any) -> None:
+        if urlsplit(request.url).hostname not in (None, "", "127.0.0.1"):
+            self._outside.append(request.url)
+
+    def _note_console(self, message: Any) -> None:
+        if message.type == "error":
+            self._errors.append(f"{message.text} {message.location}")
 
 
 @pytest.fixture
-def dashboard(open_page: Open) -> Iterator[Dashboard]:
-    """One page on a desktop screen with the model loaded; whatever it still writes is stopped afterwards."""
+def open_page(profile: Any, server: Server) -> Iterator[Open]:
+    """Open the dashboard as a new user."""
+    pages = Pages(profile, server)
+    yield pages.open
+    pages.close()
+    pages.check()
+
+
+@pytest.fixture
+def new_dashboard(open_page: Open) -> Iterator[Dashboard]:
+    """A page of its own on a desktop screen with the model loaded; whatever it still writes is stopped afterwards."""
     page = open_page()
     yield page
     page.rest()
+
+
+@pytest.fixture(scope="module")
+def file_pages(profile: Any, server: Server) -> Iterator[tuple[Pages, list[Dashboard]]]:
+    """The page that tests of a file share, once it is open, and what watches it."""
+    pages = Pages(profile, server)
+    yield pages, []
+    pages.close()
+
+
+@pytest.fixture
+def dashboard(file_pages: tuple[Pages, list[Dashboard]], request: pytest.FixtureRequest) -> Iterator[Dashboard]:
+    """As `new_dashboard`, one for the tests of a file, as opening it takes longer than most of them. What a test leaves
+    beside what `Dashboard.anew` puts back, the next one finds. After a failure it is opened again."""
+    pages, opened = file_pages
+    failed = request.session.testsfailed
+    if opened:
+        opened[0].anew()
+    else:
+        opened.append(pages.open())
+    yield opened[0]
+    if request.session.testsfailed > failed:
+        opened.clear()
+        pages.close()
+    else:
+        opened[0].rest()
+    pages.check()

@@ -33,6 +33,18 @@ class Dashboard:
         )
         return self
 
+    def anew(self) -> Dashboard:
+        """An open page as a new user finds it: an empty chat, in Simple. Settings are the server's, and stay."""
+        self.page.keyboard.press("Escape")
+        self.page.get_by_role("tab", name="Chat + Live").click()
+        self.page.locator("#mode").get_by_text("Simple", exact=True).click()
+        self.page.wait_for_selector("#set-scope", state="hidden")
+        if self.page.evaluate("location.search !== '' || document.querySelector('#chat [data-testid=user]') !== null"):
+            self.page.click("#new-chat")
+        self.page.wait_for_function("!location.search && !document.querySelector('#chat [data-testid=user]')")
+        self.page.fill("#message textarea", "")
+        return self.settled()
+
     def loaded(self, name: str) -> Dashboard:
         """The model of that name is there, not merely being loaded."""
         self.wait_text("#model-status", name)

@@ -12,9 +12,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from core.settings.config import SAMPLING, Sampling
+from core.settings.param import declared
+from core.settings.sampling import Sampling
 
-ENDLESS = int(next(param.high for param in SAMPLING if param.name == "max_new_tokens") or 0)
+ENDLESS = int(declared(Sampling)["max_new_tokens"].high or 0)
 
 
 def with_length(prompt: Sequence[Mapping[str, str]] | str, sampling: Sampling) -> Sampling:

@@ -15,7 +15,7 @@ from core.capacity import plan
 from core.engine import Engine
 from core.session.answer import Ids
 from core.session.sampler import Draw, Sampler
-from core.settings.config import Sampling
+from core.settings.sampling import Sampling
 from core.types import Piece
 from tests.browser.lengths import ENDLESS, with_length
 
@@ -60,5 +60,5 @@ def real_host() -> Host:
     if folder := os.environ.get("MOESTRO_TEST_MODEL"):
         plan.DEMO = Path(folder)
     host = Host(engine=PacedEngine)  # type: ignore[arg-type]
-    host.set_sampling(temperature=2.0, max_new_tokens=ENDLESS)
+    host.chats.set_sampling(temperature=2.0, max_new_tokens=ENDLESS)
     return host

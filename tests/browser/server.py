@@ -11,11 +11,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from app.serve import Asked, serve
+from app.serve import StartOptions, serve
 from app.services.engine_protocol import Profiles
 from app.services.host import Host
 from core.errors import MoestroError
-from core.settings.config import LoadSpec, Sampling
+from core.settings.loading import LoadSpec
+from core.settings.sampling import Sampling
 from core.types import Fit, Piece
 from tests.browser.lengths import ENDLESS, said, with_length
 from tests.fake_evaluation import fake_evaluate
@@ -75,7 +76,7 @@ def host() -> Host:
             calibrating=fake_calibrate,
             evaluating=fake_evaluate,
         )
-        made.set_sampling(max_new_tokens=ENDLESS)
+        made.chats.set_sampling(max_new_tokens=ENDLESS)
         return made
     from tests.browser.real import real_host
 
@@ -83,4 +84,4 @@ def host() -> Host:
 
 
 if __name__ == "__main__":
-    serve(Asked(), port=int(sys.argv[1]), browser=False, keeper=host())
+    serve(StartOptions(), port=int(sys.argv[1]), browser=False, host=host())

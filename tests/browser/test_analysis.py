@@ -12,6 +12,7 @@ import pytest
 from tests.browser.conftest import Open, Server
 from tests.browser.dashboard import Dashboard
 
+pytestmark = pytest.mark.long  # of the real engine in a browser, only an import and its chat guard every change
 FITS = "document.documentElement.scrollWidth <= innerWidth"
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.browser.conftest import Open, Server
 from tests.browser.dashboard import Dashboard
 
@@ -20,6 +22,7 @@ def only(dashboard: Dashboard, *parts: str) -> None:
         box.locator("input").set_checked(wanted)
 
 
+@pytest.mark.long
 def test_a_calibration_ends_with_a_summary_and_opens_what_needs_it(open_page: Open, tmp_path: Path) -> None:
     server = Server(tmp_path / "home", MOESTRO_TEST_ENGINE="real")
     try:

@@ -8,25 +8,35 @@ import pytest
 
 from tests.browser.conftest import Open, Server
 from tests.browser.test_chat import begins
+from tests.selection import layered
+
+LAST = "[...document.querySelectorAll('#chat [data-testid=bot]')].at(-1)"
 
 
-@pytest.mark.parametrize("event", [False, True], ids=["watching", "pressing a button meanwhile"])
-def test_the_page_outlives_a_crash(open_page: Open, tmp_path: Path, event: bool) -> None:
+@pytest.mark.parametrize("events", layered([[False], [False, True]], quick=lambda events: len(events) == 1))
+def test_the_page_outlives_a_crash(open_page: Open, tmp_path: Path, events: list[bool]) -> None:
+    """While somebody watches; and once more, while somebody presses a button."""
     server = Server(tmp_path).start()
     try:
         dashboard = open_page(url=server.url)
-        seen = dashboard.ask("Survive a crash").streaming(60)
-        server.kill()
-        dashboard.page.wait_for_function("document.querySelector('.deck').dataset.state === 'offline'")
-        if event:  # which the server never gets: Gradio then asks for `app_id` until it is back, and reloads the page
-            with dashboard.page.expect_request("**/app_id"):
-                dashboard.page.click("#stop")
-        server.start()
-        dashboard.wait_text("#chat", "interrupted")
-        assert begins(dashboard.answers()[-1], seen)
-        dashboard.page.wait_for_function("document.querySelector('.deck').dataset.state === 'live'")
-        dashboard.ask("And now?").streaming()
-        dashboard.stop()
+        page = dashboard.page
+        for event in events:
+            page.evaluate("window.before = true")
+            seen = dashboard.ask(f"Survive a crash {event}").streaming(60)
+            server.kill()
+            page.wait_for_function("document.querySelector('.deck').dataset.state === 'offline'")
+            if event:  # the server never gets it: Gradio then asks for `app_id` until it is back, and reloads the page
+                with page.expect_request("**/app_id"):
+                    page.click("#stop")
+            server.start()
+            if event:
+                page.wait_for_function("!window.before")
+                dashboard.settled()
+            page.wait_for_function(f"{LAST}?.innerText.includes('interrupted')")
+            assert begins(dashboard.answers()[-1], seen)
+            page.wait_for_function("document.querySelector('.deck').dataset.state === 'live'")
+            dashboard.ask("And now?").streaming()
+            dashboard.stop()
         server.end()
     finally:
         server.kill()

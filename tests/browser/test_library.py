@@ -31,8 +31,9 @@ def shelf(server: Server, tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def library(dashboard: Dashboard, shelf: Path) -> Iterator[Dashboard]:
+def library(new_dashboard: Dashboard, shelf: Path) -> Iterator[Dashboard]:
     """The page with its library open; the demo model is loaded again afterwards."""
+    dashboard = new_dashboard
     open_library(dashboard)
     yield dashboard
     dashboard.rest()

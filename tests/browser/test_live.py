@@ -84,8 +84,8 @@ def test_what_prefetching_is_worth_is_said_once_something_was_prefetched(dashboa
         return [say([0, 0, 0, 0], 0), say([5, 1, 2, 1], 0.5), say([5, 1, 2, 0], -1.25)]; }"""
     )
     assert said[0][0] and not said[1][0]
-    assert said[1][1] == "Prefetched: 5 in time, 1 late, 2 in vain (1 evicted unused) · wins at most 0.50 ms a token"
-    assert "costs 1.25 ms" in said[2][1] and "evicted" not in said[2][1]
+    assert said[1][1] == "Prefetched: 5 in time, 1 late, 2 wasted (1 evicted unused) · saves at most 0.50 ms a token"
+    assert "makes each token 1.25 ms slower" in said[2][1] and "evicted" not in said[2][1]
 
 
 def test_the_prefetchers_own_time_is_a_band_of_its_own_within_compute(dashboard: Dashboard) -> None:
@@ -101,3 +101,24 @@ def test_the_prefetchers_own_time_is_a_band_of_its_own_within_compute(dashboard:
     assert said[1] == "9.0 ms = compute 6.0 (1.50 of it the prefetcher's) + stall 2.0 + idle 1.0"
     assert said[2] == "9.0 ms = compute 6.0 + stall 2.0 + idle 1.0"
     assert dashboard.page.locator(".deck .legend .sw.predict").count() == 1
+
+
+def test_a_metric_with_a_label_is_named_beside_the_pass(dashboard: Dashboard) -> None:
+    """As the frame lists it: no panel needs to know the metric."""
+    said = dashboard.page.evaluate(
+        """async () => {
+        const { TokenTime } = await import("/ui/deck/js/series.js"), { decode } = await import("/ui/deck/js/wire.js");
+        const names = ["total_ms", "compute_ms", "predict_ms", "stall_ms", "hits", "requests", "heat"];
+        const arrays = names.map((name, i) => ({ name, dtype: "float32", shape: [1], offset: 4 * i }));
+        Object.assign(arrays[6], { label: "warm", unit: "K" });
+        const head = JSON.stringify({ arrays }), text = new TextEncoder().encode(head + " ".repeat(-head.length & 3));
+        const frame = new Uint8Array(4 + text.length + 4 * names.length);
+        new DataView(frame.buffer).setUint32(0, text.length, true);
+        frame.set(text, 4);
+        frame.set(new Uint8Array(new Float32Array([9, 6, 1, 2, 1, 2, 4.5]).buffer), 4 + text.length);
+        const line = new TokenTime(document.createElement("canvas"), () => ({}));
+        line.frame = decode(frame.buffer);
+        line.parts(line.frame);
+        return line.lines(0); }"""
+    )
+    assert said[1:] == ["1 of 2 requests hit", "warm 4.50 K"]

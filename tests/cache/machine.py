@@ -45,7 +45,7 @@ def hold(expert_cache: ExpertCache, layer: int, wanted: list[int]) -> Lease:
     assert [h.expert for h in sorted(lease.held, key=lambda h: wanted.index(h.expert))] == wanted
     for held in lease.held:
         if held.ticket is not None:
-            expert_cache.transfers.wait(held.ticket)
+            expert_cache.copies.link.wait(held.ticket)
         check_bytes(expert_cache, lease)
     return lease
 

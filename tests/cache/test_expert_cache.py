@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from core.cache.expert_cache import ExpertCache
 from core.memory.link import Pace
-from core.policy.predict import Guess
+from core.policy.predict import Prediction
 from core.settings.registry import create, variants
 from core.types import Outcome, Residence
 from tests.cache.machine import EXPERTS, LAYERS, build, hold
@@ -33,11 +33,11 @@ class Cache(RuleBasedStateMachine):
     def start(self, slots: int, scope: str, eviction: str, paced: bool) -> None:
         self.expert_cache = build(slots, scope, eviction)
         if paced:
-            self.expert_cache.transfers.pace = Pace(5.0, 1.0)
+            self.expert_cache.copies.link.pace = Pace(5.0, 1.0)
 
     @rule(layer=st.integers(0, LAYERS - 1), wanted=distinct)
     def compute(self, layer: int, wanted: list[int]) -> None:
-        self.expert_cache.now += 1
+        self.expert_cache.core.now += 1
         before = [self.expert_cache.is_resident(layer * EXPERTS + e) for e in wanted]
         lease = hold(self.expert_cache, layer, wanted)
         outcomes = {h.expert: h.outcome for h in lease.held}
@@ -45,12 +45,14 @@ class Cache(RuleBasedStateMachine):
         self.expert_cache.release(lease)
 
     @rule(
-        guesses=st.lists(st.tuples(st.integers(0, LAYERS - 1), st.integers(0, EXPERTS - 1)), max_size=6, unique=True),
+        predictions=st.lists(
+            st.tuples(st.integers(0, LAYERS - 1), st.integers(0, EXPERTS - 1)), max_size=6, unique=True
+        ),
         score=st.floats(0, 1),
         at=st.integers(-1, LAYERS - 1),
     )
-    def prefetch(self, guesses: list[tuple[int, int]], score: float, at: int) -> None:
-        named = [Guess(layer, expert, score / (1 + i)) for i, (layer, expert) in enumerate(guesses)]
+    def prefetch(self, predictions: list[tuple[int, int]], score: float, at: int) -> None:
+        named = [Prediction(layer, expert, score / (1 + i)) for i, (layer, expert) in enumerate(predictions)]
         self.expert_cache.prefetch(named, at)
 
     @rule(
@@ -70,26 +72,30 @@ class Cache(RuleBasedStateMachine):
         while not cache.quiet():
             pass
         before, policy, counts = cache.places(), cache.policy, cache.counts
-        scores, fresh, book = policy.score.copy(), set(cache.ahead.fresh), (cache._tick, cache.now, cache._layer)
-        aside = cache.set_aside(least)
+        scores, fresh, book = (
+            policy.score.copy(),
+            set(cache.prefetch_queue.fresh),
+            (cache.core.tick, cache.core.now, cache.core.layer),
+        )
+        saved = cache.set_aside(least)
         cache.check_integrity()
         for layer, wanted in passes:
-            cache.now += 1
+            cache.core.now += 1
             cache.release(hold(cache, layer, wanted))
-        cache.take_back(aside, stop)
-        assert (cache._tick, cache.now, cache._layer) == book
+        cache.take_back(saved, stop)
+        assert (cache.core.tick, cache.core.now, cache.core.layer) == book
         assert cache.policy is policy
         assert cache.counts is counts
         stayed = [eid for eid, place in enumerate(before) if place == Residence.RESIDENT and cache.is_resident(eid)]
         assert (policy.score[stayed] == scores[stayed]).all()
         if patience is None:
             assert cache.places() == before
-            assert set(cache.ahead.fresh) == fresh
+            assert set(cache.prefetch_queue.fresh) == fresh
         assert not any(cache.is_resident(eid) for eid, place in enumerate(before) if place != Residence.RESIDENT)
 
     @rule(on=st.booleans())
     def deadline(self, on: bool) -> None:
-        self.expert_cache.ahead.schedule.deadline = on
+        self.expert_cache.prefetch_queue.schedule.deadline = on
 
     @rule(slots=st.integers(LAYERS * K, LAYERS * EXPERTS))
     def resize(self, slots: int) -> None:
@@ -108,7 +114,7 @@ class Cache(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "expert_cache"):
-            self.expert_cache.transfers.close()
+            self.expert_cache.copies.link.close()
             self.expert_cache.clear()
             assert len(self.expert_cache.arena) == 0
 
@@ -129,13 +135,13 @@ def test_a_leased_expert_is_never_evicted() -> None:
 
 def test_outcomes_and_counts_of_a_prefetch_that_is_used_and_one_that_is_not() -> None:
     expert_cache = build(LAYERS * 3)
-    expert_cache.prefetch([Guess(1, 4, 0.9), Guess(1, 5, 0.8)], -1)
-    for ticket in list(expert_cache._tickets.values()):
-        expert_cache.transfers.wait(ticket)
+    expert_cache.prefetch([Prediction(1, 4, 0.9), Prediction(1, 5, 0.8)], -1)
+    for ticket in list(expert_cache.copies.tickets.values()):
+        expert_cache.copies.link.wait(ticket)
     lease = hold(expert_cache, 1, [4, 0])
     assert {h.expert: h.outcome for h in lease.held} == {4: Outcome.PREFETCH_HIT, 0: Outcome.MISS}
     counts, size = expert_cache.take_counts(), expert_cache.arena.codec.blob_bytes
-    assert (counts.issued, counts.used, counts.late, counts.wasted) == (2, 1, 0, 1)
+    assert (counts.prefetch_issued, counts.prefetch_used, counts.prefetch_late, counts.prefetch_wasted) == (2, 1, 0, 1)
     assert (counts.demand_bytes, counts.prefetch_bytes, counts.wasted_bytes) == (size, 2 * size, size)
     expert_cache.release(lease)
     again = hold(expert_cache, 1, [4])
@@ -144,28 +150,30 @@ def test_outcomes_and_counts_of_a_prefetch_that_is_used_and_one_that_is_not() ->
 
 def test_a_copy_in_flight_is_late_and_a_queued_one_is_a_miss() -> None:
     expert_cache = build(LAYERS * 3)
-    expert_cache.transfers.pace = Pace(gbps=1e-4, latency_us=0.0)  # a copy takes milliseconds: the second one queues
-    expert_cache.prefetch([Guess(0, 0, 0.9), Guess(0, 1, 0.8)], -1)
-    first, second = expert_cache._tickets[0], expert_cache._tickets[1]
+    expert_cache.copies.link.pace = Pace(gbps=1e-4, latency_us=0.0)  # a copy takes milliseconds: the second one queues
+    expert_cache.prefetch([Prediction(0, 0, 0.9), Prediction(0, 1, 0.8)], -1)
+    first, second = expert_cache.copies.tickets[0], expert_cache.copies.tickets[1]
     first.done.wait()
     assert not second.done.is_set()
     lease = hold(expert_cache, 0, [0, 1])
-    assert {h.expert: h.outcome for h in lease.held} == {0: Outcome.LATE, 1: Outcome.MISS}
+    assert {h.expert: h.outcome for h in lease.held} == {0: Outcome.PARTIAL_HIT, 1: Outcome.MISS}
     counts = expert_cache.take_counts()
-    assert (counts.issued, counts.used, counts.late, counts.wasted) == (1, 0, 1, 0)
+    assert (counts.prefetch_issued, counts.prefetch_used, counts.prefetch_late, counts.prefetch_wasted) == (1, 0, 1, 0)
     expert_cache.release(lease)
 
 
 def test_a_better_guess_takes_the_slot_of_a_queued_one() -> None:
     expert_cache = build(LAYERS * 2)
-    expert_cache.transfers.pace = Pace(gbps=1e-5, latency_us=0.0)  # the first copy occupies the link for long
-    expert_cache.prefetch([Guess(0, 5, 1.0)], 1)
-    expert_cache._tickets[5].done.wait()
-    expert_cache.prefetch([Guess(1, 0, 0.3), Guess(1, 1, 0.2)], 0)  # both slots of layer 1
-    expert_cache.prefetch([Guess(1, 2, 0.25)], 0)
+    expert_cache.copies.link.pace = Pace(gbps=1e-5, latency_us=0.0)  # the first copy occupies the link for long
+    expert_cache.prefetch([Prediction(0, 5, 1.0)], 1)
+    expert_cache.copies.tickets[5].done.wait()
+    expert_cache.prefetch([Prediction(1, 0, 0.3), Prediction(1, 1, 0.2)], 0)  # both slots of layer 1
+    expert_cache.prefetch([Prediction(1, 2, 0.25)], 0)
     assert [expert_cache.is_resident(EXPERTS + e) for e in range(3)] == [True, False, True]
-    expert_cache.prefetch([Guess(1, 2, 0.5), Guess(1, 3, 0.1)], 0)  # ranked anew; nothing that is worse leaves for 3
-    assert [ticket.eid for ticket in expert_cache.transfers._queue.prefetch] == [EXPERTS, EXPERTS + 2]
+    expert_cache.prefetch(
+        [Prediction(1, 2, 0.5), Prediction(1, 3, 0.1)], 0
+    )  # ranked anew; nothing that is worse leaves for 3
+    assert [ticket.eid for ticket in expert_cache.copies.link._queue.prefetch] == [EXPERTS, EXPERTS + 2]
     assert not expert_cache.is_resident(EXPERTS + 3)
     expert_cache.check_integrity()
 
@@ -173,12 +181,16 @@ def test_a_better_guess_takes_the_slot_of_a_queued_one() -> None:
 def test_what_a_wasted_prefetch_displaced_is_counted_when_it_is_demanded_again() -> None:
     expert_cache = build(LAYERS * 2)
     expert_cache.release(hold(expert_cache, 1, [0, 1]))
-    expert_cache.prefetch([Guess(1, 2, 0.9)], 0)  # 0 was used first: it leaves
-    expert_cache.transfers.wait(expert_cache._tickets[EXPERTS + 2])
+    expert_cache.prefetch([Prediction(1, 2, 0.9)], 0)  # 0 was used first: it leaves
+    expert_cache.copies.link.wait(expert_cache.copies.tickets[EXPERTS + 2])
     expert_cache.release(hold(expert_cache, 1, [1]))  # 2 came to nothing
     lease = hold(expert_cache, 1, [0, 1])
     counts = expert_cache.take_counts()
-    assert [ticket.eid for ticket in counts.lost] == [EXPERTS] and counts.wasted == 1 and counts.evicted == 0
+    assert (
+        [ticket.eid for ticket in counts.lost] == [EXPERTS]
+        and counts.prefetch_wasted == 1
+        and counts.prefetch_evicted == 0
+    )
     expert_cache.release(lease)
     expert_cache.release(hold(expert_cache, 1, [3]))
     expert_cache.release(hold(expert_cache, 1, [0]))  # that it left for a demand is nobody's fault
@@ -187,33 +199,38 @@ def test_what_a_wasted_prefetch_displaced_is_counted_when_it_is_demanded_again()
 
 def test_a_prefetch_that_demands_put_out_is_evicted_before_its_use() -> None:
     expert_cache = build(3, "global")
-    expert_cache.prefetch([Guess(2, 0, 0.9)], 0)
-    expert_cache.transfers.wait(expert_cache._tickets[2 * EXPERTS])
+    expert_cache.prefetch([Prediction(2, 0, 0.9)], 0)
+    expert_cache.copies.link.wait(expert_cache.copies.tickets[2 * EXPERTS])
     expert_cache.release(hold(expert_cache, 0, [0, 1]))
     expert_cache.release(hold(expert_cache, 1, [0, 1]))
     counts, size = expert_cache.take_counts(), expert_cache.arena.codec.blob_bytes
-    assert (counts.wasted, counts.evicted, counts.wasted_bytes, counts.evicted_bytes) == (1, 1, size, size)
+    assert (counts.prefetch_wasted, counts.prefetch_evicted, counts.wasted_bytes, counts.evicted_bytes) == (
+        1,
+        1,
+        size,
+        size,
+    )
 
 
 def test_the_deadline_keeps_the_link_free() -> None:
     expert_cache = build(LAYERS * 3)
-    expert_cache.transfers.pace = Pace(gbps=1e-6, latency_us=0.0)  # a copy takes far longer than a layer here
-    expert_cache.ahead.schedule.deadline = True
-    expert_cache.phase = "decode"
+    expert_cache.copies.link.pace = Pace(gbps=1e-6, latency_us=0.0)  # a copy takes far longer than a layer here
+    expert_cache.prefetch_queue.schedule.deadline = True
+    expert_cache.copies.phase = "decode"
     for layer in range(LAYERS):
         expert_cache.prefetch([], layer)  # the rhythm is measured
-    expert_cache.prefetch([Guess(0, 0, 1.0)], LAYERS - 1)
+    expert_cache.prefetch([Prediction(0, 0, 1.0)], LAYERS - 1)
     assert not expert_cache.is_resident(0)
-    expert_cache.ahead.schedule.deadline = False
-    expert_cache.prefetch([Guess(0, 0, 1.0)], LAYERS - 1)
+    expert_cache.prefetch_queue.schedule.deadline = False
+    expert_cache.prefetch([Prediction(0, 0, 1.0)], LAYERS - 1)
     assert expert_cache.is_resident(0)
 
 
 def test_a_queued_prefetch_that_is_not_wanted_is_taken_back() -> None:
     expert_cache = build(LAYERS * 3)
-    expert_cache.transfers.pace = Pace(gbps=1e-4, latency_us=0.0)
-    expert_cache.prefetch([Guess(0, e, 0.9) for e in range(3)], -1)
-    expert_cache._tickets[0].done.wait()
+    expert_cache.copies.link.pace = Pace(gbps=1e-4, latency_us=0.0)
+    expert_cache.prefetch([Prediction(0, e, 0.9) for e in range(3)], -1)
+    expert_cache.copies.tickets[0].done.wait()
     lease = hold(expert_cache, 0, [5])
     assert not expert_cache.is_resident(2)  # its copy never started
     assert expert_cache.take_counts().wasted_bytes <= 2 * expert_cache.arena.codec.blob_bytes
@@ -224,7 +241,7 @@ def test_a_queued_prefetch_that_is_not_wanted_is_taken_back() -> None:
 def test_what_a_predictor_names_stays_until_its_layer_is_reached(eviction: str) -> None:
     expert_cache = build(6, "global", eviction)
     expert_cache.release(hold(expert_cache, 1, [0, 1, 2, 3]))  # eids 6 to 9
-    expert_cache.prefetch([Guess(1, 0, 0.7)], -1)
+    expert_cache.prefetch([Prediction(1, 0, 0.7)], -1)
     assert (expert_cache.hints.predicted[6], expert_cache.hints.probability[6]) == (True, 0.7)
     assert expert_cache.hints.probability[7] < 1e-3
     expert_cache.release(hold(expert_cache, 0, [0, 1, 2, 3, 4]))  # takes the free slots, then the places of three
@@ -237,7 +254,7 @@ def test_what_a_predictor_names_stays_until_its_layer_is_reached(eviction: str) 
 def test_changing_the_policy_keeps_who_was_used_last() -> None:
     expert_cache = build(LAYERS * 4)
     for step, expert in enumerate([0, 1, 2, 3]):
-        expert_cache.now = step
+        expert_cache.core.now = step
         expert_cache.release(hold(expert_cache, 0, [expert]))
     expert_cache.reshape(slots=LAYERS * 2)
     assert [expert_cache.is_resident(e) for e in range(4)] == [False, False, True, True]
@@ -266,15 +283,15 @@ def test_a_fresh_cache_is_filled_and_what_is_used_then_stays(scope: str) -> None
 def test_a_failed_prefetch_is_never_computed_from_and_can_be_fetched_again(monkeypatch: pytest.MonkeyPatch) -> None:
     expert_cache = build(LAYERS * 3)
     with monkeypatch.context() as patched:
-        patched.setattr(expert_cache.transfers, "_fetch", lambda eid, slot: 1 / 0)
-        expert_cache.prefetch([Guess(0, 4, 0.9)], -1)
-        expert_cache._tickets[4].done.wait()
+        patched.setattr(expert_cache.copies.link, "_fetch", lambda eid, slot: 1 / 0)
+        expert_cache.prefetch([Prediction(0, 4, 0.9)], -1)
+        expert_cache.copies.tickets[4].done.wait()
     assert expert_cache.places()[4] == 1  # in flight, and no further
     expert_cache.arrive(0, [4])
     held = expert_cache.acquire(0, [4]).held[0]
     assert held.ticket is not None
     with pytest.raises(RuntimeError, match="copy of expert weights failed"):
-        expert_cache.transfers.wait(held.ticket)
+        expert_cache.copies.link.wait(held.ticket)
     expert_cache.abandon()
     expert_cache.check_integrity()
     assert not expert_cache.is_resident(4)

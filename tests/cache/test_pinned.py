@@ -14,7 +14,7 @@ from core.cache.lease import Lease
 from core.policy.allocation.slots import waves
 from core.policy.eviction import GONE
 from core.policy.hints import Hints
-from core.policy.predict import Guess
+from core.policy.predict import Prediction
 from core.settings.registry import variants
 from core.simulate import Config, Replay
 from core.simulate.run import maker
@@ -30,8 +30,8 @@ SIZES = [5, 3, 4]  # slots of each layer: pins and a token's experts fit
 
 def unlike(name: str, sizes: list[int] = SIZES) -> ExpertCache:
     expert_cache = build(sum(sizes), eviction=name)
-    expert_cache.hints.profile(np.zeros(LAYERS * EXPERTS), PINS)
-    expert_cache.reshape(divide=lambda slots: sizes)
+    expert_cache.place(np.zeros(LAYERS * EXPERTS), PINS, lambda slots: sizes)
+    expert_cache.reshape()
     expert_cache.pin(PINS)
     expert_cache.fill()
     return expert_cache
@@ -45,14 +45,14 @@ def unlike(name: str, sizes: list[int] = SIZES) -> ExpertCache:
 def test_pinned_experts_stay_whatever_happens(name: str, steps: list[tuple[int, list[int], bool]]) -> None:
     expert_cache = unlike(name)
     for now, (layer, experts, ahead) in enumerate(steps):
-        expert_cache.now = now
+        expert_cache.core.now = now
         lease = hold(expert_cache, layer, experts[:K])
         if ahead:
-            expert_cache.prefetch([Guess((layer + 1) % LAYERS, e, 0.9) for e in experts], layer)
+            expert_cache.prefetch([Prediction((layer + 1) % LAYERS, e, 0.9) for e in experts], layer)
         expert_cache.release(lease)
         assert all(expert_cache.is_resident(eid) for eid in PINS)
         expert_cache.check_integrity()
-    expert_cache.transfers.close()
+    expert_cache.copies.link.close()
 
 
 def test_pins_are_loaded_at_once_and_counted() -> None:
@@ -79,14 +79,14 @@ def test_a_pinned_expert_leaves_when_there_is_no_other_choice() -> None:
     expert_cache.pin([0, 1])
     expert_cache.release(hold(expert_cache, 0, [2, 3]))  # both slots of the layer are needed
     assert not expert_cache.is_resident(0) and not expert_cache.is_resident(1)
-    expert_cache.prefetch([Guess(1, 3, 0.9)], 0)
+    expert_cache.prefetch([Prediction(1, 3, 0.9)], 0)
     expert_cache.check_integrity()
 
 
 def test_a_prefetch_never_takes_a_pinned_slot() -> None:
     expert_cache = build(LAYERS * K)
     expert_cache.pin([6, 7])
-    expert_cache.prefetch([Guess(1, 3, 0.9), Guess(1, 4, 0.8)], 0)
+    expert_cache.prefetch([Prediction(1, 3, 0.9), Prediction(1, 4, 0.8)], 0)
     assert expert_cache.is_resident(6) and expert_cache.is_resident(7)
     assert not expert_cache.is_resident(9) and not expert_cache.is_resident(10)
 
@@ -94,7 +94,7 @@ def test_a_prefetch_never_takes_a_pinned_slot() -> None:
 @pytest.mark.parametrize("change", [dict(slots=9), dict(scope="global"), dict(slots=LAYERS * EXPERTS)])
 def test_pinned_experts_move_with_every_change_of_the_cache(change: dict[str, Any]) -> None:
     expert_cache = unlike("lru")
-    expert_cache.divide = None
+    expert_cache.place(np.zeros(LAYERS * EXPERTS), PINS, None)
     expert_cache.pin([0, 7])
     for other in (1, 2, 3):
         expert_cache.release(hold(expert_cache, 0, [other]))
@@ -107,7 +107,8 @@ def test_slots_move_between_layers_without_a_copy() -> None:
     expert_cache = build(LAYERS * 4)
     expert_cache.fill()
     expert_cache.take_counts()
-    expert_cache.reshape(divide=lambda slots: [2, 4, slots - 6])
+    expert_cache.place(np.zeros(LAYERS * EXPERTS), (), lambda slots: [2, 4, slots - 6])
+    expert_cache.reshape()
     assert [expert_cache.pool(layer).capacity for layer in range(LAYERS)] == [2, 4, 6]
     assert len(expert_cache.arena) == 12 and expert_cache.take_counts().demand_bytes == 0
     assert sum(expert_cache.is_resident(6 + e) for e in range(EXPERTS)) == 4  # nobody of layer 1 had to go
@@ -145,7 +146,7 @@ def test_the_simulator_keeps_pins_and_sizes_as_the_engine_does(name: str, seed: 
     )
     misses, at = np.zeros((2, LAYERS), np.int64), 0
     for now, size in enumerate(sizes, 1):
-        real.now = now
+        real.core.now = now
         for layer in range(LAYERS):
             rows = ids[at : at + size, layer].tolist()
             wanted = rows[0] if size == 1 else sorted({e for row in rows for e in row})
@@ -156,4 +157,4 @@ def test_the_simulator_keeps_pins_and_sizes_as_the_engine_does(name: str, seed: 
     assert [e for e, there in enumerate(replay.cache.policy.score != GONE) if there] == [
         e for e in range(LAYERS * EXPERTS) if real.is_resident(e)
     ]
-    real.transfers.close()
+    real.copies.link.close()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from core.cache.prefetch_priority import Rhythm, Schedule
 from core.memory.slot import Slot
 from core.memory.ticket import Link, Ticket
-from core.policy.predict import Guess
+from core.policy.predict import Prediction
 from core.simulate.virtual_clock import VirtualLink
 
 LAYERS, EXPERTS = 4, 8
@@ -44,8 +44,8 @@ def test_layers_are_counted_on_into_the_next_token() -> None:
 
 def test_priority_is_probability_over_distance() -> None:
     # Made in layer 1: .9 for layer 3 is .9 / 2 = .45, .5 for layer 2 is .5, .96 for layer 0 of the next token .96 / 3.
-    guesses = [Guess(3, 0, 0.9), Guess(2, 1, 0.5), Guess(0, 2, 0.96), Guess(2, 3, 0.45)]
-    best = Schedule(LAYERS, EXPERTS).sort(guesses, 1)
+    predictions = [Prediction(3, 0, 0.9), Prediction(2, 1, 0.5), Prediction(0, 2, 0.96), Prediction(2, 3, 0.45)]
+    best = Schedule(LAYERS, EXPERTS).sort(predictions, 1)
     assert [(g.layer, g.expert) for g in best] == [(2, 1), (3, 0), (2, 3), (0, 2)]
 
 
@@ -61,9 +61,9 @@ def test_priority_is_probability_over_distance() -> None:
 def test_new_guesses_and_queued_ones_stand_in_one_order(
     told: list[tuple[int, int, float]], waiting: dict[int, float], at: int
 ) -> None:
-    schedule, guesses = Schedule(LAYERS, EXPERTS), [Guess(*one) for one in told]
+    schedule, predictions = Schedule(LAYERS, EXPERTS), [Prediction(*one) for one in told]
     tickets = [queued(eid, score) for eid, score in waiting.items()]
-    ranked = schedule.rank(guesses, at, tickets, lambda eid: eid not in waiting, VirtualLink(0.5), 1)
+    ranked = schedule.rank(predictions, at, tickets, lambda eid: eid not in waiting, VirtualLink(0.5), 1)
     said = {layer * EXPERTS + expert: score for layer, expert, score in told}
 
     def priority(eid: int, score: float) -> float:
@@ -109,8 +109,8 @@ def test_what_cannot_arrive_in_time_is_not_fetched(deadline: bool, issued: list[
     link.advance(0.6)
     schedule = Schedule(LAYERS, EXPERTS)
     schedule.deadline, schedule.rhythm = deadline, rhythm(2.0, 2.0)
-    guesses = [Guess(2, 1, 0.9), Guess(2, 3, 0.7), Guess(3, 0, 0.4)]
-    ranked = schedule.rank(guesses, 1, [queued(18, 0.8)], lambda eid: True, link, 1)
+    predictions = [Prediction(2, 1, 0.9), Prediction(2, 3, 0.7), Prediction(3, 0, 0.4)]
+    ranked = schedule.rank(predictions, 1, [queued(18, 0.8)], lambda eid: True, link, 1)
     assert ([eid for eid, _, _ in ranked.issue], [t.eid for t in ranked.drop]) == (issued, dropped)
 
 
@@ -118,4 +118,4 @@ def test_a_link_of_which_nothing_is_known_is_never_too_slow() -> None:
     schedule, link = Schedule(LAYERS, EXPERTS), VirtualLink(0.0)
     schedule.deadline, schedule.rhythm = True, rhythm(1e-9, 1e-9)
     asked: Link = link
-    assert len(schedule.rank([Guess(2, 1, 0.9)], 1, [], lambda eid: True, asked, 1).issue) == 1
+    assert len(schedule.rank([Prediction(2, 1, 0.9)], 1, [], lambda eid: True, asked, 1).issue) == 1

@@ -17,7 +17,8 @@ from app import cli
 from app.cli import chat
 from core.errors import ContextError
 from core.quality.report import Quality
-from core.settings.config import LoadSpec, Sampling
+from core.settings.loading import LoadSpec
+from core.settings.sampling import Sampling
 from core.trace import FileTrace
 from core.types import AnswerStats, Piece
 from tests.fakes import FakeEngine
@@ -87,7 +88,7 @@ def test_one_prompt_streams_and_ends_with_one_json_line(engine: Engine, capsys: 
     answer, line = capsys.readouterr().out.splitlines()
     assert answer == WORDS
     found = json.loads(line)
-    assert {f.name for f in dataclasses.fields(AnswerStats)} <= found.keys()
+    assert {f.name for f in dataclasses.fields(AnswerStats)} - {"more"} <= found.keys()
     assert (found["text"], found["model"], found["new_tokens"], found["exact"]) == (WORDS, "demo", 14, True)
     assert found["settings"] == dict(engine.settings) and found["settings"]["budget"] == "25%"
     assert found["sampling"]["max_new_tokens"] == 14
@@ -140,7 +141,7 @@ def test_what_else_is_recorded_is_asked_of_the_engine(
     assert talk(monkeypatch, "one", "/set predictor none", "/set predictor.recent.width 3", "/quit", options=words) == 0
     assert engine.kept == {"probs": True, "ranks": True, "tokens": False}
     err = capsys.readouterr().err
-    assert err.count("is being recorded, so it stays the same") == 2 and engine.settings["predictor"] == "recent"
+    assert err.count("are being recorded, so it cannot be changed") == 2 and engine.settings["predictor"] == "recent"
     name, params = FileTrace(tmp_path / "t").predictor or ("", {})
     assert name == "recent" and params["tokens"] == 32
 
@@ -186,7 +187,7 @@ def test_settings_change_while_talking(
     assert out == "the cache \n"
     for expected in (
         "budget = 25%",
-        "start again with --format int8",
+        "restart with --format int8",
         "between 0 % and 100 %",
         "no setting called 'nonsense'",
         "Nothing has been answered yet",
@@ -239,7 +240,7 @@ def test_a_second_ctrl_c_leaves(engine: Engine, capsys: pytest.CaptureFixture[st
 
 
 def test_progress_says_each_step_once(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = chat.Progress()
+    progress = chat.ProgressLine()
     for text, share in (("Reading", 0.1), ("Reading", 0.9), ("Ready", 1.0)):
         progress(text, share)
     assert capsys.readouterr().err == "Reading\nReady\n"

@@ -7,6 +7,7 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,10 +15,13 @@ import pytest
 
 from app import cli
 from app.cli import COMMANDS, options, test, ui
-from app.serve import Asked
+from app.serve import StartOptions
 from app.server.security.access import Access
 from core.errors import MoestroError, SettingError
-from core.settings.config import LOADING, SAMPLING, params
+from core.settings.config import params
+from core.settings.loading import LoadSpec
+from core.settings.param import declared
+from core.settings.sampling import Sampling
 
 
 def test_every_knob_can_be_set_and_arrives() -> None:
@@ -48,11 +52,15 @@ def test_every_knob_can_be_set_and_arrives() -> None:
     spec, sampling = options.spec(args), options.sampling(args)
     assert (spec.format, spec.context, spec.model) == ("int4-g128-sym", 512, "demo")
     assert spec.settings.choice("eviction") == ("lfu", {"half_life": 64})
-    assert (str(spec.settings.budget), spec.settings["telemetry"], spec.settings["link_gbps"]) == ("25%", False, 1.5)
+    assert (str(spec.settings.cache.budget), spec.settings["telemetry"], spec.settings["link_gbps"]) == (
+        "25%",
+        False,
+        1.5,
+    )
     assert (sampling.temperature, sampling.top_k, sampling.seed) == (0.7, 5, 3)
 
 
-@pytest.mark.parametrize("name", [p.name for p in (*LOADING, *SAMPLING)] + [n for n in params() if "." not in n])
+@pytest.mark.parametrize("name", [*declared(LoadSpec), *declared(Sampling)] + [n for n in params() if "." not in n])
 def test_every_knob_has_an_option(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.parse(["chat", "--help"])
@@ -192,35 +200,58 @@ def test_ctrl_c_ends_cleanly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 def test_ctrl_c_is_how_the_dashboard_ends(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     served: list[object] = []
 
-    def serve(asked: Asked, access: Access, port: int, browser: bool, check: object) -> None:
+    def serve(asked: StartOptions, access: Access, port: int, browser: bool, check: object) -> None:
         served.append((asked, access, browser))
         raise KeyboardInterrupt
 
     monkeypatch.setattr("app.serve.serve", serve)
     assert cli.main(["--context", "512", "--budget", "50%", "--no-browser"]) == 0
     # a value that equals the default was still asked for; what was not named is not there
-    assert served == [(Asked(None, {"context": 512}, {"budget": "50%"}), Access(), False)]
+    assert served == [(StartOptions(None, {"context": 512}, {"budget": "50%"}), Access(), False)]
     assert capsys.readouterr() == ("", "")
 
 
 def test_one_failed_check_fails_the_run_and_pytest_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
 
-    def call(name: str, command: tuple[str, ...]) -> int:
+    def call(name: str, command: tuple[str, ...], beside: bool = False) -> int:
         ran.append(name)
         return int(name == "mypy")
 
     monkeypatch.setattr(test, "call", call)
-    assert test.run(cli.parse(["test"])) == 1
+    assert test.run(cli.parse(["test", "-k", "some"])) == 1
     assert ran == ["ruff", "ruff format", "import-linter", "mypy", "pytest"]
+
+
+def test_without_a_choice_of_tests_slow_checks_run_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    both, said = threading.Barrier(2, timeout=20), list[str]()
+
+    def call(name: str, command: tuple[str, ...], beside: bool = False) -> int:
+        said.append(f"{name} beside" if beside else name)
+        if name in ("pytest", "mypy"):
+            both.wait()  # ends only when both are running
+        return int(name == "import-linter")
+
+    monkeypatch.setattr(test, "call", call)
+    assert test.run(cli.parse(["test"])) == 1
+    assert said[:2] == ["ruff", "ruff format"]
+    assert sorted(said[2:]) == ["import-linter beside", "mypy beside", "pytest"]
+
+
+def test_what_a_check_beside_says_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    assert test.call("some", ("-c", "import sys; print('out'); sys.exit('why')"), beside=True) == 1
+    assert capfd.readouterr().out.split() == ["==", "some", "out", "why"]
 
 
 def test_long_tests_are_asked_for_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[tuple[str, ...]] = []
-    monkeypatch.setattr(test, "call", lambda name, command: commands.append(command) or 0)
+    monkeypatch.setattr(test, "call", lambda name, command, beside=False: commands.append(command) or 0)
     assert test.run(cli.parse(["test", "-m", "gpu"])) == test.run(cli.parse(["test", "--all", "-m", "gpu"])) == 0
     assert commands[4][-2:] == commands[9][-2:] == ("-m", "gpu")
     assert "--all" not in commands[4] and "--all" in commands[9]
+    monkeypatch.setattr(test.time, "time", lambda: 1000.0)
+    assert test.run(cli.parse(["test", "--long", "--minutes", "2"])) == 0
+    assert commands[10][-4:] == ("-m", "long", "--until", "1120.0") and len(commands) == 11
 
 
 def test_fuzzing_takes_the_place_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:

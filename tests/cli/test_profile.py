@@ -18,7 +18,7 @@ from app.services.profiles import stored
 from core.calibrate import gather as gathering
 from core.engine import Engine
 from core.profile import load, profile_path, save
-from core.settings.config import LoadSpec
+from core.settings.loading import LoadSpec
 from tests.checkpoints import make_checkpoint
 from tests.tiny_tokenizer import save_tokenizer
 
@@ -108,7 +108,7 @@ def test_recorded_sessions(model: Path, home: Path, capsys: pytest.CaptureFixtur
     assert cli.main(["profile", "--model", str(model), "--trace", str(talk), "--json"]) == 0
     found, said = result(capsys)
     assert found["source"] == "1 recorded session" and {"counts", "pairs", "times"} <= set(found["parts"])
-    assert "Not gathered" in said and "Default vectors" in said.rpartition("Not gathered")[2]
+    assert "Not measured" in said and "Default vectors" in said.rpartition("Not measured")[2]
     assert profile(model, home, "--trace", talk, "--parts", "counts", "--json") == 0
     assert result(capsys)[0]["source"] == "text.txt and 1 recorded session"
 
@@ -134,7 +134,7 @@ def test_ctrl_c_keeps_what_was(
     monkeypatch.setattr(gathering, "calibrate", interrupted)
     assert profile(model, home, "--parts", "counts", "--out", file) == 130
     said = capsys.readouterr().err
-    assert ("The profile is as it was." if had else "Nothing was kept.") in said
+    assert ("The profile is unchanged." if had else "Nothing was saved.") in said
     assert (file.read_bytes() == before) if had else not file.exists()
 
 

@@ -27,23 +27,34 @@ def test_long_gpu(): pass
 """
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ([], ["plain", "gpu"]),
-        (["--all"], ["plain", "gpu", "long", "long_gpu"]),
-        (["-m", "gpu"], ["gpu"]),
-        (["-m", "gpu", "--all"], ["gpu", "long_gpu"]),
-        (["-m", "long"], ["long", "long_gpu"]),
-        (["-m", "not long"], ["plain", "gpu"]),
-    ],
-)
-def test_only_what_was_asked_for_is_selected(tmp_path: Path, options: list[str], expected: list[str]) -> None:
+EXPECTED = {
+    "": ["plain", "gpu"],
+    "--all": ["plain", "gpu", "long", "long_gpu"],
+    "-m gpu": ["gpu"],
+    "-m gpu --all": ["gpu", "long_gpu"],
+    "-m long": ["long", "long_gpu"],
+    "-m 'not long'": ["plain", "gpu"],
+}
+RUNS = """
+import shlex, sys, pytest
+for options in sys.argv[1].split(","):
+    print("==", options)
+    assert pytest.main(sys.argv[2:] + ["--collect-only", *shlex.split(options)]) == 0
+print("== in time")
+assert pytest.main(sys.argv[2:] + ["--all", "--until", "0", "-rsp"]) == 0
+"""
+
+
+@pytest.fixture(scope="module")
+def selected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """The tests that each of the options selects, all of them asked in one process."""
+    tmp_path = tmp_path_factory.mktemp("selected")
     (tmp_path / "test_some.py").write_text(TESTS)
     command = [
         sys.executable,
-        "-m",
-        "pytest",
+        "-c",
+        RUNS,
+        ",".join(EXPECTED),
         "-c",
         str(ROOT / "pyproject.toml"),
         "--rootdir",
@@ -52,14 +63,27 @@ def test_only_what_was_asked_for_is_selected(tmp_path: Path, options: list[str],
         "tests.selection",
         "-p",
         "no:cacheprovider",
-        "--collect-only",
         "-q",
         str(tmp_path),
-        *options,
     ]
     done = subprocess.run(
         command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
     )
-    found = [line.partition("::test_")[2] for line in done.stdout.splitlines() if "::" in line]
     assert done.returncode == 0, done.stdout + done.stderr
-    assert found == expected
+    found: dict[str, list[str]] = {}
+    for line in done.stdout.splitlines():
+        if line.startswith("== "):
+            now = found.setdefault(line.removeprefix("== "), [])
+        elif "::" in line:
+            now.append(line.partition("::test_")[2])
+    found["in time"].sort()
+    return found
+
+
+@pytest.mark.parametrize("options", EXPECTED)
+def test_only_what_was_asked_for_is_selected(selected: dict[str, list[str]], options: str) -> None:
+    assert selected[options] == EXPECTED[options]
+
+
+def test_without_time_long_tests_are_skipped_by_name(selected: dict[str, list[str]]) -> None:
+    assert selected["in time"] == ["gpu", "long, about 1 min", "long_gpu, about 1 min", "plain"]

@@ -50,11 +50,11 @@ def test_every_policy_and_size_beside_the_bound(trace: Path, capsys: pytest.Capt
 
 def test_choices_act(tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     few, _ = result(
-        capsys, "--trace", trace, "--slots", "24", "--policies", "lru, random,belady", "--set", "eviction.random.seed=1"
+        capsys, "--trace", trace, "--slots", "24", "--policies", "lru, lcp,belady", "--set", "eviction.lcp.omega=1"
     )
-    assert list(few["hit_rate"]) == ["lru", "random"] and list(few["belady"]) == ["24"]
-    other, _ = result(capsys, "--trace", trace, "--slots", "24", "--policies", "random")
-    assert other["hit_rate"]["random"] != few["hit_rate"]["random"]
+    assert list(few["hit_rate"]) == ["lru", "lcp"] and list(few["belady"]) == ["24"]
+    other, _ = result(capsys, "--trace", trace, "--slots", "24", "--policies", "lcp")
+    assert other["hit_rate"]["lcp"] != few["hit_rate"]["lcp"]
     pool, _ = result(capsys, "--trace", trace, "--slots", "24", "--policies", "lru", "--scope", "global")
     full, _ = result(capsys, "--trace", trace, "--slots", "24", "--policies", "lru", "--start", "filled")
     assert len({r["hit_rate"]["lru"]["24"] for r in (few, pool, full)}) == 3

@@ -21,7 +21,8 @@ from app.store import Store
 from core.engine import Engine
 from core.memory.pack import verify
 from core.profile import load
-from core.settings.config import LoadSpec, Sampling
+from core.settings.loading import LoadSpec
+from core.settings.sampling import Sampling
 from tests.app.conftest import WAIT_S, QuickEngine
 from tests.fakes import fake_estimate
 
@@ -50,13 +51,17 @@ def host(tmp_path: Path) -> Iterator[Host]:
 
 def test_a_database_keeps_its_chats_settings_and_measurements(host: Host) -> None:
     first, second = sorted(host.store.chats.all(), key=lambda chat: chat.id)
-    assert [m.role for m in host.messages(first.id)] == ["user", "assistant"] * 2
-    assert host.messages(second.id)[0].text == "Tell me of experts."
-    answers = [m for m in host.messages(first.id) if m.role == "assistant"]
+    assert [m.role for m in host.chats.messages(first.id)] == ["user", "assistant"] * 2
+    assert host.chats.messages(second.id)[0].text == "Tell me of experts."
+    answers = [m for m in host.chats.messages(first.id) if m.role == "assistant"]
     assert all(m.stats is not None and m.stats["new_tokens"] > 0 for m in answers)
-    assert {name: host.settings[name] for name in SETTINGS} == SETTINGS
-    assert (host.sampling.max_new_tokens, host.sampling.temperature, host.sampling.seed) == (24, 0.5, 7)
-    spec = host.last_spec()
+    assert {name: host.models.settings[name] for name in SETTINGS} == SETTINGS
+    assert (host.chats.sampling.max_new_tokens, host.chats.sampling.temperature, host.chats.sampling.seed) == (
+        24,
+        0.5,
+        7,
+    )
+    spec = host.loader.last_spec()
     assert spec is not None and spec.model == "demo"
 
 
@@ -66,10 +71,10 @@ def test_an_old_chat_is_exported_and_gone_on_with(host: Host, tmp_path: Path) ->
     chat = min(one.id for one in host.store.chats.all())
     archive.write(host.store, tmp_path / "chat.zip", chat=chat)
     assert (tmp_path / "chat.zip").stat().st_size > 1000
-    assert host.load(host.plan("demo")).join(WAIT_S)
-    answer = host.chat(chat, "Do you still know me?")
+    assert host.loader.load(host.loader.plan("demo")).join(WAIT_S)
+    answer = host.chats.ask(chat, "Do you still know me?")
     assert answer.join(WAIT_S) and answer.error == ""
-    assert len(host.messages(chat)) == 6
+    assert len(host.chats.messages(chat)) == 6
 
 
 def test_a_profile_opens() -> None:

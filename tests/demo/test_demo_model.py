@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from demo.corpus import read_questions
 from demo.evaluate import load
@@ -18,6 +15,7 @@ from demo.export import SHIPPED
 from demo.scoring import Row, encode, exact_matches, greedy, with_history
 from demo.tokenizer import user_turn
 from demo.unknown import UNKNOWN_ANSWER
+from tests.selection import layered
 
 FOLDER = Path(__file__).parents[2] / "assets" / "demo"
 MAX_BYTES = 26_000_000
@@ -28,12 +26,8 @@ ASKED_FIRST = (
 
 
 @pytest.fixture(scope="module")
-def demo() -> Iterator[tuple[Any, Any]]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(min(2, os.cpu_count() or 1))
-    loaded = load(FOLDER, device="cpu")
-    yield loaded
-    torch.set_num_threads(threads)
+def demo() -> tuple[Any, Any]:
+    return load(FOLDER, device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -111,18 +105,22 @@ def test_questions_are_many_and_distinct(rows: list[Row]) -> None:
     assert all(len(found) == 1 for found in answers.values())
 
 
+@pytest.mark.long
 def test_trained_questions_are_answered_exactly(demo: tuple[Any, Any], rows: list[Row]) -> None:
     assert share_exact(demo, sample(rows, "trained", 200)) >= 0.99
 
 
+@pytest.mark.long
 def test_unseen_phrasings_are_answered(demo: tuple[Any, Any], rows: list[Row]) -> None:
     assert share_exact(demo, [row for row in rows if row["split"] == "unseen"]) >= 0.88
 
 
+@pytest.mark.long
 def test_unknown_names_are_said_to_be_unknown(demo: tuple[Any, Any], rows: list[Row]) -> None:
     assert share_exact(demo, [row for row in rows if row["split"] == "unknown"]) >= 0.85
 
 
+@pytest.mark.long
 def test_later_turns_are_answered(demo: tuple[Any, Any], rows: list[Row]) -> None:
     model, tokenizer = demo
     asked = sample(rows, "trained", 100)
@@ -136,7 +134,7 @@ def test_scoring_can_fail(demo: tuple[Any, Any], rows: list[Row]) -> None:
     assert share_exact(demo, swapped) == 0
 
 
-@pytest.mark.parametrize("name", ASKED_FIRST)
+@pytest.mark.parametrize("name", layered(ASKED_FIRST, quick=lambda name: name in ("len", "str.upper", "dict.get")))
 def test_what_is_asked_first_is_answered_right(demo: tuple[Any, Any], rows: list[Row], name: str) -> None:
     known = {row["name"]: row["answer"] for row in rows if row["kind"] in ("fn", "cls", "meth") and row["answer"]}
     assert ask(demo, f"What does {name} do?") == known[name]

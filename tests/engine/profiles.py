@@ -8,7 +8,7 @@ import torch
 from core.engine import Engine
 from core.policy.predict.nets import estimator, path
 from core.policy.predict.nets.estimator import Estimator
-from core.policy.predict.nets.path import RoutingPath
+from core.policy.predict.nets.path import RoutingPathNet
 from core.profile import FirstTable, Profile
 
 
@@ -20,7 +20,7 @@ def drawn_profile(engine: Engine, seed: int = 0) -> Profile:
         torch.manual_seed(seed)
         estimating, e_settings = estimator.to_tensors(Estimator(layers, experts, hidden, 16))
         walking, p_settings = path.to_tensors(
-            RoutingPath(layers, experts, torch.arange(3, 60), d_ff=32, heads=2, d_kv=8, blocks=1)
+            RoutingPathNet(layers, experts, torch.arange(3, 60), d_ff=32, heads=2, d_kv=8, blocks=1)
         )
     tokens = np.arange(3, 200, dtype=np.int32)
     return Profile(

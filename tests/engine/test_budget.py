@@ -12,7 +12,9 @@ from core.capacity.fit import estimate, fit_of
 from core.capacity.plan import plan
 from core.engine import Engine
 from core.errors import BudgetError, ContextError, ModelError, SettingError
-from core.settings.config import LoadSpec, Sampling, Settings
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
+from core.settings.sampling import Sampling
 
 CHAT = [{"role": "user", "content": "hello there"}]
 
@@ -63,13 +65,13 @@ def test_the_context_is_bounded_by_the_model_and_counted(model: Path) -> None:
 def test_moving_the_budget_moves_memory_and_a_bad_value_changes_nothing(engine: Engine) -> None:
     slots = engine.expert_cache.slots
     engine.change({"budget": "75%"})
-    assert len(engine.arena) == engine.expert_cache.slots == slots * 3 // 2
+    assert len(engine.wiring.arena) == engine.expert_cache.slots == slots * 3 // 2
     before = engine.settings
     for bad, error in (("10%", BudgetError), ("9000GB", BudgetError), ("lots", SettingError), ("120%", SettingError)):
         with pytest.raises(error):
             engine.change({"budget": bad})
         assert engine.settings == before
-        assert len(engine.arena) == slots * 3 // 2
+        assert len(engine.wiring.arena) == slots * 3 // 2
     engine.expert_cache.check_integrity()
 
 
@@ -89,18 +91,18 @@ def test_a_change_in_mid_answer_acts_from_the_next_token_on(engine: Engine) -> N
 
 def test_growing_into_a_full_device_keeps_what_there_is(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     list(engine.generate(CHAT, Sampling(max_new_tokens=2)))
-    allocate, left = engine.arena.allocate, iter([True, True])
+    allocate, left = engine.wiring.arena.allocate, iter([True, True])
 
     def two_more() -> object:
         if not next(left, False):
             raise RuntimeError("out of memory")
         return allocate()
 
-    monkeypatch.setattr(engine.arena, "allocate", two_more)
+    monkeypatch.setattr(engine.wiring.arena, "allocate", two_more)
     engine.change({"budget": "100%"})
     monkeypatch.undo()
-    assert len(engine.arena) == engine.expert_cache.slots == 14
-    assert engine.settings.budget.bytes == engine.sizes.bytes(14)
+    assert len(engine.wiring.arena) == engine.expert_cache.slots == 14
+    assert engine.settings.cache.budget.bytes == engine.sizes.bytes(14)
     engine.expert_cache.check_integrity()
     list(engine.generate(CHAT, Sampling(max_new_tokens=2)))
 

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from core.engine import Engine
-from core.settings.config import Sampling
 from core.settings.registry import variants
+from core.settings.sampling import Sampling
 
 RECORDS = {"Recorded", "Transfer", "StepRecord", "Ticket", "Lossy"}  # bounded, see test_telemetry.py
 VALUES = {

@@ -9,8 +9,11 @@ import pytest
 
 from core.capacity.plan import DEMO
 from core.engine import Engine
-from core.settings.config import LoadSpec, Sampling, Settings
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
+from core.settings.sampling import Sampling
 from core.types import AnswerStats
+from tests.selection import layered
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +31,11 @@ def ask(engine: Engine, question: str) -> tuple[str, AnswerStats]:
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"predictor": "gate"}, {"eviction": "none"}, {"eviction": "lfu", "scope": "global"}]
+    "settings",
+    layered(
+        [{"predictor": "gate"}, {}, {"eviction": "none"}, {"eviction": "lfu", "scope": "global"}],
+        quick=lambda settings: "predictor" in settings or "scope" in settings,
+    ),
 )
 def test_suggested_questions_are_answered_right_under_any_policy(demo: Engine, settings: dict[str, object]) -> None:
     rows = [json.loads(line) for line in (DEMO / "questions.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -40,7 +47,9 @@ def test_suggested_questions_are_answered_right_under_any_policy(demo: Engine, s
         assert text.strip() == row["answer"].strip()
         assert stats.exact
         assert stats.reason == "stop"
-        assert stats.device_bytes_peak <= max(stats.budget_bytes, demo.sizes.bytes(demo.sizes.slots(Settings().budget)))
+        assert stats.device_bytes_peak <= max(
+            stats.budget_bytes, demo.sizes.bytes(demo.sizes.slots(Settings().cache.budget))
+        )
     demo.expert_cache.check_integrity()
 
 

@@ -11,13 +11,16 @@ from transformers import DynamicCache
 
 from core.engine import Engine
 from core.errors import ModelError
-from core.hf.rounded import Rounded
+from core.hf.quantized_linear import QuantizedLinear
 from core.native.compile import widths
-from core.settings.config import LoadSpec, Settings
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
 from tests.checkpoints import make_checkpoint
 from tests.equality.passes import plain_transformers, run
+from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
+QUICK = (("qwen3_moe", "int8"), ("gpt_oss", "int4-g64"), ("glm4_moe", "nf4"), ("granitemoehybrid", "int8-g32"))
 ROUNDING = 0.05  # of the logits' norm: bf16 sums in another order
 pytestmark = pytest.mark.skipif(not widths(), reason="this CPU has no AVX2, so nothing is rounded")
 
@@ -32,17 +35,20 @@ def spec(path: Path, **values: object) -> LoadSpec:
 
 @pytest.mark.parametrize(
     ("arch", "format"),
-    [
-        ("qwen3_moe", "int4-g32"),
-        ("qwen3_moe", "int8-g32"),
-        ("qwen3_moe", "int8"),
-        ("qwen2_moe", "int4-g32"),
-        ("gpt_oss", "int4-g64"),
-        ("deepseek_v2", "int4-g32"),
-        ("glm4_moe", "nf4"),
-        ("qwen3_next", "int4-g32"),
-        ("granitemoehybrid", "int8-g32"),
-    ],
+    layered(
+        [
+            ("qwen3_moe", "int4-g32"),
+            ("qwen3_moe", "int8-g32"),
+            ("qwen3_moe", "int8"),
+            ("qwen2_moe", "int4-g32"),
+            ("gpt_oss", "int4-g64"),
+            ("deepseek_v2", "int4-g32"),
+            ("glm4_moe", "nf4"),
+            ("qwen3_next", "int4-g32"),
+            ("granitemoehybrid", "int8-g32"),
+        ],
+        quick=lambda case: case in QUICK,
+    ),
 )
 def test_logits_are_those_of_what_the_codes_stand_for(arch: str, format: str, tmp_path: Path) -> None:
     path = checkpoint(arch, tmp_path)
@@ -53,7 +59,7 @@ def test_logits_are_those_of_what_the_codes_stand_for(arch: str, format: str, tm
     whole.unload()
     engine = Engine.load(spec(path, dense=format))
     try:
-        rounded = {name: m for name, m in engine.model.named_modules() if isinstance(m, Rounded)}
+        rounded = {name: m for name, m in engine.model.named_modules() if isinstance(m, QuantizedLinear)}
         assert rounded
         for name, module in rounded.items():
             plain.get_submodule(name).weight.data.copy_(module.weight)
@@ -76,7 +82,7 @@ def test_routers_embeddings_and_tied_heads_stay(tmp_path: Path) -> None:
         kept = [m for m in engine.model.modules() if isinstance(m, nn.Linear | nn.Embedding)]
         assert engine.model.get_input_embeddings() in kept
         assert isinstance(engine.model.get_output_embeddings(), nn.Linear) == engine.model.config.tie_word_embeddings
-        assert not any(isinstance(m, Rounded) for site in engine._sites for m in site.router.modules())
+        assert not any(isinstance(m, QuantizedLinear) for site in engine.loaded.sites for m in site.router.modules())
     finally:
         engine.unload()
 
@@ -84,7 +90,7 @@ def test_routers_embeddings_and_tied_heads_stay(tmp_path: Path) -> None:
 def test_a_rounded_layer_adds_its_bias_and_keeps_leading_dimensions(tmp_path: Path) -> None:
     engine = Engine.load(spec(checkpoint("qwen2_moe", tmp_path), dense="int8-g32"))
     try:
-        layer = next(m for m in engine.model.modules() if isinstance(m, Rounded) and m.bias is not None)
+        layer = next(m for m in engine.model.modules() if isinstance(m, QuantizedLinear) and m.bias is not None)
         x = torch.randn(2, 3, layer.in_features, dtype=torch.bfloat16)
         want = nn.functional.linear(x, layer.weight, layer.bias)
         assert float((layer(x) - want).norm() / want.norm()) < 0.005

@@ -14,10 +14,11 @@ from core.capacity.plan import model_path
 from core.engine import Engine
 from core.errors import SettingError
 from core.hf import RouterOutput, find_experts
-from core.policy.predict import Guess
+from core.policy.predict import Prediction
 from core.prediction import predictor_host
-from core.prediction.speculation import Predicted
-from core.settings.config import LoadSpec, Settings
+from core.prediction.speculation import PredictedRouting
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
 from core.settings.registry import variants
 from tests.checkpoints import make_checkpoint
 from tests.engine.profiles import drawn_profile
@@ -113,9 +114,9 @@ def test_routers_asked_early_are_executed(case: Case, engine: Engine) -> None:
     assert not near(wanted, case.logits)
     for distance in (1, 3):
         assert near(executed(engine, **{"predictor.gate.distance": distance}), wanted)
-    engine.recorder.throttle.paused = True  # prefetching is, what is computed is not
+    engine.parts.throttle.paused = True  # prefetching is, what is computed is not
     assert near(passes(engine.model, engine.fresh_cache()), wanted)
-    engine.recorder.throttle.paused = False
+    engine.parts.throttle.paused = False
     engine.change({"execute": "off"})
     assert torch.equal(passes(engine.model, engine.fresh_cache()), case.logits)
 
@@ -144,8 +145,8 @@ def test_the_estimators_distribution_is_executed(case: Case, engine: Engine) -> 
     sigmoid, scale = (case.plain.config.model_type == "deepseek_v3"), getattr(routers[0], "routed_scaling_factor", 1.0)
 
     def answer(layer: int, own: Any, before: torch.Tensor) -> Any:
-        told = engine.predictor_host.estimator.probabilities(before.reshape(-1, before.shape[-1]), layer)
-        scores, ids = told.topk(engine.shape.top_k)
+        predicted = engine.predictor_host.estimator.probabilities(before.reshape(-1, before.shape[-1]), layer)
+        scores, ids = predicted.topk(engine.shape.top_k)
         scores = scores / (1 + scores) if sigmoid else scores  # the sigmoid of log p
         if getattr(routers[layer], "norm_topk_prob", True):
             scores = scores / scores.sum(-1, keepdim=True)
@@ -167,8 +168,8 @@ def test_default_vectors_follow_what_is_executed(case: Case, engine: Engine) -> 
 
     def answer(layer: int, own: Any, before: torch.Tensor) -> Any:
         _, weights, ids = computed[layer - 1]
-        told = (weights[..., None] * vectors[layer - 1][ids]).sum(1)
-        state = blocks[layer].post_attention_layernorm.forward(residual[layer - 1].reshape(told.shape) + told)
+        predicted = (weights[..., None] * vectors[layer - 1][ids]).sum(1)
+        state = blocks[layer].post_attention_layernorm.forward(residual[layer - 1].reshape(predicted.shape) + predicted)
         computed[layer] = routers[layer].forward(state)
         return computed[layer]
 
@@ -203,18 +204,18 @@ def test_with_true_predictions_nothing_changes(
     true: dict[tuple[int, int], RouterOutput] = {}
     step_now = [0]
     engine.change({"predictor": "gate", "execute": "off"})
-    engine.predictor_host.attend(states=True, names=False)
-    look = engine.predictor_host.look
+    engine.predictor_host.enable_outputs(router=True, predictions=False)
+    predict = engine.predictor_host.predict
 
-    def record(layer: int, *args: Any) -> Sequence[Guess]:
+    def record(layer: int, *args: Any) -> Sequence[Prediction]:
         true[step_now[0], layer] = RouterOutput(*(t.clone() for t in engine.predictor_host.output(layer)))
-        return look(layer, *args)
+        return predict(layer, *args)
 
     def at(step: int) -> None:
         step_now[0] = step
 
     with monkeypatch.context() as recording:
-        recording.setattr(engine.predictor_host, "look", record)
+        recording.setattr(engine.predictor_host, "predict", record)
         assert torch.equal(passes(engine.model, engine.fresh_cache(), at), case.logits)
     monkeypatch.setattr(predictor_host, "answer", lambda site, *rest: true[step_now[0], site.index])
     engine.change({"execute": "always", "execute_weights": weights})
@@ -227,25 +228,27 @@ def test_what_is_executed_is_fetched_before_all_else(
     engine: Engine, predictor: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when the predictor itself may name but one expert, and none so unlikely."""
-    issue, keep = engine.expert_cache.prefetch, engine.predictor_host.keep
-    told: dict[int, Predicted] = {}
+    issue, keep = engine.expert_cache.prefetch, engine.predictor_host.set_predicted
+    predicted: dict[int, PredictedRouting] = {}
     seen: list[int] = []
 
-    def kept(one: Predicted) -> None:
-        told[one.layer] = one
+    def kept(one: PredictedRouting) -> None:
+        predicted[one.layer] = one
         keep(one)
 
-    def prefetch(guesses: Sequence[Guess], at: int) -> None:
+    def prefetch(predictions: Sequence[Prediction], at: int) -> None:
         if at + 1 < engine.shape.layers:
-            ids = set(told[at + 1].ids.flatten().tolist())
-            first = engine.expert_cache.ahead.schedule.sort(guesses, at)[: len(ids)]
-            assert {guess.expert for guess in first} == ids and {guess.layer for guess in first} == {at + 1}
-            assert all(guess.score == 1.0 for guess in first) or mode == "verify"
-            assert told[at + 1].ids.shape[1] == engine.shape.top_k
+            ids = set(predicted[at + 1].ids.flatten().tolist())
+            first = engine.expert_cache.prefetch_queue.schedule.sort(predictions, at)[: len(ids)]
+            assert {prediction.expert for prediction in first} == ids and {
+                prediction.layer for prediction in first
+            } == {at + 1}
+            assert all(prediction.score == 1.0 for prediction in first) or mode == "verify"
+            assert predicted[at + 1].ids.shape[1] == engine.shape.top_k
             seen.append(at)
-        issue(guesses, at)
+        issue(predictions, at)
 
-    monkeypatch.setattr(engine.predictor_host, "keep", kept)
+    monkeypatch.setattr(engine.predictor_host, "set_predicted", kept)
     monkeypatch.setattr(type(engine.expert_cache), "prefetch", lambda self, *args: prefetch(*args))
     executed(
         engine,
@@ -287,16 +290,16 @@ def test_an_engine_refuses_what_its_router_cannot_do(tmp_path: Path) -> None:
 def test_others_are_told_what_routers_answer_and_what_was_named(case: Case, engine: Engine) -> None:
     """Whatever the predictor, and only for as long as they attend."""
     engine.change(OFF)
-    predictor_host, hooks = engine.predictor_host, engine._sites[0].router._forward_hooks
+    predictor_host, hooks = engine.predictor_host, engine.loaded.sites[0].router._forward_hooks
     before = len(hooks)
     for name, named in (("none", 0.0), ("all_next", 1.0)):
         engine.change({"predictor": name})
-        predictor_host.attend(states=True, names=True)
+        predictor_host.enable_outputs(router=True, predictions=True)
         assert torch.equal(passes(engine.model, engine.fresh_cache()), case.logits)
         last = engine.shape.layers - 1
         assert predictor_host.output(last).logits.shape == (1, engine.shape.experts)
-        scores = predictor_host.named(0)
+        scores = predictor_host.predicted_scores(0)
         assert scores.shape == (engine.shape.experts,) and bool((scores > 0).all()) == bool(named)
-        assert not predictor_host.named(0).any()  # once
-    predictor_host.attend(states=False, names=False)
+        assert not predictor_host.predicted_scores(0).any()  # once
+    predictor_host.enable_outputs(router=False, predictions=False)
     assert len(hooks) == before

@@ -12,9 +12,11 @@ from transformers import DynamicCache
 from core.engine import Engine
 from core.hf import find_experts
 from core.memory.codec import Codec, make_codec
-from core.settings.config import LoadSpec, Settings
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
 from tests.checkpoints import make_checkpoint
 from tests.equality.passes import plain_transformers, run
+from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
 TOLERANCE = 1e-5  # fp32: the same weights, another order of summation
@@ -41,11 +43,14 @@ def round_experts(model: Any, format: str) -> Codec:
 
 @pytest.mark.parametrize(
     ("arch", "format"),
-    [
-        *(("qwen3_moe", format) for format in ("int8", "int4-g64", "nf4", "int3", "int2")),
-        ("mixtral", "int4-g32-sym"),
-        *(("gpt_oss", format) for format in ("int4-g32", "int8-g32", "mxfp4", "iq4_nl")),
-    ],
+    layered(
+        [
+            *(("qwen3_moe", format) for format in ("int8", "int4-g64", "nf4", "int3", "int2")),
+            ("mixtral", "int4-g32-sym"),
+            *(("gpt_oss", format) for format in ("int4-g32", "int8-g32", "mxfp4", "iq4_nl")),
+        ],
+        quick=lambda case: case[1] not in ("int4-g64", "int2", "int8-g32", "iq4_nl"),
+    ),
 )
 def test_the_engine_computes_with_the_rounded_weights(arch: str, format: str, tmp_path: Path) -> None:
     path = save_tokenizer(make_checkpoint(arch, tmp_path / arch))
@@ -63,7 +68,9 @@ def test_the_engine_computes_with_the_rounded_weights(arch: str, format: str, tm
         engine.unload()
 
 
-@pytest.mark.parametrize("format", ["int8", "int4-g64", "iq4_nl", "int3"])
+@pytest.mark.parametrize(
+    "format", layered(["int8", "int4-g64", "iq4_nl", "int3"], quick=lambda format: format in ("int4-g64", "iq4_nl"))
+)
 def test_bfloat16_runs_the_fast_paths(format: str, tmp_path: Path) -> None:
     path = save_tokenizer(make_checkpoint("qwen3_moe", tmp_path / "m", dtype=torch.bfloat16))
     logits = []

@@ -11,7 +11,7 @@ import pytest
 from core.engine import Engine
 from core.errors import BusyError, ContextError
 from core.session.settings_controller import EngineParts
-from core.settings.config import Sampling
+from core.settings.sampling import Sampling
 from core.types import Outcome, Piece, StepRecord
 
 CHAT = [{"role": "user", "content": "hello there"}]
@@ -58,8 +58,8 @@ def test_every_part_of_a_pass_adds_up(engine: Engine) -> None:
 def test_the_frame_counts_what_the_steps_say(engine: Engine) -> None:
     steps = steps_of(talk(engine, max_new_tokens=20))
     frame = engine.frame(layer=1)
-    assert frame.step.tolist() == [s.index for s in steps]
-    assert frame.requests.tolist() == [s.requests for s in steps]
+    assert frame.columns["step"].tolist() == [s.index for s in steps]
+    assert frame.columns["requests"].tolist() == [s.requests for s in steps]
     assert int((frame.place >= 2).sum()) <= engine.expert_cache.slots
     pairs = np.zeros_like(frame.coactivation)
     for step in steps:
@@ -67,7 +67,7 @@ def test_the_frame_counts_what_the_steps_say(engine: Engine) -> None:
             pairs[np.ix_(row, row)] += 1
     np.fill_diagonal(pairs, 0)
     assert (frame.coactivation == pairs).all()
-    assert engine.telemetry.activations().sum() == sum(s.ids.size for s in steps)
+    assert engine.parts.telemetry.activations().sum() == sum(s.ids.size for s in steps)
 
 
 def test_the_same_seed_says_the_same_and_another_does_not(engine: Engine) -> None:
@@ -136,7 +136,7 @@ def test_two_answers_at_once_are_refused_and_the_first_goes_on(engine: Engine) -
 def test_an_answer_that_begins_while_a_setting_is_applied_waits_for_it(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, go_on, apply = threading.Event(), threading.Event(), engine._controller.apply
+    begun, go_on, apply = threading.Event(), threading.Event(), engine.wiring.controller.apply
     pieces: list[Piece] = []
 
     def held_up(parts: EngineParts) -> None:
@@ -144,13 +144,13 @@ def test_an_answer_that_begins_while_a_setting_is_applied_waits_for_it(
         assert go_on.wait(60)
         apply(parts)
 
-    monkeypatch.setattr(engine._controller, "apply", held_up)
+    monkeypatch.setattr(engine.wiring.controller, "apply", held_up)
     change = threading.Thread(target=engine.change, args=(dict(engine.settings),))
     change.start()
     assert begun.wait(60)
     answer = threading.Thread(target=lambda: pieces.extend(engine.generate(CHAT, Sampling(max_new_tokens=2))))
     answer.start()
-    while not engine._lock.asked:
+    while not engine.access.lock.asked:
         assert answer.is_alive()
     go_on.set()
     answer.join(60)
@@ -167,7 +167,7 @@ def test_an_abandoned_answer_frees_the_engine(engine: Engine) -> None:
 
 def test_a_long_prompt_is_computed_in_chunks(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = [p.token for p in talk(engine, max_new_tokens=8)]
-    monkeypatch.setattr(engine, "sizes", replace(engine.sizes, chunk=5))
+    monkeypatch.setattr(engine._generation, "_chunk", 5)
     pieces = talk(engine, max_new_tokens=8)
     prefill = [p for p in pieces if p.kind == "prefill"]
     assert len(prefill) == -(-engine.count_tokens(CHAT) // 5)
@@ -177,10 +177,10 @@ def test_a_long_prompt_is_computed_in_chunks(engine: Engine, monkeypatch: pytest
 
 def test_telemetry_off_records_nothing_and_answers_the_same(engine: Engine) -> None:
     said = [p.token for p in talk(engine, max_new_tokens=8)]
-    before = engine.frame().step.size
+    before = engine.frame().columns["step"].size
     engine.change({"telemetry": False})
     assert [p.token for p in talk(engine, max_new_tokens=8)] == said
-    assert engine.frame().step.size == before
+    assert engine.frame().columns["step"].size == before
 
 
 def test_an_answer_that_breaks_off_within_a_layer_leaves_the_engine_usable(

@@ -16,8 +16,9 @@ from core.choices import Action, Lossy, Why
 from core.engine import Engine
 from core.errors import SettingError
 from core.hf import find_experts
-from core.runtime.telemetry import WINDOW
-from core.settings.config import LoadSpec, Sampling, Settings
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
+from core.settings.sampling import Sampling
 from core.types import Outcome, StepRecord
 from tests.engine.profiles import drawn_profile
 from tests.equality.passes import PROMPT, plain_transformers
@@ -70,7 +71,7 @@ def fresh(engine: Engine) -> None:
     """Every test begins with the settings and the residents that a load gives."""
     engine.change({**Settings(), **RESIDENT})
     engine.expert_cache.reshape(make_policy=engine.expert_cache.make_policy)
-    engine.recorder.forget()
+    engine.parts.recorder.forget()
 
 
 @torch.inference_mode()
@@ -79,11 +80,11 @@ def run(engine: Engine, **settings: object) -> tuple[list[torch.Tensor], list[Lo
     engine.change(settings)
     cache, logits, events = engine.fresh_cache(), [], []
     for ids in (PROMPT, *([token] for token in ANSWER)):
-        engine.recorder.begin()
-        engine._step.begin(ids)
+        engine.parts.recorder.begin()
+        engine.wiring.answering.prefetcher.begin(ids)
         out = engine.model(input_ids=torch.tensor([ids]), past_key_values=cache, use_cache=True)
         logits.append(out.logits[0].clone())
-        events.append(engine.miss.take(len(ids)))
+        events.append(engine.parts.miss.take(len(ids)))
     engine.expert_cache.check_integrity()
     return logits, events
 
@@ -234,7 +235,7 @@ def test_frames_show_what_is_done(engine: Engine) -> None:
     _, steps, _ = answer(engine, {})
     look = engine.frame(layer=1).lossy
     assert look is not None and 0 < look.rate < 1
-    now = [step for step in list(engine.telemetry._steps)[-WINDOW:] if step.lossy is not None]
+    now = [step for step in engine.parts.telemetry._last if step.lossy is not None]
     assert steps[-1] in now
     assert look.rate == pytest.approx(sum(s.changed for s in now) / sum(s.assignments for s in now))
     assert look.per_layer.sum(1).mean() == pytest.approx(look.rate, rel=1e-3) and look.tae.sum() > 0

@@ -17,10 +17,13 @@ from core.capacity.fit import HOST_MARGIN, estimate
 from core.engine import Engine
 from core.errors import BudgetError, ModelError, SettingError
 from core.importing import import_model
+from core.memory.pack import PackReader
 from core.memory.pack.manifest import NAME, layer_file
 from core.memory.store import Cancelled
 from core.profile import buddies
-from core.settings.config import LoadSpec, Sampling, Settings
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
+from core.settings.sampling import Sampling
 from core.types import Outcome, Residence
 from tests.checkpoints import make_checkpoint
 from tests.engine.profiles import drawn_profile
@@ -59,7 +62,7 @@ def logits(engine: Engine) -> torch.Tensor:
     cache, found = engine.fresh_cache(), []
     with torch.inference_mode():
         for ids in ([[1, 7, 42, 99, 5, 23, 80, 3]], [[11]], [[12]], [[200]]):
-            engine.expert_cache.now += 1
+            engine.expert_cache.core.now += 1
             found.append(engine.model(input_ids=torch.tensor(ids), past_key_values=cache, use_cache=True).logits[0])
     return torch.cat(found)
 
@@ -111,7 +114,7 @@ def engine(packs: dict[str, Path]) -> Iterator[Engine]:
 
 
 def test_misses_from_disk_are_counted_apart(engine: Engine) -> None:
-    reader = engine._store._reader  # type: ignore[attr-defined]
+    reader = engine.loaded.store._reader  # type: ignore[attr-defined]
     before = reader.bytes_read
     pieces = list(engine.generate(CHAT, Sampling(max_new_tokens=24)))
     steps = [p.step for p in pieces if p.kind != "end" and p.step is not None] + [pieces[-1].step]
@@ -139,6 +142,27 @@ def test_misses_from_a_host_cache_come_from_both(packs: dict[str, Path]) -> None
     engine.unload()
 
 
+def test_the_policy_of_the_host_cache_acts_at_once(packs: dict[str, Path]) -> None:
+    with PackReader(packs["whole"]) as reader:
+        engine = load(packs["whole"], "25%", host=str(20 * reader.padded_bytes))  # room for 20 of the 24 experts
+
+    def from_disk() -> float:
+        """Share of the misses of an answer that the disk had to serve."""
+        steps = [p.step for p in engine.generate(CHAT, Sampling(max_new_tokens=24)) if p.kind == "token" and p.step]
+        missed = sum(int((s.outcome == Outcome.MISS).sum()) for s in steps)
+        return sum(s.disk_misses for s in steps) / (missed + sum(s.disk_misses for s in steps))
+
+    from_disk()
+    assert from_disk() < 0.5
+    engine.change({"host_eviction": "none"})  # what host memory holds is used once, and nothing stays from now on
+    from_disk()
+    assert from_disk() > 0.9
+    engine.change({"host_eviction": "lfu", "host_eviction.lfu.half_life": 8})
+    from_disk()
+    assert from_disk() < 0.5
+    engine.unload()
+
+
 @pytest.mark.parametrize("budget", ["25%", "50%", "all"])
 @pytest.mark.parametrize("pack", ["whole", "int4"])
 def test_the_estimate_is_what_the_load_then_takes(packs: dict[str, Path], pack: str, budget: str) -> None:
@@ -150,7 +174,7 @@ def test_the_estimate_is_what_the_load_then_takes(packs: dict[str, Path], pack: 
     assert abs(fit.budget - measured) <= 0.05 * measured
     assert fit.slots == engine.expert_cache.slots
     assert memory.host <= fit.host
-    assert fit.disk == engine.shape.total * engine._store._reader.padded_bytes  # type: ignore[attr-defined]
+    assert fit.disk == engine.shape.total * engine.loaded.store._reader.padded_bytes  # type: ignore[attr-defined]
     assert 0 < fit.tok_s_low <= fit.tok_s_high
     assert 0 <= fit.hit_low <= fit.hit_high <= 1
     assert fit.format == ("int4-g32" if pack == "int4" else "checkpoint")

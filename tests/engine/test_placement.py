@@ -14,7 +14,9 @@ from core.engine import Engine
 from core.errors import SettingError
 from core.policy.eviction import GONE
 from core.profile import Profile
-from core.settings.config import LoadSpec, Sampling, Settings
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
+from core.settings.sampling import Sampling
 from core.simulate import Config, Replay
 from core.simulate.run import maker
 from core.trace import FileTrace, TraceWriter
@@ -73,13 +75,13 @@ def test_slots_move_to_the_layers_that_gain_most_and_follow_the_budget(engine: E
     engine.use_profile(profile_of(engine))
     engine.change({"layer_slots": name})
     sizes = capacities(engine)
-    assert sum(sizes) == engine.sizes.slots(engine.settings.budget) == len(engine.arena)
+    assert sum(sizes) == engine.sizes.slots(engine.settings.cache.budget) == len(engine.wiring.arena)
     assert sizes[0] < sizes[-1] and min(sizes) >= shape.top_k
     assert said(engine) == expected
     engine.change({"budget": "70%"})
-    assert sum(capacities(engine)) == engine.sizes.slots(engine.settings.budget) and capacities(engine) != sizes
+    assert sum(capacities(engine)) == engine.sizes.slots(engine.settings.cache.budget) and capacities(engine) != sizes
     engine.change({"scope": "global"})
-    assert engine.expert_cache.pool(0).capacity == engine.sizes.slots(engine.settings.budget)
+    assert engine.expert_cache.pool(0).capacity == engine.sizes.slots(engine.settings.cache.budget)
     engine.change({"scope": "layer", "budget": "50%"})
     assert capacities(engine) == sizes
     assert said(engine) == expected
@@ -122,8 +124,8 @@ def test_pins_and_sizes_of_the_load_are_there_from_the_start(engine: Engine) -> 
     profile = profile_of(engine)
     fresh = Engine.load(LoadSpec.checked("demo", settings, device="cpu"), profile=lambda model_hash: profile)
     pinned = {31, *(layer * fresh.shape.experts for layer in range(fresh.shape.layers))}
-    assert fresh.expert_cache.pinned == pinned and all(map(fresh.expert_cache.is_resident, pinned))
-    assert len(set(capacities(fresh))) > 1 and sum(capacities(fresh)) == len(fresh.arena)
+    assert fresh.expert_cache.core.pinned == pinned and all(map(fresh.expert_cache.is_resident, pinned))
+    assert len(set(capacities(fresh))) > 1 and sum(capacities(fresh)) == len(fresh.wiring.arena)
     assert fresh.expert_cache.take_counts().demand_bytes == 0  # what a load copies is no demand
     fresh.unload()
 
@@ -176,7 +178,7 @@ def test_pins_that_leave_no_room_are_refused_whoever_takes_it(engine: Engine) ->
     profile = profile_of(engine)
     engine.use_profile(profile)
     engine.change({"pins": "top:1"})
-    assert engine.expert_cache.pinned == {layer * shape.experts for layer in range(shape.layers)}
+    assert engine.expert_cache.core.pinned == {layer * shape.experts for layer in range(shape.layers)}
     with pytest.raises(SettingError, match=r"top:1 needs a profile"):
         engine.use_profile(None)
 
@@ -235,10 +237,8 @@ def test_the_simulator_agrees_request_by_request(engine: Engine, change: dict[st
 def refill(engine: Engine) -> None:
     """The cache as it is after a load with these settings."""
     expert_cache = engine.expert_cache
-    for pool in expert_cache._pools:
-        for eid in expert_cache._residents(pool):
-            expert_cache.evict(pool, eid)
+    expert_cache.core.evict_all()
     expert_cache.reshape(make_policy=expert_cache.make_policy)
-    expert_cache.pin(expert_cache.pinned)
+    expert_cache.pin(expert_cache.core.pinned)
     expert_cache.fill()
-    expert_cache.now = 0
+    expert_cache.core.now = 0

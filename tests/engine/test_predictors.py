@@ -14,11 +14,13 @@ from transformers import DynamicCache
 from core.capacity.plan import model_path
 from core.engine import Engine
 from core.errors import ProfileError, SettingError
-from core.policy.predict import Guess, Predictor, View
+from core.policy.predict import Prediction, Predictor, View
 from core.prediction import predictor_host
 from core.prediction.worker.process_worker import ProcessWorker
-from core.settings.config import LoadSpec, Sampling, Settings
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
 from core.settings.registry import variants
+from core.settings.sampling import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.engine.profiles import drawn_profile
 from tests.equality.passes import PROMPT, plain_transformers, run
@@ -80,8 +82,8 @@ def passes(engine: Engine, between: Callable[[], None] = lambda: None) -> tuple[
     cache, ids, logits, tokens = engine.fresh_cache(), PROMPT, list[torch.Tensor](), list[int]()
     engine.predictor_host.request += 1
     for _ in range(STEPS + 1):
-        engine.expert_cache.now += 1
-        engine._step.begin(ids)
+        engine.expert_cache.core.now += 1
+        engine.wiring.answering.prefetcher.begin(ids)
         out = engine.model(input_ids=torch.tensor([ids]), past_key_values=cache, use_cache=True).logits[0]
         logits.append(out.clone())
         ids = [int(out[-1].argmax())]
@@ -90,39 +92,39 @@ def passes(engine: Engine, between: Callable[[], None] = lambda: None) -> tuple[
     return torch.cat(logits), tokens[:-1]
 
 
-def overheard(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[Guess]:
+def captured_predictions(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[Prediction]:
     """Everything that is named from now on."""
-    told: list[Guess] = []
+    predicted: list[Prediction] = []
 
-    def keep(guesses: Sequence[Guess]) -> Sequence[Guess]:
-        told.extend(guesses)
-        return guesses
+    def keep(predictions: Sequence[Prediction]) -> Sequence[Prediction]:
+        predicted.extend(predictions)
+        return predictions
 
-    look, begin = engine.predictor_host.look, engine.predictor_host.begin
-    monkeypatch.setattr(engine.predictor_host, "look", lambda *args: keep(look(*args)))
+    predict, begin = engine.predictor_host.predict, engine.predictor_host.begin
+    monkeypatch.setattr(engine.predictor_host, "predict", lambda *args: keep(predict(*args)))
     monkeypatch.setattr(engine.predictor_host, "begin", lambda tokens: keep(begin(tokens)))
-    return told
+    return predicted
 
 
 def check(case: Case, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, asked = case.engine, list[int]()
     answer = predictor_host.answer
     engine.change({"predictor": "none"})
-    told = overheard(engine, monkeypatch)
+    predicted = captured_predictions(engine, monkeypatch)
     monkeypatch.setattr(predictor_host, "answer", lambda site, *rest: asked.append(site.index) or answer(site, *rest))
-    before = [len(site.router._forward_hooks) for site in engine._sites]
+    before = [len(site.router._forward_hooks) for site in engine.loaded.sites]
     engine.change({"predictor": name})
     predictor = engine.predictor_host.predictor
     predictor.patient = True
-    watched = [len(site.router._forward_hooks) for site in engine._sites]
+    watched = [len(site.router._forward_hooks) for site in engine.loaded.sites]
     logits, tokens = passes(engine, engine.expert_cache.check_integrity)
     assert (logits - case.logits).abs().max().item() == 0.0
     assert tokens == case.tokens
-    assert bool(told) == predictor.looks
+    assert bool(predicted) == predictor.looks
     assert bool(asked) == (name in ROUTERS)
     assert watched == [count + predictor.asks for count in before]
     engine.change({"predictor": "none"})
-    assert [len(site.router._forward_hooks) for site in engine._sites] == before
+    assert [len(site.router._forward_hooks) for site in engine.loaded.sites] == before
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -170,9 +172,9 @@ def test_every_predictor_names_experts_in_either_scope(
     """Also more than there are slots for."""
     exact.change({"predictor": name, "scope": scope, "budget": "50%"})
     exact.predictor_host.predictor.patient = True
-    told = overheard(exact, monkeypatch)
+    predicted = captured_predictions(exact, monkeypatch)
     passes(exact)
-    assert told and all(0 <= g.score <= 1 for g in told)
+    assert predicted and all(0 <= g.score <= 1 for g in predicted)
     exact.expert_cache.check_integrity()
     exact.change({"scope": "global", "predictor": "none"})
 
@@ -186,11 +188,11 @@ class Listener(Predictor):
         self.heard: list[tuple[int, int, int]] = []
         self.begun: list[list[int]] = []
 
-    def begin(self, view: View) -> Sequence[Guess]:
+    def begin(self, view: View) -> Sequence[Prediction]:
         self.begun.append([*view.tokens])
         return ()
 
-    def predict(self, view: View) -> Sequence[Guess]:
+    def predict(self, view: View) -> Sequence[Prediction]:
         assert [*view.tokens] == self.begun[-1]
         if view.layer == 0:
             self.heard.append((view.request, len(view.ids), view.experts))
@@ -267,12 +269,12 @@ def test_another_profile_acts_from_the_next_pass_on(exact: Engine) -> None:
 @pytest.mark.parametrize("name", BESIDE)
 def test_what_works_beside_is_heard_and_ends_with_its_predictor(exact: Engine, name: str) -> None:
     exact.change({"predictor": name})
-    predictor, beside = exact.predictor_host.predictor, exact.predictor_host.predictor.beside
-    assert isinstance(beside, ProcessWorker)
+    predictor, worker = exact.predictor_host.predictor, exact.predictor_host.predictor.worker
+    assert isinstance(worker, ProcessWorker)
     predictor.patient = True
     passes(exact)
-    pid = beside.pid
-    assert pid is not None and beside.ready and beside.behind == 0
+    pid = worker.pid
+    assert pid is not None and worker.ready and worker.behind == 0
     exact.change({"predictor": "none"})
     assert not psutil.pid_exists(pid)
 
@@ -282,15 +284,15 @@ def test_a_process_beside_that_dies_is_said_once_and_computing_goes_on(
     exact: Engine, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     exact.change({"predictor": name})
-    beside = exact.predictor_host.predictor.beside
-    assert isinstance(beside, ProcessWorker)
+    worker = exact.predictor_host.predictor.worker
+    assert isinstance(worker, ProcessWorker)
     exact.predictor_host.predictor.patient = True
     passes(exact)
-    assert beside.pid is not None
-    dead = psutil.Process(beside.pid)
+    assert worker.pid is not None
+    dead = psutil.Process(worker.pid)
     dead.kill()
     dead.wait(30)
     for _ in range(2):
         assert passes(exact)
     exact.change({"predictor": "none"})
-    assert [r.levelname for r in caplog.records if "beside the model is gone" in r.getMessage()] == ["WARNING"]
+    assert [r.levelname for r in caplog.records if "worker process died" in r.getMessage()] == ["WARNING"]

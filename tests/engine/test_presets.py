@@ -8,8 +8,10 @@ import pytest
 
 from core.engine import Engine
 from core.errors import SettingError
-from core.settings.config import LoadSpec, Sampling, Settings
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
 from core.settings.presets import PRESETS, Preset, matching
+from core.settings.sampling import Sampling
 
 CHAT = [{"role": "user", "content": "What does json.dumps do?"}]
 

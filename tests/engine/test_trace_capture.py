@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from core.engine import Engine
-from core.settings.config import Sampling
+from core.settings.sampling import Sampling
 from core.types import StepRecord
 
 TEXT = "Why do caches work?"
@@ -56,7 +56,7 @@ def test_prefetching_that_does_not_pay_is_paused_and_said(engine: Engine, monkey
     engine.change({"predictor": "recent", "prefetch_auto": True})
     steps = [s for _ in range(2) for s in answered(engine) if s.phase == "decode"]
     assert [s.predict_ms > 0 for s in steps] == [True] * 4 + [False] * 3 + [True]
-    assert [text for _, text in engine.telemetry.marks if text.startswith("prefetching")] == [
+    assert [text for _, text in engine.parts.telemetry.marks if text.startswith("prefetching")] == [
         "prefetching paused: it cost 1000000.00 ms a token more than it saved; next try in 3 tokens",
         "prefetching is tried again",
     ]

@@ -18,6 +18,7 @@ from tests.tiny_tokenizer import save_tokenizer
 class Reference:
     """A checkpoint on disk and what plain transformers (grouped_mm, fp32) says: logits [prompt + STEPS, V]."""
 
+    arch: str
     path: Path
     logits: torch.Tensor
     tokens: list[int]
@@ -31,4 +32,4 @@ def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     model = plain_transformers(path, torch.float32)
     logits, tokens = run(model, DynamicCache(config=model.config), lambda step: None)
     assert logits.shape[0] == len(PROMPT) + STEPS
-    return Reference(path, logits, tokens)
+    return Reference(request.param, path, logits, tokens)

@@ -10,9 +10,14 @@ import torch
 from transformers import DynamicCache
 
 from core.engine import Engine
-from core.settings.config import LoadSpec, Sampling, Settings
+from core.runtime.layer_math import choose_products
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
+from core.settings.sampling import Sampling
+from tests.checkpoints import ARCHITECTURES
 from tests.equality.conftest import Reference
 from tests.equality.passes import PROMPT, plain_transformers, run
+from tests.selection import layered
 
 CASES = {
     "all": {"budget": "all"},
@@ -39,9 +44,11 @@ def settings_of(engine: Engine, case: dict[str, object], predictor: str) -> dict
     return {**Settings(), **case, "predictor": predictor}
 
 
-@pytest.mark.parametrize("predictor", ["none", "gate"])
+@pytest.mark.parametrize("turn", layered((0, 1), quick=lambda turn: turn == 0))
 @pytest.mark.parametrize("case", list(CASES))
-def test_logits_are_identical(engine: Engine, reference: Reference, case: str, predictor: str) -> None:
+def test_logits_are_identical(engine: Engine, reference: Reference, case: str, turn: int) -> None:
+    """Every pair of architecture, case and predictor; with the second turn, all of them with all."""
+    predictor = ("none", "gate")[(list(ARCHITECTURES).index(reference.arch) + list(CASES).index(case) + turn) % 2]
     engine.change(settings_of(engine, CASES[case], predictor))
     logits, tokens = run(engine.model, engine.fresh_cache(), lambda step: None)
     engine.expert_cache.check_integrity()
@@ -66,7 +73,7 @@ def test_logits_are_identical_while_everything_is_turned_between_tokens(engine: 
         )
         engine.expert_cache.check_integrity()
         assert engine.memory().used <= engine.memory().budget
-        sizes.append(len(engine.arena))
+        sizes.append(len(engine.wiring.arena))
 
     logits, tokens = run(engine.model, engine.fresh_cache(), turn)
     assert (logits - reference.logits).abs().max().item() == 0.0
@@ -103,10 +110,11 @@ def test_logits_are_identical_wherever_experts_are_computed_together(
 ) -> None:
     """However slow it is here: stacking is used if a trial finds it equal, and then whole answers are."""
     engine.change(settings_of(engine, CASES["half"], "gate"))
+    filled = engine.expert_cache.sample(engine.shape.top_k)
     with monkeypatch.context() as patched:
         patched.setattr("core.runtime.stacking.WORTH_IT", float("inf"))
-        engine._step.stack_if_worth_it(engine.shape.hidden, torch.float32)
+        choose_products(engine.wiring.math, filled, engine.shape.hidden, torch.float32)
     logits, tokens = run(engine.model, engine.fresh_cache(), lambda step: None)
     assert (logits - reference.logits).abs().max().item() == 0.0
     assert tokens == reference.tokens
-    engine._step.stack_if_worth_it(engine.shape.hidden, torch.float32)
+    choose_products(engine.wiring.math, filled, engine.shape.hidden, torch.float32)

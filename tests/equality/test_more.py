@@ -18,20 +18,32 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from core.engine import Engine
 from core.errors import ModelError
-from core.settings.config import LoadSpec, Sampling, Settings
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
+from core.settings.sampling import Sampling
 from tests.checkpoints import EXTRA, MORE, make_checkpoint
 from tests.equality.passes import PROMPT, plain_transformers, run
+from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
 CHUNKS = (10, 9, 5)  # of the prompt: longer than a convolution, shorter than a window, and the other way round
 STEPS = 8
+STATEFUL = layered(
+    ("lfm2_moe", "qwen3_next", "nemotron_h", "jamba", "inkling_text", "deepseek_v32"),
+    quick=lambda arch: arch in ("lfm2_moe", "qwen3_next", "jamba"),
+)
 KNOWN = [arch for arch in EXTRA | MORE if arch in CONFIG_MAPPING]  # older versions of transformers have not all
 
 
 @pytest.fixture(scope="module", params=KNOWN)
-def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def arch(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def path(arch: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
-    return save_tokenizer(make_checkpoint(request.param, tmp_path_factory.mktemp(request.param)))
+    return save_tokenizer(make_checkpoint(arch, tmp_path_factory.mktemp(arch)))
 
 
 def load(path: Path, dtype: str, context: int = 0) -> Engine:
@@ -44,8 +56,10 @@ def load(path: Path, dtype: str, context: int = 0) -> Engine:
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_chunks_and_decode_are_identical(path: Path, dtype: str) -> None:
+@pytest.mark.parametrize("turn", layered((0, 1), quick=lambda turn: turn == 0))
+def test_chunks_and_decode_are_identical(arch: str, path: Path, turn: int) -> None:
+    """Every architecture in one number type; with the second turn, in both."""
+    dtype = ("float32", "bfloat16")[(KNOWN.index(arch) + turn) % 2]
     plain = plain_transformers(path, getattr(torch, dtype))
     want, tokens = run(plain, DynamicCache(config=plain.config), lambda step: None, STEPS, CHUNKS)
     engine = load(path, dtype)
@@ -63,12 +77,11 @@ def test_chunks_and_decode_are_identical(path: Path, dtype: str) -> None:
         engine.unload()
 
 
-@pytest.mark.parametrize("arch", ["lfm2_moe", "qwen3_next", "nemotron_h", "jamba", "inkling_text", "deepseek_v32"])
+@pytest.mark.parametrize("arch", STATEFUL, scope="module")
 def test_an_answer_broken_off_leaves_no_trace_in_the_next(
-    arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arch: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("core.capacity.sizes.PREFILL_CHUNK", 8)
-    path = save_tokenizer(make_checkpoint(arch, tmp_path))
     engine = load(path, "float32", context=128)
     monkeypatch.setattr(engine.prompt, "tokens", lambda messages, context: PROMPT)
     sampling = Sampling(max_new_tokens=STEPS)

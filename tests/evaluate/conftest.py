@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from core.engine import Engine
-from core.settings.config import LoadSpec, Settings
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
 from tests.checkpoints import make_checkpoint
 from tests.engine.profiles import drawn_profile
 from tests.equality.passes import plain_transformers

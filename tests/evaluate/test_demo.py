@@ -16,7 +16,8 @@ from core.evaluate import calibrated, run
 from core.evaluate.modes import chosen
 from core.evaluate.rows import FIGURES
 from core.evaluate.run import evaluate, gather
-from core.settings.config import LoadSpec, Settings
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
 from demo.evaluate import load
 from demo.scoring import encode, exact_matches
 from tests.engine.profiles import drawn_profile

@@ -17,10 +17,9 @@ from core.errors import SettingError
 from core.evaluate.modes import BASE, PREDICTORS, chosen, modes_of, needs, residencies
 from core.evaluate.others import Others
 from core.evaluate.passages import Heard, read
-from core.evaluate.questions import Question, demo_questions, from_file, sample, spread
-from core.evaluate.rows import FIGURES, Row, front, pareto, perplexity_of, rate, to_csv, to_json, with_savings
+from core.evaluate.questions import FactQuestion, demo_questions, from_file, sample, spread
+from core.evaluate.rows import FIGURES, EvaluationRow, front, pareto, perplexity_of, rate, to_csv, to_json, with_savings
 from core.settings.config import Settings
-from core.settings.lossy import is_lossy
 
 NUMBERS = st.one_of(st.none(), st.integers(0, 4).map(float))
 
@@ -53,10 +52,10 @@ def test_rates_and_perplexity_by_hand() -> None:
 
 def test_savings_are_against_exact_mode_at_the_same_residency() -> None:
     rows = [
-        Row("exact", "Exact", 0.5, link_bytes=200.0),
-        Row("drop", "Drop", 0.5, link_bytes=50.0),
-        Row("drop", "Drop", 0.25, link_bytes=50.0),
-        Row("random", "Random", 0.5, problem="No."),
+        EvaluationRow("exact", "Exact", 0.5, link_bytes=200.0),
+        EvaluationRow("drop", "Drop", 0.5, link_bytes=50.0),
+        EvaluationRow("drop", "Drop", 0.25, link_bytes=50.0),
+        EvaluationRow("random", "Random", 0.5, problem="No."),
     ]
     assert [one.saved for one in with_savings(rows)] == [0.0, 0.75, None, None]
 
@@ -78,11 +77,13 @@ def test_what_other_programs_take_is_what_this_one_does_not(monkeypatch: pytest.
 
 def test_rows_as_data() -> None:
     rows = [
-        Row("a", "A", 0.5, exact_match=0.5, tok_s=9.0, perplexity=math.inf, settings={"rho": 1, "miss": "drop"}),
-        Row("b", "B", 0.5, exact_match=0.4, tok_s=8.0),
-        Row("c", "C", 0.5, problem="Has no profile."),
+        EvaluationRow(
+            "a", "A", 0.5, exact_match=0.5, tok_s=9.0, perplexity=math.inf, settings={"rho": 1, "miss": "drop"}
+        ),
+        EvaluationRow("b", "B", 0.5, exact_match=0.4, tok_s=8.0),
+        EvaluationRow("c", "C", 0.5, problem="Has no profile."),
     ]
-    assert pareto(rows) == rows[:1] and Row.read(asdict(rows[0])) == rows[0]
+    assert pareto(rows) == rows[:1] and EvaluationRow.read(asdict(rows[0])) == rows[0]
     assert to_json(rows[0])["perplexity"] is None and to_json(rows[0])["tok_s"] == 9.0
     head, *lines = [line for line in to_csv(rows, {"model": "demo"}).splitlines() if not line.startswith("#")]
     assert set(FIGURES) <= set(head.split(",")) and lines[0].endswith("False,rho=1 miss=drop") and len(lines) == 3
@@ -109,7 +110,7 @@ def test_modes_are_settings() -> None:
     base = Settings({"miss": "drop", "rho": 2, "budget": "25%"})
     for mode in modes_of():
         settings = mode.over(base)
-        assert is_lossy(settings) == (mode.name != "exact") and settings["budget"] == "25%"
+        assert settings.lossy.active == (mode.name != "exact") and settings["budget"] == "25%"
         assert {name: settings[name] for name in mode.settings} == dict(mode.settings)
         assert settings["quality_rate"] == 0 and all(
             settings[name] == value for name, value in BASE.items() if name not in mode.settings
@@ -141,7 +142,7 @@ def test_questions_are_spread_and_never_calibrated_on() -> None:
     few = sample(asked, 7)
     assert few == sample(asked, 7) and [one.seen for one in few] == [True] * 4 + [False] * 3
     assert spread(range(10), 3) == [1, 5, 8] and spread([1, 2], 5) == [1, 2] and spread([1], 0) == []
-    assert sample([Question("q", "a", True)], 6) == [Question("q", "a", True)]
+    assert sample([FactQuestion("q", "a", True)], 6) == [FactQuestion("q", "a", True)]
 
 
 @pytest.mark.parametrize(

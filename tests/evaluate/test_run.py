@@ -17,12 +17,12 @@ from core.errors import SettingError
 from core.evaluate.follow import follow
 from core.evaluate.modes import Mode, chosen
 from core.evaluate.passages import windows
-from core.evaluate.questions import Question, ask
-from core.evaluate.rows import Row, to_json
+from core.evaluate.questions import FactQuestion, ask
+from core.evaluate.rows import EvaluationRow, to_json
 from core.evaluate.run import Material, evaluate, gather, start_mode
 from core.evaluate.summary import about, result
 from core.memory.store import Cancelled
-from core.settings.config import Sampling
+from core.settings.sampling import Sampling
 
 TEXT = "A text that nobody has trained on, long enough for a few windows of this small context. " * 2
 NEVER = threading.Event()
@@ -83,7 +83,7 @@ def test_a_token_that_ends_answers_does_not_end_a_text(engine: Engine, monkeypat
 
 def test_a_model_without_a_chat_template_is_asked_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its exact match would be 0 % whatever it knows: that is no figure, and is said in the table and in the JSON."""
-    asked = [Question("12 13", "14 15", True), Question("12 14", "14 15", False)]
+    asked = [FactQuestion("12 13", "14 15", True), FactQuestion("12 14", "14 15", False)]
     monkeypatch.setattr(engine.prompt.tokenizer, "chat_template", None)
     material = gather(engine, 2, 20, asked=asked, texts=[TEXT])
     assert not material.questions and material.pieces
@@ -121,14 +121,14 @@ def test_verdicts_are_those_of_whole_answers(engine: Engine, monkeypatch: pytest
     hi, said = next((hi, said) for hi in "ABCDEFGH" if (said := greedy(engine, hi))[3] not in said[:3])
     monkeypatch.setattr(engine.prompt, "ends", {said[3]})
     text, steps = " ".join(map(str, said[:3])), list[Any]()
-    assert ask(engine, Question(hi, text, True), NEVER, steps.append)
+    assert ask(engine, FactQuestion(hi, text, True), NEVER, steps.append)
     assert [step.phase for step in steps] == ["prefill", "decode", "decode", "decode"]
     steps.clear()
     wrong = f"{said[0]} {said[1] ^ 1} {said[2]}"
-    assert not ask(engine, Question(hi, wrong, True), NEVER, steps.append)
+    assert not ask(engine, FactQuestion(hi, wrong, True), NEVER, steps.append)
     assert len(steps) == 2  # the second token decided
-    assert not ask(engine, Question(hi, f"{said[0]}", True), NEVER, steps.append)  # it goes on where it should end
-    assert not ask(engine, Question(hi, f"{text} 9 9", True), NEVER, steps.append)  # it ends too early
+    assert not ask(engine, FactQuestion(hi, f"{said[0]}", True), NEVER, steps.append)  # it goes on where it should end
+    assert not ask(engine, FactQuestion(hi, f"{text} 9 9", True), NEVER, steps.append)  # it ends too early
 
 
 @pytest.mark.parametrize(
@@ -142,16 +142,20 @@ def test_every_mode_begins_with_the_same_cache(changes: dict[str, object], engin
     list(engine.generate(TEXT[:40], Sampling(max_new_tokens=9)))
     used = list(engine.expert_cache.places())
     start_mode(engine, before.with_(changes))
-    assert list(engine.expert_cache.places()) == first and set(engine.expert_cache.last_used) == {-1}
+    assert list(engine.expert_cache.places()) == first and set(engine.expert_cache.core.last_used) == {-1}
     assert changes.get("eviction") == "none" or [place > 0 for place in used] != [place > 0 for place in first]
     engine.expert_cache.check_integrity()
     engine.change(dict(before))
 
 
 def test_modes_beside_each_other(engine: Engine) -> None:
-    before, told, rows = engine.settings, list[tuple[str, float]](), list[Row]()
+    before, told, rows = engine.settings, list[tuple[str, float]](), list[EvaluationRow]()
     material = gather(
-        engine, 3, 24, [Question("Hi", "no", True), Question("Hi?", "no", False), Question("Who?", "no", True)], [TEXT]
+        engine,
+        3,
+        24,
+        [FactQuestion("Hi", "no", True), FactQuestion("Hi?", "no", False), FactQuestion("Who?", "no", True)],
+        [TEXT],
     )
     modes = [*chosen("exact,drop"), Mode("broken", "Broken", "", {"misss": "drop"}), *chosen("drop_rho1_tae")]
     found = evaluate(

@@ -17,7 +17,7 @@ from core.errors import ContextError, SettingError
 from core.evaluate.harness import adapter, run_tasks
 from core.evaluate.scorer import Scorer
 from core.memory.store import Cancelled
-from core.settings.config import Sampling
+from core.settings.sampling import Sampling
 
 
 def whole(plain: Any, ids: list[int]) -> torch.Tensor:

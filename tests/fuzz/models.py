@@ -16,7 +16,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from core.engine import Engine
 from core.session.answer import Ids
-from core.settings.config import LoadSpec, Sampling, Settings
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
+from core.settings.sampling import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.tiny_tokenizer import save_tokenizer
 

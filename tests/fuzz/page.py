@@ -108,5 +108,5 @@ class Pages(Requests):
 
     def _settle(self) -> None:
         """End what the event began, so that mutants do not depend on one another."""
-        for answer in list(self.host._answers.values()):
-            self.host.stop_answer(answer)
+        for answer in list(self.host.chats._answers.values()):
+            self.host.chats.stop_answer(answer)

@@ -174,7 +174,7 @@ def _placed(kind: str, name: str, profile: Profile) -> str:
     try:
         settings = Settings({kind: name})
         check_needs(settings, profile)
-        placed = place(settings, SHAPE.layers, SHAPE.experts, SHAPE.top_k, profile)
+        placed = place(settings.cache, SHAPE.layers, SHAPE.experts, SHAPE.top_k, profile)
         return str(list(placed.divide(20))) if str(settings["scope"]) == "layer" else ""
     except SettingError as error:
         return str(error)

@@ -16,7 +16,8 @@ from fastapi.testclient import TestClient
 from app.server.api import build_app
 from app.services.host import Host
 from core.errors import MoestroError
-from core.settings.config import LoadSpec, Sampling
+from core.settings.loading import LoadSpec
+from core.settings.sampling import Sampling
 from core.types import Piece
 from tests.app.conftest import QuickEngine, ended, open_host
 from tests.fuzz.changes import Change
@@ -121,7 +122,7 @@ class Requests:
     def client(self) -> TestClient:
         if self._client is None:
             self.host = open_host(self._folder / "home", FewTokens)
-            ended(self.host.chat(None, "hello"))
+            ended(self.host.chats.ask(None, "hello"))
             self._client = TestClient(self.app(self.host), base_url=HOME, raise_server_exceptions=True)
         return self._client
 

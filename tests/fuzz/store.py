@@ -79,8 +79,8 @@ class Stores:
         host = self._host(folder)
         try:
             for text in ("hello", "what is a slot?"):
-                ended(host.chat(None, text))
-            host.change_many({"budget": "40%", "eviction": "lfu"})
+                ended(host.chats.ask(None, text))
+            host.models.change_many({"budget": "40%", "eviction": "lfu"})
             host.library.set_folders([str(folder / "models")])
         finally:
             host.close()
@@ -93,8 +93,8 @@ class Stores:
     def _host(folder: Path) -> Host:
         host = Host(Store(folder / "home"), QuickEngine, fake_estimate)
         try:
-            host.set_sampling(max_new_tokens=4)
-            loading = host.load(host.plan("demo"))
+            host.chats.set_sampling(max_new_tokens=4)
+            loading = host.loader.load(host.loader.plan("demo"))
             assert loading.join(20.0)
         except BaseException:
             host.close()
@@ -143,7 +143,7 @@ class Stores:
         host = self._host(folder)
         try:
             seen: dict[str, Any] = {"chats": [(c.id, str(c.title)) for c in host.store.chats.all()]}
-            seen["said"] = [[(m.role, m.text) for m in host.messages(chat)] for chat, _ in sorted(seen["chats"])]
+            seen["said"] = [[(m.role, m.text) for m in host.chats.messages(chat)] for chat, _ in sorted(seen["chats"])]
             refused = []
             for chat, _ in seen["chats"]:
                 for write in (
@@ -155,7 +155,7 @@ class Stores:
                     except MoestroError as error:
                         refused.append(str(error))
             host.library.refresh(), host.library.entries()
-            answer = ended(host.chat(None, "still there?"))
+            answer = ended(host.chats.ask(None, "still there?"))
             seen["answered"] = answer.text
             seen["refused"] = refused
             assert not answer.error or "Moestro" in answer.error or answer.error.endswith("."), answer.error

@@ -12,9 +12,11 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from core.engine import Engine
-from core.hf.rounded import Rounded
+from core.hf.quantized_linear import QuantizedLinear
 from core.memory.link import measure_gbps
-from core.settings.config import LoadSpec, Sampling, Settings
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
+from core.settings.sampling import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.equality.passes import PROMPT
 from tests.tiny_tokenizer import save_tokenizer
@@ -85,7 +87,7 @@ def test_rounded_dense_layers_compute_with_what_their_codes_stand_for(model: Pat
     try:
         plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, experts_implementation="grouped_mm")
         for name, module in engine.model.named_modules():
-            if isinstance(module, Rounded):
+            if isinstance(module, QuantizedLinear):
                 plain.get_submodule(name).weight.data.copy_(module.weight)
         want = logits(plain.to(DEVICE).eval(), DynamicCache(config=plain.config))
         assert (logits(engine.model, engine.fresh_cache()) - want).abs().max().item() <= 1e-3

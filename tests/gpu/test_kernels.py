@@ -21,7 +21,9 @@ from core.memory.arena import Slot
 from core.memory.codec import FORMATS
 from core.runtime.compute import ExpertMath
 from core.runtime.kernel_trial import objection
-from core.settings.config import LoadSpec, Sampling, Settings
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
+from core.settings.sampling import Sampling
 from tests import kernel_cases as cases
 from tests.checkpoints import make_checkpoint
 from tests.tiny_tokenizer import save_tokenizer
@@ -44,9 +46,9 @@ def test_products(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", cases.CODED)
-def test_widening(name: str, dtype: torch.dtype) -> None:
-    assert cases.widening_error(name, dtype, DEVICE, transposed=False) < 1
-    assert cases.widening_error(name, dtype, DEVICE, True, 1536, 2048, count=19) < 1  # in several portions
+def test_dequantization(name: str, dtype: torch.dtype) -> None:
+    assert cases.dequantization_error(name, dtype, DEVICE, transposed=False) < 1
+    assert cases.dequantization_error(name, dtype, DEVICE, True, 1536, 2048, count=19) < 1  # in several portions
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

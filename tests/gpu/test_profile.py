@@ -11,7 +11,8 @@ import torch
 from core.calibrate.gather import calibrate
 from core.engine import Engine
 from core.profile import PARTS, Profile
-from core.settings.config import LoadSpec, Settings
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
 from tests.checkpoints import make_checkpoint
 from tests.tiny_tokenizer import save_tokenizer
 

@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from core.engine import Engine
 from core.quality.sample import Landing, Sample
-from core.settings.config import LoadSpec, Settings
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
 from tests.checkpoints import make_checkpoint
 from tests.quality.conftest import DROPPING, PROMPT, by_hand, kept_of, say
 from tests.tiny_tokenizer import save_tokenizer

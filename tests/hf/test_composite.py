@@ -15,7 +15,8 @@ from core.errors import ModelError
 from core.hf import load_skeleton, meta_skeleton, outline
 from core.hf.files import quantization_settings
 from core.importing.job import open_job
-from core.settings.config import LoadSpec, Settings
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
 from core.system.text_config import text_config
 from tests.architectures.trial import known, random_model, save, try_type
 

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from core.hf import ExpertsSite, find_experts
-from core.hf.watch import Seen, ask, norm_of, place_of, watch
+from core.hf.watch import Seen, ask, context_of, norm_of, watch
 from tests.checkpoints import ARCHITECTURES, EXTRA
 from tests.conftest import Checkpoint
 
@@ -78,7 +78,7 @@ def test_asking_with_another_number_of_tokens(case: Case) -> None:
 
 def test_how_much_of_the_experts_output_a_layer_adds(case: Case) -> None:
     with watch(case.model, case.sites, lambda seen: None):
-        *inner, last = [place_of(site).scale for site in case.sites]
+        *inner, last = [context_of(site).scale for site in case.sites]
     assert last is None
     normed_after = case.arch in (*AFTER_ITS_NORM, "inkling_text")  # a norm or a convolution behind the experts
     assert all((scale is None) if normed_after else scale == pytest.approx(1.0, abs=1e-5) for scale in inner)
@@ -93,7 +93,7 @@ def test_a_multiplied_residual_is_found(arch: str, dtype: torch.dtype, checkpoin
             module.residual_multiplier = 0.22  # what the released granite models have
     sites = find_experts(model)
     with watch(model, sites, lambda seen: None):
-        assert place_of(sites[0]).scale == pytest.approx(0.22, rel=0.01)
+        assert context_of(sites[0]).scale == pytest.approx(0.22, rel=0.01)
 
 
 def test_looking_for_norms_leaves_no_trace_and_runs_once(checkpoint: Checkpoint) -> None:

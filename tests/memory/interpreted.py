@@ -1,4 +1,4 @@
-"""`python -m tests.memory.interpreted`: every case of the kernels under Triton's interpreter, as JSON {case: error}.
+"""`python -m tests.memory.interpreted [few]`: cases of the kernels under Triton's interpreter, as JSON {case: error}.
 
 A process of its own: the interpreter is chosen when the kernels are imported, and stays chosen.
 """
@@ -8,13 +8,15 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import sys
 import tempfile
 from pathlib import Path
 
 import torch
 
 from core.engine import Engine
-from core.settings.config import LoadSpec, Settings
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
 from tests import kernel_cases as cases
 from tests.checkpoints import make_checkpoint
 from tests.tiny_tokenizer import save_tokenizer
@@ -27,6 +29,21 @@ EXPERTS = [
     ("checkpoint", torch.float32, True),
     ("int3", torch.bfloat16, False),
 ]
+
+
+FEW = [("checkpoint", True, False), ("int4-g64", False, True), ("mxfp4", True, True), ("int8", False, False)]
+
+
+def few_errors() -> dict[str, float]:
+    """As `errors`, of one case of each kernel."""
+    found = {
+        f"{name} transposed={transposed} bias={bias}": cases.product_error(name, torch.float32, CPU, transposed, bias)
+        for name, transposed, bias in FEW
+    }
+    found["int3 dequantized"] = cases.dequantization_error("int3", torch.float32, CPU, transposed=True)
+    for what, error in cases.expert_error("int4-g32", torch.float32, CPU, False).items():
+        found[f"expert {what}"] = error
+    return found
 
 
 def errors() -> dict[str, float]:
@@ -46,8 +63,10 @@ def errors() -> dict[str, float]:
             found[f"{name} {dtype}"] = cases.product_error(name, dtype, CPU, transposed=False, bias=True)
     found["19 slots"] = cases.product_error("int4-g32-sym", torch.float32, CPU, False, True, 5, 64, 19)
     for i, name in enumerate(cases.CODED):
-        found[f"{name} widened"] = cases.widening_error(name, torch.float32, CPU, transposed=bool(i % 2))
-    found["int4-g32 widened to bf16"] = cases.widening_error("int4-g32", torch.bfloat16, CPU, transposed=False)
+        found[f"{name} dequantized"] = cases.dequantization_error(name, torch.float32, CPU, transposed=bool(i % 2))
+    found["int4-g32 dequantized to bf16"] = cases.dequantization_error(
+        "int4-g32", torch.bfloat16, CPU, transposed=False
+    )
     for name, dtype, oss in EXPERTS:
         for what, error in cases.expert_error(name, dtype, CPU, oss).items():
             found[f"expert {name} {dtype} oss={oss} {what}"] = error
@@ -77,7 +96,7 @@ def main() -> None:
     """Print the errors."""
     torch.set_num_threads(1)
     assert os.environ.get("TRITON_INTERPRET") == "1"
-    print(json.dumps(errors()))
+    print(json.dumps(few_errors() if sys.argv[1:] == ["few"] else errors()))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.cache.host_rows import HostRows
 from core.capacity.tier import ROWS_MIN, choose_tier
 from core.memory.arena import Arena
 from core.memory.codec import PartSpec, make_codec
@@ -19,6 +21,10 @@ from core.memory.disk import DiskStore, HostCache, measure_disk
 from core.memory.pack import Manifest, PackReader, PackWriter
 from core.memory.pack.manifest import identity_of, layer_file
 from core.memory.pages import PAGE, page_up
+from core.settings.registry import variants
+from core.simulate import Config
+from core.simulate.cache import Cache
+from core.simulate.run import maker
 
 CPU = torch.device("cpu")
 EXPERTS = 24
@@ -113,11 +119,16 @@ def test_two_threads_read_at_once(pack: Path) -> None:
     store.close()
 
 
+def host_cache(reader: PackReader, rows: int, policy: str = "lru") -> HostCache:
+    held = HostRows(LAYERS, EXPERTS // LAYERS, rows, maker(Config(policy, rows)))
+    return HostCache(reader, reader.manifest.codec(torch.float32, CPU), rows, False, held)
+
+
 @settings(max_examples=25, deadline=None)
 @given(eids=st.lists(st.integers(0, EXPERTS - 1), min_size=1, max_size=60), rows=st.integers(2, 20))
 def test_the_host_cache_keeps_what_was_fetched_last(eids: list[int], rows: int) -> None:
     reader = PackReader(_packs["plain"])
-    store = HostCache(reader, reader.manifest.codec(torch.float32, CPU), rows, pin=False)
+    store = host_cache(reader, rows)
     slot = torch.zeros(reader.manifest.codec(torch.float32, CPU).slot_bytes, dtype=torch.uint8)
     kept: OrderedDict[int, None] = OrderedDict()
     for eid in eids:
@@ -132,6 +143,58 @@ def test_the_host_cache_keeps_what_was_fetched_last(eids: list[int], rows: int) 
     store.close()
 
 
+def fetched(store: HostCache, reader: PackReader, passes: Sequence[Sequence[int]]) -> list[bool]:
+    """Fetch the experts of some passes, in order -> which of them host memory had."""
+    slot = torch.zeros(reader.manifest.codec(torch.float32, CPU).slot_bytes, dtype=torch.uint8)
+    hits = []
+    for now, eids in enumerate(passes, 1):
+        store.begin_pass(now)
+        for eid in eids:
+            known = store.origin(eid) == "host"
+            assert store.fetch(eid, slot) == (0 if known else reader.padded_bytes)
+            assert whose(reader, slot) == eid
+            hits.append(known)
+    return hits
+
+
+@pytest.mark.parametrize("policy", [v.name for v in variants("eviction")])
+@settings(max_examples=6, deadline=None)
+@given(
+    passes=st.lists(st.lists(st.integers(0, EXPERTS - 1), max_size=8, unique=True).map(sorted), max_size=12),
+    rows=st.integers(2, 12),
+)
+def test_the_host_cache_follows_any_policy(policy: str, passes: list[list[int]], rows: int) -> None:
+    reader, experts = PackReader(_packs["plain"]), EXPERTS // LAYERS
+    store = host_cache(reader, rows, policy)
+    simulated = Cache(maker(Config(policy, rows)), LAYERS, experts, 1, "global", [rows])
+    expected = [
+        simulated.alone(0, [eid], now, eid // experts) == 0 for now, eids in enumerate(passes, 1) for eid in eids
+    ]
+    assert fetched(store, reader, passes) == expected
+    store.close()
+
+
+def test_policies_of_the_host_cache_differ() -> None:
+    """Experts that come round and round: LRU evicts each just before its use."""
+    hits: dict[str, int] = {}
+    for policy in ("lru", "random", "none"):
+        reader = PackReader(_packs["plain"])
+        store = host_cache(reader, 6, policy)
+        hits[policy] = sum(fetched(store, reader, [range(8)] * 10))
+        store.close()
+    assert hits["lru"] == hits["none"] == 0 and hits["random"] > 0
+
+
+def test_another_policy_takes_over_what_the_host_cache_holds() -> None:
+    reader = PackReader(_packs["plain"])
+    store = host_cache(reader, 6)
+    assert not any(fetched(store, reader, [range(8)] * 3))
+    store.use_policy(maker(Config("random", 6)), 0.0)
+    assert [store.origin(eid) for eid in range(8)].count("host") == 6, "nothing left because of the change"
+    assert any(fetched(store, reader, [range(8)] * 3))
+    store.close()
+
+
 _packs: dict[str, Path] = {}
 
 
@@ -142,7 +205,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 def test_a_failed_read_leaves_nothing_in_the_host_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = PackReader(_packs["plain"])
-    store = HostCache(reader, reader.manifest.codec(torch.float32, CPU), 2, pin=False)
+    store = host_cache(reader, 2)
     slot = torch.zeros(reader.manifest.codec(torch.float32, CPU).slot_bytes, dtype=torch.uint8)
     with monkeypatch.context() as patched:
         patched.setattr(reader, "read_into", lambda eid, buffer: 1 / 0)

@@ -23,11 +23,11 @@ ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 
 
-def test_every_format_under_the_interpreter() -> None:
+def interpreted(*arguments: str) -> dict[str, float]:
     """In a process of its own, so that no other test meets interpreted kernels."""
     pytest.importorskip("triton", reason="the package triton is not installed")
     run = subprocess.run(
-        [sys.executable, "-m", "tests.memory.interpreted"],
+        [sys.executable, "-m", "tests.memory.interpreted", *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -35,12 +35,23 @@ def test_every_format_under_the_interpreter() -> None:
         check=False,
     )
     assert run.returncode == 0, run.stderr
-    errors: dict[str, float] = json.loads(run.stdout.splitlines()[-1])
+    return dict(json.loads(run.stdout.splitlines()[-1]))
+
+
+def test_each_kernel_under_the_interpreter() -> None:
+    errors = interpreted("few")
+    assert len(errors) == 8  # four products, one matrix dequantized, an expert in three ways
+    assert not {case: error for case, error in errors.items() if not error < 1}
+
+
+@pytest.mark.long
+def test_every_format_under_the_interpreter() -> None:
+    errors = interpreted()
     for name in FORMATS:
         for way in ("transposed", "bias"):
             for value in (False, True):
                 assert any(case.startswith(f"{name} ") and f"{way}={value}" in case for case in errors)
-    assert {f"{name} widened" for name in CODED} <= set(errors)
+    assert {f"{name} dequantized" for name in CODED} <= set(errors)
     assert not {case: error for case, error in errors.items() if not error < 1}
 
 
@@ -99,7 +110,7 @@ def test_blocks_fit_the_shape(shape: tuple[int, int]) -> None:
     """Powers of two, as Triton wants them, that read at most a third of a row for nothing."""
     _, inputs = shape
     for bits, per in ((2, 8), (3, 8), (4, 8), (8, 4)):
-        for block in (blocks.coded(bits, inputs // per), blocks.widen(inputs // per)):
+        for block in (blocks.coded(bits, inputs // per), blocks.dequantize(inputs // per)):
             assert block.outputs & (block.outputs - 1) == block.across & (block.across - 1) == 0
         words = inputs // per
         across = blocks.coded(bits, words).across

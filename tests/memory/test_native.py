@@ -108,7 +108,7 @@ def test_products_are_rounded_once(name: str, dtype: torch.dtype, width: int) ->
             made.products.few([made.at[i] for i in turns], x),
             torch.stack([made.weights[i] @ x[n % count].double() for n, i in enumerate(turns)]),
         )
-    wide, plain = made.products.widened(made.at[0]), made.codec.weight(made.slots[0].weights["down_proj"])
+    wide, plain = made.products.dequantized(made.at[0]), made.codec.weight(made.slots[0].weights["down_proj"])
     assert torch.equal(made.products.wide(made.at[0], x), x @ wide.t())
     largest = plain.double().abs().view(6, -1, 64).amax(-1).repeat_interleave(64, 1)
     missed = (wide.double() - plain.double()).abs() / largest
@@ -165,7 +165,7 @@ def test_numbers_of_a_blob_may_have_another_type(name: str, stored: Numbers) -> 
     made = case(name, 2, 192, BF16, 0, stored)
     x = states(5, 192, BF16)
     made.near(made.products.many(made.at[0], x), x.double() @ made.weights[0].t())
-    assert torch.equal(made.products.widened(made.at[0]), made.codec.weight(made.slots[0].weights["down_proj"]))
+    assert torch.equal(made.products.dequantized(made.at[0]), made.codec.weight(made.slots[0].weights["down_proj"]))
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -179,7 +179,7 @@ def test_exponents_from_the_smallest_to_no_number(width: int) -> None:
     assert bool(got[:, 4:].isnan().all()) and float(weight[0].abs().max()) == 6 * 2.0**-127
     for row in range(4):  # their sizes differ by far: one at a time
         made.near(got[:, row], x.double() @ weight[row])
-    wide, plain = made.products.widened(made.at[0]), made.codec.weight(tensors)
+    wide, plain = made.products.dequantized(made.at[0]), made.codec.weight(tensors)
     torch.testing.assert_close(wide, plain, rtol=0, atol=0, equal_nan=True)
 
 

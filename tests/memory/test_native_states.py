@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from core.memory.codec.grouped import Grouped
 from core.memory.codec.matrix import matrix
 from core.memory.codec.native.products import Kernels
-from core.memory.codec.native.states import BLOCK, LINE, Piece, Place, Plane, Room, pieces, prepare
+from core.memory.codec.native.states import BLOCK, LINE, CodeRun, CodeRunOffsets, Plane, StateLayout, code_runs, prepare
 from core.memory.codec.native.threads import _functions
 from core.native import compile
 from core.native.compile import compiled, widths
@@ -35,30 +35,30 @@ DTYPES = (torch.bfloat16, torch.float16)
 
 
 class Prepared:
-    """A state [inputs] in its room, seen as what stands there."""
+    """A state [inputs] in its layout, as the numbers it holds."""
 
     def __init__(self, x: torch.Tensor, planes: tuple[Plane, ...], width: int) -> None:
-        self.room, self._prepare = _preparing(x.numel(), planes, width, x.dtype)
-        self._raw = torch.zeros(self.room.bytes + LINE, dtype=torch.uint8)
+        self.layout, self._prepare = _preparing(x.numel(), planes, width, x.dtype)
+        self._raw = torch.zeros(self.layout.bytes + LINE, dtype=torch.uint8)
         self._prepare(x.data_ptr(), self._raw.data_ptr())
-        assert not self._raw[self.room.bytes :].any()  # nothing is written past its end
+        assert not self._raw[self.layout.bytes :].any()  # nothing is written past its end
 
     def _read(self, at: int, dtype: torch.dtype, *shape: int) -> torch.Tensor:
         return self._raw[at : at + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
 
-    def _whole(self, p: int, piece: Piece, place: Place) -> torch.Tensor:
-        return self._read(place.numbers, torch.int16, piece.turns, self.room.planes[p].per_word, piece.words)
+    def _whole(self, p: int, run: CodeRun, place: CodeRunOffsets) -> torch.Tensor:
+        return self._read(place.numbers, torch.int16, run.turns, self.layout.planes[p].per_word, run.words)
 
-    def _places(self, p: int) -> list[tuple[tuple[int, Piece], Place]]:
-        return [(key, place) for key, place in self.room.places.items() if key[0] == p]
+    def _places(self, p: int) -> list[tuple[tuple[int, CodeRun], CodeRunOffsets]]:
+        return [(key, place) for key, place in self.layout.places.items() if key[0] == p]
 
     def numbers(self, p: int) -> tuple[torch.Tensor, torch.Tensor]:
         """In the order of the inputs: what the numbers are, and what each of them counts, fp64."""
         found = []
-        for (_, piece), place in self._places(p):
-            real = piece.bytes // 2
-            whole = self._whole(p, piece, place).double().transpose(1, 2)
-            steps = self._read(place.steps, torch.float32, piece.turns, piece.lanes).double()
+        for (_, run), place in self._places(p):
+            real = run.bytes // 2
+            whole = self._whole(p, run, place).double().transpose(1, 2)
+            steps = self._read(place.steps, torch.float32, run.turns, run.lanes).double()
             assert not whole[:, real:].any() and not steps[:, real // 2 :].any()
             steps = steps.repeat_interleave(2, 1)[..., None].expand_as(whole)
             found.append(torch.stack([whole[:, :real], steps[:, :real]]).flatten(1))
@@ -69,21 +69,21 @@ class Prepared:
         """Of each piece: what its sums begin with, and the sums of the numbers that they take in."""
         return [
             (
-                self._read(place.offsets, torch.int32, piece.turns, piece.lanes),
-                self._whole(p, piece, place).int().unflatten(2, (-1, 2)).sum((1, 3)),
+                self._read(place.offsets, torch.int32, run.turns, run.lanes),
+                self._whole(p, run, place).int().unflatten(2, (-1, 2)).sum((1, 3)),
             )
-            for (_, piece), place in self._places(p)
+            for (_, run), place in self._places(p)
         ]
 
     @property
     def sums(self) -> torch.Tensor:
-        return self._read(self.room.sums, torch.float32, self.room.inputs // self.room.group)
+        return self._read(self.layout.sums, torch.float32, self.layout.inputs // self.layout.group)
 
 
 @functools.cache
-def _preparing(inputs: int, planes: tuple[Plane, ...], width: int, dtype: torch.dtype) -> tuple[Room, Any]:
-    room = Room(inputs, 32, planes, width)
-    return room, compiled(prepare("prepare", room, dtype), width=width)["prepare"]
+def _preparing(inputs: int, planes: tuple[Plane, ...], width: int, dtype: torch.dtype) -> tuple[StateLayout, Any]:
+    layout = StateLayout(inputs, 32, planes, width)
+    return layout, compiled(prepare("prepare", layout, dtype), width=width)["prepare"]
 
 
 @st.composite
@@ -121,17 +121,17 @@ def test_a_state_is_kept_to_a_15th_bit_of_its_largest_number(x: torch.Tensor, pl
 @settings(max_examples=100, deadline=None)
 @given(blocks=st.integers(1, 200), bits=st.sampled_from([1, 2, 4, 8]), width=st.sampled_from([32, 64]))
 def test_pieces_cover_every_input_once_and_in_order(blocks: int, bits: int, width: int) -> None:
-    cut: list[Piece] = list(pieces(blocks * BLOCK, Plane(bits, 0, 1, 0), width))
+    cut: list[CodeRun] = list(code_runs(blocks * BLOCK, Plane(bits, 0, 1, 0), width))
     end = 0
-    for piece in cut:
-        assert piece.start == end and piece.turns > 0
-        assert piece.codes % BLOCK == 0 and piece.bytes * 8 == piece.codes * bits
-        assert piece.bytes <= 2 * piece.words <= width
-        assert piece.lanes >= piece.codes // BLOCK  # no sum takes in numbers of two steps
-        end += piece.turns * piece.codes
+    for run in cut:
+        assert run.start == end and run.turns > 0
+        assert run.codes % BLOCK == 0 and run.bytes * 8 == run.codes * bits
+        assert run.bytes <= 2 * run.words <= width
+        assert run.lanes >= run.codes // BLOCK  # no sum takes in numbers of two steps
+        end += run.turns * run.codes
     assert end == blocks * BLOCK
     assert [p.bytes for p in cut] == sorted({p.bytes for p in cut}, reverse=True)
-    assert all(piece.turns == 1 for piece in cut[1:])
+    assert all(run.turns == 1 for run in cut[1:])
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -145,7 +145,7 @@ def test_what_is_not_finite_spoils_its_own_state_alone(name: str, odd: float) ->
         got = made.products.many(made.at[0], x)
         assert not got[2].isfinite().any()
         assert not made.products.few(made.at[:1], x[2:3]).isfinite().any()
-        x[2] = 0.0  # nothing of it is left in the room
+        x[2] = 0.0  # nothing of it is left in the layout
         assert torch.equal(got[[0, 1, 3]], clean[[0, 1, 3]])
         assert not made.products.many(made.at[0], x)[2].any()
 

@@ -63,15 +63,15 @@ def team() -> Team:
     slots=st.lists(st.integers(1, 1 << 62), min_size=1, max_size=4),
     pairs=st.integers(1, 300),
     row_bytes=st.sampled_from([16, 1056, 40000]),
-    given_states=st.integers(0, 3),
+    laid_out=st.integers(0, 3),
 )
 def test_every_row_is_computed_once(
-    team: Team, threads: int, slots: list[int], pairs: int, row_bytes: int, given_states: int
+    team: Team, threads: int, slots: list[int], pairs: int, row_bytes: int, laid_out: int
 ) -> None:
     share(threads)
     kernel, rows = Kernel(), 2 * pairs
-    team.run(slots, rows, row_bytes, kernel.compute, 1000, 64, 5000, 600, kernel.prepare, 7000, 48, given_states, 128)
-    assert kernel.prepared == [(7000 + i * 48, 1000 + i * 128) for i in range(given_states)]
+    team.run(slots, rows, row_bytes, kernel.compute, 1000, 64, 5000, 600, kernel.prepare, 7000, 48, laid_out, 128)
+    assert kernel.prepared == [(7000 + i * 48, 1000 + i * 128) for i in range(laid_out)]
     assert all(first % 2 == end % 2 == 0 for *_, first, end in kernel.calls)
     assert sorted((*places, row) for *places, first, end in kernel.calls for row in range(first, end)) == sorted(
         (1000 + i * 64, slot, 5000 + i * 600, row) for i, slot in enumerate(slots) for row in range(rows)
@@ -131,7 +131,7 @@ def every(made: Case) -> list[torch.Tensor]:
         made.products.few(made.at, x[:2]),
         made.products.few(made.at[:1], x[:1]),
         made.products.many(made.at[0], x),
-        made.products.widened(made.at[1]),
+        made.products.dequantized(made.at[1]),
     ]
 
 
@@ -197,15 +197,15 @@ def test_nothing_outside_of_what_is_given_is_read_or_written(name: str) -> None:
         parts = [part for part in FIELDS if getattr(form, part) is not None]
         moved = {n: getattr(form, n)._replace(at=fence.at - base) for n, fence in zip(parts, fences, strict=True)}
         kernels = Kernels(form._replace(**moved), FP16, width)
-        room, one, some, wide = (Fenced(size, at_end) for size in (4 * kernels.room.bytes, 4, 16, 2 * 192 * 2))
+        laid_out, one, some, wide = (Fenced(size, at_end) for size in (4 * kernels.layout.bytes, 4, 16, 2 * 192 * 2))
         child = os.fork()
         if not child:
             for i in range(4):
-                CALL[2](kernels.prepare)(given.at + i * 192 * 2, room.at + i * kernels.room.bytes)
-            for kernel, out in ((kernels.one, one), (kernels.some, some), (kernels.widen, wide)):
-                CALL[5](kernel)(room.at, base, out.at, 0, 2)
+                CALL[2](kernels.prepare)(given.at + i * 192 * 2, laid_out.at + i * kernels.layout.bytes)
+            for kernel, out in ((kernels.one, one), (kernels.some, some), (kernels.dequantize, wide)):
+                CALL[5](kernel)(laid_out.at, base, out.at, 0, 2)
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert torch.equal(some.view(4, 2), made.products.many(slot.at, x))
         assert torch.equal(one.view(1, 2), made.products.few([slot.at], x[:1]))
-        assert torch.equal(wide.view(2, 192), made.products.widened(slot.at))
+        assert torch.equal(wide.view(2, 192), made.products.dequantized(slot.at))

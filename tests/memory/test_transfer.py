@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -99,6 +100,18 @@ def test_who_waits_for_a_queued_copy_makes_it(link: TransferEngine, gate: Gate) 
     threading.Timer(0.05, gate.opened.set).start()
     link.wait(mine)  # the worker is held: this thread copies
     assert int(mine.slot.raw[0]) == 7
+
+
+def test_an_idle_worker_keeps_no_slot(link: TransferEngine, gate: Gate) -> None:
+    freed = threading.Event()
+    last = ticket(1)
+    weakref.finalize(last.slot.raw, freed.set)
+    gate.opened.set()
+    link.submit(last)
+    assert last.done.wait(60)
+    link.forget()
+    del last
+    assert freed.wait(60)
 
 
 def test_a_failed_copy_is_reported_where_it_is_waited_for(gate: Gate) -> None:

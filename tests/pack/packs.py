@@ -10,7 +10,7 @@ import torch
 
 from core.memory.codec import Layout, PartSpec
 from core.memory.codec.formats import Numbers
-from core.memory.codec.segments import Experts, Segments
+from core.memory.codec.segments import ExpertParts, Segments
 from core.memory.pack import Manifest, PackWriter
 from core.memory.pack.manifest import identity_of
 from core.memory.pages import page_up
@@ -34,7 +34,7 @@ def random_blobs(seed: int = 0) -> torch.Tensor:
 def write_pack(out: Path, seed: int = 0, top: int = 0, stop_after: int = LAYERS) -> Path:
     """A whole pack, or what an import that was stopped after some layers leaves."""
     blobs = random_blobs(seed)
-    cutter = Segments(LAYOUT, Experts(PARTS, False, True, True), top) if top else None
+    cutter = Segments(LAYOUT, ExpertParts(PARTS, False, True, True), top) if top else None
     identity = identity_of(f"model {seed}", "checkpoint", NUMBERS, top, "test")
     with PackWriter(out, identity) as writer:
         if writer.complete:

@@ -49,7 +49,7 @@ def test_it_imports_into_the_data_directory(source: Path, tmp_path: Path, capsys
 
 def test_what_is_wrong_is_said(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, says in (
-        (["import", "some/model"], "only on your word: add --download"),
+        (["import", "some/model"], "only when you add --download"),
         (["import", "./nowhere"], "no model at"),
     ):
         assert cli.main(words) == 2
@@ -80,7 +80,7 @@ def test_ctrl_c_says_how_to_go_on(
         patch.setattr(bar.Bar, "show", interrupt)
         assert cli.main(["import", str(source)]) == 130
     partial = tmp_path / "home" / "packs" / "olmoe-checkpoint.partial"
-    assert f"finished is kept in {partial}. Run the same command to go on." in capsys.readouterr().err
+    assert f"finished is kept in {partial}. Run the same command to continue." in capsys.readouterr().err
     assert partial.is_dir() and cli.main(["import", str(source)]) == 0
     assert not partial.exists()
 

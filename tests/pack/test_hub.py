@@ -133,7 +133,7 @@ def test_which_files_are_taken() -> None:
 def test_it_is_downloaded_imported_and_found_again(
     hub: FakeHub, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ModelError, match="only on your word: add --download"):
+    with pytest.raises(ModelError, match="only when you add --download"):
         import_model(REPO, tmp_path / "pack")
     assert hub.asked == [] and missing(REPO) == HubModel(REPO)
     seen: list[tuple[str, float, int, int]] = []

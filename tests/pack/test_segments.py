@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from core.errors import SettingError
 from core.memory.codec import FORMATS, Codec, PartSpec, make_codec
-from core.memory.codec.segments import Experts, Segments, inner_of, specs_of, top_of
+from core.memory.codec.segments import ExpertParts, Segments, inner_of, specs_of, top_of
 
 CPU, HIDDEN, INNER = torch.device("cpu"), 128, 256
 KINDS = [
@@ -26,17 +26,21 @@ KINDS = [
 ]
 
 
-def experts_of(is_transposed: bool, has_gate: bool, is_concatenated: bool, bias: bool, inner: int = INNER) -> Experts:
+def experts_of(
+    is_transposed: bool, has_gate: bool, is_concatenated: bool, bias: bool, inner: int = INNER
+) -> ExpertParts:
     up, rows = ("gate_up_proj", 2 * inner) if has_gate else ("up_proj", inner)
     shapes: dict[str, tuple[int, ...]] = {up: (rows, HIDDEN), "down_proj": (HIDDEN, inner)}
     if is_transposed:
         shapes = {n: s[::-1] for n, s in shapes.items()}
     if bias:
         shapes |= {f"{up}_bias": (rows,), "down_proj_bias": (HIDDEN,)}
-    return Experts({n: PartSpec(s, torch.float32) for n, s in shapes.items()}, is_transposed, has_gate, is_concatenated)
+    return ExpertParts(
+        {n: PartSpec(s, torch.float32) for n, s in shapes.items()}, is_transposed, has_gate, is_concatenated
+    )
 
 
-def codec_of(name: str, experts: Experts, neurons: int | None = None) -> Codec:
+def codec_of(name: str, experts: ExpertParts, neurons: int | None = None) -> Codec:
     return make_codec(
         name,
         specs=specs_of(experts, neurons or inner_of(experts)),
@@ -46,7 +50,7 @@ def codec_of(name: str, experts: Experts, neurons: int | None = None) -> Codec:
     )
 
 
-def forward(codec: Codec, blob: torch.Tensor, experts: Experts, x: torch.Tensor) -> torch.Tensor:
+def forward(codec: Codec, blob: torch.Tensor, experts: ExpertParts, x: torch.Tensor) -> torch.Tensor:
     slot = torch.zeros(codec.slot_bytes, dtype=torch.uint8)
     codec.place(blob, slot)
     parts = codec.views(slot)

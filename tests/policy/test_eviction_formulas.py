@@ -104,9 +104,9 @@ def test_static_by_hand() -> None:
     assert order(policy) == [2, 3, 1, 0]
 
 
-def test_random_is_even_and_depends_on_its_seed() -> None:
+def test_random_is_even_and_repeats() -> None:
     trace = [i * 7 % SIZE for i in range(100)]
-    assert replay(make("random", seed=0), trace, 4) != replay(make("random", seed=1), trace, 4)
+    assert replay(make("random"), trace, 4) == replay(make("random"), trace, 4)
     policy = fed(make("random"), range(SIZE))
     gone = Counter(victim(policy, slice(0, SIZE), now, now % LAYERS) for now in range(6000))
     assert len(gone) == SIZE

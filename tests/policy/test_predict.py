@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from core.policy.predict import Guess, Predictor
+from core.policy.predict import Prediction, Predictor
 from core.policy.predict.base import State, union
 from core.policy.predict.ranking import Again
 from tests.policy.views import Known, Looking, Pass, make
@@ -38,13 +38,13 @@ class Fixed(Looking):
         return np.array(self._chances[layer])
 
 
-def named(guesses: Sequence[Guess]) -> list[tuple[int, int]]:
-    return [(g.layer, g.expert) for g in guesses]
+def named(predictions: Sequence[Prediction]) -> list[tuple[int, int]]:
+    return [(g.layer, g.expert) for g in predictions]
 
 
 def test_the_likeliest_experts_of_the_next_layer_best_first() -> None:
-    guesses = make("gate").predict(Fixed(0, [3, 1], {1: [0.1, 0.5, 0.1, 0.3]}))
-    assert guesses == [(1, 1, 0.5), (1, 3, 0.3)]
+    predictions = make("gate").predict(Fixed(0, [3, 1], {1: [0.1, 0.5, 0.1, 0.3]}))
+    assert predictions == [(1, 1, 0.5), (1, 3, 0.3)]
 
 
 def test_width_and_least_probability_bound_what_is_fetched() -> None:
@@ -106,16 +106,16 @@ def test_the_chance_that_some_token_asks_by_hand() -> None:
 
 def test_how_often_a_guess_came_true_by_hand() -> None:
     again = Again()
-    assert (again.score(0), again.guesses(0, 2)) == (0.5, [])
+    assert (again.score(0), again.predictions(0, 2)) == (0.5, [])
     again.note(0, [[3, 1], [2, 0]])
-    assert again.guesses(0, 1) == [(0, 2, 0.5)]
+    assert again.predictions(0, 1) == [(0, 2, 0.5)]
     again.note(0, [[2, 1]])  # of 2 and 0 came 2: (1 + 1) / (2 + 2)
     again.note(0, [[2, 1]])  # and then both: (3 + 1) / (4 + 2)
-    assert again.guesses(0, 2) == [(0, 2, 4 / 6), (0, 1, 4 / 6)]
+    assert again.predictions(0, 2) == [(0, 2, 4 / 6), (0, 1, 4 / 6)]
     assert again.score(1) == 0.5
 
 
 def test_none_is_silent() -> None:
     predictor: Predictor = make("none")
     assert not predictor.looks and not predictor.asks
-    assert list[Guess](predictor.predict(Fixed(0, [0, 1], {}))) == []
+    assert list[Prediction](predictor.predict(Fixed(0, [0, 1], {}))) == []

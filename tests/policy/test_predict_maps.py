@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from core.policy.predict import Guess
-from core.policy.predict.aside import InlineWorker
+from core.policy.predict import Prediction
 from core.policy.predict.base import Later
 from core.policy.predict.map_search import MapSearch
+from core.policy.predict.worker import InlineWorker
 from core.settings.registry import create
 from tests.policy.test_predict_map_store import drawn
 from tests.policy.views import Known, Looking, Pass, make
@@ -53,10 +53,10 @@ class Told(Looking):
     ) -> None:
         ids = np.argsort(-distributions, 1)[:, None, :K].repeat(tokens, 1)
         super().__init__(Pass(1, ids), layer, EXPERTS, True, known)
-        self._told, self._vector = distributions, embedding
+        self._predicted, self._vector = distributions, embedding
 
     def distribution(self) -> Later:
-        return Later(lambda: self._told[self.layer].astype(np.float32))
+        return Later(lambda: self._predicted[self.layer].astype(np.float32))
 
     def embedding(self) -> Later:
         return Later(lambda: self._vector.astype(np.float32))
@@ -68,7 +68,7 @@ def walk(
     embedding: npt.NDArray[Any],
     known: Known | None = None,
     tokens: int = 1,
-) -> list[Sequence[Guess]]:
+) -> list[Sequence[Prediction]]:
     """What it names as the pass begins and at each layer."""
     return [
         predictor.begin(Told(-1, distributions, embedding, known, tokens)),
@@ -80,8 +80,8 @@ def walk(
 def test_every_layer_is_searched_for_once_and_d_layers_ahead(distance: int) -> None:
     keys, maps = drawn(4)
     predictor = make("expert_map", distance=distance)
-    told = walk(predictor, maps[0], keys[0], Known(maps=maps, map_keys=keys))
-    layers = [sorted({g.layer for g in guesses}) for guesses in told]
+    predicted = walk(predictor, maps[0], keys[0], Known(maps=maps, map_keys=keys))
+    layers = [sorted({g.layer for g in predictions}) for predictions in predicted]
     assert layers[0] == list(range(min(distance, LAYERS)))
     assert layers[1:] == [[layer + distance] if layer + distance < LAYERS else [] for layer in range(LAYERS)]
     predictor.close()
@@ -91,8 +91,11 @@ def test_the_first_layers_go_by_embedding_and_the_others_by_the_trajectory() -> 
     keys, maps = drawn(4)
     predictor = make("expert_map", distance=2, dynamic=False, learn=False)
     # The embedding is that of map 3, the routers say what map 1 says.
-    told = walk(predictor, maps[1], keys[3], Known(maps=maps, map_keys=keys))
-    named = {layer: [g.expert for guesses in told for g in guesses if g.layer == layer] for layer in range(LAYERS)}
+    predicted = walk(predictor, maps[1], keys[3], Known(maps=maps, map_keys=keys))
+    named = {
+        layer: [g.expert for predictions in predicted for g in predictions if g.layer == layer]
+        for layer in range(LAYERS)
+    }
     for layer in range(LAYERS):
         wanted = np.argsort(-maps[3 if layer < 2 else 1][layer])[:K]
         assert named[layer] == wanted.tolist()
@@ -102,8 +105,8 @@ def test_the_first_layers_go_by_embedding_and_the_others_by_the_trajectory() -> 
 def test_trajectory_alone_leaves_the_first_layers_out() -> None:
     keys, maps = drawn(4)
     predictor = make("expert_map", distance=2, semantic=False)
-    told = walk(predictor, maps[1], keys[3], Known(maps=maps, map_keys=keys))
-    assert {g.layer for guesses in told for g in guesses} == {2, 3, 4}
+    predicted = walk(predictor, maps[1], keys[3], Known(maps=maps, map_keys=keys))
+    assert {g.layer for predictions in predicted for g in predictions} == {2, 3, 4}
     predictor.close()
 
 
@@ -141,12 +144,12 @@ def test_a_pass_of_many_tokens_names_experts_for_all_of_them() -> None:
 def test_it_learns_from_what_it_sees() -> None:
     keys, maps = drawn(3)
     predictor = make("expert_map", distance=2, dynamic=False)
-    assert all(not guesses for guesses in walk(predictor, maps[0], keys[0]))
+    assert all(not predictions for predictions in walk(predictor, maps[0], keys[0]))
     for key, one in zip(keys[1:], maps[1:], strict=True):
         walk(predictor, one, key)
-    told = walk(predictor, maps[1], keys[1])
+    predicted = walk(predictor, maps[1], keys[1])
     for layer in range(LAYERS):
-        named = [g.expert for guesses in told for g in guesses if g.layer == layer]
+        named = [g.expert for predictions in predicted for g in predictions if g.layer == layer]
         assert named == np.argsort(-maps[1][layer])[:K].tolist()
     predictor.close()
 
@@ -155,7 +158,7 @@ def test_without_learning_only_the_profile_is_searched() -> None:
     keys, maps = drawn(3)
     predictor = make("expert_map", learn=False)
     walk(predictor, maps[0], keys[0])
-    assert all(not guesses for guesses in walk(predictor, maps[0], keys[0]))
+    assert all(not predictions for predictions in walk(predictor, maps[0], keys[0]))
     predictor.close()
 
 
@@ -164,7 +167,7 @@ def test_more_maps_in_the_profile_than_there_is_room_for() -> None:
     predictor = make("expert_map", capacity=8, distance=1, dynamic=False)
     begun = walk(predictor, maps[39], keys[39], Known(maps=maps, map_keys=keys))[0]
     assert [g.expert for g in begun] == np.argsort(-maps[39][0])[:K].tolist()  # the last is among those kept
-    store = predictor.beside._worker.store  # type: ignore[union-attr]
+    store = predictor.worker._worker.store  # type: ignore[union-attr]
     assert store.capacity == store.count == 8
     predictor.close()
 
@@ -173,8 +176,8 @@ def test_no_layer_waits_for_a_search_and_what_comes_too_late_is_not_used() -> No
     keys, maps = drawn(2)
     known = Known(maps=maps, map_keys=keys)
     predictor: Any = create("predictor", "expert_map", {"distance": 2})
-    predictor.beside = slow = Slow(MapSearch(predictor.task(Told(-1, maps[0], keys[0], known))))
-    assert all(not guesses for guesses in walk(predictor, maps[0], keys[0], known))
+    predictor.worker = slow = Slow(MapSearch(predictor.task(Told(-1, maps[0], keys[0], known))))
+    assert all(not predictions for predictions in walk(predictor, maps[0], keys[0], known))
     slow.work()  # the whole pass has been searched for by now ...
     late = predictor.begin(Told(-1, maps[0], keys[0], known))
     assert not late  # ... and is of no use to the next one
@@ -185,7 +188,7 @@ def test_no_layer_waits_for_a_search_and_what_comes_too_late_is_not_used() -> No
 def test_a_search_that_falls_behind_leaves_passes_out() -> None:
     keys, maps = drawn(2)
     predictor: Any = create("predictor", "expert_map", {"distance": 2})
-    predictor.beside = slow = Slow(MapSearch(predictor.task(Told(-1, maps[0], keys[0]))))
+    predictor.worker = slow = Slow(MapSearch(predictor.task(Told(-1, maps[0], keys[0]))))
     for _ in range(9):
         walk(predictor, maps[0], keys[0])
     assert slow.behind == (LAYERS + 1) * 2  # two passes, of a message as it begins and one a layer

@@ -11,7 +11,7 @@ from transformers import T5Config, T5Model
 
 from core.policy.predict.nets import estimator, path
 from core.policy.predict.nets.estimator import Estimator
-from core.policy.predict.nets.path import WINDOW, Passage, RoutingPath
+from core.policy.predict.nets.path import WINDOW, Passage, RoutingPathNet
 from core.policy.predict.nets.t5 import start_weights
 
 LAYERS, EXPERTS, K, HIDDEN = 4, 6, 2, 12
@@ -61,9 +61,9 @@ def test_the_estimator_by_hand() -> None:
     assert net(torch.tensor([[1.0, 0.0]]), torch.tensor(1))[0] == pytest.approx(torch.zeros(2))
     # x = (1, -1) + (0, 1) = (1, 0), plus 2 * silu: (1 + 2 * .7311, 0); normed: (1, -1); head: (1, -3).
     assert net(torch.tensor([[1.0, -1.0]]), torch.tensor(1))[0] == pytest.approx(torch.tensor([1.0, -3.0]), abs=1e-4)
-    told = net.probabilities(torch.tensor([[1.0, -1.0]]), 1)
-    assert told.dtype == torch.float32
-    assert told[0] == pytest.approx(torch.tensor([1.0, -3.0]).softmax(0), abs=1e-4)
+    predicted = net.probabilities(torch.tensor([[1.0, -1.0]]), 1)
+    assert predicted.dtype == torch.float32
+    assert predicted[0] == pytest.approx(torch.tensor([1.0, -3.0]).softmax(0), abs=1e-4)
 
 
 def test_the_estimator_learns_what_a_router_does() -> None:
@@ -86,10 +86,10 @@ def test_training_an_estimator_lowers_the_divergence_from_the_router() -> None:
     states, probs = drawn(300)
     net = estimator.train(states, probs, width=48, epochs=40, rate=5e-3, batch=64)
     assert net is not None
-    told = torch.stack([net.probabilities(states[:, layer - 1], layer) for layer in range(1, LAYERS)], 1)
-    kl = functional.kl_div(told.log(), probs[:, 1:].float(), reduction="sum") / told[..., 0].numel()
-    uniform = functional.kl_div(torch.full_like(told, 1 / EXPERTS).log(), probs[:, 1:].float(), reduction="sum")
-    assert kl < 0.2 * uniform / told[..., 0].numel()
+    predicted = torch.stack([net.probabilities(states[:, layer - 1], layer) for layer in range(1, LAYERS)], 1)
+    kl = functional.kl_div(predicted.log(), probs[:, 1:].float(), reduction="sum") / predicted[..., 0].numel()
+    uniform = functional.kl_div(torch.full_like(predicted, 1 / EXPERTS).log(), probs[:, 1:].float(), reduction="sum")
+    assert kl < 0.2 * uniform / predicted[..., 0].numel()
 
 
 def test_an_estimator_needs_two_layers() -> None:
@@ -103,7 +103,7 @@ def test_an_estimator_needs_two_layers() -> None:
 
 def test_the_routing_path_predictor_is_a_t5() -> None:
     """transformers' T5 with the same weights gives the same states."""
-    net = RoutingPath(LAYERS, EXPERTS, TOKENS, d_model=16, d_ff=24, heads=3, d_kv=8, blocks=2)
+    net = RoutingPathNet(LAYERS, EXPERTS, TOKENS, d_model=16, d_ff=24, heads=3, d_kv=8, blocks=2)
     start_weights(net)
     theirs = T5Model(
         T5Config(vocab_size=len(TOKENS) + 1, d_model=16, d_ff=24, num_heads=3, d_kv=8, num_layers=2, dropout_rate=0.0)
@@ -140,7 +140,7 @@ def test_the_routing_path_predictor_is_a_t5() -> None:
 
 @torch.no_grad()
 def test_token_by_token_is_the_same_as_all_at_once() -> None:
-    net = RoutingPath(LAYERS, EXPERTS, TOKENS, d_ff=32, heads=2, d_kv=8)
+    net = RoutingPathNet(LAYERS, EXPERTS, TOKENS, d_ff=32, heads=2, d_kv=8)
     ids = torch.randint(0, 50, (1, 30))
     whole, _ = net.decode(ids, net.encode(ids[:, :8]))
     state, pieces = net.encode(ids[:, :8]), []
@@ -152,7 +152,7 @@ def test_token_by_token_is_the_same_as_all_at_once() -> None:
 
 @torch.no_grad()
 def test_the_decoder_looks_back_on_a_window_and_no_farther() -> None:
-    net = RoutingPath(LAYERS, EXPERTS, TOKENS, d_ff=32, heads=2, d_kv=8, blocks=1)
+    net = RoutingPathNet(LAYERS, EXPERTS, TOKENS, d_ff=32, heads=2, d_kv=8, blocks=1)
     ids = torch.randint(5, 45, (1, WINDOW + 20))
     changed = ids.clone()
     changed[0, :20] = 5
@@ -167,13 +167,13 @@ def test_the_decoder_looks_back_on_a_window_and_no_farther() -> None:
 
 
 def test_tokens_that_were_never_seen_share_a_place() -> None:
-    net = RoutingPath(LAYERS, EXPERTS, torch.tensor([3, 7, 9]))
+    net = RoutingPathNet(LAYERS, EXPERTS, torch.tensor([3, 7, 9]))
     assert net.places(torch.tensor([[3, 7, 9, 0, 8, 100]])).tolist() == [[1, 2, 3, 0, 0, 0]]
-    assert RoutingPath(LAYERS, EXPERTS, torch.tensor([])).places(torch.tensor([3])).tolist() == [0]
+    assert RoutingPathNet(LAYERS, EXPERTS, torch.tensor([])).places(torch.tensor([3])).tolist() == [0]
 
 
 def test_its_size_is_the_papers_with_the_vocabulary_of_t5() -> None:
-    net = RoutingPath(12, 128, torch.arange(32127))
+    net = RoutingPathNet(12, 128, torch.arange(32127))
     assert sum(p.numel() for p in net.parameters()) * 4 / 1e6 == pytest.approx(7.21, abs=0.1)
 
 
@@ -231,7 +231,7 @@ def test_training_works_where_gradients_are_switched_off() -> None:
 
 def test_a_profile_gives_the_nets_back() -> None:
     guessing = Estimator(LAYERS, EXPERTS, HIDDEN, 8)
-    walking = RoutingPath(LAYERS, EXPERTS, TOKENS, d_ff=32, heads=2, d_kv=8, blocks=1)
+    walking = RoutingPathNet(LAYERS, EXPERTS, TOKENS, d_ff=32, heads=2, d_kv=8, blocks=1)
     (weights, settings), (more, others) = estimator.to_tensors(guessing), path.to_tensors(walking)
     assert all(name.startswith("estimator.") for name in weights) and all(name.startswith("path.") for name in more)
     nets = {name: tensor.float() for name, tensor in {**weights, **more}.items()}  # as a profile keeps them

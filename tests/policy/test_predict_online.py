@@ -22,7 +22,7 @@ def by_hand(name: str, path: Sequence[Sequence[Sequence[int]]], **params: float)
     """Guesses at every layer for single tokens of one request, each [L][k], among 4 experts."""
     passes = [Pass(1, np.array(token)[:, None]) for token in path]
     found = shown(make(name, **params), passes, 4)
-    return [[(g.layer, g.expert, pytest.approx(g.score)) for g in guesses] for _, _, guesses in found]
+    return [[(g.layer, g.expert, pytest.approx(g.score)) for g in predictions] for _, _, predictions in found]
 
 
 MIX = [(1, 5), (1, 3), (1, 1), (1, 1), (2, 4), (2, 1), (2, 1), (3, 1), (3, 1), (3, 2)]
@@ -35,37 +35,37 @@ def test_guesses_are_distinct_experts_that_exist_best_first(name: str, params: d
     known = {p.name for v in variants("predictor") if v.name == name for p in v.params}
     params = {key: value for key, value in params.items() if key in known}
     passes, experts, k = random_passes(MIX, layers, 8, 2), 8, 2
-    told = list(shown(make(name, **params), passes, experts, random_known(layers, experts, k)))
+    predicted = list(shown(make(name, **params), passes, experts, random_known(layers, experts, k)))
     most = params.get("width") or (experts if name in ("all_next", "expert_map") else k)
-    for at, layer, guesses in told:
-        assert len({(g.layer, g.expert) for g in guesses}) == len(guesses)
-        assert all(0 <= g.layer < layers and 0 <= g.expert < experts for g in guesses)
-        assert {type(g.expert) for g in guesses} | {type(g.layer) for g in guesses} <= {int}
-        assert all(np.isfinite(g.score) and 0 <= g.score <= 1 for g in guesses)
-        for ahead, some in groupby(sorted(guesses, key=lambda g: g.layer), lambda g: g.layer):
+    for at, layer, predictions in predicted:
+        assert len({(g.layer, g.expert) for g in predictions}) == len(predictions)
+        assert all(0 <= g.layer < layers and 0 <= g.expert < experts for g in predictions)
+        assert {type(g.expert) for g in predictions} | {type(g.layer) for g in predictions} <= {int}
+        assert all(np.isfinite(g.score) and 0 <= g.score <= 1 for g in predictions)
+        for ahead, some in groupby(sorted(predictions, key=lambda g: g.layer), lambda g: g.layer):
             named = list(some)
             assert len(named) <= min(experts, most * len(passes[at].ids[0]))
             assert all(a.score >= b.score for a, b in pairwise(named))
             assert ahead != layer or layers == 1
         if name in LEARNING:
             ahead = max(1, min(params.get("distance", 1), layers - 1))
-            assert {g.layer for g in guesses} <= {(layer + ahead) % layers}
-            assert all(0 < g.score <= 1 for g in guesses)
-    assert told == list(shown(make(name, **params), passes, experts, random_known(layers, experts, k)))
-    assert any(guesses for _, _, guesses in told) == make(name).looks
+            assert {g.layer for g in predictions} <= {(layer + ahead) % layers}
+            assert all(0 < g.score <= 1 for g in predictions)
+    assert predicted == list(shown(make(name, **params), passes, experts, random_known(layers, experts, k)))
+    assert any(predictions for _, _, predictions in predicted) == make(name).looks
 
 
 @pytest.mark.parametrize("name", ["previous_token", "transitions", "recent", "request"])
 def test_nothing_is_named_before_anything_was_seen(name: str) -> None:
     (first,) = random_passes([(1, 1)], 3, 8, 2)
-    assert [len(guesses) > 0 for _, _, guesses in shown(make(name), [first], 8)][:2] == [False, False]
+    assert [len(predictions) > 0 for _, _, predictions in shown(make(name), [first], 8)][:2] == [False, False]
 
 
 @pytest.mark.parametrize(("name", "params"), [("recent", {"tokens": 1}), ("transitions", {}), ("request", {})])
 def test_a_floor_keeps_the_unlikely_out(name: str, params: dict[str, float]) -> None:
     passes = random_passes([(1, 1)] * 12, 3, 8, 2)
-    free = [g for *_, guesses in shown(make(name, width=8, **params), passes, 8) for g in guesses]
-    bound = [g for *_, guesses in shown(make(name, width=8, floor=0.5, **params), passes, 8) for g in guesses]
+    free = [g for *_, predictions in shown(make(name, width=8, **params), passes, 8) for g in predictions]
+    bound = [g for *_, predictions in shown(make(name, width=8, floor=0.5, **params), passes, 8) for g in predictions]
     assert bound == [g for g in free if g.score >= 0.5]
     assert bound
 
@@ -74,57 +74,57 @@ TOKENS = [[[0, 1], [2, 3]], [[1, 2], [3, 0]], [[1, 0], [3, 1]]]  # three tokens,
 
 
 def test_the_previous_token_by_hand() -> None:
-    told = by_hand("previous_token", [*TOKENS, [[1, 0], [2, 0]]])
-    assert told[0] == []  # layer 1 has not been seen
-    assert told[1] == [(0, 0, 1 / 2), (0, 1, 1 / 2)]  # layer 0 of this token, for the next one's
-    assert told[2] == [(1, 2, 1 / 2), (1, 3, 1 / 2)]  # layer 1 of the first token, in its router's order
+    predicted = by_hand("previous_token", [*TOKENS, [[1, 0], [2, 0]]])
+    assert predicted[0] == []  # layer 1 has not been seen
+    assert predicted[1] == [(0, 0, 1 / 2), (0, 1, 1 / 2)]  # layer 0 of this token, for the next one's
+    assert predicted[2] == [(1, 2, 1 / 2), (1, 3, 1 / 2)]  # layer 1 of the first token, in its router's order
     # Layer 0: of 0 1 came 1, of 1 2 came 1, of 1 0 both: four of the six that were named, (4 + 1) / (6 + 2).
-    assert told[7] == [(0, 1, 5 / 8), (0, 0, 5 / 8)]
+    assert predicted[7] == [(0, 1, 5 / 8), (0, 0, 5 / 8)]
 
 
 def test_of_several_tokens_at_once_the_last_one_is_the_previous_token() -> None:
     passes = [Pass(1, np.array(TOKENS).swapaxes(0, 1)), Pass(1, np.array(TOKENS[0])[:, None])]
-    *_, at_0, _ = [guesses for _, _, guesses in shown(make("previous_token"), passes, 4)]
+    *_, at_0, _ = [predictions for _, _, predictions in shown(make("previous_token"), passes, 4)]
     assert [(g.layer, g.expert) for g in at_0] == [(1, 3), (1, 1)]
 
 
 def test_transitions_by_hand() -> None:
-    told = by_hand("transitions", TOKENS, width=4)
+    predicted = by_hand("transitions", TOKENS, width=4)
     # Layer 0, second token chose 1 and 2. Only 1 was seen, once, followed by 2 and 3: each 1 / 1.
-    assert told[2] == [(1, 2, 1.0), (1, 3, 1.0)]
+    assert predicted[2] == [(1, 2, 1.0), (1, 3, 1.0)]
     # Third token chose 1 (seen twice: 2 once, 3 twice, 0 once) and 0 (once: 2 and 3): 3 = (2/2 + 1) / 2,
     # 2 = (1/2 + 1) / 2, 0 = (1/2 + 0) / 2.
-    assert told[4] == [(1, 3, 1.0), (1, 2, 0.75), (1, 0, 0.25)]
+    assert predicted[4] == [(1, 3, 1.0), (1, 2, 0.75), (1, 0, 0.25)]
     # Last layer, third token chose 3 (seen twice: then 1 twice, 2 and 0 once) and 1 (never): the mean is over 3 alone.
-    assert told[5] == [(0, 1, 1.0), (0, 0, 0.5), (0, 2, 0.5)]
+    assert predicted[5] == [(0, 1, 1.0), (0, 0, 0.5), (0, 2, 0.5)]
 
 
 def test_transitions_that_forget_by_hand() -> None:
     # Half-life of one token: the first counts 1, the second 2. After expert 1: 2 once then, 3 both times, 0 lately.
-    told = by_hand("transitions", TOKENS, width=4, half_life=1)[4]
-    assert told == [(1, 3, 1.0), (1, 2, (1 / 3 + 1) / 2), (1, 0, (2 / 3) / 2)]
+    predicted = by_hand("transitions", TOKENS, width=4, half_life=1)[4]
+    assert predicted == [(1, 3, 1.0), (1, 2, (1 / 3 + 1) / 2), (1, 0, (2 / 3) / 2)]
 
 
 def test_recent_by_hand() -> None:
-    told = by_hand("recent", TOKENS, tokens=2, width=4)
+    predicted = by_hand("recent", TOKENS, tokens=2, width=4)
     # Last layer, third token: layer 0 of the last two chose 1 2 and 1 0. Of 0 and 2 the later one comes first.
-    assert told[5] == [(0, 1, 1.0), (0, 0, 0.5), (0, 2, 0.5)]
-    assert told[4] == [(1, 3, 1.0), (1, 0, 0.5), (1, 2, 0.5)]  # layer 1 of the first two: 2 3 and 3 0
+    assert predicted[5] == [(0, 1, 1.0), (0, 0, 0.5), (0, 2, 0.5)]
+    assert predicted[4] == [(1, 3, 1.0), (1, 0, 0.5), (1, 2, 0.5)]  # layer 1 of the first two: 2 3 and 3 0
 
 
 def test_request_counts_by_hand() -> None:
-    told = by_hand("request", TOKENS, width=4)
-    assert told[5] == [(0, 1, 1.0), (0, 0, 2 / 3), (0, 2, 1 / 3)]  # all three tokens
+    predicted = by_hand("request", TOKENS, width=4)
+    assert predicted[5] == [(0, 1, 1.0), (0, 0, 2 / 3), (0, 2, 1 / 3)]  # all three tokens
     passes = [Pass(1, np.array(TOKENS[0])[:, None]), Pass(2, np.array(TOKENS[1])[:, None])]
-    *_, at_0, at_1 = [guesses for _, _, guesses in shown(make("request", width=4), passes, 4)]
+    *_, at_0, at_1 = [predictions for _, _, predictions in shown(make("request", width=4), passes, 4)]
     assert list(at_0) == []  # the first request is forgotten
     assert list(at_1) == [(0, 1, 1.0), (0, 2, 1.0)]
 
 
 def test_all_of_the_next_layer_by_hand() -> None:
-    told = by_hand("all_next", TOKENS)
-    assert told[0] == [(1, e, 1 / 2) for e in range(4)]  # nothing is known: (0 + 1) / (0 + 2)
-    assert told[5] == [(0, 1, 4 / 5), (0, 0, 3 / 5), (0, 2, 2 / 5), (0, 3, 1 / 5)]
+    predicted = by_hand("all_next", TOKENS)
+    assert predicted[0] == [(1, e, 1 / 2) for e in range(4)]  # nothing is known: (0 + 1) / (0 + 2)
+    assert predicted[5] == [(0, 1, 4 / 5), (0, 0, 3 / 5), (0, 2, 2 / 5), (0, 3, 1 / 5)]
 
 
 SIZES = st.lists(st.tuples(st.booleans(), st.integers(1, 4)), min_size=1, max_size=8).map(
@@ -151,7 +151,7 @@ def test_transitions_count_what_brute_force_counts(
         make("transitions", width=6, distance=distance, half_life=half_life),
         max(1, min(distance, layers - 1)),
     )
-    for at, layer, guesses in shown(predictor, passes, 6):
+    for at, layer, predictions in shown(predictor, passes, 6):
         tokens = flat(passes, at, layer)
         pairs: defaultdict[tuple[int, int], float] = defaultdict(float)
         came: defaultdict[int, float] = defaultdict(float)
@@ -172,8 +172,8 @@ def test_transitions_count_what_brute_force_counts(
                 for e in range(6):
                     want[e] += pairs[s, e] / came[s] / len(known) / len(asking)
         most = min(6, 6 * len(asking))
-        assert {g.expert: g.score for g in guesses} == pytest.approx({e: p for e, p in want.items() if p}, rel=1e-4)
-        assert len(guesses) <= most
+        assert {g.expert: g.score for g in predictions} == pytest.approx({e: p for e, p in want.items() if p}, rel=1e-4)
+        assert len(predictions) <= most
 
 
 @settings(max_examples=60, deadline=None)
@@ -182,31 +182,31 @@ def test_counts_of_use_are_what_brute_force_counts(
     sizes: list[tuple[int, int]], layers: int, distance: int, window: int, seed: int
 ) -> None:
     passes = random_passes(sizes, layers, 6, 2, seed)
-    told = {
+    predicted = {
         name: shown(make(name, distance=distance, **more), passes, 6)
         for name, more in {"recent": {"tokens": window, "width": 6}, "request": {"width": 6}, "all_next": {}}.items()
     }
-    for (at, layer, recent), (_, _, request), (_, _, everything) in zip(*told.values(), strict=True):
+    for (at, layer, recent), (_, _, request), (_, _, everything) in zip(*predicted.values(), strict=True):
         ahead = (layer + max(1, min(distance, layers - 1))) % layers
         known = [(number, path[ahead]) for number, path in flat(passes, at, layer) if len(path) > ahead]
         now = passes[at].request
-        for guesses, chosen in (
+        for predictions, chosen in (
             (recent, [row for _, row in known][-window:]),
             (request, [row for number, row in known if number == now]),
         ):
             uses = [sum(e in row for row in chosen) for e in range(6)]
             last = [max((i for i, row in enumerate(chosen) if e in row), default=-1) for e in range(6)]
             order = sorted((e for e in range(6) if uses[e]), key=lambda e: (-uses[e], -last[e], e))
-            assert [(g.expert, g.score) for g in guesses] == [(e, uses[e] / len(chosen)) for e in order]
+            assert [(g.expert, g.score) for g in predictions] == [(e, uses[e] / len(chosen)) for e in order]
         uses = [sum(e in row for _, row in known) for e in range(6)]
         assert {g.expert: g.score for g in everything} == {e: (uses[e] + 1) / (len(known) + 2) for e in range(6)}
 
 
 def test_transitions_that_forget_stay_finite_over_many_tokens() -> None:
     passes = random_passes([(1, 1)] * 300 + [(1, 200), (1, 1), (1, 1)], 2, 6, 2)
-    for _, _, guesses in shown(make("transitions", half_life=1, width=6), passes, 6):
-        assert all(np.isfinite(g.score) and 0 < g.score <= 1 for g in guesses)
-    assert guesses
+    for _, _, predictions in shown(make("transitions", half_life=1, width=6), passes, 6):
+        assert all(np.isfinite(g.score) and 0 < g.score <= 1 for g in predictions)
+    assert predictions
 
 
 def test_scaling_old_counts_down_changes_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +225,7 @@ def test_a_pass_that_broke_off_is_not_taken_for_the_token_before() -> None:
         predictor.predict(Looking(whole, layer, 6))
     predictor.predict(Looking(broken, 0, 6))
     for layer in range(3):
-        guesses = predictor.predict(Looking(after, layer, 6))
+        predictions = predictor.predict(Looking(after, layer, 6))
     source = after.ids[2][0, 0]
     wanted = {broken.ids[0][0, 0]} if source == whole.ids[2][0, 0] else set()
-    assert {g.expert for g in guesses} == wanted
+    assert {g.expert for g in predictions} == wanted

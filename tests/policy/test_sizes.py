@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from core.policy.allocation.weights import Allocation, Facts, adapmoe_loads, gains, greedy, hit_curves
+from core.policy.allocation.weights import Allocation, AllocationInputs, adapmoe_loads, gains, greedy, hit_curves
 from core.settings.registry import create, variants
 
 NAMES = [v.name for v in variants("layer_slots")]
@@ -105,7 +105,7 @@ def test_adapmoe_loads_by_hand() -> None:
 @settings(deadline=None)
 def test_adapmoe_has_the_fewest_expected_loads(counts: Any, recall: Any, wanted: tuple[list[int], int]) -> None:
     least, slots = wanted
-    made = create("layer_slots", "adapmoe", {}, facts=Facts(EXPERTS, 2, tuple(least), counts, recall))
+    made = create("layer_slots", "adapmoe", {}, facts=AllocationInputs(EXPERTS, 2, tuple(least), counts, recall))
     loads = adapmoe_loads(hit_curves(counts), recall, 2)
     assert (loads >= -1e-9).all()
     fewest = min(worth(loads, other) for other in divisions(slots, least))
@@ -114,7 +114,7 @@ def test_adapmoe_has_the_fewest_expected_loads(counts: Any, recall: Any, wanted:
 
 def test_adapmoe_gives_slots_to_the_layers_that_are_hard_to_predict() -> None:
     counts, recall = np.ones((3, 8)), np.array([np.nan, 0.5, 0.95])
-    sizes = create("layer_slots", "adapmoe", {}, facts=Facts(8, 2, (2, 2, 2), counts, recall))(12)
+    sizes = create("layer_slots", "adapmoe", {}, facts=AllocationInputs(8, 2, (2, 2, 2), counts, recall))(12)
     assert sizes[0] > sizes[2] and sum(sizes) == 12
 
 
@@ -122,7 +122,7 @@ def test_adapmoe_gives_slots_to_the_layers_that_are_hard_to_predict() -> None:
 @given(counts=counted, slots=st.integers(0, LAYERS * EXPERTS))
 @settings(deadline=None, max_examples=50)
 def test_every_way_adds_up_and_repeats(name: str, counts: Any, slots: int) -> None:
-    facts = Facts(EXPERTS, 1, (1,) * LAYERS, counts, np.array([np.nan, 0.2, 0.9]))
+    facts = AllocationInputs(EXPERTS, 1, (1,) * LAYERS, counts, np.array([np.nan, 0.2, 0.9]))
     sizes = create("layer_slots", name, {}, facts=facts)(slots)
     assert sum(sizes) == slots and len(sizes) == LAYERS and max(sizes) <= EXPERTS
     assert slots < LAYERS or min(sizes) >= 1

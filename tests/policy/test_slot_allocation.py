@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from core.errors import SettingError
-from core.policy.allocation.slot_allocation import check_needs, place
+from core.policy.allocation.slot_allocation import check_need, check_needs, place
 from core.settings.config import Settings
 from core.settings.pins import Pins
 from core.settings.registry import NEEDS_PROFILE, variant, variants
@@ -19,7 +19,7 @@ COUNTS = np.array([[9, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1], [0, 0, 3, 2, 5, 0]])
 
 
 @dataclass
-class Measured:
+class AllocationProfile:
     """As much of a profile as is asked for."""
 
     counts: Any = None
@@ -29,8 +29,8 @@ class Measured:
         return getattr(self, part) is not None
 
 
-def placed(slots: int, profile: Measured | None = None, **settings: object) -> Any:
-    found = place(Settings(settings), LAYERS, EXPERTS, K, profile)
+def placed(slots: int, profile: AllocationProfile | None = None, **settings: object) -> Any:
+    found = place(Settings(settings).cache, LAYERS, EXPERTS, K, profile)
     if problem := found.problem(slots):
         raise SettingError(problem)
     return found
@@ -97,7 +97,7 @@ def test_in_one_pool_for_all_layers_pins_are_counted_together() -> None:
 
 
 def test_pinned_experts_raise_what_a_layer_gets_at_least() -> None:
-    profile = Measured(COUNTS)
+    profile = AllocationProfile(COUNTS)
     assert placed(10, profile, layer_slots="profile").divide(10) == [2, 5, 3]
     assert placed(10, profile, layer_slots="profile", pins="0:4, 0:5").divide(10) == [4, 3, 3]
 
@@ -114,12 +114,13 @@ def test_what_needs_a_profile_says_so() -> None:
     ):
         placed(9, layer_slots="profile")
     with pytest.raises(SettingError, match="'AdapMoE' needs a profile of this model that has gate_recall"):
-        placed(9, Measured(COUNTS), layer_slots="adapmoe")
-    whole = Measured(COUNTS, np.array([np.nan, 0.5, 0.9]))
+        placed(9, AllocationProfile(COUNTS), layer_slots="adapmoe")
+    whole = AllocationProfile(COUNTS, np.array([np.nan, 0.5, 0.9]))
     assert sum(placed(9, whole, layer_slots="adapmoe").divide(9)) == 9
     assert placed(9, whole).usual.tolist() == COUNTS.ravel().tolist()
     check_needs(Settings({"layer_slots": "adapmoe"}), whole)
-    check_needs(Settings({"layer_slots": "adapmoe"}), None, ["eviction", "predictor"])
+    for kind in ("eviction", "predictor"):
+        check_need(kind, str(Settings()[kind]), None)
 
 
 def test_one_pool_for_all_layers_needs_no_division() -> None:

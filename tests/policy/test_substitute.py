@@ -20,7 +20,7 @@ CHOOSING = {
     "given": [{}],
     "similar": [{}],
     "router_ranked": [{}],
-    "random": [{"seed": 7}],
+    "random": [{}],
     "predicted": [{}],
     "buddy": [
         {},

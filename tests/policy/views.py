@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from core.policy.predict import Guess, Predictor
+from core.policy.predict import Prediction, Predictor
 from core.policy.predict.base import Later, Net, State, union
 from core.settings.registry import create
 
@@ -76,8 +76,8 @@ class Looking:
         return self.ask((layer,))[0]
 
     def distribution(self) -> Later:
-        told = self._random(self.layer).dirichlet(np.ones(self.experts), self._count).mean(0).astype(np.float32)
-        return Later(lambda: told)
+        predicted = self._random(self.layer).dirichlet(np.ones(self.experts), self._count).mean(0).astype(np.float32)
+        return Later(lambda: predicted)
 
     def embedding(self) -> Later:
         vectors = [np.random.default_rng(token).standard_normal(HIDDEN) for token in self.tokens]
@@ -148,7 +148,7 @@ def random_passes(sizes: Sequence[tuple[int, int]], layers: int, experts: int, k
 
 def shown(
     predictor: Predictor, passes: Sequence[Pass], experts: int, known: Known | None = None
-) -> Iterator[tuple[int, int, Sequence[Guess]]]:
+) -> Iterator[tuple[int, int, Sequence[Prediction]]]:
     """What it names at each layer of each pass; at -1 if it starts."""
     for at, one in enumerate(passes):
         if predictor.starts:

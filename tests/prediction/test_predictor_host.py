@@ -14,12 +14,12 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from core.hf import ExpertsSite, find_experts, install
 from core.hf.hooks import probe_router
 from core.hf.watch import norm_of, watch
-from core.policy.predict import Guess, Predictor, View
-from core.policy.predict.aside import Task
+from core.policy.predict import Prediction, Predictor, View
 from core.policy.predict.nets import estimator, path
 from core.policy.predict.nets.estimator import Estimator
-from core.policy.predict.nets.path import RoutingPath, State
+from core.policy.predict.nets.path import RoutingPathNet, State
 from core.policy.predict.path_reader import ROOM, WINDOW, PathReader
+from core.policy.predict.worker import WorkerTask
 from core.prediction.predictor_host import PredictorHost
 from core.prediction.view import _asked
 from core.profile import Profile
@@ -37,13 +37,13 @@ class Looker(Predictor):
     defaults = True
     starts = True
 
-    def __init__(self, look: Callable[[View], Any]) -> None:
-        self._look, self.found = look, dict[int, Any]()
+    def __init__(self, predict: Callable[[View], Any]) -> None:
+        self._look, self.found = predict, dict[int, Any]()
 
-    def begin(self, view: View) -> Sequence[Guess]:
+    def begin(self, view: View) -> Sequence[Prediction]:
         return self.predict(view)
 
-    def predict(self, view: View) -> Sequence[Guess]:
+    def predict(self, view: View) -> Sequence[Prediction]:
         self.found[view.layer] = self._look(view)
         return ()
 
@@ -81,7 +81,7 @@ def opened(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> Opened:
 
 
 @torch.inference_mode()
-def look(
+def predict(
     opened: Opened, ids: torch.Tensor, what: Callable[[View], Any], profile: Profile | None = None
 ) -> tuple[dict[int, Any], list[Layer]]:
     """Run a pass; what `what` finds at every layer, and what the layers did."""
@@ -107,7 +107,7 @@ def look(
                 weights.clone(),
             )
         )
-        predictor_host.look(site.index, chosen.tolist(), weights)
+        predictor_host.predict(site.index, chosen.tolist(), weights)
         result: torch.Tensor = ALL_EXPERTS_FUNCTIONS["grouped_mm"](site.module, hidden, chosen, weights)
         return result
 
@@ -126,22 +126,22 @@ def some_asks(probs: torch.Tensor, k: int) -> Any:
 @pytest.mark.parametrize("ids", [ONE, PROMPT], ids=["decode", "prefill"])
 def test_a_later_router_asked_on_this_layers_input(opened: Opened, ids: torch.Tensor) -> None:
     layers, k = opened.shape.layers, opened.shape.top_k
-    found, real = look(opened, ids, lambda view: None if view.layer < 0 else view.ask(range(view.layer, layers)))
+    found, real = predict(opened, ids, lambda view: None if view.layer < 0 else view.ask(range(view.layer, layers)))
     for layer in range(layers):
         assert found[layer].shape == (layers - layer, opened.shape.experts)
-        for told, of in zip(found[layer], range(layer, layers), strict=True):
+        for predicted, of in zip(found[layer], range(layer, layers), strict=True):
             wanted = probe_router(opened.sites[of], real[layer].args, real[layer].kwargs)
-            assert told == pytest.approx(some_asks(wanted, k), abs=1e-6)
+            assert predicted == pytest.approx(some_asks(wanted, k), abs=1e-6)
         if len(ids[0]) == 1:  # of itself it knows what it chose
             assert set(np.argsort(-found[layer][0])[:k].tolist()) == set(real[layer].ids[0].tolist())
 
 
 def test_a_choice_that_is_not_the_likeliest_still_comes_first_by_hand() -> None:
     """A router with a correction bias chose 2 and 3, whose logits are the lowest."""
-    told = _asked(np.log([[0.4, 0.3, 0.2, 0.1]]), np.array([[3, 2]]), 2)[0]
-    assert set(np.argsort(-told)[:2].tolist()) == {2, 3}
-    assert told == pytest.approx([1 - 0.6**2, 1 - 0.7**2, 1 - 0.6**2, 1 - 0.6**2], abs=1e-6)
-    assert min(told[2], told[3]) > told[0]
+    predicted = _asked(np.log([[0.4, 0.3, 0.2, 0.1]]), np.array([[3, 2]]), 2)[0]
+    assert set(np.argsort(-predicted)[:2].tolist()) == {2, 3}
+    assert predicted == pytest.approx([1 - 0.6**2, 1 - 0.7**2, 1 - 0.6**2, 1 - 0.6**2], abs=1e-6)
+    assert min(predicted[2], predicted[3]) > predicted[0]
     for spread in (1e-6, 1e-3, 0.2):
         p = np.array([[1 - 3 * spread, spread, spread, spread]])
         assert np.argmax(_asked(np.log(p), np.array([[1]]), 1)[0]) == 1
@@ -151,7 +151,7 @@ def test_a_choice_that_is_not_the_likeliest_still_comes_first_by_hand() -> None:
 def test_the_quasi_hidden_state_by_its_formula(opened: Opened, ids: torch.Tensor) -> None:
     """q = Norm(r + c * sum g_e d_e), with c = .22 for granite and 1 for the others."""
     layers, k = opened.shape.layers, opened.shape.top_k
-    found, real = look(
+    found, real = predict(
         opened, ids, lambda view: view.ask((view.layer + 1,), "default")[0] if 0 <= view.layer < layers - 1 else None
     )
     scale = 0.22 if "Granite" in type(opened.model).__name__ else 1.0
@@ -189,7 +189,7 @@ def test_without_a_layer_that_adds_its_experts_the_plain_input_is_asked(checkpoi
         "",
         defaults=np.ones((shape.layers, shape.experts, 64), np.float16),
     )
-    found, _ = look(
+    found, _ = predict(
         Opened(model, sites, shape, profile),
         PROMPT,
         lambda view: None if view.layer != 0 else (view.ask((1,), "default"), view.ask((1,))),
@@ -198,7 +198,7 @@ def test_without_a_layer_that_adds_its_experts_the_plain_input_is_asked(checkpoi
 
 
 def test_weights_distribution_and_embedding(opened: Opened) -> None:
-    found, real = look(
+    found, real = predict(
         opened, PROMPT, lambda view: (view.weights, view.distribution()()) if view.layer >= 0 else view.embedding()()
     )
     for layer, one in enumerate(real):
@@ -226,7 +226,7 @@ def test_the_estimator_is_given_the_router_input(opened: Opened, ids: torch.Tens
         nets=nets,
         settings=settings,
     )
-    found, real = look(opened, ids, lambda view: view.estimate(1) if view.layer == 0 else None, profile)
+    found, real = predict(opened, ids, lambda view: view.estimate(1) if view.layer == 0 else None, profile)
     with torch.no_grad():
         wanted = net(real[0].hidden, torch.tensor(1)).softmax(-1)
     assert found[0] == pytest.approx(some_asks(wanted, opened.shape.top_k), abs=1e-5)
@@ -234,7 +234,7 @@ def test_the_estimator_is_given_the_router_input(opened: Opened, ids: torch.Tens
 
 def test_what_a_pass_is_made_of(opened: Opened) -> None:
     shape = opened.shape
-    found, real = look(
+    found, real = predict(
         opened, PROMPT, lambda view: (view.layers, view.experts, view.top_k, view.tokens, view.ids, view.profile)
     )
     assert found[-1][:5] == (shape.layers, shape.experts, shape.top_k, PROMPT[0].tolist(), ())
@@ -249,38 +249,38 @@ def test_a_pass_nobody_announced_has_no_tokens(opened: Opened) -> None:
     predictor_host.begin([1, 2])
     for number in range(2):
         for layer in range(opened.shape.layers):
-            predictor_host.look(layer, [[0, 1]])
+            predictor_host.predict(layer, [[0, 1]])
             assert looker.found[layer] == ([1, 2] if number == 0 else ())
 
 
 # ---------------------------------------------------------------------- the routing path at work
 
 
-def reading(net: RoutingPath) -> PathReader:
-    return PathReader(Task(path.NAME, net.config, {name: one.numpy() for name, one in net.state_dict().items()}))
+def reading(net: RoutingPathNet) -> PathReader:
+    return PathReader(WorkerTask(path.NAME, net.config, {name: one.numpy() for name, one in net.state_dict().items()}))
 
 
 def test_the_routing_path_follows_a_request_as_the_network_would() -> None:
-    net = RoutingPath(3, 6, torch.arange(5, 45), d_ff=32, heads=2, d_kv=8).eval()
+    net = RoutingPathNet(3, 6, torch.arange(5, 45), d_ff=32, heads=2, d_kv=8).eval()
     prompt, answer = torch.randint(5, 45, (1, 9)), torch.randint(5, 45, (1, 3))
     with torch.no_grad():
         chances = net.decode(torch.cat((prompt, answer), 1), net.encode(prompt))[0][0].sigmoid()
     work = reading(net)
     for _ in range(2):
         work.restart()
-        told = [work.follow(prompt[0].tolist()), *(work.follow([token]) for token in answer[0].tolist())]
-        assert told[0] == pytest.approx(1.0 - (1.0 - chances[:9]).prod(0).numpy(), abs=1e-5)
-        for at, one in enumerate(told[1:], 9):
+        predicted = [work.follow(prompt[0].tolist()), *(work.follow([token]) for token in answer[0].tolist())]
+        assert predicted[0] == pytest.approx(1.0 - (1.0 - chances[:9]).prod(0).numpy(), abs=1e-5)
+        for at, one in enumerate(predicted[1:], 9):
             assert one == pytest.approx(chances[at].numpy(), abs=1e-5)
 
 
 def test_the_routing_path_of_a_long_prompt_in_pieces_goes_on_as_the_network_would() -> None:
     """Past the window, and past the room that keys and values are kept in."""
-    net = RoutingPath(3, 6, torch.arange(5, 45), d_ff=32, heads=2, d_kv=8).eval()
+    net = RoutingPathNet(3, 6, torch.arange(5, 45), d_ff=32, heads=2, d_kv=8).eval()
     ids = torch.randint(5, 45, (ROOM + 10,)).tolist()
     work, state = reading(net), None
     for piece in (ids[: WINDOW + 5], ids[WINDOW + 5 :], [7], [8]):
-        told = work.follow(piece)
+        predicted = work.follow(piece)
         idle, seen = torch.zeros(3, 6), ids[: WINDOW + 5] if state is None else ids
         with torch.no_grad():
             if len(piece) > 1:
@@ -290,5 +290,5 @@ def test_the_routing_path_of_a_long_prompt_in_pieces_goes_on_as_the_network_woul
             for at in range(0, len(piece), WINDOW):
                 logits, state = net.decode(torch.tensor([piece[at : at + WINDOW]]), state)
                 idle += torch.nn.functional.logsigmoid(-logits[0]).sum(0)
-        assert told == pytest.approx(-torch.expm1(idle).numpy(), abs=1e-5)
+        assert predicted == pytest.approx(-torch.expm1(idle).numpy(), abs=1e-5)
     assert work._prompt == ids[-WINDOW:]  # the encoder reads the end of it

@@ -11,7 +11,7 @@ import torch
 from core.errors import SettingError
 from core.hf import RouterOutput
 from core.hf.weighing import Rule
-from core.prediction.speculation import Executing, Predicted, aligned, aligned_row
+from core.prediction.speculation import Executing, PredictedRouting, aligned, aligned_row
 from core.session.lossy_check import check_weighable
 from core.settings.config import Settings
 
@@ -42,32 +42,32 @@ def test_what_needs_no_rule_asks_for_none() -> None:
 
 
 def test_experts_of_both_stay_in_their_places() -> None:
-    told = torch.tensor([[2, 5, 7], [1, 2, 3], [4, 5, 6]])
+    predicted = torch.tensor([[2, 5, 7], [1, 2, 3], [4, 5, 6]])
     ids = torch.tensor([[1, 2, 3], [3, 1, 2], [1, 2, 3]])
-    place, changed = aligned(told, ids)
-    assert told.gather(1, place).tolist() == [[5, 2, 7], [3, 1, 2], [4, 5, 6]]
+    place, changed = aligned(predicted, ids)
+    assert predicted.gather(1, place).tolist() == [[5, 2, 7], [3, 1, 2], [4, 5, 6]]
     assert changed.tolist() == [[True, False, True], [False] * 3, [True] * 3]
     for row in range(3):
-        assert aligned_row(told[row].tolist(), ids[row].tolist()) == (place[row].tolist(), changed[row].tolist())
+        assert aligned_row(predicted[row].tolist(), ids[row].tolist()) == (place[row].tolist(), changed[row].tolist())
 
 
 def plain_route(
     mode: str,
     weights: str,
     share: float,
-    told: tuple[list[int], list[float]],
+    predicted: tuple[list[int], list[float]],
     true: tuple[list[int], list[float]],
     scores: list[float],
 ) -> dict[int, float]:
     """expert -> weight of one token, in plain Python; weights are normalised scores."""
     if mode == "always" and weights == "predicted":
-        return dict(zip(*told, strict=True))
-    agree = set(told[0]) == set(true[0])
-    enough = share < 1 and sum(scores[e] for e in told[0]) >= share * sum(scores[e] for e in true[0]) - 1e-7
+        return dict(zip(*predicted, strict=True))
+    agree = set(predicted[0]) == set(true[0])
+    enough = share < 1 and sum(scores[e] for e in predicted[0]) >= share * sum(scores[e] for e in true[0]) - 1e-7
     if agree or (mode == "verify" and not enough):
         return dict(zip(*true, strict=True))
-    total = sum(scores[e] for e in told[0])
-    return {e: scores[e] / total for e in told[0]}
+    total = sum(scores[e] for e in predicted[0])
+    return {e: scores[e] / total for e in predicted[0]}
 
 
 @pytest.mark.parametrize(
@@ -84,18 +84,18 @@ def test_routes_equal_a_plain_implementation(mode: str, weights: str, share: flo
     generator, tokens, experts, k = torch.Generator().manual_seed(3), 200, 6, 3
     logits, early = (torch.randn(2, tokens, experts, generator=generator) * 2).unbind()
     rule = Rule("softmax", True, 1.0, torch.float32)
-    ids, told = logits.topk(k).indices, early.topk(k).indices
-    true_weights, told_weights = rule.weigh(logits, ids), rule.weigh(early, told)
+    ids, predicted = logits.topk(k).indices, early.topk(k).indices
+    true_weights, predicted_weights = rule.weigh(logits, ids), rule.weigh(early, predicted)
     part = slice(None)  # of the tokens: all, then each alone
 
-    def predicted(layer: int) -> Predicted | None:
-        row = told[part][0].tolist() if part.stop else None
-        return Predicted(layer, told[part], told_weights[part], [], row) if layer else None
+    def take(layer: int) -> PredictedRouting | None:
+        row = predicted[part][0].tolist() if part.stop else None
+        return PredictedRouting(layer, predicted[part], predicted_weights[part], [], row) if layer else None
 
     stub: Any = SimpleNamespace(
-        remember=lambda on, certain: None,
+        keep_routing=lambda on, certain: None,
         rule=lambda layer: rule,
-        take_predicted=predicted,
+        take_predicted=take,
         output=lambda layer: RouterOutput(logits[part], true_weights[part], ids[part]),
     )
     executing = Executing(stub)
@@ -106,7 +106,9 @@ def test_routes_equal_a_plain_implementation(mode: str, weights: str, share: flo
     changed, reweighed = 0, 0
     for t in range(tokens):
         true = ids[t].tolist(), true_weights[t].tolist()
-        want = plain_route(mode, weights, share, (told[t].tolist(), told_weights[t].tolist()), true, scores[t])
+        want = plain_route(
+            mode, weights, share, (predicted[t].tolist(), predicted_weights[t].tolist()), true, scores[t]
+        )
         assert dict(zip(got.ids[t].tolist(), got.weights[t].tolist(), strict=True)) == pytest.approx(want, abs=1e-6)
         assert got.changed[t].tolist() == [expert not in want for expert in true[0]]
         assert got.changed[t].any() or weights == "predicted" or torch.equal(got.weights[t], true_weights[t])
@@ -125,13 +127,13 @@ def test_routes_equal_a_plain_implementation(mode: str, weights: str, share: flo
 def test_how_much_predicted_experts_must_carry_by_hand() -> None:
     """Softmax 4/8, 2/8, 1/8, 1/8. The router chose 0 and 1: 6/8. Predicted 0 and 2 carry 5/6 of that; 2 and 3: 1/3."""
     logits = torch.tensor([[4.0, 2.0, 1.0, 1.0]] * 2).log()
-    ids, told = torch.tensor([[0, 1]] * 2), torch.tensor([[2, 0], [3, 2]])
+    ids, predicted = torch.tensor([[0, 1]] * 2), torch.tensor([[2, 0], [3, 2]])
     rule = Rule("softmax", False, 2.0, torch.float32)
     weights = rule.weigh(logits, ids)
     stub: Any = SimpleNamespace(
-        remember=lambda on, certain: None,
+        keep_routing=lambda on, certain: None,
         rule=lambda layer: rule,
-        take_predicted=lambda layer: Predicted(layer, told, weights, []),
+        take_predicted=lambda layer: PredictedRouting(layer, predicted, weights, []),
         output=lambda layer: RouterOutput(logits, weights, ids),
     )
     executing = Executing(stub)

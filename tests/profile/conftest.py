@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from core.engine import Engine
-from core.settings.config import LoadSpec, Settings
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
 from tests.tiny_tokenizer import save_tokenizer
 
 MakeEngine = Callable[..., Engine]

@@ -1,4 +1,4 @@
-"""What a tiny qwen3_moe routes and computes, by plain transformers and by its weights: the words of METHODS, spelled
+"""What a tiny qwen3_moe routes and computes, by plain transformers and by its weights: the definitions, spelled
 out, with nothing of the engine."""
 
 from __future__ import annotations

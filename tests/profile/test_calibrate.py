@@ -50,8 +50,8 @@ def state(engine: Engine) -> State:
         engine.busy,
         engine.profile,
         torch.get_num_threads(),
-        [math.tap for math in engine._step._math],
-        engine.recorder.index,
+        engine.wiring.measuring.step._tap,
+        engine.parts.recorder.index,
         engine.expert_cache.scope,
         engine.expert_cache.slots,
     ]

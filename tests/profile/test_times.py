@@ -14,7 +14,8 @@ from core.calibrate.gather import calibrate
 from core.calibrate.times import _summed, _without
 from core.engine import Engine
 from core.importing import import_model
-from core.settings.config import LoadSpec, Settings
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
 from tests.profile.conftest import MakeEngine
 
 

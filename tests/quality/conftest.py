@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from transformers import AutoModelForCausalLM
 
 from core.engine import Engine
-from core.quality.meter import Meter
-from core.settings.config import LoadSpec, Sampling, Settings
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
+from core.settings.sampling import Sampling
 from core.types import AnswerStats, StepRecord
 from tests.checkpoints import random_model
 from tests.tiny_tokenizer import save_tokenizer
@@ -56,7 +57,7 @@ def loaded(model: Path) -> Iterator[Engine]:
 def engine(loaded: Engine) -> Engine:
     """The same one for every test, with the first settings and a meter that has kept nothing."""
     loaded.change(dict(Settings(DROPPING)))
-    loaded.meter = Meter(loaded.device, loaded.expert_cache, lambda: 1.0)
+    loaded.wiring.meter.__init__(loaded.device, loaded.expert_cache, lambda: 1.0)  # type: ignore[misc]
     return loaded
 
 
@@ -71,7 +72,7 @@ def say(engine: Engine, tokens: int = 24, prompt: str = PROMPT) -> tuple[list[in
 
 def kept_of(engine: Engine) -> dict[int, torch.Tensor]:
     """The logits that wait to be compared, of the last answer."""
-    return {token: row.clone() for token, row in engine.meter._waiting[-1].rows.items()}
+    return {token: row.clone() for token, row in engine.wiring.meter._waiting[-1].rows.items()}
 
 
 @torch.inference_mode()

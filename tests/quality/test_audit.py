@@ -14,9 +14,11 @@ import torch
 from core.engine import Engine
 from core.quality import audit as audits
 from core.quality import meter as meters
-from core.quality.audit import Spoken, score
+from core.quality.audit import PendingAnswer, score
 from core.quality.report import Quality
-from core.settings.config import LoadSpec, Sampling, Settings
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
+from core.settings.sampling import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.quality.conftest import DROPPING, PROMPT, by_hand, kept_of, load, say
 from tests.tiny_tokenizer import save_tokenizer
@@ -74,14 +76,14 @@ def test_the_exact_model_agrees_with_itself(engine: Engine) -> None:
     """Its logits while it decodes, against those of the audit's longer passes: equal but for rounding (fp32)."""
     engine.change({"miss": "wait"})
     rows: list[torch.Tensor] = []
-    keep = engine.meter.keep
-    engine.meter.keep = lambda logits, settings: rows.append(logits[0].clone())  # type: ignore[method-assign]
+    keep = engine.wiring.meter.keep
+    engine.wiring.meter.keep = lambda logits, settings: rows.append(logits[0].clone())  # type: ignore[method-assign]
     said, stats, _ = say(engine)
-    engine.meter.keep = keep  # type: ignore[method-assign]
+    engine.wiring.meter.keep = keep  # type: ignore[method-assign]
     assert stats.exact
     assert stats.audit == 0
     with engine.workbench("test") as bench:
-        scores = score(bench, Spoken(1, engine.prompt.tokens(PROMPT), said, dict(enumerate(rows))))
+        scores = score(bench, PendingAnswer(1, engine.prompt.tokens(PROMPT), said, dict(enumerate(rows))))
     assert max(scores.kl) < 1e-6
     assert all(scores.agrees)
 
@@ -128,7 +130,7 @@ def held_in_layer(engine: Engine, layer: int, until: threading.Event) -> Iterato
             there.set()
             assert until.wait(WAIT_S)
 
-    hook = engine._sites[layer].module.register_forward_pre_hook(stand)
+    hook = engine.loaded.sites[layer].module.register_forward_pre_hook(stand)
     try:
         yield there
     finally:
@@ -142,7 +144,8 @@ def test_a_new_answer_takes_the_model_from_an_audit(engine: Engine, reference: A
     layers: list[int] = []
     go_on = threading.Event()
     hooks = [
-        site.module.register_forward_pre_hook(lambda *_, at=site.index: layers.append(at)) for site in engine._sites
+        site.module.register_forward_pre_hook(lambda *_, at=site.index: layers.append(at))
+        for site in engine.loaded.sites
     ]
     with held_in_layer(engine, 1, go_on) as there:
         thread = threading.Thread(target=lambda: results.append(engine.audit()))
@@ -152,7 +155,7 @@ def test_a_new_answer_takes_the_model_from_an_audit(engine: Engine, reference: A
         answers: list[Any] = []
         asker = threading.Thread(target=lambda: answers.append(say(engine, 5, "hello")))
         asker.start()
-        while not engine._lock.asked:  # it waits for the audit to let go
+        while not engine.access.lock.asked:  # it waits for the audit to let go
             assert asker.is_alive()
         go_on.set()
         thread.join(WAIT_S)
@@ -220,12 +223,12 @@ def test_a_setting_acts_at_once_while_an_audit_runs(engine: Engine) -> None:
         assert there.wait(WAIT_S)
         turner = threading.Thread(target=lambda: engine.change({"budget": "75%"}))
         turner.start()
-        while not engine._lock.asked:
+        while not engine.access.lock.asked:
             assert turner.is_alive()
         go_on.set()
         turner.join(WAIT_S)
         thread.join(WAIT_S)
-    assert engine.expert_cache.slots == engine.sizes.slots(Settings({"budget": "75%"}).budget)
+    assert engine.expert_cache.slots == engine.sizes.slots(Settings({"budget": "75%"}).cache.budget)
     engine.expert_cache.check_integrity()
     assert engine.audit() is not None
 

@@ -12,7 +12,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from core.engine import Engine
-from core.settings.config import LoadSpec, Settings
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
 from core.types import StepRecord
 from tests.checkpoints import make_checkpoint
 from tests.quality.conftest import DROPPING, load, say
@@ -33,30 +34,30 @@ def state_of(engine: Engine) -> dict[str, Any]:
     cache, policy = engine.expert_cache, engine.expert_cache.policy
     return copy.deepcopy(
         {
-            "residents": [eid for eid, slot in enumerate(cache._slot) if slot is not None],
-            "free": [len(pool.free) for pool in cache._pools],
+            "residents": [eid for eid, slot in enumerate(cache.core.slot) if slot is not None],
+            "free": [len(pool.free) for pool in cache.core.pools],
             "policy": {name: value for name, value in vars(policy).items() if isinstance(value, np.ndarray)},
             "hints": vars(cache.hints),
-            "fresh": sorted(cache.ahead.fresh),
-            "lost": sorted(cache.ahead.lost),
-            "last_used": cache.last_used,
-            "pinned": cache.pinned,
-            "tick": cache._tick,
-            "now": cache.now,
-            "phase": cache.phase,
-            "layer": cache._layer,
+            "fresh": sorted(cache.prefetch_queue.fresh),
+            "lost": sorted(cache.prefetch_queue.lost),
+            "last_used": cache.core.last_used,
+            "pinned": cache.core.pinned,
+            "tick": cache.core.tick,
+            "now": cache.core.now,
+            "phase": cache.copies.phase,
+            "layer": cache.core.layer,
             "pace": engine.transfers.pace.gbps,
-            "counts": {name: getattr(cache.counts, name) for name in ("issued", "used", "wasted", "demand_bytes")},
+            "counts": cache.counts.figures(),
             "finished": len(engine.transfers._finished),
             "spans": list(engine.transfers._spans),
-            "index": engine.recorder.index,
-            "passes": len(engine.telemetry._steps),
-            "arena": engine.arena.bytes,
-            "kv": engine._kv.bytes,
+            "index": engine.parts.recorder.index,
+            "passes": engine.frame().columns["step"].tolist(),
+            "arena": engine.wiring.arena.bytes,
+            "kv": engine.wiring.kv.bytes,
             "predictor": id(engine.predictor_host.predictor),
             "request": engine.predictor_host.request,
-            "has_lossy_state": engine.recorder.has_lossy_state,
-            "miss": id(engine._step.miss),
+            "has_lossy_state": engine.parts.recorder.has_lossy_state,
+            "miss": id(engine.wiring.answering.step._miss),
         }
     )
 
@@ -77,13 +78,13 @@ def test_an_audit_leaves_no_trace(engine: Engine, changes: dict[str, object]) ->
     assert engine.audit() is not None
     after = state_of(engine)
     assert [name for name in before if not same(before[name], after[name])] == []
-    assert not engine.expert_cache._tickets
+    assert not engine.expert_cache.copies.tickets
     engine.expert_cache.check_integrity()
-    whole = engine._store.blob_bytes
-    for eid, slot in enumerate(engine.expert_cache._slot):
+    whole = engine.loaded.store.blob_bytes
+    for eid, slot in enumerate(engine.expert_cache.core.slot):
         if slot is not None:
             held, fresh = slot.raw[:whole].clone(), slot.raw[:whole]
-            engine._store.fetch(eid, slot.raw)
+            engine.loaded.store.fetch(eid, slot.raw)
             assert torch.equal(held, fresh), f"the slot of {eid} holds another expert"
 
 
@@ -113,15 +114,15 @@ def test_a_broken_off_audit_leaves_a_whole_cache(engine: Engine) -> None:
         calls += 1
         return calls > len(steps) + 2  # asked once a pass, then in every layer
 
-    assert engine._lock.try_acquire_idle()
-    with engine._lent() as bench:
-        assert engine.meter.audit(bench, stop) is None
+    assert engine.access.lock.try_acquire_idle()
+    with engine.access.session() as bench:
+        assert engine.wiring.meter.audit(bench, stop) is None
     after = state_of(engine)
     engine.expert_cache.check_integrity()
     assert set(after["residents"]) < set(before["residents"])
     gone = set(before["residents"]) - set(after["residents"])
     score = before["policy"]["score"]
-    for pool in engine.expert_cache._pools:
+    for pool in engine.expert_cache.core.pools:
         inside = [eid for eid in before["residents"] if pool.part.start <= eid < pool.part.stop]
         left = sorted(score[eid] for eid in inside if eid in gone)
         assert left == sorted(score[inside])[: len(left)], "one left that the policy would have kept longer"

@@ -17,7 +17,13 @@ from core.quality.saved import Shadow, Waits, spared
 from core.types import Outcome, StepRecord
 from tests.quality.conftest import say
 
-HIT, BROUGHT, LATE, MISS, DISK = Outcome.HIT, Outcome.PREFETCH_HIT, Outcome.LATE, Outcome.MISS, Outcome.MISS_DISK
+HIT, BROUGHT, PARTIAL_HIT, MISS, DISK = (
+    Outcome.HIT,
+    Outcome.PREFETCH_HIT,
+    Outcome.PARTIAL_HIT,
+    Outcome.MISS,
+    Outcome.MISS_DISK,
+)
 OTHER, NONE, NAMED = Outcome.SUBSTITUTED, Outcome.DROPPED, Outcome.PREDICTED
 
 
@@ -59,7 +65,10 @@ def test_what_a_miss_costs_is_what_was_waited_for() -> None:
     waits.note([step("prefill", 9.0, (0, 0, MISS)), step("decode", 0.0, (0, 0, HIT), (0, 1, NONE))])
     assert waits.wait_ms() == 7.0, "nothing was waited for yet: the link's own time"
     waits.note(
-        [step("decode", 6.0, (0, 0, MISS), (0, 1, DISK), (1, 0, HIT)), step("decode", 2.0, (0, 0, LATE), (1, 1, MISS))]
+        [
+            step("decode", 6.0, (0, 0, MISS), (0, 1, DISK), (1, 0, HIT)),
+            step("decode", 2.0, (0, 0, PARTIAL_HIT), (1, 1, MISS)),
+        ]
     )
     assert waits.wait_ms() == pytest.approx(8.0 / 4), "prompts and what did not wait do not count"
 
@@ -79,7 +88,7 @@ def test_an_expert_missing_again_and_again_is_counted_once() -> None:
 def test_what_was_waited_for_or_brought_ahead_is_not_saved() -> None:
     steps = [
         step("decode", 0.0, (0, 0, MISS), (1, 0, NAMED)),
-        step("decode", 0.0, (0, 1, BROUGHT), (1, 1, LATE)),
+        step("decode", 0.0, (0, 1, BROUGHT), (1, 1, PARTIAL_HIT)),
         step("decode", 0.0, (0, 2, DISK), (1, 2, NONE)),
     ]
     assert spared(steps, Shadow(TwoPools())) == pytest.approx((0 + 1 + 0 + 0 + 0 + 1) / 3)

@@ -10,7 +10,8 @@ from transformers import DynamicCache
 
 from core.engine import Engine
 from core.runtime.row_places import Places, consecutive, depends, scattered
-from core.settings.config import LoadSpec, Settings
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
 from tests.architectures.trial import known, random_model, run, save, transformers_own
 
 

@@ -45,4 +45,4 @@ def test_a_chat_of_a_number_beyond_all_is_told_on_the_page(
     reply = client.post("/gradio_api/run/predict", json={"data": data, "fn_index": found["id"], "session_hash": "me"})
     assert reply.status_code == 200, reply.text
     assert element == "stop" or "no number so large" in reply.text or "no longer exists" in reply.text
-    ended(host.chat(None, "hello"))
+    ended(host.chats.ask(None, "hello"))

@@ -82,7 +82,7 @@ def test_what_is_written_for_the_user_is_closed_to_others(tmp_path: Path, monkey
     try:
         assert "details are in" in write_log(ValueError("x"))
         host = open_host(tmp_path / "a" / "b")
-        chat = ended(host.chat(None, "hello")).chat_id
+        chat = ended(host.chats.ask(None, "hello")).chat_id
         write_export(host.store, host.store.folder / "exports" / "x.zip", chat=chat)
         write_trace(find(host.store, chat, None), host.store.folder / "exports" / "x.trace")
         write_profile(host.store.folder / "profiles" / "p.safetensors", "k", {}, {}, 1)

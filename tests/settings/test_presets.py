@@ -11,7 +11,7 @@ from core.settings.config import KINDS, Settings, params
 from core.settings.presets import PRESETS, Preset, matching, preset
 from core.settings.registry import NEEDS_PROFILE, variant
 
-METHODS = (
+SYSTEMS = (
     "On-demand",
     "Mixtral-offloading",
     "AdapMoE",
@@ -31,7 +31,7 @@ each = pytest.mark.parametrize("one", PRESETS, ids=lambda one: one.name)
 
 
 def test_all_systems_are_there() -> None:
-    assert tuple(one.title for one in PRESETS) == METHODS
+    assert tuple(one.title for one in PRESETS) == SYSTEMS
 
 
 @each

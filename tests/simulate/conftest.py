@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from core.engine import Engine
-from core.settings.config import LoadSpec, Settings
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
 
 
 @pytest.fixture(scope="session")

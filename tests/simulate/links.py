@@ -23,7 +23,7 @@ class Instant(TransferEngine):
     """The engine's own link without threads: every copy is over when `submit` returns."""
 
     def __init__(self, engine: Engine) -> None:
-        super().__init__(engine.device, engine._store.fetch, workers=0)
+        super().__init__(engine.device, engine.loaded.store.fetch, workers=0)
 
     def submit(self, ticket: Ticket) -> Ticket:
         super().submit(ticket)
@@ -36,7 +36,7 @@ class Demanded(TransferEngine):
     """The engine's own link without threads: a copy is made by who waits for it, so no prefetch ever starts."""
 
     def __init__(self, engine: Engine) -> None:
-        super().__init__(engine.device, engine._store.fetch, workers=0)
+        super().__init__(engine.device, engine.loaded.store.fetch, workers=0)
 
 
 class Never(VirtualLink):
@@ -53,7 +53,7 @@ class Counted(VirtualLink):
 
     def __init__(self, engine: Engine, load_s: float) -> None:
         def fetch(ticket: Ticket) -> None:
-            engine._store.fetch(ticket.eid, ticket.slot.raw)
+            engine.loaded.store.fetch(ticket.eid, ticket.slot.raw)
 
         super().__init__(load_s, fetch)
 

@@ -16,8 +16,9 @@ from core.cache.lease import Lease
 from core.engine import Engine
 from core.policy.allocation.slots import waves
 from core.policy.eviction import GONE
-from core.settings.config import Sampling, Settings
+from core.settings.config import Settings
 from core.settings.registry import variants
+from core.settings.sampling import Sampling
 from core.simulate import Config, Replay
 from core.simulate.run import maker
 from core.trace import ArrayTrace, Chunk, FileTrace, TraceWriter
@@ -66,7 +67,7 @@ def test_hits_and_victims_are_the_engines_own(name: str, scope: str, seed: int, 
     cache = replay.cache
     base = np.arange(LAYERS) * EXPERTS
     for now, token in enumerate(ids.tolist(), 1):
-        real.now = now
+        real.core.now = now
         for step in [range(LAYERS)] if scope == "layer" else [[layer] for layer in range(LAYERS)]:
             left.clear()
             missed = []
@@ -88,7 +89,7 @@ def test_hits_and_victims_are_the_engines_own(name: str, scope: str, seed: int, 
         assert [e for e, there in enumerate(cache.policy.score != GONE) if there] == [
             e for e in range(LAYERS * EXPERTS) if real.is_resident(e)
         ]
-    real.transfers.close()
+    real.copies.link.close()
 
 
 def prefill(expert_cache: ExpertCache, layer: int, wanted: Sequence[int]) -> list[bool]:
@@ -118,7 +119,7 @@ def test_prompts_larger_than_the_cache_pass_through_it_alike(name: str, scope: s
     replay.feed(chunk)
     misses, at = np.zeros((2, LAYERS), np.int64), 0
     for now, size in enumerate(sizes, 1):
-        real.now = now
+        real.core.now = now
         for layer in range(LAYERS):
             rows = ids[at : at + size, layer].tolist()
             wanted = rows[0] if size == 1 else sorted({e for row in rows for e in row})
@@ -128,7 +129,7 @@ def test_prompts_larger_than_the_cache_pass_through_it_alike(name: str, scope: s
     assert [e for e, there in enumerate(replay.cache.policy.score != GONE) if there] == [
         e for e in range(LAYERS * EXPERTS) if real.is_resident(e)
     ]
-    real.transfers.close()
+    real.copies.link.close()
 
 
 def test_sizes_side_by_side_are_what_each_is_alone() -> None:
@@ -147,12 +148,10 @@ def test_sizes_side_by_side_are_what_each_is_alone() -> None:
 def restart(engine: Engine) -> None:
     """The cache as it is filled after a load, before anything was asked."""
     expert_cache = engine.expert_cache
-    for pool in expert_cache._pools:
-        for eid in expert_cache._residents(pool):
-            expert_cache.evict(pool, eid)
+    expert_cache.core.evict_all()
     expert_cache.reshape(make_policy=expert_cache.make_policy)
     expert_cache.fill()
-    expert_cache.now = 0
+    expert_cache.core.now = 0
 
 
 @pytest.mark.parametrize(

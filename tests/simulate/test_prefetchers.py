@@ -36,9 +36,9 @@ def one(source: Any, config: TimedConfig, clock: Clock = CLOCK, **more: Any) -> 
 class Says(Replayed):
     """Names, before the first layer of every pass, what it is given."""
 
-    def __init__(self, guesses: list[tuple[int, int, float]]) -> None:
+    def __init__(self, predictions: list[tuple[int, int, float]]) -> None:
         super().__init__()
-        self.recall(np.array([(0, -1, *guess) for guess in guesses], RANKED))
+        self.recall(np.array([(0, -1, *prediction) for prediction in predictions], RANKED))
 
 
 def test_a_token_by_hand() -> None:
@@ -48,16 +48,16 @@ def test_a_token_by_hand() -> None:
     plain = one(ArrayTrace(ids, 4), TimedConfig(Config("lru", 4)), clock)
     assert (plain.tpot_ms, plain.stall_ms, plain.compute_ms) == pytest.approx((15.0, 8.0, 7.0))
 
-    def told(*guesses: tuple[int, int, float]) -> tuple[Any, ...]:
-        course = TimedReplay(ArrayTrace(ids, 4), Config("lru", 4), Says(list(guesses)), clock, BLOB)
+    def told(*predictions: tuple[int, int, float]) -> tuple[Any, ...]:
+        course = TimedReplay(ArrayTrace(ids, 4), Config("lru", 4), Says(list(predictions)), clock, BLOB)
         sums = course.run()["decode"]
         return (
             sums.compute_s * 1e3,
             sums.stall_s * 1e3,
             sums.net_ms,
-            sums.counts.used,
-            sums.counts.late,
-            sums.counts.wasted,
+            sums.counts.prefetch_used,
+            sums.counts.prefetch_late,
+            sums.counts.prefetch_wasted,
         )
 
     # Layer 1's expert is named before the pass: copied from 0 to 4. Layer 0's demand of ms 1 waits until 4, then its
@@ -168,9 +168,9 @@ def test_processes_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     configs = [TimedConfig(Config("lru", 24), name) for name in ("recent", ORACLE)]
     alone = timed(trace(40), configs, CLOCK, BLOB, processes=1)
     monkeypatch.setattr(timed_module, "SMALL", 0)
-    said: list[str] = []
-    assert timed(trace(40), configs, CLOCK, BLOB, processes=2, say=said.append) == alone
-    assert len(said) == 2
+    predicted: list[str] = []
+    assert timed(trace(40), configs, CLOCK, BLOB, processes=2, say=predicted.append) == alone
+    assert len(predicted) == 2
 
 
 def test_pinned_experts_and_shares_of_layers_are_kept() -> None:

@@ -68,8 +68,8 @@ def test_one_that_looks_at_states_is_replayed_from_what_was_recorded(tmp_path: P
     with pytest.raises(TraceError, match="hidden states"):
         recall(ArrayTrace(IDS, 4), config("gate"), 2)
     ranked = np.array([(0, 0, 1, 2, 0.9), (0, 0, 1, 0, 0.1), (2, 0, 1, 0, 0.8)], RANKED)
-    said = "gate", {"width": 0, "floor": 0.0, "distance": 1}
-    with TraceWriter(tmp_path / "r.trace", 2, 4, 2, predictor=said) as to:
+    predicted = "gate", {"width": 0, "floor": 0.0, "distance": 1}
+    with TraceWriter(tmp_path / "r.trace", 2, 4, 2, predictor=predicted) as to:
         to.write(
             Chunk(IDS.astype(np.uint8), np.ones(3, np.int32), np.ones(3, bool), np.zeros(3, np.int32), ranked=ranked)
         )

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.engine import Engine
-from core.settings.config import Sampling, Settings
+from core.settings.config import Settings
 from core.settings.registry import variants
+from core.settings.sampling import Sampling
 from core.simulate import Config, Replay
 from core.simulate.regret import Setup, Shadows
 from core.simulate.run import maker

@@ -103,10 +103,10 @@ def test_processes_change_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     configs = [Config("lfu", n, params={"half_life": 9}) for n in (9, 21)] + [Config("random", 21), Config(BELADY, 21)]
     alone = simulate(source, configs, processes=1)
     monkeypatch.setattr(run_module, "SMALL", 0)
-    said: list[str] = []
-    together = simulate(save(source, tmp_path / "t") if ours else source, configs, processes=2, say=said.append)
+    predicted: list[str] = []
+    together = simulate(save(source, tmp_path / "t") if ours else source, configs, processes=2, say=predicted.append)
     assert together == alone
-    assert len(said) == 3 and said[-1].startswith("4 of 4")
+    assert len(predicted) == 3 and predicted[-1].startswith("4 of 4")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from core.engine import Engine
-from core.settings.config import Sampling, Settings
+from core.settings.config import Settings
+from core.settings.sampling import Sampling
 from core.simulate import Clock, Config
 from core.simulate.prefetchers import TimedConfig, follow, predictor_for
 from core.trace import FileTrace, TraceWriter
@@ -26,8 +27,8 @@ def measured(engine: Engine, path: Path) -> list[StepRecord]:
     engine.change({"link": "own"})
     restart(engine)
     engine.change({"link": slow})
-    engine.predictor_host.use(*engine.settings.choice("predictor"), None)
-    engine.recorder.forget()
+    engine.predictor_host.use(*engine.settings.prefetch.predictor, None)
+    engine.parts.recorder.forget()
     engine.keep(probs=False, ranks=True, tokens=False)
     shape, steps = engine.shape, list[StepRecord]()
     with TraceWriter(
@@ -46,7 +47,7 @@ def measured(engine: Engine, path: Path) -> list[StepRecord]:
 def predicted(engine: Engine, path: Path, steps: list[StepRecord]) -> float:
     """Of the same trace; the times of computing are those that the engine measured."""
     trace, settings = FileTrace(path), engine.settings
-    one = TimedConfig(Config(str(settings["eviction"]), engine.expert_cache.slots), *settings.choice("predictor"))
+    one = TimedConfig(Config(str(settings["eviction"]), engine.expert_cache.slots), *settings.prefetch.predictor)
     layers, k = trace.layers, trace.top_k
     compute_ms = statistics.fmean(step.compute_ms - step.predict_ms for step in steps)
     idle_ms = statistics.fmean(step.idle_ms for step in steps)

@@ -13,8 +13,9 @@ import torch
 from core.errors import ModelError
 from core.importing.sources import open_source
 from core.importing.sources.gguf import files as gguf_files
-from core.importing.sources.gguf import header, open_gguf
+from core.importing.sources.gguf import open_gguf
 from core.importing.sources.gguf.facts import shortest
+from core.system.gguf import number_types
 from tests.gguf_files import experts_in, make_gguf
 
 NAME = "model.layers.2.mlp.experts.5.up_proj.weight"
@@ -118,7 +119,7 @@ def test_a_file_that_shrinks_while_it_is_read(file: Path) -> None:
 
 
 def test_the_package_is_asked_for_by_name(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    header.number_types.cache_clear()
+    number_types.cache_clear()
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(ModelError, match="needs the package `gguf`"):
         open_gguf(file)

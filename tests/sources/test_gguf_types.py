@@ -14,7 +14,7 @@ from core.hf import CheckpointReader, meta_skeleton
 from core.importing.sources import Source
 from core.importing.sources.gguf import open_gguf
 from core.importing.sources.gguf.blocks import EXACT, HELD, decode
-from core.importing.sources.gguf.held import choose
+from core.importing.sources.gguf.format_choice import best_format
 from core.memory.codec import QuantizedTensor, format_of, make_codec, numbers_of
 from tests.gguf_files import Choice, T, experts_in, make_gguf, random_blocks
 
@@ -174,7 +174,7 @@ def test_a_mix_is_held_in_what_most_weights_have(tmp_path: Path) -> None:
         assert source.notes == (
             "gate: Q4_K: codes kept, scales rounded to float16",
             "up: Q4_K: codes kept, scales rounded to float16",
-            "down: Q6_K (1 of 2): rounded anew; Q4_K (1 of 2): codes kept, scales rounded to float16",
+            "down: Q6_K (1 of 2): requantised; Q4_K (1 of 2): codes kept, scales rounded to float16",
         )
         parts, packed, given = through_codec(source, tmp_path, "int4-g32")
         assert isinstance(given["gate_up_proj"], QuantizedTensor) and isinstance(given["down_proj"], torch.Tensor)
@@ -204,7 +204,7 @@ def test_a_mix_is_held_in_what_most_weights_have(tmp_path: Path) -> None:
     ],
 )
 def test_the_format_chosen_for_a_mix(weights: dict[str, int], format: str) -> None:
-    assert choose(weights) == format
+    assert best_format(weights) == format
 
 
 @pytest.mark.parametrize("choice", [mixed, experts_in("BF16"), experts_in("F16"), experts_in("F32")])

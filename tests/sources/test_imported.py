@@ -15,10 +15,12 @@ from core.hf import CheckpointReader, meta_skeleton
 from core.importing import import_model
 from core.importing.sources import open_source
 from core.memory.pack import Manifest
-from core.settings.config import LoadSpec, Settings
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
 from tests.checkpoints import ARCHITECTURES, EXTRA, make_checkpoint
 from tests.equality.passes import PROMPT, plain_transformers, run
 from tests.gguf_files import experts_in, make_gguf
+from tests.selection import layered
 from tests.sources.test_matrix import CASES, Case
 from tests.tiny_tokenizer import save_tokenizer
 
@@ -34,6 +36,12 @@ GGUF = {  # type -> our format, whether every weight is the same bit for bit, an
     "Q4_K": ("int4-g32", False, 2e-3),  # scales and zeros rounded to fp16: weights within 2^-11 of (8 scale + zero)
     "Q6_K": ("int8-g32", False, 6e-2),
 }  # rounded anew: weights within half a step, 1/254 of a group's largest
+# one of each way to quantise; what else differs among the cases, test_matrix.py compares weight by weight
+QUICK = {
+    *(("qwen3_moe", name) for name in ("gptq-sym", "gptq-act-order", "awq", "compressed-sym", "bnb-nf4-nested")),
+    ("deepseek_v3", "fp8-block"),
+    ("gpt_oss", "mxfp4"),
+}
 
 
 def ours(pack: Path, dtype: str = "float32") -> torch.Tensor:
@@ -43,10 +51,10 @@ def ours(pack: Path, dtype: str = "float32") -> torch.Tensor:
     engine = Engine.load(LoadSpec.checked(str(pack), Settings({"budget": "50%"}), dtype=dtype, context=64, threads=1))
 
     def before(step: int) -> None:
-        engine.expert_cache.now += 1
+        engine.expert_cache.core.now += 1
 
     logits, _ = run(engine.model, engine.fresh_cache(), before, STEPS)
-    assert engine.recorder.enabled
+    assert engine.parts.recorder.enabled
     engine.unload()
     return logits
 
@@ -72,7 +80,11 @@ def plainly(path: Path, dtype: torch.dtype) -> torch.Tensor:
     return logits
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name}-{case.arch}")
+@pytest.mark.parametrize(
+    "case",
+    layered(CASES, quick=lambda case: (case.arch, case.name) in QUICK),
+    ids=lambda case: f"{case.name}-{case.arch}",
+)
 def test_a_quantized_checkpoint_imported_has_the_logits_of_its_dequantised_weights(case: Case, tmp_path: Path) -> None:
     path = case.write(tmp_path).path
     save_tokenizer(path)
@@ -96,7 +108,10 @@ def test_a_quantized_checkpoint_imported_has_the_logits_of_its_dequantised_weigh
 
 @pytest.mark.parametrize(
     ("arch", "kind"),
-    [*(("qwen3_moe", kind) for kind in GGUF), *(("mixtral", kind) for kind in ("BF16", "MXFP4", "Q4_K"))],
+    layered(
+        [*(("qwen3_moe", kind) for kind in GGUF), *(("mixtral", kind) for kind in ("BF16", "MXFP4", "Q4_K"))],
+        quick=lambda case: case in (("qwen3_moe", "Q8_0"), ("qwen3_moe", "Q6_K"), ("mixtral", "Q4_K")),
+    ),
 )
 def test_a_gguf_imported_has_the_logits_of_its_dequantised_weights(arch: str, kind: str, tmp_path: Path) -> None:
     _, path = make_gguf(arch, tmp_path, experts_in(kind), **WIDE)
@@ -106,7 +121,7 @@ def test_a_gguf_imported_has_the_logits_of_its_dequantised_weights(arch: str, ki
     assert torch.equal(got, wanted) if exact else difference(got, wanted) < most
 
 
-@pytest.mark.parametrize("arch", PLAIN)
+@pytest.mark.parametrize("arch", layered(PLAIN, quick=lambda arch: arch in ("gpt_oss", "deepseek_v3", "lfm2_moe")))
 def test_a_plain_checkpoint_imported_has_its_own_logits(arch: str, tmp_path: Path) -> None:
     """In bf16, as they come; a pack in two segments has them, too."""
     path = save_tokenizer(make_checkpoint(arch, tmp_path / "model", dtype=torch.bfloat16))

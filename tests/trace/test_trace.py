@@ -196,11 +196,11 @@ def test_distributions_and_guesses_are_read_as_they_were_recorded(
 ) -> None:
     monkeypatch.setattr(trace_file, "CHUNK", 8)
     ids, sizes = routed(20), [5, 1, 1, 12, 1]
-    probs, guesses = np.random.default_rng(1).random((20, 3, 9)).astype(np.float16), told(5, 4)
+    probs, predictions = np.random.default_rng(1).random((20, 3, 9)).astype(np.float16), told(5, 4)
     at = 0
     with TraceWriter(tmp_path / "t", 3, 9, 2, probs=True, predictor=("gate", {"width": 3})) as writer:
         for of, size in enumerate(sizes):
-            part, mine = slice(at, at + size), guesses[guesses["of"] == of].copy()
+            part, mine = slice(at, at + size), predictions[predictions["of"] == of].copy()
             one, mine["of"], at = step(ids[part].transpose(1, 0, 2)), 0, at + size
             one.probs, one.ranked, one.tok = probs[part].transpose(1, 0, 2), mine, np.arange(size, dtype=np.int32)
             writer.add(one)
@@ -211,8 +211,8 @@ def test_distributions_and_guesses_are_read_as_they_were_recorded(
     assert np.concatenate([c.tok for c in chunks if c.tok is not None]).tolist() == [i for s in sizes for i in range(s)]
     first, last = (c.ranked for c in chunks)
     assert first is not None and last is not None
-    assert first.tolist() == guesses[guesses["of"] < 4].tolist()
-    assert last["of"].tolist() == [0] * 4 and last["score"].tolist() == guesses["score"][-4:].tolist()
+    assert first.tolist() == predictions[predictions["of"] < 4].tolist()
+    assert last["of"].tolist() == [0] * 4 and last["score"].tolist() == predictions["score"][-4:].tolist()
     again = save(trace, tmp_path / "again")
     assert again.predictor == trace.predictor
     assert [c.ranked.tolist() for c in again.chunks() if c.ranked is not None] == [first.tolist(), last.tolist()]
@@ -250,7 +250,7 @@ def test_guesses_of_what_there_is_not_are_refused(tmp_path: Path, name: str, val
         one.ranked = told(1, 3)
         one.ranked[name][1] = value
         writer.add(one)
-    with pytest.raises(TraceError, match="guesses of layers or experts that there are not"):
+    with pytest.raises(TraceError, match="predictions for layers or experts that do not exist"):
         read(FileTrace(tmp_path / "t"))
 
 

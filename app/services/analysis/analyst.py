@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,48 +14,49 @@ from app.services.analysis import sources, workers
 from app.services.analysis.compare import compare, test
 from app.services.analysis.lab import Lab
 from app.services.analysis.question import Question
-from app.services.analysis.sources import Routing, Source
+from app.services.analysis.sources import Routing, RoutingSource
 from app.services.analysis.whatif import Table
 from app.services.analysis.workers import Task
-from app.services.job import Job, Thread, outcome
+from app.services.jobs import Job, JobRunner
 from app.store import Store
 from app.words import count
-from core.errors import BusyError, MoestroError, SettingError
+from core.errors import MoestroError, SettingError
 from core.settings.registry import variant
 
 # tokens x runs; smaller analyses run in this process, since they end before another process would have started
 SMALL = 3000
 SMALL_BYTES = 200_000  # of a trace file; smaller ones are read in this process
 log = logging.getLogger("moestro.app")
-UNEXPECTED = "It broke off because of an error inside Moestro. Its details are in the log."
 KEPT = {"whatif": "whatif", "lab": "predictor_lab"}  # store keys of the last results
 
 
 class Analysis(Job):
     """An analysis in progress, or the outcome of the last one."""
 
+    name = "analysis"
+    done, undone = "Done", "Not done"
+    unexpected = "It broke off because of an error inside Moestro. Its details are in the log."
+    already = "An analysis is running. Wait for it or cancel it, then start another."
+
     def __init__(self, kind: str) -> None:
-        super().__init__("Reading the routing")
+        super().__init__("Reading the routing", "an analysis")
         self.kind = kind
 
 
 class Analyst:
-    """Runs one analysis at a time in its own thread. Methods return at once and may be called from any thread."""
+    """Analyses recorded routing. Methods return at once and may be called from any thread."""
 
-    def __init__(self, store: Store, processes: int = 0) -> None:
+    def __init__(self, store: Store, jobs: JobRunner, processes: int = 0) -> None:
         """`processes` = simulations that run at once, 0 = one per CPU core."""
-        self.store, self.processes = store, processes
-        self.job: Analysis | None = None
+        self.store, self.processes, self._jobs = store, processes, jobs
         self.table: Table | None = self._remembered(KEPT["whatif"], Table.read)
         self.lab: Lab | None = self._remembered(KEPT["lab"], Lab.read)
         self._folder = store.folder / "analysis"
-        self._lock = threading.Lock()
-        self._thread = Thread()
 
     @property
-    def busy(self) -> bool:
-        """Whether an analysis is running."""
-        return self.job is not None and not self.job.finished
+    def job(self) -> Analysis | None:
+        """The running analysis, or the last one."""
+        return self._jobs.last(Analysis)
 
     @property
     def stamp(self) -> str:
@@ -76,31 +76,20 @@ class Analyst:
             raise SettingError("Choose at least one prefetcher.")
         if question.source.kind == "file" and not Path(question.source.path).expanduser().is_file():
             raise SettingError(f"There is no file {question.source.path}.")
-        with self._lock:
-            if self.busy:
-                raise BusyError("An analysis is running. Wait for it or cancel it, then start another.")
-            self.job = job = Analysis(question.kind)
-            self._thread.run("analysis", self._run, job, question)
-            return job
+        job = Analysis(question.kind)
+        return self._jobs.start(job, lambda: self._run(job, question))
 
     def cancel(self) -> None:
         """Stop the running analysis; the last result is kept."""
-        if self.job is not None:
-            self.job.cancelled.set()
-
-    def close(self, timeout: float = 30.0) -> None:
-        """Stop the running analysis and wait for its end."""
-        self.cancel()
-        self._thread.join(timeout)
+        self._jobs.cancel(Analysis)
 
     def _run(self, job: Analysis, question: Question) -> None:
         try:
-            fields = outcome(job, lambda: self._answer(job, question), "Done", "Not done", "an analysis", UNEXPECTED)
+            self._answer(job, question)
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
-        job.end(**fields)
 
-    def _answer(self, job: Analysis, question: Question) -> dict[str, Any]:
+    def _answer(self, job: Analysis, question: Question) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True)
         routing = self._routing(job, question)
@@ -114,7 +103,6 @@ class Analyst:
         else:
             self.lab = test(question, routing, work)
             self._remember("lab", self.lab.dump())
-        return {}
 
     def _work(self, job: Analysis, tasks: Sequence[Task], tokens: int) -> list[Any]:
         """All results, in the order of the tasks."""
@@ -145,7 +133,9 @@ class Analyst:
         session = None
         if question.load is not None:
             try:
-                session = sources.from_store(self.store, Source("load", question.load), self._folder / "session.trace")
+                session = sources.from_store(
+                    self.store, RoutingSource("load", question.load), self._folder / "session.trace"
+                )
             except MoestroError:
                 pass  # the session recorded nothing to take over
         return sources.known(read[0], session)

@@ -38,7 +38,7 @@ def compare(question: Question, routing: Routing, work: Work) -> Table:
     groups = [[question.cache(routing, name, n) for n in slots] for name in names]
     groups.append([replace(config, policy=BELADY, params={}, pinned=(), usual=()) for config in groups[0]])
     profile, size, notes = question.profile_of(routing), about.expert_bytes or UNIT, list(about.notes)
-    ahead, deadline = list[TimedConfig](), bool(question.settings["prefetch_deadline"])
+    ahead, deadline = list[TimedConfig](), question.settings.prefetch.deadline
     for predictor in (name for name in question.predictors if name != NONE):
         if problem := lab.obstacle(predictor, profile) if clock else "Times are needed to simulate prefetching.":
             notes.append(f"{lab.named(predictor)} is left out: {problem}")
@@ -71,7 +71,7 @@ def test(question: Question, routing: Routing, work: Work) -> Lab:
         slots = asked[0]
     cache, profile = question.cache(routing, policy, slots), question.profile_of(routing)
     most = question.most or min(routing.experts, 2 * routing.top_k)
-    deadline = bool(question.settings["prefetch_deadline"])
+    deadline = question.settings.prefetch.deadline
     refused = {name: lab.obstacle(name, profile) for name in question.predictors}
     names = [name for name in question.predictors if not refused[name] and name != NONE]
     trials = [TimedConfig(cache, NONE)]
@@ -105,7 +105,7 @@ def _begin(question: Question, routing: Routing) -> tuple[Clock | None, About]:
         None if clock is None else {name: getattr(clock, name) for name in Clock.__slots__},
         told,
         routing.notes,
-        (settings.choice("eviction")[0], settings.choice("predictor")[0], question.in_force(routing)),
+        (settings.cache.eviction.name, settings.prefetch.predictor.name, question.in_force(routing)),
         datetime.now(UTC).isoformat(timespec="milliseconds"),
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from core.evaluate.modes import chosen, residencies
-from core.evaluate.rows import Row, to_csv, to_json, with_savings
+from core.evaluate.rows import EvaluationRow, to_csv, to_json, with_savings
 
 MODES = ("exact", "random", "drop_rho1", "router_ranked", "buddy_rho1", "buddy_rho3", "buddy_rho3_tae")  # preselected
 RESIDENCIES = ".75, .5, .375"
@@ -16,7 +16,7 @@ QUESTIONS, TOKENS = 24, 128
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class QualityForm:
     """The values of the form."""
 
     modes: tuple[str, ...] = MODES
@@ -31,11 +31,11 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class QualityResult:
     """`about` = what was measured on, as in `core.evaluate.summary.about`; `whole` = it was not cut short."""
 
     about: Mapping[str, Any]
-    rows: tuple[Row, ...]
+    rows: tuple[EvaluationRow, ...]
     whole: bool = False
 
     def dump(self) -> dict[str, Any]:
@@ -43,9 +43,9 @@ class Answer:
         return {"about": dict(self.about), "rows": [to_json(row) for row in self.rows], "whole": self.whole}
 
     @classmethod
-    def read(cls, kept: Mapping[str, Any]) -> Answer:
+    def read(cls, kept: Mapping[str, Any]) -> QualityResult:
         """Read from `dump`. Raises TypeError or KeyError for a format of another version."""
-        return cls(kept["about"], tuple(Row.read(row) for row in kept["rows"]), kept["whole"])
+        return cls(kept["about"], tuple(EvaluationRow.read(row) for row in kept["rows"]), kept["whole"])
 
     def csv(self) -> str:
         """The table as CSV, with a description of what was measured on."""
@@ -58,8 +58,8 @@ class Evaluate(Protocol):
     def __call__(
         self,
         engine: Any,
-        asked: Asked,
-        found: Callable[[Answer], None],
+        asked: QualityForm,
+        found: Callable[[QualityResult], None],
         progress: Callable[[str, float], None],
         cancel: threading.Event,
     ) -> None: ...
@@ -67,8 +67,8 @@ class Evaluate(Protocol):
 
 def measure(
     engine: Any,
-    asked: Asked,
-    found: Callable[[Answer], None],
+    asked: QualityForm,
+    found: Callable[[QualityResult], None],
     progress: Callable[[str, float], None],
     cancel: threading.Event,
 ) -> None:
@@ -77,11 +77,11 @@ def measure(
     from core.evaluate.summary import about
 
     material = gather(engine, asked.questions, asked.tokens)
-    said, rows = about(engine, material), list[Row]()
+    said, rows = about(engine, material), list[EvaluationRow]()
 
-    def add(row: Row) -> None:
+    def add(row: EvaluationRow) -> None:
         rows.append(row)
-        found(Answer(said, tuple(with_savings(rows))))
+        found(QualityResult(said, tuple(with_savings(rows))))
 
     evaluate(
         engine,
@@ -92,9 +92,9 @@ def measure(
         cancel=cancel,
         on_row=add,
     )
-    found(Answer(said, tuple(with_savings(rows)), whole=True))
+    found(QualityResult(said, tuple(with_savings(rows)), whole=True))
 
 
-def accuracy_of(rows: Sequence[Row]) -> str:
+def accuracy_of(rows: Sequence[EvaluationRow]) -> str:
     """The accuracy figure: exact match where questions were asked, else agreement."""
     return "exact_match" if any(row.exact_match is not None for row in rows) else "agreement"

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from app.services.analysis.sources import Routing, Source
+from app.services.analysis.sources import Routing, RoutingSource
 from app.services.analysis.whatif import AUTO, NONE
 from core.profile import Profile
 from core.settings.config import Settings
-from core.settings.registry import Value, variant
+from core.settings.param import Value
 from core.simulate import Clock, Config
 from core.types import ModelShape
 
-NO_TIMES = "No times are predicted: nothing was timed with this routing, and none were typed"
+NO_TIMES = "No times are predicted: none were measured with this routing, and none were entered"
 TIMES = ("compute_ms", "load_ms", "expert_ms", "miss_ms")
 
 
@@ -22,7 +22,7 @@ TIMES = ("compute_ms", "load_ms", "expert_ms", "miss_ms")
 class Question:
     """Times of None and sizes of 0 stand for the values measured with the routing."""
 
-    source: Source
+    source: RoutingSource
     policies: tuple[str, ...] = ()
     predictors: tuple[str, ...] = (NONE,)
     budgets: str = AUTO
@@ -44,7 +44,7 @@ class Question:
 
     def own(self, kind: str, name: str) -> dict[str, Value]:
         """A variant's own parameters as currently set."""
-        return {p.name: self.settings[f"{kind}.{name}.{p.name}"] for p in variant(kind, name).params}
+        return dict(self.settings.choice(kind, name).params)
 
     def in_force(self, routing: Routing) -> int:
         """The current number of slots; for a model of another shape, the same share of its experts."""
@@ -81,7 +81,7 @@ def clock_of(question: Question, routing: Routing) -> tuple[Clock | None, str]:
     base = measured.clock if measured is not None else Clock(0.0, 0.0, 0.0)
     clock = Clock(**{name: given.get(name, getattr(base, name)) for name in Clock.__slots__})
     if measured is None or set(given) >= {"compute_ms", "load_ms"}:
-        return clock, "times as typed"
+        return clock, "times as entered"
     typed = f"; typed: {', '.join(given)}" if given else ""
     return clock, (
         f"{routing.link + ', ' if routing.link else ''}times measured over {measured.passes} tokens, which "

@@ -23,7 +23,7 @@ NOTHING = "Nothing has been recorded there yet. Ask the model something first, o
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class RoutingSource:
     """A load ("this session"), a chat, or a trace file."""
 
     kind: Literal["load", "chat", "file"]
@@ -32,7 +32,7 @@ class Source:
     experts: int = 0  # per layer, where a file does not say; 0 = the largest id in it, plus one
 
     @classmethod
-    def parse(cls, choice: str, path: str = "", experts: int = 0) -> Source:
+    def parse(cls, choice: str, path: str = "", experts: int = 0) -> RoutingSource:
         """Parse the form's choice: "load:3", "chat:12", or "file" with the path beside it."""
         kind, _, rest = (choice or "").partition(":")
         if kind in ("load", "chat") and rest.isdigit():
@@ -72,7 +72,7 @@ def choices(store: Store, load: int | None) -> list[tuple[str, str]]:
     return [*found, ("A trace file…", FILE)]
 
 
-def from_file(source: Source, target: str, limit: int = 0) -> Routing:
+def from_file(source: RoutingSource, target: str, limit: int = 0) -> Routing:
     """Read a trace of any supported format; write its last `limit` tokens (0 = all) as a Moestro trace. Raises
     TraceError.
     """
@@ -82,7 +82,7 @@ def from_file(source: Source, target: str, limit: int = 0) -> Routing:
         raise TraceError(f"{path} has no tokens.")
     whole, model_hash = trace.tokens, getattr(trace, "model_hash", "")
     notes = (
-        [f"{path.name} ends in the middle of a piece, which is left out."]
+        [f"{path.name} is cut short; the incomplete part at its end is left out."]
         if isinstance(trace, FileTrace) and trace.cut
         else []
     )
@@ -103,7 +103,7 @@ def from_file(source: Source, target: str, limit: int = 0) -> Routing:
     )
 
 
-def from_store(store: Store, source: Source, target: Path, limit: int = 0) -> Routing:
+def from_store(store: Store, source: RoutingSource, target: Path, limit: int = 0) -> Routing:
     """Write the recorded routing of a load or a chat as a trace; for a chat with several models, that of the last one.
 
     `limit`: the last so many tokens, 0 = all. Raises TraceError when there is none.
@@ -182,7 +182,7 @@ def _from_pass(chunk: Chunk, first: int) -> Chunk:
 
 
 def _limited(limit: int, tokens: int) -> str:
-    return f"Of {count(tokens)} tokens the last {count(limit)} are looked at."
+    return f"Of {count(tokens)} tokens, only the last {count(limit)} are used."
 
 
 def known(routing: Routing, other: Routing | None) -> Routing:
@@ -218,13 +218,13 @@ def _pass(row: Any, layers: int) -> Pass:
     return Pass(
         row["total_ms"],
         row["stall_ms"],
-        tuple(np.bincount(layer[outcome >= Outcome.LATE], minlength=layers).tolist()),
+        tuple(np.bincount(layer[outcome >= Outcome.PARTIAL_HIT], minlength=layers).tolist()),
         tuple(took[copies["decode"] != 0].tolist()),
         bool((copies["kind"] & DEMAND == 0).any()),
     )
 
 
-def _name(store: Store, source: Source) -> str:
+def _name(store: Store, source: RoutingSource) -> str:
     if source.kind == "load":
         return "this session"
     return next((f"“{chat.title}”" for chat in store.chats.all() if chat.id == source.id), "a chat")

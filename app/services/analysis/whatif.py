@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -173,9 +171,7 @@ def rows(results: Sequence[Result]) -> list[Row]:
 
 
 def bounds(results: Sequence[Result], clock: Clock | None) -> list[Bound]:
-    """Bounds from Belady's results. METHODS section 8: the longer of computing and of the fewest copies any cache
-    makes.
-    """
+    """Bounds from Belady's results: the longer of computing and of the fewest copies that any cache makes."""
     found = []
     for one in sorted(results, key=lambda result: result.config.slots):
         perfect = (
@@ -240,68 +236,6 @@ def title(kind: str, name: str) -> str:
         return variant(kind, name).title
     except SettingError:
         return name
-
-
-COLUMNS = (
-    "policy",
-    "predictor",
-    "slots",
-    "share",
-    "hit_rate",
-    "predicted_tpot_ms",
-    "predicted_stall_ms",
-    "misses_per_token",
-    "copies_per_token",
-    "bytes_per_token",
-    "wasted_bytes_per_token",
-    "saved_ms",
-    "belady_hit_rate",
-    "hit_rate_to_belady",
-    "belady_tpot_ms",
-    "perfect_prefetch_tpot_ms",
-    "tpot_to_perfect_prefetch_ms",
-    "everything_resident_tpot_ms",
-    "tpot_to_everything_resident_ms",
-)
-
-
-def to_csv(table: Table) -> str:
-    """All rows with their bounds; header lines that begin with # say what the figures apply to."""
-    out = io.StringIO()
-    about = table.about
-    out.write(about.head())
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    size, resident = about.expert_bytes or None, table.resident_ms
-    for row in table.rows:
-        bound = table.bound(row.slots)
-        writer.writerow(
-            [
-                "" if value is None else f"{value:.10g}" if isinstance(value, float) else value
-                for value in (
-                    row.policy,
-                    row.predictor,
-                    row.slots,
-                    row.slots / table.total,
-                    row.hit_rate,
-                    row.tpot_ms,
-                    row.stall_ms,
-                    row.misses,
-                    row.copies,
-                    times(row.copies, size),
-                    times(row.wasted, size),
-                    row.saved_ms,
-                    bound.hit_rate,
-                    less(bound.hit_rate, row.hit_rate),
-                    bound.tpot_ms,
-                    bound.perfect_ms,
-                    less(row.tpot_ms, bound.perfect_ms),
-                    resident,
-                    less(row.tpot_ms, resident),
-                )
-            ]
-        )
-    return out.getvalue()
 
 
 def mean(values: Sequence[float | None]) -> float | None:

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
-import psutil
-
 from core.errors import MoestroError
+from core.system.worker_process import WorkerProcess
 
 POLL_S = 0.1
-DIED = (
-    "A process that was simulating ended by itself; most likely memory ran out. Try again with fewer sizes or a "
-    "shorter trace."
-)
+DIED = "A simulation process died, most likely because memory ran out. Try again with fewer sizes or a shorter trace."
+NICENESS = 10
 
 
 class Stopped(MoestroError):
@@ -42,17 +37,13 @@ def run(tasks: Sequence[Task], cancel: threading.Event, done: Callable[[int, Any
     `processes` at once, 0 = one per CPU core, at low priority so that answers being written go first. Raises Stopped
     soon after `cancel` is set, and a MoestroError that a task raises; all processes are ended then.
     """
-    context, waiting = get_context("spawn"), deque(enumerate(tasks))
-    workers: list[tuple[Any, Any]] = []
-    busy: dict[Any, int] = {}
+    waiting = deque(enumerate(tasks))
+    workers: list[WorkerProcess] = []
+    busy: dict[Any, int] = {}  # pipe -> index of its task
     try:
         for _ in range(min(processes or os.cpu_count() or 1, len(tasks))):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs,), name="moestro-simulate", daemon=True)
-            process.start()
-            theirs.close()
-            workers.append((process, ours))
-            _give(ours, waiting, busy)
+            workers.append(WorkerProcess(_serve, niceness=NICENESS))
+            _give(workers[-1].pipe, waiting, busy)
         while busy:
             if cancel.is_set():
                 raise Stopped("Stopped.")
@@ -64,12 +55,10 @@ def run(tasks: Sequence[Task], cancel: threading.Event, done: Callable[[int, Any
                 _give(pipe, waiting, busy)
                 done(at, result)
     finally:
-        for process, pipe in workers:
-            process.terminate()
-            pipe.close()
-        for process, _ in workers:
-            process.join()
-            process.close()
+        for worker in workers:
+            worker.kill()
+        for worker in workers:
+            worker.end()
 
 
 def here(
@@ -98,16 +87,12 @@ def _answer(pipe: Any) -> tuple[int, Any, Exception | None]:
     return at, result, error
 
 
-def _serve(pipe: Any) -> None:
+def _serve(pipe: Connection) -> None:
     """Main loop of the worker process: runs tasks until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
-    with suppress(psutil.Error, OSError):
-        psutil.Process().nice(getattr(psutil, "BELOW_NORMAL_PRIORITY_CLASS", 10))  # the name exists only on Windows
-    with suppress(EOFError, OSError):
-        while True:
-            at, task = pipe.recv()
-            try:
-                reply: tuple[int, Any, Exception | None] = at, task.work(*task.arguments), None
-            except Exception as error:
-                reply = at, None, error
-            pipe.send(reply)
+    while True:
+        at, task = pipe.recv()
+        try:
+            reply: tuple[int, Any, Exception | None] = at, task.work(*task.arguments), None
+        except Exception as error:
+            reply = at, None, error
+        pipe.send(reply)

@@ -14,11 +14,12 @@ from app.ui.controls import LIVE, ONCE, control, html, progress
 from app.ui.sidebar.text import exactness, fit_card, fit_error, notice
 from app.words import name_of
 from core.errors import MoestroError
-from core.settings.config import LOADING, LoadSpec
+from core.settings.loading import LoadSpec
+from core.settings.param import declared
 from core.types import Fit
 
-ADVANCED = {"dtype", "dense", "device", "host", "threads"}
 ONLY_PACKS = {"host"}  # choices without effect for other models
+CHOICES = tuple(declared(LoadSpec).values())
 MOST_CONTEXT = 8192  # maximum of the slider until a model's own limit is known
 RECENT = 8
 IMPORTING = '<p class="importing" data-import="line" hidden></p>'
@@ -42,15 +43,12 @@ class ModelSection:
                 label="Model",
                 allow_custom_value=True,
                 elem_id="model",
-                info="The bundled demo, a pack of your library, or type a folder with config.json and safetensors.",
+                info="The bundled demo, a pack from your library, or the path of a folder with config.json and "
+                "safetensors.",
             )
             self.choices: list[Component] = []
-            for param, value in zip(LOADING, self._chosen(spec), strict=True):
-                made = (
-                    self._context(value)
-                    if param.name == "context"
-                    else control(param, value, advanced=param.name in ADVANCED)
-                )
+            for param, value in zip(CHOICES, self._chosen(spec), strict=True):
+                made = self._context(value) if param.name == "context" else control(param, value)
                 made.visible = param.name not in ONLY_PACKS or is_pack(spec.model)
                 self.choices.append(made)
             self.fit = gr.HTML(
@@ -72,7 +70,7 @@ class ModelSection:
 
     def values(self) -> list[Any]:
         """The loaded model, and the outcome of the last load."""
-        loading = self.host.loading
+        loading = self.host.loader.loading
         said = loading.error or loading.text if loading is not None and loading.state in ("error", "cancelled") else ""
         return [self._status(), notice(said, "error" if loading is not None and loading.state == "error" else "info")]
 
@@ -96,8 +94,8 @@ class ModelSection:
         """Start loading the model at a path and show it in the form; returns the values of `opened`. Raises
         MoestroError.
         """
-        spec = self.host.plan(path)
-        self.host.load(spec)
+        spec = self.host.loader.plan(path)
+        self.host.loader.load(spec)
         self._remember(path)
         return [self._status(), "", self.refit(spec.model, *self._chosen(spec)), *self.form_values(spec)]
 
@@ -127,19 +125,21 @@ class ModelSection:
     def _fit(self, model: Any, *choices: Any) -> Fit | MoestroError:
         """The estimate, or the error that prevents it."""
         try:
-            return self.host.estimate(self._spec(model, *choices))
+            return self.host.loader.estimate(self._spec(model, *choices))
         except MoestroError as error:
             return error
 
     def _card(self, fit: Fit | MoestroError) -> str:
-        return fit_card(fit, str(self.host.settings["budget"])) if isinstance(fit, Fit) else fit_error(str(fit))
+        return (
+            fit_card(fit, str(self.host.models.settings.cache.budget)) if isinstance(fit, Fit) else fit_error(str(fit))
+        )
 
     def _changes(self, judged: Fit | MoestroError, *choices: Any) -> list[dict[str, Any]]:
         """The update of each choice: a pack fixes the format, the context slider ends at the model's own limit."""
         fit = judged if isinstance(judged, Fit) else None
         pack = fit is not None and is_pack(fit.model)
         changes: list[dict[str, Any]] = []
-        for param, value in zip(LOADING, choices, strict=True):
+        for param, value in zip(CHOICES, choices, strict=True):
             if param.name == "format":
                 names = [(f"{fit.format} (fixed by the pack)", value)] if fit is not None and pack else None
                 changes.append({"choices": names or [(n, n) for n in param.choices], "interactive": not pack})
@@ -152,52 +152,56 @@ class ModelSection:
         return changes
 
     def _spec(self, model: Any, *choices: Any) -> LoadSpec:
-        values = {p.name: v for p, v in zip(LOADING, choices, strict=True) if v is not None}
-        return self.host.plan(str(model or "").strip() or "demo", **values)
+        values = {p.name: v for p, v in zip(CHOICES, choices, strict=True) if v is not None}
+        return self.host.loader.plan(str(model or "").strip() or "demo", **values)
 
     def _load(self, *form: Any) -> list[Any]:
         try:
             spec = self._spec(*form)
-            self.host.load(spec)
+            self.host.loader.load(spec)
         except MoestroError as error:
             return [gr.skip(), notice(str(error)), gr.skip()]
         self._remember(spec.model)
         return [self._status(), "", gr.update(choices=self._models(spec))]
 
     def _cancel(self) -> None:
-        self.host.cancel_load()
+        self.host.loader.cancel()
 
     def _unload(self) -> list[Any]:
         try:
-            self.host.unload()
+            self.host.models.unload()
         except MoestroError as error:
             return [gr.skip(), notice(str(error))]
         return [self._status(), ""]
 
     def _status(self) -> str:
-        spec, loading = self.host.spec, self.host.loading
+        spec, loading = self.host.models.spec, self.host.loader.loading
         if loading is not None and not loading.finished:
             return f'<div class="status loading"><i></i>Loading <b>{escape(name_of(loading.model))}</b></div>'
         if spec is None:
             return '<div class="status empty"><i></i>No model loaded. Choose one, then press Load.</div>'
         return (
-            f'<div class="status ready" data-load="{self.host.load_id}"><i></i>'
+            f'<div class="status ready" data-load="{self.host.models.load_id}"><i></i>'
             f'<b title="{escape(spec.model)}">{escape(name_of(spec.model))}</b> '
-            f"{escape(self.host.format)}, context {self.host.context} {exactness()}</div>"
+            f"{escape(self.host.models.format)}, context {self.host.models.context} {exactness()}</div>"
         )
 
     def _offered(self) -> LoadSpec:
         """The spec that the form shows when a page opens: the loaded model, the failed load, or the last one loaded."""
-        failed = self.host.loading.model if self.host.loading is not None and self.host.spec is None else ""
+        failed = (
+            self.host.loader.loading.model
+            if self.host.loader.loading is not None and self.host.models.spec is None
+            else ""
+        )
         return (
-            self.host.spec
-            or (self.host.plan(failed) if failed else None)
-            or self.host.last_spec()
-            or self.host.plan("demo")
+            self.host.models.spec
+            or (self.host.loader.plan(failed) if failed else None)
+            or self.host.loader.last_spec()
+            or self.host.loader.plan("demo")
         )
 
     def _chosen(self, spec: LoadSpec) -> list[Any]:
-        return [str(getattr(spec, p.name)) if p.type == "choice" else getattr(spec, p.name) for p in LOADING]
+        return [str(getattr(spec, p.name)) if p.type == "choice" else getattr(spec, p.name) for p in CHOICES]
 
     def _models(self, spec: LoadSpec) -> list[tuple[str, str]]:
         """The menu of models: the demo, recently loaded ones, and the packs in their default folder."""
@@ -208,10 +212,10 @@ class ModelSection:
     def _remember(self, model: str) -> None:
         recent = [m for m in map(str, self.host.store.db.get("recent", list) or []) if m not in (model, "demo")]
         if model != "demo":
-            self.host.remember("recent", [model, *recent][:RECENT])
+            self.host.remembered.put("recent", [model, *recent][:RECENT])
 
     def _context(self, value: int) -> gr.Slider:
-        param = next(p for p in LOADING if p.name == "context")
+        param = declared(LoadSpec)["context"]
         return gr.Slider(
             0,
             max(MOST_CONTEXT, value),

@@ -12,23 +12,20 @@ from gradio.components import Component
 from app.services.host import Host
 from app.ui.controls import LIVE, control, html, turned
 from app.ui.sidebar.text import notice
-from core.settings.config import SAMPLING
-
-SIMPLE = {"temperature", "max_new_tokens"}
+from core.settings.param import declared
+from core.settings.sampling import Sampling
 
 
 class SamplingSection:
-    """Builds the section from `core.settings.config.SAMPLING`."""
+    """Builds the section from `core.settings.sampling.Sampling`."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
         with gr.Accordion("Sampling", open=False, elem_classes="section"):
             self.alert = html(elem_id="sampling-alert")
             self._controls: dict[str, Component] = {
-                p.name: control(
-                    replace(p, name=f"sampling.{p.name}"), getattr(host.sampling, p.name), advanced=p.name not in SIMPLE
-                )
-                for p in SAMPLING
+                name: control(replace(param, name=f"sampling.{name}"), getattr(host.chats.sampling, name))
+                for name, param in declared(Sampling).items()
             }
         for name, made in self._controls.items():
             gr.on(turned(made), self._turn(name), made, [made, self.alert], **LIVE)
@@ -36,11 +33,11 @@ class SamplingSection:
 
     def values(self) -> list[Any]:
         """Every control with the host's current value."""
-        return [getattr(self.host.sampling, name) for name in self._controls]
+        return [getattr(self.host.chats.sampling, name) for name in self._controls]
 
     def _turn(self, name: str) -> Callable[[Any], list[Any]]:
         def turn(value: Any) -> list[Any]:
-            problem = self.host.set_sampling(**{name: value})
-            return [getattr(self.host.sampling, name) if problem else gr.skip(), notice(problem)]
+            problem = self.host.chats.set_sampling(**{name: value})
+            return [getattr(self.host.chats.sampling, name) if problem else gr.skip(), notice(problem)]
 
         return turn

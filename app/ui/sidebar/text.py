@@ -43,14 +43,14 @@ def fit_card(fit: Fit, budget: str = "") -> str:
     full = max(1, sum(part[2] for part in parts))
     bar = "".join(f'<i class="{css}" style="width:{100 * amount / full:.1f}%"></i>' for css, _, amount in parts)
     legend = "".join(f'<li><i class="sw {css}"></i>{name} <b>{size(amount)}</b></li>' for css, name, amount in parts)
-    said = fit.problem or (f"{fit.warning} You can load it all the same." if fit.warning else "")
+    said = fit.problem or (f"{fit.warning} You can load it anyway." if fit.warning else "")
     message = f'<p class="why">{escape(said)}</p>' if said else ""
     message += f'<p class="minor">{escape(fit.note)}</p>' if fit.note else ""
     return (
         f'<div class="fit {kind}" role="status"><p><b class="verdict">{verdict}</b> <b>{size(fit.budget)}</b> of '
         f"{size(fit.device_free)} free on {escape(fit.device)}, <b>{100 * share:.0f}&nbsp;%</b> of experts resident</p>"
         f'<div class="bar" aria-hidden="true">{bar}</div><ul>{legend}</ul>{_tiers(fit)}{_speed(fit)}'
-        f'<p class="minor">Everything resident: {size(fit.budget_all)}; least: {size(fit.budget_min)}. Context '
+        f'<p class="minor">Everything resident: {size(fit.budget_all)}; minimum: {size(fit.budget_min)}. Context '
         f"{fit.context} of {fit.context_limit} tokens.</p>{message}{_suggestion(fit, budget)}</div>"
     )
 

@@ -7,13 +7,15 @@ from __future__ import annotations
 from typing import Any
 
 import gradio as gr
+from gradio.components import Component
 
 from app.services.analysis import sources, whatif
 from app.services.analysis.question import TIMES, Question, numbers
-from app.services.analysis.sources import FILE, Source
+from app.services.analysis.sources import FILE, RoutingSource
 from app.services.host import Host
 from app.ui.carried import Renewed
-from app.ui.controls import LIVE, ONCE, html, progress, whole
+from app.ui.controls import LIVE, ONCE, html, whole
+from app.ui.job_tab import JobTab, Shown
 from app.ui.sidebar.text import notice
 from app.ui.tabs.analysis_answers import LabAnswer, WhatIfAnswer
 from core.errors import MoestroError
@@ -22,40 +24,41 @@ from core.settings.registry import variants
 KINDS = [".trace", ".npz", ".csv", ".json", ".jsonl"]
 TOKENS = 2000  # default number of tokens; prefetchers are simulated copy by copy
 
-# State of a page: the "stamp" of the shown results and whether the page is "dark".
-Shown = dict[str, Any]
-
 
 class AnalysisTab:
-    """The form on the left, the results on the right. `news` redraws them when the server has newer ones."""
+    """Redrawn when the server has newer results."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        with gr.Row(elem_id="analysis", elem_classes="job-tab", equal_height=False):
-            with gr.Column(scale=3, min_width=290, elem_classes="job-form"):
-                self._build_form()
-            with gr.Column(scale=9, min_width=320, elem_classes="job-answer"), gr.Tabs(elem_id="answers") as self.tabs:
-                with gr.Tab("What-if", id="whatif"):
-                    self.whatif = WhatIfAnswer(host.analyst)
-                with gr.Tab("Predictor lab", id="lab"):
-                    self.lab = LabAnswer(host.analyst)
-        self.news = gr.HTML(
-            {"stamp": "", "dark": True},
-            html_template="",
-            elem_classes="job-news",
-            apply_default_css=False,
-            js_on_load='import("/ui/jobs.js").then((m) => m.start(element, props, trigger, "analysis"));',
+        self.tab = tab = JobTab(
+            "analysis",
+            "analysis",
+            "Simulating",
+            self._build_form,
+            [("Compare", "whatif-go"), ("Test prefetchers", "lab-go")],
+            ("whatif-cancel", host.analyst.cancel),
+            self._build_answer,
         )
-        self.outputs = [self.news, self.alert, *self.whatif.outputs, *self.lab.outputs]
+        self.alert = tab.alert
+        answer = [*self.whatif.outputs, *self.lab.outputs]
+        self.outputs = [tab.news, tab.alert, *answer]
+        tab.on_news(self._renew, [self.whatif.budget], answer)
         self._wire()
 
-    def _build_form(self) -> None:
+    def _build_answer(self) -> None:
+        with gr.Tabs(elem_id="answers") as self.tabs:
+            with gr.Tab("What-if", id="whatif"):
+                self.whatif = WhatIfAnswer(self.host.analyst)
+            with gr.Tab("Predictor lab", id="lab"):
+                self.lab = LabAnswer(self.host.analyst)
+
+    def _build_form(self) -> list[Component]:
         self.source = gr.Dropdown(
             [],
             label="Routing of",
             filterable=False,
             elem_id="whatif-source",
-            info="The tokens whose experts are asked for again, in the same order.",
+            info="The recorded tokens to replay.",
         )
         with gr.Column(visible=False, elem_id="whatif-file") as self.file_group:
             self.path = gr.Textbox(
@@ -75,14 +78,14 @@ class AnalysisTab:
                 label="Experts in a layer",
                 precision=0,
                 elem_id="whatif-experts",
-                info="Where the file does not say. 0 = its largest id, plus one.",
+                info="For files that do not say. 0 = the largest id plus one.",
             )
         self.limit = gr.Number(
             TOKENS,
             label="At most (tokens)",
             precision=0,
             elem_id="whatif-limit",
-            info="The last ones; 0 = all. Prefetchers take a second for a few thousand.",
+            info="Only the last ones; 0 = all. A prefetcher takes a second per few thousand tokens.",
         )
         policies = [(v.title, v.name) for v in variants("eviction")]
         predictors = [(v.title, v.name) for v in variants("predictor")]
@@ -91,8 +94,7 @@ class AnalysisTab:
             value=[name for _, name in policies],
             label="Cache policies",
             elem_id="whatif-policies",
-            info="Each with its parameters as they are set in "
-            "the sidebar. LRU and the one in use are always among them.",
+            info="With their parameters from the sidebar. LRU and the policy in use are always included.",
         )
         self.predictors = gr.Dropdown(
             predictors,
@@ -100,7 +102,7 @@ class AnalysisTab:
             multiselect=True,
             label="Prefetchers",
             elem_id="whatif-predictors",
-            info="Each beside every policy at every budget. The lab tests all of them.",
+            info="Each is combined with every policy at every budget. The predictor lab tests all of them.",
         )
         self.budgets = gr.Textbox(
             whatif.AUTO,
@@ -110,9 +112,9 @@ class AnalysisTab:
             info="Shares of all experts (25%, 50%) or numbers of them. auto = every tenth; "
             "in the lab the budget in use.",
         )
-        with gr.Accordion("Caches, link and clock", open=False, elem_id="whatif-clock"):
+        with gr.Accordion("Caches, link and times", open=False, elem_id="whatif-clock"):
             self.scope = gr.Radio(
-                [("Each layer its own", "layer"), ("One pool for all", "global")],
+                [("One per layer", "layer"), ("One for all layers", "global")],
                 value="layer",
                 label="Slots",
                 elem_id="whatif-scope",
@@ -128,26 +130,20 @@ class AnalysisTab:
                 label="m of recall@m",
                 precision=0,
                 elem_id="whatif-most",
-                info="In the lab, beside recall@k. 0 = 2 k.",
+                info="For the predictor lab, beside recall@k. 0 = 2 k.",
             )
             html(
-                "<p class='minor'>Times of one token. 0 = as measured with the routing; a file from elsewhere "
-                "takes those of this session if the model has the same shape.</p>"
+                "<p class='minor'>Times per token. 0 = as measured with the routing; for a file without times, "
+                "those of this session if the model has the same shape.</p>"
             )
             with gr.Row(elem_classes="pair"):
                 self.compute = number("Computing (ms)", "whatif-compute", "With everything resident.")
                 self.load = number("One copy (ms)", "whatif-load", "One expert over the link.")
             with gr.Row(elem_classes="pair"):
-                self.product = number("One expert (ms)", "whatif-product", "Its share of the computing.")
-                self.miss = number("A miss (ms)", "whatif-miss", "What it costs beside its copy.")
+                self.product = number("One expert (ms)", "whatif-product", "Its compute time.")
+                self.miss = number("A miss (ms)", "whatif-miss", "What a miss costs besides the copy.")
             self.size = number("Size of one expert (MB)", "whatif-size", "For the bytes over the link.")
-        self.alert = html(elem_id="analysis-alert")
-        progress("Simulating", elem_id="analysis-progress")
-        with gr.Row(elem_classes="buttons"):
-            self.compare = gr.Button("Compare", variant="primary", size="sm", elem_id="whatif-go", min_width=80)
-            self.test = gr.Button("Test prefetchers", size="sm", elem_id="lab-go", min_width=80)
-            self.cancel = gr.Button("Cancel", size="sm", elem_id="whatif-cancel", min_width=80)
-        self.form = [
+        return [
             self.source,
             self.path,
             self.upload,
@@ -168,10 +164,14 @@ class AnalysisTab:
 
     def look(self, chosen: str | None) -> list[Any]:
         """Refresh the routing sources when the tab is opened. Outputs: `looked`."""
-        found = sources.choices(self.host.store, self.host.load_id)
+        found = sources.choices(self.host.store, self.host.models.load_id)
         values = [value for _, value in found]
         now = chosen if chosen in values else values[0]
-        return [gr.update(choices=found, value=now), gr.update(visible=now == FILE), str(self.host.settings["scope"])]
+        return [
+            gr.update(choices=found, value=now),
+            gr.update(visible=now == FILE),
+            self.host.models.settings.cache.scope,
+        ]
 
     @property
     def looked(self) -> list[Any]:
@@ -179,13 +179,11 @@ class AnalysisTab:
         return [self.source, self.file_group, self.scope]
 
     def _wire(self) -> None:
-        self.news.tick(self._renew, [self.news, self.whatif.budget], self.outputs, **LIVE)
-        self.whatif.wire(self.news)
+        self.whatif.wire(self.tab.news)
         self.source.input(lambda choice: gr.update(visible=choice == FILE), self.source, self.file_group, **LIVE)
         self.upload.upload(lambda: "", None, self.path, **LIVE)
-        for button, kind in ((self.compare, "whatif"), (self.test, "lab")):
-            button.click(self._starter(kind), self.form, [self.alert, self.tabs], **ONCE)
-        self.cancel.click(self.host.analyst.cancel, None, None, **ONCE)
+        for button, kind in zip(self.tab.starts, ("whatif", "lab"), strict=True):
+            button.click(self._starter(kind), self.tab.form, [self.alert, self.tabs], **ONCE)
 
     def _starter(self, kind: Any) -> Any:
         def start(
@@ -204,11 +202,11 @@ class AnalysisTab:
             *times: float | None,
         ) -> list[Any]:
             host = self.host
-            memory, shape = host.memory(), host.shape
+            memory, shape = host.models.memory(), host.models.shape
             if kind == "lab":
                 predictors = [v.name for v in variants("predictor") if v.name != whatif.NONE]
             try:
-                source = Source.parse(choice, path or upload or "", whole(experts))
+                source = RoutingSource.parse(choice, path or upload or "", whole(experts))
                 host.analyst.start(
                     Question(
                         source,
@@ -221,10 +219,10 @@ class AnalysisTab:
                         scope,
                         begin,
                         expert_bytes=whole((size or 0) * 1e6),
-                        settings=host.settings,
-                        load=host.load_id,
+                        settings=host.models.settings,
+                        load=host.models.load_id,
                         shape=shape,
-                        profile=host.profile,
+                        profile=host.models.profile,
                         slots=memory.experts // shape.expert_bytes if memory is not None and shape is not None else 0,
                         **numbers(dict(zip(TIMES, times, strict=True))),
                     )
@@ -237,14 +235,8 @@ class AnalysisTab:
 
     def _renew(self, now: Shown, budget: int | None, event: Renewed) -> list[Any]:
         """Redraw: newer results, an analysis began or ended, or the page's colours changed."""
-        shown = {**now, "stamp": event.stamp, "dark": event.dark}
-        job = self.host.analyst.job
-        said: Any = gr.skip()  # what is said of the form since then stays: a start takes it away
-        if job is not None and job.state == "error":
-            said = notice(job.error)
-        elif job is not None and job.state == "cancelled":
-            said = notice("Cancelled. What was found before is still shown.", "info")
-        return [shown, said, *self.whatif.values(budget, shown["dark"]), *self.lab.values(shown["dark"])]
+        head = self.tab.head(now, event, self.host.analyst.job, "Cancelled. The previous result is still shown.")
+        return [*head, *self.whatif.values(budget, event.dark), *self.lab.values(event.dark)]
 
 
 def number(label: str, element: str, info: str) -> gr.Number:

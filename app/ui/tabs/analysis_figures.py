@@ -81,7 +81,7 @@ def budget_curve(table: Table, metric: str, dark: bool) -> Any:
         made.add_hline(
             y=table.resident_ms,
             line=dict(color=quiet(dark), width=1, dash="longdash"),
-            annotation=said("everything resident", quiet(dark)),
+            annotation=annotation("everything resident", quiet(dark)),
             annotation_position="bottom left",
         )
     now = table.about.chosen[2]
@@ -89,7 +89,7 @@ def budget_curve(table: Table, metric: str, dark: bool) -> Any:
         made.add_vline(
             x=100 * now / table.total,
             line=dict(color=accent(dark), width=1, dash="dot"),
-            annotation=said("now", accent(dark)),
+            annotation=annotation("now", accent(dark)),
             annotation_position="top right",
         )
     if (edge := lru_cliff(table)) is not None:
@@ -98,7 +98,7 @@ def budget_curve(table: Table, metric: str, dark: bool) -> Any:
         made.add_vline(
             x=share,
             line=dict(color=CLIFF, width=1.5),
-            annotation=said("LRU cliff", CLIFF),
+            annotation=annotation("LRU cliff", CLIFF),
             annotation_position="top left",
         )
     made.update_xaxes(ticksuffix=" %", range=[0, 102])
@@ -187,13 +187,13 @@ def compared(table: Table, slots: int, dark: bool) -> Any:
             made.add_vline(
                 x=value,
                 line=dict(color=quiet(dark), width=1.5, dash=("dash", "dot")[at]),
-                annotation={**said(label, quiet(dark)), "yanchor": "bottom", "y": 1.0},
+                annotation={**annotation(label, quiet(dark)), "yanchor": "bottom", "y": 1.0},
                 annotation_position="top left" if at else "top right",
             )
     return made
 
 
-def said(text: str, colour: str) -> dict[str, Any]:
+def annotation(text: str, colour: str) -> dict[str, Any]:
     """A line's label."""
     return dict(text=text, font=dict(size=10, color=colour))
 

@@ -10,8 +10,8 @@ from app.ui.tabs.analysis_figures import colours
 from app.words import count, name_of, size
 
 EMPTY = (
-    "<div class='empty-note'><b>Nothing compared yet</b><span>Choose whose routing to look at and press Compare: the "
-    "same tokens are then put through every policy, with no model and without disturbing the chat.</span></div>"
+    "<div class='empty-note'><b>Nothing compared yet</b><span>Choose recorded routing and press Compare: its "
+    "tokens are replayed through every policy, without the model and without slowing down the chat.</span></div>"
 )
 HEADS = (
     ("policy", "Policy"),
@@ -20,17 +20,18 @@ HEADS = (
     ("hit", "Hit rate"),
     ("tpot", "TPOT"),
     ("bytes", "Over the link"),
-    ("belady", "To Belady"),
-    ("perfect", "To perfect prefetch"),
-    ("resident", "To all resident"),
+    ("belady", "Below Belady"),
+    ("perfect", "Above perfect prefetch"),
+    ("resident", "Above all resident"),
 )
 HELP = {
     "hit": "Share of requested experts that were resident, while decoding",
     "tpot": "Predicted milliseconds per token",
     "bytes": "Copied per token, prefetches included",
-    "belady": "Percentage points of hit rate that Belady's is higher",
-    "perfect": "Milliseconds more than with every needed copy hidden behind computing, as far as the same link allows",
-    "resident": "Milliseconds more than with every expert resident",
+    "belady": "Percentage points of hit rate below Belady's, the best possible",
+    "perfect": "Milliseconds per token above those with every needed copy overlapped with compute, as far as the "
+    "same link allows",
+    "resident": "Milliseconds per token above those with every expert resident",
 }
 
 
@@ -41,7 +42,7 @@ def summary(table: Table) -> str:
         f"{count(about.tokens)} tokens of {escape(about.name)}",
         *([escape(name_of(about.model))] if about.model else []),
         f"{about.layers} layers × {about.experts} experts, top-{about.top_k}",
-        "each layer its own slots" if about.scope == "layer" else "one pool for all layers",
+        "slots per layer" if about.scope == "layer" else "one pool for all layers",
         f"caches start {about.start}",
         escape(about.link),
     ]
@@ -64,18 +65,18 @@ def cards(table: Table) -> list[str]:
     bound, share = table.bound(slots), f"at {100 * slots / table.total:.3g} %"
     found = []
     if mine is not None:
-        found.append(card(f"{named(mine)}, in use", rate(mine.hit_rate), told(mine.tpot_ms), share))
+        found.append(card(f"{named(mine)}, in use", rate(mine.hit_rate), milliseconds(mine.tpot_ms), share))
     if rows:
         best = min(rows, key=lambda row: (row.tpot_ms if row.tpot_ms is not None else 0.0, -(row.hit_rate or 0.0)))
-        found.append(card(f"{named(best)}, best of these", rate(best.hit_rate), told(best.tpot_ms), share))
-    found.append(card("Belady, the bound", rate(bound.hit_rate), told(bound.tpot_ms), share))
+        found.append(card(f"{named(best)}, best of these", rate(best.hit_rate), milliseconds(best.tpot_ms), share))
+    found.append(card("Belady (upper bound)", rate(bound.hit_rate), milliseconds(bound.tpot_ms), share))
     edge = lru_cliff(table)
     found.append(
         card(
             "LRU cliff",
             "none" if edge is None else f"{100 * edge.slots / table.total:.3g} %",
-            "no sharp bend" if edge is None else f"{rate(edge.hit_rate)} there",
-            "" if edge is None else "below it hits fall fastest",
+            "no budget below which LRU collapses" if edge is None else f"{rate(edge.hit_rate)} there",
+            "" if edge is None else "below it LRU's hit rate falls fastest",
         )
     )
     return found
@@ -228,7 +229,7 @@ def ms(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f} ms" if value < 100 else f"{value:.0f} ms"
 
 
-def told(value: float | None) -> str:
+def milliseconds(value: float | None) -> str:
     return "" if value is None else ms(value)
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import gradio as gr
+from gradio.components import Component
 
 from app.services.calibrator import Reading
 from app.services.host import Host
 from app.ui.carried import Renewed
-from app.ui.controls import LIVE, ONCE, html, progress, whole
+from app.ui.controls import LIVE, ONCE, html, whole
+from app.ui.job_tab import JobTab, Shown
 from app.ui.sidebar.text import notice
 from app.ui.tabs import calibrate_figures as figures
 from app.ui.tabs.calibrate_views import EMPTY, NO_MODEL, kind_choices, part_choices, question, rough, summary
@@ -18,31 +20,23 @@ from core.profile import PARTS, profile_path
 
 TOKENS = 20_000  # default limit of tokens read
 
-Shown = dict[str, Any]
-
 
 class CalibrateTab:
-    """The form on the left, the profile on the right. `news` redraws it when a job began or ended or a model was
-    loaded.
-    """
+    """Redrawn when a calibration began or ended, or a model was loaded."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        with gr.Row(elem_id="calibrate", elem_classes="job-tab", equal_height=False):
-            with gr.Column(scale=3, min_width=290, elem_classes="job-form"):
-                self._build_form()
-            with gr.Column(scale=9, min_width=320, elem_classes="job-answer"):
-                self._build_answer()
-        self.news = gr.HTML(
-            {"stamp": "", "dark": True},
-            html_template="",
-            elem_classes="job-news",
-            apply_default_css=False,
-            js_on_load='import("/ui/jobs.js").then((m) => m.start(element, props, trigger, "calibration"));',
+        self.tab = tab = JobTab(
+            "calibration",
+            "calibrate",
+            "Calibrating",
+            self._build_form,
+            [("Calibrate", "calibration-go")],
+            ("calibration-cancel", host.calibrator.cancel),
+            self._build_answer,
         )
-        self.outputs = [
-            self.news,
-            self.alert,
+        self.alert = tab.alert
+        answer = [
             self.empty,
             self.found,
             self.head,
@@ -53,15 +47,18 @@ class CalibrateTab:
             self.pairs,
             self.entropy,
             self.recall,
-            self.start,
+            *tab.starts,
             self.kinds,
         ]
+        self.outputs = [tab.news, tab.alert, *answer]
+        tab.on_news(self._renew, [self.layer], answer)
+        tab.on_start(self._start)
         self._wire()
 
-    def _build_form(self) -> None:
+    def _build_form(self) -> list[Component]:
         html(
-            "<p class='minor'>The model reads texts, exactly as it would in a chat, and what its routers do is "
-            "written down. Chats have to wait meanwhile. Nothing leaves this machine.</p>"
+            "<p class='minor'>The model reads texts as it would in a chat, and its routing is measured. Chats "
+            "wait until it is done. Nothing leaves this machine.</p>"
         )
         self.kinds = gr.CheckboxGroup(kind_choices(0, 0), value=["bundled"], label="Read", elem_id="calibration-kinds")
         self.text = gr.Textbox("", label="Text", lines=4, max_lines=8, visible=False, elem_id="calibration-text")
@@ -78,22 +75,17 @@ class CalibrateTab:
             label="At most (tokens)",
             precision=0,
             elem_id="calibration-limit",
-            info="0 = everything. More tokens make steadier figures and take longer.",
+            info="0 = everything. More tokens give more reliable figures and take longer.",
         )
         self.parts = gr.CheckboxGroup(
             part_choices(),
             value=list(PARTS),
             label="Measure",
             elem_id="calibration-parts",
-            info="What is not ticked stays as it was measured before.",
+            info="Parts that are not ticked keep their earlier measurements.",
         )
         self.rough = html(elem_id="calibration-rough")
-        self.alert = html(elem_id="calibration-alert")
-        progress("Calibrating", elem_id="calibration-progress")
-        with gr.Row(elem_classes="buttons"):
-            self.start = gr.Button("Calibrate", variant="primary", size="sm", elem_id="calibration-go", min_width=80)
-            self.cancel = gr.Button("Cancel", size="sm", elem_id="calibration-cancel", min_width=80)
-        self.form = [self.kinds, self.parts, self.text, self.path, self.limit]
+        return [self.kinds, self.parts, self.text, self.path, self.limit]
 
     def _build_answer(self) -> None:
         self.empty = html(EMPTY, elem_id="calibration-empty")
@@ -117,17 +109,15 @@ class CalibrateTab:
                     self.entropy = gr.Plot(show_label=False, elem_id="profile-entropy")
 
     def _wire(self) -> None:
-        self.news.tick(self._renew, [self.news, self.layer], self.outputs, **LIVE)
+        ticked = (self.kinds.change, self.parts.change)
         gr.on(
-            [one.change if one in (self.kinds, self.parts) else one.blur for one in self.form],
+            [*ticked, self.text.blur, self.path.blur, self.limit.blur],
             self._fields,
-            self.form,
+            self.tab.form,
             [self.text, self.path, self.rough],
             **LIVE,
         )
-        self.layer.release(self._layer, [self.news, self.layer], self.pairs, **LIVE)
-        self.start.click(self._start, self.form, self.alert, **ONCE)
-        self.cancel.click(self.host.calibrator.cancel, None, None, **ONCE)
+        self.layer.release(self._layer, [self.tab.news, self.layer], self.pairs, **LIVE)
         self.delete.click(self._ask, None, [self.confirm, self.question], **ONCE)
         self.no.click(lambda: gr.update(visible=False), None, self.confirm, **ONCE)
         self.yes.click(self._delete, None, [self.confirm, self.alert], **ONCE)
@@ -135,63 +125,54 @@ class CalibrateTab:
     def _fields(self, kinds: list[str], parts: list[str], text: str, path: str, limit: float | None) -> list[Any]:
         """The fields that the chosen kinds need, and the estimated duration."""
         reading, host = self._reading(kinds, parts, text, path, limit), self.host
-        said = rough(host.calibrator.characters(reading), reading.limit, host.calibrator.speed(host.load_id), parts)
+        said = rough(
+            host.calibrator.characters(reading), reading.limit, host.calibrator.speed(host.models.load_id), parts
+        )
         return [
             gr.update(visible="text" in kinds),
             gr.update(visible="path" in kinds),
             f"<p class='minor'>{said}</p>" if kinds and parts else "",
         ]
 
-    def _start(self, kinds: list[str], parts: list[str], text: str, path: str, limit: float | None) -> str:
-        try:
-            self.host.calibrate(self._reading(kinds, parts, text, path, limit))
-        except MoestroError as error:
-            return notice(str(error))
-        return ""
+    def _start(self, kinds: list[str], parts: list[str], text: str, path: str, limit: float | None) -> None:
+        self.host.calibrator.start(self._reading(kinds, parts, text, path, limit))
 
     @staticmethod
     def _reading(kinds: list[str], parts: list[str], text: str, path: str, limit: float | None) -> Reading:
         return Reading(tuple(kinds), tuple(parts), text or "", path or "", whole(limit))
 
     def _ask(self) -> list[Any]:
-        profile = self.host.profile
+        profile = self.host.models.profile
         return [gr.update(visible=profile is not None), question(profile) if profile is not None else ""]
 
     def _delete(self) -> list[Any]:
         try:
-            self.host.delete_profile()
+            self.host.calibrator.delete()
         except MoestroError as error:
             return [gr.update(visible=False), notice(str(error))]
         return [gr.update(visible=False), notice("The profile is deleted.", "info")]
 
     def _renew(self, now: Shown, layer: float, event: Renewed) -> list[Any]:
         """Redraw: a calibration began or ended, a model was loaded or unloaded, or the page's colours changed."""
-        shown = {**now, "stamp": event.stamp, "dark": event.dark}
-        host, job, profile = self.host, self.host.calibrator.job, self.host.profile
-        said = ""
-        if job is not None and job.finished and job.model == host.model:
-            said = {
-                "error": notice(job.error),
-                "cancelled": notice(
-                    "Cancelled. " + ("The profile is as it was." if profile else "Nothing was kept."), "info"
-                ),
-            }.get(job.state, "")
-            said = said or notice(job.said, "info")
-        said = said or notice(host.calibrator.problem)
-        empty = NO_MODEL if host.model is None else EMPTY
-        ready = gr.update(interactive=host.model is not None)
+        host, job, profile = self.host, self.host.calibrator.job, self.host.models.profile
+        if job is not None and not (job.finished and job.model == host.models.model):
+            job = None  # nothing of it is to be said
+        otherwise = notice(job.said, "info") if job is not None else ""
+        cancelled = "Cancelled. " + ("The profile is unchanged." if profile else "Nothing was saved.")
+        head = self.tab.head(now, event, job, cancelled, otherwise or notice(host.calibrator.problem))
+        empty = NO_MODEL if host.models.model is None else EMPTY
+        ready = gr.update(interactive=host.models.model is not None)
         kinds = gr.update(choices=kind_choices(*self._counts()))
         if profile is None:
             return [
-                shown,
-                said,
+                *head,
                 gr.update(value=empty, visible=True),
                 gr.update(visible=False),
                 *[gr.skip()] * 8,
                 ready,
                 kinds,
             ]
-        dark, at = shown["dark"], min(int(layer or 0), profile.layers - 1)
+        dark, at = event.dark, min(int(layer or 0), profile.layers - 1)
         path = profile_path(host.store.folder, profile.model_hash)
         plots = [
             figures.counts(profile, dark),
@@ -201,8 +182,7 @@ class CalibrateTab:
         ]
         drawn = [gr.update(value=plot, visible=plot is not None) for plot in plots]
         return [
-            shown,
-            said,
+            *head,
             gr.update(visible=False),
             gr.update(visible=True),
             summary(profile, path.stat().st_size if path.exists() else 0),
@@ -216,10 +196,10 @@ class CalibrateTab:
         ]
 
     def _layer(self, now: Shown, layer: float) -> Any:
-        profile = self.host.profile
+        profile = self.host.models.profile
         return gr.skip() if profile is None else figures.pairs(profile, int(layer), bool(now["dark"]))
 
     def _counts(self) -> tuple[int, int]:
         """Numbers of chats and recorded tokens available for reading."""
-        recorded = self.host.calibrator.traces(self.host.model_hash)
+        recorded = self.host.calibrator.traces(self.host.models.model_hash)
         return len(self.host.store.chats.all()), sum(trace.tokens for trace in recorded)

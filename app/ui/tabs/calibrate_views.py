@@ -13,8 +13,8 @@ from core.settings.config import KINDS
 from core.settings.registry import variants
 
 EMPTY = (
-    "<div class='empty-note'><b>Not calibrated yet</b><span>Calibrating runs texts through the loaded model and writes "
-    "down what its routing is like. Some prefetchers, cache sizes and policies build on it.</span></div>"
+    "<div class='empty-note'><b>Not calibrated yet</b><span>Calibration runs texts through the loaded model and "
+    "measures its routing. Some prefetchers, policies and slot allocations need it.</span></div>"
 )
 NO_MODEL = (
     "<div class='empty-note'><b>No model is loaded</b><span>Load one in the sidebar to calibrate it.</span></div>"
@@ -23,15 +23,15 @@ HELP = {
     "counts": "how often each expert is chosen",
     "pairs": "which experts are chosen together",
     "defaults": "each expert's mean output",
-    "gate_recall": "how well a router foresees the next layer",
-    "tae": "how sure the gate is of its choice",
+    "gate_recall": "how well a router, run early, predicts the next layer's experts",
+    "tae": "entropy of the gate weights",
     "maps": "router distributions of single tokens",
-    "likeness": "how alike the outputs of two experts are",
-    "norms": "how large each expert's output is",
-    "first_table": "the usual first-layer experts of each token id",
-    "times": "what attention, experts and copies take",
-    "estimator": "a small network, trained to foresee the next layer",
-    "path": "a small network, trained to foresee all layers from the text",
+    "likeness": "similarity of two experts' outputs",
+    "norms": "norm of each expert's output",
+    "first_table": "first-layer experts by token id",
+    "times": "times of attention, experts and copies",
+    "estimator": "a small network, trained to predict the next layer's experts",
+    "path": "a small network, trained to predict all layers' experts from the text",
 }
 TRAINED = {"estimator": 0.5, "path": 1.0}  # training time as a multiple of the reading time
 CHARACTERS = 3.6  # per token, roughly, in running text
@@ -59,11 +59,11 @@ def rough(characters: int, limit: int, tokens_s: float | None, parts: list[str])
     tokens = min(tokens, limit) if limit else tokens
     said = f"About {count(tokens)} tokens to read"
     if tokens_s is None:
-        return f"{said}. How long that takes is told once it has begun."
+        return f"{said}. The time left is shown once it has begun."
     reading = 2.0 * tokens / tokens_s  # observing the routers takes about as long again as reading
     training = reading * sum(TRAINED.get(part, 0.0) for part in parts)
     more = f", and {spoken(training)} to train" if training > 1 else ""
-    return f"{said}: roughly {spoken(reading)}{more}, judging by how fast prompts were read so far."
+    return f"{said}: roughly {spoken(reading)}{more}, at the prompt speed measured so far."
 
 
 def spoken(seconds: float) -> str:

@@ -36,7 +36,7 @@ log = logging.getLogger("moestro.app")
 Shown = dict[str, Any]
 
 
-def told(event: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+def reporting(event: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
     """Decorator of chat events: unexpected errors are shown on the page, and logged without user text."""
 
     @wraps(event)
@@ -109,7 +109,7 @@ class ChatLive:
 
     def values(self, now: Shown) -> list[Any]:
         """The values that depend on whether a model is loaded."""
-        ready = self.host.model is not None
+        ready = self.host.models.model is not None
         return [
             gr.update(interactive=ready),
             gr.update(placeholder="Ask something" if ready else "Load a model first"),
@@ -121,7 +121,7 @@ class ChatLive:
     def open(self, chat: int | None) -> list[Any]:
         """The page for this chat as stored; for a deleted chat an empty page with a notice."""
         try:
-            messages = self.host.messages(chat) if chat is not None else []
+            messages = self.host.chats.messages(chat) if chat is not None else []
         except MoestroError as error:
             empty = [self._shown(None), [], title(self.host, None), gauge(self.host, [])]
             return [*empty, notice(str(error), "info"), gr.skip()]
@@ -137,44 +137,44 @@ class ChatLive:
         self.deck.select(self._use_policy, None, self.alert, **ONCE)
         self.pulse.end(self._refresh, [self.pulse, self.text], self.page, **LIVE)
 
-    @told
+    @reporting
     def _send(self, text: str, now: Shown) -> list[Any]:
         try:
-            answer = self.host.chat(now.get("chat"), text)
+            answer = self.host.chats.ask(now.get("chat"), text)
         except MoestroError as error:
             return self._refused(error)
         return self._begun(answer, text)
 
-    @told
+    @reporting
     def _suggested(self, now: Shown, picked: ExamplePicked) -> list[Any]:
         return self._send(str(picked.value.get("text", "")), now)
 
-    @told
+    @reporting
     def _regenerate(self, now: Shown) -> list[Any]:
         try:
-            answer = self.host.regenerate(int(now["chat"]))
+            answer = self.host.chats.regenerate(int(now["chat"]))
         except (MoestroError, KeyError, TypeError) as error:
             return self._refused(error, now)
         return self._begun(answer, "")
 
-    @told
+    @reporting
     def _edit(self, now: Shown, edited: MessageEdited) -> list[Any]:
         index = edited.index[0] if isinstance(edited.index, list) else edited.index
         try:
-            answer = self.host.edit(int(now["chat"]), index, edited.value)
+            answer = self.host.chats.edit(int(now["chat"]), index, edited.value)
         except (MoestroError, KeyError, TypeError) as error:
             return self._refused(error, now)
         return self._begun(answer, edited.value)
 
     def _stop(self, now: Shown) -> None:
         if now.get("chat") is not None:
-            self.host.stop(int(now["chat"]))
+            self.host.chats.stop(int(now["chat"]))
 
     def _use_policy(self, picked: PolicyPicked) -> str:
         """Switch to the best policy of the regret meter; the sidebar's controls follow by themselves."""
-        return notice(self.host.change("eviction", picked.policy))
+        return notice(self.host.models.change("eviction", picked.policy))
 
-    @told
+    @reporting
     def _refresh(self, now: Shown, typed: str) -> list[Any]:
         """Show the chat's current state. The text of a request that failed before its first token returns to the input
         box.
@@ -211,6 +211,6 @@ class ChatLive:
 
     def _messages(self, chat: int | None) -> list[Message]:
         try:
-            return self.host.messages(chat) if chat is not None else []
+            return self.host.chats.messages(chat) if chat is not None else []
         except MoestroError:
             return []

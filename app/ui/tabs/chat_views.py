@@ -17,7 +17,7 @@ MOST_SUGGESTIONS = 6
 LOAD_FIRST = (
     "### Load a model to begin\nChoose one in the sidebar and press **Load**. The bundled demo is ready at once."
 )
-ASK = "### Ask something\nWatch which experts answer, and turn any knob while it talks."
+ASK = "### Ask something\nWatch which experts are used, and change any setting while it answers."
 
 
 def title(host: Host, chat: int | None) -> str:
@@ -33,14 +33,14 @@ def title(host: Host, chat: int | None) -> str:
 
 def model(host: Host) -> str:
     """The loaded model's name, and whether its answers are currently exact."""
-    if (name := host.model) is None:
+    if (name := host.models.model) is None:
         return ""
     return f'<div class="chat-model"><span title="{escape(name)}">{escape(name_of(name))}</span>{exactness()}</div>'
 
 
 def gauge(host: Host, messages: list[Message]) -> str:
     """The share of the context that the chat has used; while an answer is written the page itself updates it."""
-    full = host.context
+    full = host.models.context
     if full is None:
         return '<div class="gauge"><span>Context</span><span>no model loaded</span></div>'
     used = used_tokens(messages)
@@ -53,12 +53,12 @@ def gauge(host: Host, messages: list[Message]) -> str:
 
 def placeholder(host: Host) -> str:
     """The text of an empty chat."""
-    return ASK if host.model is not None else LOAD_FIRST
+    return ASK if host.models.model is not None else LOAD_FIRST
 
 
 def suggestions(host: Host) -> list[dict[str, str]]:
     """Clickable questions that the bundled demo model can answer."""
-    if host.model != "demo" or not SUGGESTIONS.exists():
+    if host.models.model != "demo" or not SUGGESTIONS.exists():
         return []
     rows = [json.loads(line) for line in SUGGESTIONS.read_text(encoding="utf-8").splitlines() if line.strip()]
     return [{"text": str(row["question"])} for row in rows if row.get("suggest")][:MOST_SUGGESTIONS]

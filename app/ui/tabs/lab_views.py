@@ -8,15 +8,15 @@ from typing import Any
 
 from app.services.analysis.lab import Lab, Run, named
 from app.services.analysis.whatif import NONE, mean, title
-from app.ui.tabs.analysis_views import card, ms, rate, told, volume
+from app.ui.tabs.analysis_views import card, milliseconds, ms, rate, volume
 from app.ui.tabs.figures import PALETTE, accent, figure, heatmap, quiet
 from app.words import count, name_of
 from core.simulate.prefetchers import ORACLE
 
 EMPTY = (
-    "<div class='empty-note'><b>No prefetcher tested yet</b><span>Test them on the same tokens: how many of the "
-    "experts that a layer then asks for each of them names, what that saves on this link, and what it copies in "
-    "vain.</span></div>"
+    "<div class='empty-note'><b>No prefetcher tested yet</b><span>Test them on the same tokens: what share of "
+    "each layer's experts they predict, how much time that saves on this link, and how many bytes they copy for "
+    "nothing.</span></div>"
 )
 HEADS = (
     ("policy", "Prefetcher"),
@@ -88,7 +88,7 @@ def worth(lab: Lab, dark: bool) -> Any:
         )
         for at, run in enumerate(runs)
     ]
-    made = figure(points, dark, "Saved against wasted, per token (simulated)", "copied in vain (MB)", "saved (ms)", 340)
+    made = figure(points, dark, "Saved against wasted, per token (simulated)", "wasted copies (MB)", "saved (ms)", 340)
     made.add_hline(y=0, line=dict(color=quiet(dark), width=1, dash="dash"))
     most = max((run.wasted_bytes or 0.0) / 1e6 for run in runs) or 1.0
     made.update_xaxes(range=[-0.15 * most, 1.25 * most])
@@ -161,7 +161,7 @@ def _cards(lab: Lab) -> list[str]:
         found.append(card("Saves most", ms(best.saved_ms), named(best.predictor), "a token"))
     for predictor, name in ((NONE, "Without a prefetcher"), (ORACLE, "Oracle, same link and slots")):
         if (run := next((run for run in runs if run.predictor == predictor), None)) is not None:
-            found.append(card(name, rate(run.hit_rate), told(run.tpot_ms)))
+            found.append(card(name, rate(run.hit_rate), milliseconds(run.tpot_ms)))
     return found
 
 

@@ -10,6 +10,7 @@ from app.services.host import Host
 from app.services.importer import AUTO, CHOICES
 from app.ui.carried import RowPicked
 from app.ui.controls import LIVE, ONCE, html, progress
+from app.ui.job_tab import news, noticed
 from app.ui.sidebar import ModelSection
 from app.ui.sidebar.text import notice
 from app.ui.tabs.library_views import COLUMNS, about, question, table
@@ -17,7 +18,7 @@ from app.words import name_of, size
 from core.errors import MoestroError
 from core.settings.formats import FORMATS
 
-# State of the list: its "html", the path that is "chosen", the column it is sorted by.
+# State of the list: its "html", the path that is "chosen", the column it is sorted by, what was last "said" of imports.
 List = dict[str, str]
 
 
@@ -32,7 +33,7 @@ class LibraryTab:
                     html("<h2>Models on this machine</h2>")
                     self.refresh = gr.Button("Refresh", size="sm", elem_id="library-refresh", min_width=90, scale=0)
                 self.list = gr.HTML(
-                    {"html": "", "chosen": "", "sort": "used"},
+                    {"html": "", "chosen": "", "sort": "used", "said": ""},
                     html_template="${value.html}",
                     elem_id="models",
                     apply_default_css=False,
@@ -82,8 +83,8 @@ class LibraryTab:
         formats = [(AUTO, "auto"), *((f"{name}: {FORMATS[name].help}", name) for name in CHOICES[1:])]
         with gr.Column(elem_id="import-form"):
             html(
-                "<h3>Import a model</h3><p class='minor'>It becomes an expert pack: opened at once from then on, "
-                "with experts read from disk where memory is short. The source stays as it is.</p>"
+                "<h3>Import a model</h3><p class='minor'>It is converted to an expert pack, which loads quickly "
+                "and can leave experts on disk where memory is short. The source is not changed.</p>"
             )
             self.source = gr.Textbox(
                 "",
@@ -98,7 +99,7 @@ class LibraryTab:
                 label="Expert format",
                 filterable=False,
                 elem_id="import-format",
-                info="How the pack keeps expert weights.",
+                info="Number format of the expert weights.",
             )
             self.out = gr.Textbox(
                 "",
@@ -106,12 +107,12 @@ class LibraryTab:
                 max_lines=1,
                 elem_id="import-out",
                 placeholder=str(self.host.library.packs),
-                info="Left empty: a folder among your packs.",
+                info="Empty: a new folder among your packs.",
             )
             self.download = gr.Checkbox(
                 label="Allow download",
                 elem_id="import-download",
-                info="Only then is the hub asked; everything else stays on this machine.",
+                info="Without it, nothing is requested from the hub.",
             )
             self.failed = html(elem_id="import-alert")
             progress("Importing the model", elem_id="import-progress")
@@ -134,7 +135,7 @@ class LibraryTab:
         return [
             shown,
             gr.update(visible=entry is not None),
-            about(entry, "" if mine else "Being imported now.") if entry else "",
+            about(entry, "" if mine else "Import in progress.") if entry else "",
             gr.update(visible=entry is not None and entry.can_open),
             gr.update(visible=entry is not None and entry.can_import),
             gr.update(visible=deletable),
@@ -163,16 +164,17 @@ class LibraryTab:
     def values(self, now: List) -> list[Any]:
         """Update after a change on the server: an import ended, another tab deleted an entry. Outputs: `moved`."""
         job = self.host.importer.job
-        said, kept = "", ""
+        text, kind, kept = "", "info", ""
         if job is not None and job.can_resume:
-            kept = f" What is finished is kept in {job.partial}: Resume goes on from there."
+            kept = f" What is finished is kept in {job.partial}: Resume continues from there."
         if job is not None and job.state == "error":  # the page has a checkbox for this, not a command-line option
-            said = notice(job.error.replace("add --download", "tick Allow download") + kept)
+            text, kind = job.error.replace("add --download", "tick Allow download") + kept, "error"
         elif job is not None and job.state == "cancelled":
-            said = notice(f"The import of {name_of(job.source)} was stopped.{kept}", "info")
+            text = f"The import of {name_of(job.source)} was stopped.{kept}"
         elif job is not None and job.state == "done":
-            said = notice(f"{name_of(job.source)} is imported, and in the list. The pack is {job.out}.", "info")
-        return [said, *self.show(now)]
+            text = f"{name_of(job.source)} is imported, and in the list. The pack is {job.out}."
+        mark, update = news(now, job, notice(text, kind))
+        return [update, *self.show({**now, "said": mark})]
 
     @property
     def moved(self) -> list[Any]:
@@ -190,9 +192,10 @@ class LibraryTab:
         self.delete.click(lambda now: self.show(now, confirm=True), self.list, self.outputs, **ONCE)
         self.no.click(lambda now: self.show(now, confirm=False), self.list, self.outputs, **ONCE)
         self.yes.click(self._delete, [self.list, self.sure], self.outputs, **ONCE)
-        self.start.click(self._start, [self.source, self.format, self.out, self.download], self.failed, **ONCE)
+        start = noticed(self.host.importer.start)
+        self.start.click(start, [self.source, self.format, self.out, self.download], self.failed, **ONCE)
         self.cancel.click(self.host.importer.cancel, None, None, **ONCE)
-        self.resume.click(self._resume, None, self.failed, **ONCE)
+        self.resume.click(noticed(self.host.importer.resume), None, self.failed, **ONCE)
 
     def _pick(self, now: List, event: RowPicked) -> list[Any]:
         """A row was selected or a column header clicked."""
@@ -220,20 +223,6 @@ class LibraryTab:
             return self.show(now, confirm=True, problem=str(error))
         told = notice(f"Deleted. {size(freed)} are free again.", "info")
         return [*self.show({**now, "chosen": ""}, confirm=False)[:-1], told]
-
-    def _start(self, source: str, format: str, out: str, download: bool) -> str:
-        try:
-            self.host.importer.start(source, format, out, download)
-        except MoestroError as error:
-            return notice(str(error))
-        return ""
-
-    def _resume(self) -> str:
-        try:
-            self.host.importer.resume()
-        except MoestroError as error:
-            return notice(str(error))
-        return ""
 
     def _made(self) -> str:
         job = self.host.importer.job

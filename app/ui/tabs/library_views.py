@@ -19,8 +19,8 @@ COLUMNS = {
 NUMBERS = ("bytes", "experts", "used")  # sorted in descending order
 WHERE = {"packs": "your packs", "cache": "Hugging Face cache", "folder": "your folders"}
 EMPTY = (
-    "<div class='empty-note'><b>No models found yet</b><span>Import one with the form beside this list, or name a "
-    "folder with models below. What the Hugging Face cache of this machine holds is listed by itself.</span></div>"
+    "<div class='empty-note'><b>No models found yet</b><span>Import one with the form beside this list, or add a "
+    "folder with models below. Models in the Hugging Face cache of this machine are listed automatically.</span></div>"
 )
 
 
@@ -47,7 +47,7 @@ def _direction(column: str) -> str:
 
 
 def _row(entry: Entry, chosen: bool, importing: bool) -> str:
-    problem = "Being imported now." if importing else entry.problem
+    problem = "Import in progress." if importing else entry.problem
     cells = {
         "name": f"<b>{escape(entry.name)}</b>",
         "kind": escape(entry.kind),

@@ -38,8 +38,8 @@ def statistics(message: Message) -> str:
     """One line with the answer's statistics. Prefill and decode hit rates are never mixed."""
     if message.unsaved:
         return (
-            f"Not saved: {message.unsaved} This answer stays here and is saved as soon as that is possible, unless "
-            "Moestro ends before."
+            f"Not saved: {message.unsaved} This answer stays here and is saved as soon as possible, unless "
+            f"Moestro is closed before."
         ).replace("*", "")
     if message.error:
         return f"Ended early: {message.error}".replace("*", "")

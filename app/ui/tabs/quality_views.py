@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from app.services.analysis.quality import Answer, accuracy_of
+from app.services.analysis.quality import QualityResult, accuracy_of
 from app.ui.tabs.analysis_views import card, percent, rate, volume
 from app.ui.tabs.figures import PALETTE, accent, figure, quiet
 from app.words import count, name_of
 from core.evaluate.others import MUCH
-from core.evaluate.rows import FIGURES, Row, pareto
+from core.evaluate.rows import FIGURES, EvaluationRow, pareto
 
 EMPTY = (
-    "<div class='empty-note'><b>Nothing evaluated yet</b><span>The loaded model answers the same questions and reads "
-    "the same text once in every mode: what lossy settings cost in quality, and what they buy in speed, is then "
-    "measured, not estimated.</span></div>"
+    "<div class='empty-note'><b>Nothing evaluated yet</b><span>The loaded model answers the same questions and "
+    "reads the same text once in every mode, to measure what lossy settings cost in quality and gain in "
+    "speed.</span></div>"
 )
 HEADS = (
     ("exact_match", "Exact match"),
@@ -35,7 +35,7 @@ SYMBOLS = ("circle", "square", "diamond", "triangle-up", "star", "cross")
 PLACES = ("top center", "bottom center", "middle right", "middle left")  # label positions of neighbouring points
 
 
-def fronts(answer: Answer) -> dict[float, list[Row]]:
+def fronts(answer: QualityResult) -> dict[float, list[EvaluationRow]]:
     """Resident share -> its Pareto-optimal rows in accuracy and speed; fastest first."""
     rows, accuracy = answer.rows, accuracy_of(answer.rows)
     shares = dict.fromkeys(row.residency for row in rows)
@@ -47,7 +47,7 @@ def fronts(answer: Answer) -> dict[float, list[Row]]:
     }
 
 
-def plot(answer: Answer, dark: bool) -> Any:
+def plot(answer: QualityResult, dark: bool) -> Any:
     """Accuracy over speed, a colour per resident share, each front a line. None when no mode could be run."""
     import plotly.graph_objects as go
 
@@ -104,7 +104,7 @@ def plot(answer: Answer, dark: bool) -> Any:
     return made
 
 
-def summary(answer: Answer) -> str:
+def summary(answer: QualityResult) -> str:
     """What the figures apply to, and the key figures."""
     about, rows = answer.about, answer.rows
     asked = about["questions"]
@@ -120,8 +120,8 @@ def summary(answer: Answer) -> str:
     notes = [] if answer.whole else ["Not all modes were run yet."]
     if about["profile"] is None:
         notes.append(
-            "No profile: a fresh cache begins with the first experts, not with those used most, and some "
-            "modes cannot run. Calibrate the model in the tab Calibrate."
+            "No profile: a fresh cache starts with the first experts instead of those used most, and some modes "
+            "cannot run. Calibrate the model in the tab Calibrate."
         )
     if note := asked.get("note"):  # results of earlier versions have none
         notes.append(escape(note))
@@ -135,7 +135,7 @@ def summary(answer: Answer) -> str:
     )
 
 
-def _cards(rows: Sequence[Row]) -> list[str]:
+def _cards(rows: Sequence[EvaluationRow]) -> list[str]:
     """At the smallest resident share: exact mode, and the fastest modes of equal or nearly equal accuracy."""
     ran = [row for row in rows if not row.problem]
     if not ran:
@@ -146,7 +146,7 @@ def _cards(rows: Sequence[Row]) -> list[str]:
     if exact is None:
         return []
     found = [card(f"Exact at {percent(share)}", speed(exact.tok_s), rate(getattr(exact, figure_of)))]
-    for most, said in ((0.0, "Fastest as good"), (0.05, "Within 5 points"), (1.0, "Fastest of all")):
+    for most, said in ((0.0, "Fastest without loss"), (0.05, "Within 5 points"), (1.0, "Fastest")):
         least = (getattr(exact, figure_of) or 0.0) - most
         row = max((row for row in here if (getattr(row, figure_of) or 0.0) >= least), key=lambda one: one.tok_s or 0.0)
         found.append(card(said, speed(row.tok_s), row.title, rate(getattr(row, figure_of))))
@@ -158,7 +158,7 @@ def speed(tok_s: float | None) -> str:
     return "–" if tok_s is None else f"{tok_s:.1f} tok/s"
 
 
-def listing(answer: Answer) -> str:
+def listing(answer: QualityResult) -> str:
     """Every row that could be run, then the others with the reason."""
     front = {row.key for rows in fronts(answer).values() for row in rows}
     heads = "".join(
@@ -176,25 +176,26 @@ def listing(answer: Answer) -> str:
     more = f"<h3>Could not be run</h3><dl class='reasons'>{out}</dl>" if out else ""
     return (
         f"<div class='rows-box'><table class='rows'><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
-        "</div><p class='minor'>Marked: none at the same residency is better in both accuracy and speed.</p>"
+        "</div><p class='minor'>Marked: Pareto-optimal at its residency, no other mode is better in both "
+        "accuracy and speed.</p>"
         f"{more}"
     )
 
 
-def _line(row: Row, marked: bool) -> str:
+def _line(row: EvaluationRow, marked: bool) -> str:
     cells = [
         f"<td class='policy' data-v='{escape(row.title, True)}'>{escape(row.title)}</td>",
         f"<td class='budget' data-v='{row.residency:.9g}'>{percent(row.residency)}</td>",
     ]
     for key, _ in HEADS:
         value, error = getattr(row, key), getattr(row, f"{key}_se", None)
-        text = told(key, value)
+        text = formatted(key, value)
         text += f" ± {100 * error:.1f}" if key in RATES and error else ""
         cells.append(f"<td class='{key}' data-v='{'' if value is None else f'{value:.9g}'}'>{escape(text)}</td>")
     return f"<tr class='{'chosen' if marked else ''}'>{''.join(cells)}</tr>"
 
 
-def told(key: str, value: float | None) -> str:
+def formatted(key: str, value: float | None) -> str:
     """A row's value as displayed."""
     if value is None:
         return "–"

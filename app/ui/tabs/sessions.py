@@ -19,9 +19,9 @@ from core.errors import MoestroError
 
 EMPTY = (
     "<div class='empty-note'><b>No chats yet</b>"
-    "<span>What you ask is kept here, with every measurement, until you delete it.</span></div>"
+    "<span>Your chats are kept here, with their measurements, until you delete them.</span></div>"
 )
-NO_TRACE = "<p class='minor'>No routing was recorded: it is while Telemetry is on.</p>"
+NO_TRACE = "<p class='minor'>No routing was recorded. It is recorded while Telemetry is on.</p>"
 
 
 class Sessions:
@@ -48,7 +48,7 @@ class Sessions:
                     self.yes = gr.Button("Delete", variant="stop", size="sm", elem_id="delete-yes", min_width=80)
                     self.no = gr.Button("Keep", size="sm", elem_id="delete-no", min_width=80)
                 with gr.Row(visible=False, elem_classes="confirm", elem_id="confirm-recording") as self.confirm_strip:
-                    html("<p>Delete the measurements and the routing of this chat for good, and keep its words?</p>")
+                    html("<p>Delete the measurements and the routing of this chat for good, and keep its text?</p>")
                     self.strip_yes = gr.Button(
                         "Delete", variant="stop", size="sm", elem_id="recording-yes", min_width=80
                     )
@@ -100,21 +100,21 @@ class Sessions:
 
     def _rename(self, chosen: int, name: str) -> list[Any]:
         try:
-            self.host.rename(chosen, name)
+            self.host.chats.rename(chosen, name)
         except MoestroError as error:
             return self.show(chosen, str(error))
         return self.show(chosen)
 
     def _delete(self, chosen: int) -> list[Any]:
         try:
-            self.host.delete(chosen)
+            self.host.chats.delete(chosen)
         except MoestroError as error:
             return self.show(chosen, str(error))
         return self.show(None)
 
     def _delete_recording(self, chosen: int) -> list[Any]:
         try:
-            self.host.delete_recording(chosen)
+            self.host.chats.delete_recording(chosen)
         except MoestroError as error:
             return self.show(chosen, str(error))
         return self.show(chosen)
@@ -129,7 +129,7 @@ def about(chat: Chat, traces: Sequence[StoredTrace]) -> str:
     """Details of the chosen chat, with links to its measurements and to its routing."""
     return (
         f"<div class='about-chat'><p>{escape(name_of(chat.model))}</p>"
-        f"<p class='minor'>Begun {when(chat.created)}, last answer {when(chat.updated)}</p>"
+        f"<p class='minor'>Started {when(chat.created)}, last answer {when(chat.updated)}</p>"
         f"<p><a href='/export/{chat.id}.zip' download id='session-csv'>Download measurements (CSV, zip)</a></p>"
         f"{''.join(link(chat, one, len(traces) > 1) for one in traces) or NO_TRACE}</div>"
     )
@@ -140,7 +140,7 @@ def link(chat: Chat, trace: StoredTrace, several: bool) -> str:
     of = f" of {escape(name_of(trace.model))}" if several else ""
     return (
         f"<p><a href='/export/{chat.id}.trace?load={trace.loads[-1]}' download class='session-trace' "
-        f"title='Which experts every token chose, for launch.py simulate'>Download routing{of} (trace)</a> "
+        f"title='The experts of every token, for launch.py simulate'>Download routing{of} (trace)</a> "
         f"<span class='minor'>{trace.tokens} tokens, prompts included, {size(trace.size)}</span></p>"
     )
 

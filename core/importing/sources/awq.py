@@ -9,7 +9,7 @@ import torch
 
 from core.errors import ModelError
 from core.hf.stored import TensorFiles
-from core.importing.sources.decoded import Matrix, mismatch, stored
+from core.importing.sources.decoded import QuantizedWeight, mismatch, stored
 from core.importing.sources.integers import IntegerMatrix, Integers
 
 SUFFIXES = ("qweight", "qzeros", "scales")
@@ -45,7 +45,7 @@ def _outputs(words: torch.Tensor) -> torch.Tensor:
     return torch.stack([(turned >> 4 * place & 15).to(torch.uint8) for place in PLACES], 1).flatten(0, 1)
 
 
-def matrices(files: TensorFiles, config: dict[str, Any]) -> tuple[dict[str, Matrix], list[str], str]:
+def matrices(files: TensorFiles, config: dict[str, Any]) -> tuple[dict[str, QuantizedWeight], list[str], str]:
     """(weights by name, their stored tensors, a label). Raises ModelError for unsupported AWQ variants."""
     version = str(config.get("version") or config.get("checkpoint_format") or "gemm").lower()
     bits, group = config.get("bits", config.get("w_bit", 4)), config.get("group_size", config.get("q_group_size", 128))
@@ -55,6 +55,6 @@ def matrices(files: TensorFiles, config: dict[str, Any]) -> tuple[dict[str, Matr
             "in the gemm layout: use such a version of the model."
         )
     prefixes = [n.removesuffix(".qweight") for n in files.tensors if n.endswith(".qweight")]
-    found: dict[str, Matrix] = {f"{p}.weight": AwqMatrix(files, p) for p in prefixes}
+    found: dict[str, QuantizedWeight] = {f"{p}.weight": AwqMatrix(files, p) for p in prefixes}
     label = "AWQ 4-bit, " + ("one scale a row" if group == -1 else f"groups of {group}")
     return found, [f"{p}.{s}" for p in prefixes for s in SUFFIXES], label

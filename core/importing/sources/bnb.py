@@ -9,7 +9,7 @@ import torch
 
 from core.errors import ModelError
 from core.hf.stored import TensorFiles
-from core.importing.sources.decoded import Matrix, mismatch, rows
+from core.importing.sources.decoded import QuantizedWeight, mismatch, rows
 from core.memory.codec.coded import QuantizedTensor
 from core.memory.codec.tables import table
 from core.system.reading import parse_json
@@ -19,7 +19,7 @@ STATE = ".quant_state.bitsandbytes__"
 PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 
 
-class BnbMatrix(Matrix):
+class BnbMatrix(QuantizedWeight):
     """One 4-bit weight. nf4 is preserved exactly; none of our formats has fp4's table."""
 
     def __init__(self, files: TensorFiles, name: str, state: str) -> None:
@@ -92,7 +92,7 @@ class BnbMatrix(Matrix):
         return values * scale[: len(values)] + float(self._state["nested_offset"])
 
 
-def matrices(files: TensorFiles, config: dict[str, Any]) -> tuple[dict[str, Matrix], list[str], str]:
+def matrices(files: TensorFiles, config: dict[str, Any]) -> tuple[dict[str, QuantizedWeight], list[str], str]:
     """(weights by name, their stored tensors, a label). Raises ModelError for unsupported variants."""
     if config.get("load_in_8bit") or any(n.endswith(".SCB") for n in files.tensors):
         raise ModelError(
@@ -106,7 +106,7 @@ def matrices(files: TensorFiles, config: dict[str, Any]) -> tuple[dict[str, Matr
             f"The quantized weight {bare[0].removesuffix('.absmax')!r} lacks its quant_state. The "
             "checkpoint is incomplete: download it again."
         )
-    found: dict[str, Matrix] = {n: BnbMatrix(files, n, state) for n, state in states.items()}
+    found: dict[str, QuantizedWeight] = {n: BnbMatrix(files, n, state) for n, state in states.items()}
     taken = [*states.values(), *(f"{n}.{p}" for n in states for p in PARTS)]
     kind = str(config.get("bnb_4bit_quant_type", "fp4")).upper()
     return found, taken, f"bitsandbytes 4-bit {kind}"

@@ -12,7 +12,7 @@ import torch
 
 from core.errors import ModelError
 from core.hf.stored import TensorFiles
-from core.importing.sources.decoded import Matrix, mismatch, stored
+from core.importing.sources.decoded import QuantizedWeight, mismatch, stored
 from core.importing.sources.fp8 import FLOATS, Fp8Matrix
 from core.importing.sources.integers import IntegerMatrix, Integers, order_of, unpacked
 from core.importing.sources.mxfp4 import PackedMxfp4Matrix
@@ -91,7 +91,7 @@ class ByteMatrix(IntegerMatrix):
 
 def matrices(
     files: TensorFiles, config: dict[str, Any], dtype: torch.dtype
-) -> tuple[dict[str, Matrix], list[str], str]:
+) -> tuple[dict[str, QuantizedWeight], list[str], str]:
     """(weights by name, their stored tensors, a label). Raises ModelError for unsupported variants."""
     groups = [g for g in (config.get("config_groups") or {}).values() if isinstance(g, dict)]
     kinds = {str(k) for k in (config.get("format"), *(g.get("format") for g in groups)) if k}
@@ -107,7 +107,7 @@ def matrices(
     bits = {int(w.get("num_bits", 0)) for w in weights if w.get("type", "int") == "int"}
     block = next((tuple(w["block_structure"]) for w in weights if w.get("block_structure")), None)
     by_row = all((w.get("group_size") or -1) < 0 for w in weights)
-    found: dict[str, Matrix] = {}
+    found: dict[str, QuantizedWeight] = {}
     for name, at in files.tensors.items():
         prefix, _, last = name.rpartition(".")
         if last == "weight_packed" and at.dtype == torch.uint8:

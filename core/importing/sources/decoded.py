@@ -9,7 +9,7 @@ import torch
 
 from core.errors import ModelError
 from core.hf.stored import TensorFiles
-from core.hf.tensors import Shape, Stated
+from core.hf.tensors import Shape, TensorShape
 from core.memory.codec.coded import QuantizedTensor
 from core.system.wording import reason
 
@@ -17,7 +17,7 @@ UNFIT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, Ru
 """What numbers that contradict each other end in, somewhere in the code of a format: shapes, sizes, indices."""
 
 
-class Matrix(ABC):
+class QuantizedWeight(ABC):
     """One quantized weight: `shape` is the dequantised shape. Reads its tensors from `files` on demand."""
 
     shape: tuple[int, ...]
@@ -36,14 +36,14 @@ class Decoded:
     """The `Tensors` of a quantized checkpoint."""
 
     def __init__(
-        self, files: TensorFiles, matrices: Mapping[str, Matrix], parts: Iterable[str], dtype: torch.dtype
+        self, files: TensorFiles, matrices: Mapping[str, QuantizedWeight], parts: Iterable[str], dtype: torch.dtype
     ) -> None:
         """`matrices` by weight name, `parts` the stored tensors they consist of, `dtype` the number type of their dense
         copies."""
         taken = set(parts)
         self._files, self.matrices = files, dict(matrices)
         plain: dict[str, Shape] = {name: at for name, at in files.tensors.items() if name not in taken}
-        self.tensors: Mapping[str, Shape] = plain | {n: Stated(dtype, m.shape) for n, m in self.matrices.items()}
+        self.tensors: Mapping[str, Shape] = plain | {n: TensorShape(dtype, m.shape) for n, m in self.matrices.items()}
 
     def read(self, name: str, row: int | None = None) -> torch.Tensor:
         """See `Tensors.read`: plain tensors as stored, quantized ones dequantised."""

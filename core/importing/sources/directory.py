@@ -16,13 +16,13 @@ from core.hf.stored import TensorFiles
 from core.hf.tensors import Shape
 from core.importing.sources import awq, bnb, compressed, fp8, gptq, mxfp4
 from core.importing.sources.base import Source
-from core.importing.sources.decoded import UNFIT, Decoded, Matrix
+from core.importing.sources.decoded import UNFIT, Decoded, QuantizedWeight
 from core.memory.codec.formats import Numbers
 from core.system.reading import read_json
 from core.system.text_config import text_config
 from core.system.wording import reason
 
-Made = tuple[dict[str, Matrix], list[str], str]
+Made = tuple[dict[str, QuantizedWeight], list[str], str]
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 SEPARATE = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # written by old tools beside config.json
 MARKS = (".qweight", ".weight_packed", ".absmax", "_blocks", "_scale_inv")  # name endings of quantised tensors only

@@ -12,14 +12,14 @@ import torch
 
 from core.errors import ModelError
 from core.hf.stored import TensorFiles
-from core.importing.sources.decoded import Matrix, mismatch, rows
+from core.importing.sources.decoded import QuantizedWeight, mismatch, rows
 from core.memory.codec.coded import QuantizedTensor, scales
 
 FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2)
 SCALES = ("_scale_inv", "_scale")  # suffixes of the weight's name
 
 
-class Fp8Matrix(Matrix):
+class Fp8Matrix(QuantizedWeight):
     """One FP8 weight, [out, in] or stacked [experts, out, in]."""
 
     bits = 8
@@ -95,11 +95,11 @@ def pairs(files: TensorFiles) -> dict[str, str]:
 
 def matrices(
     files: TensorFiles, config: dict[str, Any], dtype: torch.dtype
-) -> tuple[dict[str, Matrix], list[str], str]:
+) -> tuple[dict[str, QuantizedWeight], list[str], str]:
     """(weights by name, their stored tensors, a label). Raises ModelError for unsupported variants."""
     given = config.get("weight_block_size")
     block = (int(given[0]), int(given[1])) if given else None
     of = pairs(files)
-    found: dict[str, Matrix] = {n: Fp8Matrix(files, n, s, block, dtype) for n, s in of.items()}
+    found: dict[str, QuantizedWeight] = {n: Fp8Matrix(files, n, s, block, dtype) for n, s in of.items()}
     label = f"FP8, blocks of {block[0]} x {block[1]}" if block else "FP8, one scale a tensor"
     return found, list(of.values()), label

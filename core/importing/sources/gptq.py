@@ -9,7 +9,7 @@ import torch
 
 from core.errors import ModelError
 from core.hf.stored import TensorFiles
-from core.importing.sources.decoded import Matrix, mismatch, stored
+from core.importing.sources.decoded import QuantizedWeight, mismatch, stored
 from core.importing.sources.integers import IntegerMatrix, Integers, order_of, unpacked
 
 SUFFIXES = ("qweight", "qzeros", "scales", "g_idx")
@@ -53,7 +53,7 @@ class GptqMatrix(IntegerMatrix):
         return Integers(self.bits, codes, read("scales").t().contiguous(), points.contiguous(), order)
 
 
-def matrices(files: TensorFiles, config: dict[str, Any]) -> tuple[dict[str, Matrix], list[str], str]:
+def matrices(files: TensorFiles, config: dict[str, Any]) -> tuple[dict[str, QuantizedWeight], list[str], str]:
     """(weights by name, their stored tensors, a label). Raises ModelError for unsupported GPTQ variants."""
     kind = str(config.get("checkpoint_format") or config.get("format") or "").lower()
     if kind not in FORMATS:
@@ -68,7 +68,7 @@ def matrices(files: TensorFiles, config: dict[str, Any]) -> tuple[dict[str, Matr
             "version of the model."
         )
     prefixes = [n.removesuffix(".qweight") for n in files.tensors if n.endswith(".qweight")]
-    found: dict[str, Matrix] = {
+    found: dict[str, QuantizedWeight] = {
         f"{p}.weight": GptqMatrix(files, p, bool(config.get("sym")), group == -1, FORMATS[kind] == 1) for p in prefixes
     }
     label = f"GPTQ {bits or 4}-bit, " + ("one scale a row" if group == -1 else f"groups of {group}")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from core.importing.sources.decoded import Matrix, rows
+from core.importing.sources.decoded import QuantizedWeight, rows
 from core.memory.codec.coded import QuantizedTensor
 
 GROUPS = (128, 64, 32)  # group sizes of our 4-bit formats
@@ -71,7 +71,7 @@ class Integers(NamedTuple):
         )
 
 
-class IntegerMatrix(Matrix):
+class IntegerMatrix(QuantizedWeight):
     """A weight stored as `Integers`."""
 
     symmetric = False  # as stated by the checkpoint

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from core.hf.stored import TensorFiles
-from core.importing.sources.decoded import Matrix, mismatch, stored
+from core.importing.sources.decoded import QuantizedWeight, mismatch, stored
 from core.memory.codec.coded import QuantizedTensor
 
 GROUP = 32
 
 
-class Mxfp4Matrix(Matrix):
+class Mxfp4Matrix(QuantizedWeight):
     """Stacked experts, transposed: the model's layout is [in, out]."""
 
     def __init__(self, files: TensorFiles, name: str) -> None:
@@ -41,7 +41,7 @@ class Mxfp4Matrix(Matrix):
         return QuantizedTensor("mxfp4", codes, self._files.read(f"{self._name}_scales", row), None)
 
 
-class PackedMxfp4Matrix(Matrix):
+class PackedMxfp4Matrix(QuantizedWeight):
     """The compressed-tensors layout, one matrix each: `weight_packed [out, in / 2]`, `weight_scale [out, in / 32]`."""
 
     def __init__(self, files: TensorFiles, prefix: str) -> None:
@@ -64,8 +64,8 @@ def _halves(raw: torch.Tensor) -> torch.Tensor:
     return torch.stack((raw & 15, raw >> 4), -1).flatten(-2)
 
 
-def matrices(files: TensorFiles, config: dict[str, Any]) -> tuple[dict[str, Matrix], list[str], str]:
+def matrices(files: TensorFiles, config: dict[str, Any]) -> tuple[dict[str, QuantizedWeight], list[str], str]:
     """(weights by name, their stored tensors, a label). Raises ModelError for unsupported variants."""
     names = [n.removesuffix("_blocks") for n in files.tensors if n.endswith("_blocks")]
-    found: dict[str, Matrix] = {n: Mxfp4Matrix(files, n) for n in names}
+    found: dict[str, QuantizedWeight] = {n: Mxfp4Matrix(files, n) for n in names}
     return found, [f"{n}_{s}" for n in names for s in ("blocks", "scales")], "MXFP4"

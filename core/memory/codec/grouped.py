@@ -14,7 +14,7 @@ from core.memory.codec.base import Base, Entries, PartSpec, SlotParts
 from core.memory.codec.bits import PLANES, pack, unpack
 from core.memory.codec.coded import QuantizedTensor, dequantize
 from core.memory.codec.formats import FORMATS, Format, Numbers
-from core.memory.codec.quantize import CHUNK, Rounded, quantize
+from core.memory.codec.quantize import CHUNK, QuantizedMatrix, quantize
 
 STEP = 256  # rows dequantised at a time on a CPU: fits in its cache
 
@@ -60,7 +60,7 @@ class Grouped(Base):
             given = parts[name]
             if isinstance(given, QuantizedTensor) and given.format == self.name:
                 given = given.turned() if self.is_transposed else given
-                self._write(views, name, slice(None), Rounded(given.codes, given.scale, given.zero))
+                self._write(views, name, slice(None), QuantizedMatrix(given.codes, given.scale, given.zero))
                 continue
             out, columns = self.out_in(name)
             step = max(1, CHUNK // columns) if self.device.type == "cpu" else out
@@ -69,7 +69,7 @@ class Grouped(Base):
                 self._write(views, name, at, quantize(self.rows(given, at), self.format, self.numbers))
         return blob
 
-    def _write(self, views: Mapping[str, torch.Tensor], part: str, at: slice, rounded: Rounded) -> None:
+    def _write(self, views: Mapping[str, torch.Tensor], part: str, at: slice, rounded: QuantizedMatrix) -> None:
         for i, plane in enumerate(pack(rounded.codes.contiguous(), self.format.bits)):
             views[f"{part}.q{i or ''}"][at].copy_(plane)
         scale = views[f"{part}.scale"][at]

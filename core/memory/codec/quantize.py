@@ -24,7 +24,7 @@ EXTREMES = {"": (-8.0, -8.4, -8.8, -9.2), "nf4": (1.0,), "iq4_nl": (-135.0, -127
 # ... values, in scales, given to a group's weight of largest magnitude; the scale takes that weight's sign
 
 
-class Rounded(NamedTuple):
+class QuantizedMatrix(NamedTuple):
     """Quantised matrix as blobs store it: codes [out, in] uint8 (8 bits: int8), scale and zero [out, groups] (row
     formats: scale [out])."""
 
@@ -33,7 +33,7 @@ class Rounded(NamedTuple):
     zero: torch.Tensor | None
 
 
-def quantize(weight: torch.Tensor, format: Format, numbers: Numbers) -> Rounded:
+def quantize(weight: torch.Tensor, format: Format, numbers: Numbers) -> QuantizedMatrix:
     """Round [out, in] fp32 to a format."""
     search = Search(weight.view(weight.shape[0], -1, format.group or weight.shape[1]), format, numbers)
     if format.table == "mxfp4":
@@ -46,7 +46,7 @@ def quantize(weight: torch.Tensor, format: Format, numbers: Numbers) -> Rounded:
         search.try_extremes()
     scale, zero = search.scale, search.zero
     stored = exponents(scale) if format.table == "mxfp4" else scale.to(numbers.scale)
-    return Rounded(
+    return QuantizedMatrix(
         search.codes().view_as(weight),
         stored[..., 0] if format.group else stored.view(-1),
         None if zero is None else zero[..., 0].to(numbers.zero),

@@ -29,7 +29,7 @@ class Segment(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Experts:
+class ExpertParts:
     """The layout of an expert's parts, as the model declares them."""
 
     parts: Mapping[str, PartSpec]
@@ -52,7 +52,7 @@ class _Cut(NamedTuple):
 class Segments:
     """Splits blobs of one layout and joins them again, exactly. `bytes` is the size of a cut blob."""
 
-    def __init__(self, layout: Layout, experts: Experts, top: int) -> None:
+    def __init__(self, layout: Layout, experts: ExpertParts, top: int) -> None:
         self._whole = layout
         self.inner = inner_of(experts)
         self._cuts = {name: _cut_of(name, field.shape, experts) for name, field in layout.fields.items()}
@@ -94,13 +94,13 @@ class Segments:
         return tuple(view.shape if how.axis is None else view.flatten(how.axis, how.axis + 1).shape)
 
 
-def inner_of(experts: Experts) -> int:
+def inner_of(experts: ExpertParts) -> int:
     """Inner neurons of one expert: the input features of `down`."""
     spec = next(spec for name, spec in experts.parts.items() if name.startswith("down") and spec.is_weight)
     return spec.shape[0 if experts.is_transposed else 1]
 
 
-def top_of(experts: Experts, group: int, split: float) -> int:
+def top_of(experts: ExpertParts, group: int, split: float) -> int:
     """Neurons of the top segment, nearest to the given share of all. `group` = inputs that share a scale, 0 = a whole
     row.
 
@@ -117,7 +117,7 @@ def top_of(experts: Experts, group: int, split: float) -> int:
     return min(max(round(inner * split / grain), 1), (inner - 1) // grain) * grain
 
 
-def specs_of(experts: Experts, neurons: int) -> dict[str, PartSpec]:
+def specs_of(experts: ExpertParts, neurons: int) -> dict[str, PartSpec]:
     """The part specs of an expert with `neurons` inner neurons."""
     small = {}
     inner = inner_of(experts)
@@ -130,7 +130,7 @@ def specs_of(experts: Experts, neurons: int) -> dict[str, PartSpec]:
     return small
 
 
-def _cut_of(name: str, shape: tuple[int, ...], experts: Experts) -> _Cut:
+def _cut_of(name: str, shape: tuple[int, ...], experts: ExpertParts) -> _Cut:
     part = name if name in experts.parts else name.rpartition(".")[0]
     spec, inner = experts.parts[part], inner_of(experts)
     down = part.startswith("down")
@@ -144,7 +144,7 @@ def _cut_of(name: str, shape: tuple[int, ...], experts: Experts) -> _Cut:
     return _up(axis, shape[axis], inner, experts)
 
 
-def _up(axis: int, size: int, inner: int, experts: Experts) -> _Cut:
+def _up(axis: int, size: int, inner: int, experts: ExpertParts) -> _Cut:
     rows = size // inner
     return _Cut(axis, blocks=rows) if experts.is_concatenated else _Cut(axis, stride=rows)
 

@@ -3,10 +3,11 @@
 This package does not depend on transformers: a pack is bytes, described by its manifest.
 """
 
-from core.memory.pack.manifest import Entry, Manifest, pack_at
+from core.memory.pack.manifest import Manifest, pack_at
+from core.memory.pack.manifest_json import PackFile
 from core.memory.pack.reader import PackReader
 from core.memory.pack.verify import check, verify
 from core.memory.pack.writer import PackWriter
 from core.memory.pages import PAGE, aligned
 
-__all__ = ["PAGE", "Entry", "Manifest", "PackReader", "PackWriter", "aligned", "check", "pack_at", "verify"]
+__all__ = ["PAGE", "Manifest", "PackFile", "PackReader", "PackWriter", "aligned", "check", "pack_at", "verify"]

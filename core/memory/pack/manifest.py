@@ -8,15 +8,26 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path, PureWindowsPath
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from core.errors import ModelError
-from core.memory.codec import ALIGN, FORMATS, Codec, Field, Layout, PartSpec, make_codec
+from core.memory.codec import FORMATS, Codec, Layout, PartSpec, make_codec
 from core.memory.codec.formats import Numbers
-from core.memory.codec.segments import Experts, Segment, Segments
-from core.memory.pack.stated import FLOATS, Stated, Unfit, whole
+from core.memory.codec.segments import ExpertParts, Segment, Segments
+from core.memory.pack.checked_json import FLOATS, CheckedObject, InvalidValue
+from core.memory.pack.manifest_json import (
+    PackFile,
+    check_layout,
+    dtype_name,
+    file_from,
+    layout_from,
+    layout_json,
+    numbers_json,
+    segment_from,
+    sums_from,
+)
 from core.memory.pages import page_up
 from core.system.reading import CONFIG_BYTES, BadJson, parse_json, read_bytes
 
@@ -24,15 +35,6 @@ NAME = "moestro.json"
 DENSE = "model.safetensors"
 VERSION = 1
 MOST_LAYERS, MOST_EXPERTS = 1000, 1 << 14
-
-
-class Entry(NamedTuple):
-    """One file of a pack: its size in bytes and sha256. Expert files have "" as sha256, since each blob has its own
-    checksum; `head` is the sha256 of a safetensors header, "" for other files."""
-
-    bytes: int
-    sha256: str = ""
-    head: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class Manifest:
     layout: Layout  # of one expert's blob, as its codec has it
     segments: tuple[Segment, ...]  # how blobs are cut on disk; () = not cut
     padded_bytes: int  # from one expert to the next in a file
-    files: Mapping[str, Entry]
+    files: Mapping[str, PackFile]
     sums: tuple[tuple[int, ...], ...]  # zlib.crc32 of every padded blob, by layer and expert
     source: Mapping[str, str]  # kind, label, name, hash of what was imported
     exact: Mapping[str, str]  # by part: how its numbers were derived from the source, in words
@@ -84,7 +86,7 @@ class Manifest:
     @property
     def cutter(self) -> Segments | None:
         """Joins the segments of a blob; None when blobs are not cut."""
-        experts = Experts(self.parts, self.is_transposed, self.has_gate, self.is_concatenated)
+        experts = ExpertParts(self.parts, self.is_transposed, self.has_gate, self.is_concatenated)
         return Segments(self.layout, experts, self.segments[0].stop) if self.segments else None
 
     def codec(self, dtype: torch.dtype, device: torch.device) -> Codec:
@@ -111,17 +113,17 @@ class Manifest:
             "pack": VERSION,
             "model_hash": self.model_hash,
             "format": self.format,
-            "numbers": _names(self.numbers),
+            "numbers": numbers_json(self.numbers),
             "layers": self.layers,
             "experts": self.experts,
             "top_k": self.top_k,
-            "parts": {n: {"shape": list(s.shape), "dtype": _name(s.dtype)} for n, s in self.parts.items()},
+            "parts": {n: {"shape": list(s.shape), "dtype": dtype_name(s.dtype)} for n, s in self.parts.items()},
             "is_transposed": self.is_transposed,
             "has_gate": self.has_gate,
             "is_concatenated": self.is_concatenated,
-            "blob": _layout(self.layout),
+            "blob": layout_json(self.layout),
             "segments": [
-                {"neurons": [s.start, s.stop], "offset": s.offset, **_layout(s.layout)} for s in self.segments
+                {"neurons": [s.start, s.stop], "offset": s.offset, **layout_json(s.layout)} for s in self.segments
             ],
             "padded_bytes": self.padded_bytes,
             "files": {n: e._asdict() for n, e in sorted(self.files.items())},
@@ -140,7 +142,7 @@ class Manifest:
         file = pack / NAME
         if not pack.exists() and partial(pack).is_dir():
             raise ModelError(
-                f"The import into {pack} is not finished. Run the same import again: it goes on where it stopped."
+                f"The import into {pack} is not finished. Run the same import again: it continues where it stopped."
             )
         if not os.path.lexists(file):
             raise ModelError(f"There is no pack at {pack}: it has no {NAME}. Give the directory that an import made.")
@@ -159,14 +161,14 @@ class Manifest:
         if stated != _digest(body):
             raise ModelError(damaged(file))
         try:
-            manifest = cls._of(Stated(body))
+            manifest = cls._of(CheckedObject(body))
             manifest._check()
-        except Unfit as error:  # the digest is right, so another program wrote it
+        except InvalidValue as error:  # the digest is right, so another program wrote it
             raise ModelError(damaged(file, f": {error}")) from None
         return manifest
 
     @classmethod
-    def _of(cls, body: Stated) -> Manifest:
+    def _of(cls, body: CheckedObject) -> Manifest:
         body.only("pack", *(f.name for f in fields(cls) if f.name not in ("layout", "sums")), "blob", "crc32")
         numbers, parts, files = body.object("numbers"), body.object("parts"), body.object("files")
         numbers.only(*(f.name for f in fields(Numbers)))
@@ -190,21 +192,21 @@ class Manifest:
                 name: PartSpec(parts.object(name).shape("shape"), parts.object(name).dtype("dtype", FLOATS))
                 for name in parts.names()
             },
-            layout=_layout_of(body.object("blob")),
-            segments=tuple(_segment(Stated(s, "segments.")) for s in body.values("segments")),
-            files={name: _entry(files.object(name)) for name in files.names()},
-            sums=tuple(_sums(layer) for layer in body.values("crc32")),
+            layout=layout_from(body.object("blob")),
+            segments=tuple(segment_from(CheckedObject(s, "segments.")) for s in body.values("segments")),
+            files={name: file_from(files.object(name)) for name in files.names()},
+            sums=tuple(sums_from(layer) for layer in body.values("crc32")),
         )
 
     def _check(self) -> None:
-        """Raises Unfit when the fields contradict each other."""
+        """Raises InvalidValue when the fields contradict each other."""
         if "label" not in self.source:
-            raise Unfit("its source.label is missing")
+            raise InvalidValue("its source.label is missing")
         if self.format not in FORMATS:
-            raise Unfit(f"its format is {self.format!r:.60}, which there is not")
+            raise InvalidValue(f"its format is {self.format!r:.60}, which there is not")
         if not any(name.startswith("down") and spec.is_weight for name, spec in self.parts.items()):
-            raise Unfit("none of its parts is the matrix that ends an expert (down)")
-        _check_layout(self.layout, "blob")
+            raise InvalidValue("none of its parts is the matrix that ends an expert (down)")
+        check_layout(self.layout, "blob")
         size = self.layout.bytes
         if self.segments:
             try:
@@ -212,20 +214,20 @@ class Manifest:
             except (LookupError, ValueError, RuntimeError, ArithmeticError):
                 cutter = None
             if cutter is None or cutter.segments != self.segments:
-                raise Unfit("its segments do not make up its experts")
+                raise InvalidValue("its segments do not make up its experts")
             size = cutter.bytes
         if self.padded_bytes != page_up(size):
-            raise Unfit(f"its padded_bytes is {self.padded_bytes:,}, and its experts have {size:,} bytes")
+            raise InvalidValue(f"its padded_bytes is {self.padded_bytes:,}, and its experts have {size:,} bytes")
         if len(self.sums) != self.layers or any(len(layer) != self.experts for layer in self.sums):
-            raise Unfit(f"its crc32 are not those of {self.layers} x {self.experts} experts")
+            raise InvalidValue(f"its crc32 are not those of {self.layers} x {self.experts} experts")
         wanted = {layer_file(n): self.experts * self.padded_bytes for n in range(self.layers)}
         for name, entry in self.files.items():
             if PureWindowsPath(name).name != name or name == NAME:
-                raise Unfit(f"it names the file {name[:100]!r}, which cannot be one of its own")
+                raise InvalidValue(f"it names the file {name[:100]!r}, which cannot be one of its own")
             if name.startswith("experts-") and wanted.get(name) != entry.bytes:
-                raise Unfit(f"its {name[:100]} has {entry.bytes:,} bytes, which is not a layer of its experts")
+                raise InvalidValue(f"its {name[:100]} has {entry.bytes:,} bytes, which is not a layer of its experts")
         if lost := next((name for name in (*wanted, DENSE, "config.json") if name not in self.files), None):
-            raise Unfit(f"it does not name {lost}")
+            raise InvalidValue(f"it does not name {lost}")
 
 
 def identity_of(model_hash: str, format: str, numbers: Numbers, top: int, moestro: str) -> dict[str, Any]:
@@ -234,7 +236,7 @@ def identity_of(model_hash: str, format: str, numbers: Numbers, top: int, moestr
         "pack": VERSION,
         "model_hash": model_hash,
         "format": format,
-        "numbers": _names(numbers),
+        "numbers": numbers_json(numbers),
         "top": top,
         "moestro": moestro,
     }
@@ -276,59 +278,3 @@ def unreadable(file: Path, error: OSError) -> str:
 def _digest(body: Mapping[str, Any]) -> str:
     """sha256 over the canonical JSON of a manifest without its digest."""
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _names(numbers: Numbers) -> dict[str, str]:
-    return {f.name: _name(getattr(numbers, f.name)) for f in fields(numbers)}
-
-
-def _sums(layer: Any) -> tuple[int, ...]:
-    if not isinstance(layer, list):
-        raise Unfit(f"its crc32 has {layer!r:.60} for a layer")
-    return tuple(whole(number, "crc32", 0, (1 << 32) - 1) for number in layer)
-
-
-def _entry(stated: Stated) -> Entry:
-    stated.only(*Entry._fields)
-    return Entry(stated.whole("bytes"), stated.text("sha256"), stated.text("head"))
-
-
-def _segment(stated: Stated) -> Segment:
-    neurons = [whole(n, "segments.neurons", 0) for n in stated.values("neurons")]
-    if len(neurons) != 2:
-        raise Unfit(f"its segments.neurons is {neurons!r:.60}, not a start and an end")
-    return Segment(neurons[0], neurons[1], stated.whole("offset"), _layout_of(stated))
-
-
-def _layout(layout: Layout) -> dict[str, Any]:
-    return {
-        "bytes": layout.bytes,
-        "fields": {
-            n: {"dtype": _name(f.dtype), "shape": list(f.shape), "offset": f.offset} for n, f in layout.fields.items()
-        },
-    }
-
-
-def _layout_of(stated: Stated) -> Layout:
-    inner = stated.object("fields")
-    made = {}
-    for name in inner.names():
-        field = inner.object(name)
-        made[name] = Field(field.dtype("dtype"), field.shape("shape"), field.whole("offset"))
-    return Layout(made, stated.whole("bytes", 1))
-
-
-def _check_layout(layout: Layout, name: str) -> None:
-    """Raises Unfit unless the layout's fields are consecutive and lie within its bytes."""
-    end = 0
-    for part, field in layout.fields.items():
-        if field.offset < end or field.offset % ALIGN or field.offset + field.bytes > layout.bytes:
-            raise Unfit(
-                f"its {name}.fields.{part[:60]} lies at byte {field.offset:,} of {layout.bytes:,}, in another "
-                "field or outside"
-            )
-        end = field.offset + field.bytes

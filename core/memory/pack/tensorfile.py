@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from core.errors import ModelError
-from core.memory.pack.manifest import Entry
+from core.memory.pack.manifest_json import PackFile
 from core.memory.pack.sync import sync_file, write_all
 
 NAMES = {
@@ -45,7 +45,7 @@ def write_tensors(
     read: Callable[[str], torch.Tensor],
     metadata: Mapping[str, str],
     wrote: Callable[[int], object],
-) -> Entry:
+) -> PackFile:
     """Write what `read(name)` returns for every name, widest dtypes first, as safetensors itself does.
 
     `wrote(bytes)` is called after each. The bytes are on the disk when it returns. Raises OSError, and ModelError when
@@ -69,4 +69,4 @@ def write_tensors(
             size += len(raw)
             wrote(len(raw))
         sync_file(handle.fileno())
-    return Entry(size, digest.hexdigest(), hashlib.sha256(head).hexdigest())
+    return PackFile(size, digest.hexdigest(), hashlib.sha256(head).hexdigest())

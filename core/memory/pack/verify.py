@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from core.errors import ModelError
-from core.memory.pack.manifest import DENSE, Entry, Manifest, damaged, layer_file, unreadable
+from core.memory.pack.manifest import DENSE, Manifest, damaged, layer_file, unreadable
+from core.memory.pack.manifest_json import PackFile
 from core.memory.pack.pagefile import PageFile
 from core.memory.pages import aligned
 
@@ -18,7 +19,7 @@ CHUNK = 4 << 20  # bytes hashed at a time
 HEADER_LIMIT = 100 << 20  # as in safetensors itself
 
 
-class Found(NamedTuple):
+class VerifyResult(NamedTuple):
     """Result of a full verification: the pack's manifest if valid, bytes read, and the problems in words."""
 
     manifest: Manifest | None
@@ -47,7 +48,7 @@ def check_dense(pack: Path, manifest: Manifest) -> None:
         raise ModelError(unreadable(pack / DENSE, error)) from None
 
 
-def _quick(file: Path, entry: Entry) -> str:
+def _quick(file: Path, entry: PackFile) -> str:
     """The problem of a file as far as it can be found without reading weights, or ""."""
     try:
         found = file.stat()
@@ -67,7 +68,7 @@ def _quick(file: Path, entry: Entry) -> str:
     return ""
 
 
-def verify(pack: Path, progress: Callable[[str, int, int], None] = lambda text, done, total: None) -> Found:
+def verify(pack: Path, progress: Callable[[str, int, int], None] = lambda text, done, total: None) -> VerifyResult:
     """Read everything and compare it with its checksums. `progress(file, bytes done, total bytes)`.
 
     Continues after a problem, so that all are found. A damaged pack raises nothing.
@@ -75,7 +76,7 @@ def verify(pack: Path, progress: Callable[[str, int, int], None] = lambda text, 
     try:
         manifest = Manifest.load(pack)
     except ModelError as error:
-        return Found(None, 0, (str(error),))
+        return VerifyResult(None, 0, (str(error),))
     problems: list[str] = []
     done = 0
     layers = {layer_file(layer): layer for layer in range(manifest.layers)}
@@ -100,7 +101,7 @@ def verify(pack: Path, progress: Callable[[str, int, int], None] = lambda text, 
         problems += [problem] if problem else []
         done += entry.bytes
         progress(name, done, manifest.bytes)
-    return Found(manifest, done, tuple(problems))
+    return VerifyResult(manifest, done, tuple(problems))
 
 
 def _blobs(file: Path, manifest: Manifest, layer: int) -> Iterator[tuple[int, str]]:

@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 import torch
 
 from core.errors import ModelError
+from core.memory.pack.checked_json import CheckedObject, InvalidValue, whole
 from core.memory.pack.lock import Lock
-from core.memory.pack.manifest import DENSE, MOST_LAYERS, NAME, Entry, Manifest, layer_file, partial
-from core.memory.pack.stated import Stated, Unfit, whole
+from core.memory.pack.manifest import DENSE, MOST_LAYERS, NAME, Manifest, layer_file, partial
+from core.memory.pack.manifest_json import PackFile
 from core.memory.pack.sync import replace, sync_dir, sync_file, write_all
 from core.memory.pack.tensorfile import write_tensors
 from core.memory.pack.verify import check, file_hash
@@ -34,7 +35,7 @@ LAYER_FILES = frozenset(layer_file(layer) for layer in range(MOST_LAYERS))
 class Done(NamedTuple):
     """A finished file: `sums` of its blobs, and notes of its writer (text by text)."""
 
-    entry: Entry
+    entry: PackFile
     sums: tuple[int, ...] = ()
     notes: Mapping[str, str] = {}
 
@@ -103,16 +104,16 @@ class PackWriter:
                     size += len(raw)
                     wrote(len(raw))
                 sync_file(handle.fileno())
-            self._finish(name, Done(Entry(size), tuple(sums), dict(notes())))
+            self._finish(name, Done(PackFile(size), tuple(sums), dict(notes())))
 
-    def entries(self) -> dict[str, Entry]:
+    def entries(self) -> dict[str, PackFile]:
         """Every file of the pack so far: those finished here, and other files in `directory`, hashed now."""
         found = {name: done.entry for name, done in self.finished.items()}
         for file in sorted(self.directory.iterdir()):
             if file.name not in (JOURNAL, NAME, *found):
                 with file.open("rb+") as handle:
                     sync_file(handle.fileno())
-                found[file.name] = Entry(file.stat().st_size, file_hash(file))
+                found[file.name] = PackFile(file.stat().st_size, file_hash(file))
         return found
 
     def publish(self, manifest: Manifest | None = None) -> Path:
@@ -123,7 +124,8 @@ class PackWriter:
         sync_dir(self.directory)
         if self.out.exists():  # created meanwhile: os.rename would replace an empty directory
             raise ModelError(
-                f"{self.out} was made by somebody else meanwhile. The finished pack is in {self.directory}: rename it."
+                f"{self.out} was created by another program meanwhile. The finished pack is in {self.directory}: "
+                f"rename it."
             )
         os.rename(self.directory, self.out)
         self._published = True
@@ -210,18 +212,18 @@ def _journalled(journal: Path, identity: Mapping[str, Any]) -> dict[str, Done]:
     *lines, _ = read_bytes(journal, INDEX_BYTES).split(b"\n")
     try:
         stated = [parse_json(line) for line in lines]
-        return dict(_done_of(Stated(one)) for one in stated[1:]) if stated[:1] == [identity] else {}
-    except (BadJson, Unfit):
+        return dict(_done_of(CheckedObject(one)) for one in stated[1:]) if stated[:1] == [identity] else {}
+    except (BadJson, InvalidValue):
         return {}
 
 
-def _done_of(stated: Stated) -> tuple[str, Done]:
-    """The file that a journal line describes. Raises Unfit for a line that no import writes."""
+def _done_of(stated: CheckedObject) -> tuple[str, Done]:
+    """The file that a journal line describes. Raises InvalidValue for a line that no import writes."""
     stated.only("file", "entry", "sums", "notes")
     name, entry = stated.text("file"), stated.values("entry")
     if name != DENSE and name not in LAYER_FILES:
-        raise Unfit(f"its file is {name!r:.60}, which no import writes")
+        raise InvalidValue(f"its file is {name!r:.60}, which no import writes")
     if len(entry) != 3 or not all(isinstance(text, str) for text in entry[1:]):
-        raise Unfit(f"its entry is {entry!r:.60}, not a size and two hashes")
+        raise InvalidValue(f"its entry is {entry!r:.60}, not a size and two hashes")
     sums = tuple(whole(number, "sums", 0, (1 << 32) - 1) for number in stated.values("sums"))
-    return name, Done(Entry(whole(entry[0], "entry", 0), entry[1], entry[2]), sums, stated.texts("notes"))
+    return name, Done(PackFile(whole(entry[0], "entry", 0), entry[1], entry[2]), sums, stated.texts("notes"))

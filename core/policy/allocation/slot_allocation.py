@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,17 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from core.errors import SettingError
-from core.policy.allocation.weights import Facts
-from core.settings.config import KINDS, params
-from core.settings.lossy import substitutes
-from core.settings.pins import Pins
-from core.settings.registry import Value, create, variant
+from core.policy.allocation.weights import AllocationInputs
+from core.settings.cache import CacheSettings
+from core.settings.config import KINDS, Settings, general
+from core.settings.registry import create, variant
 
-PLACING = ("scope", "layer_slots", "pins")  # settings that a placement depends on, beside the profile
 HOW = "run python launch.py profile, or open the Calibrate tab"
 
 
-class Measured(Protocol):
+class AllocationProfile(Protocol):
     """The part of a profile (core.profile.Profile) that a placement needs."""
 
     @property
@@ -36,18 +34,22 @@ class Measured(Protocol):
         """Whether a part (a name of core.profile.PARTS) was measured."""
 
 
-def check_needs(settings: Mapping[str, Value], profile: Measured | None, kinds: Iterable[str] = KINDS) -> None:
+def check_needs(settings: Settings, profile: AllocationProfile | None) -> None:
     """Raises SettingError, with advice, when a chosen variant needs parts that the profile does not have."""
-    for kind in kinds:
-        if kind == "substitute" and not substitutes(settings):
-            continue
-        chosen = variant(kind, str(settings[kind]))
-        if lacks := [part for part in chosen.needs if profile is None or not profile.has(part)]:
-            what = "" if profile is None else f" that has {' and '.join(lacks)}"
-            raise SettingError(
-                f"{params()[kind].title} {chosen.title!r} needs a profile of this model{what}: {HOW}, "
-                "then choose it again."
-            )
+    for kind in KINDS:
+        if kind != "substitute" or settings.lossy.substitutes:
+            check_need(kind, str(settings[kind]), profile)
+
+
+def check_need(kind: str, name: str, profile: AllocationProfile | None) -> None:
+    """Raises SettingError, with advice, when this variant needs parts that the profile does not have."""
+    chosen = variant(kind, name)
+    if lacks := [part for part in chosen.needs if profile is None or not profile.has(part)]:
+        what = "" if profile is None else f" that has {' and '.join(lacks)}"
+        raise SettingError(
+            f"{general()[kind].title} {chosen.title!r} needs a profile of this model{what}: {HOW}, "
+            "then choose it again."
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,18 +74,18 @@ class Placement:
         return crowded(self.pinned, self.sizes(slots), self.layers * self.experts, self.top_k) if self.pinned else ""
 
 
-def place(settings: Mapping[str, Value], layers: int, experts: int, top_k: int, profile: Measured | None) -> Placement:
+def place(
+    settings: CacheSettings, layers: int, experts: int, top_k: int, profile: AllocationProfile | None
+) -> Placement:
     """The placement by the settings. Raises SettingError when a required profile is missing, or pins do not fit the
     model."""
-    scope = str(settings["scope"])
-    if scope == "layer":
-        check_needs(settings, profile, ["layer_slots"])
+    scope, name = settings.scope, settings.layer_slots.name if settings.scope == "layer" else "uniform"
+    check_need("layer_slots", name, profile)
     counts, recall = (profile.counts, profile.gate_recall) if profile is not None else (None, None)
-    pinned = Pins.parse(str(settings["pins"])).eids(layers, experts, counts)
+    pinned = settings.pins.eids(layers, experts, counts)
     held = Counter(eid // experts for eid in pinned)
     least = tuple(min(experts, top_k + held[layer]) for layer in range(layers))
-    name = str(settings["layer_slots"]) if scope == "layer" else "uniform"
-    divide = create("layer_slots", name, {}, facts=Facts(experts, top_k, least, counts, recall))
+    divide = create("layer_slots", name, {}, facts=AllocationInputs(experts, top_k, least, counts, recall))
     usual = np.zeros(layers * experts) if counts is None else np.asarray(counts, np.float64).ravel()
     return Placement(layers, experts, top_k, scope, divide, pinned, usual)
 

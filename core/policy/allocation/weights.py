@@ -1,8 +1,8 @@
 """Divides slots among layers when each layer has its own pool: evenly, or by the gain that a profile shows.
 
-Pure functions over arrays [layers, ...], and the registered ways to divide. A way is built once from `Facts` and called
-for any total: a budget change calls it again. Every division adds up to the given total, gives no layer more slots than
-experts, and none fewer than its `least` as long as there are that many.
+Pure functions over arrays [layers, ...], and the registered ways to divide. A way is built once from
+`AllocationInputs` and called for any total: a budget change calls it again. Every division adds up to the given total,
+gives no layer more slots than experts, and none fewer than its `least` as long as there are that many.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EVEN = 1e-9  # value of a more even division: breaks ties only
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Facts:
+class AllocationInputs:
     """The inputs of a division. `least` [layers] = the fewest slots each layer can compute with."""
 
     experts: int
@@ -128,7 +128,7 @@ class Division:
 
     needs: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: AllocationInputs) -> None:
         self.facts = facts
 
     def __call__(self, slots: int) -> list[int]:
@@ -182,7 +182,7 @@ class AdapMoE(Division):
 
     needs = ("counts", "gate_recall")
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: AllocationInputs) -> None:
         super().__init__(facts)
         assert facts.counts is not None
         assert facts.gate_recall is not None

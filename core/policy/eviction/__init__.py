@@ -3,6 +3,10 @@
 from core.policy.eviction import fifo, finemoe, lcp, least_stale, lfu, lru, none, plec, random, static
 from core.policy.eviction.base import GONE, Eviction, ExpertIndex, victim
 from core.policy.eviction.belady import NEVER, Belady
+from core.policy.eviction.maker import MakePolicy, policy_maker
+from core.settings.registry import same_variants
+
+same_variants("host_eviction", "eviction")  # of the device's slots and of host memory
 
 __all__ = [
     "GONE",
@@ -10,6 +14,7 @@ __all__ = [
     "Belady",
     "Eviction",
     "ExpertIndex",
+    "MakePolicy",
     "fifo",
     "finemoe",
     "lcp",
@@ -18,6 +23,7 @@ __all__ = [
     "lru",
     "none",
     "plec",
+    "policy_maker",
     "random",
     "static",
     "victim",

@@ -35,11 +35,11 @@ class ExpertIndex:
         self.eid: Ints = np.arange(self.size) % (layers * experts)
         self.layer_of: Ints = self.eid // experts
         self.hints = hints or Hints(layers, experts)
-        told = self.hints.repeated(copies)
-        self.probability: Floats = told["probability"]
-        self.predicted: npt.NDArray[np.bool_] = told["predicted"]
-        self.usual: Floats = told["usual"]
-        self.pinned: npt.NDArray[np.bool_] = told["pinned"]
+        arrays = self.hints.repeated(copies)
+        self.probability: Floats = arrays["probability"]
+        self.predicted: npt.NDArray[np.bool_] = arrays["predicted"]
+        self.usual: Floats = arrays["usual"]
+        self.pinned: npt.NDArray[np.bool_] = arrays["pinned"]
 
     def distance(self, part: slice, layer: Ids) -> Floats | float:
         """Layers until the layer of each id is reached again while `layer` is computed: 0 for the next one, layers - 1

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 
 from core.policy.eviction.base import Eviction, ExpertIndex, Floats, Ids
-from core.settings.registry import Param, register
+from core.settings.param import Param
+from core.settings.registry import register
 
 
 @register(
@@ -19,19 +21,6 @@ from core.settings.registry import Param, register
     help="Uses count, and fade while an expert is unused: its priority is its "
     "uses x rho^(tokens unused / window), and the smallest leaves. Between LFU (rho near 1) and LRU (near 0).",
     source="MoEpic section 4.1, equation 4",
-    params=(
-        Param(
-            "rho",
-            "float",
-            0.25,
-            "What is left of a priority after one window without use.",
-            title="Rho",
-            low=0.01,
-            high=0.99,
-            step=0.01,
-        ),
-        Param("omega", "int", 128, "Length of that window.", title="Window", low=1, high=10_000, step=1, unit="tokens"),
-    ),
 )
 class LCP(Eviction):
     """P = mu x rho^(nu / omega), mu = uses, nu = passes since the last one (tokens, while decoding).
@@ -40,7 +29,19 @@ class LCP(Eviction):
     that all share; and it stays constant while an expert is unused: log2 mu + last use x log2(1 / rho) / omega.
     """
 
-    def __init__(self, expert_index: ExpertIndex, rho: float = 0.25, omega: int = 128) -> None:
+    def __init__(
+        self,
+        expert_index: ExpertIndex,
+        rho: Annotated[
+            float,
+            Param(
+                "What is left of a priority after one window without use.", title="Rho", low=0.01, high=0.99, step=0.01
+            ),
+        ] = 0.25,
+        omega: Annotated[
+            int, Param("Length of that window.", title="Window", low=1, high=10_000, step=1, unit="tokens")
+        ] = 128,
+    ) -> None:
         super().__init__(expert_index)
         self._fade = math.log2(1.0 / rho) / omega
         self._uses: npt.NDArray[np.int64] = np.zeros(expert_index.size, np.int64)

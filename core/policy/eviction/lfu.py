@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 
 from core.policy.eviction.base import RECENT, Eviction, ExpertIndex, Floats, Ids
-from core.settings.registry import Param, register
+from core.settings.param import Param
+from core.settings.registry import register
 
 
 @register(
@@ -15,19 +18,6 @@ from core.settings.registry import Param, register
     help="The expert used least often leaves; among equals the one unused for "
     "longest. With a half-life, old uses count less and less.",
     source="MoE-Infinity (Xue et al. 2024)",
-    params=(
-        Param(
-            "half_life",
-            "int",
-            0,
-            "After this many tokens a use counts half. 0 = never forgets.",
-            title="Half-life",
-            low=0,
-            high=100_000,
-            step=1,
-            unit="tokens",
-        ),
-    ),
 )
 class LFU(Eviction):
     """Score: uses since the start, counted on across evictions, plus a fraction for the tick of the last one.
@@ -36,7 +26,21 @@ class LFU(Eviction):
     experts as halving all older ones would, without updating them. Stored as its logarithm, it cannot overflow.
     """
 
-    def __init__(self, expert_index: ExpertIndex, half_life: int = 0) -> None:
+    def __init__(
+        self,
+        expert_index: ExpertIndex,
+        half_life: Annotated[
+            int,
+            Param(
+                "After this many tokens a use counts half. 0 = never forgets.",
+                title="Half-life",
+                low=0,
+                high=100_000,
+                step=1,
+                unit="tokens",
+            ),
+        ] = 0,
+    ) -> None:
         super().__init__(expert_index)
         self._half_life = half_life
         self._count: Floats = np.full(expert_index.size, -1e300) if half_life else np.zeros(expert_index.size)

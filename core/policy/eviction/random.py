@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from core.policy.eviction.base import Eviction, ExpertIndex, Floats, Ids
-from core.settings.registry import Param, register
+from core.settings.registry import register
 
 WORD = 0xFFFFFFFF
 
@@ -19,16 +19,17 @@ WORD = 0xFFFFFFFF
     title="Random",
     help="A random resident leaves. What a policy must beat.",
     source="control; MoEpic section 6 (ablation without LCP)",
-    params=(Param("seed", "int", 0, "Which random sequence.", title="Seed", low=0, high=2**31 - 1, step=1),),
 )
 class RandomEviction(Eviction):
-    """Score: a hash of the expert, the pass and the layer being computed, independent of the order of calls."""
+    """Score: a hash of the expert, the pass and the layer being computed, independent of the order of calls.
+
+    There is one sequence and no seed to choose another: a control has to repeat, and a trace has draws enough.
+    """
 
     time_dependent: ClassVar[bool] = True
 
-    def __init__(self, expert_index: ExpertIndex, seed: int = 0) -> None:
+    def __init__(self, expert_index: ExpertIndex) -> None:
         super().__init__(expert_index)
-        self._seed = seed
         self._hash = _mixed(expert_index.eid.astype(np.uint32))
         self._own = self._hash ^ _of_layer(expert_index.layer_of)  # where every layer is computed for itself
 
@@ -36,7 +37,7 @@ class RandomEviction(Eviction):
         self.score[ids] = 0.0
 
     def scores(self, part: slice, now: int, layer: Ids) -> Floats:
-        salt = _scalar(self._seed) ^ _scalar(now * 2 + 1)
+        salt = _scalar(now * 2 + 1)
         own = self._own[part] if layer is self.expert_index.layer_of else self._hash[part] ^ _of_layer(layer)
         return self.score[part] + _mixed(own ^ np.uint32(salt))
 

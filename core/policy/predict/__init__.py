@@ -15,12 +15,12 @@ from core.policy.predict import (
     token_table,
     transitions,
 )
-from core.policy.predict.base import Guess, Predictor, View
+from core.policy.predict.base import Prediction, Predictor, View
 from core.policy.predict.oracle import Oracle
 
 __all__ = [
-    "Guess",
     "Oracle",
+    "Prediction",
     "Predictor",
     "View",
     "all_next",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
 
-from core.policy.predict.base import Guess, Predictor, View
-from core.policy.predict.ranking import DISTANCE, Tally, best, by_use, layer_ahead
-from core.settings.registry import Param, register
+from core.policy.predict.base import Prediction, Predictor, View
+from core.policy.predict.ranking import Distance, ExpertUse, best, by_use, layer_ahead
+from core.settings.param import Param
+from core.settings.registry import register
 
 
 @register(
@@ -17,30 +19,22 @@ from core.settings.registry import Param, register
     title="All of the next layer",
     help="Every expert of the next layer is fetched, those used most often first, for as long as there are slots.",
     source="SE-MoE (Shen et al. 2022), ring prefetch",
-    params=(
-        Param(
-            "width",
-            "int",
-            0,
-            "At most this many experts. 0 = all.",
-            title="Width",
-            low=0,
-            high=1024,
-            step=1,
-            unit="experts",
-        ),
-        DISTANCE,
-    ),
 )
 class AllNext(Predictor):
     """Score: (uses + 1) / (tokens + 2), the rule of succession, so that never used experts are predicted too, last."""
 
-    def __init__(self, width: int = 0, distance: int = 1) -> None:
+    def __init__(
+        self,
+        width: Annotated[
+            int, Param("At most this many experts. 0 = all.", title="Width", low=0, high=1024, step=1, unit="experts")
+        ] = 0,
+        distance: Distance = 1,
+    ) -> None:
         self._width, self._distance = width, distance
-        self._tally: Tally | None = None
+        self._tally: ExpertUse | None = None
 
-    def predict(self, view: View) -> Sequence[Guess]:
-        tally = self._tally = self._tally or Tally.of(view)
+    def predict(self, view: View) -> Sequence[Prediction]:
+        tally = self._tally = self._tally or ExpertUse.of(view)
         tally.add(view.layer, np.array(view.ids, np.int64))
         ahead = layer_ahead(view, self._distance)
         uses = tally.uses[ahead]

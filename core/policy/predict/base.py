@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from core.policy.predict.aside import AsyncWorker, Task
+from core.policy.predict.worker import AsyncWorker, WorkerTask
 
 Floats = npt.NDArray[np.floating]
 Net = tuple[Mapping[str, int], Mapping[str, npt.NDArray[Any]]]  # a network's configuration and its weights
@@ -28,7 +28,7 @@ class Later:
         return self.get()
 
 
-class Guess(NamedTuple):
+class Prediction(NamedTuple):
     """One expert that may be needed. `score`: probability that it is requested when its layer is reached next, in [0,
     1]."""
 
@@ -37,7 +37,7 @@ class Guess(NamedTuple):
     score: float
 
 
-class Facts(Protocol):
+class PredictorProfile(Protocol):
     """The parts of a profile (core.profile.Profile) that predictors read; None where not measured."""
 
     @property
@@ -78,7 +78,7 @@ class View(Protocol):
     request: int  # increases with every prompt: tokens with the same number belong to one conversation turn
     ids: Sequence[Sequence[int]]  # [T][k] experts the router just chose; empty before the first layer
     tokens: Sequence[int]  # [T] the token ids of this pass; empty where unknown
-    profile: Facts | None
+    profile: PredictorProfile | None
 
     @property
     def weights(self) -> Sequence[Sequence[float]]:
@@ -115,17 +115,17 @@ class Predictor(Protocol):
     executes: ClassVar[bool] = False  # True: it always predicts the next layer's whole routing, by `ask` or `estimate`
     needs: ClassVar[tuple[str, ...]] = ()  # parts of the profile (core.profile.PARTS) that it requires
     patient: bool = False  # True in replays: it waits for its worker
-    beside: AsyncWorker | None = None  # the worker of its task; None: runs inline
+    worker: AsyncWorker | None = None  # the worker of its task; None: runs inline
 
-    def task(self, view: View) -> Task | None:
+    def task(self, view: View) -> WorkerTask | None:
         """The task of its worker, from `view.profile` and the sizes; None: no worker."""
         return None
 
-    def begin(self, view: View) -> Sequence[Guess]:
+    def begin(self, view: View) -> Sequence[Prediction]:
         """Experts of the first layers, best first, before anything is routed: `view.layer` is -1."""
         return ()
 
-    def predict(self, view: View) -> Sequence[Guess]:
+    def predict(self, view: View) -> Sequence[Prediction]:
         """Experts of later layers (or at the last layers, of the first layers of the next token), best first."""
 
     def close(self) -> None:
@@ -139,5 +139,5 @@ def union(logs: Any, top_k: int) -> npt.NDArray[np.float64]:
 
     `logs`: sum over the tokens of log(1 - p), any shape. Increases with p, so the order of one token's experts is kept.
     """
-    told: npt.NDArray[np.float64] = -np.expm1(top_k * np.asarray(logs, np.float64))
-    return told
+    predicted: npt.NDArray[np.float64] = -np.expm1(top_k * np.asarray(logs, np.float64))
+    return predicted

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from core.policy.predict.base import Guess, Predictor, View
-from core.policy.predict.ranking import FLOOR, WIDTH, Again, best, limit
+from core.policy.predict.base import Prediction, Predictor, View
+from core.policy.predict.ranking import Again, Floor, Width, best, limit
 from core.settings.registry import register
 
 
@@ -18,7 +18,6 @@ from core.settings.registry import register
     "that this layer's experts leave on average, and its likeliest experts are fetched. Layer 0 takes the "
     "previous token's experts.",
     source="Speculating Experts section 3.2, the quasi-hidden state",
-    params=(WIDTH, FLOOR),
 )
 class DefaultVectors(Predictor):
     """q_{l+1} = Norm_{l+1}(r_l + D_l), D_l = sum over the experts S_l that were actually chosen of g_e * d_{l,e} with
@@ -34,14 +33,14 @@ class DefaultVectors(Predictor):
     executes: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("defaults",)
 
-    def __init__(self, width: int = 0, floor: float = 0.0) -> None:
+    def __init__(self, width: Width = 0, floor: Floor = 0.0) -> None:
         self._width, self._floor = width, floor
         self._first = Again()
 
-    def predict(self, view: View) -> Sequence[Guess]:
+    def predict(self, view: View) -> Sequence[Prediction]:
         if view.layer == 0:
             self._first.note(0, view.ids)
         ahead = view.layer + 1
         if ahead == view.layers:
-            return self._first.guesses(0, self._width or view.top_k)
+            return self._first.predictions(0, self._width or view.top_k)
         return best(ahead, view.ask((ahead,), "default")[0], limit(view, ahead, self._width), self._floor)

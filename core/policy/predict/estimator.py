@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from core.policy.predict.base import Floats, Guess, Predictor, View
-from core.policy.predict.ranking import FLOOR, WIDTH, Again, best, limit
-from core.settings.registry import Param, register
+from core.policy.predict.base import Floats, Prediction, Predictor, View
+from core.policy.predict.ranking import Again, Floor, Width, best, limit
+from core.settings.param import Param
+from core.settings.registry import register
 
 
 @register(
@@ -17,7 +18,6 @@ from core.settings.registry import Param, register
     help="A small network, trained on this model, tells the next "
     "layer's experts from this layer's state. Layer 0 takes the previous token's experts.",
     source="Speculating Experts section 6.2 and appendix A, Est-PF; its input here is the router input h_l",
-    params=(WIDTH, FLOOR),
 )
 class Estimated(Predictor):
     """The network's distribution for layer l + 1, given h_l."""
@@ -26,16 +26,16 @@ class Estimated(Predictor):
     executes: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("estimator",)
 
-    def __init__(self, width: int = 0, floor: float = 0.0) -> None:
+    def __init__(self, width: Width = 0, floor: Floor = 0.0) -> None:
         self._width, self._floor = width, floor
         self._first = Again()
 
-    def predict(self, view: View) -> Sequence[Guess]:
+    def predict(self, view: View) -> Sequence[Prediction]:
         if view.layer == 0:
             self._first.note(0, view.ids)
         ahead = view.layer + 1
         if ahead == view.layers:
-            return self._first.guesses(0, self._width or view.top_k)
+            return self._first.predictions(0, self._width or view.top_k)
         return best(ahead, self._scores(view, ahead), limit(view, ahead, self._width), self._floor)
 
     def _scores(self, view: View, ahead: int) -> Floats:
@@ -50,21 +50,6 @@ class Estimated(Predictor):
     "where the layer's own router, asked early, guesses badly; elsewhere that router does, on the state that "
     "default vectors make if the profile has them.",
     source="Speculating Experts section 6.3, Hybrid-PF",
-    params=(
-        Param(
-            "threshold",
-            "float",
-            0.5,
-            "The network is asked in layers where the share of experts that "
-            "the router, asked early, guessed right in the profile is below this.",
-            title="Least recall",
-            low=0.0,
-            high=1.0,
-            step=0.01,
-        ),
-        WIDTH,
-        FLOOR,
-    ),
 )
 class Hybrid(Estimated):
     """Layer l + 1 by the network if its gate_recall is below the threshold, else R_{l+1}(q_{l+1}) or R_{l+1}(h_l)."""
@@ -72,7 +57,22 @@ class Hybrid(Estimated):
     defaults: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("estimator", "gate_recall")
 
-    def __init__(self, threshold: float = 0.5, width: int = 0, floor: float = 0.0) -> None:
+    def __init__(
+        self,
+        threshold: Annotated[
+            float,
+            Param(
+                "The network is asked in layers where the share of experts that "
+                "the router, asked early, guessed right in the profile is below this.",
+                title="Least recall",
+                low=0.0,
+                high=1.0,
+                step=0.01,
+            ),
+        ] = 0.5,
+        width: Width = 0,
+        floor: Floor = 0.0,
+    ) -> None:
         super().__init__(width, floor)
         self._threshold = threshold
 
@@ -81,5 +81,5 @@ class Hybrid(Estimated):
         assert known is not None and known.gate_recall is not None
         if known.gate_recall[ahead] < self._threshold:
             return view.estimate(ahead)
-        told: Floats = view.ask((ahead,), "hidden" if known.defaults is None else "default")[0]
-        return told
+        predicted: Floats = view.ask((ahead,), "hidden" if known.defaults is None else "default")[0]
+        return predicted

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from core.policy.predict.aside import AsyncWorker, InlineWorker, Task
-from core.policy.predict.base import Guess, Later, Predictor, View
+from core.policy.predict.base import Later, Prediction, Predictor, View
 from core.policy.predict.map_search import MapSearch, followed, opened, read
-from core.settings.registry import Param, register
+from core.policy.predict.worker import AsyncWorker, InlineWorker, WorkerTask
+from core.settings.param import Param
+from core.settings.registry import register
 
 BEHIND = 2  # passes that the search may be behind; later ones are skipped
 
@@ -22,51 +23,6 @@ BEHIND = 2  # passes that the search may be behind; later ones are skipped
     "tokens, searches the one whose embedding, and then whose layers so far, are most like this token's, and "
     "fetches what that one used next. Searching never holds up a layer.",
     source="FineMoE sections 4.1 to 4.4",
-    params=(
-        Param(
-            "distance",
-            "int",
-            3,
-            "How many layers ahead to fetch. The layers before that many go by the embedding alone.",
-            title="Distance",
-            low=1,
-            high=16,
-            step=1,
-            unit="layers",
-        ),
-        Param(
-            "capacity",
-            "int",
-            1000,
-            "How many maps to remember; a full store gives up the one most like the new one.",
-            title="Maps",
-            low=8,
-            high=32000,
-            step=8,
-            unit="maps",
-        ),
-        Param(
-            "semantic",
-            "bool",
-            True,
-            "Search by embedding for the first layers. Off: they are not guessed.",
-            title="By embedding",
-        ),
-        Param(
-            "dynamic",
-            "bool",
-            True,
-            "Fetch more experts the less alike the map that was found is. Off: always as many as the router selects.",
-            title="As many as it takes",
-        ),
-        Param(
-            "learn",
-            "bool",
-            True,
-            "Add every token's map to the store. Off: only the profile's are searched.",
-            title="Learn",
-        ),
-    ),
 )
 class ExpertMap(Predictor):
     """Layers [0, d) by embedding, as the pass begins; layer l >= d by the trajectory of layers [0, l - d], as soon as
@@ -80,67 +36,105 @@ class ExpertMap(Predictor):
     starts: ClassVar[bool] = True
 
     def __init__(
-        self, distance: int = 3, capacity: int = 1000, semantic: bool = True, dynamic: bool = True, learn: bool = True
+        self,
+        distance: Annotated[
+            int,
+            Param(
+                "How many layers ahead to fetch. The layers before that many go by the embedding alone.",
+                title="Distance",
+                low=1,
+                high=16,
+                step=1,
+                unit="layers",
+            ),
+        ] = 3,
+        capacity: Annotated[
+            int,
+            Param(
+                "How many maps to remember; a full store gives up the one most like the new one.",
+                title="Maps",
+                low=8,
+                high=32000,
+                step=8,
+                unit="maps",
+            ),
+        ] = 1000,
+        semantic: Annotated[
+            bool, Param("Search by embedding for the first layers. Off: they are not guessed.", title="By embedding")
+        ] = True,
+        dynamic: Annotated[
+            bool,
+            Param(
+                "Fetch more experts the less alike the map that was found is. "
+                "Off: always as many as the router selects.",
+                title="As many as it takes",
+            ),
+        ] = True,
+        learn: Annotated[
+            bool, Param("Add every token's map to the store. Off: only the profile's are searched.", title="Learn")
+        ] = True,
     ) -> None:
-        self._told = {
+        self._predicted = {
             "distance": distance,
             "capacity": capacity,
             "semantic": int(semantic),
             "dynamic": int(dynamic),
             "learn": int(learn),
         }
-        self.beside: AsyncWorker | None = None
+        self.worker: AsyncWorker | None = None
         self._number = 0  # of the pass
         self._begun = self._skipped = False
         self._ahead: deque[tuple[bytes, Later]] = deque()  # messages whose values the device is still computing
 
-    def task(self, view: View) -> Task:
+    def task(self, view: View) -> WorkerTask:
         known = view.profile
         arrays = (
             {"maps": known.maps, "map_keys": known.map_keys}
             if known is not None and known.maps is not None and known.map_keys is not None
             else {}
         )
-        return Task("maps", {**self._told, "layers": view.layers, "experts": view.experts, "top_k": view.top_k}, arrays)
+        return WorkerTask(
+            "maps", {**self._predicted, "layers": view.layers, "experts": view.experts, "top_k": view.top_k}, arrays
+        )
 
-    def begin(self, view: View) -> Sequence[Guess]:
-        beside, self._begun = self._start(view), True
+    def begin(self, view: View) -> Sequence[Prediction]:
+        worker, self._begun = self._start(view), True
         if not self._skipped:
             self._ahead.append((opened(self._number, len(view.tokens)), view.embedding()))
-        return self._collect(beside, view)
+        return self._collect(worker, view)
 
-    def predict(self, view: View) -> Sequence[Guess]:
+    def predict(self, view: View) -> Sequence[Prediction]:
         if view.layer == 0 and not self._begun:  # the model was called directly, not by the engine
-            beside = self._start(view)
-            beside.give(opened(self._number, len(view.ids)))
+            worker = self._start(view)
+            worker.give(opened(self._number, len(view.ids)))
         self._begun = False
-        assert self.beside is not None
+        assert self.worker is not None
         if not self._skipped:
             self._ahead.append((followed(self._number, view.layer), view.distribution()))
-        return self._collect(self.beside, view)
+        return self._collect(self.worker, view)
 
     def close(self) -> None:
-        if self.beside is not None:
-            self.beside.close()
+        if self.worker is not None:
+            self.worker.close()
 
     def _start(self, view: View) -> AsyncWorker:
         """Start a new pass."""
-        self.beside = self.beside or InlineWorker(MapSearch(self.task(view)))
+        self.worker = self.worker or InlineWorker(MapSearch(self.task(view)))
         self._number += 1
-        self._skipped = self.beside.behind > BEHIND * view.layers
-        return self.beside
+        self._skipped = self.worker.behind > BEHIND * view.layers
+        return self.worker
 
-    def _collect(self, beside: AsyncWorker, view: View) -> list[Guess]:
+    def _collect(self, worker: AsyncWorker, view: View) -> list[Prediction]:
         """The results so far for layers still ahead, by descending p / (l - l_now)."""
         while self._ahead and (self.patient or self._ahead[0][1].ready()):
             head, later = self._ahead.popleft()
-            beside.give(head + later().astype("<f4", copy=False).tobytes())
-        told = [
-            (p / (one.layer - view.layer), guess)
-            for answer in (beside.wait() if self.patient else beside.take())
+            worker.give(head + later().astype("<f4", copy=False).tobytes())
+        predicted = [
+            (p / (one.layer - view.layer), prediction)
+            for answer in (worker.wait() if self.patient else worker.take())
             for one in read(answer)
             if one.number == self._number and one.layer > view.layer
-            for p, guess in one.told
+            for p, prediction in one.predictions
         ]
-        told.sort(key=lambda pair: -pair[0])
-        return [guess for _, guess in told]
+        predicted.sort(key=lambda pair: -pair[0])
+        return [prediction for _, prediction in predicted]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from core.policy.predict.base import Guess, Predictor, View
-from core.policy.predict.ranking import FLOOR, LOOK_AHEAD, WIDTH, Again, best, limit
+from core.policy.predict.base import Prediction, Predictor, View
+from core.policy.predict.ranking import Again, Floor, LookAhead, Width, best, limit
 from core.settings.registry import register
 
 
@@ -18,7 +18,6 @@ from core.settings.registry import register
     "asked on the same state, and their likeliest experts are fetched. Layer 0 takes the previous token's "
     "experts.",
     source="Mixtral-offloading section 3.2; the baseline R_{l+1}(h_l) of Speculating Experts and MoEpic",
-    params=(WIDTH, FLOOR, LOOK_AHEAD),
 )
 class NextGate(Predictor):
     """Router l + j is given h_l, for j in 1 ... distance, nearest first. Keeps layer 0's experts for the next token."""
@@ -26,25 +25,25 @@ class NextGate(Predictor):
     asks: ClassVar[bool] = True
     executes: ClassVar[bool] = True
 
-    def __init__(self, width: int = 0, floor: float = 0.0, distance: int = 1) -> None:
+    def __init__(self, width: Width = 0, floor: Floor = 0.0, distance: LookAhead = 1) -> None:
         self._width, self._floor, self._distance = width, floor, distance
         self._first = Again()
 
-    def predict(self, view: View) -> Sequence[Guess]:
+    def predict(self, view: View) -> Sequence[Prediction]:
         if view.layer == 0:
             self._first.note(0, view.ids)
         if view.layer + 1 == view.layers:
-            return self._first.guesses(0, self._width or view.top_k)
+            return self._first.predictions(0, self._width or view.top_k)
         return ask_ahead(view, self._distance, self._width, self._floor)
 
 
-def ask_ahead(view: View, distance: int, width: int, floor: float) -> list[Guess]:
+def ask_ahead(view: View, distance: int, width: int, floor: float) -> list[Prediction]:
     """Predictions of the routers of the next `distance` layers, given this layer's router input."""
     ahead = range(view.layer + 1, min(view.layer + 1 + distance, view.layers))
     if not ahead:
         return []
     return [
-        guess
+        prediction
         for layer, scores in zip(ahead, view.ask(ahead), strict=True)
-        for guess in best(layer, scores, limit(view, layer, width), floor)
+        for prediction in best(layer, scores, limit(view, layer, width), floor)
     ]

@@ -8,23 +8,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from core.policy.predict.aside import Task
-from core.policy.predict.base import Floats, Guess, union
+from core.policy.predict.base import Floats, Prediction, union
 from core.policy.predict.maps import MapStore, Match, Walk, best_match, select
+from core.policy.predict.worker import WorkerTask
 
 OPEN, FOLLOW = 0, 1
 HEAD = struct.Struct("<4i")  # of a message: OPEN, pass, tokens, 0, then the embedding [H] float32, or nothing;
 # or FOLLOW, pass, layer, 0, then the router's distribution [E] float32
-FOUND = struct.Struct("<4i")  # of each part of an answer: pass, layer, n, 0, then n of TOLD
-TOLD = np.dtype([("share", "<f8"), ("score", "<f8"), ("expert", "<i8")])
+FOUND = struct.Struct("<4i")  # of each part of an answer: pass, layer, n, 0, then n of PREDICTED
+PREDICTED = np.dtype([("share", "<f8"), ("score", "<f8"), ("expert", "<i8")])
 
 
-class Found(NamedTuple):
+class MapMatch(NamedTuple):
     """The search result for one layer of a pass: each expert's softmax probability in the map, and its prediction."""
 
     number: int
     layer: int
-    told: list[tuple[float, Guess]]
+    predictions: list[tuple[float, Prediction]]
 
 
 def opened(number: int, tokens: int) -> bytes:
@@ -37,25 +37,25 @@ def followed(number: int, layer: int) -> bytes:
     return HEAD.pack(FOLLOW, number, layer, 0)
 
 
-def read(answer: bytes) -> Iterator[Found]:
+def read(answer: bytes) -> Iterator[MapMatch]:
     """The results in an answer."""
     at = 0
     while at < len(answer):
         number, layer, count, _ = FOUND.unpack_from(answer, at)
-        told = np.frombuffer(answer, TOLD, count, at + FOUND.size).tolist()
-        at += FOUND.size + count * TOLD.itemsize
-        yield Found(number, layer, [(share, Guess(layer, expert, score)) for share, score, expert in told])
+        rows = np.frombuffer(answer, PREDICTED, count, at + FOUND.size).tolist()
+        at += FOUND.size + count * PREDICTED.itemsize
+        yield MapMatch(number, layer, [(share, Prediction(layer, expert, score)) for share, score, expert in rows])
 
 
 class MapSearch:
-    """A core.policy.predict.aside.Worker. `task.told`: layers, experts, top_k, distance, capacity, semantic, dynamic,
+    """A core.policy.predict.worker.Worker. `task.sizes`: layers, experts, top_k, distance, capacity, semantic, dynamic,
     learn; `task.arrays`: the initial maps [N, L, E] and map_keys [N, H], or nothing."""
 
-    def __init__(self, task: Task) -> None:
-        told = task.told
-        self._layers, self._experts, self._top_k = told["layers"], told["experts"], told["top_k"]
-        self._distance, self._capacity = told["distance"], told["capacity"]
-        self._semantic, self._dynamic, self._learn = told["semantic"], told["dynamic"], told["learn"]
+    def __init__(self, task: WorkerTask) -> None:
+        sizes = task.sizes
+        self._layers, self._experts, self._top_k = sizes["layers"], sizes["experts"], sizes["top_k"]
+        self._distance, self._capacity = sizes["distance"], sizes["capacity"]
+        self._semantic, self._dynamic, self._learn = sizes["semantic"], sizes["dynamic"], sizes["learn"]
         self._known = task.arrays
         self.store: MapStore | None = None
         self._number = self._tokens = 0
@@ -96,10 +96,12 @@ class MapSearch:
 
     def _found(self, match: Match, layer: int) -> bytes:
         assert self.store is not None
-        told = self.store.maps[layer, match.place]
-        chosen = select(told, match.score if self._dynamic else None, min(self._top_k * self._tokens, self._experts))
-        p = told[chosen].astype(np.float64)
-        rows = np.empty(len(chosen), TOLD)
+        distribution = self.store.maps[layer, match.place]
+        chosen = select(
+            distribution, match.score if self._dynamic else None, min(self._top_k * self._tokens, self._experts)
+        )
+        p = distribution[chosen].astype(np.float64)
+        rows = np.empty(len(chosen), PREDICTED)
         with np.errstate(divide="ignore"):
             rows["score"] = union(self._tokens * np.log1p(-np.minimum(p, 1.0)), self._top_k)
         rows["share"], rows["expert"] = p, chosen

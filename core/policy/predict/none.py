@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from core.policy.predict.base import Guess, Predictor, View
+from core.policy.predict.base import Prediction, Predictor, View
 from core.settings.registry import register
 
 
@@ -15,5 +15,5 @@ class NoPrediction(Predictor):
 
     looks: ClassVar[bool] = False
 
-    def predict(self, view: View) -> Sequence[Guess]:
+    def predict(self, view: View) -> Sequence[Prediction]:
         return ()

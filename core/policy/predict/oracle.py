@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from core.policy.predict.base import Guess, Predictor, View
+from core.policy.predict.base import Prediction, Predictor, View
 
 
 class Oracle(Predictor):
@@ -25,12 +25,12 @@ class Oracle(Predictor):
         self._next = next(self._passes, None)
         self._begun = False
 
-    def begin(self, view: View) -> Sequence[Guess]:
+    def begin(self, view: View) -> Sequence[Prediction]:
         self._turn()
         self._begun = True
         return self._name(view)
 
-    def predict(self, view: View) -> Sequence[Guess]:
+    def predict(self, view: View) -> Sequence[Prediction]:
         if view.layer == 0 and not self._begun:
             self._turn()
         self._begun = False
@@ -39,11 +39,11 @@ class Oracle(Predictor):
     def _turn(self) -> None:
         self._now, self._next = self._next, next(self._passes, None)
 
-    def _name(self, view: View) -> list[Guess]:
-        told: list[Guess] = []
+    def _name(self, view: View) -> list[Prediction]:
+        predicted: list[Prediction] = []
         for layer in range(view.layer + 1, view.layer + 1 + min(self._distance, view.layers)):
             of = self._now if layer < view.layers else self._next
             if of is not None:
                 ids = np.unique(of[:, layer % view.layers])
-                told += [Guess(layer % view.layers, expert, 1.0) for expert in ids.tolist()]
-        return told
+                predicted += [Prediction(layer % view.layers, expert, 1.0) for expert in ids.tolist()]
+        return predicted

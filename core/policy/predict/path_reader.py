@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from core.policy.predict.aside import Task
+from core.policy.predict.worker import WorkerTask
 
 Singles = npt.NDArray[np.float32]
 WINDOW = 256  # tokens that the encoder and the decoder attend to
 ROOM = 4 * WINDOW  # positions stored before the oldest are removed
 BUCKETS, FARTHEST = 32, 128  # of relative distances, as in T5
 HEAD = struct.Struct("<2i")  # of a message: pass, whether a new request begins; then the tokens, int32
-TOLD = struct.Struct("<q")  # of an answer: pass; then [L, E] float32
+ANSWER = struct.Struct("<q")  # of an answer: pass; then [L, E] float32
 
 
 def asked(number: int, fresh: bool, tokens: Sequence[int]) -> bytes:
@@ -30,23 +30,23 @@ def asked(number: int, fresh: bool, tokens: Sequence[int]) -> bytes:
 
 def answered(answer: bytes) -> tuple[int, Singles]:
     """(pass, [L * E] probability that some of its tokens requests each expert)."""
-    return TOLD.unpack_from(answer)[0], np.frombuffer(answer, "<f4", offset=TOLD.size)
+    return ANSWER.unpack_from(answer)[0], np.frombuffer(answer, "<f4", offset=ANSWER.size)
 
 
 class PathReader:
-    """A core.policy.predict.aside.Worker. `task.told` is the network's configuration, `task.arrays` its weights."""
+    """A core.policy.predict.worker.Worker. `task.sizes` is the network's configuration, `task.arrays` its weights."""
 
-    def __init__(self, task: Task) -> None:
-        told, weights = task.told, {name: np.ascontiguousarray(a) for name, a in task.arrays.items()}
-        self._shape = told["layers"], told["experts"]
-        heads, d_kv = told["heads"], told["d_kv"]
+    def __init__(self, task: WorkerTask) -> None:
+        sizes, weights = task.sizes, {name: np.ascontiguousarray(a) for name, a in task.arrays.items()}
+        self._shape = sizes["layers"], sizes["experts"]
+        heads, d_kv = sizes["heads"], sizes["d_kv"]
         self._tokens, self._embed = weights["tokens"].astype(np.int64), weights["embed.weight"]
         count = BUCKETS // 2
         near = _bucket(np.arange(ROOM), count)
         self._both = weights["reads.values.weight"][np.concatenate((near[:0:-1], near + count * (np.arange(ROOM) > 0)))]
         self._back = weights["writes.values.weight"][_bucket(np.arange(ROOM), BUCKETS)].T.copy()  # [heads, distance]
-        self._encoder = [_Block(_under(weights, f"encoder.{i}"), heads, d_kv) for i in range(told["blocks"])]
-        self._decoder = [_Block(_under(weights, f"decoder.{i}"), heads, d_kv) for i in range(told["blocks"])]
+        self._encoder = [_Block(_under(weights, f"encoder.{i}"), heads, d_kv) for i in range(sizes["blocks"])]
+        self._decoder = [_Block(_under(weights, f"decoder.{i}"), heads, d_kv) for i in range(sizes["blocks"])]
         self._read_norm, self._write_norm = weights["read_norm.weight"], weights["write_norm.weight"]
         self._heads, self._bias = weights["heads.weight"].T, weights["heads.bias"]
         self._prompt: list[int] = []
@@ -56,8 +56,8 @@ class PathReader:
         number, fresh = HEAD.unpack_from(message)
         if fresh:
             self.restart()
-        told = self.follow(np.frombuffer(message, "<i4", offset=HEAD.size).tolist())
-        return TOLD.pack(number) + told.astype("<f4", copy=False).tobytes()
+        predicted = self.follow(np.frombuffer(message, "<i4", offset=HEAD.size).tolist())
+        return ANSWER.pack(number) + predicted.astype("<f4", copy=False).tobytes()
 
     def restart(self) -> None:
         """Start a new request."""
@@ -75,8 +75,8 @@ class PathReader:
         for at in range(0, len(tokens), WINDOW):
             logits = self._decode(tokens[at : at + WINDOW]).reshape(-1, *self._shape)
             idle -= np.logaddexp(np.float32(0.0), logits).sum(0)
-        told: Singles = -np.expm1(idle)
-        return told
+        predicted: Singles = -np.expm1(idle)
+        return predicted
 
     def _encode(self, ids: Sequence[int]) -> None:
         x = self._embed[self._places(ids)]

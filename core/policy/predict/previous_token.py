@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from core.policy.predict.base import Guess, Predictor, View
-from core.policy.predict.ranking import DISTANCE, WIDTH, Again, layer_ahead, limit
+from core.policy.predict.base import Prediction, Predictor, View
+from core.policy.predict.ranking import Again, Distance, Width, layer_ahead, limit
 from core.settings.registry import register
 
 
@@ -15,16 +15,15 @@ from core.settings.registry import register
     title="Previous token",
     help="The next layer's experts of the previous token are fetched again, those it chose first before the others.",
     source="baseline",
-    params=(WIDTH, DISTANCE),
 )
 class PreviousToken(Predictor):
     """Keeps each layer's choice for the last token of the last pass. Score: how often such predictions were correct."""
 
-    def __init__(self, width: int = 0, distance: int = 1) -> None:
+    def __init__(self, width: Width = 0, distance: Distance = 1) -> None:
         self._width, self._distance = width, distance
         self._again = Again()
 
-    def predict(self, view: View) -> Sequence[Guess]:
+    def predict(self, view: View) -> Sequence[Prediction]:
         self._again.note(view.layer, view.ids)
         ahead = layer_ahead(view, self._distance)
-        return self._again.guesses(ahead, limit(view, ahead, self._width))
+        return self._again.predictions(ahead, limit(view, ahead, self._width))

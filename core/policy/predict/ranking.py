@@ -4,59 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import repeat
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 
-from core.policy.predict.base import Guess, View
-from core.settings.registry import Param
+from core.policy.predict.base import Prediction, View
+from core.settings.param import Param
 
 Floats = npt.NDArray[np.floating]
 Ints = npt.NDArray[np.int64]
 
-LOOK_AHEAD = Param(
-    "distance",
-    "int",
-    1,
-    "How many of the next layers to ask about: more leave more time, and each costs time and is harder to guess.",
-    title="Layers ahead",
-    low=1,
-    high=16,
-    step=1,
-    unit="layers",
-)
-WIDTH = Param(
-    "width",
-    "int",
-    0,
-    "How many experts to fetch for a token and layer. 0 = as many as the router selects.",
-    title="Width",
-    low=0,
-    high=256,
-    step=1,
-    unit="experts",
-)
-FLOOR = Param(
-    "floor",
-    "float",
-    0.0,
-    "Fetch only experts with at least this probability.",
-    title="Least probability",
-    low=0.0,
-    high=1.0,
-    step=0.01,
-)
-DISTANCE = Param(
-    "distance",
-    "int",
-    1,
-    "How many layers ahead to fetch: farther leaves more time, and is harder to guess.",
-    title="Distance",
-    low=1,
-    high=16,
-    step=1,
-    unit="layers",
-)
+LookAhead = Annotated[
+    int,
+    Param(
+        "How many of the next layers to ask about: more leave more time, and each costs time and is harder to guess.",
+        title="Layers ahead",
+        low=1,
+        high=16,
+        step=1,
+        unit="layers",
+    ),
+]
+Width = Annotated[
+    int,
+    Param(
+        "How many experts to fetch for a token and layer. 0 = as many as the router selects.",
+        title="Width",
+        low=0,
+        high=256,
+        step=1,
+        unit="experts",
+    ),
+]
+Floor = Annotated[
+    float,
+    Param(
+        "Fetch only experts with at least this probability.", title="Least probability", low=0.0, high=1.0, step=0.01
+    ),
+]
+Distance = Annotated[
+    int,
+    Param(
+        "How many layers ahead to fetch: farther leaves more time, and is harder to guess.",
+        title="Distance",
+        low=1,
+        high=16,
+        step=1,
+        unit="layers",
+    ),
+]
 
 
 def reach(view: View, distance: int) -> int:
@@ -80,16 +77,16 @@ def by_use(uses: Ints, last: Ints) -> Ints:
     return np.argsort(-((uses << 32) + last), kind="stable")
 
 
-def best(layer: int, scores: Floats, most: int, floor: float = 0.0, order: Ints | None = None) -> list[Guess]:
+def best(layer: int, scores: Floats, most: int, floor: float = 0.0, order: Ints | None = None) -> list[Prediction]:
     """The first `most` experts of `order` (default: descending score [E]) as predictions; none with a score of 0 or
     below `floor`. `order` must not contradict the scores."""
     chosen = (np.argsort(-scores, kind="stable") if order is None else order)[:most]
     found = scores[chosen]
     kept = int(np.count_nonzero((found > 0.0) & (found >= floor)))  # scores descend, so the rest is no better
-    return list(map(Guess, repeat(layer), chosen[:kept].tolist(), found[:kept].tolist()))
+    return list(map(Prediction, repeat(layer), chosen[:kept].tolist(), found[:kept].tolist()))
 
 
-class Tally:
+class ExpertUse:
     """How often [L, E] and when last [L, E] each expert was used, counted in tokens [L]; 0 = never."""
 
     def __init__(self, layers: int, experts: int) -> None:
@@ -98,7 +95,7 @@ class Tally:
         self.tokens = [0] * layers
 
     @classmethod
-    def of(cls, view: View) -> Tally:
+    def of(cls, view: View) -> ExpertUse:
         """An empty tally for the model of `view`."""
         return cls(view.layers, view.experts)
 
@@ -140,7 +137,7 @@ class Again:
         """Probability that a predicted expert is chosen."""
         return (self._true.get(layer, 0) + 1) / (self._named.get(layer, 0) + 2)
 
-    def guesses(self, layer: int, most: int) -> list[Guess]:
+    def predictions(self, layer: int, most: int) -> list[Prediction]:
         """The last token's experts in `layer`; none before the first token."""
         score = self.score(layer)
-        return [Guess(layer, expert, score) for expert in self._last.get(layer, ())[:most]]
+        return [Prediction(layer, expert, score) for expert in self._last.get(layer, ())[:most]]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
 
-from core.policy.predict.base import Guess, Predictor, View
-from core.policy.predict.ranking import DISTANCE, FLOOR, WIDTH, Ints, best, by_use, layer_ahead, limit
-from core.settings.registry import Param, register
+from core.policy.predict.base import Prediction, Predictor, View
+from core.policy.predict.ranking import Distance, Floor, Ints, Width, best, by_use, layer_ahead, limit
+from core.settings.param import Param
+from core.settings.registry import register
 
 
 @register(
@@ -17,31 +19,23 @@ from core.settings.registry import Param, register
     title="Recently used (TLP)",
     help="The next layer's experts that the last tokens used most are fetched; among equals the one used last.",
     source="the temporal-locality predictor (TLP) that ExpertFlow compares with",
-    params=(
-        Param(
-            "tokens",
-            "int",
-            32,
-            "How many of the last tokens count.",
-            title="Window",
-            low=1,
-            high=1024,
-            step=1,
-            unit="tokens",
-        ),
-        WIDTH,
-        FLOOR,
-        DISTANCE,
-    ),
 )
 class Recent(Predictor):
     """Score: the share of the last `tokens` tokens (or of all, while there were fewer) that used the expert."""
 
-    def __init__(self, tokens: int = 32, width: int = 0, floor: float = 0.0, distance: int = 1) -> None:
+    def __init__(
+        self,
+        tokens: Annotated[
+            int, Param("How many of the last tokens count.", title="Window", low=1, high=1024, step=1, unit="tokens")
+        ] = 32,
+        width: Width = 0,
+        floor: Floor = 0.0,
+        distance: Distance = 1,
+    ) -> None:
         self._tokens, self._width, self._floor, self._distance = tokens, width, floor, distance
         self._window: dict[int, Ints] = {}  # layer -> choices [up to tokens, k], newest last
 
-    def predict(self, view: View) -> Sequence[Guess]:
+    def predict(self, view: View) -> Sequence[Prediction]:
         ids: Ints = np.array(view.ids, np.int64)
         old = self._window.get(view.layer, ids[:0])
         self._window[view.layer] = np.concatenate((old, ids))[-self._tokens :]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from core.policy.predict.base import Guess, Predictor, View
-from core.policy.predict.ranking import DISTANCE, FLOOR, WIDTH, Tally, best, by_use, layer_ahead, limit
+from core.policy.predict.base import Prediction, Predictor, View
+from core.policy.predict.ranking import Distance, ExpertUse, Floor, Width, best, by_use, layer_ahead, limit
 from core.settings.registry import register
 
 
@@ -18,19 +18,18 @@ from core.settings.registry import register
     help="The next layer's experts that this prompt and its "
     "answer have used most are fetched. Each prompt starts counting anew.",
     source="MoE-Infinity (Xue et al. 2024), its activation matrix of the current request; FineMoE's control",
-    params=(WIDTH, FLOOR, DISTANCE),
 )
 class RequestCounts(Predictor):
     """Score: the share of the request's tokens so far that used the expert."""
 
-    def __init__(self, width: int = 0, floor: float = 0.0, distance: int = 1) -> None:
+    def __init__(self, width: Width = 0, floor: Floor = 0.0, distance: Distance = 1) -> None:
         self._width, self._floor, self._distance = width, floor, distance
         self._request: int | None = None
-        self._tally = Tally(0, 0)
+        self._tally = ExpertUse(0, 0)
 
-    def predict(self, view: View) -> Sequence[Guess]:
+    def predict(self, view: View) -> Sequence[Prediction]:
         if view.request != self._request:
-            self._request, self._tally = view.request, Tally.of(view)
+            self._request, self._tally = view.request, ExpertUse.of(view)
         tally = self._tally
         tally.add(view.layer, np.array(view.ids, np.int64))
         ahead = layer_ahead(view, self._distance)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from core.policy.predict.base import Guess, Predictor, View
-from core.policy.predict.ranking import FLOOR, WIDTH, Again, best, limit, reach
-from core.settings.registry import Param, register
+from core.policy.predict.base import Prediction, Predictor, View
+from core.policy.predict.ranking import Again, Floor, Width, best, limit, reach
+from core.settings.param import Param
+from core.settings.registry import register
 
 
 @register(
@@ -19,13 +20,6 @@ from core.settings.registry import Param, register
     "experts.",
     source="ProMoE (Song et al. 2024), its stride prefetching; ProMoE trains a network for each layer, here the "
     "model's own router stands in for it",
-    params=(
-        Param(
-            "stride", "int", 4, "How many layers ahead to ask.", title="Stride", low=1, high=16, step=1, unit="layers"
-        ),
-        WIDTH,
-        FLOOR,
-    ),
 )
 class Stride(Predictor):
     """At every layer exactly one router is evaluated, that of layer l + stride, so each layer is predicted once,
@@ -35,15 +29,22 @@ class Stride(Predictor):
 
     asks: ClassVar[bool] = True
 
-    def __init__(self, stride: int = 4, width: int = 0, floor: float = 0.0) -> None:
+    def __init__(
+        self,
+        stride: Annotated[
+            int, Param("How many layers ahead to ask.", title="Stride", low=1, high=16, step=1, unit="layers")
+        ] = 4,
+        width: Width = 0,
+        floor: Floor = 0.0,
+    ) -> None:
         self._stride, self._width, self._floor = stride, width, floor
         self._again = Again()
 
-    def predict(self, view: View) -> Sequence[Guess]:
+    def predict(self, view: View) -> Sequence[Prediction]:
         stride = reach(view, self._stride)
         if view.layer < stride:
             self._again.note(view.layer, view.ids)
         ahead = view.layer + stride
         if ahead >= view.layers:
-            return self._again.guesses(ahead - view.layers, self._width or view.top_k)
+            return self._again.predictions(ahead - view.layers, self._width or view.top_k)
         return best(ahead, view.ask((ahead,))[0], limit(view, ahead, self._width), self._floor)

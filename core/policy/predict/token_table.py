@@ -8,9 +8,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from core.policy.predict.base import Guess, Predictor, View
+from core.policy.predict.base import Prediction, Predictor, View
 from core.policy.predict.gate import ask_ahead
-from core.policy.predict.ranking import FLOOR, LOOK_AHEAD, WIDTH, Again
+from core.policy.predict.ranking import Again, Floor, LookAhead, Width
 from core.settings.registry import register
 
 
@@ -22,7 +22,6 @@ from core.settings.registry import register
     "token's id in a table that the profile holds, as soon as the token is chosen; the other layers' are fetched "
     "as by the next-layer gate.",
     source="the token-wise expert statistics that ExpertFlow section 2 discusses, for layer 0 alone",
-    params=(WIDTH, FLOOR, LOOK_AHEAD),
 )
 class TokenTable(Predictor):
     """Score in layer 0: for one token, the share of the experts predicted from the table so far that were chosen; for n
@@ -32,20 +31,20 @@ class TokenTable(Predictor):
     starts: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("first_table",)
 
-    def __init__(self, width: int = 0, floor: float = 0.0, distance: int = 1) -> None:
+    def __init__(self, width: Width = 0, floor: Floor = 0.0, distance: LookAhead = 1) -> None:
         self._width, self._floor, self._distance = width, floor, distance
         self._named: list[list[int]] = []  # per token of the current pass
         self._came_true = Again()
 
-    def begin(self, view: View) -> Sequence[Guess]:
+    def begin(self, view: View) -> Sequence[Prediction]:
         self._named = [self._of(view, token) for token in view.tokens]
         counts = Counter(expert for row in self._named for expert in row)
         score = self._came_true.score(0)
         most = min((self._width or view.top_k) * len(view.tokens), view.experts)
-        told = [Guess(0, expert, 1.0 - (1.0 - score) ** n) for expert, n in counts.most_common(most)]
-        return [guess for guess in told if guess.score >= self._floor]
+        predicted = [Prediction(0, expert, 1.0 - (1.0 - score) ** n) for expert, n in counts.most_common(most)]
+        return [prediction for prediction in predicted if prediction.score >= self._floor]
 
-    def predict(self, view: View) -> Sequence[Guess]:
+    def predict(self, view: View) -> Sequence[Prediction]:
         if view.layer == 0:
             for named, chosen in zip(self._named, view.ids, strict=False):
                 self._came_true.count(0, named, chosen)

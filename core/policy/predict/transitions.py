@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 
-from core.policy.predict.base import Guess, Predictor, View
-from core.policy.predict.ranking import DISTANCE, FLOOR, WIDTH, Ints, best, layer_ahead, limit, reach
-from core.settings.registry import Param, register
+from core.policy.predict.base import Prediction, Predictor, View
+from core.policy.predict.ranking import Distance, Floor, Ints, Width, best, layer_ahead, limit, reach
+from core.settings.param import Param
+from core.settings.registry import register
 
 Singles = npt.NDArray[np.float32]
 FAR = 60.0  # powers of two by which the newest token may outweigh the first before all counts are scaled down
@@ -23,22 +25,6 @@ SEEN = np.float32(2.0**-100)  # counts below are dropped: they are no longer exa
     help="It counts which experts of the next layer "
     "were chosen after which of this one, and fetches those that followed this token's experts most often.",
     source="the spatial-locality predictor (SLP) that ExpertFlow compares with, after Lina (Li et al. 2023)",
-    params=(
-        Param(
-            "half_life",
-            "int",
-            0,
-            "After this many tokens a count is worth half. 0 = never forgets.",
-            title="Half-life",
-            low=0,
-            high=100_000,
-            step=1,
-            unit="tokens",
-        ),
-        WIDTH,
-        FLOOR,
-        DISTANCE,
-    ),
 )
 class Transitions(Predictor):
     """Score of e: mean over the chosen experts s that were seen before of N[s, e] / N[s]; mean over tokens.
@@ -48,7 +34,23 @@ class Transitions(Predictor):
     number / h): only ratios matter. float32, 4 * L * E * E bytes.
     """
 
-    def __init__(self, half_life: int = 0, width: int = 0, floor: float = 0.0, distance: int = 1) -> None:
+    def __init__(
+        self,
+        half_life: Annotated[
+            int,
+            Param(
+                "After this many tokens a count is worth half. 0 = never forgets.",
+                title="Half-life",
+                low=0,
+                high=100_000,
+                step=1,
+                unit="tokens",
+            ),
+        ] = 0,
+        width: Width = 0,
+        floor: Floor = 0.0,
+        distance: Distance = 1,
+    ) -> None:
         self._half_life, self._width, self._floor, self._distance = half_life, width, floor, distance
         self._pairs: Singles = np.zeros((0, 0, 0), np.float32)  # [L, E, E]
         self._from: Singles = np.zeros((0, 0), np.float32)  # [L, E]
@@ -58,7 +60,7 @@ class Transitions(Predictor):
         self._age = 0.0  # log2 of the weight of this pass's last token
         self._weight: Singles = np.ones(1, np.float32)  # [T] the weight of each of this pass's tokens
 
-    def predict(self, view: View) -> Sequence[Guess]:
+    def predict(self, view: View) -> Sequence[Prediction]:
         ids: Ints = np.array(view.ids, np.int64)
         if not len(self._pairs):
             self._pairs = np.zeros((view.layers, view.experts, view.experts), np.float32)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from core.policy.predict.aside import Task, Worker
 from core.policy.predict.map_search import MapSearch
 from core.policy.predict.path_reader import PathReader
+from core.policy.predict.worker import Worker, WorkerTask
 
-WORKERS: dict[str, Callable[[Task], Worker]] = {"maps": MapSearch, "path": PathReader}
+WORKERS: dict[str, Callable[[WorkerTask], Worker]] = {"maps": MapSearch, "path": PathReader}
 
 
-def make_worker(task: Task) -> Worker:
+def make_worker(task: WorkerTask) -> Worker:
     """The worker for `task`."""
     return WORKERS[task.name](task)

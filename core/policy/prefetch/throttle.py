@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from core.settings.prefetch import PrefetchSettings
 from core.types import StepRecord
 
 WINDOW = 32  # decoded tokens per judgement
@@ -26,6 +27,10 @@ class PrefetchThrottle:
         self.enabled = False
         self.paused = False
         self.restart()
+
+    def configure(self, old: PrefetchSettings | None, new: PrefetchSettings) -> None:
+        """Judge, or do not."""
+        self.enabled = new.auto
 
     def restart(self) -> None:
         """Discard all measurements because what is prefetched, or how, has changed. Ends a pause."""

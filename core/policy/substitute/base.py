@@ -1,6 +1,6 @@
 """The substitute interface: scores for all other experts as a replacement of a selected expert that is missing.
 
-Source: BuddyMoE sections 3.1 to 3.3 and Algorithm 1; METHODS sections 1 and 6. Which candidate is taken, and whether
+Source: BuddyMoE sections 3.1 to 3.3 and Algorithm 1. Which candidate is taken, and whether
 any may be, is decided identically in `plain` (one token) and `batch` (many), whatever the substitute.
 
 T tokens of one MoE layer with E experts, k selected. A token's experts are processed in the router's order. An expert
@@ -28,7 +28,7 @@ EVEN = 1e-9  # closer to a threshold than this counts as on it, so that summatio
 OPTIONS = ("substitute", "drop")
 
 
-class Facts(Protocol):
+class SubstituteProfile(Protocol):
     """The parts of a profile (core.profile.Profile) that substitutes read; None where not measured."""
 
     @property
@@ -143,7 +143,7 @@ class Substitute(Candidates, Protocol):
     bytes: int = 0  # of its tables on the device
     experts: int = 0  # E, once prepared
 
-    def prepare(self, profile: Facts | None, layers: int, experts: int, device: torch.device) -> None:
+    def prepare(self, profile: SubstituteProfile | None, layers: int, experts: int, device: torch.device) -> None:
         """Prepare for a model. Raises ProfileError or SettingError, with advice."""
 
     def scores(self, ask: Ask) -> Tensor:

@@ -20,7 +20,7 @@ EVEN = 1e-9  # this close below alpha counts as alpha
 Floats = npt.NDArray[np.floating]
 
 
-class Ranked(NamedTuple):
+class BuddyTable(NamedTuple):
     """Peers of each expert, the one most often chosen together with it first."""
 
     peers: npt.NDArray[np.int16]  # [L, E, R] -1 where there is none
@@ -35,7 +35,7 @@ class Lists(NamedTuple):
     q: npt.NDArray[np.float32]  # [L, E, R] q(j|i), 0 after the last
 
 
-def rank(pairs: Floats, most: int = MOST) -> Ranked:
+def rank(pairs: Floats, most: int = MOST) -> BuddyTable:
     """Peers by co-activations [L, E, E]: descending M, ties to the lower id; the expert itself is not its peer."""
     layers, experts, _ = pairs.shape
     most = max(1, min(most, experts - 1))
@@ -50,10 +50,10 @@ def rank(pairs: Floats, most: int = MOST) -> Ranked:
         kept = np.take_along_axis(rows, best, 1)
         peers[layer] = np.where(kept >= 0, best, -1)
         together[layer] = np.maximum(kept, 0.0)
-    return Ranked(peers, together, whole)
+    return BuddyTable(peers, together, whole)
 
 
-def spread(ranked: Ranked) -> npt.NDArray[np.float32]:
+def spread(ranked: BuddyTable) -> npt.NDArray[np.float32]:
     """Co-activations [L, E, E] from which `rank` makes the same lists: peers that were not kept get equal shares of the
     rest of the whole, each less than any that was."""
     layers, experts, most = ranked.peers.shape
@@ -70,7 +70,7 @@ def spread(ranked: Ranked) -> npt.NDArray[np.float32]:
     return pairs
 
 
-def cut(ranked: Ranked, alpha: npt.NDArray[Any], most: int = 16, smoothing: float = 0.0) -> Lists:
+def cut(ranked: BuddyTable, alpha: npt.NDArray[Any], most: int = 16, smoothing: float = 0.0) -> Lists:
     """Buddy lists: the shortest prefix whose q adds up to alpha [L], with at least one buddy for an expert that was
     ever chosen together with another, at most `most`. q(j|i) = (M(i, j) + eps) / sum of that over all peers j."""
     peers, experts = ranked.peers[..., :most], ranked.peers.shape[1]

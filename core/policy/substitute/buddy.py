@@ -3,79 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 
 from core.errors import ProfileError
-from core.policy.substitute.base import Ask, Facts, Substitute
+from core.policy.substitute.base import Ask, Substitute, SubstituteProfile
 from core.policy.substitute.buddies import MOST, Lists, alpha_of, alphas, cut, rank
-from core.settings.registry import Param, register
+from core.settings.param import Param
+from core.settings.registry import register
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-PARAMS = (
-    Param(
-        "alpha",
-        "text",
-        "0.95",
-        "A list ends once it covers this share of what its expert is chosen together with. "
-        "One number from 0.05 to 1, or one for each layer, separated by commas.",
-        title="Coverage (alpha)",
-        parse=alphas,
-    ),
-    Param("k_max", "int", 16, "The longest list.", title="Buddies at most", low=1, high=MOST, step=1),
-    Param(
-        "search_rank",
-        "int",
-        16,
-        "How many of a list are looked at for one that is resident.",
-        title="Search rank (H)",
-        low=1,
-        high=MOST,
-        step=1,
-    ),
-    Param(
-        "weighted",
-        "bool",
-        False,
-        "Count a token that chose both experts with the smaller of their two weights in place of 1.",
-        title="Weighted co-activations",
-    ),
-    Param(
-        "smoothing",
-        "float",
-        0.0,
-        "Added to every pair's count: more makes all peers more alike.",
-        title="Smoothing (epsilon)",
-        low=0.0,
-        high=1000.0,
-        step=0.1,
-    ),
-    Param(
-        "eta",
-        "float",
-        0.0,
-        "How much the token's own router score counts: a buddy it ranks highest gains this share.",
-        title="Local fit (eta)",
-        low=0.0,
-        high=10.0,
-        step=0.1,
-    ),
-    Param("unique", "bool", True, "Take no expert that the token already has.", title="No expert twice"),
-    Param(
-        "discount",
-        "float",
-        0.5,
-        "When an expert may be taken twice: what the score of one that the token already has is multiplied by.",
-        title="Discount",
-        low=0.0,
-        high=1.0,
-        step=0.05,
-    ),
-)
 
 
 @register(
@@ -84,7 +24,6 @@ PARAMS = (
     title="Buddies",
     help="The resident expert that is chosen together with the missing one most often, from a list made of a profile.",
     source="BuddyMoE sections 3.1 to 3.3",
-    params=PARAMS,
 )
 class Buddy(Substitute):
     """Psi(j) = q(j|i) * (1 + eta * zhat_j), zhat = the token's router logits scaled to 0..1 over all experts, for the
@@ -97,14 +36,72 @@ class Buddy(Substitute):
 
     def __init__(
         self,
-        alpha: str = "0.95",
-        k_max: int = 16,
-        search_rank: int = 16,
-        weighted: bool = False,
-        smoothing: float = 0.0,
-        eta: float = 0.0,
-        unique: bool = True,
-        discount: float = 0.5,
+        alpha: Annotated[
+            str,
+            Param(
+                "A list ends once it covers this share of what its expert is chosen together with. "
+                "One number from 0.05 to 1, or one for each layer, separated by commas.",
+                title="Coverage (alpha)",
+                parse=alphas,
+            ),
+        ] = "0.95",
+        k_max: Annotated[int, Param("The longest list.", title="Buddies at most", low=1, high=MOST, step=1)] = 16,
+        search_rank: Annotated[
+            int,
+            Param(
+                "How many of a list are looked at for one that is resident.",
+                title="Search rank (H)",
+                advanced=True,
+                low=1,
+                high=MOST,
+                step=1,
+            ),
+        ] = 16,
+        weighted: Annotated[
+            bool,
+            Param(
+                "Count a token that chose both experts with the smaller of their two weights in place of 1.",
+                title="Weighted co-activations",
+                advanced=True,
+            ),
+        ] = False,
+        smoothing: Annotated[
+            float,
+            Param(
+                "Added to every pair's count: more makes all peers more alike.",
+                title="Smoothing (epsilon)",
+                advanced=True,
+                low=0.0,
+                high=1000.0,
+                step=0.1,
+            ),
+        ] = 0.0,
+        eta: Annotated[
+            float,
+            Param(
+                "How much the token's own router score counts: a buddy it ranks highest gains this share.",
+                title="Local fit (eta)",
+                advanced=True,
+                low=0.0,
+                high=10.0,
+                step=0.1,
+            ),
+        ] = 0.0,
+        unique: Annotated[
+            bool, Param("Take no expert that the token already has.", title="No expert twice", advanced=True)
+        ] = True,
+        discount: Annotated[
+            float,
+            Param(
+                "When an expert may be taken twice: what the score of one that the token already has is multiplied by.",
+                title="Discount",
+                advanced=True,
+                active_when={"substitute.buddy.unique": (False,)},
+                low=0.0,
+                high=1.0,
+                step=0.05,
+            ),
+        ] = 0.5,
     ) -> None:
         self._alpha, self._most, self._rank = alpha, k_max, search_rank
         self._weighted, self._smoothing, self._eta = weighted, smoothing, eta
@@ -115,7 +112,7 @@ class Buddy(Substitute):
         self._q: Tensor | None = None
         self._short: dict[tuple[int, int], list[tuple[int, float]]] = {}
 
-    def prepare(self, profile: Facts | None, layers: int, experts: int, device: torch.device) -> None:
+    def prepare(self, profile: SubstituteProfile | None, layers: int, experts: int, device: torch.device) -> None:
         pairs = None if profile is None else profile.pairs_weighted if self._weighted else profile.pairs
         if pairs is None:
             weights = " with weights" if profile is not None and profile.pairs is not None else ""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from core.choices import Action, Why
-from core.policy.substitute.base import Ask, Chosen, Facts, Gates, Substitute
-from core.settings.registry import Param, register
+from core.policy.substitute.base import Ask, Chosen, Gates, Substitute, SubstituteProfile
+from core.settings.param import Param
+from core.settings.registry import register
 
 if TYPE_CHECKING:
     import torch
@@ -23,18 +24,6 @@ NONE = -float("inf")
     help="Resident experts get a bonus before the "
     "router's top-k, and the weights are the router's own for what it then chooses.",
     source="control; cache-prior routing",
-    params=(
-        Param(
-            "lean",
-            "float",
-            0.3,
-            "The bonus, as a share of the distance between the token's largest and smallest router logit (lambda).",
-            title="Bonus (lambda)",
-            low=0.0,
-            high=1.0,
-            step=0.01,
-        ),
-    ),
 )
 class CachePrior(Substitute):
     """top-k of logit + lambda * (max - min of the token's logits) * [resident].
@@ -48,10 +37,22 @@ class CachePrior(Substitute):
     reroutes: ClassVar[bool] = True
     logits: bool = True
 
-    def __init__(self, lean: float = 0.3) -> None:
+    def __init__(
+        self,
+        lean: Annotated[
+            float,
+            Param(
+                "The bonus, as a share of the distance between the token's largest and smallest router logit (lambda).",
+                title="Bonus (lambda)",
+                low=0.0,
+                high=1.0,
+                step=0.01,
+            ),
+        ] = 0.3,
+    ) -> None:
         self._lean = lean
 
-    def prepare(self, profile: Facts | None, layers: int, experts: int, device: torch.device) -> None:
+    def prepare(self, profile: SubstituteProfile | None, layers: int, experts: int, device: torch.device) -> None:
         self.experts = experts
 
     def listed(self, ask: Ask, token: int, position: int, expert: int) -> Iterable[tuple[int, float]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from core.policy.substitute.base import Ask, Facts, Substitute
+from core.policy.substitute.base import Ask, Substitute, SubstituteProfile
 from core.settings.registry import register
 
 if TYPE_CHECKING:
@@ -26,14 +26,14 @@ class Predicted(Substitute):
 
     named: bool = True
 
-    def prepare(self, profile: Facts | None, layers: int, experts: int, device: torch.device) -> None:
+    def prepare(self, profile: SubstituteProfile | None, layers: int, experts: int, device: torch.device) -> None:
         self.experts = experts
 
     def listed(self, ask: Ask, token: int, position: int, expert: int) -> Iterable[tuple[int, float]]:
         if ask.named is None:
             return ()
-        told: list[float] = ask.named.tolist()
-        return [(j, score) for j, score in enumerate(told) if score > 0]
+        predicted: list[float] = ask.named.tolist()
+        return [(j, score) for j, score in enumerate(predicted) if score > 0]
 
     def column(self, ask: Ask, position: int) -> tuple[Tensor | None, Tensor]:
         tokens, experts = len(ask.ids), len(ask.ready)

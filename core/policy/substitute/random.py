@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from core.policy.substitute.base import Ask, Facts, Substitute
-from core.settings.registry import Param, register
+from core.policy.substitute.base import Ask, Substitute, SubstituteProfile
+from core.settings.registry import register
 
 if TYPE_CHECKING:
     import torch
@@ -25,16 +25,13 @@ STEPS = 1 << 24  # distinct values of a draw, each exact in fp32
     title="Random",
     help="A random resident expert. What a substitute must beat.",
     source="control; BuddyMoE section 5.1 (random replacement)",
-    params=(Param("seed", "int", 0, "Which random sequence.", title="Seed", low=0, high=2**31 - 1, step=1),),
 )
 class Random(Substitute):
-    """Score: uniform in [0, 1), a hash of the seed, the layer, the selected expert with its weight, and the candidate.
-    Equal inputs give equal scores, in any batch; weights differ from token to token, and so do the scores."""
+    """Score: uniform in [0, 1), a hash of the layer, the selected expert with its weight, and the candidate.
+    Equal inputs give equal scores, in any batch; weights differ from token to token, and so do the scores. There is one
+    sequence and no seed to choose another: a control has to repeat, and an answer has draws enough."""
 
-    def __init__(self, seed: int = 0) -> None:
-        self._seed = seed
-
-    def prepare(self, profile: Facts | None, layers: int, experts: int, device: torch.device) -> None:
+    def prepare(self, profile: SubstituteProfile | None, layers: int, experts: int, device: torch.device) -> None:
         import torch
 
         self.experts = experts
@@ -54,7 +51,7 @@ class Random(Substitute):
         return None, _draws(self._column ^ words).float() / STEPS
 
     def _salt(self, layer: int) -> int:
-        return int(_mixed(self._seed * 2 + 1 & WORD, ODD[0])) ^ int(_mixed(layer + 1, ODD[1]))
+        return int(_mixed(1, ODD[0])) ^ int(_mixed(layer + 1, ODD[1]))
 
 
 def _draws(words: Any) -> Any:

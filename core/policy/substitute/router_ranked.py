@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from core.policy.substitute.base import Ask, Facts, Substitute
+from core.policy.substitute.base import Ask, Substitute, SubstituteProfile
 from core.settings.registry import register
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class RouterRanked(Substitute):
 
     logits: bool = True
 
-    def prepare(self, profile: Facts | None, layers: int, experts: int, device: torch.device) -> None:
+    def prepare(self, profile: SubstituteProfile | None, layers: int, experts: int, device: torch.device) -> None:
         self.experts = experts
 
     def listed(self, ask: Ask, token: int, position: int, expert: int) -> Iterable[tuple[int, float]]:

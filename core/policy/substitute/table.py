@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Table(Substitute):
+class ScoreTable(Substitute):
     """Base class. Stores the matrix twice: on the device, fp16 [L, E, E], and on the host for single tokens."""
 
     def __init__(self) -> None:

@@ -3,49 +3,38 @@ it."""
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import logging
-import os
-import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
+from multiprocessing.sharedctypes import RawArray
+from typing import Any
 
-from core.policy.predict.aside import Task
-from core.prediction.worker.messages import write
-from core.prediction.worker.process import python, start
-from core.prediction.worker.ring import COUNTS, Ring, share
+from core.policy.predict.worker import WorkerTask
+from core.prediction.worker import main
+from core.prediction.worker.memory import ASLEEP, DONE, LOOK_S, READY, SIZE, parts
+from core.system.worker_process import WorkerProcess
 
 log = logging.getLogger("moestro.predict")
-COMMAND = python("core.prediction.worker.main")
-RING = 1 << 20  # bytes, for messages and for answers
-SIGNS = 24  # bytes before the rings: three int64 written by the process
-READY, DONE, ASLEEP = range(3)  # it works; number of messages processed; it has to be woken
-SIZE = SIGNS + 2 * (COUNTS + RING)
-MOST = 1024  # messages that may be queued: each may have a byte in the pipe, which must never be full
+MOST = 1024  # messages that may be queued
 MANY = 8  # messages behind at which it is checked whether the process still runs
-LOOK_S = 2.5e-4  # polling interval of the process, and of `wait`
-
-
-def parts(memory: memoryview) -> tuple[memoryview, Ring, Ring]:
-    """(signs, messages, answers)."""
-    middle = SIGNS + COUNTS + RING
-    return memory[:SIGNS].cast("q"), Ring(memory[SIGNS:middle]), Ring(memory[middle:SIZE])
+NICENESS = 5  # late results are useless, so the priority is only moderately lowered
 
 
 class ProcessWorker:
-    """A core.policy.predict.aside.AsyncWorker in its own process. It starts in the background; messages sent meanwhile
+    """A core.policy.predict.worker.AsyncWorker in its own process. It starts in the background; messages sent meanwhile
     are processed after that. When the process dies, it is logged once, and no more answers come."""
 
-    def __init__(self, task: Task, command: Sequence[str] = COMMAND) -> None:
-        self._memory, word, self._files = share(SIZE)
-        self._signs, self._messages, self._answers = parts(memoryview(self._memory))
-        self._given = 0
+    def __init__(self, task: WorkerTask, work: Callable[..., object] = main.serve) -> None:
+        memory = RawArray(ctypes.c_byte, SIZE)
+        self._signs, self._messages, self._answers = parts(memory)
+        self._given = self._woken = 0
         self._closed = self._lost = self._sent = False
-        self._popen: subprocess.Popen[bytes] | None = None
+        self._process: WorkerProcess | None = None
         self._starting = threading.Lock()
         self._thread = threading.Thread(
-            target=self._start, args=(task, (*command, word)), daemon=True, name="moestro-beside"
+            target=self._start, args=(task, work, memory), daemon=True, name="moestro-beside"
         )
         self._thread.start()
 
@@ -57,7 +46,7 @@ class ProcessWorker:
     @property
     def pid(self) -> int | None:
         """Its process id while it runs."""
-        return self._popen.pid if self._popen is not None and self._popen.poll() is None else None
+        return self._process.pid if self._process is not None else None
 
     @property
     def behind(self) -> int:
@@ -72,7 +61,8 @@ class ProcessWorker:
         if self._closed or self._lost or self.behind >= MOST or not self._messages.put(message):
             return
         self._given += 1
-        if self._signs[ASLEEP]:
+        if (asleep := self._signs[ASLEEP]) and asleep != self._woken:
+            self._woken = asleep  # once a sleep, or the pipe might be full
             self._wake()
 
     def take(self) -> list[bytes]:
@@ -93,45 +83,36 @@ class ProcessWorker:
     def close(self) -> None:
         with self._starting:
             self._closed = True
-        if self._popen is not None:
-            self._popen.kill()
+        if self._process is not None:
+            self._process.kill()
         self._thread.join()
-        if self._popen is not None:
-            self._popen.wait()
-            assert self._popen.stdin is not None
-            with contextlib.suppress(OSError):
-                self._popen.stdin.close()
+        if self._process is not None:
+            self._process.end()
 
     # ------------------------------------------------------------------ on the starting thread
 
-    def _start(self, task: Task, command: Sequence[str]) -> None:
+    def _start(self, task: WorkerTask, work: Callable[..., object], memory: Any) -> None:
         try:
             with self._starting:
                 if self._closed:
                     return
-                self._popen = start(command, answers=False, files=self._files)
-            assert self._popen.stdin is not None
-            with os.fdopen(os.dup(self._popen.stdin.fileno()), "wb") as pipe:
-                write(pipe, {"task": task.name, "told": dict(task.told)}, task.arrays)
+                self._process = WorkerProcess(work, memory, niceness=NICENESS)
+            self._process.pipe.send(task)
             self._sent = True
         except OSError as error:
             self._say_lost(f"it could not be started: {error}")
-        finally:
-            for file in self._files:
-                os.close(file)
 
     def _wake(self) -> None:
-        assert self._popen is not None and self._popen.stdin is not None
+        assert self._process is not None
         try:
-            os.write(self._popen.stdin.fileno(), b"\0")
-        except (OSError, ValueError) as error:  # ValueError: closed meanwhile
+            self._process.pipe.send_bytes(b"\0")
+        except OSError as error:  # also when the pipe was closed meanwhile
             self._say_lost(f"it ended ({type(error).__name__})")
 
     def _say_lost(self, why: str) -> None:
         if not (self._lost or self._closed):
             self._lost = True
             log.warning(
-                "the process that predicts experts beside the model is gone: %s. Nothing is predicted until a "
-                "predictor is chosen again.",
+                "the predictor's worker process died: %s. Nothing is predicted until a predictor is chosen again.",
                 why,
             )

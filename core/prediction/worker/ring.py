@@ -5,16 +5,14 @@ ring             frames one after the other, wrapping around at the end
 
 uint32, uint32   of a frame: its length and its checksum, for the reader may see the count before all of the bytes
 message
+
+A pipe in its place would take 6 to 18 us more a layer to give a message and to take an answer (medians on the computing
+thread, the two in turn): up to 1.9 % of a token of the demo model, 6 layers in 5.8 ms. And it would wait when full.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
-import secrets
 import struct
-import sys
-import tempfile
 import zlib
 
 FRAME = struct.Struct("=II")
@@ -59,35 +57,3 @@ class Ring:
         at = start % self._size
         first = bytes(self._data[at : at + count])
         return first if len(first) == count else first + bytes(self._data[: count - len(first)])
-
-
-if sys.platform == "win32":
-
-    def share(size: int) -> tuple[mmap.mmap, str, tuple[int, ...]]:
-        """(shared memory of `size` bytes, the handle by which another process joins it, files that process must
-        inherit)."""
-        name = f"moestro-{secrets.token_hex(16)}"
-        return mmap.mmap(-1, size, tagname=name), name, ()
-
-    def join(word: str, size: int) -> mmap.mmap:
-        """The shared memory of another process, by its handle."""
-        return mmap.mmap(-1, size, tagname=word)
-
-else:
-
-    def share(size: int) -> tuple[mmap.mmap, str, tuple[int, ...]]:
-        """(shared memory of `size` bytes, the handle by which another process joins it, files that process must
-        inherit)."""
-        if hasattr(os, "memfd_create"):
-            file = os.memfd_create("moestro")
-        else:
-            with tempfile.TemporaryFile() as nameless:
-                file = os.dup(nameless.fileno())
-        os.ftruncate(file, size)
-        return mmap.mmap(file, size), str(file), (file,)
-
-    def join(word: str, size: int) -> mmap.mmap:
-        """The shared memory of another process, by its handle."""
-        memory = mmap.mmap(int(word), size)
-        os.close(int(word))
-        return memory

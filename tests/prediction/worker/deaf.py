@@ -1,9 +1,17 @@
-"""A process that hears all that it is told, until its end, and does nothing."""
+"""Processes that are of no use."""
 
-import sys
+from __future__ import annotations
 
-from core.prediction.worker.process import behave
+from multiprocessing.connection import Connection
+from typing import Any
 
-if __name__ == "__main__":
-    behave()
-    sys.stdin.buffer.read()
+
+def deaf(pipe: Connection, memory: Any) -> None:
+    """It hears all that it is told, until its end, and does nothing."""
+    while True:
+        pipe.recv_bytes()
+
+
+def failing(pipe: Connection, memory: Any) -> None:
+    """It ends at once."""
+    raise SystemExit(1)

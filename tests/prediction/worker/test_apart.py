@@ -5,28 +5,30 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 
-from core.policy.predict.aside import InlineWorker, Task
 from core.policy.predict.map_search import followed, opened
 from core.policy.predict.path_reader import asked
+from core.policy.predict.worker import InlineWorker, WorkerTask
 from core.policy.predict.workers import make_worker
-from core.prediction.worker.main import NICE
-from core.prediction.worker.process import ROOT, python
-from core.prediction.worker.process_worker import MOST, ProcessWorker
+from core.prediction.worker.process_worker import MOST, NICENESS, ProcessWorker
+from core.system.worker_process import SPAWN
 from tests.policy.views import HIDDEN, drawn_path
+from tests.prediction.worker.deaf import deaf, failing
 
 LAYERS, EXPERTS, WAIT_S = 4, 6, 30
+ROOT = Path(__file__).resolve().parents[3]
 
 
-def maps(**told: int) -> tuple[Task, list[bytes]]:
+def maps(**sizes: int) -> tuple[WorkerTask, list[bytes]]:
     """A search, and two passes for it."""
     random = np.random.default_rng(0)
-    task = Task(
+    task = WorkerTask(
         "maps",
         {
             "layers": LAYERS,
@@ -37,7 +39,7 @@ def maps(**told: int) -> tuple[Task, list[bytes]]:
             "semantic": 1,
             "dynamic": 1,
             "learn": 1,
-            **told,
+            **sizes,
         },
         {
             "maps": random.dirichlet(np.ones(EXPERTS), (5, LAYERS)).astype(np.float16),
@@ -54,9 +56,9 @@ def maps(**told: int) -> tuple[Task, list[bytes]]:
     return task, heard
 
 
-def path() -> tuple[Task, list[bytes]]:
+def path() -> tuple[WorkerTask, list[bytes]]:
     """A network, and a request for it."""
-    return Task("path", *drawn_path(LAYERS, EXPERTS)), [asked(0, True, [3, 4, 60]), asked(1, False, [5])]
+    return WorkerTask("path", *drawn_path(LAYERS, EXPERTS)), [asked(0, True, [3, 4, 60]), asked(1, False, [5])]
 
 
 @pytest.fixture(scope="module")
@@ -94,13 +96,13 @@ def test_it_is_modest_and_needs_no_torch(searching: ProcessWorker) -> None:
     searching.give(maps()[1][0])
     assert searching.wait()
     if sys.platform != "win32":
-        assert process_of(searching).nice() == NICE
+        assert process_of(searching).nice() == min(19, psutil.Process().nice() + NICENESS)
     code = "import sys, core.prediction.worker.main; sys.exit(len({'torch', 'transformers'} & {*sys.modules}))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
 def test_what_would_fill_the_pipe_is_dropped() -> None:
-    apart = ProcessWorker(maps()[0], python("tests.prediction.worker.deaf"))
+    apart = ProcessWorker(maps()[0], deaf)
     for _ in range(MOST + 10):
         apart.give(b"anything")
     assert apart.behind == MOST
@@ -124,20 +126,24 @@ def test_closing_ends_it_at_once_and_twice_is_once(caplog: pytest.LogCaptureFixt
 def test_it_ends_with_whoever_started_it() -> None:
     apart = ProcessWorker(maps()[0])
     process = process_of(apart)
-    assert apart._popen is not None and apart._popen.stdin is not None
-    apart._popen.stdin.close()  # as when the application is killed
+    assert apart._process is not None
+    apart._process.pipe.close()  # as when the application is killed
     assert process.wait(WAIT_S) == 0
     apart.close()
 
 
-@pytest.mark.parametrize("command", [python("tests.prediction.worker.nothing"), ("no/such/python",)])
-def test_one_that_does_not_start_is_said_once(command: tuple[str, ...], caplog: pytest.LogCaptureFixture) -> None:
-    apart = ProcessWorker(maps()[0], command)
-    apart._thread.join(WAIT_S)
-    if apart._popen is not None:
-        apart._popen.wait(WAIT_S)
+@pytest.mark.parametrize("executable", [sys.executable, "no/such/python"])
+def test_one_that_does_not_start_is_said_once(executable: str, caplog: pytest.LogCaptureFixture) -> None:
+    SPAWN.set_executable(executable)
+    try:
+        apart = ProcessWorker(maps()[0], failing)
+        apart._thread.join(WAIT_S)
+    finally:
+        SPAWN.set_executable(sys.executable)
+    if apart._process is not None:
+        apart._process._process.join(WAIT_S)
     for _ in range(3):
         apart.give(b"anything")
     assert (apart.wait(), apart.behind, apart.ready) == ([], 0, True)
-    assert ["is gone" in record.getMessage() for record in caplog.records] == [True]
+    assert ["worker process died" in record.getMessage() for record in caplog.records] == [True]
     apart.close()

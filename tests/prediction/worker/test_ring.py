@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
+from multiprocessing.connection import Connection
+from multiprocessing.sharedctypes import RawArray
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.prediction.worker.ring import COUNTS, FRAME, Ring, join, share
+from core.prediction.worker.ring import COUNTS, FRAME, Ring
+from core.system.worker_process import WorkerProcess
 
 
 @settings(max_examples=40, deadline=None)
@@ -40,9 +45,21 @@ def test_a_message_counts_only_when_all_of_it_has_arrived(torn: int) -> None:
     assert ring.get() == b"abcdef"
 
 
+def read_and_answer(pipe: Connection, memory: Any) -> None:
+    """In another process."""
+    view = memoryview(memory).cast("B")
+    pipe.send(struct.unpack("<q", view[:8]))
+    view[8:16] = struct.pack("<q", 78)
+    pipe.send("written")
+    pipe.recv()
+
+
 def test_memory_is_shared() -> None:
-    ours, word, files = share(4096)
-    theirs = join(word, 4096)  # closes the file, as a process does with its own
-    assert len(files) <= 1
-    ours[:8] = struct.pack("<q", 77)
-    assert struct.unpack("<q", theirs[:8]) == (77,)
+    ours = RawArray(ctypes.c_byte, 4096)
+    view = memoryview(ours).cast("B")
+    view[:8] = struct.pack("<q", 77)
+    process = WorkerProcess(read_and_answer, ours)
+    assert process.pipe.recv() == (77,)
+    assert process.pipe.recv() == "written"
+    assert struct.unpack("<q", view[8:16]) == (78,)
+    process.end()

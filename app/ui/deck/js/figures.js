@@ -56,7 +56,7 @@ export class Figures {
   ahead({ prefetched: [used, late, wasted, evicted], net_ms }) {
     this.find("ahead").hidden = !(used || late || wasted);
     const early = evicted ? ` (${evicted} evicted unused)` : "";
-    this.text("ahead", `Prefetched: ${used} in time, ${late} late, ${wasted} in vain${early} · ${net_ms < 0 ? "costs" : "wins at most"} ${short(Math.abs(net_ms))} ms a token`);
+    this.text("ahead", `Prefetched: ${used} in time, ${late} late, ${wasted} wasted${early} · ${net_ms < 0 ? "makes each token" : "saves at most"} ${short(Math.abs(net_ms))} ms ${net_ms < 0 ? "slower" : "a token"}`);
   }
 
   share(frame) {

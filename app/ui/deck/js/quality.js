@@ -11,7 +11,7 @@ export class Quality {
     const known = told && told.kl !== null;
     this.find("quality-none").hidden = Boolean(known);
     this.find("quality").hidden = !known;
-    this.text("quality-none", told?.note || "Not checked yet. An answer is checked when it has ended, while none is being written.");
+    this.text("quality-none", told?.note || "Not checked yet. Answers are checked after they end, while the model is idle.");
     this.text("quality-text", known ? `${told.scored} of the last ${told.tokens} tokens checked` : "");
     if (!known) return;
     this.text("kl", short(told.kl));

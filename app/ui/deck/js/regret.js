@@ -89,7 +89,7 @@ export class Regret {
         ...(told.prefetch ? [`without prefetching ${percent(told.alone, 1)}, marked`] : [])].join("\n");
     }
     if (row === 1) return ["Every policy on these tokens, without prefetching", ...told.rates.map(([name, rate]) => `${percent(rate, 1)} ${name}`)].join("\n");
-    return `Belady: no cache of this size can hit more than ${percent(told.belady, 1)} here without prefetching. It knows what comes next, and may begin with what it likes.`;
+    return `Belady: no cache of this size can hit more than ${percent(told.belady, 1)} here without prefetching. It knows the future, and starts with the best contents.`;
   }
 }
 
@@ -111,8 +111,8 @@ function remark(told, lossy) {
 function waiting(told) {
   return {
     waiting: "Ask something: every policy is tried on its tokens",
-    warming: `Warming up: ${told.tokens} of ${told.enough} tokens`,
+    warming: `Needs ${told.enough - told.tokens} more token${told.enough - told.tokens === 1 ? "" : "s"}. Ask something.`,
     untold: "Telemetry is off: there is nothing to compare",
-    failed: "The comparison broke off; its details are in the log",
+    failed: "The comparison failed; details are in the log",
   }[told.state] ?? "";
 }

@@ -110,7 +110,8 @@ export class TokenTime extends Timeline {
     const f = this.frame;
     const own = f.predict_ms[i] > 0 ? ` (${f.predict_ms[i].toFixed(2)} of it the prefetcher's)` : "";
     return [`${f.total_ms[i].toFixed(1)} ms = compute ${f.compute_ms[i].toFixed(1)}${own} + stall ${f.stall_ms[i].toFixed(1)} + idle ${this.idle[i].toFixed(1)}`,
-      `${f.hits[i]} of ${f.requests[i]} requests hit`];
+      `${f.hits[i]} of ${f.requests[i]} requests hit`,
+      ...(f.labelled ?? []).map(({ name, label, unit }) => `${label} ${short(f[name][i])} ${unit}`)];
   }
 }
 

@@ -2,11 +2,12 @@
 
 const KINDS = { uint8: Uint8Array, uint32: Uint32Array, int32: Int32Array, float32: Float32Array };
 
-/** Read one frame: its header's fields, and every array under its name; "lossy.delta" is one of frame.lossy. */
+/** Read one frame: its header's fields, and every array under its name; "lossy.delta" is one of frame.lossy. `labelled`: those to name in words. */
 export function decode(buffer) {
   const length = new DataView(buffer).getUint32(0, true);
   const head = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
   const { arrays, ...frame } = head;
+  frame.labelled = arrays.filter(({ label }) => label);
   for (const { name, dtype, shape, offset } of arrays) {
     const size = shape.reduce((a, b) => a * b, 1);
     const [last, ...path] = name.split(".").reverse(), owner = path.reverse().reduce((part, key) => part[key], frame);

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import ModelError
-from core.importing.sources.gguf.header import Entry, Header, damaged
 from core.importing.sources.gguf.keys import check
 from core.importing.sources.gguf.layout import routed
+from core.system.gguf import Header, TensorInfo, damaged
 
 BEYOND = (
     "attention.temperature_scale",
@@ -32,13 +32,13 @@ DIMENSIONS = {"_exps.weight": 3, "_exps.bias": 2, "_norm.weight": 1}
 BLOCK = re.compile(r"blk\.(?P<layer>\d{1,9})\.")
 
 
-class Facts:
+class ModelMetadata:
     """Metadata and tensor shapes of one model. `get` and `need` add the architecture's prefix."""
 
     def __init__(self, header: Header, file: Path) -> None:
         """Raises ModelError that names `file` when a key's value has the wrong type or is out of bounds."""
         self.metadata: Mapping[str, Any] = header.metadata
-        self.entries: Mapping[str, Entry] = header.tensors
+        self.entries: Mapping[str, TensorInfo] = header.tensors
         self.file = file
         name = self.metadata.get("general.architecture")
         if not isinstance(name, str):

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from core.errors import ModelError
-from core.importing.sources.gguf.header import Entry, Header, damaged, read_header
+from core.system.gguf import Header, TensorInfo, damaged, read_header
 
 PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
@@ -55,7 +55,7 @@ def _only_model(directory: Path) -> Path:
 
 def read_headers(files: tuple[Path, ...]) -> Header:
     """The model's metadata, from the first file, and the tensors of all files. Raises ModelError."""
-    tensors: dict[str, Entry] = {}
+    tensors: dict[str, TensorInfo] = {}
     first: Header | None = None
     for number, file in enumerate(files):
         header = read_header(file, number)

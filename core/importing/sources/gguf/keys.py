@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from core.hf.bounds import MOST
-from core.importing.sources.gguf.header import damaged
+from core.system.gguf import damaged
 
 LAYERS, WIDTH, EXPERTS, TOKENS = MOST.layers, MOST.width, MOST.experts, MOST.tokens
 COUNTS: Mapping[str, tuple[int, int]] = {

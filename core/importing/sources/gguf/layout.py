@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import torch
 
 from core.errors import ModelError
-from core.importing.sources.gguf.header import Entry
-from core.importing.sources.gguf.tensors import Merge, Piece, Recipe
+from core.importing.sources.gguf.tensors import Merge, TensorRecipe, TensorRows
+from core.system.gguf import TensorInfo
 
 OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 LAYER = {
@@ -74,7 +74,7 @@ def heads_unpaired(heads: int) -> Merge:
 
 
 @dataclass(frozen=True)
-class Experts:
+class ExpertLayout:
     """Where transformers stores routed experts below "model.layers.N.". With `{}` for the expert's number: separate
     gate, up and down tensors. Without: stacked, gate and up in one tensor, built by `pair` and `single`."""
 
@@ -96,32 +96,32 @@ class Names:
 
     layers: Mapping[str, str] = field(default_factory=dict)
     outer: Mapping[str, str] = field(default_factory=lambda: OUTER)
-    experts: Experts = field(default_factory=Experts)
+    experts: ExpertLayout = field(default_factory=ExpertLayout)
     biases: frozenset[str] = frozenset()
     merges: Mapping[str, Merge] = field(default_factory=dict)
-    more: Callable[[Mapping[str, Entry], str], dict[str, Recipe]] = lambda entries, layer: {}
+    more: Callable[[Mapping[str, TensorInfo], str], dict[str, TensorRecipe]] = lambda entries, layer: {}
     ignored: frozenset[str] = frozenset()
 
 
-def recipes(entries: Mapping[str, Entry], names: Names, layers: int) -> dict[str, Recipe]:
+def recipes(entries: Mapping[str, TensorInfo], names: Names, layers: int) -> dict[str, TensorRecipe]:
     """transformers' name -> recipe, for every tensor in the first `layers` layers and outside them.
 
     Raises ModelError for tensors that this architecture does not have: ignoring one would change the results.
     """
-    made: dict[str, Recipe] = {}
+    made: dict[str, TensorRecipe] = {}
     targets = {**LAYER, **names.layers}
     for stored, entry in entries.items():
         outer, _, kind = stored.rpartition(".")
         at = STORED.fullmatch(stored)
         if at is None and outer in names.outer and kind == "weight":
-            made[f"{names.outer[outer]}.{kind}"] = Recipe((Piece(stored),), entry.shape, same)
+            made[f"{names.outer[outer]}.{kind}"] = TensorRecipe((TensorRows(stored),), entry.shape, same)
         elif at is not None and int(at["layer"]) < layers and at["name"] in targets:
             if at["kind"] == "bias" and at["name"] not in names.biases:
                 continue  # unknown: reported below
             target, merge = targets[at["name"]], names.merges.get(at["name"], same)
             shape = tuple(merge([torch.empty(entry.shape, device="meta")]).shape)
             suffix = "" if target.endswith(("_bias", "sinks")) else f".{at['kind']}"
-            made[f"model.layers.{at['layer']}.{target}{suffix}"] = Recipe((Piece(stored),), shape, merge)
+            made[f"model.layers.{at['layer']}.{target}{suffix}"] = TensorRecipe((TensorRows(stored),), shape, merge)
     for layer in range(layers):
         made |= _experts(entries, names.experts, layer)
         extra = names.more(entries, f"blk.{layer}.")
@@ -131,7 +131,7 @@ def recipes(entries: Mapping[str, Entry], names: Names, layers: int) -> dict[str
 
 
 def _refuse_unknown(
-    entries: Mapping[str, Entry], made: Mapping[str, Recipe], ignored: frozenset[str], layers: int
+    entries: Mapping[str, TensorInfo], made: Mapping[str, TensorRecipe], ignored: frozenset[str], layers: int
 ) -> None:
     used = {piece.name for recipe in made.values() for piece in recipe.pieces}
     unknown: list[str] = []
@@ -150,20 +150,20 @@ def _refuse_unknown(
         )
 
 
-def routed(entries: Mapping[str, Entry], layer: int) -> dict[str, list[Piece]]:
+def routed(entries: Mapping[str, TensorInfo], layer: int) -> dict[str, list[TensorRows]]:
     """Storage of one layer's routed experts: "gate", "up", "down" -> one stacked piece, or one per expert. Empty for a
     layer without experts."""
     prefix = f"blk.{layer}.ffn_"
     if f"{prefix}down_exps.weight" in entries:
-        pieces = {part: [Piece(f"{prefix}{part}_exps.weight")] for part in ("gate", "up", "down")}
+        pieces = {part: [TensorRows(f"{prefix}{part}_exps.weight")] for part in ("gate", "up", "down")}
         both = entries.get(f"{prefix}gate_up_exps.weight")
         if both is not None:
             half, name = both.shape[1] // 2, f"{prefix}gate_up_exps.weight"
-            pieces |= {"gate": [Piece(name, (0, half))], "up": [Piece(name, (half, 2 * half))]}
+            pieces |= {"gate": [TensorRows(name, (0, half))], "up": [TensorRows(name, (half, 2 * half))]}
     else:  # before April 2024 each expert was a separate tensor
         count = sum(re.fullmatch(re.escape(prefix) + r"down\.\d+\.weight", name) is not None for name in entries)
         pieces = (
-            {part: [Piece(f"{prefix}{part}.{e}.weight") for e in range(count)] for part in ("gate", "up", "down")}
+            {part: [TensorRows(f"{prefix}{part}.{e}.weight") for e in range(count)] for part in ("gate", "up", "down")}
             if count
             else {}
         )
@@ -173,7 +173,7 @@ def routed(entries: Mapping[str, Entry], layer: int) -> dict[str, list[Piece]]:
     return pieces
 
 
-def _experts(entries: Mapping[str, Entry], target: Experts, layer: int) -> dict[str, Recipe]:
+def _experts(entries: Mapping[str, TensorInfo], target: ExpertLayout, layer: int) -> dict[str, TensorRecipe]:
     parts = routed(entries, layer)
     if not parts:
         return {}
@@ -181,35 +181,39 @@ def _experts(entries: Mapping[str, Entry], target: Experts, layer: int) -> dict[
     if "{}" not in target.gate:
         return _stacked(entries, parts, target, prefix)
     count = len(parts["down"]) if len(parts["down"]) > 1 else entries[parts["down"][0].name].shape[0]
-    made: dict[str, Recipe] = {}
+    made: dict[str, TensorRecipe] = {}
     for part, pieces in parts.items():
         name = getattr(target, part)
         for expert in range(count):
             one = len(pieces) == 1
             piece = pieces[0 if one else expert]
             shape = _shape(entries, piece)[1:] if one else _shape(entries, piece)
-            made[prefix + name.format(expert)] = Recipe((piece,), shape, same, expert if one else None, is_expert=True)
+            made[prefix + name.format(expert)] = TensorRecipe(
+                (piece,), shape, same, expert if one else None, is_expert=True
+            )
     return made
 
 
 def _stacked(
-    entries: Mapping[str, Entry], parts: Mapping[str, list[Piece]], target: Experts, prefix: str
-) -> dict[str, Recipe]:
-    made: dict[str, Recipe] = {}
+    entries: Mapping[str, TensorInfo], parts: Mapping[str, list[TensorRows]], target: ExpertLayout, prefix: str
+) -> dict[str, TensorRecipe]:
+    made: dict[str, TensorRecipe] = {}
     for name, merge, pieces in (
         (target.gate, target.pair, (*parts["gate"], *parts["up"])),
         (target.down, target.single, tuple(parts["down"])),
     ):
         empty = [torch.empty(_shape(entries, p), device="meta") for p in pieces]
-        made[prefix + name] = Recipe(pieces, tuple(merge(empty).shape), merge, is_expert=True)
-        biases = tuple(Piece(p.name.removesuffix("weight") + "bias") for p in pieces)
+        made[prefix + name] = TensorRecipe(pieces, tuple(merge(empty).shape), merge, is_expert=True)
+        biases = tuple(TensorRows(p.name.removesuffix("weight") + "bias") for p in pieces)
         if biases[0].name in entries:
             bias_merge = woven_bias if len(biases) > 1 else same
             empty = [torch.empty(entries[b.name].shape, device="meta") for b in biases]
-            made[f"{prefix}{name}_bias"] = Recipe(biases, tuple(bias_merge(empty).shape), bias_merge, is_expert=True)
+            made[f"{prefix}{name}_bias"] = TensorRecipe(
+                biases, tuple(bias_merge(empty).shape), bias_merge, is_expert=True
+            )
     return made
 
 
-def _shape(entries: Mapping[str, Entry], piece: Piece) -> tuple[int, ...]:
+def _shape(entries: Mapping[str, TensorInfo], piece: TensorRows) -> tuple[int, ...]:
     shape = entries[piece.name].shape
     return shape if piece.rows is None else (shape[0], piece.rows[1] - piece.rows[0], shape[2])

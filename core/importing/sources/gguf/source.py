@@ -14,14 +14,14 @@ from core.hf.bounds import wrong
 from core.hf.files import EDGE, ModelFiles
 from core.importing.sources.base import Source
 from core.importing.sources.gguf.architectures import architecture_of
-from core.importing.sources.gguf.config import special_token
-from core.importing.sources.gguf.facts import Facts
+from core.importing.sources.gguf.config_parts import special_token
+from core.importing.sources.gguf.facts import ModelMetadata
 from core.importing.sources.gguf.files import OpenFiles, find_files, read_headers
-from core.importing.sources.gguf.header import Header, damaged
-from core.importing.sources.gguf.held import Held, held
+from core.importing.sources.gguf.format_choice import FormatChoice, choose_format
 from core.importing.sources.gguf.layout import recipes
 from core.importing.sources.gguf.tensors import PLAIN, GgufTensors, check_types
 from core.importing.sources.gguf.tokenizer import write_tokenizer
+from core.system.gguf import Header, damaged
 from core.system.wording import reason
 
 ENDS = ("eos", "eot", "eom")  # tokens that end an answer, by their names in metadata
@@ -68,13 +68,13 @@ def open_gguf(path: Path) -> GgufSource:
     path = Path(path)
     files = find_files(path)
     header = read_headers(files)
-    facts = Facts(header, files[0])
+    facts = ModelMetadata(header, files[0])
     try:
         architecture = architecture_of(facts)
         config, names = architecture.config(facts), architecture.names(facts)
         made = recipes(header.tensors, names, facts.layers)
         check_types(header.tensors[piece.name] for recipe in made.values() for piece in recipe.pieces)
-        kept = held(header.tensors, facts.moe_layers)
+        kept = choose_format(header.tensors, facts.moe_layers)
     except (ArithmeticError, LookupError, TypeError, ValueError, RuntimeError) as error:
         # keys are valid here; tensors whose shapes contradict their names fail anywhere in the descriptions
         raise damaged(files[0], f"its tensors do not fit together ({reason(error)})") from error
@@ -97,7 +97,7 @@ def open_gguf(path: Path) -> GgufSource:
     )
 
 
-def label(header: Header, kept: Held) -> str:
+def label(header: Header, kept: FormatChoice) -> str:
     """How the model is stored, for display: "GGUF Q4_K and Q6_K"."""
     types = [note.split(": ", 1)[1] for note in kept.notes]
     names = sorted({kind.split(":")[0].split(" (")[0] for note in types for kind in note.split("; ")})

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from core.errors import ModelError
-from core.hf.tensors import Stated
+from core.hf.tensors import TensorShape
 from core.importing.sources.gguf.blocks import decode
 from core.importing.sources.gguf.files import OpenFiles
-from core.importing.sources.gguf.header import Entry, gguf_package
 from core.memory.codec.coded import QuantizedTensor
+from core.system.gguf import TensorInfo, gguf_package
 
 PLAIN = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 CHUNK = 16 << 20  # bytes dequantised at a time
@@ -22,24 +22,24 @@ Merge = Callable[[Sequence[torch.Tensor]], torch.Tensor]
 """Pieces [..., out, in] -> the tensor as transformers has it. Moves weights about, so it works on codes as well."""
 
 
-class Piece(NamedTuple):
+class TensorRows(NamedTuple):
     """A stored tensor, or some of its output rows (of each expert, where experts are stacked)."""
 
     name: str
     rows: tuple[int, int] | None = None
 
 
-class Recipe(NamedTuple):
+class TensorRecipe(NamedTuple):
     """How to build one of transformers' tensors. `expert`: the row of the stacked pieces to use."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TensorRows, ...]
     shape: tuple[int, ...]
     merge: Merge
     expert: int | None = None
     is_expert: bool = False  # part of a routed expert: dequantised to fp32, or read as codes
 
 
-def check_types(entries: Iterable[Entry]) -> None:
+def check_types(entries: Iterable[TensorInfo]) -> None:
     """Raises ModelError when the installed gguf package cannot dequantise one of the types."""
     gguf = gguf_package()
     for type in {entry.type for entry in entries} - set(PLAIN):
@@ -60,11 +60,15 @@ class GgufTensors:
     """
 
     def __init__(
-        self, files: OpenFiles, entries: Mapping[str, Entry], recipes: Mapping[str, Recipe], dense_dtype: torch.dtype
+        self,
+        files: OpenFiles,
+        entries: Mapping[str, TensorInfo],
+        recipes: Mapping[str, TensorRecipe],
+        dense_dtype: torch.dtype,
     ) -> None:
         self._files, self._entries, self._recipes = files, entries, recipes
         self._dense_dtype = dense_dtype
-        self.tensors: dict[str, Stated] = {n: Stated(self._stated(r), r.shape) for n, r in recipes.items()}
+        self.tensors: dict[str, TensorShape] = {n: TensorShape(self._stated(r), r.shape) for n, r in recipes.items()}
 
     def read(self, name: str, row: int | None = None) -> torch.Tensor:
         recipe = self._recipes[name]
@@ -100,14 +104,14 @@ class GgufTensors:
     def close(self) -> None:
         self._files.close()
 
-    def _stated(self, recipe: Recipe) -> torch.dtype:
+    def _stated(self, recipe: TensorRecipe) -> torch.dtype:
         types = [PLAIN.get(self._entries[p.name].type, self._dense_dtype) for p in recipe.pieces]
         dtype = types[0]
         for other in types[1:]:
             dtype = torch.promote_types(dtype, other)
         return dtype
 
-    def _is_stack(self, recipe: Recipe) -> bool:
+    def _is_stack(self, recipe: TensorRecipe) -> bool:
         """Whether each row of the tensor is built from the same row of each piece."""
         return (
             recipe.is_expert
@@ -115,13 +119,13 @@ class GgufTensors:
             and all(self._entries[p.name].shape[0] == recipe.shape[0] for p in recipe.pieces)
         )
 
-    def _coded(self, piece: Piece, index: int | None) -> QuantizedTensor | None:
+    def _coded(self, piece: TensorRows, index: int | None) -> QuantizedTensor | None:
         entry = self._entries[piece.name]
         if entry.type in PLAIN:
             return None
         return decode(entry.type, self._raw(entry, *_span(entry, piece, index)))
 
-    def _weights(self, piece: Piece, index: int | None, dtype: torch.dtype) -> torch.Tensor:
+    def _weights(self, piece: TensorRows, index: int | None, dtype: torch.dtype) -> torch.Tensor:
         """A piece, or `index` of its first dimension as [1, ...], in `dtype`; dequantised as the gguf package does."""
         entry = self._entries[piece.name]
         if piece.rows is not None and index is None:
@@ -135,21 +139,21 @@ class GgufTensors:
             flat[start : start + count] = self._dequantised(entry, first + start, count)
         return out
 
-    def _dequantised(self, entry: Entry, first: int, rows: int) -> torch.Tensor:
+    def _dequantised(self, entry: TensorInfo, first: int, rows: int) -> torch.Tensor:
         raw = self._raw(entry, first, (rows, entry.shape[-1]))
         if entry.type in PLAIN:
             return raw.view(PLAIN[entry.type])
         gguf = gguf_package()
         return torch.from_numpy(gguf.quants.dequantize(raw.numpy(), gguf.GGMLQuantizationType[entry.type]))
 
-    def _raw(self, entry: Entry, first: int, shape: tuple[int, ...]) -> torch.Tensor:
+    def _raw(self, entry: TensorInfo, first: int, shape: tuple[int, ...]) -> torch.Tensor:
         """Bytes of the rows from `first` on that hold weights of `shape`: uint8 [..., bytes of a row]."""
         size = _row_bytes(entry)
         rows = torch.Size(shape[:-1]).numel()
         return self._files.read(entry.file, entry.offset + first * size, rows * size).view(*shape[:-1], size)
 
 
-def _span(entry: Entry, piece: Piece, index: int | None) -> tuple[int, tuple[int, ...]]:
+def _span(entry: TensorInfo, piece: TensorRows, index: int | None) -> tuple[int, tuple[int, ...]]:
     """The first stored row to read, and the shape of the result: rows are runs along the last dimension."""
     if index is None:
         return 0, entry.shape
@@ -159,5 +163,5 @@ def _span(entry: Entry, piece: Piece, index: int | None) -> tuple[int, tuple[int
     return index * inner + begin, shape
 
 
-def _row_bytes(entry: Entry) -> int:
+def _row_bytes(entry: TensorInfo) -> int:
     return entry.bytes // torch.Size(entry.shape[:-1]).numel()

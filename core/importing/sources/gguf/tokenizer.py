@@ -14,9 +14,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 from core.errors import ModelError
-from core.importing.sources.gguf.config import special_token
-from core.importing.sources.gguf.header import damaged
+from core.importing.sources.gguf.config_parts import special_token
 from core.importing.sources.gguf.pretokenize import SPLITS, WHOLE
+from core.system.gguf import damaged
 from core.system.wording import reason
 
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # ids of token kinds

@@ -1,7 +1,7 @@
 """Triton kernels that multiply directly from slots on a GPU, several experts per launch.
 
     gemv.py      states times matrices: decode, and prefill of few tokens
-    widen.py     dequantises matrices: longer prompts, multiplied by torch
+    dequantize.py  dequantises matrices: longer prompts, multiplied by torch
     blocks.py    tile sizes of a program
     products.py  calls the kernels: fields of a codec's slots, launches, scratch memory
 

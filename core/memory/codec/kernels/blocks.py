@@ -19,7 +19,7 @@ WIDEN = 512  # words
 WASTE = 1.1  # ratio of words read per row, widest to narrowest, above which the narrowest width is chosen
 
 
-class Block(NamedTuple):
+class Tile(NamedTuple):
     """The tile of a matrix per step: `outputs` x `across` (`across` in words or inputs), computed by `warps` warps."""
 
     outputs: int
@@ -32,25 +32,25 @@ def power(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def coded(bits: int, words: int) -> Block:
-    """Block for rows of `words` words of codes."""
+def coded(bits: int, words: int) -> Tile:
+    """Tile for rows of `words` words of codes."""
     widths = [min(width, power(words)) for width in WIDTHS[bits]]
     read = [-(-words // width) * width for width in widths]
     across = widths[0] if read[0] <= WASTE * read[-1] else widths[-1]
-    return Block(max(1, min(16, TILES[bits] // across)), across, 1)
+    return Tile(max(1, min(16, TILES[bits] // across)), across, 1)
 
 
-def plain(itemsize: int, inputs: int) -> Block:
-    """Block for rows of plain numbers."""
-    return Block(PLAIN_ROWS, min(PLAIN_BYTES // itemsize, power(inputs)), 1)
+def plain(itemsize: int, inputs: int) -> Tile:
+    """Tile for rows of plain numbers."""
+    return Tile(PLAIN_ROWS, min(PLAIN_BYTES // itemsize, power(inputs)), 1)
 
 
-def columns(itemsize: int, inputs: int) -> Block:
-    """Block for plain numbers stored [in, out]."""
-    return Block(COLUMNS[0], min(COLUMNS[1] * 2 // itemsize, power(inputs)), 4)
+def columns(itemsize: int, inputs: int) -> Tile:
+    """Tile for plain numbers stored [in, out]."""
+    return Tile(COLUMNS[0], min(COLUMNS[1] * 2 // itemsize, power(inputs)), 4)
 
 
-def widen(words: int) -> Block:
-    """Block for dequantising rows of codes."""
+def dequantize(words: int) -> Tile:
+    """Tile for dequantising rows of codes."""
     across = min(128, power(words))
-    return Block(WIDEN // across if across >= 32 else 16, across, 4)
+    return Tile(WIDEN // across if across >= 32 else 16, across, 4)

@@ -34,7 +34,7 @@ def variants(formats: Sequence[str], shape: tuple[int, int], dtype: torch.dtype)
             kernels = SlotKernels(codec)
             yield f"{name} product{' transposed' if transposed else ''}", kernels.product("down_proj", LANES)
             if not kernels.is_plain:
-                yield f"{name} widening", kernels.widening("down_proj", LANES)
+                yield f"{name} dequantizing", kernels.dequantization("down_proj", LANES)
 
 
 def build(launch: Launch, dtype: torch.dtype, capability: int) -> Any:

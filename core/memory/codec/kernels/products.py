@@ -68,16 +68,16 @@ class SlotKernels:
     """Products of one codec's matrices, read directly from slots. Stateless; everything runs on the current CUDA
     stream.
 
-    Fast for decode; for many states of one expert, `widened` weights with torch's products are faster.
+    Fast for decode; for many states of one expert, `dequantized` weights with torch's products are faster.
     """
 
     def __init__(self, codec: Base) -> None:
         """Raises ImportError."""
         import triton.language as tl
 
-        from core.memory.codec.kernels import gemv, widen
+        from core.memory.codec.kernels import dequantize, gemv
 
-        self._gemv, self._widen, self.dtype = gemv, widen.widen, codec.dtype
+        self._gemv, self._dequantize, self.dtype = gemv, dequantize.dequantize, codec.dtype
         self.is_plain = codec.format.is_plain
         self._matrices = {part: matrix(codec, part) for part in codec.weights}
         self._table = table(codec.format.table, codec.device) if codec.format.table else None
@@ -108,7 +108,7 @@ class SlotKernels:
             kernel[across, count](x[first:] if stride else x, out[first:], *given, bias_at, stride, **constants)
         return out
 
-    def widened(self, part: str, slots: Sequence[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
+    def dequantized(self, part: str, slots: Sequence[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
         """Dequantised weights of coded slots in the codec's dtype, some slots at a time: (first slot, [some, out, in]).
 
         Each overwrites the previous one; together they take at most `scratch_bytes`.
@@ -119,7 +119,7 @@ class SlotKernels:
         scratch = torch.empty(step, one.outputs, one.inputs, dtype=self.dtype, device=slots[0].device)
         for start in range(0, len(slots), step):
             for first, count, bases in launches(slots[start : start + step]):
-                kernel, (across, down), constants = self.widening(part, len(bases))
+                kernel, (across, down), constants = self.dequantization(part, len(bases))
                 kernel[across, count, down](scratch[first:], self._table, bases, *fields(one), **constants)
             yield start, scratch[: len(slots) - start]
 
@@ -149,16 +149,18 @@ class SlotKernels:
             },
         )
 
-    def widening(self, part: str, lanes: int) -> Launch:
+    def dequantization(self, part: str, lanes: int) -> Launch:
         """The launch that dequantises a part of up to `lanes` slots."""
         one = self._matrices[part]
         words = one.inputs // per_word(one)
-        block = blocks.widen(words)
+        block = blocks.dequantize(words)
         return Launch(
-            self._widen, (-(-one.outputs // block.outputs), -(-words // block.across)), self._coded(one, lanes, block)
+            self._dequantize,
+            (-(-one.outputs // block.outputs), -(-words // block.across)),
+            self._coded(one, lanes, block),
         )
 
-    def _coded(self, one: Matrix, lanes: int, block: blocks.Block) -> dict[str, Any]:
+    def _coded(self, one: Matrix, lanes: int, block: blocks.Tile) -> dict[str, Any]:
         """Compile-time constants of the kernels for codes."""
         return {
             "LANES": lanes,

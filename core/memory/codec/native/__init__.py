@@ -3,7 +3,7 @@
     states.py    converts states to integers, in the order of the codes
     codes.py     reads codes as integers, in any of the layouts
     product.py   rows of codes times states
-    widen.py     dequantises rows of codes, for prompts
+    dequantize.py  dequantises rows of codes, for prompts
     threads.py   several threads that share one product's rows
     products.py  calls the kernels
 

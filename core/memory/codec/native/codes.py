@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from core.memory.codec.matrix import Matrix, Part
-from core.memory.codec.native.states import Piece, Plane
+from core.memory.codec.native.states import CodeRun, Plane
 from core.memory.codec.tables import TABLES
 from core.native import numbers
 from core.native.ir import Code, splat, vector
@@ -41,11 +41,11 @@ def one(code: Code, slot: str, part: Part, row: str) -> str:
     return code.let(f"extractelement <1 x float> {value}, i32 0")
 
 
-def read(code: Code, entries: tuple[int, ...], plane: Plane, piece: Piece, place: str) -> list[str]:
+def read(code: Code, entries: tuple[int, ...], plane: Plane, run: CodeRun, place: str) -> list[str]:
     """Load the vector of codes at `place` as <words x i16>s: the first code of every word, the second ... Signed where
     codes have 8 bits or are looked up, else starting at 0."""
-    count = piece.words
-    stored = piece.bytes // 2
+    count = run.words
+    stored = run.bytes // 2
     words = code.load(f"<{stored} x i16>", place)
     if stored < count:
         words = code.pick(f"<{stored} x i16>", words, [min(i, stored) for i in range(count)], "zeroinitializer")

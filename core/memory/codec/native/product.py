@@ -8,7 +8,7 @@ import torch
 
 from core.memory.codec.matrix import Matrix
 from core.memory.codec.native import codes
-from core.memory.codec.native.states import Piece, Plane, Room
+from core.memory.codec.native.states import CodeRun, Plane, StateLayout
 from core.native import numbers
 from core.native.ir import Code, fp32, splat
 
@@ -22,53 +22,55 @@ class Product:
     """Generates the function name(states, slot, out, from, to): prepared states, consecutive in memory, times rows
     from..to - 1 (a multiple of `rows`) of the matrix in a slot, into out [states, outputs]."""
 
-    def __init__(self, name: str, matrix: Matrix, room: Room, dtype: torch.dtype, rows: int, states: int) -> None:
+    def __init__(
+        self, name: str, matrix: Matrix, layout: StateLayout, dtype: torch.dtype, rows: int, states: int
+    ) -> None:
         self.code = Code(f"void @{name}(ptr noalias %states, ptr noalias %slot, ptr noalias %out, i64 %from, i64 %to)")
-        self._matrix, self._room, self._dtype, self._states = matrix, room, dtype, states
-        self._meaning, self._lanes = codes.meaning(matrix), room.width // 4
+        self._matrix, self._layout, self._dtype, self._states = matrix, layout, dtype, states
+        self._meaning, self._lanes = codes.meaning(matrix), layout.width // 4
         self._pairs = [(r, t) for r in range(rows) for t in range(states)]
         with self.code.loop("%from", "%to", rows) as block:
             self._rows = [self.code.add(block.index, r) for r in range(rows)]
             totals = dict.fromkeys(self._pairs, "zeroinitializer")
-            for p, piece in room.places:
-                self._run(p, piece, totals)
+            for p, run in layout.places:
+                self._run(p, run, totals)
             if matrix.zero is not None:
                 self._zeros(totals)
             for (r, t), total in totals.items():
                 self._write(self._rows[r], t, total)
 
-    def _run(self, p: int, piece: Piece, totals: Totals) -> None:
+    def _run(self, p: int, run: CodeRun, totals: Totals) -> None:
         """Add the product of a run of one plane's codes and the states."""
-        kind, whole = f"<{piece.lanes} x float>", piece.lanes == self._lanes
+        kind, whole = f"<{run.lanes} x float>", run.lanes == self._lanes
         first = [(kind, total if whole else "zeroinitializer") for total in totals.values()]
-        with self.code.loop(0, piece.turns, 1, first) as each:
+        with self.code.loop(0, run.turns, 1, first) as each:
             found = dict(zip(self._pairs, each.values, strict=True))
-            self._vector(p, piece, each.index, found)
+            self._vector(p, run, each.index, found)
             each.next = list(found.values())
         for pair, value in zip(self._pairs, each.values, strict=True):
-            totals[pair] = value if whole else self._wider(totals[pair], value, piece.lanes)
+            totals[pair] = value if whole else self._wider(totals[pair], value, run.lanes)
 
-    def _vector(self, p: int, piece: Piece, index: str, totals: Totals) -> None:
-        code, plane, lanes = self.code, self._room.planes[p], piece.lanes
-        words, floats, ints = f"<{piece.words} x i16>", f"<{lanes} x float>", f"<{lanes} x i32>"
-        seen = [self._seen(p, piece, index, t) for t in range(self._states)]
+    def _vector(self, p: int, run: CodeRun, index: str, totals: Totals) -> None:
+        code, plane, lanes = self.code, self._layout.planes[p], run.lanes
+        words, floats, ints = f"<{run.words} x i16>", f"<{lanes} x float>", f"<{lanes} x i32>"
+        seen = [self._seen(p, run, index, t) for t in range(self._states)]
         stride = self._matrix.inputs * plane.bits // 8
-        begin = code.at("%slot", plane.at + piece.start * plane.bits // 8)
+        begin = code.at("%slot", plane.at + run.start * plane.bits // 8)
         rows = [code.at(begin, row, stride) for row in self._rows]
-        ahead = code.at(rows[0], index, piece.bytes * len(rows))
+        ahead = code.at(rows[0], index, run.bytes * len(rows))
         for r, row in enumerate(rows):
             code.run(
                 "llvm.prefetch.p0",
-                ("ptr", code.at(ahead, AHEAD + r * piece.bytes)),
+                ("ptr", code.at(ahead, AHEAD + r * run.bytes)),
                 ("i32", "0"),
                 ("i32", "3"),
                 ("i32", "1"),
             )
-            found = codes.read(code, self._meaning.entries, plane, piece, code.at(row, index, piece.bytes))
-            scale = self._scales(self._rows[r], piece, index, plane) if self._matrix.group else ""
+            found = codes.read(code, self._meaning.entries, plane, run, code.at(row, index, run.bytes))
+            scale = self._scales(self._rows[r], run, index, plane) if self._matrix.group else ""
             for t, (stored, step, total) in enumerate(seen):
                 for one, number in zip(found, stored, strict=True):
-                    product = code.call(ints, PRODUCT[piece.words], (words, one), (words, number))
+                    product = code.call(ints, PRODUCT[run.words], (words, one), (words, number))
                     total = code.let(f"add {ints} {total}, {product}")
                 value = code.let(f"sitofp {ints} {total} to {floats}")
                 by = code.let(f"fmul {floats} {step}, {scale}") if scale else step
@@ -76,32 +78,32 @@ class Product:
                     floats, f"llvm.fma.v{lanes}f32", (floats, value), (floats, by), (floats, totals[r, t])
                 )
 
-    def _seen(self, p: int, piece: Piece, index: str, state: int) -> tuple[Sequence[str], str, str]:
+    def _seen(self, p: int, run: CodeRun, index: str, state: int) -> tuple[Sequence[str], str, str]:
         """A state's numbers for a vector of codes, the factor of their sums and the sums' initial value."""
-        code, plane, place = self.code, self._room.planes[p], self._room.places[p, piece]
-        own = code.at("%states", state * self._room.bytes)
-        begin = code.at(code.at(own, place.numbers), index, piece.words * plane.per_word * 2)
+        code, plane, place = self.code, self._layout.planes[p], self._layout.places[p, run]
+        own = code.at("%states", state * self._layout.bytes)
+        begin = code.at(code.at(own, place.numbers), index, run.words * plane.per_word * 2)
         stored = [
-            code.load(f"<{piece.words} x i16>", code.at(begin, s * piece.words * 2), 2) for s in range(plane.per_word)
+            code.load(f"<{run.words} x i16>", code.at(begin, s * run.words * 2), 2) for s in range(plane.per_word)
         ]
-        step = code.load(f"<{piece.lanes} x float>", code.at(code.at(own, place.steps), index, piece.lanes * 4), 4)
+        step = code.load(f"<{run.lanes} x float>", code.at(code.at(own, place.steps), index, run.lanes * 4), 4)
         if not plane.offset:
             return stored, step, "zeroinitializer"
-        offset = code.at(code.at(own, place.offsets), index, piece.lanes * 4)
-        return stored, step, code.load(f"<{piece.lanes} x i32>", offset, 4)
+        offset = code.at(code.at(own, place.offsets), index, run.lanes * 4)
+        return stored, step, code.load(f"<{run.lanes} x i32>", offset, 4)
 
-    def _scales(self, row: str, piece: Piece, index: str, plane: Plane) -> str:
+    def _scales(self, row: str, run: CodeRun, index: str, plane: Plane) -> str:
         """The scale of each lane of a vector, times the weight of its plane's codes."""
         code, group = self.code, self._matrix.group
-        first = code.add(code.times(index, piece.codes), piece.start)
+        first = code.add(code.times(index, run.codes), run.start)
         at = code.add(code.times(row, self._matrix.inputs // group), code.let(f"udiv i64 {first}, {group}"))
-        count = max(1, piece.codes // group)
+        count = max(1, run.codes // group)
         assert self._matrix.scale is not None
         values = numbers.load(code, code.at("%slot", self._matrix.scale.at), at, count, self._matrix.scale.dtype)
         if plane.weight != 1:
             values = code.let(f"fmul <{count} x float> {values}, {splat('float', count, fp32(plane.weight))}")
-        real = piece.bytes // 4  # lanes that codes were read for
-        return code.pick(f"<{count} x float>", values, [min(i, real - 1) * count // real for i in range(piece.lanes)])
+        real = run.bytes // 4  # lanes that codes were read for
+        return code.pick(f"<{count} x float>", values, [min(i, real - 1) * count // real for i in range(run.lanes)])
 
     def _zeros(self, totals: Totals) -> None:
         """Add each group's zero times the sum of its states."""
@@ -113,7 +115,7 @@ class Product:
                 width //= 2
             kind = f"<{width} x float>"
             sums = [
-                code.load(kind, code.at("%states", t * self._room.bytes + self._room.sums + start * 4), 4)
+                code.load(kind, code.at("%states", t * self._layout.bytes + self._layout.sums + start * 4), 4)
                 for t in range(self._states)
             ]
             for r, row in enumerate(self._rows):

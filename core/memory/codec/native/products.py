@@ -9,10 +9,10 @@ import torch
 
 from core.memory.codec.matrix import Matrix
 from core.memory.codec.native import codes
+from core.memory.codec.native.dequantize import dequantize
 from core.memory.codec.native.product import Product
-from core.memory.codec.native.states import BLOCK, Room, prepare
+from core.memory.codec.native.states import BLOCK, StateLayout, prepare
 from core.memory.codec.native.threads import claim
-from core.memory.codec.native.widen import widen
 from core.native.compile import address, compiled, widths
 
 ROWS = 2  # rows of a matrix, and ...
@@ -48,21 +48,21 @@ class Products:
         x = x.contiguous()
         team = claim()
         try:
-            states = team.memory(kernels, kernels.room.bytes * given)
+            states = team.memory(kernels, kernels.layout.bytes * given)
             team.run(
                 slots,
                 outputs,
                 self._row_bytes,
                 kernels.one,
                 states,
-                kernels.room.bytes if given > 1 else 0,
+                kernels.layout.bytes if given > 1 else 0,
                 out.data_ptr(),
                 self._out_bytes,
                 kernels.prepare,
                 x.data_ptr(),
                 self._in_bytes,
                 given,
-                kernels.room.bytes,
+                kernels.layout.bytes,
             )
         finally:
             team.release()
@@ -71,14 +71,14 @@ class Products:
     def many(self, slot: int, x: torch.Tensor) -> torch.Tensor:
         """Multiply states by the matrix of one slot: x [..., in] -> [..., out]."""
         assert x.dtype == self._dtype and x.shape[-1] == self.matrix.inputs
-        outputs, kernels, room = self.matrix.outputs, self._kernels, self._kernels.room.bytes
+        outputs, kernels, state_bytes = self.matrix.outputs, self._kernels, self._kernels.layout.bytes
         out = x.new_empty(*x.shape[:-1], outputs)
         x = x.contiguous()
         count, into = x.numel() // self.matrix.inputs, out.data_ptr()
         whole, rest = divmod(count, STATES)
         team = claim()
         try:
-            states = team.memory(kernels, room * count)
+            states = team.memory(kernels, state_bytes * count)
             if whole:
                 team.run(
                     [slot] * whole,
@@ -86,14 +86,14 @@ class Products:
                     self._row_bytes,
                     kernels.some,
                     states,
-                    STATES * room,
+                    STATES * state_bytes,
                     into,
                     STATES * self._out_bytes,
                     kernels.prepare,
                     x.data_ptr(),
                     self._in_bytes,
                     whole * STATES,
-                    room,
+                    state_bytes,
                 )
             if rest:
                 done = whole * STATES
@@ -102,15 +102,15 @@ class Products:
                     outputs,
                     self._row_bytes,
                     kernels.one,
-                    states + done * room,
-                    room,
+                    states + done * state_bytes,
+                    state_bytes,
                     into + done * self._out_bytes,
                     self._out_bytes,
                     kernels.prepare,
                     x.data_ptr() + done * self._in_bytes,
                     self._in_bytes,
                     rest,
-                    room,
+                    state_bytes,
                 )
         finally:
             team.release()
@@ -118,14 +118,14 @@ class Products:
 
     def wide(self, slot: int, x: torch.Tensor) -> torch.Tensor:
         """As `many`, but dequantises the matrix first: x [..., in] -> [..., out]."""
-        return torch.matmul(x, self.widened(slot).t())
+        return torch.matmul(x, self.dequantized(slot).t())
 
-    def widened(self, slot: int) -> torch.Tensor:
+    def dequantized(self, slot: int) -> torch.Tensor:
         """The dequantised matrix [out, in]."""
         out = torch.empty(self.matrix.outputs, self.matrix.inputs, dtype=self._dtype)
         team = claim()
         try:
-            team.run([slot], self.matrix.outputs, self._row_bytes, self._kernels.widen, 0, 0, out.data_ptr(), 0)
+            team.run([slot], self.matrix.outputs, self._row_bytes, self._kernels.dequantize, 0, 0, out.data_ptr(), 0)
         finally:
             team.release()
         return out
@@ -136,17 +136,17 @@ class Kernels:
 
     def __init__(self, matrix: Matrix, dtype: torch.dtype, width: int) -> None:
         planes = codes.meaning(matrix).planes
-        self.room = Room(matrix.inputs, matrix.group if matrix.zero is not None else 0, planes, width)
+        self.layout = StateLayout(matrix.inputs, matrix.group if matrix.zero is not None else 0, planes, width)
         few = max(plane.per_word for plane in planes) <= 4  # vectors at once: more need more registers than there are
         made = compiled(
-            prepare("prepare", self.room, dtype),
-            widen("widen", matrix, dtype),
-            Product("one", matrix, self.room, dtype, ROWS, 1).code,
-            Product("some", matrix, self.room, dtype, ROWS if few else 1, STATES).code,
+            prepare("prepare", self.layout, dtype),
+            dequantize("dequantize", matrix, dtype),
+            Product("one", matrix, self.layout, dtype, ROWS, 1).code,
+            Product("some", matrix, self.layout, dtype, ROWS if few else 1, STATES).code,
             width=width,
         )
-        self.prepare, self.widen, self.one, self.some = (
-            address(made[name]) for name in ("prepare", "widen", "one", "some")
+        self.prepare, self.dequantize, self.one, self.some = (
+            address(made[name]) for name in ("prepare", "dequantize", "one", "some")
         )
 
 

@@ -37,7 +37,7 @@ class Plane(NamedTuple):
         return 16 // self.bits
 
 
-class Piece(NamedTuple):
+class CodeRun(NamedTuple):
     """A run of one plane's codes that is multiplied as one vector, repeated `turns` times."""
 
     start: int  # first input
@@ -52,18 +52,18 @@ class Piece(NamedTuple):
         return self.words // 2
 
 
-def pieces(inputs: int, plane: Plane, width: int) -> Iterator[Piece]:
+def code_runs(inputs: int, plane: Plane, width: int) -> Iterator[CodeRun]:
     """Cut a row of `inputs`, a multiple of 32, into vectors of `width` bytes of codes and narrower ones at its end."""
     start = 0
     while start < inputs:
         codes = width * 8 // plane.bits
         if turns := (inputs - start) // codes:
-            yield Piece(start, turns, codes, width, max(width, SMALLEST) // 2)
+            yield CodeRun(start, turns, codes, width, max(width, SMALLEST) // 2)
             start += turns * codes
         width //= 2
 
 
-class Place(NamedTuple):
+class CodeRunOffsets(NamedTuple):
     """Byte offsets of a piece's numbers within a state."""
 
     numbers: int  # i16, in the order of the codes
@@ -71,20 +71,20 @@ class Place(NamedTuple):
     offsets: int  # one i32 per lane: initial value of its sum
 
 
-class Room:
+class StateLayout:
     """Memory layout of one state [inputs]. `group` = inputs per group sum; 0 = no group sums."""
 
     def __init__(self, inputs: int, group: int, planes: tuple[Plane, ...], width: int) -> None:
         self.inputs, self.group, self.planes, self.width = inputs, group, planes, width
         self.bytes = 0
         self.places = {
-            (p, piece): Place(
-                self._take(piece.turns * piece.words * plane.per_word * 2),
-                self._take(piece.turns * piece.lanes * 4),
-                self._take(piece.turns * piece.lanes * 4),
+            (p, run): CodeRunOffsets(
+                self._take(run.turns * run.words * plane.per_word * 2),
+                self._take(run.turns * run.lanes * 4),
+                self._take(run.turns * run.lanes * 4),
             )
             for p, plane in enumerate(planes)
-            for piece in pieces(inputs, plane, width)
+            for run in code_runs(inputs, plane, width)
         }
         self.sums = self._take(inputs // group * 4 if group else 0)  # one fp32 per group
 
@@ -94,27 +94,27 @@ class Room:
         return start
 
 
-def prepare(name: str, room: Room, dtype: torch.dtype) -> Code:
+def prepare(name: str, layout: StateLayout, dtype: torch.dtype) -> Code:
     """Generates the function name(x, into): converts one state of a type into its layout, which must be zeroed."""
     code = Code(f"void @{name}(ptr noalias %x, ptr noalias %into)")
-    if room.group:
-        with code.loop(0, room.inputs // room.group) as each:
-            code.store("float", "0.0", code.at(code.at("%into", room.sums), each.index, 4))
-    for (p, piece), place in room.places.items():
-        plane = room.planes[p]
-        with code.loop(0, piece.turns) as each, code.loop(0, piece.codes // BLOCK) as block:
-            first = code.add(code.times(each.index, piece.codes), piece.start)
+    if layout.group:
+        with code.loop(0, layout.inputs // layout.group) as each:
+            code.store("float", "0.0", code.at(code.at("%into", layout.sums), each.index, 4))
+    for (p, run), place in layout.places.items():
+        plane = layout.planes[p]
+        with code.loop(0, run.turns) as each, code.loop(0, run.codes // BLOCK) as block:
+            first = code.add(code.times(each.index, run.codes), run.start)
             at = code.add(first, code.times(block.index, BLOCK))
-            sizes = piece.words * plane.per_word * 2, piece.lanes * 4, piece.lanes * 4
+            sizes = run.words * plane.per_word * 2, run.lanes * 4, run.lanes * 4
             into = [
                 code.at(code.at(code.at("%into", start), each.index, size), block.index, 4 * plane.bits)
                 for start, size in zip(place, sizes, strict=True)
             ]
             whole, step = _whole(code, numbers.load(code, "%x", at, BLOCK, dtype))
-            _scatter(code, whole, step, plane, piece, into)
-            if room.group and p == 0:
-                group = code.let(f"udiv i64 {at}, {room.group}")
-                _count(code, whole, step, code.at(code.at("%into", room.sums), group, 4))
+            _scatter(code, whole, step, plane, run, into)
+            if layout.group and p == 0:
+                group = code.let(f"udiv i64 {at}, {layout.group}")
+                _count(code, whole, step, code.at(code.at("%into", layout.sums), group, 4))
     return code
 
 
@@ -143,14 +143,14 @@ def _whole(code: Code, x: str) -> tuple[str, str]:
     return code.let(f"fptosi {floats} {near} to {INTS}"), step
 
 
-def _scatter(code: Code, whole: str, step: str, plane: Plane, piece: Piece, into: Sequence[str]) -> None:
-    """Store 32 integers at the positions that match their codes; `into` as in Place."""
+def _scatter(code: Code, whole: str, step: str, plane: Plane, run: CodeRun, into: Sequence[str]) -> None:
+    """Store 32 integers at the positions that match their codes; `into` as in CodeRunOffsets."""
     places, steps, offsets = into
     words = 2 * plane.bits  # words that hold their codes
     short = code.let(f"trunc {INTS} {whole} to <{BLOCK} x i16>")
     for s in range(plane.per_word):
         part = code.pick(f"<{BLOCK} x i16>", short, range(s, BLOCK, plane.per_word))
-        code.store(f"<{words} x i16>", part, code.at(places, s * piece.words * 2), 2)
+        code.store(f"<{words} x i16>", part, code.at(places, s * run.words * 2), 2)
     code.store(f"<{plane.bits} x float>", code.broadcast("float", step, plane.bits), steps, 4)
     if plane.offset:
         sums, ints = _halved(code, whole, plane.bits), f"<{plane.bits} x i32>"

@@ -34,7 +34,7 @@ NAMES = (
     "x",
     "x_stride",
     "given",
-    "room",
+    "state_bytes",
 )
 FORM = struct.Struct(f"{len(NAMES)}q")
 PATIENCE = 1_000_000  # CPU clock ticks: about 0.4 ms, more than the gap between two products
@@ -83,11 +83,11 @@ def _run() -> Code:
     """Generates @run(job): prepare the given states, then compute all units, together with the helpers."""
     code = Code("void @run(ptr %job)")
     prepare, x, states = (_field(code, name, "ptr") for name in ("prepare", "x", "states"))
-    x_stride, room = _field(code, "x_stride"), _field(code, "room")
+    x_stride, state_bytes = _field(code, "x_stride"), _field(code, "state_bytes")
     with code.loop(0, _field(code, "given")) as each:
         code.do(
             f"call void {prepare}(ptr {code.at(x, code.times(each.index, x_stride))}, "
-            f"ptr {code.at(states, code.times(each.index, room))})"
+            f"ptr {code.at(states, code.times(each.index, state_bytes))})"
         )
     code.do(f"store atomic i64 0, ptr {code.at('%job', NEXT)} seq_cst, align 8")
     code.do(f"store atomic i64 {_field(code, 'shared')}, ptr {code.at('%job', OPEN)} seq_cst, align 8")
@@ -167,10 +167,10 @@ class Team:
         x: int = 0,
         x_stride: int = 0,
         given: int = 0,
-        room: int = 0,
+        state_bytes: int = 0,
     ) -> None:
         """Call kernel(states + i * stride, slots[i], out + i * out_stride, from, to) for every i and all rows, of
-        `row_bytes` bytes of codes; before it prepare(x + i * x_stride, states + i * room) for the `given` states.
+        `row_bytes` bytes of codes; before it prepare(x + i * x_stride, states + i * state_bytes) for `given` states.
         Strides are in bytes; arguments without another meaning are addresses. At most MOST slots."""
         count, threads = len(slots), _used
         self._slots[:count] = slots  # type: ignore[call-overload]  # any sequence will do
@@ -198,7 +198,7 @@ class Team:
             x,
             x_stride,
             given,
-            room,
+            state_bytes,
         )
         self._run(self._job_at)
 

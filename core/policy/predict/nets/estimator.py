@@ -96,9 +96,9 @@ def recall(net: Estimator, states: torch.Tensor, probs: torch.Tensor, top_k: int
     before. `states` and `probs` as in `train`."""
     found = [float("nan")]
     for layer in range(1, states.shape[1]):
-        told = net.probabilities(states[:, layer - 1], layer).topk(top_k).indices
+        estimated = net.probabilities(states[:, layer - 1], layer).topk(top_k).indices
         true = probs[:, layer].float().topk(top_k).indices
-        found.append(float((told[:, :, None] == true[:, None, :]).any(1).float().mean()))
+        found.append(float((estimated[:, :, None] == true[:, None, :]).any(1).float().mean()))
     return torch.tensor(found)
 
 

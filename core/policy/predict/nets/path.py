@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from core.policy.predict.nets.t5 import Bias, Block, KeysValues, RMSNorm, start_weights
+from core.policy.predict.nets.t5 import Bias, KeysValues, RMSNorm, T5Block, start_weights
 from core.policy.predict.nets.training import Progress, batches, descend, packed, seeded, unpacked
 from core.policy.predict.path_reader import WINDOW
 
@@ -41,7 +41,7 @@ class State(NamedTuple):
     mask: torch.Tensor | None  # [B, S] which of the prompt's positions are used; None = all
 
 
-class RoutingPath(nn.Module):
+class RoutingPathNet(nn.Module):
     """`tokens` [V] int64, ascending: the token ids with their own embedding row; all others share row 0."""
 
     def __init__(
@@ -71,13 +71,13 @@ class RoutingPath(nn.Module):
         self.register_buffer("tokens", tokens.long())
         self.embed = nn.Embedding(len(tokens) + 1, d_model)
         self.reads, self.writes = Bias(heads, both_ways=True), Bias(heads, both_ways=False)
-        self.encoder = nn.ModuleList(Block(d_model, d_ff, heads, d_kv, cross=False) for _ in range(blocks))
-        self.decoder = nn.ModuleList(Block(d_model, d_ff, heads, d_kv, cross=True) for _ in range(blocks))
+        self.encoder = nn.ModuleList(T5Block(d_model, d_ff, heads, d_kv, cross=False) for _ in range(blocks))
+        self.decoder = nn.ModuleList(T5Block(d_model, d_ff, heads, d_kv, cross=True) for _ in range(blocks))
         self.read_norm, self.write_norm = RMSNorm(d_model), RMSNorm(d_model)
         self.heads = nn.Linear(d_model, layers * experts)
 
-    def _writers(self) -> list[Block]:
-        return [block for block in self.decoder if isinstance(block, Block)]
+    def _writers(self) -> list[T5Block]:
+        return [block for block in self.decoder if isinstance(block, T5Block)]
 
     def places(self, ids: torch.Tensor) -> torch.Tensor:
         """Token ids of any shape -> rows of the embedding."""
@@ -126,7 +126,7 @@ def train(
     seed: int = 0,
     progress: Progress = lambda text, share: None,
     cancel: threading.Event | None = None,
-) -> RoutingPath | None:
+) -> RoutingPathNet | None:
     """Learn the routing of `data`: binary cross-entropy per layer and expert, Adam with weight decay .01, cosine
     schedule. Long passages are cut into pieces of WINDOW tokens. `epochs` = 0: as many as make STEPS steps, between
     EPOCHS and MOST.
@@ -143,7 +143,7 @@ def train(
     layers, k = pieces[0].routes.shape[1:]
     known = torch.tensor([*(t for one in data for t in one.ids), *(t for one in data for t in one.prompt)]).unique()
     with seeded(seed) as generator:
-        net = RoutingPath(layers, experts, known)
+        net = RoutingPathNet(layers, experts, known)
         start_weights(net)
         share = k / experts
         nn.init.constant_(net.heads.bias, float(torch.tensor(share).logit().clamp(-8, 8)))
@@ -174,7 +174,7 @@ def train(
 
 
 @torch.no_grad()
-def recall(net: RoutingPath, data: Sequence[Passage]) -> torch.Tensor:
+def recall(net: RoutingPathNet, data: Sequence[Passage]) -> torch.Tensor:
     """[L] share of each layer's experts that are among the net's k likeliest, over all tokens."""
     layers, k = data[0].routes.shape[1:]
     hits, tokens = torch.zeros(layers), 0
@@ -182,23 +182,23 @@ def recall(net: RoutingPath, data: Sequence[Passage]) -> torch.Tensor:
         state = net.encode(torch.tensor([(one.prompt or one.ids[:1])[-WINDOW:]]))
         for at in range(0, len(one.ids), WINDOW):
             logits, state = net.decode(torch.tensor([one.ids[at : at + WINDOW]]), state)
-            told, true = logits[0].topk(k).indices, one.routes[at : at + WINDOW].long()
-            hits += (told[..., :, None] == true[..., None, :]).any(-2).float().sum((0, 2))
+            estimated, true = logits[0].topk(k).indices, one.routes[at : at + WINDOW].long()
+            hits += (estimated[..., :, None] == true[..., None, :]).any(-2).float().sum((0, 2))
             tokens += len(true)
     return hits / (tokens * k)
 
 
-def to_tensors(net: RoutingPath) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
+def to_tensors(net: RoutingPathNet) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
     """(weights by "path...." names, {"path": configuration}), as stored in a profile."""
     return packed(NAME, net), {NAME: dict(net.config)}
 
 
-def from_tensors(tensors: Mapping[str, torch.Tensor], settings: Mapping[str, object]) -> RoutingPath:
+def from_tensors(tensors: Mapping[str, torch.Tensor], settings: Mapping[str, object]) -> RoutingPathNet:
     """The net from a profile's `nets` and `settings`. Raises KeyError or RuntimeError when they are incomplete."""
     config = settings[NAME]
     assert isinstance(config, Mapping)
     sizes = {name: int(value) for name, value in config.items()}
-    net = RoutingPath(tokens=tensors[f"{NAME}.tokens"].long(), **{n: v for n, v in sizes.items() if n != "tokens"})
+    net = RoutingPathNet(tokens=tensors[f"{NAME}.tokens"].long(), **{n: v for n, v in sizes.items() if n != "tokens"})
     unpacked(NAME, net, tensors)
     return net
 

@@ -87,7 +87,7 @@ class Attention(nn.Module):
         return split
 
 
-class Block(nn.Module):
+class T5Block(nn.Module):
     """Attention over its own positions, with `cross` also over the prompt's, then two linear layers with a ReLU."""
 
     def __init__(self, d_model: int, d_ff: int, heads: int, d_kv: int, cross: bool) -> None:
@@ -132,7 +132,7 @@ def start_weights(net: nn.Module) -> None:
             nn.init.normal_(module.k.weight, std=d_model**-0.5)
             nn.init.normal_(module.v.weight, std=d_model**-0.5)
             nn.init.normal_(module.o.weight, std=module.o.in_features**-0.5)
-        elif isinstance(module, Block):
+        elif isinstance(module, T5Block):
             nn.init.normal_(module.wi.weight, std=module.wi.in_features**-0.5)
             nn.init.normal_(module.wo.weight, std=module.wo.in_features**-0.5)
         elif isinstance(module, Bias):

@@ -1,0 +1,186 @@
+"""`simulate --predictors`: simulates every prefetcher on a trace, with its hit rates and speed."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from core.errors import MoestroError, SettingError
+from core.profile import Profile
+from core.settings.config import Settings
+from core.settings.registry import variant, variants
+from core.simulate import Clock, Config, Result
+from core.simulate.prefetchers import ORACLE, TimedConfig, TimedResult, predictor_for, timed
+from core.trace import Trace
+
+NONE = "none"
+Milliseconds = Callable[[str], float]
+
+
+def add_arguments(parser: argparse.ArgumentParser, number: Milliseconds) -> None:
+    """Options of prefetching, of the link and of computing; `number` parses a non-negative number."""
+    group = parser.add_argument_group(
+        "prefetching", "Needs compute and link times: given below, or measured in a profile."
+    )
+    group.add_argument(
+        "--predictors",
+        metavar="LIST",
+        help="prefetchers, separated by commas, or all that this trace supports; without --policies, on lru: "
+        f"{', '.join(v.name for v in variants('predictor'))}",
+    )
+    group.add_argument("--gbps", type=number, metavar="X", help="bandwidth of the link, in place of --load-ms")
+    group.add_argument("--latency-us", type=number, default=0.0, metavar="X", help="added to every copy (default: 0)")
+    group.add_argument(
+        "--expert-mb",
+        type=number,
+        metavar="X",
+        help="size of one expert in MB (10^6 bytes), for --gbps and to count bytes",
+    )
+    group.add_argument(
+        "--head-ms",
+        type=number,
+        metavar="X",
+        help="the part of the compute time outside the layers (default: 0, or the profile's)",
+    )
+    group.add_argument(
+        "--predict-ms", type=number, default=0.0, metavar="X", help="a prefetcher's own time per layer (default: 0)"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Simulation parameters: times, and the bytes of one expert (0 = unknown, then no bytes are reported)."""
+
+    clock: Clock
+    blob_bytes: int
+
+
+def machine(args: argparse.Namespace, profile: Profile | None, layers: int, top_k: int) -> Machine | None:
+    """The given times, else a profile's when prefetchers are simulated; None = neither. Raises SettingError when the
+    given times do not suffice.
+    """
+    measured = profile.times if profile is not None and profile.times is not None and args.predictors else {}
+    load_ms, compute_ms, head_ms = args.load_ms, args.compute_ms, args.head_ms
+    if args.gbps is not None:
+        if load_ms is not None or not args.gbps or not args.expert_mb:
+            raise SettingError(
+                "For the time of a copy, give either --load-ms, or --gbps (more than 0) and --expert-mb."
+            )
+        load_ms = args.expert_mb / args.gbps
+    load_ms = measured.get("load") if load_ms is None else load_ms + args.latency_us / 1e3
+    head_ms = measured.get("head", 0.0) if head_ms is None else head_ms
+    expert_ms = args.expert_ms
+    if compute_ms is None and measured:
+        compute_ms = layers * (measured["att"] + measured["moe"]) + head_ms
+        expert_ms = expert_ms or measured["moe"] / top_k
+    if compute_ms is None and load_ms is None and not args.predictors:
+        return None
+    if compute_ms is None or load_ms is None:
+        how = "both --compute-ms and --load-ms"
+        if args.predictors:
+            how = "--compute-ms and one of --load-ms and --gbps, or a --profile with measured times"
+        raise SettingError(f"To predict speed, give {how}.")
+    return Machine(
+        Clock(compute_ms, load_ms, expert_ms, args.miss_ms, head_ms, args.predict_ms),
+        round((args.expert_mb or 0.0) * 1e6),
+    )
+
+
+def chosen(
+    text: str, settings: Settings, trace: Trace, profile: Profile | None, say: Callable[[str], None]
+) -> list[str]:
+    """The requested prefetchers, "none" first. For "all", those that the trace and the profile support; `say` reports
+    the others. Raises SettingError for an unknown name.
+    """
+    if text.strip() != "all":
+        names = [variant("predictor", word).name for word in text.replace(" ", "").split(",") if word != ORACLE]
+        return list(dict.fromkeys([NONE, *names]))
+    names = []
+    for one in variants("predictor"):
+        try:
+            needs_model = predictor_for(_timed(Config("lru", 0), one.name, settings), trace).asks
+        except MoestroError:
+            needs_model = True
+        if needs_model or any(profile is None or not profile.has(part) for part in one.needs):
+            say(
+                f"{one.name} is skipped: it needs data that was not recorded with this trace"
+                f"{' or is not in a profile' if one.needs else ''}."
+            )
+        else:
+            names.append(one.name)
+    return list(dict.fromkeys([NONE, *names]))
+
+
+def run(
+    trace: Trace,
+    names: Sequence[str],
+    caches: Sequence[Config],
+    settings: Settings,
+    at: Machine,
+    profile: Profile | None,
+    start: str,
+    processes: int,
+    say: Callable[[str], None],
+) -> list[list[TimedResult]]:
+    """Results [prefetcher][cache], those of the oracle last. Raises SettingError or TraceError."""
+    configs = [_timed(cache, name, settings) for name in [*names, ORACLE] for cache in caches]
+    found = timed(
+        trace, configs, at.clock, max(1, at.blob_bytes), profile=profile, start=start, processes=processes, say=say
+    )
+    return [found[i : i + len(caches)] for i in range(0, len(found), len(caches))]
+
+
+def _timed(cache: Config, name: str, settings: Settings) -> TimedConfig:
+    own = {} if name == ORACLE else settings.choice("predictor", name).params
+    return TimedConfig(cache, name, own, settings.prefetch.deadline)
+
+
+def bound_ms(best: Result, clock: Clock) -> float | None:
+    """TPOT that no cache, prefetcher and order of copies can beat: the longer of computing and of copying the misses of
+    Belady's MIN over this link.
+    """
+    if best.misses_per_token is None:
+        return None
+    return max(clock.compute_ms, best.misses_per_token * clock.load_ms)
+
+
+def table(found: Mapping[str, TimedResult], title: str, bound: float | None, blob_bytes: int) -> str:
+    """Results for one cache, a line per prefetcher, fastest first; below them perfect prefetching."""
+    rows = sorted((n for n in found if n != ORACLE), key=lambda n: (found[n].tpot_ms or 0.0, n))
+    width = max(len(name) for name in [*rows, "perfect prefetch"])
+    heads = ("ms/token", "stall", "net ms", "hits", "prefetch", "late", "recall", "copied", "wasted")
+    unit = "MB" if blob_bytes else "experts"
+    lines = [
+        f"{title}; copied and wasted in {unit} a token, net = what prefetching saved less what it cost:",
+        " " * (width + 2) + "".join(f"{head:>10}" for head in heads),
+    ]
+    lines += [_line(name, found[name], width, blob_bytes) for name in rows]
+    lines.append(_line("perfect prefetch", found[ORACLE], width, blob_bytes))
+    if bound is not None:
+        lines.append(f"  {'bound':<{width}}{bound:>10.2f}  no cache and no prefetcher can do better over this link")
+    return "\n".join(lines)
+
+
+def _line(name: str, one: TimedResult, width: int, blob_bytes: int) -> str:
+    def share(value: float | None) -> str:
+        return f"{'-':>10}" if value is None else f"{value:>10.1%}"
+
+    def ms(value: float | None) -> str:
+        return f"{'-':>10}" if value is None else f"{value:>10.2f}"
+
+    known = [value for value in one.recall_by_layer if value is not None]
+    tokens, unit = max(1, one.tokens), 1e6 if blob_bytes else 1.0
+    copied, wasted = one.demand_bytes + one.prefetch_bytes, one.wasted_bytes
+    return (
+        f"  {name:<{width}}{ms(one.tpot_ms)}{ms(one.stall_ms)}{ms(one.net_ms)}{share(one.hit_rate)}"
+        f"{share(one.prefetch_hit_rate)}{share(one.late_rate)}{share(sum(known) / len(known) if known else None)}"
+        f"{copied / tokens / unit:>10.2f}{wasted / tokens / unit:>10.2f}"
+    )
+
+
+def summary(one: TimedResult) -> dict[str, object]:
+    """One result as plain values for JSON."""
+    plain = asdict(one)
+    del plain["timed"]
+    return plain

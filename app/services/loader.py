@@ -1,0 +1,126 @@
+"""Loads models, one at a time, in a thread independent of any browser tab."""
+
+from __future__ import annotations
+
+from app.services.engine_protocol import EngineProtocol, Estimate, Profiles
+from app.services.jobs import JobRunner
+from app.services.loading import Loaded, Loading
+from app.services.model_manager import ModelManager
+from app.services.remembered import Remembered
+from app.store import Store
+from core.errors import BudgetError
+from core.settings.loading import LoadSpec
+from core.types import Fit
+
+TRACED = 192  # recorded tokens that the hit rate forecast is based on
+
+
+class Loader:
+    """Estimates and loads. Methods return at once and may be called from any thread."""
+
+    def __init__(
+        self,
+        store: Store,
+        remembered: Remembered,
+        jobs: JobRunner,
+        models: ModelManager,
+        profiles: Profiles,
+        engine: type[EngineProtocol] | None = None,
+        estimate: Estimate | None = None,
+    ) -> None:
+        """`models` takes the loaded engine, `profiles` finds the profile of a model being loaded. `engine` and
+        `estimate` default to core's own.
+        """
+        self._store, self._remembered, self._jobs, self._models = store, remembered, jobs, models
+        self._profiles, self._engine, self._estimate = profiles, engine, estimate
+
+    @property
+    def loading(self) -> Loading | None:
+        """The load in progress, or the last one."""
+        return self._jobs.last(Loading)
+
+    def plan(self, model: str, **choices: object) -> LoadSpec:
+        """A LoadSpec from a form's values, with the current settings. Raises SettingError."""
+        return LoadSpec.checked(model, self._models.settings, **choices)
+
+    def last_spec(self) -> LoadSpec | None:
+        """The spec of the last load, in this process or an earlier one, with the current settings; offered again by the
+        form.
+        """
+        return self._remembered.spec(self._models.settings)
+
+    def estimate(self, spec: LoadSpec) -> Fit:
+        """Estimate whether a spec fits, possibly in place of the loaded model. Reads file headers only.
+
+        Raises MoestroError when there is no such model.
+        """
+        return self._fit(spec)[0]
+
+    def load(self, spec: LoadSpec) -> Loading:
+        """Start loading. Raises BusyError; any other problem is reported in the returned `Loading`.
+
+        The spec is checked before the current model is unloaded; the current one is kept until the new one is ready if
+        both fit in memory.
+        """
+        with self._models.idle("load a model"):
+            loading = Loading(spec.model)
+            return self._jobs.start(loading, lambda: self._load(spec, loading))
+
+    def cancel(self) -> None:
+        """Ask the load in progress to stop; its `state` reports when it has."""
+        self._jobs.cancel(Loading)
+
+    def _fit(self, spec: LoadSpec) -> tuple[Fit, bool]:
+        """The estimate, and whether it fits beside the loaded model."""
+        if self._estimate is not None:
+            fit = self._estimate(spec)
+            return fit, fit.fits
+        from core.capacity.fit import estimate
+
+        trace = self._store.steps.trace(spec.model, TRACED)
+        fit = estimate(spec, trace=trace)
+        memory = None if fit.fits else self._models.memory()
+        if memory is None:
+            return fit, fit.fits
+        return estimate(spec, memory, trace), False
+
+    def _load(self, spec: LoadSpec, loading: Loading) -> None:
+        before = self._models.model
+        try:
+            self._swap(spec, loading)
+        except Exception:
+            if before is not None:
+                loading.fate = (
+                    f"{before} is still loaded."
+                    if self._models.model == before
+                    else f"{before} had been unloaded to make room: load it again to go on."
+                )
+            raise
+
+    def _swap(self, spec: LoadSpec, loading: Loading) -> None:
+        fit, beside = self._fit(spec)
+        if fit.problem:
+            raise BudgetError(fit.problem)
+        loading.go_on()
+        if self._models.loaded is not None and not beside:
+            loading.update(text=f"Unloading {self._models.model}")
+            self._models.drop()
+        engine = self._type().load(spec, loading.progress, loading.cancelled, profile=self._profiles)
+        try:
+            loading.go_on()
+            load = self._store.steps.add_load(
+                spec.model, {**spec.describe(), "format": fit.format}, engine.settings, engine.shape, engine.manifest()
+            )
+        except BaseException:
+            engine.unload()
+            raise
+        self._models.install(Loaded(engine, spec, load, fit.format, dict(engine.settings)), loading.moved)
+        self._remembered.put("spec", spec.describe())
+        self._remembered.put("settings", dict(self._models.settings))
+
+    def _type(self) -> type[EngineProtocol]:
+        if self._engine is None:
+            from core.engine import Engine
+
+            self._engine = Engine
+        return self._engine

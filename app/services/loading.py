@@ -1,0 +1,57 @@
+"""A loaded model, and the job that loads one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from app.services.engine_protocol import EngineProtocol
+from app.services.jobs import ModelJob
+from core.errors import MoestroError
+from core.settings.loading import LoadSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A loaded model."""
+
+    engine: EngineProtocol
+    spec: LoadSpec  # its settings are those at load time
+    load: int  # the store's id of this load
+    format: str  # of its experts: a pack's own, or the chosen one
+    effective: dict[str, Any]  # settings in force at the last recorded pass; the thread that writes answers updates it
+
+
+class Loading(ModelJob):
+    """A model being loaded, or the outcome of the last load. `fate`: what became of the model loaded before, when this
+    load failed; "" = there was none.
+    """
+
+    name, doing, tab = "load", "loaded", ""
+    undone = "Not loaded"
+
+    def __init__(self, model: str) -> None:
+        super().__init__("Checking that it fits", model)
+        self.fate = ""
+        self.moved: dict[str, object] = {}  # settings changed meanwhile, for the new engine
+        self.done = f"{model} is ready"
+        self.unexpected = f"{model} could not be loaded because of an error inside Moestro. Its details are in the log."
+
+    def refusal(self, what: str) -> str:
+        return f"{self.model} is being loaded. Wait for it or cancel it, then {what}."
+
+    def no_answer(self) -> str:
+        return f"{self.model} is still being loaded. Ask again when it is ready."
+
+    def outcome(self, error: Exception | None) -> dict[str, Any]:
+        fields = super().outcome(error)
+        if error is not None and self.fate:
+            fields["text"] = f"{fields['text']}. {self.fate}"
+            if "error" in fields:
+                fields["error"] = f"{fields['error']} {self.fate}"
+        return fields
+
+    def go_on(self) -> None:
+        """Raises MoestroError when it was cancelled."""
+        if self.cancelled.is_set():
+            raise MoestroError("Cancelled.")

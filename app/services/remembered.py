@@ -1,0 +1,77 @@
+"""Values kept in the store for the next start: settings, sampling, the last model. What cannot be read is forgotten."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from app.store.database import Database
+from core.errors import MoestroError, SettingError
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
+from core.settings.param import Value, declared
+from core.settings.sampling import Sampling
+
+log = logging.getLogger("moestro.app")
+
+
+class Remembered:
+    """Thread-safe. A value that could not be saved is tried again with the next one."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+        self._lock = threading.Lock()
+        self._owed: dict[str, object] = {}  # not saved yet
+
+    def put(self, key: str, value: object) -> None:
+        """Store a value for the next start."""
+        with self._lock:
+            self._owed[key] = value
+            try:
+                with self._db.tx():
+                    for name, each in self._owed.items():
+                        self._db.put(name, each)
+                self._owed = {}
+            except MoestroError as error:  # applying it matters more than storing it
+                log.warning("could not remember %s for the next start: %s", ", ".join(self._owed), error)
+
+    def settings(self) -> Settings:
+        """The live settings of the last start."""
+        settings = Settings()
+        kept: Mapping[str, Value] = self._db.get("settings") or {}
+        for name, value in kept.items():
+            try:
+                settings = settings.with_({name: value})
+            except (SettingError, TypeError, ValueError) as error:
+                log.warning("forgot a setting of an earlier version: %s", error)
+        return settings
+
+    def sampling(self) -> Sampling:
+        """The sampling settings of the last start."""
+        sampling, remembered = Sampling(), self._db.get("sampling")
+        values: Mapping[str, Any] = remembered if isinstance(remembered, dict) else {}
+        for name, value in values.items():
+            try:
+                sampling = Sampling.checked(**{**asdict(sampling), name: value})
+            except (SettingError, TypeError, ValueError) as error:
+                log.warning("forgot a sampling setting of an earlier version: %s", error)
+        return sampling
+
+    def spec(self, settings: Settings) -> LoadSpec | None:
+        """The spec of the last load, with these settings; None when no model was loaded yet."""
+        kept: dict[str, object] = dict(self._db.get("spec") or {})
+        model = kept.pop("model", None)
+        if model is None:
+            return None
+        choices: dict[str, object] = {}
+        for param in declared(LoadSpec).values():
+            if param.name in kept:
+                value = str(kept[param.name]) if param.type == "choice" else kept[param.name]
+                try:
+                    choices[param.name] = param.check(value)
+                except (SettingError, TypeError, ValueError) as error:
+                    log.warning("forgot a loading choice of an earlier version: %s", error)
+        return LoadSpec.checked(str(model), settings, **choices)

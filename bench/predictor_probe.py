@@ -1,0 +1,87 @@
+"""Records and times a predictor's predictions while it works in the engine: how many were right, and what they cost."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from core.errors import MoestroError
+from core.policy.predict import Prediction, Predictor, View
+
+READY_S = 60.0
+
+
+def until_ready(predictor: Predictor) -> None:
+    """Waits until the predictor's background work has started. Raises MoestroError when it does not start."""
+    until_s = time.perf_counter() + READY_S
+    while predictor.worker is not None and not predictor.worker.ready:
+        if time.perf_counter() > until_s:
+            raise MoestroError("The predictor's process did not start. What went wrong stands above, or in the log.")
+        time.sleep(0.01)
+
+
+class PredictorProbe(Predictor):
+    """Wraps `inner`, forwards every call, and records its predictions. Only passes of one token are counted."""
+
+    def __init__(self, inner: Predictor, patient: bool) -> None:
+        self._inner = inner
+        inner.patient = patient
+        self.looks, self.asks = inner.looks, inner.asks  # type: ignore[misc]
+        self.starts, self.needs = inner.starts, inner.needs  # type: ignore[misc]
+        self._pass = -1
+        self._begun = False
+        self._named: dict[tuple[int, int], list[Prediction]] = {}
+        self._chosen: dict[tuple[int, int], list[int]] = {}
+        self._spent_s: defaultdict[int, float] = defaultdict(float)
+        self._worked_s: defaultdict[int, float] = defaultdict(float)
+
+    def begin(self, view: View) -> Sequence[Prediction]:
+        self._pass, self._begun = self._pass + 1, True
+        return self._hear(view, self._inner.begin)
+
+    def predict(self, view: View) -> Sequence[Prediction]:
+        if view.layer == 0 and not self._begun:
+            self._pass += 1
+        self._begun = False
+        if len(view.ids) == 1:
+            self._chosen[self._pass, view.layer] = list(view.ids[0])
+        return self._hear(view, self._inner.predict)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _hear(self, view: View, asked: Callable[[View], Sequence[Prediction]]) -> Sequence[Prediction]:
+        began_s, worked_s = time.perf_counter(), time.thread_time()
+        predictions = asked(view)
+        self._worked_s[self._pass] += time.thread_time() - worked_s
+        self._spent_s[self._pass] += time.perf_counter() - began_s
+        fresh: defaultdict[tuple[int, int], list[Prediction]] = defaultdict(list)
+        for prediction in predictions:
+            fresh[self._pass + (prediction.layer <= view.layer), prediction.layer].append(prediction)
+        self._named |= fresh
+        return predictions
+
+    def recall(self, layers: int, width: int = 0) -> list[float]:
+        """[layers] share of chosen experts that the last prediction for each layer contained; only its `width`
+        likeliest count (0 = all). 0 where nothing was predicted."""
+        found: list[list[float]] = [[] for _ in range(layers)]
+        for (number, layer), chosen in self._chosen.items():
+            named = sorted(self._named.get((number, layer), []), key=lambda prediction: -prediction.score)
+            right = {prediction.expert for prediction in named[: width or None]}.intersection(chosen)
+            found[layer].append(len(right) / len(set(chosen)))
+        return [statistics.fmean(rates) if rates else 0.0 for rates in found]
+
+    def named(self) -> float:
+        """Mean number of experts predicted per token and layer."""
+        return statistics.fmean(len(self._named.get(at, ())) for at in self._chosen) if self._chosen else 0.0
+
+    def ms_per_token(self) -> dict[str, float]:
+        """Medians over the passes of one token, on the computing thread: "wall", including device work that it waits
+        for, and "cpu", its own work alone, which other programs on the machine do not lengthen."""
+        passes = sorted({number for number, _ in self._chosen})
+        return {
+            name: statistics.median(spent[number] for number in passes) * 1e3 if passes else 0.0
+            for name, spent in (("wall", self._spent_s), ("cpu", self._worked_s))
+        }

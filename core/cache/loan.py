@@ -1,0 +1,87 @@
+"""Lends the cache's slots to measurement passes and restores what was in them.
+
+Most residents stay, and the passes use a few slots of each pool: those of the experts that the policy would have
+evicted first. Only these have to be fetched back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from core.cache.copies import Copies
+from core.cache.core import CacheCore
+from core.cache.pool import Pool
+from core.cache.prefetch_queue import PrefetchQueue
+from core.memory.slot import Slot
+from core.policy.eviction import Eviction
+
+STAYS = 2**60  # above every tick
+SHARE = 4  # passes may use 1/SHARE of a pool's slots, divided by its layers, or what a pass needs if that is more
+
+
+class Parts(NamedTuple):
+    """What a cache is made of. The queue is of the same core and copies."""
+
+    core: CacheCore[Slot]
+    copies: Copies
+    queue: PrefetchQueue
+
+
+class Loan:
+    """`own` = the lender's parts; `lent` = others over the same slots, first in, first out. Only one of the two is in
+    use at a time."""
+
+    def __init__(self, own: Parts, least: int) -> None:
+        """`least`: slots of each pool that passes may use at least, as far as it has that many that are not pinned."""
+        core, copies = own.core.over_same_slots(Eviction), Copies(own.copies.link, own.copies.store, own.copies.phase)
+        self.own, self.lent = own, Parts(core, copies, PrefetchQueue(core, copies))
+        orders = [self._worth(pool) for pool in core.pools]
+        self._residents = [eid for order in orders for eid in reversed(order)]  # those kept longest first
+        stay: set[int] = set(own.core.pinned)
+        for pool, order in zip(core.pools, orders, strict=True):
+            spare = self._spare(pool, least)
+            stay.update(order[spare:])
+            for i, eid in enumerate(order):
+                core.policy.admitted(eid, i if i < spare else STAYS, 0)
+        core.pinned = frozenset(stay)
+
+    def fetch_back(self, stop: Callable[[], bool]) -> None:
+        """Evict what is new and fetch back what was evicted, the most valuable first, until `stop()`. Raises the errors
+        of copies; every resident is complete then, too."""
+        core, copies, _ = self.lent
+        core.leased.clear()
+        try:
+            before = set(self._residents)
+            for eid in [eid for eid, slot in enumerate(core.slot) if slot is not None and eid not in before]:
+                core.evict(eid)
+            for eid in self._residents:
+                if not stop():
+                    if not core.is_resident(eid):
+                        slot = core.admit(eid)
+                        assert slot is not None
+                        copies.demand(eid, slot)
+                    copies.wait(eid)
+        finally:
+            for eid in [*copies.tickets]:  # unfinished after an error
+                core.evict(eid)
+
+    def settle(self) -> None:
+        """The lender's parts are in use again: residents that were not fetched back count as evicted."""
+        core, _, queue = self.own
+        for eid in self._residents:
+            if not core.is_resident(eid):
+                if eid in queue.fresh:
+                    queue.waste(eid, evicted=True)
+                core.policy.left(eid)
+
+    def _spare(self, pool: Pool[Slot], least: int) -> int:
+        """How many residents may have to be evicted."""
+        layers: int = len(pool.eids) // self.own.core.experts
+        return max(0, max(least, pool.capacity // (SHARE * layers)) - len(pool.free))
+
+    def _worth(self, pool: Pool[Slot]) -> list[int]:
+        """The residents of a pool in order of eviction by the policy; pinned ones last."""
+        core = self.own.core
+        scores = core.policy.scores(pool.part, core.now, core.layer)
+        return sorted(core.residents(pool), key=lambda eid: (eid in core.pinned, scores[eid - pool.part.start], eid))

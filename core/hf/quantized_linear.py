@@ -1,0 +1,157 @@
+"""Quantised linear layers outside the experts: smaller, and faster where the device multiplies codes directly.
+
+Attention, shared experts, dense feed-forward layers and the output layer are quantised. Embeddings (and an output layer
+that shares their weights), routers, norms and layers that do not fit the format are not. This changes outputs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from core.errors import ModelError
+from core.hf.discover import ExpertsSite
+from core.memory.codec import Codec, PartSpec, format_of, make_codec
+from core.memory.codec.grouped import Grouped
+from core.memory.codec.kernels import SlotKernels, available, make_kernels, portable, say_unavailable
+
+WEIGHT, BIAS = "weight", "weight_bias"
+FEW = 8  # rows up to which a GPU computes directly from the codes
+CLOSE = 0.03  # maximum error of a GPU's kernels against the portable product, relative to the result's norm
+
+
+class Linear(NamedTuple):
+    """One layer that can be quantised, as the model has it."""
+
+    name: str  # dotted, in the model
+    out: int
+    columns: int
+    has_bias: bool
+    bytes: int  # unquantised
+    is_head: bool  # the output layer, computed for one position at a time
+
+
+def linears(model: nn.Module, sites: Sequence[ExpertsSite]) -> tuple[Linear, ...]:
+    """The layers eligible for quantisation: plain `nn.Linear`, outside experts and routers, without shared weights."""
+    kept = [m for site in sites for part in (site.module, site.router) for m in part.modules()]
+    owners = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    return tuple(
+        Linear(
+            name, m.out_features, m.in_features, m.bias is not None, sum(p.nbytes for p in m.parameters()), m is head
+        )
+        for name, m in model.named_modules()
+        if type(m) is nn.Linear and m not in kept and owners[id(m.weight)] == 1
+    )
+
+
+def codec_for(layer: Linear, format: str, dtype: torch.dtype, device: torch.device) -> Grouped | None:
+    """The codec of a layer's shape; None where the device would have to dequantise the weights for every token."""
+    return _codec(layer.out, layer.columns, layer.has_bias, format, dtype, device)
+
+
+@lru_cache(maxsize=256)
+def _codec(
+    out: int, columns: int, has_bias: bool, format: str, dtype: torch.dtype, device: torch.device
+) -> Grouped | None:
+    if columns % (format_of(format).group or 1):
+        return None
+    specs = {WEIGHT: PartSpec((out, columns), dtype)} | ({BIAS: PartSpec((out,), dtype)} if has_bias else {})
+    codec = make_codec(format, specs=specs, dtype=dtype, device=device)
+    assert isinstance(codec, Grouped)
+    return codec if codec.direct or (device.type == "cuda" and available(device)) else None
+
+
+def rounded_bytes(layers: Sequence[Linear], format: str, dtype: torch.dtype, device: torch.device) -> tuple[int, int]:
+    """(bytes that quantisation saves, peak bytes for dequantising a matrix during a prompt). Raises ModelError when no
+    layer can be quantised here."""
+    chosen = [(layer, codec) for layer in layers if (codec := codec_for(layer, format, dtype, device)) is not None]
+    if not chosen:
+        raise ModelError(
+            f"None of this model's dense layers can be kept as {format} here: that needs bfloat16 or "
+            "float16 on a CPU with AVX2 and llvmlite, or Triton on a GPU, and layers that the format's "
+            "groups divide. "
+            "Choose dense weights as in the checkpoint."
+        )
+    return (
+        sum(layer.bytes - codec.slot_bytes for layer, codec in chosen),
+        max((codec.unpacked_bytes for layer, codec in chosen if not layer.is_head), default=0),
+    )
+
+
+class QuantizedLinear(nn.Module):
+    """Quantised replacement of an `nn.Linear`."""
+
+    def __init__(self, linear: nn.Linear, codec: Codec) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        given = {WEIGHT: linear.weight.detach()} | ({} if linear.bias is None else {BIAS: linear.bias.detach()})
+        with torch.inference_mode(False):
+            self._raw = torch.empty(codec.slot_bytes, dtype=torch.uint8, device=codec.device)
+            codec.place(codec.encode(given), self._raw)
+        self._codec, self._parts = codec, codec.views(self._raw)
+        self._bias = self._parts.plain.get(BIAS)
+        self._kernels = _kernels(codec, self._raw) if codec.device.type == "cuda" else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in] -> [..., out]."""
+        if self._kernels is not None and x.numel() <= FEW * self.in_features:
+            rows = x.reshape(-1, self.in_features)
+            y = self._kernels.multiply(WEIGHT, [self._raw] * len(rows), rows).view(*x.shape[:-1], self.out_features)
+        else:
+            y = self._codec.linear(self._parts, WEIGHT, x)
+            if self._bias is not None:
+                y.add_(self._bias)
+        return y
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """[out, in]: dequantised at each access, for code that reads a layer's weights."""
+        return self._codec.dequantize(self._parts, WEIGHT)
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """[out], unquantised."""
+        return self._bias
+
+
+def round_linears(
+    model: nn.Module, layers: Sequence[Linear], format: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Replace the eligible ones of `layers`, one at a time, so that at most one exists twice in memory."""
+    for layer in layers:
+        codec = codec_for(layer, format, dtype, device)
+        if codec is not None:
+            owner, _, name = layer.name.rpartition(".")
+            linear = model.get_submodule(layer.name)
+            assert isinstance(linear, nn.Linear)
+            setattr(model.get_submodule(owner), name, QuantizedLinear(linear, codec))
+
+
+@torch.inference_mode()
+def _kernels(codec: Codec, raw: torch.Tensor) -> SlotKernels | None:
+    """Kernels whose results agree with the portable product on this layer; None (logged once) when there are none."""
+    kernels = make_kernels(codec)
+    if kernels is None:
+        return None
+    x = torch.randn(2, codec.out_in(WEIGHT)[1], generator=torch.Generator().manual_seed(0))
+    x, plain = x.to(codec.device, codec.dtype), portable(codec)
+    parts = plain.views(raw.cpu())
+    want = plain.linear(parts, WEIGHT, x.cpu()).float()
+    if BIAS in parts.plain:
+        want += parts.plain[BIAS].float()
+    try:
+        got = kernels.multiply(WEIGHT, [raw] * len(x), x).cpu().float()
+    except Exception as error:  # a compiler or driver can raise anything
+        say_unavailable(f"they do not run here for dense layers ({type(error).__name__}: {error})")
+        return None
+    off = float((got - want).norm() / want.norm())
+    if not off < CLOSE:
+        say_unavailable(f"they are {off:.1%} off in a trial with a dense layer")
+        return None
+    return kernels

@@ -1,0 +1,220 @@
+"""Configs of the supported GGUF architectures: one function each, from llama.cpp's metadata to transformers' config.
+
+Meaning of the keys: llama.cpp's conversion/*.py (which writes them) and src/models/*.cpp (which uses them). Every
+function raises ModelError for models that cannot be converted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from core.errors import ModelError
+from core.importing.sources.gguf import config_parts as c
+from core.importing.sources.gguf.facts import ModelMetadata
+
+
+def mixtral(facts: ModelMetadata) -> dict[str, Any]:
+    return c.common(facts, "mixtral", "MixtralForCausalLM") | {
+        "head_dim": c.head_dim(facts),
+        "num_local_experts": c.experts(facts),
+        "intermediate_size": facts.expert_size(),
+        "sliding_window": None,
+    }
+
+
+def qwen2_moe(facts: ModelMetadata) -> dict[str, Any]:
+    c.scored(facts, c.SOFTMAX)
+    shared = facts.shape(f"blk.{facts.moe_layers[0]}.ffn_down_shexp.weight")[-1]
+    return c.common(facts, "qwen2_moe", "Qwen2MoeForCausalLM") | {
+        **_qwen_experts(facts),
+        "shared_expert_intermediate_size": shared,
+        "qkv_bias": facts.has("attn_q.bias"),
+        "norm_topk_prob": bool(facts.get("expert_weights_norm", False)),
+    }
+
+
+def qwen3_moe(facts: ModelMetadata) -> dict[str, Any]:
+    c.scored(facts, c.SOFTMAX)
+    return c.common(facts, "qwen3_moe", "Qwen3MoeForCausalLM") | {
+        **_qwen_experts(facts),
+        "head_dim": c.head_dim(facts),
+        "norm_topk_prob": bool(facts.get("expert_weights_norm", True)),
+    }  # llama.cpp's default without the key
+
+
+def _qwen_experts(facts: ModelMetadata) -> dict[str, Any]:
+    return {
+        "num_experts": c.experts(facts),
+        "moe_intermediate_size": facts.expert_size(),
+        "decoder_sparse_step": 1,
+        "intermediate_size": c.dense_size(facts),
+        "use_sliding_window": False,
+        "mlp_only_layers": sorted(set(range(facts.layers)) - set(facts.moe_layers)),
+    }
+
+
+def olmoe(facts: ModelMetadata) -> dict[str, Any]:
+    return c.common(facts, "olmoe", "OlmoeForCausalLM") | {
+        "num_experts": c.experts(facts),
+        "intermediate_size": facts.expert_size(),
+        "norm_topk_prob": bool(facts.get("expert_weights_norm", False)),
+    }
+
+
+def granite(facts: ModelMetadata) -> dict[str, Any]:
+    if facts.get("rope.scaling.finetuned", True) is False:
+        raise ModelError(
+            "This GGUF model works without rotary embedding, which its architecture does not have in "
+            "transformers. Import the model's safetensors version instead."
+        )
+    shared = facts.shape("blk.0.ffn_down_shexp.weight")[-1] if facts.has("ffn_down_shexp.weight") else 0
+    kind = ("granitemoeshared", "GraniteMoeSharedForCausalLM") if shared else ("granitemoe", "GraniteMoeForCausalLM")
+    return (
+        c.common(facts, *kind)
+        | {
+            "num_local_experts": c.experts(facts),
+            "intermediate_size": facts.expert_size(),
+            "attention_multiplier": facts.get("attention.scale", c.head_dim(facts) ** -0.5),
+            "embedding_multiplier": facts.get("embedding_scale", 1.0),
+            "residual_multiplier": facts.get("residual_scale", 1.0),
+            "logits_scaling": facts.get("logit_scale", 1.0),
+        }
+        | ({"shared_intermediate_size": shared} if shared else {})
+    )
+
+
+def gpt_oss(facts: ModelMetadata) -> dict[str, Any]:
+    window = facts.need("attention.sliding_window")
+    kinds = ["full_attention" if n % 2 else "sliding_attention" for n in range(facts.layers)]
+    config = c.common(facts, "gpt_oss", "GptOssForCausalLM") | {
+        "head_dim": c.head_dim(facts),
+        "num_local_experts": c.experts(facts),
+        "intermediate_size": facts.expert_size(),
+        "sliding_window": window,
+        "layer_types": kinds,
+        "attention_bias": True,
+    }
+    if config["rope_parameters"]["rope_type"] == "yarn":  # true for all models of this kind; metadata has no key for it
+        config["rope_parameters"] |= {"truncate": False}
+    return config
+
+
+def glm4_moe(facts: ModelMetadata) -> dict[str, Any]:
+    c.scored(facts, c.SIGMOID)
+    config = c.common(facts, "glm4_moe", "Glm4MoeForCausalLM")
+    width = c.head_dim(facts)
+    config["rope_parameters"] |= {"partial_rotary_factor": facts.need("rope.dimension_count") / width}
+    return config | {
+        **_grouped(facts),
+        "head_dim": width,
+        "attention_bias": facts.has("attn_q.bias"),
+        "use_qk_norm": facts.has("attn_q_norm.weight"),
+        "num_nextn_predict_layers": 0,
+    }
+
+
+def dots1(facts: ModelMetadata) -> dict[str, Any]:
+    c.scored(facts, c.SIGMOID)
+    return c.common(facts, "dots1", "Dots1ForCausalLM") | {
+        **_grouped(facts),
+        "head_dim": c.head_dim(facts),
+        "sliding_window": None,
+        "layer_types": ["full_attention"] * facts.layers,
+    }
+
+
+def _grouped(facts: ModelMetadata) -> dict[str, Any]:
+    """Config of routed experts in the manner of DeepSeek-V3."""
+    known = GROUPS.get(c.experts(facts), (1, 1)) if facts.architecture == "deepseek2" else (1, 1)
+    return {
+        "n_routed_experts": c.experts(facts),
+        "moe_intermediate_size": facts.expert_size(),
+        "n_shared_experts": c.shared_experts(facts),
+        "first_k_dense_replace": facts.dense_lead,
+        "intermediate_size": c.dense_size(facts),
+        "routed_scaling_factor": facts.get("expert_weights_scale") or 1.0,
+        "norm_topk_prob": bool(facts.get("expert_weights_norm", False)),
+        "n_group": facts.get("expert_group_count") or known[0],
+        "topk_group": facts.get("expert_group_used_count") or known[1],
+    }
+
+
+GROUPS = {160: (8, 3), 256: (8, 4)}
+"""By number of experts: groups and chosen groups of DeepSeek-V2 and V3, whose files before October 2025 do not say."""
+
+
+def deepseek(facts: ModelMetadata) -> dict[str, Any]:
+    is_v3 = facts.has("exp_probs_b.bias") or facts.get("expert_gating_func") == c.SIGMOID
+    c.scored(facts, c.SIGMOID if is_v3 else c.SOFTMAX)
+    kind = ("deepseek_v3", "DeepseekV3ForCausalLM") if is_v3 else ("deepseek_v2", "DeepseekV2ForCausalLM")
+    config = c.common(facts, *kind) | _grouped(facts)
+    heads, rotated = config["num_attention_heads"], facts.need("rope.dimension_count")
+    key = facts.get("attention.key_length_mla") or facts.need("attention.key_length")
+    value = facts.get("attention.value_length_mla") or facts.need("attention.value_length")
+    q_rank = "blk.0.attn_q_a.weight"
+    config |= {
+        "num_key_value_heads": heads,
+        "kv_lora_rank": facts.need("attention.kv_lora_rank"),
+        "q_lora_rank": facts.shape(q_rank)[0] if q_rank in facts.entries else None,
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": key - rotated,
+        "v_head_dim": value,
+    }
+    if config["rope_parameters"]["rope_type"] == "yarn" and (log := facts.get("rope.scaling.yarn_log_multiplier")):
+        scale = round(log * 10, 6)  # llama.cpp stores a tenth of mscale_all_dim, and takes mscale to be the same
+        config["rope_parameters"] |= {"mscale": scale, "mscale_all_dim": scale}
+    if is_v3:
+        return config | {"rope_interleave": True, "num_nextn_predict_layers": 0}
+    c.normed(facts, False)
+    return config | {"topk_method": "greedy" if config["n_group"] == 1 else "group_limited_greedy"}
+
+
+def ernie(facts: ModelMetadata) -> dict[str, Any]:
+    c.scored(facts, c.SOFTMAX)
+    config = c.common(facts, "ernie4_5_moe", "Ernie4_5_MoeForCausalLM")
+    step = facts.get("interleave_moe_layer_step", 1)
+    if facts.moe_layers != [n for n in range(facts.layers) if n >= facts.moe_layers[0] and (n + 1) % step == 0]:
+        raise ModelError("This GGUF model's layers with experts are not where its metadata says. Download it again.")
+    return config | {
+        "moe_num_experts": c.experts(facts),
+        "moe_k": config.pop("num_experts_per_tok"),
+        "moe_intermediate_size": facts.expert_size(),
+        "intermediate_size": c.dense_size(facts),
+        "moe_num_shared_experts": c.shared_experts(facts),
+        "moe_layer_start_index": facts.moe_layers[0],
+        "moe_layer_end_index": facts.layers - 1,
+        "moe_layer_interval": step,
+        "head_dim": c.head_dim(facts),
+    }
+
+
+def minimax(facts: ModelMetadata) -> dict[str, Any]:
+    c.scored(facts, c.SIGMOID)
+    config = c.common(facts, "minimax_m2", "MiniMaxM2ForCausalLM")
+    width, rotated = c.head_dim(facts), facts.need("rope.dimension_count")
+    config["rope_parameters"] |= {"partial_rotary_factor": rotated / width}
+    return config | {
+        "head_dim": width,
+        "rotary_dim": rotated,
+        "num_local_experts": c.experts(facts),
+        "intermediate_size": facts.expert_size(),
+    }
+
+
+def lfm2_moe(facts: ModelMetadata) -> dict[str, Any]:
+    c.scored(facts, c.SIGMOID)
+    config = c.common(facts, "lfm2_moe", "Lfm2MoeForCausalLM")
+    kinds = ["full_attention" if heads else "conv" for heads in facts.by_layer("attention.head_count_kv")]
+    return config | {
+        "norm_eps": config.pop("rms_norm_eps"),
+        "layer_types": kinds,
+        "num_experts": c.experts(facts),
+        "moe_intermediate_size": facts.expert_size(),
+        "intermediate_size": c.dense_size(facts),
+        "num_dense_layers": facts.dense_lead,
+        "conv_L_cache": facts.need("shortconv.l_cache"),
+        "conv_bias": False,
+        "use_expert_bias": facts.has("exp_probs_b.bias"),
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
+    }

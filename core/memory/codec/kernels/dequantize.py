@@ -1,0 +1,57 @@
+"""Dequantisation kernel: the coded matrices of several experts, each in its own slot, to plain weights.
+
+Addresses and formats as in core.memory.codec.kernels.gemv. Importing this module needs triton.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from core.memory.codec.kernels.gemv import address, inside, number
+
+
+def _dequantize(
+    out: tl.tensor,
+    table: tl.tensor,
+    bases: tl.tensor,
+    q_at: tl.tensor,
+    q1_at: tl.tensor,
+    scale_at: tl.tensor,
+    zero_at: tl.tensor,
+    LANES: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    G: tl.constexpr,
+    BITS: tl.constexpr,
+    TABLE: tl.constexpr,
+    SCALE: tl.constexpr,
+    ZERO: tl.constexpr,
+    WORD: tl.constexpr,
+    V: tl.constexpr,
+    BN: tl.constexpr,
+    BU: tl.constexpr,
+) -> None:
+    """out[p, n, k] = W_p[n, k] in out's number type; W_p [N, K] coded, one WORD per V inputs."""
+    base = address(bases, LANES)
+    n, unit, v = tl.program_id(0) * BN + tl.arange(0, BN), tl.program_id(2) * BU + tl.arange(0, BU), tl.arange(0, V)
+    STEP: tl.constexpr = 2 if BITS == 3 else BITS
+    HALF: tl.constexpr = 0 if TABLE else 1 << (BITS - 1)
+    known, at = (n < N)[:, None] & (unit < K // V)[None, :], n[:, None] * (K // V) + unit[None, :]
+    word = tl.load(inside(base, q_at, WORD) + at, mask=known, other=0).to(tl.uint32)
+    if BITS == 8:
+        word = word ^ 0x80808080
+    code = (word[:, :, None] >> (STEP * v)[None, None, :]) & ((1 << STEP) - 1)
+    if BITS == 3:
+        high = tl.load(inside(base, q1_at, tl.uint8) + at, mask=known, other=0).to(tl.uint32)
+        code += ((high[:, :, None] >> v[None, None, :]) & 1) << 2
+    group = n[:, None] * (K // G) + (unit * V // G)[None, :] if G else n[:, None] + unit[None, :] * 0
+    scale = number(base, scale_at, group, known, SCALE)[:, :, None]
+    weight = (tl.load(table + code) if TABLE else code.to(tl.float32) - HALF) * scale
+    if ZERO is not None:
+        weight += number(base, zero_at, group, known, ZERO)[:, :, None]
+    to = out + tl.program_id(1).to(tl.int64) * N * K + (at * V)[:, :, None] + v[None, None, :]
+    tl.store(to, weight.to(out.dtype.element_ty), mask=known[:, :, None])
+
+
+dequantize = triton.jit(_dequantize)

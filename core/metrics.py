@@ -1,0 +1,313 @@
+"""The table of metrics: what is measured of each forward pass, and where each figure goes.
+
+A metric that is counted is a field of StepRecord whose metadata is `metric(...)`; one that follows from the routing is
+an entry of REQUESTS or ROUTED. From METRICS, all of them, follow:
+
+    the columns of the table `steps`     app.store.steps; a new metric's column is added when the store opens
+    the columns of tokens.csv            app.exports.tables, with their descriptions
+    the timelines of the live frames     core.runtime.telemetry
+    the statistics of an answer          core.session.answer
+    docs/metrics.md                      app.cli.metrics
+
+A new metric takes its field here and the line that counts it, for most of them in core.runtime.recorder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from enum import IntEnum
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from core.choices import Lossy
+
+Phase = Literal["prefill", "decode"]
+Origin = Literal["host", "disk"]
+Reduction = Literal["sum", "mean", "max", "last", "all", "any"]
+KINDS: Mapping[str, type] = {"int": int, "float": float, "bool": bool}
+
+
+class Outcome(IntEnum):
+    """The outcome of one request (one distinct expert of a layer in a step)."""
+
+    HIT = 0  # resident and ready when routing was known
+    PREFETCH_HIT = 1  # the same, copied by a prefetch and not used before
+    PARTIAL_HIT = 2  # its copy had started: compute waited for the rest of it
+    MISS = 3  # neither, or only queued: fetched on demand from host memory
+    MISS_DISK = 4  # the same, but not in host memory either: read from disk
+    SUBSTITUTED = 5  # missing and not fetched: other experts were computed instead
+    DROPPED = 6  # missing and not fetched: skipped
+    PREDICTED = 7  # missing and not fetched: the layer used the predicted routing, which did not contain it
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One finished copy into a device slot. Times are seconds on the session's clock."""
+
+    layer: int
+    expert: int
+    bytes: int
+    demand: bool
+    submitted_s: float
+    started_s: float
+    ended_s: float
+    phase: Phase
+    origin: Origin = "host"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One figure of a forward pass."""
+
+    name: str
+    unit: str  # "" = a yes or no
+    kind: type  # int, float or bool
+    help: str  # its description in exports and docs
+    reduce: Reduction | tuple[str, str] | None = None  # over an answer's passes, see `reduced`; None: not in it
+    frame: bool = False  # whether the live frames have a timeline of it
+    label: str = ""  # under which the live timelines name it in their tooltip; "": a panel draws it by itself
+    column: str = ""  # its name in exports; "": its own
+    outcomes: tuple[Outcome, ...] = ()  # not counted by itself: the requests with one of these outcomes
+
+    @property
+    def array(self) -> str:
+        """The dtype of its timeline in a frame; bytes are float32, which holds more than int32."""
+        return "float32" if self.kind is float or self.unit == "bytes" else "uint8" if self.kind is bool else "int32"
+
+
+def metric(unit: str, help: str, **more: Any) -> dict[str, Metric]:
+    """The metadata of a field that is a metric; `more` as in Metric."""
+    return {"metric": Metric("", unit, float, help, **more)}
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """Everything about one forward pass: a prefill chunk or one decoded token. compute + stall + idle = total."""
+
+    index: int  # counts forward passes since the model was loaded
+    phase: Phase
+    tokens: int = field(metadata=metric("tokens", "Positions computed in the pass."))
+    started_s: float = field(
+        metadata=metric("s", "When it began: seconds since the model was loaded.", frame=True, column="start_s")
+    )
+    total_ms: float = field(metadata=metric("ms", "Its wall time in milliseconds: compute + stall + idle.", frame=True))
+    compute_ms: float = field(
+        metadata=metric("ms", "The device was busy with the model, in milliseconds.", reduce="sum", frame=True)
+    )
+    stall_ms: float = field(
+        metadata=metric("ms", "Compute waited for a copy, in milliseconds.", reduce="sum", frame=True)
+    )
+    idle_ms: float = field(metadata=metric("ms", "Neither: Python and sampling, in milliseconds.", reduce="sum"))
+    copy_ms: float = field(metadata=metric("ms", "The link was busy, in milliseconds; overlaps compute and stall."))
+    ids: npt.NDArray[np.int16]  # [L, tokens, k] experts chosen by the router
+    layer: npt.NDArray[np.int16]  # [R] requests: the layer of each; one per distinct expert of a layer
+    expert: npt.NDArray[np.int16]  # [R]
+    outcome: npt.NDArray[np.uint8]  # [R] Outcome of each request
+    predict_ms: float = field(
+        default=0.0,
+        metadata=metric(
+            "ms",
+            "The prefetcher's own time on the computing thread, in milliseconds; part of compute.",
+            frame=True,
+        ),
+    )
+    net_ms: float = field(  # core.cache.prefetch_cost
+        default=0.0,
+        metadata=metric(
+            "ms",
+            "What prefetching saved at most less what it cost, in milliseconds. Saved: the copies of prefetched "
+            "experts that were asked for, less the waits for late ones. Cost: its own time, and the waits of "
+            "demands that it held up or caused.",
+            reduce="mean",
+        ),
+    )
+    prefetch_issued: int = field(default=0, metadata=metric("experts", "Experts whose prefetch was begun."))
+    prefetch_used: int = field(default=0, metadata=metric("experts", "Prefetched experts that were then used."))
+    prefetch_late: int = field(
+        default=0, metadata=metric("experts", "Prefetched experts asked for before their copy had ended.")
+    )
+    prefetch_wasted: int = field(
+        default=0, metadata=metric("experts", "Prefetched experts evicted or passed over without use.")
+    )
+    prefetch_evicted: int = field(
+        default=0, metadata=metric("experts", "Of those, the ones evicted before their layer was reached.")
+    )
+    demand_bytes: int = field(
+        default=0, metadata=metric("bytes", "Payload copied on demand.", reduce="sum", frame=True)
+    )
+    prefetch_bytes: int = field(
+        default=0, metadata=metric("bytes", "Payload copied by prefetches.", reduce="sum", frame=True)
+    )
+    late_bytes: int = field(default=0, metadata=metric("bytes", "Payload of prefetches that were late."))
+    wasted_bytes: int = field(
+        default=0, metadata=metric("bytes", "Payload of wasted prefetches.", reduce="sum", frame=True)
+    )
+    evicted_bytes: int = field(
+        default=0, metadata=metric("bytes", "Payload of prefetches that were evicted before their layer was reached.")
+    )
+    disk_bytes: int = field(
+        default=0,
+        metadata=metric(
+            "bytes",
+            "Bytes read from disk for the copies that ended in the pass, padding included.",
+            reduce="sum",
+            frame=True,
+        ),
+    )
+    slots: int = field(default=0, metadata=metric("experts", "Experts that the device had room for."))
+    device_bytes: int = field(default=0, metadata=metric("bytes", "Device memory in use after the pass."))
+    budget_bytes: int = field(default=0, metadata=metric("bytes", "Device memory that was allowed."))
+    emulated: bool = field(
+        default=False, metadata=metric("", "The link was paced to an emulated bandwidth.", reduce="any")
+    )
+    exact: bool = field(default=True, metadata=metric("", "No lossy option changed the result.", reduce="all"))
+    transfers: tuple[Transfer, ...] = ()
+    changes: dict[str, object] = field(default_factory=dict)  # settings that took effect just before this pass
+    probs: npt.NDArray[np.float16] | None = None  # [L, tokens, E] of the router, if captured
+    ranked: npt.NDArray[Any] | None = None  # the predictions, if captured: core.trace.chunk.RANKED
+    tok: npt.NDArray[np.int32] | None = None  # [tokens] their ids, if captured
+    lossy: Lossy | None = None  # what lossy options did; None while all are off
+
+    def spent(self, total_s: float) -> None:
+        """Set the total time of the pass; what was neither computing nor stalling becomes idle time."""
+        self.total_ms = total_s * 1e3
+        self.idle_ms = self.total_ms - self.compute_ms - self.stall_ms
+
+    @property
+    def changed(self) -> int:
+        """Number of (token, layer, expert) assignments that are not the router's."""
+        return self.lossy.changed if self.lossy is not None else 0
+
+    @property
+    def assignments(self) -> int:
+        """Number of (token, layer, expert) assignments."""
+        return int(self.ids.size)
+
+    @property
+    def requests(self) -> int:
+        return int(self.outcome.size)
+
+    @property
+    def hits(self) -> int:
+        return int((self.outcome <= Outcome.PREFETCH_HIT).sum())
+
+    @property
+    def disk_misses(self) -> int:
+        return int((self.outcome == Outcome.MISS_DISK).sum())
+
+
+def _requests(name: str, help: str, *outcomes: Outcome, **more: Any) -> Metric:
+    return Metric(name, "requests", int, help, outcomes=outcomes, **more)
+
+
+COUNTED: tuple[Metric, ...] = tuple(
+    replace(each.metadata["metric"], name=each.name, kind=KINDS[str(each.type)])
+    for each in fields(StepRecord)
+    if "metric" in each.metadata
+)
+"""The metrics that are fields of a StepRecord and columns of the database."""
+REQUESTS: tuple[Metric, ...] = (
+    _requests("requests", "Distinct experts asked for in a layer, summed over forward passes.", *Outcome, frame=True),
+    _requests(
+        "hits",
+        "Requests whose expert was resident and ready when routing was known, prefetch hits included.",
+        Outcome.HIT,
+        Outcome.PREFETCH_HIT,
+        frame=True,
+    ),
+    _requests(
+        "prefetch_hits",
+        "Hits on experts that a prefetch brought and that had not been used since.",
+        Outcome.PREFETCH_HIT,
+    ),
+    _requests(
+        "late",
+        "Requests whose expert was still being copied: compute waited for the rest of the copy.",
+        Outcome.PARTIAL_HIT,
+    ),
+    _requests(
+        "misses",
+        "Requests whose expert was neither resident nor on its way: fetched on demand from host memory.",
+        Outcome.MISS,
+    ),
+    _requests(
+        "disk_misses",
+        "The same, but host memory did not have it either: read from disk.",
+        Outcome.MISS_DISK,
+        reduce="sum",
+    ),
+    _requests(
+        "substituted",
+        "Requests whose expert was missing and for which nothing was fetched: others took its place.",
+        Outcome.SUBSTITUTED,
+    ),
+    _requests("dropped", "The same, and nothing took its place.", Outcome.DROPPED),
+    _requests(
+        "predicted",
+        "Requests for which nothing was fetched because a predicted routing was computed without them.",
+        Outcome.PREDICTED,
+    ),
+)
+HIT_RATE = Metric(
+    "hit_rate", "share", float, "hits / requests; empty when there was no request.", reduce=("hits", "requests")
+)
+ROUTED: tuple[Metric, ...] = (
+    Metric(
+        "assignments",
+        "assignments",
+        int,
+        "Experts that the router gave to the tokens of the pass, over all layers.",
+        reduce="sum",
+    ),
+    Metric("changed", "assignments", int, "Of those, how many another expert or nothing took the place of.", "sum"),
+)
+_first = [one for one in COUNTED if one.unit in ("tokens", "s", "ms")]
+METRICS: tuple[Metric, ...] = (
+    *_first,
+    *REQUESTS,
+    HIT_RATE,
+    *(one for one in COUNTED if one not in _first),
+    *ROUTED,
+)
+"""Every metric, in the order of the exports: sizes and times, requests, everything else that is counted, routing."""
+
+
+BY_NAME: Mapping[str, Metric] = {one.name: one for one in METRICS}
+REDUCTIONS: Mapping[Reduction, Callable[[list[Any]], Any]] = {
+    "sum": sum,
+    "mean": lambda values: sum(values) / len(values) if values else 0.0,
+    "max": lambda values: max(values, default=0),
+    "last": lambda values: values[-1] if values else 0,
+    "all": all,
+    "any": any,
+}
+
+
+def reduced(steps: Sequence[StepRecord]) -> dict[str, Any]:
+    """Each metric that has a `reduce`, over the passes of an answer: the mean, and the share of two sums, over the
+    decoded tokens, everything else over all passes."""
+    decode = [step for step in steps if step.phase == "decode"]
+    found: dict[str, Any] = {}
+    for one in METRICS:
+        if isinstance(one.reduce, tuple):
+            found[one.name] = share(decode, *one.reduce)
+        elif one.reduce is not None:
+            found[one.name] = REDUCTIONS[one.reduce](values(decode if one.reduce == "mean" else steps, one))
+    return found
+
+
+def share(steps: Sequence[StepRecord], part: str, whole: str) -> float | None:
+    """The sum of one metric over that of another; None where that is 0."""
+    of = sum(values(steps, BY_NAME[whole]))
+    return sum(values(steps, BY_NAME[part])) / of if of else None
+
+
+def values(steps: Sequence[StepRecord], one: Metric) -> list[Any]:
+    """A metric of each pass."""
+    if not one.outcomes:
+        return [getattr(step, one.name) for step in steps]
+    wanted = np.isin(np.arange(len(Outcome)), one.outcomes)
+    return [int(wanted[step.outcome].sum()) for step in steps]

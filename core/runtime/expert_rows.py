@@ -1,0 +1,100 @@
+"""What a layer's experts make of its tokens, gathered in whatever order they are computed.
+
+Both classes give experts to compute together (`batches`), take them as they land (`compute`), and return the layer's
+output in the order of additions that transformers uses (`combined`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from core.cache.lease import LeasedExpert
+from core.runtime.compute import ExpertMath
+from core.runtime.routed import NOTHING, Routed
+from core.runtime.row_places import Places
+
+Tap = Callable[[torch.Tensor], None]
+
+
+class TokenRows:
+    """One token's state [1, H] through its experts: all resident ones at once, then each missing one."""
+
+    __slots__ = ("_experts", "_hidden", "_math", "_order", "_outs", "_weights")
+
+    def __init__(self, math: ExpertMath, hidden: torch.Tensor, routed: Routed) -> None:
+        self._math, self._hidden, self._weights = math, hidden, routed.weights
+        self._order = routed.chosen[0]
+        self._experts: list[int] = []  # computed so far
+        self._outs: list[torch.Tensor] = []  # [n, H] each; their rows are in the order of `_experts`
+
+    def batches(self, held: Sequence[LeasedExpert]) -> Sequence[Sequence[LeasedExpert]]:
+        """Split leased experts into those that are computed together, resident ones first."""
+        resident = [one for one in held if one.ticket is None]
+        if len(resident) == len(held):
+            return (resident,) if resident else ()
+        missing = [[one] for one in held if one.ticket is not None]
+        return [resident, *missing] if resident else missing
+
+    def compute(self, some: Sequence[LeasedExpert]) -> None:
+        """Compute experts whose weights are in their slots."""
+        places = _places(self._order, some) if self._math.placed else None
+        self._outs.append(self._math.token([one.slot for one in some], self._hidden, places))
+        self._experts += [one.expert for one in some]
+
+    def combined(self, tap: Tap | None = None) -> torch.Tensor:
+        """[1, H] the layer's output; `tap` gets the experts' outputs [k, H] before their weights."""
+        if len(self._outs) == 1 and len(self._experts) == len(self._order):
+            rows = self._outs[0]
+        else:
+            at = {expert: i for i, expert in enumerate(self._experts)}
+            nothing = [torch.zeros_like(self._hidden)] if NOTHING in self._order else []
+            landed = torch.cat([*self._outs, *nothing])
+            # row by row, which copies no indices to the device
+            rows = torch.stack([landed[at.get(expert, -1)] for expert in self._order])
+        return self._math.combine(rows, self._weights, self._hidden.dtype, tap)
+
+
+class PromptRows:
+    """The states of many tokens [T, H], sorted by expert, through all their experts."""
+
+    def __init__(self, math: ExpertMath, hidden: torch.Tensor, routed: Routed) -> None:
+        self._math, self._weights, self._dtype = math, routed.weights, hidden.dtype
+        self._tokens, k = routed.ids.shape
+        last = max(routed.wanted, default=-1) + 1  # sort key of pairs that are not computed
+        changed = routed.chosen is not routed.asked
+        self._partial = changed and any(NOTHING in row for row in routed.chosen)
+        flat = routed.ids.reshape(-1)
+        sorted_ids, self._order = torch.sort(flat.masked_fill(flat == NOTHING, last) if self._partial else flat)
+        self._grouped = hidden[self._order // k]  # [T * k, H], ordered by expert, dropped pairs last
+        ends = torch.bincount(sorted_ids, minlength=last).cumsum(0).tolist()
+        self._rows = {e: slice(ends[e - 1] if e else 0, ends[e]) for e in routed.wanted}
+        self._out = torch.zeros_like(self._grouped) if self._partial else torch.empty_like(self._grouped)
+
+    def batches(self, held: Sequence[LeasedExpert]) -> Iterable[Sequence[LeasedExpert]]:
+        """Split leased experts into those that are computed together, resident ones first."""
+        resident_first = sorted(held, key=lambda one: one.ticket is not None)
+        return self._math.batches(resident_first, self._rows, self._tokens)
+
+    def compute(self, some: Sequence[LeasedExpert]) -> None:
+        """Compute experts whose weights are in their slots."""
+        rows = self._rows
+        if self._partial:  # an expert whose pairs were all dropped has no rows
+            some = [one for one in some if rows[one.expert].stop > rows[one.expert].start]
+        if some:
+            self._math.many([one.slot for one in some], [rows[one.expert] for one in some], self._grouped, self._out)
+
+    def combined(self, tap: Tap | None = None) -> torch.Tensor:
+        """[T, H] the layer's output; `tap` gets the experts' outputs [T * k, H] before their weights."""
+        restored = torch.empty_like(self._out)
+        restored[self._order] = self._out
+        return self._math.combine(restored, self._weights, self._dtype, tap)
+
+
+def _places(order: Sequence[int], some: Sequence[LeasedExpert]) -> Places | None:
+    """The rows where one token's pairs are when sorted by expert, as in transformers' grouped_mm."""
+    ranked = sorted(order)
+    if any(held.expert not in ranked for held in some):
+        return None  # not the router's choice
+    return Places([ranked.index(held.expert) for held in some], len(ranked))

@@ -1,0 +1,90 @@
+"""Runs forward passes of a loaded model. Two pipelines share one model and one expert cache: answers run one, with
+prediction, lossy options and recording; measuring runs another, which has none of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+
+from core.cache.expert_cache import ExpertCache
+from core.hf import ExpertsSite
+from core.runtime.moe_step import MoEStep
+from core.runtime.prefetcher import Prefetcher
+from core.runtime.warmup import Threads
+from core.types import Phase
+
+
+class StepDispatch:
+    """What the model calls in place of its experts: hands every MoE layer to the step of the pipeline whose pass is
+    running. A pass that belongs to no pipeline is computed by `usual`."""
+
+    def __init__(self, usual: MoEStep) -> None:
+        self._step = usual
+
+    def __call__(
+        self, site: ExpertsSite, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        return self._step(site.index, hidden, ids, weights)
+
+    @contextmanager
+    def to(self, step: MoEStep) -> Iterator[None]:
+        """Inside, `step` computes."""
+        before, self._step = self._step, step
+        try:
+            yield
+        finally:
+            self._step = before
+
+
+class PassMetrics(Protocol):
+    """What counts a pass: a `core.runtime.recorder.Recorder` or `core.runtime.unrecorded.Unrecorded`."""
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """A pass over `tokens` begins."""
+
+
+class Pipeline:
+    """One way of running passes, on one thread at a time: `begin`, then `forward`."""
+
+    def __init__(
+        self,
+        model: Any,
+        device: torch.device,
+        dispatch: StepDispatch,
+        step: MoEStep,
+        expert_cache: ExpertCache,
+        threads: Threads,
+        metrics: PassMetrics,
+        prefetcher: Prefetcher | None = None,
+    ) -> None:
+        self.step, self.prefetcher = step, prefetcher
+        self._model, self._device, self._dispatch = model, device, dispatch
+        self._expert_cache, self._threads, self._metrics = expert_cache, threads, metrics
+
+    def begin(self, ids: Sequence[int], phase: Phase) -> None:
+        """A pass over tokens [T] begins: sets the thread counts, and prefetches what is predicted before the first
+        routing."""
+        self._threads.use(phase, len(ids))
+        self._expert_cache.begin_pass(phase)
+        self._metrics.begin(ids)
+        if self.prefetcher is not None:
+            self.prefetcher.begin(ids)
+
+    @torch.inference_mode()
+    def forward(self, ids: Sequence[int], kv: Any, keep: int = 1) -> torch.Tensor:
+        """Run the model over tokens [T] that follow what `kv` holds -> logits [keep, V] of the last ones."""
+        inputs = torch.tensor([list(ids)], device=self._device)
+        with self._dispatch.to(self.step):
+            logits: torch.Tensor = self._model(
+                input_ids=inputs, past_key_values=kv, use_cache=True, logits_to_keep=keep
+            ).logits
+        return logits[0]
+
+    def end(self) -> None:
+        """Also after a pass that broke off: ends its leases, and frees the threads for other work."""
+        self._expert_cache.abandon()
+        self._threads.use("prefill")

@@ -1,0 +1,61 @@
+"""Asks the predictor which experts later layers will need, and has the cache fetch them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from core.cache.expert_cache import ExpertCache
+from core.policy.predict import Prediction
+from core.policy.prefetch.throttle import PrefetchThrottle
+from core.prediction.predictor_host import PredictorHost
+from core.runtime.trace_capture import TraceCapture
+
+
+class PredictionMetrics(Protocol):
+    """What prefetching reports: see `core.runtime.recorder.Recorder`."""
+
+    def predicted(self, seconds: float) -> None:
+        """Predicting, ranking and queueing took so long on the compute thread."""
+
+
+class Prefetcher:
+    """For one model. Predictions are made within a pass, on the compute thread; while `throttle` pauses prefetching,
+    only those that will be executed are made."""
+
+    def __init__(
+        self,
+        expert_cache: ExpertCache,
+        predictor_host: PredictorHost,
+        throttle: PrefetchThrottle,
+        metrics: PredictionMetrics,
+        capture: TraceCapture,
+    ) -> None:
+        self._expert_cache, self._predictor_host, self._throttle = expert_cache, predictor_host, throttle
+        self._metrics, self._capture = metrics, capture
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """A pass over `tokens` begins: prefetch what the predictor names before the first routing."""
+        if self._predictor_host.predictor.looks and not self._throttle.paused:
+            began_s = time.perf_counter()
+            predictions = self._predictor_host.begin(tokens)
+            if self._predictor_host.predictor.starts:
+                self._fetch(predictions, -1)
+            self._metrics.predicted(time.perf_counter() - began_s)
+
+    def look_ahead(self, layer: int, chosen: Sequence[Sequence[int]], weights: torch.Tensor | None) -> None:
+        """`layer` computes the experts `chosen` [T][k] with `weights` [T, k]: predict for later layers."""
+        paused = self._throttle.paused
+        if self._predictor_host.predictor.looks and (self._predictor_host.keeps_routing or not paused):
+            began_s = time.perf_counter()
+            predictions = self._predictor_host.predict(layer, chosen, weights)
+            if not paused:
+                self._fetch(predictions, layer)
+            self._metrics.predicted(time.perf_counter() - began_s)
+
+    def _fetch(self, predictions: Sequence[Prediction], at: int) -> None:
+        self._capture.name(at, predictions)
+        self._expert_cache.prefetch(predictions, at)

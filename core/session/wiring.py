@@ -1,0 +1,170 @@
+"""Builds everything that uses a loaded model, each part with the parts that it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from core.cache.expert_cache import ExpertCache
+from core.capacity.fit import copies_gbps
+from core.capacity.memory_accounting import Ledger
+from core.hf import install
+from core.hf.hooks import Installed
+from core.hf.weighing import rules_of
+from core.memory.arena import Arena
+from core.memory.link_emulation import LinkEmulation
+from core.memory.transfer import TransferEngine
+from core.policy.eviction import policy_maker
+from core.policy.prefetch.throttle import PrefetchThrottle
+from core.prediction.predictor_host import PredictorHost
+from core.profile import Profile
+from core.quality.meter import Meter
+from core.runtime.compute import ExpertMath
+from core.runtime.kv_cache import KVCache
+from core.runtime.layer_math import choose_products, make_math
+from core.runtime.measurement import MeasurementSession
+from core.runtime.miss import MissPolicy
+from core.runtime.moe_step import MoEStep
+from core.runtime.pipeline import Pipeline, StepDispatch
+from core.runtime.prefetcher import Prefetcher
+from core.runtime.recorder import Recorder
+from core.runtime.telemetry import Telemetry
+from core.runtime.trace_capture import TraceCapture
+from core.runtime.unrecorded import Unrecorded
+from core.runtime.warmup import Threads, choose_threads, time_pass
+from core.session.loading import LoadedModel, with_buddies
+from core.session.settings_controller import EngineParts, SettingsController, begin
+
+Profiles = Callable[[str], Profile | None]
+"""Finds the profile of the model with this hash, if there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """A loaded model and all that uses it."""
+
+    loaded: LoadedModel
+    controller: SettingsController
+    parts: EngineParts  # on which settings act
+    arena: Arena
+    kv: KVCache
+    meter: Meter
+    capture: TraceCapture
+    threads: Threads
+    installed: Installed
+    link_gbps: float
+    math: list[ExpertMath]
+    answering: Pipeline
+    measuring: Pipeline
+    unrecorded: Unrecorded  # the metrics of `measuring`
+
+    def open_session(self) -> MeasurementSession:
+        """Passes of the exact model, outside any answer. Its caller holds the model lock."""
+        loaded, sizes = self.loaded, self.loaded.sizes
+        return MeasurementSession(
+            self.measuring,
+            self.unrecorded,
+            loaded.model,
+            loaded.sites,
+            loaded.shape,
+            loaded.device,
+            loaded.plan.context,
+            sizes.chunk,
+            self.parts.expert_cache,
+            self.parts.transfers,
+            self.kv,
+            self.threads,
+            sizes.carried,
+            sizes.workspace,
+        )
+
+
+def wire(loaded: LoadedModel, profiles: Profiles | None) -> Wiring:
+    """Build and fill the cache and build the parts around it; tries out how this machine computes fastest. Raises
+    SettingError or BudgetError, after releasing the experts' memory."""
+    transfers = TransferEngine(loaded.device, loaded.store.fetch, workers=loaded.plan.tier.readers)
+    try:
+        settings = loaded.plan.spec.settings
+        controller = SettingsController(
+            settings,
+            loaded.sizes,
+            with_buddies(loaded, profiles(loaded.model_hash) if profiles is not None else None),
+            lambda: rules_of(loaded.model, loaded.sites),
+        )
+        return _around(loaded, transfers, controller)
+    except BaseException:
+        transfers.close()
+        loaded.store.close()
+        raise
+
+
+def _around(loaded: LoadedModel, transfers: TransferEngine, controller: SettingsController) -> Wiring:
+    plan, model, sites, device = loaded.plan, loaded.model, loaded.sites, loaded.device
+    settings, sizes, shape = plan.spec.settings, loaded.sizes, loaded.shape
+    link_gbps = copies_gbps(plan)
+    arena = Arena(plan.codec, device, plan.paged)
+    expert_cache = _cache(loaded, arena, transfers, controller)
+    kv = KVCache(model, plan.context)
+    ledger = Ledger(sizes, arena, kv, device, settings.cache.budget)
+    meter = Meter(device, expert_cache, lambda: 1e3 * (transfers.copy_s(sizes.blob) or sizes.blob / (link_gbps * 1e9)))
+
+    throttle, capture = PrefetchThrottle(), TraceCapture(model, sites)
+    predictor_host = PredictorHost(model, sites, shape)
+    miss = MissPolicy(shape, expert_cache, predictor_host, device)
+    telemetry, recorder = Telemetry(shape), Recorder(shape, expert_cache, transfers, miss, capture, throttle)
+    prefetcher = Prefetcher(expert_cache, predictor_host, throttle, recorder, capture)
+    unrecorded = Unrecorded(expert_cache, transfers)
+
+    math = make_math([site.module for site in sites], plan.codec)
+    answer_step = MoEStep(math, expert_cache, transfers, recorder, prefetcher, miss)
+    measured_step = MoEStep(math, expert_cache, transfers, unrecorded)
+    dispatch = StepDispatch(answer_step)
+    installed = install(model, sites, dispatch)
+
+    predictor_host.use(*settings.prefetch.predictor, controller.profile)
+    expert_cache.pin(controller.placed.pinned)
+    expert_cache.fill()
+    choose_products(math, expert_cache.sample(shape.top_k), shape.hidden, plan.dtype)
+    coded = plan.codec.direct or plan.spec.dense != "checkpoint"
+    threads, pass_ms = choose_threads(device, plan.spec.threads, coded, lambda: time_pass(model, kv.fresh(), recorder))
+    layer_ms = pass_ms / shape.layers if plan.spec.model == "demo" else 0.0
+    link = LinkEmulation(transfers, sizes.blob, layer_ms)
+    parts = EngineParts(
+        sizes, expert_cache, transfers, telemetry, recorder, ledger, predictor_host, miss, throttle, link
+    )
+    begin(settings, parts)
+    return Wiring(
+        loaded,
+        controller,
+        parts,
+        arena,
+        kv,
+        meter,
+        capture,
+        threads,
+        installed,
+        link_gbps,
+        math,
+        Pipeline(model, device, dispatch, answer_step, expert_cache, threads, recorder, prefetcher),
+        Pipeline(model, device, dispatch, measured_step, expert_cache, threads, unrecorded),
+        unrecorded,
+    )
+
+
+def _cache(loaded: LoadedModel, arena: Arena, transfers: TransferEngine, controller: SettingsController) -> ExpertCache:
+    """An empty cache as the settings size and divide it, with the policy that they name."""
+    settings, shape = loaded.plan.spec.settings, loaded.shape
+    expert_cache = ExpertCache(
+        shape.layers,
+        shape.experts,
+        arena,
+        loaded.store,
+        transfers,
+        policy_maker(settings.cache.eviction),
+        settings.cache.scope,
+        loaded.sizes.slots(settings.cache.budget),
+        divide=controller.placed.divide,
+    )
+    expert_cache.hints.profile(controller.placed.usual, sorted(controller.placed.pinned))
+    loaded.store.use_policy(policy_maker(settings.cache.host_eviction), controller.placed.usual)
+    return expert_cache

@@ -1,0 +1,64 @@
+"""Settings of the expert cache: its size, its scope, who is evicted, who is pinned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from core.settings.budget import Budget
+from core.settings.param import Choice, Param
+from core.settings.pins import Pins
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSettings:
+    """Which experts have a slot."""
+
+    budget: Annotated[
+        Budget,
+        Param(
+            "Device memory Moestro may use: a share of all routed experts (50%) plus what the "
+            "rest of the model needs, or total bytes (6.5GB). Moving it resizes the cache between two tokens.",
+            title="Memory budget",
+            parse=Budget.parse,
+            resets_comparison=False,  # the slots that it pays for do
+        ),
+    ] = Budget(share=0.5)
+    eviction: Annotated[
+        Choice, Param("Which expert leaves the device when another needs its slot.", title="Cache policy")
+    ] = Choice("lru")
+    host_eviction: Annotated[
+        Choice,
+        Param(
+            "Which expert leaves host memory when another needs its place. Has an effect where a pack is loaded "
+            "with room for only some of its experts there.",
+            title="Host cache policy",
+            advanced=True,
+            resets_comparison=False,
+        ),
+    ] = Choice("lru")
+    scope: Annotated[
+        Literal["layer", "global"],
+        Param(
+            "Whether each layer has its own slots, or all layers share one pool.", title="Cache scope", advanced=True
+        ),
+    ] = "layer"
+    layer_slots: Annotated[
+        Choice,
+        Param(
+            "How the slots are divided among layers that each have their own.",
+            title="Slots per layer",
+            advanced=True,
+            active_when={"scope": ("layer",)},
+        ),
+    ] = Choice("uniform")
+    pins: Annotated[
+        Pins,
+        Param(
+            "Experts that are loaded at once and stay: layer:expert pairs like 0:3, 5:17, or top:2 "
+            "for the 2 that a profile saw used most in every layer. Empty = none.",
+            title="Pinned experts",
+            parse=Pins.parse,
+            advanced=True,
+        ),
+    ] = Pins()

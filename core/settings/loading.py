@@ -1,0 +1,102 @@
+"""Settings of loading: which model, in which formats, where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from core.settings.budget import host_memory
+from core.settings.config import Settings
+from core.settings.formats import DENSE, LOADABLE
+from core.settings.param import Param, Value, declared
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSpec:
+    """What to load and how. `model` is "demo" or a directory with config.json, a tokenizer and safetensors."""
+
+    model: str = "demo"
+    format: Annotated[
+        str,
+        Param(
+            "How expert weights are kept: as in the checkpoint (exact), or rounded to "
+            "fewer bits (smaller; the answers are then those of the rounded weights). A number behind g is how many "
+            "weights share a scale: fewer are more exact and larger. A pack has the format it was imported in.",
+            title="Expert format",
+            choices=LOADABLE,
+        ),
+    ] = "checkpoint"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        Param(
+            "Number type of activations and dense weights. auto = the checkpoint's.",
+            title="Compute type",
+            advanced=True,
+        ),
+    ] = "auto"
+    dense: Annotated[
+        str,
+        Param(
+            "How the layers outside the experts are kept (attention, shared experts, "
+            "the output layer): as in the checkpoint, or rounded as experts can be, which is smaller, faster, and "
+            "changes the answers. Embeddings, norms and routers are never rounded.",
+            title="Dense format",
+            choices=DENSE,
+            advanced=True,
+        ),
+    ] = "checkpoint"
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"],
+        Param(
+            "Where the model runs. auto = the GPU when there is one.",
+            title="Device",
+            advanced=True,
+        ),
+    ] = "auto"
+    host: Annotated[
+        str,
+        Param(
+            "Host memory for experts that are not on the device, when an expert pack is loaded: "
+            "all of them, none (misses are read from disk), or a size like 8GB. auto = on a GPU as many as fit in free "
+            "memory, on a CPU none: there the budget itself is host memory.",
+            title="Host memory",
+            parse=host_memory,
+            advanced=True,
+        ),
+    ] = "auto"
+    threads: Annotated[
+        int,
+        Param(
+            "CPU threads that decode a token; prompts are read with all of them. 0 = whatever is "
+            "fastest here, timed at load: many small products are often quicker on one. No effect on a GPU.",
+            title="Decode threads",
+            low=0,
+            high=256,
+            step=1,
+            advanced=True,
+        ),
+    ] = 0
+    context: Annotated[
+        int,
+        Param(
+            "Longest chat in tokens; its KV cache is counted in the budget. 0 = the model's own limit, at most 8192.",
+            title="Context length",
+            low=0,
+            high=1048576,
+            step=64,
+            unit="tokens",
+        ),
+    ] = 0
+
+    settings: Settings = field(default_factory=Settings)
+
+    @classmethod
+    def checked(cls, model: str, settings: Settings | None = None, **values: object) -> LoadSpec:
+        """Build from untrusted values. Raises SettingError with the bounds."""
+        known = declared(cls)
+        checked: dict[str, Any] = {n: known[n].check(v) for n, v in values.items()}
+        return cls(model=model, settings=settings or Settings(), **checked)
+
+    def describe(self) -> dict[str, Value]:
+        """The loading choices as plain values, for the manifest and the log."""
+        return {"model": self.model, **{name: getattr(self, name) for name in declared(type(self))}}

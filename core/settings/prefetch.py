@@ -1,0 +1,37 @@
+"""Settings of prefetching: who predicts, and when predictions are not fetched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from core.settings.param import Choice, Param
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchSettings:
+    """What is fetched before it is needed."""
+
+    predictor: Annotated[Choice, Param("Which experts are fetched before they are needed.", title="Prefetcher")] = (
+        Choice("none")
+    )
+    deadline: Annotated[
+        bool,
+        Param(
+            "Do not fetch ahead what could not arrive before its layer is reached, "
+            "by the times measured so far: the link stays free for what is asked for.",
+            title="Only what arrives in time",
+            name="prefetch_deadline",
+            advanced=True,
+        ),
+    ] = False
+    auto: Annotated[
+        bool,
+        Param(
+            "Pause fetching ahead while it costs more than it saves, as measured over "
+            "the last tokens, and try it again after a while.",
+            title="Pause when it does not pay",
+            name="prefetch_auto",
+            advanced=True,
+        ),
+    ] = False

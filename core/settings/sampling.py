@@ -1,0 +1,109 @@
+"""Settings of sampling: how the next token is drawn."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from core.errors import SettingError
+from core.settings.param import Param, declared
+
+ANY_SEED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is drawn. Build with `Sampling.checked(...)` from untrusted values."""
+
+    temperature: Annotated[
+        float,
+        Param(
+            "0 always takes the likeliest token; higher values vary more.",
+            title="Temperature",
+            low=0.0,
+            high=2.0,
+            step=0.05,
+        ),
+    ] = 0.0
+    top_k: Annotated[
+        int,
+        Param(
+            "Sample only among this many likeliest tokens. 0 = no limit.",
+            title="Top-k",
+            low=0,
+            high=1000,
+            step=1,
+            advanced=True,
+        ),
+    ] = 0
+    top_p: Annotated[
+        float,
+        Param(
+            "Sample only among the likeliest tokens that together reach this probability.",
+            title="Top-p",
+            low=0.05,
+            high=1.0,
+            step=0.01,
+            advanced=True,
+        ),
+    ] = 1.0
+    min_p: Annotated[
+        float,
+        Param(
+            "Drop tokens less likely than this share of the likeliest.",
+            title="Min-p",
+            low=0.0,
+            high=1.0,
+            step=0.01,
+            advanced=True,
+        ),
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float,
+        Param(
+            "Above 1 makes tokens already said less likely.",
+            title="Repetition penalty",
+            low=1.0,
+            high=2.0,
+            step=0.01,
+            advanced=True,
+        ),
+    ] = 1.0
+    max_new_tokens: Annotated[
+        int,
+        Param(
+            "The longest answer, in tokens.",
+            title="Longest answer",
+            low=1,
+            high=32768,
+            step=1,
+            unit="tokens",
+        ),
+    ] = 256
+    seed: Annotated[
+        int,
+        Param(
+            "The same seed and settings give the same answer. -1 = a new one for every answer, "
+            "drawn at random and recorded with it.",
+            title="Seed",
+            low=ANY_SEED,
+            high=2**63 - 1,
+            step=1,
+            advanced=True,
+        ),
+    ] = ANY_SEED
+
+    def drawn(self) -> Sampling:
+        """The same with a definite seed, to use and to record: its own, or a random one of 31 bits."""
+        return self if self.seed != ANY_SEED else replace(self, seed=secrets.randbelow(2**31))
+
+    @classmethod
+    def checked(cls, **values: object) -> Sampling:
+        """Build from untrusted values. Raises SettingError with the bounds."""
+        known = declared(cls)
+        for name in values:
+            if name not in known:
+                raise SettingError(f"There is no sampling setting called {name!r}. Settings: {', '.join(known)}.")
+        checked: dict[str, Any] = {n: known[n].check(v) for n, v in values.items()}
+        return cls(**checked)

@@ -1,0 +1,48 @@
+"""Settings of what is measured while the model runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from core.settings.param import Param
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetrySettings:
+    """Timings and counters, and the live comparison of cache policies."""
+
+    enabled: Annotated[
+        bool,
+        Param(
+            "Record timings and counters of every token. Off only to measure their cost.",
+            title="Telemetry",
+            name="telemetry",
+            advanced=True,
+            resets_comparison=False,
+        ),
+    ] = True
+    regret: Annotated[
+        bool,
+        Param(
+            "In the dashboard, compare the cache policy live with every other one and with the "
+            "best possible one, on the very tokens of the chat. It runs beside the engine, in a process of low "
+            "priority.",
+            title="Compare cache policies",
+            advanced=True,
+            resets_comparison=False,
+        ),
+    ] = True
+    regret_tokens: Annotated[
+        int,
+        Param(
+            "How many of the last tokens are compared.",
+            title="Tokens to compare",
+            low=32,
+            high=4096,
+            step=32,
+            unit="tokens",
+            advanced=True,
+            active_when={"regret": (True,)},
+        ),
+    ] = 512

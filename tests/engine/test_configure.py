@@ -1,0 +1,45 @@
+"""Settings reach the parts that act on them: each is given its group, before and after."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from core.engine import Engine
+from core.memory.link_emulation import LinkEmulation
+from core.settings.config import Settings
+from core.settings.link import LinkSettings
+from core.settings.loading import LoadSpec
+from core.settings.sampling import Sampling
+
+CHAT = [{"role": "user", "content": "hello there"}]
+
+
+def test_a_part_is_given_its_group_before_and_after(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[LinkSettings | None, LinkSettings]] = []
+    monkeypatch.setattr(LinkEmulation, "configure", lambda part, old, new: seen.append((old, new)))
+    before = engine.settings
+    after = engine.change({"link": "emulated", "link_gbps": 2})
+    assert seen == [(before.link, after.link)] and (after.link.kind, after.link.gbps) == ("emulated", 2.0)
+
+
+def test_telemetry_that_is_off_at_the_load_is_off(model: Path) -> None:
+    engine = Engine.load(LoadSpec.checked(str(model), Settings({"telemetry": False}), context=256))
+    list(engine.generate(CHAT, Sampling(max_new_tokens=3)))
+    assert engine.parts.telemetry.activations().sum() == 0
+    engine.change({"telemetry": True})
+    list(engine.generate(CHAT, Sampling(max_new_tokens=3)))
+    assert engine.parts.telemetry.activations().sum() > 0
+    engine.unload()
+
+
+def test_only_what_a_change_concerns_is_built_anew(engine: Engine) -> None:
+    engine.change({"predictor": "gate"})
+    policy, predictor = engine.expert_cache.policy, engine.predictor_host.predictor
+    engine.change({"eviction.lfu.half_life": 8, "predictor.stride.width": 3, "link_latency_us": 20})
+    assert engine.expert_cache.policy is policy and engine.predictor_host.predictor is predictor
+    engine.change({"predictor.gate.width": 3})
+    assert engine.expert_cache.policy is policy and engine.predictor_host.predictor is not predictor
+    engine.change({"eviction": "lfu"})
+    assert engine.expert_cache.policy is not policy

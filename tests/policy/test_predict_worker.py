@@ -1,0 +1,159 @@
+"""Predictors that go by token ids, and the one that knows what comes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.policy.predict import Oracle
+from core.policy.predict.path_reader import ANSWER, HEAD, PathReader
+from core.policy.predict.worker import InlineWorker
+from core.settings.registry import create, variants
+from tests.policy.views import Known, Looking, Pass, make, random_passes, shown
+
+LAYERS, EXPERTS, K = 6, 8, 2
+
+
+class Scripted:
+    """A worker that always tells the same, when it is let; what it hears is kept."""
+
+    def __init__(self) -> None:
+        self.predicted = np.random.default_rng(3).random((LAYERS, EXPERTS)).astype(np.float32)
+        self.heard: list[tuple[int, bool, list[int]]] = []
+
+    def work(self, message: bytes) -> bytes:
+        number, fresh = HEAD.unpack_from(message)
+        self.heard.append((number, bool(fresh), np.frombuffer(message, "<i4", offset=HEAD.size).tolist()))
+        return ANSWER.pack(number) + self.predicted.tobytes()
+
+
+class Late(InlineWorker):
+    """Hands out its answers from `due` on."""
+
+    due = False
+
+    def take(self) -> list[bytes]:
+        return super().take() if self.due else []
+
+
+def test_the_routing_path_is_asked_once_a_pass_and_names_the_next_layers_in_order() -> None:
+    worker, (first, second, other) = Scripted(), random_passes([(1, 3), (1, 1), (2, 1)], LAYERS, EXPERTS, K)
+    predictor = make("routing_path", distance=2)
+    predictor.worker = InlineWorker(worker)
+    for one in (first, second, other):
+        predicted = [
+            predictor.begin(Looking(one, -1, EXPERTS)),
+            *(predictor.predict(Looking(one, layer, EXPERTS)) for layer in range(LAYERS)),
+        ]
+        most = K * one.ids.shape[1]
+        for layer, predictions in enumerate(predicted, -1):
+            ahead = [at for at in (layer + 1, layer + 2) if at < LAYERS]
+            assert [g.layer for g in predictions] == [at for at in ahead for _ in range(most)]
+            assert [g.expert for g in predictions] == [
+                e for at in ahead for e in np.argsort(-worker.predicted[at])[:most].tolist()
+            ]
+            assert [g.score for g in predictions] == [worker.predicted[g.layer][g.expert] for g in predictions]
+    tokens = [list(Looking(one, 0, EXPERTS).tokens) for one in (first, second, other)]
+    assert worker.heard == [(1, True, tokens[0]), (2, False, tokens[1]), (3, True, tokens[2])]  # another request
+    predictor.close()  # starts anew
+
+
+def test_a_routing_path_that_is_late_is_used_from_the_layer_that_is_reached_then() -> None:
+    one, after = random_passes([(1, 1), (1, 1)], LAYERS, EXPERTS, K)
+    predictor: Any = create("predictor", "routing_path", {"distance": 2})
+    predictor.worker = late = Late(Scripted())
+    assert predictor.begin(Looking(one, -1, EXPERTS)) == []
+    assert predictor.predict(Looking(one, 0, EXPERTS)) == []
+    late.due = True
+    assert {g.layer for g in predictor.predict(Looking(one, 1, EXPERTS))} == {2, 3}
+    late.due = False
+    assert predictor.begin(Looking(after, -1, EXPERTS)) == []  # what was told of one pass is not said of the next
+    predictor.close()
+
+
+def test_without_a_process_the_network_is_worked_at_once() -> None:
+    """Tokens 50 and above are one to the network; what it says of others is another thing."""
+    passes = random_passes([(1, 3), (1, 1)], LAYERS, EXPERTS, K)
+    named = [
+        predictions for _, layer, predictions in shown(make("routing_path", distance=1), passes, EXPERTS) if layer == 0
+    ]
+    task = make("routing_path").task(Looking(passes[0], -1, EXPERTS))
+    assert task is not None
+    reader = PathReader(task)
+    for one, predictions in zip(passes, named, strict=True):
+        chances = reader.follow(list(Looking(one, 0, EXPERTS).tokens))
+        assert {g.expert: g.score for g in predictions} == {
+            e: chances[1, e] for e in np.argsort(-chances[1])[: K * one.ids.shape[1]].tolist()
+        }
+
+
+# ---------------------------------------------------------------------- token table
+
+TABLE = Known(first_table=(np.array([4, 9], np.int32), np.array([[5, 2], [2, -1]], np.int16)))
+
+
+class Said(Looking):
+    """Tokens with given ids, and the experts of layer 0."""
+
+    def __init__(self, tokens: Sequence[int], layer: int, chosen: Sequence[Sequence[int]]) -> None:
+        super().__init__(Pass(1, np.array([chosen, chosen])), layer, EXPERTS, True, TABLE)
+        self.tokens = tokens
+
+
+def test_the_table_names_layer_0_before_anything_is_computed_by_hand() -> None:
+    predictor = make("token_table")
+    one = [[5, 1]]
+    assert predictor.begin(Said([4], -1, one)) == [(0, 5, 0.5), (0, 2, 0.5)]
+    predictor.predict(Said([4], 0, one))  # 5 was right: (1 + 1) / (2 + 2)
+    assert predictor.begin(Said([4], -1, one)) == [(0, 5, 0.5), (0, 2, 0.5)]
+    predictor.predict(Said([4], 0, [[5, 2]]))  # both: (3 + 1) / (4 + 2)
+    assert predictor.begin(Said([9], -1, one)) == [(0, 2, pytest.approx(2 / 3))]
+    # Two tokens name 2, one of them 5: 1 - (1 / 3)^2 and 2 / 3.
+    predicted = predictor.begin(Said([4, 9, 7], -1, one * 3))
+    assert predicted == [(0, 2, pytest.approx(8 / 9)), (0, 5, pytest.approx(2 / 3))]
+    assert predictor.begin(Said([7], -1, one)) == []  # the table does not have it
+    assert predictor.begin(Said([100], -1, one)) == []
+
+
+def test_with_the_table_the_other_layers_are_asked_as_by_the_gate() -> None:
+    passes = random_passes([(1, 3), (1, 1)], LAYERS, EXPERTS, K)
+    table = [
+        g
+        for _, layer, predicted in shown(make("token_table", distance=2), passes, EXPERTS, TABLE)
+        if layer >= 0
+        for g in predicted
+    ]
+    gate = [
+        g
+        for _, layer, predicted in shown(make("gate", distance=2), passes, EXPERTS)
+        if layer < LAYERS - 1
+        for g in predicted
+    ]
+    assert table == gate
+
+
+# ---------------------------------------------------------------------- oracle
+
+
+@pytest.mark.parametrize("begins", [True, False])
+@pytest.mark.parametrize("distance", [1, 2, 9])
+def test_the_oracle_names_exactly_what_comes(distance: int, begins: bool) -> None:
+    passes = random_passes([(1, 3), (1, 1), (2, 1)], LAYERS, EXPERTS, K)
+    oracle = Oracle((one.ids.swapaxes(0, 1) for one in passes), distance)
+    future = [
+        (at, layer, set(one.ids[layer].ravel().tolist())) for at, one in enumerate(passes) for layer in range(LAYERS)
+    ]
+    for at, one in enumerate(passes):
+        for layer in range(-1 if begins else 0, LAYERS):
+            view = Looking(one, layer, EXPERTS)
+            predicted = oracle.begin(view) if layer < 0 else oracle.predict(view)
+            ahead = future[at * LAYERS + layer + 1 :][: min(distance, LAYERS)]
+            assert [(g.layer, g.expert) for g in predicted] == [(of, e) for _, of, ids in ahead for e in sorted(ids)]
+            assert all(g.score == 1.0 for g in predicted)
+
+
+def test_the_oracle_cannot_be_chosen() -> None:
+    assert "oracle" not in [v.name for v in variants("predictor")]

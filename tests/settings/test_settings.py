@@ -1,0 +1,98 @@
+"""Live settings: one value under two names, a dotted one outside and a typed one in its group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import pytest
+
+from core.errors import SettingError
+from core.settings.budget import Budget
+from core.settings.config import GROUPS, KINDS, Settings, params
+from core.settings.lossy import LossySettings
+from core.settings.param import Choice, Param, declared
+from core.settings.pins import Pins
+from core.settings.registry import create, variants
+
+
+def grouped(settings: Settings) -> Iterator[tuple[Param, object]]:
+    """Every general setting with the value that its group holds."""
+    groups = settings.cache, settings.prefetch, settings.link, settings.telemetry, settings.lossy
+    for group in groups:
+        for field, param in declared(type(group)).items():
+            yield param, getattr(group, field)
+
+
+def test_a_group_holds_what_its_names_say() -> None:
+    settings = Settings(
+        {
+            "budget": "6.5GB",
+            "eviction": "lfu",
+            "eviction.lfu.half_life": "64",
+            "pins": "5:17 0:3",
+            "prefetch_auto": "on",
+            "link_gbps": 2,
+            "telemetry": False,
+            "miss": "substitute_drop",
+            "protect": "top:1",
+        }
+    )
+    assert settings.cache.budget == Budget(bytes=6_500_000_000)
+    assert settings.cache.eviction == Choice("lfu", {"half_life": 64})
+    assert settings.cache.pins == Pins(named=((0, 3), (5, 17))) and settings["pins"] == "0:3, 5:17"
+    assert settings.prefetch.auto and settings.link.gbps == 2.0 and not settings.telemetry.enabled
+    assert settings.lossy.substitutes and settings.lossy.active and settings.lossy.protect == Pins(top=1)
+    assert {p.name: str(v) for p, v in grouped(settings)} == {n: str(settings[n]) for n in params() if "." not in n}
+
+
+def test_defaults_are_those_of_the_groups_and_names_are_unique() -> None:
+    settings = Settings()
+    assert settings.lossy == LossySettings(substitute=settings.lossy.substitute)
+    for group in GROUPS:
+        for field, param in declared(group).items():
+            assert param.default == settings[param.name] == str(getattr(group(), field)) or param.type != "text"
+    names = [p.name for group in GROUPS for p in declared(group).values()]
+    assert len(set(names)) == len(names) and set(KINDS) <= set(names)
+
+
+def test_a_changed_copy_leaves_the_original_alone() -> None:
+    before = Settings({"link_gbps": 4})
+    after = before.with_({"link_gbps": 8, "eviction": "lfu"})
+    assert (before.link.gbps, after.link.gbps) == (4.0, 8.0)
+    assert before.diff(after) == {"link_gbps": 8.0, "eviction": "lfu"}
+    assert before.telemetry == after.telemetry and before.cache != after.cache
+    with pytest.raises(SettingError, match="must lie between"):
+        before.with_({"link_gbps": 1e6})
+
+
+def test_the_parameters_of_variants_not_chosen_are_kept_and_change_no_group() -> None:
+    settings = Settings({"eviction.lfu.half_life": 64})
+    assert settings.cache == Settings().cache and settings["eviction.lfu.half_life"] == 64
+    assert settings.with_({"eviction": "lfu"}).cache.eviction.params == {"half_life": 64}
+    assert settings.choice("eviction", "lfu") == Choice("lfu", {"half_life": 64})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_variant_is_built_from_the_parameters_that_its_constructor_declares(kind: str) -> None:
+    for one in variants(kind):
+        assert one.params == tuple(declared(one.make).values())
+        assert all(one.full_name(param.name) in params() for param in one.params)
+        with pytest.raises(SettingError, match="no parameter 'gone'"):
+            create(kind, one.name, {"gone": 1})
+
+
+def test_what_is_active_when_names_settings_and_their_values() -> None:
+    known = params()
+    for param in known.values():
+        for when in (param.active_when or {}, param.variants_active_when or {}):
+            for leader, values in when.items():
+                assert [known[leader].check(value) for value in values] == list(values)
+
+
+def test_a_setting_without_a_default_is_refused() -> None:
+    class Careless:
+        def __init__(self, width: Annotated[int, Param("How many.")]) -> None: ...
+
+    with pytest.raises(TypeError, match="width is a setting without a default"):
+        declared(Careless)

@@ -1,0 +1,97 @@
+"""The simulator's cache in arrays against the scalar core: what each request misses, and what stays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.cache.core import CacheCore
+from core.cache.pool import numbered_pools
+from core.cache.waves import leases
+from core.policy.allocation.slots import shares, waves
+from core.policy.eviction import GONE
+from core.policy.hints import Hints
+from core.settings.registry import variants
+from core.simulate import Config, Replay
+from core.simulate.run import maker
+from core.trace import ArrayTrace, Chunk
+
+LAYERS, EXPERTS, K = 3, 7, 2
+TOTAL = LAYERS * EXPERTS
+NAMES = [v.name for v in variants("eviction")]
+
+
+def told(usual: list[int], pinned: Sequence[int]) -> Hints:
+    hints = Hints(LAYERS, EXPERTS)
+    hints.profile(usual, pinned)
+    return hints
+
+
+def scalar(name: str, scope: str, slots: int, usual: list[int], pinned: Sequence[int]) -> CacheCore[int]:
+    """A core that is filled as the simulator's is: pinned experts, then each layer's most used ones."""
+    pools = numbered_pools(TOTAL, shares(slots, LAYERS) if scope == "layer" else [slots])
+    core = CacheCore(LAYERS, EXPERTS, maker(Config(name, slots)), pools, told(usual, pinned))
+    core.pinned = frozenset(pinned)
+    for eid in [*pinned, *(core.hints.filling() if core.policy.retains else ())]:
+        if not core.is_resident(eid) and core.pool(eid // EXPERTS).free:
+            core.admit(eid)
+    return core
+
+
+def request(core: CacheCore[int], layer: int, wanted: Sequence[int]) -> int:
+    """`layer` requests ids, in waves if they do not fit -> misses."""
+    misses, room = 0, core.room(layer)
+
+    def acquire(group: Sequence[int]) -> Sequence[int]:
+        nonlocal misses
+        missing = core.lease(layer, group)
+        for eid in missing:
+            assert core.admit(eid, core.leased) is not None
+            core.use(eid)
+        misses += len(missing)
+        return group
+
+    for _ in leases(waves(wanted, room, core.is_resident), room > 1, acquire, core.release):
+        assert all(core.is_resident(eid) for eid in core.leased)
+    core.check_integrity()
+    return misses
+
+
+@pytest.mark.parametrize("scope", ["layer", "global"])
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=12, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    sizes=st.lists(st.integers(LAYERS * (K + 1), TOTAL), min_size=1, max_size=3),
+    pinned=st.lists(st.integers(0, EXPERTS - 1), max_size=LAYERS),
+    passes=st.lists(st.sampled_from([1, 1, 1, 2, 5]), min_size=1, max_size=30),
+)
+def test_caches_side_by_side_do_what_the_scalar_core_does_for_each(
+    name: str, scope: str, seed: int, sizes: list[int], pinned: list[int], passes: list[int]
+) -> None:
+    random = np.random.default_rng(seed)
+    usual = random.integers(0, 9, TOTAL).tolist()
+    pins = [layer * EXPERTS + expert for layer, expert in enumerate(pinned)]  # at most one a layer
+    liked = random.gumbel(size=(LAYERS, EXPERTS))
+    ids = np.argsort(-(liked + random.gumbel(size=(sum(passes), LAYERS, EXPERTS))), 2)[..., :K]
+    cores = [scalar(name, scope, slots, usual, pins) for slots in sizes]
+    replay = Replay(ArrayTrace(ids, EXPERTS), maker(Config(name, sizes[0])), sizes, scope, "filled", told(usual, pins))
+    at = 0
+    for now, size in enumerate(passes, 1):
+        rows = ids[at : at + size]
+        chunk = Chunk(rows.astype(np.uint8), np.array([size], np.int32), np.array([size == 1]), np.zeros(1, np.int32))
+        _, missed = replay.feed(chunk)
+        expected = []
+        for core in cores:
+            core.now = now
+            for layer in range(LAYERS):
+                wanted = rows[0, layer].tolist() if size == 1 else np.unique(rows[:, layer]).tolist()
+                expected.append(request(core, layer, [layer * EXPERTS + expert for expert in wanted]))
+        assert missed[0].tolist() == expected
+        resident = [core.is_resident(eid) for core in cores for eid in range(TOTAL)]
+        assert (replay.cache.policy.score != GONE).tolist() == resident
+        at += size

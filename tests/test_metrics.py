@@ -1,0 +1,103 @@
+"""The table of metrics: one entry is enough, and what follows from the table follows."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.exports.tables import DEFINITIONS
+from app.store.schema import MIGRATIONS, add_metrics, migrate
+from core.cache.lease import FIGURES, Counts
+from core.metrics import COUNTED, METRICS, Metric, reduced, share
+from core.types import Outcome, StepRecord
+
+ROOT = Path(__file__).resolve().parent.parent
+OLD = ROOT / "tests" / "compatibility" / "files" / "moestro.sqlite3"
+HEAT = Metric("heat", "K", float, "How warm it was.")
+
+
+def step(phase: Any, *outcomes: Outcome, **values: Any) -> StepRecord:
+    ids, of = np.zeros((1, 1, 1), np.int16), np.zeros(len(outcomes), np.int16)
+    times = dict.fromkeys(("started_s", "total_ms", "compute_ms", "stall_ms", "idle_ms", "copy_ms"), 0.0) | values
+    outcome = np.array(outcomes, np.uint8)
+    return StepRecord(index=0, phase=phase, tokens=1, ids=ids, layer=of, expert=of, outcome=outcome, **times)
+
+
+def test_a_new_metric_is_one_entry(tmp_path: Path) -> None:
+    """Added to the table alone, it is in the record, the database, the export, the frames, the statistics, the docs."""
+    shutil.copy(OLD, tmp_path)
+    command = [sys.executable, "-m", "tests.added_metric", str(tmp_path)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert found.pop("before") == [0.0] * 33, "passes recorded before there was this metric"
+    listed = found.pop("listed")
+    assert (listed["dtype"], listed["label"], listed["unit"]) == ("float32", "warm", "K")
+    assert found == {
+        "record": [2.5, 4.5, 3.0],
+        "csv": [2.5, 4.5, 3.0],
+        "described": "How warm it was.",
+        "frame": [2.5, 4.5, 3.0],
+        "answer": 4.5,
+        "docs": "| `heat` | K | How warm it was. | yes | max | yes |",
+    }
+
+
+def test_a_column_is_added_once_and_only_for_what_is_new() -> None:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+        migrate(db)
+
+        def columns() -> dict[str, str]:
+            return {row[1]: row[2] for row in db.execute("PRAGMA table_info(steps)")}
+
+        before = columns()
+        assert {one.name for one in COUNTED} <= before.keys()
+        add_metrics(db)
+        assert columns() == before
+        for _ in range(2):
+            add_metrics(db, [*COUNTED, HEAT])
+            assert columns() == {**before, "heat": "REAL"}
+        db.execute("ALTER TABLE steps DROP COLUMN disk_bytes")
+        add_metrics(db)
+        assert "disk_bytes" not in columns(), "a table that lacks a column of its version is damaged, not old"
+        assert db.execute("PRAGMA user_version").fetchone()[0] == len(MIGRATIONS)
+
+
+def test_over_the_passes_of_an_answer() -> None:
+    hit, miss, disk = Outcome.PREFETCH_HIT, Outcome.MISS, Outcome.MISS_DISK
+    steps = [
+        step("prefill", miss, disk, stall_ms=4.0, net_ms=9.0, demand_bytes=7, emulated=True),
+        step("decode", hit, miss, disk, hit, stall_ms=1.0, net_ms=1.0),
+        step("decode", hit, stall_ms=0.5, net_ms=-4.0, exact=False),
+    ]
+    found = reduced(steps)
+    assert list(found) == [one.name for one in METRICS if one.reduce is not None]
+    assert (found["stall_ms"], found["demand_bytes"], found["disk_misses"], found["assignments"]) == (5.5, 7, 2, 3)
+    assert (found["net_ms"], found["hit_rate"]) == (-1.5, 3 / 5), "of decoded tokens"
+    assert (found["emulated"], found["exact"]) == (True, False)
+    assert share(steps[:1], "hits", "requests") == 0.0 and share([], "hits", "requests") is None
+    assert (reduced([])["stall_ms"], reduced([])["net_ms"], reduced([])["exact"]) == (0, 0.0, True)
+
+
+def test_what_the_cache_counts_are_metrics_and_add_up() -> None:
+    assert set(FIGURES) <= {one.name for one in COUNTED}
+    total, numbers = Counts(), dict(zip(FIGURES, range(1, 99), strict=False))
+    assert total.figures() == dict.fromkeys(FIGURES, 0)
+    for _ in range(3):
+        total.add(Counts(**numbers))  # type: ignore[arg-type]
+    assert total.figures() == {name: 3 * number for name, number in numbers.items()}
+
+
+@pytest.mark.parametrize("one", METRICS, ids=lambda one: one.name)
+def test_every_metric_is_described(one: Metric) -> None:
+    assert one.help.endswith(".") and DEFINITIONS["tokens"][one.column or one.name] == one.help
+    assert (one.unit == "") == (one.kind is bool)

@@ -10,7 +10,8 @@ import numpy as np
 
 from core.errors import ModelError, ProfileError
 from core.profile import Profile
-from tests.fakes import SHAPE, FakeEngine
+from tests.fake_models import SHAPE
+from tests.fakes import FakeEngine
 
 
 def fake_profile(

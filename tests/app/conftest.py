@@ -14,7 +14,8 @@ from app.store import Store
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from core.types import Piece
-from tests.fakes import FakeEngine, fake_estimate
+from tests.fake_models import fake_estimate
+from tests.fakes import FakeEngine
 
 WAIT_S = 20.0  # for what should take milliseconds; only a failing test waits so long
 

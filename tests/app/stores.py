@@ -6,7 +6,7 @@ from pathlib import Path
 
 from app.store import Store
 from app.store.check import NAME
-from tests.app.test_store import a_step, load_of
+from tests.app.records import a_step, load_of
 
 
 def filled(folder: Path, words: str = "one ") -> Path:

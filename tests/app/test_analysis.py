@@ -23,8 +23,8 @@ from app.services.jobs import JobRunner
 from app.store import Store
 from core.errors import BusyError, SettingError, TraceError
 from tests.app.conftest import WAIT_S, ended, open_host
+from tests.fake_models import SHAPE
 from tests.fake_profiles import fake_profile
-from tests.fakes import SHAPE
 
 LAYERS, EXPERTS, K = 3, 12, 2
 

@@ -20,7 +20,7 @@ from core.errors import ModelError
 from core.memory.pack.manifest import _digest
 from core.system.gguf import MOST_TEXTS, read_metadata
 from tests.app.test_library import MOE, checkpoint, gguf
-from tests.fakes import fake_pack
+from tests.fake_models import fake_pack
 
 posix = pytest.mark.skipif(os.name == "nt", reason="needs POSIX files")
 KINDS = ("config.json", "model.safetensors.index.json", "model.gguf", "moestro.json")

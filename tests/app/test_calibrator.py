@@ -18,8 +18,9 @@ from core.errors import BusyError, MoestroError, SettingError
 from core.profile import load, profile_path, save
 from core.trace import TraceWriter
 from tests.app.conftest import WAIT_S, GatedEngine, QuickEngine, ended
+from tests.fake_models import SHAPE, fake_estimate
 from tests.fake_profiles import fake_calibrate, fake_profile
-from tests.fakes import SHAPE, FakeEngine, fake_estimate
+from tests.fakes import FakeEngine
 
 TEXT = Reading(("text",), ("counts", "tae"), text="Hello there")
 SLOW = replace(TEXT, text="slow")

@@ -20,8 +20,8 @@ from core.errors import BusyError, MoestroError, SettingError
 from core.evaluate.rows import EvaluationRow
 from tests.app.conftest import WAIT_S, QuickEngine
 from tests.fake_evaluation import ABOUT, FIGURES, fake_evaluate, started
+from tests.fake_models import fake_estimate
 from tests.fake_profiles import fake_calibrate
-from tests.fakes import fake_estimate
 
 SMALL = QualityForm(("exact", "drop"), ".5,.25", 3, 9)
 

@@ -20,7 +20,7 @@ from app.services.host import Host
 from core.choices import CHOICE, Action, Why
 from core.types import Outcome, StepRecord
 from tests.app.conftest import WAIT_S, QuickEngine, open_host
-from tests.app.test_store import a_step
+from tests.app.records import a_step
 
 
 def ask(host: Host, chat: int | None, text: str) -> int:

@@ -15,7 +15,7 @@ from app.words import name_of, size
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.types import Fit
-from tests.fakes import fake_estimate, fake_pack
+from tests.fake_models import fake_estimate, fake_pack
 
 STATS: dict[str, Any] = {
     "tok_s": 12.5,

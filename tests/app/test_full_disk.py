@@ -13,7 +13,7 @@ from app.services.host import Host
 from app.store import RESERVE, FullError, Store
 from app.ui.tabs.messages import shown
 from tests.app.conftest import GatedEngine, QuickEngine, ended, follow, open_host, texts
-from tests.app.test_store import a_step, load_of
+from tests.app.records import a_step, load_of
 
 
 def fill(store: Store, pages: int = 0) -> None:

@@ -19,7 +19,7 @@ from app.store import Store
 from core.errors import BusyError, ModelError, MoestroError
 from core.memory.pack.lock import Lock
 from tests.app.conftest import WAIT_S, QuickEngine, ended
-from tests.fakes import fake_estimate, fake_import
+from tests.fake_models import fake_estimate, fake_import
 
 MB = 10**6
 

@@ -12,8 +12,8 @@ from app.services.analysis.lab import Lab, Run, to_csv
 from app.ui.tabs import analysis_figures, analysis_views, calibrate_figures, calibrate_views, lab_views
 from core.profile import PARTS
 from tests.app.test_whatif import ABOUT, row, table
+from tests.fake_models import SHAPE
 from tests.fake_profiles import fake_profile
-from tests.fakes import SHAPE
 
 LAB = Lab(
     ABOUT,

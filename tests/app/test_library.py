@@ -17,7 +17,7 @@ from app.services.library import delete, scan
 from core.errors import ModelError, MoestroError
 from core.system.gguf import read_metadata
 from tests.app.conftest import WAIT_S, open_host
-from tests.fakes import fake_pack
+from tests.fake_models import fake_pack
 
 MOE = {"num_experts": 64, "num_experts_per_tok": 8, "num_hidden_layers": 16, "dtype": "bfloat16"}
 

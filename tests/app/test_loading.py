@@ -19,7 +19,8 @@ from core.errors import BusyError, ModelError, MoestroError
 from core.settings.loading import LoadSpec
 from core.types import Memory
 from tests.app.conftest import WAIT_S, GatedEngine, QuickEngine, ended, open_host
-from tests.fakes import FakeEngine, fake_estimate
+from tests.fake_models import fake_estimate
+from tests.fakes import FakeEngine
 
 
 class SlowLoad(QuickEngine):

@@ -27,7 +27,7 @@ from core.trace import Chunk
 from core.types import StepRecord
 from tests.app.conftest import WAIT_S, ended, open_host
 from tests.app.test_regret_process import passes
-from tests.fakes import SHAPE
+from tests.fake_models import SHAPE
 
 Told = dict[str, Any]
 

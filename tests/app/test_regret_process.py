@@ -18,7 +18,7 @@ from app.services.regret_process import Lost, Process
 from core.settings.config import Settings
 from core.types import StepRecord
 from tests.app.conftest import WAIT_S
-from tests.fakes import SHAPE
+from tests.fake_models import SHAPE
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from app.store import Store
-from tests.app.test_store import a_step, load_of
+from tests.app.records import a_step, load_of
 
 
 def test_the_cost_of_a_token_does_not_grow_with_the_answer(tmp_path: Path) -> None:

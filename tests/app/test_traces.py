@@ -20,7 +20,7 @@ from core.simulate import Config, simulate
 from core.trace import FileTrace, TraceWriter
 from core.types import ModelShape, StepRecord
 from tests.app.conftest import WAIT_S, GatedEngine, ended, follow, texts
-from tests.fakes import SHAPE
+from tests.fake_models import SHAPE
 
 
 def asked(host: Host, chat: int | None = None) -> int:

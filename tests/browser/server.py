@@ -20,8 +20,9 @@ from core.settings.sampling import Sampling
 from core.types import Fit, Piece
 from tests.browser.lengths import ENDLESS, said, with_length
 from tests.fake_evaluation import fake_evaluate
+from tests.fake_models import fake_estimate, fake_import, is_pack
 from tests.fake_profiles import fake_calibrate
-from tests.fakes import FakeEngine, fake_estimate, fake_import, is_pack
+from tests.fakes import FakeEngine
 
 LONG = 100  # tenths of a second
 

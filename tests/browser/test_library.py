@@ -10,7 +10,7 @@ import pytest
 
 from tests.browser.conftest import Open, Server
 from tests.browser.dashboard import Dashboard
-from tests.fakes import fake_pack
+from tests.fake_models import fake_pack
 
 
 @pytest.fixture

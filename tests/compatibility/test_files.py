@@ -24,7 +24,7 @@ from core.profile import load
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from tests.app.conftest import WAIT_S, QuickEngine
-from tests.fakes import fake_estimate
+from tests.fake_models import fake_estimate
 
 FILES = Path(__file__).parent / "files"
 SETTINGS = {  # what the user had changed

@@ -20,8 +20,8 @@ from core.profile.file import SUM, checksum
 from core.profile.profile import KEY
 from core.profile.summary import describe
 from core.settings.config import Settings, params
+from tests.fake_models import SHAPE
 from tests.fake_profiles import fake_profile
-from tests.fakes import SHAPE
 from tests.fuzz.changes import Change, Gone, act
 from tests.fuzz.draw import DEPTH, byte_change, file_change, header_bytes, how_many, json_path, value_near
 from tests.fuzz.mutant import Mutant

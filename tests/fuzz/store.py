@@ -15,7 +15,7 @@ from app.services.host import Host
 from app.store import Store
 from core.errors import MoestroError
 from tests.app.conftest import QuickEngine, ended
-from tests.fakes import fake_estimate
+from tests.fake_models import fake_estimate
 from tests.fuzz.changes import Change, Gone, act
 from tests.fuzz.draw import DEPTH, NUMBERS, OTHERS, byte_change, file_change, how_many
 from tests.fuzz.mutant import Mutant

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +16,26 @@ from core.hf import CheckpointReader, check_model, load_skeleton
 from core.hf.bounds import wrong
 from core.session.loading import load_tokenizer
 from tests.checkpoints import make_checkpoint
+from tests.hf.damage import (
+    Change,
+    both_shards,
+    config,
+    entry,
+    header,
+    header_length,
+    index,
+    loop,
+    overlapping,
+    pipe,
+    renamed,
+    repeated,
+    reshaped,
+    text,
+    vocabulary_entry,
+)
 from tests.tiny_tokenizer import save_tokenizer
 
 DEEP = "[" * 5000 + "]" * 5000
-Change = Callable[[Path], object]
 
 
 @pytest.fixture(scope="module")
@@ -34,102 +47,6 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def model(sound: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(sound, tmp_path / "model"))
-
-
-def config(**changes: Any) -> Change:
-    def change(path: Path) -> None:
-        file = path / "config.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-
-    return change
-
-
-def text(name: str, content: str) -> Change:
-    return lambda path: (path / name).write_text(content)
-
-
-def index(change: Callable[[dict[str, str]], object]) -> Change:
-    def changed(path: Path) -> None:
-        file = path / "model.safetensors.index.json"
-        content = json.loads(file.read_text())
-        change(content["weight_map"])
-        file.write_text(json.dumps(content))
-
-    return changed
-
-
-def header(change: Callable[[dict[str, Any], str], str | None]) -> Change:
-    """Rewrite the first shard's header; `change` gets it and its first tensor's name, and may return its text."""
-
-    def changed(path: Path) -> None:
-        file = sorted(path.glob("*.safetensors"))[0]
-        raw = file.read_bytes()
-        end = 8 + int.from_bytes(raw[:8], "little")
-        content = json.loads(raw[8:end])
-        name = next(n for n in content if n != "__metadata__")
-        made = (change(content, name) or json.dumps(content)).encode()
-        file.write_bytes(len(made).to_bytes(8, "little") + made + raw[end:])
-
-    return changed
-
-
-def entry(**changes: Any) -> Change:
-    return header(lambda content, name: content[name].update(changes))
-
-
-def repeated(content: dict[str, Any], name: str) -> str:
-    whole = json.dumps(content)
-    return whole[:-1] + f", {json.dumps(name)}: {json.dumps(content[name])}}}"
-
-
-def overlapping(content: dict[str, Any], name: str) -> None:
-    """Two tensors of one size at one place, and the last one where the other was."""
-    other = next(
-        n for n, at in content.items() if n not in (name, "__metadata__") and at["shape"] == content[name]["shape"]
-    )
-    content[other]["data_offsets"] = content[name]["data_offsets"]
-
-
-def both_shards(path: Path) -> None:
-    """A tensor that two files have."""
-    first, second, *_ = sorted(path.glob("*.safetensors"))
-    tensors = load_file(second)
-    name, tensor = next(iter(load_file(first).items()))
-    save_file(tensors | {name: tensor + 1}, second, metadata={"format": "pt"})
-
-
-def reshaped(fragment: str, shape: Callable[[torch.Tensor], torch.Tensor]) -> Change:
-    def change(path: Path) -> None:
-        for file in path.glob("*.safetensors"):
-            tensors = {n: shape(t).contiguous() if fragment in n else t for n, t in load_file(file).items()}
-            save_file(tensors, file, metadata={"format": "pt"})
-
-    return change
-
-
-def loop(name: str) -> Change:
-    def change(path: Path) -> None:
-        (path / name).unlink(missing_ok=True)
-        try:
-            (path / name).symlink_to(name)
-        except OSError:
-            pytest.skip("this system lets nobody make links")
-
-    return change
-
-
-def pipe(name: str) -> Change:
-    def change(path: Path) -> None:
-        if not hasattr(os, "mkfifo"):
-            pytest.skip("this system has no named pipes")
-        (path / name).unlink(missing_ok=True)
-        os.mkfifo(path / name)
-
-    return change
-
-
-def renamed(mapping: dict[str, str], to: str) -> None:
-    mapping[next(iter(mapping))] = to
 
 
 INDEX, FIRST = "model.safetensors.index.json", "model-00001-of-"
@@ -207,7 +124,7 @@ WEIGHTS: list[tuple[str, Change, str]] = [
     ("a place of 2 ** 70", entry(data_offsets=[0, 1 << 70]), "does not say where"),
     ("an entry that is a list", header(lambda content, name: content.update({name: []})), "does not say where"),
     ("metadata that is a number", header(lambda content, name: content.update(__metadata__=3)), "is damaged"),
-    ("a header of 2 ** 60", lambda p: _length(p, 1 << 60), "header is cut short"),
+    ("a header of 2 ** 60", lambda p: header_length(p, 1 << 60), "header is cut short"),
     ("a router of another size", reshaped("mlp.gate.weight", lambda t: t[:4]), "other shapes than"),
     ("an expert of another size", reshaped("experts.3.up_proj", lambda t: t[:32]), "of different shapes"),
     ("experts of another size", reshaped(".up_proj", lambda t: t[:32]), "by config.json"),
@@ -231,23 +148,11 @@ TOKENIZERS: list[tuple[str, Change]] = [
     ("no model", text("tokenizer.json", '{"version": "1.0"}')),
     ("empty", text("tokenizer.json", "")),
     ("no text", lambda p: (p / "tokenizer.json").write_bytes(b"\xff" * 100)),
-    ("ids as text", lambda p: _vocabulary(p, "x")),
-    ("negative ids", lambda p: _vocabulary(p, -1)),
+    ("ids as text", lambda p: vocabulary_entry(p, "x")),
+    ("negative ids", lambda p: vocabulary_entry(p, -1)),
     ("a class that is a number", text("tokenizer_config.json", '{"tokenizer_class": 3}')),
     ("added tokens as a list", text("tokenizer_config.json", '{"added_tokens_decoder": [1]}')),
 ]
-
-
-def _length(path: Path, length: int) -> None:
-    file = sorted(path.glob("*.safetensors"))[0]
-    file.write_bytes(length.to_bytes(8, "little") + file.read_bytes()[8:])
-
-
-def _vocabulary(path: Path, value: Any) -> None:
-    file = path / "tokenizer.json"
-    content = json.loads(file.read_text())
-    content["model"]["vocab"] = dict.fromkeys(content["model"]["vocab"], value)
-    file.write_text(json.dumps(content))
 
 
 def state(path: Path) -> dict[str, str]:

@@ -16,7 +16,8 @@ from core.importing.sources.gguf import open_gguf
 from core.importing.sources.gguf.blocks import EXACT, HELD, decode
 from core.importing.sources.gguf.format_choice import best_format
 from core.memory.codec import QuantizedTensor, format_of, make_codec, numbers_of
-from tests.gguf_files import Choice, T, experts_in, make_gguf, random_blocks
+from tests.gguf_blocks import random_blocks
+from tests.gguf_files import Choice, T, experts_in, make_gguf
 
 CPU = torch.device("cpu")
 WIDE = dict(hidden_size=256, moe_intermediate_size=256, num_hidden_layers=2, num_experts=4, num_experts_per_tok=2)

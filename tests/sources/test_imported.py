@@ -21,7 +21,8 @@ from tests.checkpoints import ARCHITECTURES, EXTRA, make_checkpoint
 from tests.equality.passes import PROMPT, plain_transformers, run
 from tests.gguf_files import experts_in, make_gguf
 from tests.selection import layered
-from tests.sources.test_matrix import CASES, Case
+from tests.sources.case import Case
+from tests.sources.cases import CASES
 from tests.tiny_tokenizer import save_tokenizer
 
 STEPS = 6

@@ -1,0 +1,132 @@
+"""The metadata keys that llama.cpp's converter writes for each architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gguf
+
+ARCH = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
+
+
+PLAIN_KEYS = {  # gguf writer's method -> where transformers' configs have the number
+    "add_context_length": ["max_position_embeddings"],
+    "add_embedding_length": ["hidden_size"],
+    "add_feed_forward_length": ["intermediate_size"],
+    "add_head_count": ["num_attention_heads"],
+    "add_head_count_kv": ["num_key_value_heads"],
+    "add_layer_norm_rms_eps": ["rms_norm_eps", "norm_eps"],
+    "add_expert_count": ["num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"],
+    "add_expert_used_count": ["num_experts_per_tok", "moe_k"],
+    "add_expert_group_count": ["n_group"],
+    "add_expert_group_used_count": ["topk_group"],
+    "add_key_length": ["head_dim"],
+    "add_value_length": ["head_dim"],
+    "add_expert_feed_forward_length": ["moe_intermediate_size"],
+    "add_vocab_size": ["vocab_size"],
+}
+
+
+def add_metadata(writer: gguf.GGUFWriter, ggml: str, config: dict[str, Any]) -> None:
+    """The keys that llama.cpp's converter writes for this architecture."""
+    writer.add_block_count(config["num_hidden_layers"])
+    if ggml == "lfm2moe":
+        kv = config["num_key_value_heads"]
+        config = {**config, "num_key_value_heads": [kv * (kind != "conv") for kind in config["layer_types"]]}
+    if ggml == "deepseek2":
+        config = {**config, "num_key_value_heads": 1, "head_dim": None}
+    for method, names in PLAIN_KEYS.items():
+        value = next((config[n] for n in names if config.get(n) is not None), None)
+        if value is not None:
+            getattr(writer, method)(value)
+    rope = config["rope_parameters"]
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    turned = {
+        "deepseek2": config.get("qk_rope_head_dim"),
+        "minimax-m2": config.get("rotary_dim"),
+        "glm4moe": int(dim * rope.get("partial_rotary_factor", 0.5)),
+    }
+    writer.add_rope_dimension_count(turned.get(ggml) or dim)
+    for token in ("bos", "eos", "pad"):
+        if config.get(f"{token}_token_id") is not None:
+            getattr(writer, f"add_{token}_token_id")(config[f"{token}_token_id"])
+    OWN.get(ggml, lambda writer, config: None)(writer, config)
+
+
+def _qwen2(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+
+
+def _granite(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_attention_scale(config["attention_multiplier"])
+    writer.add_embedding_scale(config["embedding_multiplier"])
+    writer.add_residual_scale(config["residual_multiplier"])
+    writer.add_logit_scale(config["logits_scaling"])
+    if config.get("shared_intermediate_size"):
+        writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
+
+
+def _grouped(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_expert_shared_count(config["n_shared_experts"])
+    writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+    writer.add_expert_weights_scale(config["routed_scaling_factor"])
+    if config["norm_topk_prob"]:
+        writer.add_expert_weights_norm(True)
+    if config["model_type"] != "deepseek_v2":
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+
+
+def _deepseek(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    _grouped(writer, config)
+    rank, rotated = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    if config["q_lora_rank"]:
+        writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_kv_lora_rank(rank)
+    writer.add_key_length(rank + rotated)
+    writer.add_value_length(rank)
+    writer.add_key_length_mla(config["qk_nope_head_dim"] + rotated)
+    writer.add_value_length_mla(config["v_head_dim"])
+    if "mscale_all_dim" in config["rope_parameters"]:
+        writer.add_rope_scaling_yarn_log_mul(0.1 * config["rope_parameters"]["mscale_all_dim"])
+
+
+def _ernie(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_interleave_moe_layer_step(config["moe_layer_interval"])
+    writer.add_leading_dense_block_count(config["moe_layer_start_index"])
+    writer.add_expert_shared_count(config["moe_num_shared_experts"])
+    writer.add_expert_shared_feed_forward_length(config["moe_num_shared_experts"] * config["moe_intermediate_size"])
+
+
+def _gpt_oss(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_expert_feed_forward_length(config["intermediate_size"])
+
+
+def _minimax(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_expert_feed_forward_length(config["intermediate_size"])
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+
+
+def _lfm2(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_leading_dense_block_count(config["num_dense_layers"])
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_shortconv_l_cache(config["conv_L_cache"])
+
+
+OWN: dict[str, Callable[[gguf.GGUFWriter, dict[str, Any]], None]] = {
+    "qwen2moe": _qwen2,
+    "granitemoe": _granite,
+    "glm4moe": _grouped,
+    "dots1": _grouped,
+    "deepseek2": _deepseek,
+    "ernie4_5-moe": _ernie,
+    "gpt-oss": _gpt_oss,
+    "minimax-m2": _minimax,
+    "lfm2moe": _lfm2,
+}

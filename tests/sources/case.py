@@ -1,0 +1,146 @@
+"""A case of the matrix, and short ways to describe one in each way to quantise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests import quantized
+from tests.quantized import Written, write, write_mxfp4
+
+
+@dataclass(frozen=True)
+class Case:
+    """One checkpoint and what its source is expected to say of it."""
+
+    name: str
+    kind: str
+    arch: str
+    config: dict[str, Any]
+    writer: Callable[[], quantized.Writer | dict[str, quantized.Writer]] | None
+    exact: str | None
+    label: str
+    dtype: torch.dtype = torch.float16
+    fields: dict[str, Any] = field(default_factory=dict)
+    best: str = "int4-g32"  # where nothing is exact
+    formats: frozenset[str | None] | None = None  # that experts' weights are coded in; None: in `exact` alone
+
+    def write(self, directory: Path) -> Written:
+        if self.writer is None:
+            return write_mxfp4(directory)
+        return write(self.arch, directory, self.writer(), self.config, dtype=self.dtype, **self.fields)
+
+
+def gptq(
+    name: str,
+    arch: str,
+    exact: str | None,
+    label: str,
+    config: dict[str, Any] | None = None,
+    best: str = "int4-g32",
+    **settings: Any,
+) -> Case:
+    described = {
+        "quant_method": "gptq",
+        "bits": settings.get("bits", 4),
+        "group_size": settings.get("group", 128),
+        "sym": settings.get("symmetric", True),
+        "desc_act": settings.get("act_order", False),
+        "lm_head": False,
+        "damp_percent": 0.01,
+        **(config or {}),
+    }
+    writer, formats = settings.pop("writer", lambda: quantized.gptq(**settings)), settings.pop("formats", ())
+    return Case(
+        f"gptq-{name}", "gptq", arch, described, writer, exact, label, formats=frozenset(formats) or None, best=best
+    )
+
+
+def compressed(
+    name: str,
+    arch: str,
+    exact: str | None,
+    label: str,
+    bits: int = 4,
+    group: int = 128,
+    symmetric: bool = True,
+    writer: Any = None,
+    **config: Any,
+) -> Case:
+    weights = {
+        "num_bits": bits,
+        "type": "int",
+        "symmetric": symmetric,
+        "actorder": None,
+        "dynamic": False,
+        "group_size": None if group == -1 else group,
+        "strategy": "channel" if group == -1 else "group",
+    }
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}}
+    described = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": groups,
+        "ignore": ["lm_head", "re:.*mlp.gate$"],
+        "kv_cache_scheme": None,
+        "sparsity_config": {},
+        "transform_config": {},
+        **config,
+    }
+    return Case(
+        f"compressed-{name}",
+        "compressed-tensors",
+        arch,
+        described,
+        writer or (lambda: quantized.packed_by_compressed_tensors(bits, group, symmetric)),
+        exact,
+        label,
+        torch.bfloat16,
+    )
+
+
+def bnb(name: str, arch: str, exact: str | None, label: str, kind: str = "nf4", **settings: Any) -> Case:
+    described = {
+        "quant_method": "bitsandbytes",
+        "_load_in_4bit": True,
+        "load_in_4bit": True,
+        "load_in_8bit": False,
+        "bnb_4bit_quant_type": kind,
+        "bnb_4bit_use_double_quant": settings.get("nested", True),
+        "bnb_4bit_compute_dtype": "bfloat16",
+        "llm_int8_skip_modules": ["lm_head"],
+    }
+    return Case(
+        f"bnb-{name}",
+        "bitsandbytes",
+        arch,
+        described,
+        lambda: quantized.bnb(kind, **settings),
+        exact,
+        label,
+        torch.bfloat16,
+    )
+
+
+def fp8(name: str, arch: str, label: str, *writer: Any, **config: Any) -> Case:
+    described = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", **config}
+    fields = (
+        {"q_lora_rank": 128, "kv_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "v_head_dim": 64}
+        if arch == "deepseek_v3"
+        else {}
+    )
+    return Case(
+        f"fp8-{name}",
+        "fp8",
+        arch,
+        described,
+        lambda: quantized.fp8(*writer),
+        "checkpoint",
+        label,
+        torch.bfloat16,
+        fields,
+    )

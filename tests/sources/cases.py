@@ -1,0 +1,187 @@
+"""The source formats and architectures that are tried: one checkpoint each, and what its source should say of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from tests import quantized
+from tests.sources.case import Case, bnb, compressed, fp8, gptq
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+
+
+FP8_GROUPS = {
+    "group_0": {
+        "targets": ["Linear"],
+        "weights": {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel", "group_size": None},
+    }
+}
+
+
+CASES = [
+    gptq("sym", "qwen3_moe", "int4-g128-sym", "GPTQ 4-bit, groups of 128"),
+    gptq("sym", "mixtral", "int4-g128-sym", "GPTQ 4-bit, groups of 128", {"checkpoint_format": "gptq"}),
+    gptq(
+        "asym-v2",
+        "qwen3_moe",
+        "int4-g128",
+        "GPTQ 4-bit, groups of 128",
+        {"checkpoint_format": "gptq_v2", "dynamic": {"-:.*mlp.gate": {}}},
+        symmetric=False,
+        minus_one=False,
+    ),
+    gptq("asym-v1-g32", "qwen3_moe", "int4-g32", "GPTQ 4-bit, groups of 32", symmetric=False, group=32),
+    gptq("act-order", "qwen3_moe", None, "GPTQ 4-bit, groups of 64", act_order=True, group=64, symmetric=False),
+    gptq("row-act-order", "qwen3_moe", "int4-g128-sym", "GPTQ 4-bit, one scale a row", act_order=True, group=-1),
+    gptq("g16", "qwen3_moe", None, "GPTQ 4-bit, groups of 16", group=16),
+    gptq(
+        "dynamic",
+        "qwen3_moe",
+        "int4-g128-sym",
+        "GPTQ 4-bit, groups of 128",
+        {"dynamic": {"-:.*layers.0.self_attn": {}, "+:.*self_attn": {"bits": 8, "group_size": 32}}},
+        writer=lambda: {r"experts": quantized.gptq(), r"layers\.1\.self_attn": quantized.gptq(8, 32)},
+    ),
+    gptq(
+        "mixed",
+        "mixtral",
+        None,
+        "GPTQ 4-bit, groups of 64",
+        group=64,
+        writer=lambda: {r"layers\.0\.": quantized.gptq(8, 32), "": quantized.gptq(4, 64)},
+        formats=("int8-g32", "int4-g64-sym"),
+        best="int8-g32",
+    ),
+    gptq("8bit-g32", "qwen3_moe", "int8-g32", "GPTQ 8-bit, groups of 32", bits=8, group=32),
+    gptq("8bit-g128", "mixtral", "int8-g32", "GPTQ 8-bit, groups of 128", bits=8, group=128),
+    gptq("8bit-row", "qwen3_moe", "int8", "GPTQ 8-bit, one scale a row", bits=8, group=-1),
+    gptq(
+        "8bit-asym", "qwen3_moe", None, "GPTQ 8-bit, groups of 32", bits=8, group=32, symmetric=False, best="int8-g32"
+    ),
+    Case(
+        "awq",
+        "awq",
+        "qwen3_moe",
+        AWQ | {"modules_to_not_convert": ["gate"]},
+        quantized.awq,
+        "int4-g128",
+        "AWQ 4-bit, groups of 128",
+    ),
+    Case(
+        "awq",
+        "awq",
+        "mixtral",
+        AWQ | {"modules_to_not_convert": ["gate"], "version": "GEMM"},
+        quantized.awq,
+        "int4-g128",
+        "AWQ 4-bit, groups of 128",
+    ),
+    Case(
+        "auto-round",
+        "gptq",
+        "qwen3_moe",
+        {
+            "quant_method": "auto-round",
+            "packing_format": "auto_round:auto_gptq",
+            "bits": 4,
+            "group_size": 128,
+            "sym": True,
+            "data_type": "int",
+        },
+        quantized.gptq,
+        "int4-g128-sym",
+        "GPTQ 4-bit, groups of 128",
+    ),
+    compressed("sym", "qwen3_moe", "int4-g128-sym", "compressed-tensors INT4, groups of 128"),
+    compressed("asym", "mixtral", "int4-g64", "compressed-tensors INT4, groups of 64", group=64, symmetric=False),
+    compressed("row", "qwen3_moe", "int4-g128-sym", "compressed-tensors INT4", group=-1),
+    compressed("8bit-row", "qwen3_moe", "int8", "compressed-tensors INT8", bits=8, group=-1),
+    replace(
+        compressed(
+            "8bit-asym", "qwen3_moe", None, "compressed-tensors INT8, groups of 32", bits=8, group=32, symmetric=False
+        ),
+        best="int8-g32",
+    ),
+    compressed(
+        "bytes",
+        "qwen3_moe",
+        "int8",
+        "compressed-tensors INT8",
+        bits=8,
+        group=-1,
+        format="int-quantized",
+        writer=lambda: quantized.bytes_by_compressed_tensors,
+    ),
+    compressed(
+        "mixed",
+        "qwen3_moe",
+        "int4-g32-sym",
+        "compressed-tensors INT4 + FP8, groups of 32",
+        config_groups={
+            "group_0": {
+                "targets": ["re:.*mlp.experts.*"],
+                "format": "pack-quantized",
+                "weights": {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32},
+            },
+            "group_1": {
+                "targets": ["re:.*self_attn.*"],
+                "format": "float-quantized",
+                "weights": {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"},
+            },
+        },
+        format="mixed-precision",
+        writer=lambda: {
+            "experts": quantized.packed_by_compressed_tensors(4, 32, True),
+            "self_attn": quantized.fp8(None, "weight_scale"),
+        },
+    ),
+    compressed(
+        "fp8",
+        "qwen3_moe",
+        "checkpoint",
+        "compressed-tensors FP8",
+        format="float-quantized",
+        config_groups=FP8_GROUPS,
+        writer=lambda: quantized.fp8(None, "weight_scale"),
+    ),
+    compressed(
+        "mxfp4",
+        "mixtral",
+        "mxfp4",
+        "compressed-tensors FP4, groups of 32",
+        format="mxfp4-pack-quantized",
+        config_groups={
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32},
+            }
+        },
+        writer=lambda: quantized.mxfp4_by_compressed_tensors,
+    ),
+    bnb("nf4-nested", "qwen3_moe", "nf4", "bitsandbytes 4-bit NF4"),
+    bnb("nf4-128", "mixtral", "nf4", "bitsandbytes 4-bit NF4", nested=False, block=128),
+    Case(
+        "bnb-attention",
+        "bitsandbytes",
+        "qwen3_moe",
+        {"quant_method": "bitsandbytes", "load_in_4bit": True},
+        lambda: {"self_attn": quantized.bnb()},
+        "checkpoint",
+        "bitsandbytes 4-bit FP4",
+        torch.bfloat16,
+    ),
+    bnb("fp4", "qwen3_moe", None, "bitsandbytes 4-bit FP4", kind="fp4"),
+    fp8(
+        "block",
+        "qwen3_moe",
+        "FP8, blocks of 128 x 128",
+        weight_block_size=[128, 128],
+        modules_to_not_convert=["lm_head", "model.layers.0.mlp.gate"],
+    ),
+    fp8("block", "deepseek_v3", "FP8, blocks of 128 x 128", weight_block_size=[128, 128]),
+    fp8("stacked", "granitemoe", "FP8, blocks of 128 x 128", weight_block_size=[128, 128]),
+    fp8("tensor", "qwen3_moe", "FP8, one scale a tensor", None),
+    Case("mxfp4", "mxfp4", "gpt_oss", {}, None, "mxfp4", "MXFP4", torch.bfloat16),
+]

@@ -1,0 +1,35 @@
+"""Passes with drawn routing and predictions, and the ids that a trace gives back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from core.trace import Trace
+from core.trace.chunk import RANKED
+from core.types import Phase, StepRecord
+
+
+def step(ids: Any, phase: Phase = "decode") -> StepRecord:
+    """A record with the routing [layers, tokens, k] and nothing else."""
+    array = np.array(ids, np.int16)
+    none = np.zeros(0, np.int16)
+    return StepRecord(0, phase, array.shape[1], 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, array, none, none, none.astype(np.uint8))
+
+
+def routed(tokens: int, experts: int = 9, layers: int = 3, k: int = 2, seed: int = 0) -> Any:
+    noise = np.random.default_rng(seed).random((tokens, layers, experts))
+    return np.argsort(noise, 2)[..., :k]
+
+
+def read(trace: Trace) -> Any:
+    return np.concatenate([chunk.ids for chunk in trace.chunks()])
+
+
+def drawn_predictions(passes: int, count: int, seed: int = 0) -> Any:
+    """`count` guesses in each of so many passes."""
+    rng, rows = np.random.default_rng(seed), []
+    for of in range(passes):
+        rows += [(of, rng.integers(-1, 3), rng.integers(3), rng.integers(9), rng.random()) for _ in range(count)]
+    return np.array(rows, RANKED)

@@ -186,13 +186,13 @@ def _figures(one: TimedResult) -> dict[str, Any]:
     recalls = [rate for rate in one.recall_by_layer if rate is not None]
     return {
         "hit_rate": one.hit_rate,
-        "late_rate": one.late_rate,
+        "late_rate": one.rate("late"),
         "tpot_ms": one.tpot_ms,
-        "stall_ms": one.stall_ms,
-        "net_ms": one.net_ms,
-        "demand_mb": one.demand_bytes / 1e6,
-        "prefetch_mb": one.prefetch_bytes / 1e6,
-        "wasted_mb": one.wasted_bytes / 1e6,
+        "stall_ms": one.per_token("stall_ms"),
+        "net_ms": one.per_token("net_ms"),
+        "demand_mb": one.figures["demand_bytes"] / 1e6,
+        "prefetch_mb": one.figures["prefetch_bytes"] / 1e6,
+        "wasted_mb": one.figures["wasted_bytes"] / 1e6,
         "recall_at_k": statistics.fmean(recalls) if recalls else None,
     }
 

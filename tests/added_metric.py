@@ -1,6 +1,7 @@
-"""Adds a throw-away metric to the table and follows it: record, database, export, live frame, statistics, docs.
+"""Adds throw-away metrics to the table and follows them: record, database, export, live frame, statistics, docs, and
+for one that the cache counts, simulation and what-if table.
 
-A program, run by tests/test_metrics.py in a process of its own, as the metric must be there before anything imports
+A program, run by tests/test_metrics.py in a process of its own, as the metrics must be there before anything imports
 `core.metrics`. Its argument is a folder with a database of an earlier version. Prints what it found as JSON.
 """
 
@@ -16,31 +17,45 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-TABLE = Path(__file__).resolve().parent.parent / "core" / "metrics.py"
-BEFORE = "    predict_ms: float = field("
-ENTRY = """    heat: float = field(
+CORE = Path(__file__).resolve().parent.parent / "core"
+ENTRIES = """    heat: float = field(
         default=0.0, metadata=metric("K", "How warm it was.", reduce="max", frame=True, label="warm")
     )
+    fresh: int = field(default=0, metadata=metric("experts", "Prefetched experts that were asked for."))
 """
+ADDED = {  # module -> its file and what stands before which line
+    "core.metrics.record": (CORE / "metrics" / "record.py", {"    predict_ms: float = field(": ENTRIES}),
+    "core.cache.lease": (
+        CORE / "cache" / "lease.py",
+        {
+            "    evicted_bytes: int = 0\n": "    fresh: int = 0\n",
+            "        self.spared.append(ticket)": "        self.fresh += 1\n",
+        },
+    ),
+}
 
 
 class Loader(SourceFileLoader):
-    """Loads core/metrics.py with one more entry."""
+    """Loads a module with its additions."""
 
     def get_code(self, fullname: str) -> CodeType:
-        source = TABLE.read_text(encoding="utf-8")
-        assert source.count(BEFORE) == 1
-        return compile(source.replace(BEFORE, ENTRY + BEFORE), str(TABLE), "exec")
+        file, lines = ADDED[fullname]
+        source = file.read_text(encoding="utf-8")
+        for before, added in lines.items():
+            assert source.count(before) == 1
+            source = source.replace(before, added + before)
+        return compile(source, str(file), "exec")
 
 
 class Finder:
-    """Finds that loader for core.metrics, and nothing else."""
+    """Finds that loader for the modules with additions, and nothing else."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != "core.metrics":
+        if name not in ADDED:
             return None
-        return importlib.util.spec_from_file_location(name, TABLE, loader=Loader(name, str(TABLE)))
+        file = str(ADDED[name][0])
+        return importlib.util.spec_from_file_location(name, file, loader=Loader(name, file))
 
 
 def follow(folder: Path) -> dict[str, Any]:
@@ -87,7 +102,36 @@ def follow(folder: Path) -> dict[str, Any]:
         "docs": next(line for line in metrics.reference().splitlines() if line.startswith("| `heat` |")),
     }
     store.close()
-    return found
+    return found | simulated()
+
+
+def simulated() -> dict[str, Any]:
+    """Where the metric that the cache counts is after the replay of a trace with a prefetcher that is always right."""
+    import csv
+
+    import numpy as np
+
+    from app.cli.simulate_prefetch import summary
+    from app.services.analysis.whatif import About, Bound, Table, prefetched
+    from app.services.analysis.whatif_csv import to_csv
+    from core.simulate import Clock, Config
+    from core.simulate.prefetchers import ORACLE, TimedConfig, timed
+    from core.trace import ArrayTrace
+
+    clock = Clock(compute_ms=8.0, load_ms=1.0, expert_ms=1.0)
+    trace = ArrayTrace(np.arange(12).reshape(6, 2, 1) % 4, 4)
+    [result] = timed(trace, [TimedConfig(Config("lru", 4), ORACLE)], clock, 8, processes=1)
+    row = prefetched(result, 8, None)
+    about = About("", "", 6, 2, 4, 1, "layer", "empty", 8, None, "")
+    lines = to_csv(Table(about, (row,), (Bound(4, None, None, None, None),))).splitlines()
+    [cells] = csv.DictReader(line for line in lines if not line.startswith("#"))
+    return {
+        "replayed": result.figures["fresh"],
+        "used_or_late": result.figures["prefetch_used"] + result.figures["prefetch_late"],
+        "json": summary(result)["sums"]["fresh"],  # type: ignore[index]
+        "whatif": row.more["fresh"] * 6,
+        "whatif_csv": float(cells["fresh_per_token"]) * 6,
+    }
 
 
 if __name__ == "__main__":

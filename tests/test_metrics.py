@@ -33,13 +33,16 @@ def step(phase: Any, *outcomes: Outcome, **values: Any) -> StepRecord:
 
 
 def test_a_new_metric_is_one_entry(tmp_path: Path) -> None:
-    """Added to the table alone, it is in the record, the database, the export, the frames, the statistics, the docs."""
+    """Added to the table alone, it is in the record, the database, the export, the frames, the statistics, the docs;
+    one that the cache counts is also in simulations."""
     shutil.copy(OLD, tmp_path)
     command = [sys.executable, "-m", "tests.added_metric", str(tmp_path)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
     assert found.pop("before") == [0.0] * 33, "passes recorded before there was this metric"
+    simulated = [found.pop(name) for name in ("replayed", "used_or_late", "json", "whatif", "whatif_csv")]
+    assert simulated[0] > 0 and simulated == pytest.approx([simulated[0]] * 5)
     listed = found.pop("listed")
     assert (listed["dtype"], listed["label"], listed["unit"]) == ("float32", "warm", "K")
     assert found == {

@@ -9,7 +9,7 @@ from core.metrics import COUNTED, METRICS, Metric
 HELP = "Print the table of metrics as Markdown."
 HEAD = """# Metrics
 
-Generated from `core/metrics.py` by `python launch.py metrics`; `docs/metrics.md` is this text.
+Generated from `core/metrics/` by `python launch.py metrics`; `docs/metrics.md` is this text.
 
 What is measured of each forward pass: a chunk of the prompt, or one decoded token. Each metric is a column of
 `tokens.csv` in an export. *Stored*: it is also a column of the table `steps` in the database; the others follow from

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from core.errors import MoestroError, SettingError
+from core.metrics import BY_NAME
 from core.profile import Profile
 from core.settings.config import Settings
 from core.settings.registry import variant, variants
@@ -166,21 +167,36 @@ def _line(name: str, one: TimedResult, width: int, blob_bytes: int) -> str:
     def share(value: float | None) -> str:
         return f"{'-':>10}" if value is None else f"{value:>10.1%}"
 
+    def bytes_of(metric: str) -> float:
+        return (one.per_token(metric) or 0.0) / (1e6 if blob_bytes else 1.0)
+
     def ms(value: float | None) -> str:
         return f"{'-':>10}" if value is None else f"{value:>10.2f}"
 
     known = [value for value in one.recall_by_layer if value is not None]
-    tokens, unit = max(1, one.tokens), 1e6 if blob_bytes else 1.0
-    copied, wasted = one.demand_bytes + one.prefetch_bytes, one.wasted_bytes
+    recall = sum(known) / len(known) if known else None
+    copied, wasted = bytes_of("demand_bytes") + bytes_of("prefetch_bytes"), bytes_of("wasted_bytes")
     return (
-        f"  {name:<{width}}{ms(one.tpot_ms)}{ms(one.stall_ms)}{ms(one.net_ms)}{share(one.hit_rate)}"
-        f"{share(one.prefetch_hit_rate)}{share(one.late_rate)}{share(sum(known) / len(known) if known else None)}"
-        f"{copied / tokens / unit:>10.2f}{wasted / tokens / unit:>10.2f}"
+        f"  {name:<{width}}{ms(one.tpot_ms)}{ms(one.per_token('stall_ms'))}{ms(one.per_token('net_ms'))}"
+        f"{share(one.hit_rate)}{share(one.rate('prefetch_hits'))}{share(one.rate('late'))}{share(recall)}"
+        f"{copied:>10.2f}{wasted:>10.2f}"
     )
 
 
 def summary(one: TimedResult) -> dict[str, object]:
-    """One result as plain values for JSON."""
-    plain = asdict(one)
-    del plain["timed"]
-    return plain
+    """One result as plain values for JSON: times per token, counts of prefetches under names of their own, and under
+    `sums` every metric that the replay counted."""
+    times, counts = ("compute_ms", "stall_ms", "net_ms"), ("issued", "used", "late", "wasted", "evicted")
+    return {
+        "tokens": one.figures["tokens"],
+        "hit_rate": one.hit_rate,
+        "prefetch_hit_rate": one.rate("prefetch_hits"),
+        "late_rate": one.rate("late"),
+        "tpot_ms": one.tpot_ms,
+        **{name: one.per_token(name) for name in times},
+        **{name: value for name, value in one.figures.items() if BY_NAME[name].unit == "bytes"},
+        **{name: one.figures[f"prefetch_{name}"] for name in counts},
+        "recall_by_layer": one.recall_by_layer,
+        "replayed": one.replayed,
+        "sums": dict(one.figures),
+    }

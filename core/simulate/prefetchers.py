@@ -4,11 +4,12 @@ predicted speed."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from core.errors import SettingError, TraceError
+from core.metrics import METRICS
 from core.policy.allocation.slot_allocation import AllocationProfile, check_need
 from core.policy.predict import Oracle, Predictor
 from core.policy.predict.base import PredictorProfile
@@ -20,7 +21,6 @@ from core.simulate.replayed import Replayed
 from core.simulate.run import Config
 from core.simulate.timed_replay import Sums, TimedReplay, passes
 from core.trace import FileTrace, Trace
-from core.types import Outcome
 
 ORACLE = "oracle"
 SMALL = 2000  # tokens x configurations; fewer are finished before a second process would have started
@@ -43,34 +43,40 @@ class TimedConfig:
 
 @dataclass(frozen=True, slots=True)
 class TimedResult:
-    """Results of one configuration on decoded tokens; per token where stated. None = no decoded tokens.
+    """Results of one configuration on decoded tokens.
 
-    `recall_by_layer`: share of a layer's requests that were among the first k of its last prediction. `net_ms`: what
-    prefetching saved less what it cost, per token; see core.cache.prefetch_cost. `replayed`: the predictions are those
-    recorded with the trace.
+    `figures`: sums of every metric that a replay counts, under its name in core.metrics. `recall_by_layer`: share of a
+    layer's requests that were among the first k of its last prediction. `replayed`: the predictions are those recorded
+    with the trace.
     """
 
     timed: TimedConfig
-    tokens: int
-    hit_rate: float | None
-    prefetch_hit_rate: float | None  # share of requests: hits on prefetched experts
-    late_rate: float | None
-    tpot_ms: float | None  # compute + stall
-    compute_ms: float | None
-    stall_ms: float | None
-    net_ms: float | None
-    demand_bytes: int
-    prefetch_bytes: int
-    wasted_bytes: int
-    late_bytes: int
-    evicted_bytes: int
-    issued: int
-    used: int
-    late: int
-    wasted: int
-    evicted: int
+    figures: Mapping[str, float]
     recall_by_layer: tuple[float | None, ...]
     replayed: bool = False
+
+    def per_token(self, name: str) -> float | None:
+        """A figure per decoded token; None = there were none."""
+        return _ratio(self.figures[name], self.figures["tokens"])
+
+    def rate(self, name: str) -> float | None:
+        """A number of requests as a share of all; None = there were none."""
+        return _ratio(self.figures[name], self.figures["requests"])
+
+    @property
+    def hit_rate(self) -> float | None:
+        return self.rate("hits")
+
+    @property
+    def tpot_ms(self) -> float | None:
+        """Predicted time per token: compute + stall."""
+        return self.per_token("total_ms")
+
+    def more(self, shown: Collection[str], *, sized: bool) -> dict[str, float]:
+        """The figures per token, without those in `shown`, and without bytes where experts have no known size."""
+        skipped = {"tokens", *shown, *(() if sized else (one.name for one in METRICS if one.unit == "bytes"))}
+        per_token = {name: self.per_token(name) for name in self.figures if name not in skipped}
+        return {name: value for name, value in per_token.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,35 +184,11 @@ def follow(
 
 
 def _result(config: TimedConfig, sums: Sums, course: TimedReplay, replayed: bool) -> TimedResult:
-    counts, tokens, asked = sums.counts, sums.tokens, sum(sums.outcomes)
+    return TimedResult(config, sums.figures(), tuple(_ratio(*pair) for pair in course.recalled.T.tolist()), replayed)
 
-    def rate(number: float, of: float) -> float | None:
-        return number / of if of else None
 
-    hits = sums.outcomes[Outcome.HIT] + sums.outcomes[Outcome.PREFETCH_HIT]
-    return TimedResult(
-        config,
-        tokens,
-        rate(hits, asked),
-        rate(sums.outcomes[Outcome.PREFETCH_HIT], asked),
-        rate(sums.outcomes[Outcome.PARTIAL_HIT], asked),
-        rate((sums.compute_s + sums.stall_s) * 1e3, tokens),
-        rate(sums.compute_s * 1e3, tokens),
-        rate(sums.stall_s * 1e3, tokens),
-        rate(sums.net_ms, tokens),
-        counts.demand_bytes,
-        counts.prefetch_bytes,
-        counts.wasted_bytes,
-        counts.late_bytes,
-        counts.evicted_bytes,
-        counts.prefetch_issued,
-        counts.prefetch_used,
-        counts.prefetch_late,
-        counts.prefetch_wasted,
-        counts.prefetch_evicted,
-        tuple(rate(*pair) for pair in course.recalled.T.tolist()),
-        replayed,
-    )
+def _ratio(number: float, of: float) -> float | None:
+    return number / of if of else None
 
 
 def _words(params: Mapping[str, Value]) -> str:

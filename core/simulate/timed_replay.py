@@ -17,6 +17,7 @@ from core.cache.expert_cache import ExpertCache
 from core.cache.lease import Counts, Lease
 from core.cache.prefetch_cost import PrefetchCost
 from core.cache.waves import in_waves
+from core.metrics import METRICS
 from core.policy.predict import Prediction, Predictor
 from core.policy.predict.base import PredictorProfile
 from core.simulate.clock import Clock
@@ -41,6 +42,20 @@ class Sums:
     stall_s: float = 0.0
     net_ms: float = 0.0
     counts: Counts = field(default_factory=Counts)
+
+    def figures(self) -> dict[str, float]:
+        """Every metric of core.metrics that a replay counts: requests by outcome, times, and what the cache counts."""
+        busy_s = self.compute_s + self.stall_s
+        counted = {
+            "tokens": self.tokens,
+            "total_ms": busy_s * 1e3,
+            "compute_ms": self.compute_s * 1e3,
+            "stall_ms": self.stall_s * 1e3,
+            "net_ms": self.net_ms,
+            **self.counts.figures(),
+            **{one.name: sum(self.outcomes[each] for each in one.outcomes) for one in METRICS if one.outcomes},
+        }
+        return {one.name: counted[one.name] for one in METRICS if one.name in counted}
 
 
 class TimedReplay:

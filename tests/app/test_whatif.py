@@ -108,30 +108,30 @@ def test_a_prefetcher_s_row_counts_every_copy_and_what_it_saved() -> None:
     plain = row("lru", 8, 0.5)
     found = TimedResult(
         TimedConfig(Config("lru", 8), "recent"),
-        10,
-        0.7,
-        0.2,
-        0.05,
-        12.5,
-        10.0,
-        2.5,
-        1.4,
-        12_000,
-        30_000,
-        5_000,
-        0,
-        0,
-        30,
-        20,
-        1,
-        5,
-        0,
+        {
+            "tokens": 10,
+            "total_ms": 125.0,
+            "stall_ms": 25.0,
+            "requests": 40,
+            "hits": 28,
+            "demand_bytes": 12_000,
+            "prefetch_bytes": 30_000,
+            "wasted_bytes": 5_000,
+            "prefetch_issued": 30,
+        },
         (0.5, 0.5),
     )
     made = whatif.prefetched(found, 1000, plain)
     assert (made.misses, made.copies, made.wasted) == (1.2, 4.2, 0.5)
     assert made.saved_ms == pytest.approx(plain.tpot_ms - 12.5 if plain.tpot_ms else None)
-    assert made.stall_ms == 2.5
+    assert (made.hit_rate, made.stall_ms) == (0.7, 2.5)
+    rest = {"requests": 4.0, "hits": 2.8, "prefetch_issued": 3.0}
+    assert made.more == {**rest, "demand_bytes": 1200.0, "prefetch_bytes": 3000.0}
+    assert whatif.prefetched(found, 1000, plain, sized=False).more == rest
+    of_both = Table(ABOUT, (plain, made), (Bound(8, None, None, None, None),))
+    lines = [line for line in whatif_csv.to_csv(of_both).splitlines() if not line.startswith("#")]
+    one, other = csv.DictReader(lines)
+    assert (one["hits_per_token"], other["hits_per_token"]) == ("", "2.8")
 
 
 def test_a_table_survives_being_kept() -> None:

@@ -46,7 +46,8 @@ def test_a_token_by_hand() -> None:
     # computing. Both experts missing: 1, miss, +4 wait, +2, +1, miss, +4 wait, +2, +1 = 15 ms, of which 8 are stall.
     ids, clock = np.array([[[0], [0]]]), Clock(compute_ms=7.0, load_ms=4.0, expert_ms=2.0, head_ms=1.0)
     plain = one(ArrayTrace(ids, 4), TimedConfig(Config("lru", 4)), clock)
-    assert (plain.tpot_ms, plain.stall_ms, plain.compute_ms) == pytest.approx((15.0, 8.0, 7.0))
+    times = [plain.per_token(name) for name in ("total_ms", "stall_ms", "compute_ms")]
+    assert times == pytest.approx([15.0, 8.0, 7.0]) and plain.tpot_ms == times[0]
 
     def told(*predictions: tuple[int, int, float]) -> tuple[Any, ...]:
         course = TimedReplay(ArrayTrace(ids, 4), Config("lru", 4), Says(list(predictions)), clock, BLOB)
@@ -80,8 +81,9 @@ def test_without_a_predictor_it_is_the_plain_simulator() -> None:
             found = one(source, TimedConfig(cache))
             assert found.hit_rate == pytest.approx(plain.hit_rate)
             assert found.tpot_ms == pytest.approx(plain.tpot_ms)
-            assert found.net_ms == 0.0 and found.issued == found.prefetch_bytes == 0
-            assert found.demand_bytes == round((plain.misses_per_token or 0) * found.tokens) * BLOB
+            sums = found.figures
+            assert sums["net_ms"] == sums["prefetch_issued"] == sums["prefetch_bytes"] == 0
+            assert sums["demand_bytes"] == round((plain.misses_per_token or 0) * sums["tokens"]) * BLOB
 
 
 @pytest.mark.parametrize("name", ON_IDS)
@@ -92,13 +94,16 @@ def test_nothing_is_faster_than_the_bound_and_bytes_add_up(name: str) -> None:
     for deadline in (False, True):
         found = one(source, TimedConfig(cache, name, {}, deadline))
         assert found.tpot_ms is not None and found.tpot_ms >= bound
-        assert found.compute_ms == pytest.approx(CLOCK.compute_ms)
-        assert found.used + found.late + found.wasted <= found.issued <= found.used + found.late + found.wasted + 24
-        assert found.prefetch_bytes == (found.used + found.late + found.wasted) * BLOB
-        assert (found.late_bytes, found.wasted_bytes, found.evicted_bytes) == (
-            found.late * BLOB,
-            found.wasted * BLOB,
-            found.evicted * BLOB,
+        assert found.per_token("compute_ms") == pytest.approx(CLOCK.compute_ms)
+        sums = found.figures
+        late, wasted, evicted = (sums[f"prefetch_{name}"] for name in ("late", "wasted", "evicted"))
+        ended = sums["prefetch_used"] + late + wasted
+        assert ended <= sums["prefetch_issued"] <= ended + 24
+        assert sums["prefetch_bytes"] == ended * BLOB
+        assert (sums["late_bytes"], sums["wasted_bytes"], sums["evicted_bytes"]) == (
+            late * BLOB,
+            wasted * BLOB,
+            evicted * BLOB,
         )
     oracle = one(source, TimedConfig(cache, ORACLE))
     assert oracle.tpot_ms is not None and bound - 1e-9 <= oracle.tpot_ms <= found.tpot_ms

@@ -55,7 +55,11 @@ def compare(question: Question, routing: Routing, work: Work) -> Table:
         if isinstance(result, str):
             refused[one.predictor] = result
         else:
-            rows.append(whatif.prefetched(result, size, plain.get((one.config.policy, one.config.slots))))
+            rows.append(
+                whatif.prefetched(
+                    result, size, plain.get((one.config.policy, one.config.slots)), sized=bool(about.expert_bytes)
+                )
+            )
     notes += [f"{lab.named(name)} is left out: {why}" for name, why in refused.items()]
     return Table(replace(about, notes=tuple(notes)), tuple(rows), tuple(whatif.bounds(found[len(names)], clock)))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ class Run:
     wasted_bytes: float | None = None
     late_rate: float | None = None
     replayed: bool = False  # from predictions recorded with the trace
+    more: Mapping[str, float] = field(default_factory=dict)  # other metrics by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,6 @@ def run_one(
 
 
 def _run(found: TimedResult, wide: tuple[float | None, ...], sized: bool) -> Run:
-    tokens = max(1, found.tokens)
     return Run(
         found.timed.predictor,
         "",
@@ -100,10 +100,11 @@ def _run(found: TimedResult, wide: tuple[float | None, ...], sized: bool) -> Run
         found.hit_rate,
         found.tpot_ms,
         None,
-        found.prefetch_bytes / tokens if sized else None,
-        found.wasted_bytes / tokens if sized else None,
-        found.late_rate,
+        found.per_token("prefetch_bytes") if sized else None,
+        found.per_token("wasted_bytes") if sized else None,
+        found.rate("late"),
         found.replayed,
+        found.more(SHOWN, sized=sized),
     )
 
 
@@ -112,6 +113,7 @@ def named(predictor: str) -> str:
     return "Oracle (knows the future)" if predictor == ORACLE else title("predictor", predictor)
 
 
+SHOWN = ("total_ms", "prefetch_bytes", "wasted_bytes", "late")  # metrics that have a column of their own
 COLUMNS = (
     "predictor",
     "layer",
@@ -130,11 +132,13 @@ COLUMNS = (
 
 
 def to_csv(lab: Lab) -> str:
-    """One line per prefetcher and layer, and one with layer "all" for the means; header lines describe the setup."""
+    """One line per prefetcher and layer, and one with layer "all" for the means; the last columns are every other
+    metric of the replay, under its name in core.metrics. Header lines describe the setup."""
     out = io.StringIO()
     out.write(lab.about.head())
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    more = list(dict.fromkeys(name for run in lab.runs for name in run.more))
+    writer.writerow([*COLUMNS, *(f"{name}_per_token" for name in more)])
     for run in lab.runs:
         rest = (
             lab.most,
@@ -146,6 +150,7 @@ def to_csv(lab: Lab) -> str:
             run.late_rate,
             run.replayed,
             run.problem,
+            *(run.more.get(name) for name in more),
         )
         layers: list[tuple[object, ...]] = [("all", mean(run.recall), mean(run.recall_most))]
         layers += [(layer, *pair) for layer, pair in enumerate(zip(run.recall, run.recall_most, strict=True))]

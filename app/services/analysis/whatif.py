@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +18,7 @@ STEP = 10  # percent between the budgets that "auto" stands for
 BEND = 2.0  # ratio of the LRU curve's slopes below and above the cliff, at least
 STEEP = 0.15  # hit rate lost below the cliff for every tenth of all experts, at least
 NONE = "none"
+SHOWN = ("total_ms", "stall_ms", "wasted_bytes")  # metrics that a Row has under another name or in other units
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class Row:
     wasted: float | None = None  # of those, copied but not used
     stall_ms: float | None = None
     saved_ms: float | None = None  # TPOT of the same cache without a prefetcher minus this one's
+    more: Mapping[str, float] = field(default_factory=dict)  # with a prefetcher: other metrics by name, per token
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,12 +185,14 @@ def bounds(results: Sequence[Result], clock: Clock | None) -> list[Bound]:
     return found
 
 
-def prefetched(found: TimedResult, blob_bytes: int, plain: Row | None) -> Row:
+def prefetched(found: TimedResult, blob_bytes: int, plain: Row | None, *, sized: bool = True) -> Row:
     """Row of a cache with a prefetcher, simulated with experts of `blob_bytes`; `plain` = the same cache
-    without one.
+    without one. `sized`: that is their true size.
     """
-    tokens, config = max(1, found.tokens), found.timed.config
-    demand = found.demand_bytes / blob_bytes / tokens
+    config = found.timed.config
+    demand, ahead, wasted = (
+        (found.per_token(name) or 0.0) / blob_bytes for name in ("demand_bytes", "prefetch_bytes", "wasted_bytes")
+    )
     return Row(
         config.policy,
         found.timed.predictor,
@@ -196,10 +200,11 @@ def prefetched(found: TimedResult, blob_bytes: int, plain: Row | None) -> Row:
         found.hit_rate,
         demand,
         found.tpot_ms,
-        demand + found.prefetch_bytes / blob_bytes / tokens,
-        found.wasted_bytes / blob_bytes / tokens,
-        found.stall_ms,
+        demand + ahead,
+        wasted,
+        found.per_token("stall_ms"),
         less(plain.tpot_ms if plain is not None else None, found.tpot_ms),
+        found.more(SHOWN, sized=sized),
     )
 
 

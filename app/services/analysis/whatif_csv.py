@@ -31,12 +31,14 @@ COLUMNS = (
 
 
 def to_csv(table: whatif.Table) -> str:
-    """All rows with their bounds; header lines that begin with # say what the figures apply to."""
+    """All rows with their bounds, then what else was counted with a prefetcher: every other metric, under its name in
+    core.metrics. Header lines that begin with # say what the figures apply to."""
     out = io.StringIO()
     about = table.about
     out.write(about.head())
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    more = list(dict.fromkeys(name for row in table.rows for name in row.more))
+    writer.writerow([*COLUMNS, *(f"{name}_per_token" for name in more)])
     size, resident = about.expert_bytes or None, table.resident_ms
     for row in table.rows:
         bound = table.bound(row.slots)
@@ -63,6 +65,7 @@ def to_csv(table: whatif.Table) -> str:
                     whatif.less(row.tpot_ms, bound.perfect_ms),
                     resident,
                     whatif.less(row.tpot_ms, resident),
+                    *(row.more.get(name) for name in more),
                 )
             ]
         )

@@ -77,17 +77,17 @@ def lru_hit_rate(trace: Trace, slots: int, experts: int, scope: str) -> float:
     tokens, layers, _ = trace.shape
     pools = numbered_pools(layers * experts, shares(slots, layers) if scope == "layer" else [slots])
     core = CacheCore(layers, experts, LRU, pools)
-    hits = requests = 0
-    for at in range(tokens):
-        for layer in range(layers):
-            for eid in (trace[at, layer].astype(int) + layer * experts).tolist():
-                missing = core.lease(layer, [eid])
-                if missing and core.admit(eid) is not None:
-                    core.use(eid)
-                core.release([eid])
-                if at >= tokens // 4:
-                    hits, requests = hits + (not missing), requests + 1
-    return hits / requests if requests else 0.0
+    eids = trace.astype(np.int64) + np.arange(layers)[:, None] * experts
+    counted_from, hits = tokens // 4, 0
+    for at, requests in enumerate(eids.reshape(tokens, -1).tolist()):
+        for eid in requests:  # one at a time: nothing is leased, for nothing is computed
+            if core.is_resident(eid):
+                hits += at >= counted_from
+            elif core.admit(eid) is None:
+                continue  # its layer has no slots
+            core.use(eid)
+    counted = eids[counted_from:].size
+    return hits / counted if counted else 0.0
 
 
 _measured: dict[tuple[object, ...], Speeds] = {}

@@ -123,7 +123,7 @@ def _record(
     engine.change({"predictor": name, **{f"predictor.{name}.{key}": value for key, value in params.items()}})
     engine.predictor_host.predictor.patient = True
     engine.keep(probs=False, ranks=True, tokens=True)
-    shape, left, rid = engine.shape, tokens, 0
+    shape, left, asked = engine.shape, tokens, 0
     with TraceWriter(
         path,
         shape.layers,
@@ -134,12 +134,12 @@ def _record(
         predictor=(name, params),
     ) as trace:
         while left > 0:
-            question: Any = texts[rid % len(texts)]
-            sampling = Sampling(temperature=0.7, seed=rid, max_new_tokens=min(left, ANSWER) + 1)
-            rid += 1
+            question: Any = texts[asked % len(texts)]
+            sampling = Sampling(temperature=0.7, seed=asked, max_new_tokens=min(left, ANSWER) + 1)
+            asked += 1
             for piece in engine.generate(question if isinstance(question, str) else question[:1], sampling):
                 if piece.step is not None and piece.kind != "end":
-                    trace.add(piece.step, rid)
+                    trace.add(piece.step)
                     left -= piece.step.phase == "decode"
     engine.keep(probs=False, ranks=False, tokens=False)
     return path

@@ -77,11 +77,12 @@ def _decode(model: Any, sites: list[ExpertsSite], predictor_host: PredictorHost,
 
     random = np.random.default_rng(0)
     cache = DynamicCache(config=model.config)
-    predictor_host.request += 1
+    request = predictor_host.request + 1
     with install(model, sites, experts):
         for count in (PROMPT, *[1] * tokens):
             ids = random.integers(vocabulary, size=count).tolist()
-            predictor_host.begin(ids)
+            predictor_host.begin(ids, request)
+            predictor_host.predict_first()
             model(input_ids=torch.tensor([ids]), past_key_values=cache, use_cache=True, logits_to_keep=1)
 
 

@@ -21,11 +21,11 @@ from core.errors import BudgetError
 from core.profile import Profile, check_model
 from core.quality.report import Quality
 from core.runtime.measurement import MeasurementSession
-from core.session.answer import Ids
 from core.session.generation import Generation
 from core.session.loading import LoadedModel, load, with_buddies
 from core.session.manifest import describe
 from core.session.model_access import ModelAccess
+from core.session.prompt import Ids
 from core.session.sampler import Draw
 from core.session.settings_controller import check_early
 from core.session.wiring import Profiles, Wiring, wire
@@ -122,7 +122,7 @@ class Engine:
     def fresh_cache(self) -> Any:
         """An empty KV cache for calling `engine.model` directly; it shares the memory of the one that `generate`
         uses."""
-        return self.wiring.kv.fresh()
+        return self.wiring.kv.fresh().cache
 
     # ------------------------------------------------------------------ measuring
 

@@ -22,6 +22,9 @@ from core.metrics import Phase as Phase
 from core.metrics import StepRecord as StepRecord
 from core.metrics import Transfer as Transfer
 
+Reason = Literal["stop", "length", "context", "cancelled"]
+"""Why an answer ended: by an end token, at its limit of tokens, at the end of the context, or stopped by its reader."""
+
 
 class Residence(IntEnum):
     """The location of an expert, for the residency map."""
@@ -74,7 +77,7 @@ class AnswerStats:
     device_bytes_peak: int
     exact: bool
     emulated: bool
-    reason: Literal["stop", "length", "context", "cancelled"]
+    reason: Reason
     net_ms: float = 0.0  # mean per decoded token: time that prefetching saved less its cost; core.cache.prefetch_cost
     changed: int = 0  # (token, layer, expert) assignments that were not the router's
     assignments: int = 0  # all assignments

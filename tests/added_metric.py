@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+import threading
 import zipfile
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
@@ -68,6 +69,7 @@ def follow(folder: Path) -> dict[str, Any]:
     from app.store import Store
     from core.runtime.telemetry import Telemetry
     from core.session.answer import AnswerBuilder
+    from core.session.sequence import Sequence, Stop
     from core.types import Memory, ModelShape, StepRecord
 
     shape, memory = ModelShape(layers=1, experts=2, top_k=1, hidden=4, expert_bytes=8), Memory(*[0] * 10)
@@ -81,7 +83,8 @@ def follow(folder: Path) -> dict[str, Any]:
     before = [step.heat for step in store.steps.records(chat=chat)]  # type: ignore[attr-defined]
     load = store.steps.add_load("demo", {}, {}, shape, {})
     telemetry = Telemetry(shape)
-    answer = AnswerBuilder(None, [0], 9, 0.0, limited_by_context=False)  # type: ignore[arg-type]
+    stop = Stop(set(), 9, False, threading.Event())
+    answer = AnswerBuilder(None, Sequence(1, [0], None, None, stop, None), 0.0)  # type: ignore[arg-type]
     for step in steps:
         store.steps.add(load, None, None, step, {})
         telemetry.add(step)
@@ -98,7 +101,7 @@ def follow(folder: Path) -> dict[str, Any]:
         "described": described["heat"],
         "frame": arrays["heat"].tolist(),
         "listed": next(each for each in header["arrays"] if each["name"] == "heat"),
-        "answer": answer.stats(cancelled=False, memory=memory, seed=0).as_dict()["heat"],
+        "answer": answer.stats(memory, seed=0).as_dict()["heat"],
         "docs": next(line for line in metrics.reference().splitlines() if line.startswith("| `heat` |")),
     }
     store.close()

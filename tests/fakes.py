@@ -46,6 +46,7 @@ class FakeEngine:
         self.waiting: list[Quality] = []  # what `audit` will say, one after the other
         self.quality: Quality | None = None
         self._tainted = False  # something was changed before in this answer
+        self._request = 0
 
     @classmethod
     def load(
@@ -138,6 +139,7 @@ class FakeEngine:
             changes=self._pending,
             lossy=lossy,
             exact=not self._tainted,
+            rows=((self._request, tokens),),
             transfers=tuple(
                 Transfer(
                     layer,
@@ -166,6 +168,7 @@ class FakeEngine:
         sampling = sampling.drawn()
         prompt = self.count_tokens([{"content": messages}] if isinstance(messages, str) else messages)
         self.busy, self._tainted, first = True, False, len(self._steps)
+        self._request += 1
         try:
             yield Piece("prefill", done=prompt, total=prompt, step=self._step("prefill", prompt))
             for n in range(1, sampling.max_new_tokens + 1):

@@ -142,7 +142,7 @@ class ChatSession:
         trace: TraceWriter | None = None,
     ) -> None:
         self.engine, self.spec, self.sampling, self.as_json = engine, spec, sampling, as_json
-        self.trace, self.answers, self.missing = trace, 0, False
+        self.trace, self.missing = trace, False
         self.history: list[dict[str, str]] = []
         self.stats: AnswerStats | None = None
         self.quality: Quality | None = None  # of the last answer, if it was scored
@@ -190,7 +190,6 @@ class ChatSession:
         if self.trace is not None:
             self.write(steps)
             self.trace.flush()
-            self.answers += 1
             if self.missing:
                 print("Telemetry was off: not all of this answer was recorded.", file=sys.stderr)
             self.missing = False
@@ -199,7 +198,7 @@ class ChatSession:
         """Write passes to the trace and clear the list."""
         assert self.trace is not None
         for step in steps:
-            self.trace.add(step, self.answers)
+            self.trace.add(step)
         self.missing = self.missing or not all(step.ids.size for step in steps)
         steps.clear()
 

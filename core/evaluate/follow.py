@@ -9,7 +9,7 @@ import torch
 
 from core.engine import Engine
 from core.memory.store import Cancelled
-from core.session.answer import Ids
+from core.session.prompt import Ids
 from core.settings.sampling import Sampling
 from core.types import StepRecord
 

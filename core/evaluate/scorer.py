@@ -14,7 +14,7 @@ from core.engine import Engine
 from core.errors import ContextError
 from core.evaluate.follow import follow
 from core.memory.store import Cancelled
-from core.session.answer import Ids
+from core.session.prompt import Ids
 from core.settings.sampling import Sampling
 from core.types import StepRecord
 

@@ -150,6 +150,7 @@ class StepRecord:
         default=False, metadata=metric("", "The link was paced to an emulated bandwidth.", reduce="any")
     )
     exact: bool = field(default=True, metadata=metric("", "No lossy option changed the result.", reduce="all"))
+    rows: tuple[tuple[int, int], ...] = ()  # whose its tokens are, in their order: (request, how many)
     transfers: tuple[Transfer, ...] = ()
     changes: dict[str, object] = field(default_factory=dict)  # settings that took effect just before this pass
     probs: npt.NDArray[np.float16] | None = None  # [L, tokens, E] of the router, if captured
@@ -161,6 +162,12 @@ class StepRecord:
         """Set the total time of the pass; what was neither computing nor stalling becomes idle time."""
         self.total_ms = total_s * 1e3
         self.idle_ms = self.total_ms - self.compute_ms - self.stall_ms
+
+    @property
+    def lossless(self) -> bool:
+        """Whether nothing in this very pass was computed otherwise than the router chose; `exact` also asks that of the
+        passes before it on which its sequences depend."""
+        return self.lossy is None or self.lossy.changed + self.lossy.reweighed == 0
 
     @property
     def changed(self) -> int:

@@ -33,8 +33,8 @@ class PredictorHost:
 
     def __init__(self, model: Any, sites: Sequence[ExpertsSite], shape: ModelShape) -> None:
         self.shape = shape
-        self.request = 0  # prompts so far
-        self.tokens: Sequence[int] = ()  # ids of the running pass
+        self.request = 0  # of the running pass
+        self.tokens: Sequence[int] = ()  # its ids
         self.profile: Profile | None = None
         self.predictor: Predictor = NoPrediction()
         self._model, self._sites = model, tuple(sites)
@@ -98,9 +98,12 @@ class PredictorHost:
 
     # ------------------------------------------------------------------ within a pass
 
-    def begin(self, tokens: Sequence[int]) -> Sequence[Prediction]:
-        """Start a pass over `tokens`; returns the predictions for the first layers, if the predictor makes any."""
-        self.tokens, self._begun = tokens, True
+    def begin(self, tokens: Sequence[int], request: int) -> None:
+        """Start a pass over `tokens` of a request."""
+        self.tokens, self.request, self._begun = tokens, request, True
+
+    def predict_first(self) -> Sequence[Prediction]:
+        """Before the first routing: predictions for the first layers, if the predictor makes any."""
         if not self.predictor.starts:
             return ()
         return self._noted(self.predictor.begin(EngineView(self, -1, (), None, None)))

@@ -15,7 +15,6 @@ from core.quality.report import Quality, together
 from core.quality.sample import Landing, Sample
 from core.quality.saved import EngineCache, Shadow, Waits, spared
 from core.runtime.measurement import MeasurementSession, Preempted
-from core.settings.lossy import LossySettings
 from core.types import StepRecord
 
 WAITING = 4  # most answers queued for scoring
@@ -25,15 +24,13 @@ TOO_OFTEN = "not scored: it was interrupted too often"
 
 
 class Meter:
-    """`keep` costs nothing per token when nothing is kept. Any thread may read `due` and `quality`; all else needs the
-    model lock. `audit` lets the model's errors through; that answer is then not tried again."""
+    """Any thread may read `due` and `quality`; all else needs the model lock. `audit` lets the model's errors through;
+    that answer is then not tried again."""
 
     def __init__(self, device: torch.device, cache: EngineCache, copy_ms: Callable[[], float]) -> None:
         self.waits, self._cache = Waits(copy_ms), cache
         self.quality: Quality | None = None  # over the last ROLLING answers
-        self._landing = Landing() if device.type == "cuda" else None
-        self._sample = Sample(self._landing)
-        self._token = self._number = 0
+        self._number, self._cuda = 0, device.type == "cuda"
         self._waiting: deque[PendingAnswer] = deque()
         self._lost: deque[Quality] = deque()
         self._last: deque[Quality] = deque(maxlen=ROLLING)
@@ -45,26 +42,20 @@ class Meter:
 
     # ------------------------------------------------------------------ answers
 
-    def begin(self) -> None:
-        """An answer begins. An audit that it interrupted has one attempt less."""
-        self._sample, self._token = Sample(self._landing), 0
+    def begin(self) -> Sample:
+        """An answer begins: where its logits are kept. An audit that it interrupted has one attempt less."""
         for one in self._waiting:
             one.left -= one.broken_off
             one.broken_off = False
         for one in [one for one in self._waiting if one.left <= 0]:
             self._waiting.remove(one)
             self._give_up(one, TOO_OFTEN)
+        return Sample(Landing() if self._cuda else None)
 
-    def keep(self, logits: torch.Tensor, settings: LossySettings) -> None:
-        """The answer's next token is about to be drawn from logits [1, V]."""
-        if settings.active:
-            self._sample.keep(self._token, logits[0], settings.quality_rate)
-        self._token += 1
-
-    def end(self, prompt: Sequence[int], tokens: Sequence[int], steps: Sequence[StepRecord]) -> int:
+    def end(self, sample: Sample, prompt: Sequence[int], tokens: Sequence[int], steps: Sequence[StepRecord]) -> int:
         """The answer is complete. Returns the number of its later quality result, or 0 when there will be none: no
         assignment was changed, or no logits were kept."""
-        rows, self._sample = self._sample.finish(), Sample(self._landing)
+        rows = sample.finish()
         self.waits.note(steps)
         if not rows or not any(step.changed for step in steps):
             return 0

@@ -17,7 +17,8 @@ from core.cache.expert_cache import ExpertCache
 from core.hf import ExpertsSite
 from core.hf.watch import Seen, watch
 from core.memory.transfer import TransferEngine
-from core.runtime.kv_cache import KVCache
+from core.runtime.batch import Batch, Share
+from core.runtime.kv_cache import KVCache, SequenceKV
 from core.runtime.pipeline import Pipeline
 from core.runtime.unrecorded import Unrecorded
 from core.runtime.warmup import Threads
@@ -59,12 +60,11 @@ class MeasurementSession:
     workspace: int = 0  # bytes available to a pass for activations
     _counted: bool = field(init=False, default=True)  # whether passes left anything in the counters
 
-    def run(self, ids: Sequence[int], cache: Any, phase: Phase = "prefill", keep: int = 1) -> torch.Tensor:
-        """One pass over tokens [T], at most `chunk`, that follow what `cache` holds -> logits [keep, V] of the last
+    def run(self, tokens: Sequence[int], kv: SequenceKV, phase: Phase = "prefill", keep: int = 1) -> torch.Tensor:
+        """One pass over tokens [T], at most `chunk`, that follow what `kv` holds -> logits [keep, V] of the last
         ones."""
-        self._counted = True
-        self.pipeline.begin(ids, phase)
-        return self.pipeline.forward(ids, cache, keep)
+        batch = self._begin(phase, Share(tokens, kv))
+        return self.pipeline.forward(batch, keep)
 
     @contextmanager
     def watched(
@@ -100,8 +100,7 @@ class MeasurementSession:
     def outputs(self, layer: int, given: torch.Tensor, experts: Sequence[int]) -> torch.Tensor:
         """[T, n, H] outputs of n experts of a layer for inputs [T, H], before any weight. T is at least 2, and T * n at
         most chunk * k, which is what a pass computes. Not allowed inside `watched`."""
-        self._counted = True
-        self.pipeline.begin(range(len(given)), "prefill")
+        self._begin("prefill", Share(range(len(given))))
         self.threads.use("prefill")  # as many rows as a whole chunk has
         ids = torch.tensor([list(experts)], device=self.device).expand(len(given), -1)
         outs: list[torch.Tensor] = []
@@ -170,4 +169,10 @@ class MeasurementSession:
         """Call after the last pass, also after one that broke off."""
         self.pipeline.end()
         if self._counted:
-            self.metrics.begin()
+            self.metrics.forget()
+
+    def _begin(self, phase: Phase, share: Share) -> Batch:
+        batch = Batch(phase, (share,))
+        self._counted = True
+        self.pipeline.begin(batch)
+        return batch

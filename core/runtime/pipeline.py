@@ -4,7 +4,7 @@ prediction, lossy options and recording; measuring runs another, which has none 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -12,10 +12,10 @@ import torch
 
 from core.cache.expert_cache import ExpertCache
 from core.hf import ExpertsSite
+from core.runtime.batch import Batch, compute
 from core.runtime.moe_step import MoEStep
 from core.runtime.prefetcher import Prefetcher
 from core.runtime.warmup import Threads
-from core.types import Phase
 
 
 class StepDispatch:
@@ -43,8 +43,8 @@ class StepDispatch:
 class PassMetrics(Protocol):
     """What counts a pass: a `core.runtime.recorder.Recorder` or `core.runtime.unrecorded.Unrecorded`."""
 
-    def begin(self, tokens: Sequence[int]) -> None:
-        """A pass over `tokens` begins."""
+    def begin(self, batch: Batch) -> None:
+        """A pass begins."""
 
 
 class Pipeline:
@@ -65,24 +65,18 @@ class Pipeline:
         self._model, self._device, self._dispatch = model, device, dispatch
         self._expert_cache, self._threads, self._metrics = expert_cache, threads, metrics
 
-    def begin(self, ids: Sequence[int], phase: Phase) -> None:
-        """A pass over tokens [T] begins: sets the thread counts, and prefetches what is predicted before the first
-        routing."""
-        self._threads.use(phase, len(ids))
-        self._expert_cache.begin_pass(phase)
-        self._metrics.begin(ids)
+    def begin(self, batch: Batch) -> None:
+        """A pass begins: sets the thread counts, and prefetches what is predicted before the first routing."""
+        self._threads.use(batch.phase, batch.size)
+        self._expert_cache.begin_pass(batch.phase)
+        self._metrics.begin(batch)
         if self.prefetcher is not None:
-            self.prefetcher.begin(ids)
+            self.prefetcher.begin(batch)
 
-    @torch.inference_mode()
-    def forward(self, ids: Sequence[int], kv: Any, keep: int = 1) -> torch.Tensor:
-        """Run the model over tokens [T] that follow what `kv` holds -> logits [keep, V] of the last ones."""
-        inputs = torch.tensor([list(ids)], device=self._device)
+    def forward(self, batch: Batch, keep: int = 1) -> torch.Tensor:
+        """Compute the batch -> logits [keep, V] of the last rows of each share, one share after the other."""
         with self._dispatch.to(self.step):
-            logits: torch.Tensor = self._model(
-                input_ids=inputs, past_key_values=kv, use_cache=True, logits_to_keep=keep
-            ).logits
-        return logits[0]
+            return compute(self._model, self._device, batch, keep)
 
     def end(self) -> None:
         """Also after a pass that broke off: ends its leases, and frees the threads for other work."""

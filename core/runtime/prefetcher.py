@@ -12,6 +12,7 @@ from core.cache.expert_cache import ExpertCache
 from core.policy.predict import Prediction
 from core.policy.prefetch.throttle import PrefetchThrottle
 from core.prediction.predictor_host import PredictorHost
+from core.runtime.batch import Batch
 from core.runtime.trace_capture import TraceCapture
 
 
@@ -37,13 +38,14 @@ class Prefetcher:
         self._expert_cache, self._predictor_host, self._throttle = expert_cache, predictor_host, throttle
         self._metrics, self._capture = metrics, capture
 
-    def begin(self, tokens: Sequence[int]) -> None:
-        """A pass over `tokens` begins: prefetch what the predictor names before the first routing."""
-        if self._predictor_host.predictor.looks and not self._throttle.paused:
+    def begin(self, batch: Batch) -> None:
+        """A pass begins: prefetch what the predictor names before the first routing. Predictors follow one request at a
+        time: a pass has one share."""
+        (share,) = batch.shares
+        self._predictor_host.begin(share.tokens, share.request)
+        if self._predictor_host.predictor.starts and not self._throttle.paused:
             began_s = time.perf_counter()
-            predictions = self._predictor_host.begin(tokens)
-            if self._predictor_host.predictor.starts:
-                self._fetch(predictions, -1)
+            self._fetch(self._predictor_host.predict_first(), -1)
             self._metrics.predicted(time.perf_counter() - began_s)
 
     def look_ahead(self, layer: int, chosen: Sequence[Sequence[int]], weights: torch.Tensor | None) -> None:

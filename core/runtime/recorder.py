@@ -14,6 +14,7 @@ from core.cache.lease import LeasedExpert, SkippedRequest
 from core.cache.prefetch_cost import PrefetchCost
 from core.memory.transfer import Ticket, TransferEngine
 from core.policy.prefetch.throttle import PrefetchThrottle
+from core.runtime.batch import Batch
 from core.runtime.miss import MissPolicy
 from core.runtime.trace_capture import TraceCapture
 from core.settings.telemetry import TelemetrySettings
@@ -61,22 +62,26 @@ class Recorder:
         self.born_s = time.perf_counter()
         self.enabled = True
         self._index = 0
+        self._batch: Batch | None = None
         self._ids: list[list[list[int]]] = []
         self._held: list[tuple[int, Sequence[LeasedExpert | SkippedRequest]]] = []
         self.stall_s = 0.0
         self._prefetch_cost = PrefetchCost()
-        self.has_lossy_state = False  # whether any of the current text was computed lossily
 
-    def begin(self, tokens: Sequence[int] = ()) -> None:
-        """Start a pass over `tokens`: clears what was recorded of the one before."""
+    def begin(self, batch: Batch) -> None:
+        """Start a pass: clears what was recorded of the one before."""
+        self._clear()
+        self._batch = batch
+        if self._capture is not None:
+            self._capture.begin(batch)
+
+    def _clear(self) -> None:
         self._ids.clear()
         self._held.clear()
         self.stall_s = 0.0
         self._prefetch_cost.begin()
         if self._miss is not None:
             self._miss.begin()
-        if self._capture is not None:
-            self._capture.begin(tokens)
 
     def layer(self, layer: int, ids: list[list[int]], held: Sequence[LeasedExpert | SkippedRequest]) -> None:
         """Record one computed MoE layer: the router's choice [T][k] and the outcome of each distinct expert's
@@ -97,15 +102,16 @@ class Recorder:
 
     def end(
         self,
-        phase: Phase,
-        tokens: int,
         started_s: float,
         model_s: float,
         device_bytes: int,
         budget_bytes: int,
         changes: dict[str, object],
     ) -> StepRecord:
-        """End the pass. `model_s` = the forward call, waits for copies included; `spent` adds the time after it."""
+        """End the pass. `model_s` = the forward call, waits for copies included. What remains is the caller's: `spent`
+        adds the time after it, and `exact` follows from the KV of its sequences."""
+        assert self._batch is not None, "no pass has begun"
+        phase, tokens = self._batch.phase, self._batch.size
         counts, finished = self._expert_cache.take_counts(), self._transfers.take_finished()
         stalled_s, late_s = self._transfers.device_stall_s()
         stall_s = min(self.stall_s + stalled_s, model_s)
@@ -129,10 +135,9 @@ class Recorder:
             budget_bytes=budget_bytes,
             emulated=bool(self._transfers.pace),
             changes=changes,
+            rows=self._batch.rows,
         )
         record.lossy = self._miss.take(tokens) if self._miss is not None else None
-        self.has_lossy_state |= record.lossy is not None and record.lossy.changed + record.lossy.reweighed > 0
-        record.exact = not self.has_lossy_state
         if self._throttle is not None:
             self._throttle.note(record)
         if self._capture is not None:
@@ -146,7 +151,7 @@ class Recorder:
 
     def forget(self) -> None:
         """Discard everything counted and copied so far."""
-        self.begin()
+        self._clear()
         self._expert_cache.take_counts()
         self._transfers.forget()
 

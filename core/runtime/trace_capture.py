@@ -11,6 +11,7 @@ import torch
 from core.hf.discover import ExpertsSite
 from core.hf.watch import Seen, Watch, watch
 from core.policy.predict import Prediction
+from core.runtime.batch import Batch
 from core.trace.chunk import RANKED
 from core.types import StepRecord
 
@@ -34,15 +35,15 @@ class TraceCapture:
         self._watch = self._watch_routers() if probs else None
         self._named = [] if ranks else None
         self._tokens = () if tokens else None
-        self.begin()
+        self._probs.clear()
 
-    def begin(self, tokens: Sequence[int] = ()) -> None:
-        """Start a pass over `tokens`."""
+    def begin(self, batch: Batch) -> None:
+        """Start a pass."""
         self._probs.clear()
         if self._named is not None:
             self._named.clear()
         if self._tokens is not None:
-            self._tokens = tuple(tokens)
+            self._tokens = batch.tokens
 
     def name(self, at: int, predictions: Sequence[Prediction]) -> None:
         """Capture the predictions made in layer `at`."""

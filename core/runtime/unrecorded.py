@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from core.cache.expert_cache import ExpertCache
 from core.cache.lease import LeasedExpert, SkippedRequest
 from core.memory.transfer import TransferEngine
+from core.runtime.batch import Batch
 
 
 class Unrecorded:
@@ -17,8 +18,12 @@ class Unrecorded:
         self._expert_cache, self._transfers = expert_cache, transfers
         self.stall_s = 0.0
 
-    def begin(self, tokens: Sequence[int] = ()) -> None:
+    def begin(self, batch: Batch) -> None:
         """A pass begins: drops what was counted before."""
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop what was counted."""
         self.stall_s = 0.0
         self._expert_cache.take_counts()
         self._transfers.forget()

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from core.memory.codec.native.threads import share
+from core.runtime.batch import Batch, Share, compute
+from core.runtime.kv_cache import SequenceKV
 from core.runtime.recorder import Recorder
 from core.types import Phase
 
@@ -74,14 +76,14 @@ def choose_threads(
     return Threads(best), best_ms
 
 
-@torch.inference_mode()
-def time_pass(model: Any, cache: Any, recorder: Recorder) -> float:
-    """Milliseconds of one decode pass without its waits: the median of a few. Discards what these passes recorded."""
-    passes: list[float] = []
+def time_pass(model: Any, kv: SequenceKV, recorder: Recorder) -> float:
+    """Milliseconds of one decode pass on the CPU without its waits: the median of a few. Discards what these passes
+    recorded."""
+    batch, device, passes = Batch("decode", (Share([0], kv),)), torch.device("cpu"), list[float]()
     while len(passes) < PASSES and (len(passes) < 2 or sum(passes) < LONGEST_S):
-        recorder.begin()
+        recorder.begin(batch)
         began_s = time.perf_counter()
-        model(input_ids=torch.zeros(1, 1, dtype=torch.long), past_key_values=cache, use_cache=True)
+        compute(model, device, batch)
         passes.append(time.perf_counter() - began_s - recorder.stall_s)
     recorder.forget()
     return statistics.median(passes) * 1e3

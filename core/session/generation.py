@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Generator, Iterator
@@ -9,15 +10,16 @@ from collections.abc import Generator, Iterator
 import torch
 
 from core.quality.meter import Meter
+from core.runtime.batch import Batch
 from core.runtime.kv_cache import KVCache
 from core.runtime.pipeline import Pipeline
 from core.session.answer import AnswerBuilder
 from core.session.loading import LoadedModel
 from core.session.sampler import Draw, Sampler
-from core.session.sequence import Sequence
+from core.session.sequence import Sequence, Stop
 from core.session.settings_controller import EngineParts, SettingsController
 from core.settings.sampling import Sampling
-from core.types import Phase, Piece, StepRecord
+from core.types import AnswerStats, Phase, Piece, StepRecord
 
 
 class Generation:
@@ -34,92 +36,97 @@ class Generation:
     ) -> None:
         self._loaded, self._pipeline, self._kv, self._meter = loaded, pipeline, kv, meter
         self._controller, self._parts, self._chunk = controller, parts, loaded.sizes.chunk
+        self._requests = itertools.count(1)
 
     def answer(
         self, ids: list[int], sampling: Sampling, cancel: threading.Event, submitted_s: float, draw: Draw | None
     ) -> Iterator[Piece]:
         """Stream the continuation of a prompt, which leaves room for at least one token; ends all that it began."""
-        loaded, parts, room = self._loaded, self._parts, self._loaded.plan.context - len(ids)
-        limited = sampling.max_new_tokens > room
-        answer = AnswerBuilder(
-            loaded.prompt, ids, min(sampling.max_new_tokens, room), submitted_s, limited_by_context=limited
-        )
-        sequence = Sequence(list(ids), self._kv.fresh(), draw or Sampler(sampling, loaded.device))
-        parts.predictor_host.request += 1
-        self._meter.begin()
-        parts.recorder.has_lossy_state = False
+        sequence = self._sequence(ids, sampling, cancel, draw)
+        answer = AnswerBuilder(self._loaded.prompt.tokenizer, sequence, submitted_s)
         try:
-            token = yield from self._read(sequence, answer, cancel)
-            while token is not None and not answer.take(token):
+            token = yield from self._read(sequence, answer, len(ids))
+            while token is not None and answer.take(token):
                 yield answer.piece()
-                if cancel.is_set() or answer.full:
+                if sequence.over:
                     break
-                if parts.recorder.has_lossy_state and not self._controller.wanted.lossy.active:
-                    yield from self._read_again(sequence, answer, cancel)
-                    if cancel.is_set():
+                if not sequence.kv.exact and not self._controller.wanted.lossy.active:
+                    yield from self._read_again(sequence, answer)
+                    if sequence.over:
                         break
-                sequence.ids.append(token)
-                token, step = self._pass(sequence, 1, "decode")
+                [token], step = self._pass("decode", (sequence, 1))
                 answer.count(step)
-            yield Piece(
-                "end",
-                step=answer.last_step,
-                stats=answer.stats(
-                    cancelled=cancel.is_set(),
-                    memory=parts.ledger.memory(loaded.store.bytes),
-                    seed=sampling.seed,
-                    closeness=loaded.plan.closeness,
-                    audit=self._meter.end(ids, answer.tokens, answer.steps),
-                ),
-            )
+            yield Piece("end", step=answer.last_step, stats=self._stats(sequence, answer, sampling.seed))
         finally:
             self._pipeline.end()
 
-    def _read(
-        self, sequence: Sequence, answer: AnswerBuilder, cancel: threading.Event, *, draws: bool = True
-    ) -> Generator[Piece, None, int | None]:
-        """Prefill: compute the tokens of `sequence` in chunks, and draw the next one from the last chunk's logits."""
+    def _sequence(self, ids: list[int], sampling: Sampling, cancel: threading.Event, draw: Draw | None) -> Sequence:
+        room = self._loaded.plan.context - len(ids)
+        limited = sampling.max_new_tokens > room
+        return Sequence(
+            next(self._requests),
+            list(ids),
+            self._kv.fresh(),
+            draw or Sampler(sampling, self._loaded.device),
+            Stop(self._loaded.prompt.ends, min(sampling.max_new_tokens, room), limited, cancel),
+            self._meter.begin(),
+        )
+
+    def _stats(self, sequence: Sequence, answer: AnswerBuilder, seed: int) -> AnswerStats:
+        given, drawn = sequence.ids[: sequence.prompt], sequence.ids[sequence.prompt :]
+        return answer.stats(
+            self._parts.ledger.memory(self._loaded.store.bytes),
+            seed,
+            self._meter.end(sequence.sample, given, drawn, answer.steps),
+            self._loaded.plan.closeness,
+        )
+
+    def _read(self, sequence: Sequence, answer: AnswerBuilder, total: int) -> Generator[Piece, None, int | None]:
+        """Prefill: compute the first `total` tokens of `sequence` in chunks -> the token that follows, if that is
+        new."""
         token: int | None = None
-        total = len(sequence.ids)
-        while sequence.computed < total and not cancel.is_set():
-            count = min(self._chunk, total - sequence.computed)
-            last = sequence.computed + count == total
-            token, step = self._pass(sequence, count, "prefill", draws=draws and last)
+        while sequence.computed < total and not sequence.cancelled:
+            [token], step = self._pass("prefill", (sequence, min(self._chunk, total - sequence.computed)))
             answer.count(step)
             yield Piece("prefill", done=sequence.computed, total=total, step=step)
         return token
 
-    def _read_again(self, sequence: Sequence, answer: AnswerBuilder, cancel: threading.Event) -> Iterator[Piece]:
-        """Lossy options were turned off: compute the KV cache of the text so far exactly."""
+    def _read_again(self, sequence: Sequence, answer: AnswerBuilder) -> Iterator[Piece]:
+        """Lossy options were turned off: compute the KV cache of the text so far exactly, without the newest token,
+        which comes next."""
         sequence.start_over(self._kv.fresh())
-        self._parts.recorder.has_lossy_state = False
-        yield from self._read(sequence, answer, cancel, draws=False)
+        yield from self._read(sequence, answer, len(sequence.ids) - 1)
 
     @torch.inference_mode()
-    def _pass(
-        self, sequence: Sequence, count: int, phase: Phase, *, draws: bool = True
-    ) -> tuple[int | None, StepRecord]:
-        """Compute the next `count` tokens of `sequence` in one forward pass; draw the one that follows."""
+    def _pass(self, phase: Phase, *work: tuple[Sequence, int]) -> tuple[list[int | None], StepRecord]:
+        """Compute the next tokens, so many of each sequence, in one forward pass; draw the token that follows where all
+        of a sequence's are computed."""
         started_s, parts, device = time.perf_counter(), self._parts, self._loaded.device
         self._controller.apply(parts)
         parts.ledger.begin()
-        ids = sequence.ids[sequence.computed : sequence.computed + count]
-        self._pipeline.begin(ids, phase)
+        batch = Batch(phase, tuple([sequence.share(count) for sequence, count in work]))
+        self._pipeline.begin(batch)
         began_s = time.perf_counter()
-        logits = self._pipeline.forward(ids, sequence.kv)
+        logits = self._pipeline.forward(batch)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         model_s = time.perf_counter() - began_s
-        sequence.computed += count
-        token: int | None = None
-        if draws:
-            self._meter.keep(logits, self._controller.applied.lossy)
-            token = sequence.draw(sequence.ids, logits)
+        tokens = [self._draw(sequence, row) for (sequence, _), row in zip(work, logits.split(1), strict=True)]
         changes = self._controller.take_changes()
-        step = parts.recorder.end(
-            phase, count, started_s, model_s, parts.ledger.used(), parts.ledger.budget_bytes, changes
-        )
+        step = parts.recorder.end(started_s, model_s, parts.ledger.used(), parts.ledger.budget_bytes, changes)
+        for sequence, _ in work:
+            sequence.kv.exact &= step.lossless
+        step.exact = all(sequence.kv.exact for sequence, _ in work)
         if parts.recorder.enabled:
             parts.telemetry.add(step)
         step.spent(time.perf_counter() - started_s)
-        return token, step
+        return tokens, step
+
+    def _draw(self, sequence: Sequence, logits: torch.Tensor) -> int | None:
+        """The token that follows, from logits [1, V]; None while tokens of the sequence are left to compute."""
+        if sequence.computed < len(sequence.ids):
+            return None
+        lossy = self._controller.applied.lossy
+        if lossy.active:
+            sequence.sample.keep(sequence.drawn, logits[0], lossy.quality_rate)
+        return sequence.draw(sequence.ids, logits)

@@ -24,7 +24,7 @@ from core.memory.pack.verify import check_dense
 from core.memory.store import ExpertStore, HostStore
 from core.profile import Profile
 from core.profile.buddies import find
-from core.session.answer import Prompt
+from core.session.prompt import Prompt
 from core.system.process_memory import release_memory
 from core.system.wording import reason
 from core.types import ModelShape

@@ -1,22 +1,87 @@
-"""One text that is being continued: its tokens, what of it is in the KV cache, and how its next token is chosen."""
+"""One text that is being continued: its tokens, what of it is in the KV cache, how its next token is chosen, and what
+ends it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import threading
+from collections.abc import Set
+from dataclasses import dataclass, field
 
+from core.quality.sample import Sample
+from core.runtime.batch import Share
+from core.runtime.kv_cache import SequenceKV
 from core.session.sampler import Draw
+from core.types import Reason
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """What ends a sequence: one of the tokens `ends`, `limit` new tokens, or whoever sets `cancel`."""
+
+    ends: Set[int]
+    limit: int
+    limited_by_context: bool  # that many and no more fit into the context
+    cancel: threading.Event
+
+
+@dataclass(slots=True, eq=False)
 class Sequence:
-    """`ids` = the tokens so far, of which `kv` holds the first `computed`."""
+    """Everything that belongs to one request and to no other. `ids` = the tokens so far, of which `kv` holds the first;
+    it may be kept for longer than the answer takes."""
 
+    request: int
     ids: list[int]
-    kv: Any
+    kv: SequenceKV
     draw: Draw
-    computed: int = 0
+    stop: Stop
+    sample: Sample  # logits kept for scoring the answer
+    prompt: int = field(init=False)  # tokens of `ids` that were given; the others were drawn
+    ended: bool = False  # an end token was drawn
 
-    def start_over(self, kv: Any) -> None:
+    def __post_init__(self) -> None:
+        self.prompt = len(self.ids)
+
+    # ------------------------------------------------------------------ computing
+
+    @property
+    def computed(self) -> int:
+        """The number of tokens that the KV cache holds."""
+        return self.kv.length
+
+    def share(self, count: int) -> Share:
+        """The part in a pass that computes the next `count` tokens."""
+        return Share(self.ids[self.computed : self.computed + count], self.kv, self.request)
+
+    def start_over(self, kv: SequenceKV) -> None:
         """Continue with an empty KV cache: what it held is to be computed again."""
-        self.kv, self.computed = kv, 0
+        self.kv = kv
+
+    # ------------------------------------------------------------------ the answer
+
+    @property
+    def drawn(self) -> int:
+        """The number of tokens of the answer so far."""
+        return len(self.ids) - self.prompt
+
+    def take(self, token: int) -> bool:
+        """Add the token that was drawn; False for an end token, which is not part of the answer."""
+        self.ended = token in self.stop.ends
+        if not self.ended:
+            self.ids.append(token)
+        return not self.ended
+
+    @property
+    def cancelled(self) -> bool:
+        return self.stop.cancel.is_set()
+
+    @property
+    def over(self) -> bool:
+        """Whether no further token is wanted."""
+        return self.ended or self.cancelled or self.drawn >= self.stop.limit
+
+    @property
+    def reason(self) -> Reason:
+        """Why it ended, once it is `over`."""
+        if self.ended:
+            return "stop"
+        return "cancelled" if self.cancelled else "context" if self.stop.limited_by_context else "length"

@@ -83,14 +83,14 @@ class TraceWriter:
     def add(
         self,
         step: StepRecord,
-        rid: int = 0,
         tok: npt.NDArray[Any] | None = None,
         weights: npt.NDArray[Any] | None = None,
     ) -> None:
         """Adds one forward pass. `tok` [tokens], else the step's own; `weights` [layers, tokens, k]. A pass recorded
         without its routing (telemetry off) is left out. Distributions and predictions are the step's, if the file
-        includes them."""
+        includes them. Its request is the step's, 0 where that names none."""
         if step.ids.size:
+            ((request, _),) = step.rows or ((0, step.tokens),)
             probs = step.probs.transpose(1, 0, 2) if self.probs and step.probs is not None else None
             ranked = step.ranked if self.predictor and step.ranked is not None else None
             tok = step.tok if tok is None else tok
@@ -99,7 +99,7 @@ class TraceWriter:
                     step.ids.transpose(1, 0, 2).astype(self._ids_type),
                     np.array([step.tokens], np.int32),
                     np.array([step.phase == "decode"]),
-                    np.array([rid], np.int32),
+                    np.array([request], np.int32),
                     None if tok is None else np.asarray(tok, np.int32),
                     None if weights is None else weights.transpose(1, 0, 2).astype(np.float16),
                     probs,

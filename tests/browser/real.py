@@ -13,7 +13,7 @@ import torch
 from app.services.host import Host
 from core.capacity import plan
 from core.engine import Engine
-from core.session.answer import Ids
+from core.session.prompt import Ids
 from core.session.sampler import Draw, Sampler
 from core.settings.sampling import Sampling
 from core.types import Piece

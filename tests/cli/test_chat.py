@@ -128,7 +128,7 @@ def test_a_conversation_is_recorded(
         == np.concatenate([step.ids for step in steps], 1).transpose(1, 0, 2).tolist()
     )
     assert [d for c in chunks for d in c.decode.tolist()] == [step.phase == "decode" for step in steps]
-    assert {r for c in chunks for r in c.rid.tolist()} == {0, 1}
+    assert {r for c in chunks for r in c.rid.tolist()} == {1, 2}
     capsys.readouterr()
     assert cli.main(["simulate", "--trace", str(path), "--policies", "lru", "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["prefill_hit_rate"]["lru"]["50%"] is not None

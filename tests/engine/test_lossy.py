@@ -16,6 +16,7 @@ from core.choices import Action, Lossy, Why
 from core.engine import Engine
 from core.errors import SettingError
 from core.hf import find_experts
+from core.runtime.batch import Batch, Share
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
@@ -80,8 +81,9 @@ def run(engine: Engine, **settings: object) -> tuple[list[torch.Tensor], list[Lo
     engine.change(settings)
     cache, logits, events = engine.fresh_cache(), [], []
     for ids in (PROMPT, *([token] for token in ANSWER)):
-        engine.parts.recorder.begin()
-        engine.wiring.answering.prefetcher.begin(ids)
+        batch = Batch("prefill" if len(ids) > 1 else "decode", (Share(ids),))
+        engine.parts.recorder.begin(batch)
+        engine.wiring.answering.prefetcher.begin(batch)
         out = engine.model(input_ids=torch.tensor([ids]), past_key_values=cache, use_cache=True)
         logits.append(out.logits[0].clone())
         events.append(engine.parts.miss.take(len(ids)))

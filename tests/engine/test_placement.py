@@ -216,7 +216,7 @@ def test_the_simulator_agrees_request_by_request(engine: Engine, change: dict[st
         for piece in engine.generate(CHAT, Sampling(max_new_tokens=16)):
             if piece.step is not None and (not steps or piece.step is not steps[-1]):
                 steps.append(piece.step)
-                writer.add(piece.step, 0)
+                writer.add(piece.step)
     config = Config.of(engine.settings, engine.expert_cache.slots, shape.layers, shape.experts, shape.top_k, profile)
     replay = Replay(
         FileTrace(tmp_path / "t"),

@@ -17,6 +17,7 @@ from core.errors import ProfileError, SettingError
 from core.policy.predict import Prediction, Predictor, View
 from core.prediction import predictor_host
 from core.prediction.worker.process_worker import ProcessWorker
+from core.runtime.batch import Batch, Share
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.registry import variants
@@ -80,10 +81,10 @@ def exact(model: Path) -> Iterator[Engine]:
 def passes(engine: Engine, between: Callable[[], None] = lambda: None) -> tuple[torch.Tensor, list[int]]:
     """`run` as the engine does it: predictors are told of every pass before it begins."""
     cache, ids, logits, tokens = engine.fresh_cache(), PROMPT, list[torch.Tensor](), list[int]()
-    engine.predictor_host.request += 1
+    request = engine.predictor_host.request + 1
     for _ in range(STEPS + 1):
         engine.expert_cache.core.now += 1
-        engine.wiring.answering.prefetcher.begin(ids)
+        engine.wiring.answering.prefetcher.begin(Batch("decode", (Share(ids, request=request),)))
         out = engine.model(input_ids=torch.tensor([ids]), past_key_values=cache, use_cache=True).logits[0]
         logits.append(out.clone())
         ids = [int(out[-1].argmax())]
@@ -100,9 +101,9 @@ def captured_predictions(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> lis
         predicted.extend(predictions)
         return predictions
 
-    predict, begin = engine.predictor_host.predict, engine.predictor_host.begin
+    predict, first = engine.predictor_host.predict, engine.predictor_host.predict_first
     monkeypatch.setattr(engine.predictor_host, "predict", lambda *args: keep(predict(*args)))
-    monkeypatch.setattr(engine.predictor_host, "begin", lambda tokens: keep(begin(tokens)))
+    monkeypatch.setattr(engine.predictor_host, "predict_first", lambda: keep(first()))
     return predicted
 
 

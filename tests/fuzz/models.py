@@ -15,7 +15,7 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from core.engine import Engine
-from core.session.answer import Ids
+from core.session.prompt import Ids
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling

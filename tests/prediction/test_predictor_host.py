@@ -112,7 +112,8 @@ def predict(
         return result
 
     with watch(opened.model, opened.sites, calls.append), install(opened.model, opened.sites, experts):
-        predictor_host.begin(ids[0].tolist())
+        predictor_host.begin(ids[0].tolist(), 1)
+        predictor_host.predict_first()
         opened.model(ids)
     predictor_host.close()
     return looker.found, real
@@ -246,7 +247,7 @@ def test_what_a_pass_is_made_of(opened: Opened) -> None:
 def test_a_pass_nobody_announced_has_no_tokens(opened: Opened) -> None:
     predictor_host = PredictorHost(opened.model, opened.sites, opened.shape)
     predictor_host.predictor = looker = Looker(lambda view: view.tokens)
-    predictor_host.begin([1, 2])
+    predictor_host.begin([1, 2], 1)
     for number in range(2):
         for layer in range(opened.shape.layers):
             predictor_host.predict(layer, [[0, 1]])

@@ -172,7 +172,7 @@ def recorded(engine: Engine, path: Path, hashed: str = "") -> tuple[Trace, list[
         for piece in pieces:
             assert piece.step is not None
             some = next(given)[: piece.step.tokens]
-            writer.add(piece.step, 0, np.array(some))
+            writer.add(piece.step, np.array(some))
             ids.append(piece.step.ids.transpose(1, 0, 2))
             tokens += some
     return open_trace(path), tokens, np.concatenate(ids)

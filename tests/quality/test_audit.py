@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from core.quality import audit as audits
 from core.quality import meter as meters
 from core.quality.audit import PendingAnswer, score
 from core.quality.report import Quality
+from core.session.sampler import Sampler
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
@@ -76,11 +77,16 @@ def test_the_exact_model_agrees_with_itself(engine: Engine) -> None:
     """Its logits while it decodes, against those of the audit's longer passes: equal but for rounding (fp32)."""
     engine.change({"miss": "wait"})
     rows: list[torch.Tensor] = []
-    keep = engine.wiring.meter.keep
-    engine.wiring.meter.keep = lambda logits, settings: rows.append(logits[0].clone())  # type: ignore[method-assign]
-    said, stats, _ = say(engine)
-    engine.wiring.meter.keep = keep  # type: ignore[method-assign]
-    assert stats.exact
+    sampling = Sampling(max_new_tokens=24).drawn()
+    sampler = Sampler(sampling, engine.device)
+
+    def draw(ids: Sequence[int], logits: torch.Tensor) -> int:
+        rows.append(logits[0].clone())
+        return sampler(ids, logits)
+
+    pieces = list(engine.generate(PROMPT, sampling, draw=draw))
+    said, stats = [piece.token for piece in pieces if piece.token is not None], pieces[-1].stats
+    assert stats is not None and stats.exact
     assert stats.audit == 0
     with engine.workbench("test") as bench:
         scores = score(bench, PendingAnswer(1, engine.prompt.tokens(PROMPT), said, dict(enumerate(rows))))

@@ -56,7 +56,6 @@ def state_of(engine: Engine) -> dict[str, Any]:
             "kv": engine.wiring.kv.bytes,
             "predictor": id(engine.predictor_host.predictor),
             "request": engine.predictor_host.request,
-            "has_lossy_state": engine.parts.recorder.has_lossy_state,
             "miss": id(engine.wiring.answering.step._miss),
         }
     )

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 
 from core.cache.lease import Counts, LeasedExpert
+from core.runtime.batch import Batch, Share
 from core.runtime.recorder import Recorder
 from core.types import ModelShape, Outcome, StepRecord
 
 SHAPE = ModelShape(layers=2, experts=300, top_k=2, hidden=8, expert_bytes=64)
 IDS = [[[299, 4], [4, 7]], [[1, 0], [0, 299]]]
+BATCH = Batch("prefill", (Share([11, 12], request=5),))
 
 
 class Slot:
@@ -23,11 +25,11 @@ class Slot:
 
 
 def record(recorder: Recorder, slot: Any) -> StepRecord:
-    recorder.begin()
+    recorder.begin(BATCH)
     for layer, rows in enumerate(IDS):
         wanted = sorted({expert for row in rows for expert in row})
         recorder.layer(layer, rows, [LeasedExpert(e, layer * 300 + e, slot, Outcome(e % 4), None) for e in wanted])
-    return recorder.end("prefill", 2, 0.0, 0.01, 1, 1, {})
+    return recorder.end(0.0, 0.01, 1, 1, {})
 
 
 def make() -> Recorder:
@@ -38,6 +40,7 @@ def make() -> Recorder:
 
 
 def check(step: StepRecord) -> None:
+    assert (step.phase, step.tokens, step.rows) == ("prefill", 2, ((5, 2),))
     assert step.ids.dtype == step.layer.dtype == step.expert.dtype == np.int16
     assert step.outcome.dtype == np.uint8
     assert step.ids.tolist() == IDS
@@ -71,7 +74,7 @@ def test_a_record_keeps_no_slot_alive() -> None:
     recorder, slot = make(), Slot()
     alive = weakref.ref(slot)
     step = record(recorder, slot)
-    recorder.begin()
+    recorder.begin(BATCH)
     del slot
     gc.collect()
     assert alive() is None

@@ -9,8 +9,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 from transformers import PreTrainedTokenizerFast
 
 from core.errors import ContextError
-from core.session.answer import Prompt
 from core.session.length import UNBOUNDED, TextLimit
+from core.session.prompt import Prompt
 from tests.tiny_tokenizer import save_tokenizer
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())

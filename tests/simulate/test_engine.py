@@ -169,11 +169,11 @@ def test_a_recorded_chat_replays_request_by_request(demo: Engine, change: dict[s
     restart(demo)
     shape, steps = demo.shape, list[StepRecord]()
     with TraceWriter(tmp_path / "t", shape.layers, shape.experts, shape.top_k, model="demo") as writer:
-        for rid, question in enumerate(["What does json.dumps do?", "Who wrote Faust?"]):
+        for question in ["What does json.dumps do?", "Who wrote Faust?"]:
             for piece in demo.generate([{"role": "user", "content": question}], Sampling(max_new_tokens=16)):
                 if piece.step is not None and (not steps or piece.step is not steps[-1]):
                     steps.append(piece.step)
-                    writer.add(piece.step, rid)
+                    writer.add(piece.step)
     trace, settings = FileTrace(tmp_path / "t"), demo.settings
     name, params = settings.choice("eviction")
     replay = Replay(

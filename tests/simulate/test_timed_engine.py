@@ -49,11 +49,11 @@ def lived(engine: Engine, settings: dict[str, object], link: Any, path: Path) ->
                 path, shape.layers, shape.experts, shape.top_k, predictor=engine.settings.choice("predictor")
             ) as writer,
         ):
-            for rid, question in enumerate(QUESTIONS):
+            for question in QUESTIONS:
                 for piece in engine.generate([{"role": "user", "content": question}], Sampling(max_new_tokens=8)):
                     if piece.step is not None and (not steps or piece.step is not steps[-1]):
                         steps.append(piece.step)
-                        writer.add(piece.step, rid)
+                        writer.add(piece.step)
     finally:
         engine.keep(probs=False, ranks=False, tokens=False)
         for eid in list(expert_cache.copies.tickets):  # what is queued there is never copied

@@ -11,11 +11,13 @@ from core.trace.chunk import RANKED
 from core.types import Phase, StepRecord
 
 
-def step(ids: Any, phase: Phase = "decode") -> StepRecord:
-    """A record with the routing [layers, tokens, k] and nothing else."""
+def step(ids: Any, phase: Phase = "decode", request: int = 0) -> StepRecord:
+    """A record with the routing [layers, tokens, k] and whose it is, and nothing else."""
     array = np.array(ids, np.int16)
     none = np.zeros(0, np.int16)
-    return StepRecord(0, phase, array.shape[1], 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, array, none, none, none.astype(np.uint8))
+    tokens = array.shape[1]
+    figures = (tokens, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0)
+    return StepRecord(0, phase, *figures, array, none, none, none.astype(np.uint8), rows=((request, tokens),))
 
 
 def routed(tokens: int, experts: int = 9, layers: int = 3, k: int = 2, seed: int = 0) -> Any:

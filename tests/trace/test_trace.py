@@ -27,8 +27,7 @@ def test_passes_are_read_as_they_were_recorded(tmp_path: Path, experts: int, mon
         for rid, size in enumerate(sizes):
             part = slice(at, at + size)
             writer.add(
-                step(ids[part].transpose(1, 0, 2), "decode" if size == 1 else "prefill"),
-                rid,
+                step(ids[part].transpose(1, 0, 2), "decode" if size == 1 else "prefill", rid),
                 tok[part],
                 weights[part].transpose(1, 0, 2),
             )

@@ -1,0 +1,80 @@
+"""Turns a chat or a text into token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from core.errors import ContextError
+from core.hf import chat_template
+from core.session.length import TextLimit
+
+QUICK_CHARS = 50_000  # a text up to this length is tokenised whatever the context: that is fast, and the count is exact
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """A prompt as token ids, used unchanged."""
+
+    ids: Sequence[int]
+
+
+class Prompt:
+    """The model's tokenizer, chat template and end-of-sequence tokens."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, generation_config: Any) -> None:
+        self.tokenizer = tokenizer
+        ends = [tokenizer.eos_token_id, generation_config.eos_token_id]
+        self.ends = {i for end in ends for i in (end if isinstance(end, list) else [end]) if isinstance(i, int)}
+
+    @cached_property
+    def limit(self) -> TextLimit:
+        """The most text that a number of tokens can hold."""
+        return TextLimit.of(self.tokenizer)
+
+    def text(self, messages: Sequence[Mapping[str, str]] | str) -> str:
+        """The text to tokenise: a chat through the model's template, plain text unchanged. Raises ModelError when the
+        template fails."""
+        if isinstance(messages, str):
+            return messages
+        if self.tokenizer.chat_template is None:
+            return "\n\n".join(m["content"] for m in messages)
+        return chat_template.prompt_of(self.tokenizer, messages)
+
+    def tokens(self, messages: Sequence[Mapping[str, str]] | str | Ids, context: int | None = None) -> list[int]:
+        """Token ids of a chat or of a plain text. Raises ContextError, before tokenising, for a text that `context`
+        tokens could never hold."""
+        if isinstance(messages, Ids):
+            return list(messages.ids)
+        text = self.text(messages)
+        if context is not None:
+            self._check(text, context)
+        ids: list[int] = self.tokenizer(text, add_special_tokens=isinstance(messages, str)).input_ids
+        return ids
+
+    def check(self, messages: Sequence[Mapping[str, str]] | str, context: int) -> None:
+        """Raises ContextError when the number of characters alone shows that the text is too long. Takes almost no time
+        otherwise."""
+        parts = [messages] if isinstance(messages, str) else [m["content"] for m in messages]
+        if sum(map(len, parts)) > QUICK_CHARS:
+            self._check(self.text(messages), context)
+
+    def _check(self, text: str, context: int) -> None:
+        if len(text) > QUICK_CHARS:
+            self.limit.check(text, context)
+
+    def encode(self, messages: Sequence[Mapping[str, str]] | str | Ids, context: int) -> list[int]:
+        """Token ids with room for at least one more. Raises ContextError for an empty or too long prompt."""
+        ids = self.tokens(messages, context)
+        if not ids:
+            raise ContextError("The message is empty. Write something to answer.")
+        if len(ids) >= context:
+            raise ContextError(
+                f"The chat has {len(ids)} tokens, but the context holds {context}. Start a new chat, "
+                "shorten the message, or load the model with a longer context."
+            )
+        return ids

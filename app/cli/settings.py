@@ -9,10 +9,9 @@ from core.settings.config import KINDS, general
 from core.settings.loading import LoadSpec
 from core.settings.param import Param, declared
 from core.settings.presets import PRESETS
-from core.settings.registry import variants
+from core.settings.registry import same_as, variants
 from core.settings.sampling import Sampling
 
-HELP = "Print the reference of every setting as Markdown."
 HEAD = """# Settings
 
 Generated from the registry by `python launch.py settings`; `docs/settings.md` is this text.
@@ -40,6 +39,13 @@ def reference() -> str:
     parts = [HEAD, "## Live", _table(known)]
     for kind in KINDS:
         parts.append(f"## {known[kind].title}: `{kind}`")
+        if of := same_as(kind):
+            own = [f"`{variant.full_name(param.name)}`" for variant in variants(kind) for param in variant.params]
+            parts.append(
+                f"The same as for [`{of}`](#{_anchor(f'{known[of].title}: {of}')}), with the same parameters under "
+                f"names of their own: {', '.join(own)}."
+            )
+            continue
         for variant in variants(kind):
             parts += [f"### `{variant.name}`: {variant.title}", f"{variant.help}\n\nSource: {variant.source}."]
             if variant.params:
@@ -47,6 +53,11 @@ def reference() -> str:
     parts += ["## Presets", PRESETS_HEAD, _presets()]
     parts += ["## Sampling", _table(declared(Sampling)), "## Loading", _table(declared(LoadSpec))]
     return "\n\n".join(parts)
+
+
+def _anchor(heading: str) -> str:
+    """The link to a heading, as GitHub makes it."""
+    return "".join(c for c in heading.lower().replace(" ", "-") if c.isalnum() or c in "-_")
 
 
 def _presets() -> str:

@@ -64,6 +64,11 @@ def same_variants(kind: str, of: str) -> None:
     _SAME[kind] = of
 
 
+def same_as(kind: str) -> str:
+    """The kind that it shares all variants with, or "" when they are its own."""
+    return _SAME.get(kind, "")
+
+
 def variants(kind: str) -> tuple[Variant, ...]:
     """All variants of a kind, in order of registration."""
     found = _VARIANTS.get(_SAME.get(kind, kind), {})

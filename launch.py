@@ -1,21 +1,7 @@
 """Moestro: run Mixture-of-Experts models that are larger than GPU memory.
 
-    python launch.py [ui]       set up what is missing and open the dashboard with the bundled demo model
-    python launch.py chat       talk to a model in this terminal
-    python launch.py import     make an expert pack of a model, for opening in seconds and beyond memory
-    python launch.py models     list the models on this machine, and delete packs
-    python launch.py profile    calibrate a model: measure its routing and its times
-    python launch.py simulate   replay a recorded routing through every cache policy, without a model
-    python launch.py eval       measure what lossy settings cost in quality and buy in speed
-    python launch.py bench      measure speed side by side with plain transformers
-    python launch.py doctor     show what hardware, versions and speeds Moestro sees
-    python launch.py data       show, check, copy or rescue your chats and figures
-    python launch.py settings   print the reference of every setting
-    python launch.py metrics    print the table of metrics
-    python launch.py test       set up what is missing and run the tests; --all also those that take long,
-                                --fuzz MINUTES mutants of files and requests in their place
-
-Add --help to a command to list its options.
+`python launch.py` sets up what is missing and opens the dashboard with the bundled demo model. Add --help to a command
+to list its options.
 """
 # Standard library only. When this Python lacks what a command needs, the command goes on inside `.venv` beside this
 # file, which is made and filled first. Only the requirements are installed, not the project: it runs from the checkout,
@@ -36,25 +22,22 @@ ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 UNFINISHED = VENV / ".unfinished"  # there while an installation runs: an interrupted one is taken up again
 WINDOWS = os.name == "nt"
-COMMANDS = (
-    "ui",
-    "chat",
-    "import",
-    "models",
-    "profile",
-    "simulate",
-    "eval",
-    "bench",
-    "doctor",
-    "data",
-    "settings",
-    "metrics",
-    "test",
-)
 WEB = ("gradio", "fastapi", "starlette", "uvicorn", "anyio", "pydantic", "plotly", "pandas")
 UNUSED = {"ui": (), "test": (), **dict.fromkeys(("import", "models"), (*WEB, "llvmlite"))}  # needed by none of these
 SPARE = (*WEB, "gguf", "llvmlite")  # ... nor by any other
 UV = "uv>=0.7,<1"
+
+
+def commands() -> dict[str, str]:
+    """The commands, and what each does."""
+    from app.commands import COMMANDS
+
+    return COMMANDS
+
+
+def usage() -> str:
+    """What --help prints while packages are missing."""
+    return "\n".join([__doc__, *(f"python launch.py {name:<10} {what}" for name, what in commands().items())])
 
 
 def requirements(command: str) -> list[str]:
@@ -164,12 +147,12 @@ def main(arguments: list[str]) -> int:
     if sys.version_info < (3, 11):
         return fail(f"Moestro needs Python 3.11 or newer; this is {sys.version.split()[0]}. Start it with a newer one.")
     command = arguments[0] if arguments and not arguments[0].startswith("-") else "ui"
-    if command not in COMMANDS:
-        return fail(f"There is no command {command!r}. Commands: {', '.join(COMMANDS)}.") + 1
+    if command not in commands():
+        return fail(f"There is no command {command!r}. Commands: {', '.join(commands())}.") + 1
     inside = Path(sys.prefix).resolve() == VENV.resolve()
     if missing(command) or (inside and UNFINISHED.exists()):
         if {"-h", "--help"} & set(arguments):
-            return print(__doc__) or 0
+            return print(usage()) or 0
         if not inside:
             return enter_venv(arguments)
         if not install(command):

@@ -77,7 +77,7 @@ def test_the_policy_example_can_be_chosen(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", re.findall(r"^python launch\.py.*$", README, re.MULTILINE))
 def test_the_commands_of_the_readme_exist(line: str) -> None:
     words = shlex.split(line.partition("  #")[0])[2:]
-    assert cli.parse([word for word in words if word != ">"]).command in cli.COMMANDS
+    assert cli.parse([word for word in words if word != ">"]).command in cli.MODULES
 
 
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`([\w./]+/|[\w./]+\.(?:py|md))`", ARCHITECTURE))))

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 import launch
-from app.cli import COMMANDS
+from app.cli import MODULES
 
 NUMBERS = st.lists(st.integers(0, 30), min_size=1, max_size=4).map(lambda ns: ".".join(map(str, ns)))
 
@@ -61,9 +61,9 @@ def test_an_old_python_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_commands_are_those_of_the_parser() -> None:
-    assert tuple(launch.COMMANDS) == tuple(COMMANDS)
-    for name in COMMANDS:
-        assert f"python launch.py {name}" in launch.__doc__.replace("[ui]", "ui")
+    assert launch.commands().keys() == MODULES.keys()
+    for name in MODULES:
+        assert f"python launch.py {name} " in launch.usage()
 
 
 def test_an_unknown_command_installs_nothing(venv: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,7 +105,7 @@ def test_every_requirement_is_bounded_and_understood() -> None:
 
 def test_a_command_lacks_only_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "installed", lambda name: "")
-    names = {command: {launch.name_of(r) for r in launch.missing(command)} for command in launch.COMMANDS}
+    names = {command: {launch.name_of(r) for r in launch.missing(command)} for command in launch.commands()}
     assert "torch" in names["chat"] and "gradio" not in names["chat"]
     assert "gradio" in names["ui"] and "pytest" not in names["ui"]
     assert {"gradio", "pytest", "ruff"} <= names["test"]

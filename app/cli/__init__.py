@@ -1,4 +1,4 @@
-"""The commands behind `launch.py`, one small file each. Heavy imports happen only when a command runs."""
+"""The commands behind `launch.py`, a module each. Heavy imports happen only when a command runs."""
 
 from __future__ import annotations
 
@@ -8,29 +8,16 @@ import sys
 import traceback
 from collections.abc import Sequence
 from datetime import datetime
+from importlib import import_module
+from keyword import iskeyword
 
-from app.cli import bench, chat, data, doctor, eval, import_, metrics, models, profile, settings, simulate, test, ui
+from app.commands import COMMANDS
 from app.services.crash import describe
 from app.store.home import data_dir
 from app.store.private import open_private, private_folder
 from core.errors import MoestroError
 
-# Each module has HELP, add_arguments(parser) and run(args) -> exit code.
-COMMANDS = {
-    "ui": ui,
-    "chat": chat,
-    "import": import_,
-    "models": models,
-    "profile": profile,
-    "simulate": simulate,
-    "eval": eval,
-    "bench": bench,
-    "doctor": doctor,
-    "data": data,
-    "settings": settings,
-    "metrics": metrics,
-    "test": test,
-}
+MODULES = {name: import_module(f"{__name__}.{name}_" if iskeyword(name) else f"{__name__}.{name}") for name in COMMANDS}
 TALKS = {"chat", "eval", "profile"}  # commands whose options contain texts
 
 
@@ -42,9 +29,10 @@ def build_parser() -> argparse.ArgumentParser:
         description="Run Mixture-of-Experts models larger than GPU memory.",
     )
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
-    for name, module in COMMANDS.items():
+    for name, module in MODULES.items():
+        what = COMMANDS[name]
         command = commands.add_parser(
-            name, help=module.HELP, description=module.HELP, allow_abbrev=False, usage=f"launch.py {name} [options]"
+            name, help=what, description=what, allow_abbrev=False, usage=f"launch.py {name} [options]"
         )
         module.add_arguments(command)
         command.set_defaults(run=module.run)

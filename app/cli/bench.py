@@ -19,7 +19,6 @@ from core.settings.config import params
 from core.settings.loading import LoadSpec
 from core.settings.param import declared
 
-HELP = "Measure speed side by side with plain transformers and llama.cpp."
 RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results"
 # Modules of bench/ with run(its options ..., say) and table(result).
 BENCHES = ("quick", "tiers", "formats", "regret", "predictors", "methods", "overhead", "substitution", "lossy", "soak")

@@ -23,7 +23,6 @@ from core.settings.sampling import Sampling
 from core.trace import TraceWriter
 from core.types import AnswerStats, StepRecord
 
-HELP = "Talk to a model in this terminal."
 HINT = """Write a message. /reset starts over, /set name value changes a setting, /stats shows the last answer's
 figures, /quit or the end of input leaves. Ctrl-C stops an answer, or leaves when there is none."""
 

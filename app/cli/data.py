@@ -6,8 +6,6 @@ import argparse
 
 from app.store.home import data_dir
 
-HELP = "Show, check, copy or rescue your chats and figures."
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()

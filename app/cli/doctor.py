@@ -15,7 +15,6 @@ from app.cli import probes
 from app.store.home import data_dir
 from core import __version__
 
-HELP = "Show what hardware, versions, speeds and free memory Moestro sees."
 GB = 1e9
 
 

@@ -16,7 +16,6 @@ from app.cli.bar import Bar, clock
 from app.cli.interrupt import stoppable
 from core.errors import MoestroError, SettingError
 
-HELP = "Measure what lossy settings cost in quality and buy in speed: exact match, perplexity, agreement, link bytes."
 RESIDENCIES, QUESTIONS, TOKENS = ".75,.5,.375", 24, 192
 
 

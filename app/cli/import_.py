@@ -14,8 +14,6 @@ from app.store.private import private_folder
 from core.errors import MoestroError
 from core.settings.formats import FORMATS
 
-HELP = "Import a model into an expert pack, which opens in seconds and may be larger than memory."
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(

@@ -6,7 +6,6 @@ import argparse
 
 from core.metrics import COUNTED, METRICS, Metric
 
-HELP = "Print the table of metrics as Markdown."
 HEAD = """# Metrics
 
 Generated from `core/metrics/` by `python launch.py metrics`; `docs/metrics.md` is this text.

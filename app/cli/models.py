@@ -15,7 +15,6 @@ from app.store.home import data_dir
 from app.words import size
 from core.errors import MoestroError
 
-HELP = "List the models on this machine: packs, the Hugging Face cache, and folders of yours."
 HEADS = ("NAME", "KIND", "FORMAT", "SIZE", "EXPERTS", "LAST USED")
 
 

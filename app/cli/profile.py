@@ -21,8 +21,6 @@ from core.errors import ProfileError, SettingError
 from core.profile import PARTS, Profile, check_model, load, profile_path, save
 from core.profile.summary import TITLES, describe
 
-HELP = "Calibrate a model: measure its routing and its times, for the predictors and policies that build on them."
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(

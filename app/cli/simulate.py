@@ -22,7 +22,6 @@ from core.trace import FileTrace, Trace, open_trace
 
 Fetched = dict[tuple[str, str], dict[str, TimedResult]]  # (policy, size) -> prefetcher -> result
 PLACING = ("scope", "layer_slots", "pins")  # settings with an option of their own here
-HELP = "Replay a routing trace through cache policies and sizes, without a model."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

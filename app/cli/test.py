@@ -14,7 +14,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-HELP = "Run the linters, the type checker and the tests. What is not listed below goes to pytest."
 ROOT = Path(__file__).resolve().parents[2]
 CHECKS = (
     ("ruff", ("-m", "ruff", "check", ".")),

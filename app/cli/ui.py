@@ -11,7 +11,6 @@ from app.server.security.access import Access
 from app.store.home import data_dir
 from core.errors import MoestroError
 
-HELP = "Open the dashboard (the default command)."
 FIRST, TRIED = 7860, 100
 
 

@@ -142,7 +142,7 @@ def test_the_log_of_the_command_line_has_neither_the_prompt_nor_what_quotes_it(
     def fail(args: Any) -> int:
         raise ValueError(f"could not answer {args.prompt!r}")
 
-    monkeypatch.setattr(cli.COMMANDS["chat"], "run", fail)
+    monkeypatch.setattr(cli.MODULES["chat"], "run", fail)
     assert cli.main(sys.argv[1:]) == 1
     log = (tmp_path / "moestro.log").read_text(encoding="utf-8")
     assert CANARY not in log

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from app import cli
-from app.cli import COMMANDS, options, test, ui
+from app.cli import MODULES, options, test, ui
 from app.serve import StartOptions
 from app.server.security.access import Access
 from core.errors import MoestroError, SettingError
@@ -163,7 +163,7 @@ def failing(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
     def run(args: argparse.Namespace) -> int:
         raise error
 
-    monkeypatch.setattr(COMMANDS["doctor"], "run", run)
+    monkeypatch.setattr(MODULES["doctor"], "run", run)
     return cli.main(["doctor"])
 
 

@@ -1,0 +1,21 @@
+"""The commands of `launch.py`, in the order of its help. Standard library only: read before anything is installed.
+
+A new command takes a line here and a module of its name in `app.cli`, with add_arguments(parser) and run(args) -> exit
+code.
+"""
+
+COMMANDS = {
+    "ui": "Open the dashboard (the default command).",
+    "chat": "Talk to a model in this terminal.",
+    "import": "Import a model into an expert pack, which opens in seconds and may be larger than memory.",
+    "models": "List the models on this machine: packs, the Hugging Face cache, and folders of yours.",
+    "profile": "Calibrate a model: measure its routing and its times, for predictors and policies that need them.",
+    "simulate": "Replay a routing trace through cache policies and sizes, without a model.",
+    "eval": "Measure what lossy settings cost in quality and buy in speed.",
+    "bench": "Measure speed side by side with plain transformers and llama.cpp.",
+    "doctor": "Show what hardware, versions, speeds and free memory Moestro sees.",
+    "data": "Show, check, copy or rescue your chats and figures.",
+    "settings": "Print the reference of every setting as Markdown.",
+    "metrics": "Print the table of metrics as Markdown.",
+    "test": "Run the linters, the type checker and the tests. What is not listed below goes to pytest.",
+}

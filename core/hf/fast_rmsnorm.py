@@ -34,17 +34,23 @@ class Form(NamedTuple):
     dtype: torch.dtype
 
 
+_tried: dict[tuple[type[nn.Module], Form], bool] = {}
+
+
 def quicken(model: nn.Module) -> list[nn.Module]:
-    """Replace the `forward` of every norm that passes the trial; returns those modules."""
+    """Replace the `forward` of every norm that passes the trial; returns those modules.
+
+    A kind of norm is tried once in a process, since the result depends on its code and the CPU; each module's own
+    weights once more, over a single state.
+    """
     found: list[nn.Module] = []
-    tried: dict[tuple[type[nn.Module], Form], bool] = {}
     for module in model.modules():
         form = _form(module)
         if form is not None and widths():
             quick, kind = _Quick(module, form), (type(module), form)
-            if kind not in tried:
-                tried[kind] = quick.agrees(ELEMENTS)
-            if tried[kind] and quick.agrees(form.width):
+            if kind not in _tried:
+                _tried[kind] = quick.agrees(ELEMENTS)
+            if _tried[kind] and quick.agrees(form.width):
                 vars(module)[OWN] = quick
                 found.append(module)
     return found

@@ -32,7 +32,7 @@ class WorkerProcess:
     """
 
     def __init__(self, work: Callable[..., object], *arguments: Any, niceness: int = 19) -> None:
-        """`niceness`: how much its priority is lowered, where the system has degrees. Raises OSError."""
+        """`niceness`: at least so nice, where the system has degrees (19: the lowest priority). Raises OSError."""
         self.pipe, theirs = SPAWN.Pipe()
         self._process = SPAWN.Process(target=_begin, args=(work, theirs, niceness, arguments), daemon=True)
         self._ending, self._ended = threading.Lock(), False
@@ -100,7 +100,8 @@ def _begin(work: Callable[..., object], pipe: connection.Connection, niceness: i
         if sys.platform == "win32":
             psutil.Process().nice(psutil.BELOW_NORMAL_PRIORITY_CLASS)
         else:
-            os.nice(niceness)
+            own = psutil.Process()
+            own.nice(max(own.nice(), niceness))
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with suppress(EOFError, OSError):
         work(pipe, *arguments)

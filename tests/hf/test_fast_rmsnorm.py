@@ -16,6 +16,11 @@ pytestmark = pytest.mark.skipif(not widths(), reason="this CPU has no AVX2")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
+@pytest.fixture(autouse=True)
+def _nothing_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast_rmsnorm, "_tried", {})
+
+
 def norm(width: int, dtype: torch.dtype, epsilon: float = 1e-6) -> nn.Module:
     module: nn.Module = Qwen3MoeRMSNorm(width, epsilon).to(dtype)
     module.get_parameter("weight").data.copy_(torch.randn(width, generator=torch.Generator().manual_seed(width)))

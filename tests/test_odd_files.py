@@ -40,7 +40,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 @posix
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize("how", ["pipe", "zero", "loop", "deep", "zip"])
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(120)
 def test_odd_files_are_refused(tmp_path: Path, name: str, how: str) -> None:
     path = tmp_path / name
     if how == "pipe":

@@ -17,7 +17,7 @@ from core.types import Piece
 from tests.fake_models import fake_estimate
 from tests.fakes import FakeEngine
 
-WAIT_S = 20.0  # for what should take milliseconds; only a failing test waits so long
+WAIT_S = 60.0  # for what should take milliseconds; only a failing test waits so long
 
 
 class QuickEngine(FakeEngine):

@@ -67,7 +67,7 @@ ODD: dict[str, Callable[[Path], None]] = {
 @posix
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("how", ODD)
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(120)
 def test_one_bad_file_is_one_line_and_the_rest_is_listed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, how: str
 ) -> None:
@@ -191,7 +191,7 @@ def test_a_folder_with_very_many_files_is_listed_in_part(tmp_path: Path, monkeyp
 
 
 @posix
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(120)
 def test_a_pipe_in_the_hugging_face_cache(tmp_path: Path) -> None:
     from tests.app.test_library import cached
 

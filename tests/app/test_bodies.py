@@ -18,7 +18,7 @@ from app.server.bodies import MB, MOST_BYTES, MOST_DEPTH, MOST_UPLOADED, wrong_w
 from app.services.host import Host
 from app.store import StoreError
 from core.errors import MoestroError
-from tests.app.conftest import open_host
+from tests.app.conftest import WAIT_S, open_host
 from tests.app.served import ask, post, serving
 
 HOME = "http://127.0.0.1:7860"
@@ -83,11 +83,11 @@ def test_an_upload_may_be_larger_but_not_without_end(client: TestClient, content
 def test_a_sender_of_40_mb_hears_why_it_was_refused(host: Host) -> None:
     """Over a real connection, where closing it too early would lose the answer."""
     with serving(build_app(host)) as port:
-        answer = httpx.post(f"http://127.0.0.1:{port}{COMPLETE}", content=b"x" * 40 * MB, headers=JSON, timeout=20)
+        answer = httpx.post(f"http://127.0.0.1:{port}{COMPLETE}", content=b"x" * 40 * MB, headers=JSON, timeout=WAIT_S)
         assert answer.status_code == 413
         with post(port, b"") as client:  # a client that goes in the middle of its body
             client.sendall(f"POST {COMPLETE} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 99\r\n\r\nx".encode())
-        assert httpx.get(f"http://127.0.0.1:{port}/healthz").status_code == 200
+        assert httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=WAIT_S).status_code == 200
 
 
 def test_a_text_far_beyond_the_context_is_refused_before_it_is_read(client: TestClient, host: Host) -> None:

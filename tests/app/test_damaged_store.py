@@ -173,7 +173,7 @@ def test_a_check_that_takes_too_long_goes_on_beside_the_work(tmp_path: Path, mon
     path, go, find = filled(tmp_path), threading.Event(), find_damage
 
     def slow(path: Path, stop: threading.Event | None = None) -> str:
-        assert go.wait(20)
+        assert go.wait(60)
         return find(path, stop) or "row 3 missing from index"
 
     monkeypatch.setattr(checking, "find_damage", slow)

@@ -12,7 +12,7 @@ from app.server.live_state import answer_state, stamp
 from app.services.host import Host
 from app.store import RESERVE, FullError, Store
 from app.ui.tabs.messages import shown
-from tests.app.conftest import GatedEngine, QuickEngine, ended, follow, open_host, texts
+from tests.app.conftest import WAIT_S, GatedEngine, QuickEngine, ended, follow, open_host, texts
 from tests.app.records import a_step, load_of
 
 
@@ -132,7 +132,7 @@ def test_it_is_saved_without_being_asked(full: Host, gated: type[GatedEngine], m
 
     monkeypatch.setattr(full.chats._writer.unsaved, "save", noticed)
     free(full.store)
-    assert saved.wait(20)
+    assert saved.wait(WAIT_S)
     assert full.store.chats.messages(answer.chat_id or 0)[1].text == answer.text
 
 

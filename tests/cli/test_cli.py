@@ -224,7 +224,7 @@ def test_one_failed_check_fails_the_run_and_pytest_comes_last(monkeypatch: pytes
 
 
 def test_without_a_choice_of_tests_slow_checks_run_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    both, said = threading.Barrier(2, timeout=20), list[str]()
+    both, said = threading.Barrier(2, timeout=60), list[str]()
 
     def call(name: str, command: tuple[str, ...], beside: bool = False) -> int:
         said.append(f"{name} beside" if beside else name)

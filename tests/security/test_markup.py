@@ -109,7 +109,7 @@ def test_only_entities_are_put_in_and_no_tag_stands_outside_of_code(text: str) -
 
 
 def test_a_long_answer_takes_no_time() -> None:
-    start = time.perf_counter()
+    start = time.thread_time()
     for text in (
         "`" * 50_000,
         "` <p> " * 10_000,
@@ -121,4 +121,4 @@ def test_a_long_answer_takes_no_time() -> None:
         "\n".join("`" * (n % 99) + "<p>" for n in range(3000)),
     ):
         html_as_text(text)
-    assert time.perf_counter() - start < 20
+    assert time.thread_time() - start < 20

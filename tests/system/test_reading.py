@@ -51,7 +51,7 @@ ODD: list[tuple[Callable[[Path], None], str]] = [
 
 @posix
 @pytest.mark.parametrize(("make", "said"), ODD)
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(120)
 def test_whatever_lies_there_is_refused_with_its_path(tmp_path: Path, make: Callable[[Path], None], said: str) -> None:
     path = tmp_path / "config.json"
     make(path)

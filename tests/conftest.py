@@ -1,4 +1,7 @@
-"""What all tests share: one thread, quiet transformers, quick collections, tiny checkpoints built once a session."""
+"""What all tests share: one thread, quiet transformers, quick collections, tiny checkpoints built once a session.
+
+Nothing heavy is imported before it is used: the process that hands tests to workers reads this file and runs none.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
-import transformers
 
-from core.system import process_memory
-from tests.checkpoints import make_checkpoint
 from tests.selection import (
     pytest_addoption,
     pytest_collection_modifyitems,
@@ -27,6 +26,9 @@ Checkpoint = Callable[[str], Path]
 
 @pytest.fixture(scope="session", autouse=True)
 def _quiet() -> Iterator[None]:
+    import torch
+    import transformers
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
@@ -38,6 +40,8 @@ def _quiet() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _engines_collect_what_tests_made() -> Iterator[None]:
     """An engine collects garbage as it is loaded and unloaded; freezing is left to the fixture below."""
+    from core.system import process_memory
+
     real, process_memory.gc = process_memory.gc, SimpleNamespace(collect=gc.collect, freeze=int, unfreeze=int)  # type: ignore[assignment]
     yield
     process_memory.gc = real
@@ -54,6 +58,8 @@ def _what_is_imported_stays() -> None:
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     """`checkpoint("mixtral")` is the directory of a tiny random checkpoint; never write into it, copy it."""
+    from tests.checkpoints import make_checkpoint
+
     made: dict[str, Path] = {}
 
     def get(arch: str) -> Path:

@@ -1,7 +1,7 @@
 """Which tests run: those marked `long` only with `--all`, or when a marker expression (`-m`) names `long`.
 
 `--until TIME` skips, by name, each long test that would not be over by then. Under xdist the browser tests are one unit
-of work, as they share a server and a browser, and come first; then the files with most tests.
+of work, as they share a server and a browser, and come first; then the longest files, then those with most tests.
 
 A pytest plugin that imports nothing heavy; tests/conftest.py takes its hooks over.
 """
@@ -17,13 +17,25 @@ from typing import Any
 import pytest
 
 BROWSER = "tests/browser"
+LONGEST = (  # files of few tests that take long: last, they would leave the other workers idle
+    "tests/fuzz/test_fuzz.py",
+    "tests/memory/test_kernels.py",
+    "tests/profile/test_calibrate.py",
+    "tests/equality/test_more.py",
+    "tests/engine/test_packs.py",
+    "tests/architectures/test_architectures.py",
+    "tests/test_metrics.py",
+)
 
 
-def layered(cases: Iterable[Any], quick: Callable[[Any], bool]) -> list[Any]:
-    """The cases of a parametrised test, those that are not `quick` marked `long`. A tuple is one value a name."""
+def layered(cases: Iterable[Any], quick: Callable[[Any], bool], minutes: float = 0.1) -> list[Any]:
+    """The cases of a parametrised test, those that are not `quick` marked `long`. A tuple is one value a name.
+
+    Most take a second or a few.
+    """
+    long = pytest.mark.long(minutes)
     return [
-        case if quick(case) else pytest.param(*(case if type(case) is tuple else (case,)), marks=pytest.mark.long)
-        for case in cases
+        case if quick(case) else pytest.param(*(case if type(case) is tuple else (case,)), marks=long) for case in cases
     ]
 
 
@@ -62,10 +74,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Any other marker expression, such as `-m gpu`, selects among the tests that run by default."""
     if hasattr(config, "workerinput"):
         count = Counter(unit(item.nodeid) for item in items)
-        items.sort(key=lambda item: (unit(item.nodeid) != BROWSER, -count[unit(item.nodeid)], unit(item.nodeid)))
+        first = {name: at for at, name in enumerate((BROWSER, *LONGEST))}
+
+        def place(item: pytest.Item) -> tuple[int, int, str]:
+            name = unit(item.nodeid)
+            return first.get(name, len(first)), -count[name], name
+
+        items.sort(key=place)
     if config.getoption("--all") or re.search(r"\blong\b", str(config.getoption("markexpr", ""))):
         return
     long = [item for item in items if item.get_closest_marker("long")]
     if long:
         config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if item not in set(long)]
+        items[:] = [item for item in items if not item.get_closest_marker("long")]

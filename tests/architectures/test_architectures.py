@@ -19,6 +19,7 @@ from core.settings.sampling import Sampling
 from tests.architectures.scan import moe_types
 from tests.architectures.table import page, stated
 from tests.architectures.trial import known, random_model, save, try_type
+from tests.selection import layered
 
 PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
 BOUND = 1e-6
@@ -33,7 +34,7 @@ ADAPTED = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", layered((torch.float32, torch.bfloat16), lambda dtype: dtype == torch.float32))
 @pytest.mark.parametrize("model_type", list(ADAPTED))
 def test_adapted(model_type: str, dtype: torch.dtype) -> None:
     if not known(model_type):
@@ -104,6 +105,7 @@ def test_longcat_routes_to_real_experts_alone(tmp_path: Path) -> None:
     assert ((weights > 0) ^ (through > 0)).all()
 
 
+@pytest.mark.long(0.2)
 def test_the_page_has_every_type() -> None:
     version, types = stated(PAGE.read_text(encoding="utf-8"))
     if version != transformers.__version__:
@@ -111,7 +113,7 @@ def test_the_page_has_every_type() -> None:
     assert types == moe_types()
 
 
-@pytest.mark.long
+@pytest.mark.long(5)
 @pytest.mark.timeout(3600)
 def test_the_page_is_what_is_found() -> None:
     text = PAGE.read_text(encoding="utf-8")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bench import formats
 from core.settings.formats import FORMATS, LOADABLE
 
 
+@pytest.mark.long(0.2)
 def test_every_format_has_a_row_that_makes_sense() -> None:
     said: list[str] = []
     result = formats.run(rounds=2, small=True, say=said.append)

@@ -83,6 +83,7 @@ def test_what_was_measured_is_kept(tmp_path: Path) -> None:
     assert not file.exists()
 
 
+@pytest.mark.long(0.2)
 def test_all_of_it_on_the_demo_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def drawn(engine: Any, modes: Any, limit: int) -> Profile:
         engine.use_profile(drawn_profile(engine))

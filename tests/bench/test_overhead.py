@@ -30,6 +30,7 @@ def test_more_than_its_own_time_and_waiting_are_told() -> None:
     assert not told["kept"] and told["blocks"]
 
 
+@pytest.mark.long(0.2)
 def test_all_of_it_on_the_demo_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overhead, "calibrate", lambda engine, texts, limit: drawn_profile(engine))
     monkeypatch.setattr(overhead, "subjects", lambda: ["gate", "expert_map"])

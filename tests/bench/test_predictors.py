@@ -66,12 +66,14 @@ def test_passes_of_many_tokens_are_not_counted() -> None:
     assert probe.ms_per_token() == {"wall": 0.0, "cpu": 0.0}
 
 
+@pytest.mark.long(0.2)
 def test_the_cost_in_a_large_model_is_measured_for_every_predictor() -> None:
     found = measure(TINY, predictors.subjects(), 2, lambda text: None)
     assert found.keys() == predictors.subjects().keys() >= {v.name for v in variants("predictor")} - {"none"}
     assert all(one["wall"] >= one["cpu"] * 0.5 > 0 for one in found.values())
 
 
+@pytest.mark.long(0.2)
 def test_all_of_it_on_the_demo_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def drawn(engine: Any, texts: Sequence[Any], limit: int) -> Any:
         assert len(texts) > predictors.HELD_OUT

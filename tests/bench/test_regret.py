@@ -8,6 +8,7 @@ from app.services.regret import Regret
 from bench import regret
 
 
+@pytest.mark.long(0.2)
 def test_the_comparison_is_measured_on_and_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regret, "BEGIN", 33)
     monkeypatch.setattr(regret, "SCOPES", ("layer",))

@@ -47,7 +47,7 @@ def test_rate_rises_holds_and_falls() -> None:
 
 
 def test_a_resumed_run_goes_on_as_if_never_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(train.TOKENS_PER_STEP, "seed", 1024)
+    monkeypatch.setitem(train.TOKENS_PER_STEP, "seed", 256)
     build(tmp_path, facts_wanted=60, seed=1)
     plan = train.Plan(10, 10)
     straight = train.Stage("seed", SEED_SIZE, tmp_path, plan, seed=3)

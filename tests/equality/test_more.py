@@ -35,7 +35,12 @@ STATEFUL = layered(
 KNOWN = [arch for arch in EXTRA | MORE if arch in CONFIG_MAPPING]  # older versions of transformers have not all
 
 
-@pytest.fixture(scope="module", params=KNOWN)
+# One of each kind of memory between tokens: convolutions, linear attention, state spaces, windows, selected positions;
+# minimax_m2 with a router of two arguments, granitemoehybrid with experts beside state spaces.
+QUICK = ("minimax_m2", "lfm2_moe", "qwen3_next", "granitemoehybrid", "nemotron_h", "inkling_text", "deepseek_v32")
+
+
+@pytest.fixture(scope="module", params=layered(KNOWN, quick=lambda arch: arch in QUICK))
 def arch(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -77,7 +82,7 @@ def test_chunks_and_decode_are_identical(arch: str, path: Path, turn: int) -> No
         engine.unload()
 
 
-@pytest.mark.parametrize("arch", STATEFUL, scope="module")
+@pytest.mark.parametrize("arch", STATEFUL, indirect=True)
 def test_an_answer_broken_off_leaves_no_trace_in_the_next(
     arch: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,8 +19,10 @@ from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.system.text_config import text_config
 from tests.architectures.trial import known, random_model, save, try_type
+from tests.selection import layered
 
 COMPOSITE = ["qwen3_5_moe", "qwen4_exp", "gemma4", "glm4v_moe", "qwen3_vl_moe", "kimi_k25"]
+QUICK = ("qwen3_5_moe", "gemma4", "kimi_k25")  # the others nest as one of these does
 
 
 def test_the_text_config_is_found_wherever_it_is_nested() -> None:
@@ -32,7 +34,7 @@ def test_the_text_config_is_found_wherever_it_is_nested() -> None:
     assert quantization_settings({"thinker_config": {"text_config": inner}}) == {"quant_method": "fp8"}
 
 
-@pytest.mark.parametrize("model_type", COMPOSITE)
+@pytest.mark.parametrize("model_type", layered(COMPOSITE, quick=lambda name: name in QUICK))
 def test_a_composite_model_is_exact(model_type: str) -> None:
     if not known(model_type):
         pytest.skip(f"the installed transformers has no {model_type}")

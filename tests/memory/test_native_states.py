@@ -22,6 +22,7 @@ from core.native import compile
 from core.native.compile import compiled, widths
 from tests.memory.test_codec import make, portable
 from tests.memory.test_native import case, states
+from tests.selection import layered
 
 pytestmark = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
 KINDS = ("int8", "int4-g32", "nf4", "mxfp4", "int3", "int2")
@@ -192,7 +193,11 @@ def wanted(file: bytes) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "inputs"), [("int8", 192), ("nf4", 192), ("mxfp4", 192), ("int3", 192), ("int8", 0), ("int3", 2880)]
+    ("name", "inputs"),
+    layered(
+        [("int8", 192), ("nf4", 192), ("mxfp4", 192), ("int3", 192), ("int8", 0), ("int3", 2880)],
+        quick=lambda case: case in (("nf4", 192), ("int3", 192), ("int8", 0)),
+    ),
 )
 def test_kernels_need_nothing_of_any_library(name: str, inputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not for conversions, and on Windows not to grow the stack either. 0 inputs = the functions of teams."""

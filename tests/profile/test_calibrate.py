@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from core.trace import ArrayTrace, Trace, TraceWriter, open_trace
 from core.trace.file import FileTrace
 from tests.equality.passes import PROMPT
 from tests.profile.conftest import MakeEngine
+from tests.selection import layered
 
 TEXTS = ["Nothing is fetched that is there already.", "A text in another tongue: pane, pain, Brot."]
 
@@ -84,8 +86,16 @@ def test_the_engine_is_as_it_was(settings: dict[str, object], make_engine: MakeE
     answers(engine)
 
 
-@pytest.mark.parametrize("at", ["Reading", "Measuring", "Training the estimator", "Training the routing"])
-@pytest.mark.parametrize("how", ["cancel", "error"])
+PLACES = ("Reading", "Measuring", "Training the estimator", "Training the routing")
+
+
+@pytest.mark.parametrize(
+    ("at", "how"),
+    layered(
+        itertools.product(PLACES, ("cancel", "error")),
+        quick=lambda case: case[1] == ("cancel", "error")[PLACES.index(case[0]) % 2],
+    ),
+)
 def test_it_can_break_off_anywhere(at: str, how: str, engine: Engine) -> None:
     cancel = threading.Event()
     before = state(engine)

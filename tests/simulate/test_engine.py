@@ -24,6 +24,7 @@ from core.simulate.run import maker
 from core.trace import ArrayTrace, Chunk, FileTrace, TraceWriter
 from core.types import Outcome, StepRecord
 from tests.cache.machine import EXPERTS, LAYERS, build, hold
+from tests.selection import layered
 
 K = 2
 NAMES = [v.name for v in variants("eviction")]
@@ -156,12 +157,15 @@ def restart(engine: Engine) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [
-        *({"eviction": name} for name in NAMES),
-        {"scope": "global"},
-        {"scope": "global", "eviction": "plec"},
-        {"budget": "30%", "eviction": "lcp"},
-    ],
+    layered(
+        [
+            *({"eviction": name} for name in NAMES),
+            {"scope": "global"},
+            {"scope": "global", "eviction": "plec"},
+            {"budget": "30%", "eviction": "lcp"},
+        ],
+        quick=lambda change: len(change) == 2 or change.get("eviction") in ("lru", "none"),
+    ),
     ids=lambda change: "-".join(change.values()),
 )
 def test_a_recorded_chat_replays_request_by_request(demo: Engine, change: dict[str, object], tmp_path: Path) -> None:

@@ -52,6 +52,11 @@ TABLES: dict[str, tuple[float, ...]] = {
         113.0,
     ),
 }
+INTEGERS = {"nf4": 8191, "mxfp4": 2, "iq4_nl": 1}
+"""The integer that stands for 1.0 where codes are multiplied as integers; nf4: eight of it times the largest state fit
+into 32 bits."""
+CELLS = {"nf4": 8192, "mxfp4": 4, "iq4_nl": 2}
+"""Cells per unit of a Grid."""
 
 
 @functools.cache
@@ -81,7 +86,7 @@ def grid(name: str, device: torch.device) -> Grid:
     """A grid fine enough that no cell contains a boundary between neighbouring values; for nf4, boundaries 1 / 16384
     apart excepted."""
     entries = torch.tensor(TABLES[name], dtype=torch.float64)
-    per_unit = {"nf4": 8192, "mxfp4": 4, "iq4_nl": 2}[name]
+    per_unit = CELLS[name]
     low, count = float(entries.min()), int((entries.max() - entries.min()) * per_unit)
     middles = low + (torch.arange(count) + 0.5) / per_unit
     codes = (middles[:, None] - entries).abs().argmin(1)

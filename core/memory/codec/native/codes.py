@@ -6,11 +6,10 @@ from typing import NamedTuple
 
 from core.memory.codec.matrix import Matrix, Part
 from core.memory.codec.native.states import CodeRun, Plane
-from core.memory.codec.tables import TABLES
+from core.memory.codec.tables import INTEGERS, TABLES
 from core.native import numbers
 from core.native.ir import Code, splat, vector
 
-TABLE_TOP = 8191  # integer of nf4's 1.0: eight of it times the largest state still fit into 32 bits
 SHUFFLE = {64: "llvm.x86.avx512.pshuf.b.512", 32: "llvm.x86.avx2.pshuf.b", 16: "llvm.x86.ssse3.pshuf.b.128"}
 
 
@@ -27,7 +26,7 @@ def meaning(matrix: Matrix) -> Meaning:
     largest."""
     at = matrix.codes.at
     if matrix.table:
-        per_one = {"nf4": TABLE_TOP, "mxfp4": 2, "iq4_nl": 1}[matrix.table]
+        per_one = INTEGERS[matrix.table]
         return Meaning((Plane(4, 0, 1, at),), tuple(round(v * per_one) for v in TABLES[matrix.table]), 1 / per_one)
     if matrix.high is not None:
         return Meaning((Plane(2, 4, 1, at), Plane(1, 0, 4, matrix.high.at)), (), 1.0)

@@ -98,5 +98,5 @@ def write_log(error: Exception) -> str:
 
 def without_prompt(words: Sequence[str]) -> list[str]:
     """A command line without the value of --prompt."""
-    told = [re.sub(r"^--prompt=.*", "--prompt=...", word, flags=re.DOTALL) for word in words]
-    return ["..." if before == "--prompt" else word for before, word in zip(["", *words], told, strict=False)]
+    hidden = [re.sub(r"^--prompt=.*", "--prompt=...", word, flags=re.DOTALL) for word in words]
+    return ["..." if before == "--prompt" else word for before, word in zip(["", *words], hidden, strict=False)]

@@ -264,18 +264,18 @@ class ChatSession:
     def _stats(self, rest: str) -> str:
         if self.stats is None:
             return "Nothing has been answered yet."
-        told = self.stats.as_dict()
+        figures = self.stats.as_dict()
         if self.quality is not None:
-            told |= {f"quality.{name}": value for name, value in dataclasses.asdict(self.quality).items()}
-        return "\n".join(f"{name:18} {value}" for name, value in told.items())
+            figures |= {f"quality.{name}": value for name, value in dataclasses.asdict(self.quality).items()}
+        return "\n".join(f"{name:18} {value}" for name, value in figures.items())
 
 
 def line(stats: AnswerStats, quality: Quality | None = None) -> str:
     """The figures under an answer, on one line."""
     hit = "" if stats.hit_rate is None else f" · hit rate {stats.hit_rate:.0%}"
     disk = f", {stats.disk_bytes / 1e6:.1f} MB of it from disk" if stats.disk_bytes else ""
-    told = scored(dataclasses.asdict(quality) if quality is not None else None)
-    marks = "".join(f" · {one}" for one in [lossy(stats.as_dict()), *told])
+    quality_words = scored(dataclasses.asdict(quality) if quality is not None else None)
+    marks = "".join(f" · {one}" for one in [lossy(stats.as_dict()), *quality_words])
     marks = (" · emulated link" if stats.emulated else "") + marks
     return (
         f"[{stats.new_tokens} tokens · {stats.tok_s:.1f} tok/s · first after {stats.ttft_ms:.0f} ms{hit}"

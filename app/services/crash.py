@@ -26,17 +26,17 @@ def describe(error: BaseException) -> str:
     """The traceback of an error and its causes, oldest first, in Python's format but without messages that may quote
     text.
     """
-    told = []
+    lines = []
     for one, lead in reversed([*_chain(error)]):
-        told.append(
+        lines.append(
             "Traceback (most recent call last):\n"
             + "".join(traceback.format_tb(one.__traceback__))
             + f"{type(one).__module__}.{type(one).__qualname__}: {_text(one)}"
             + lead
         )
         if isinstance(one, BaseExceptionGroup):
-            told += [describe(inner) for inner in one.exceptions]
-    return "\n".join(told)
+            lines += [describe(inner) for inner in one.exceptions]
+    return "\n".join(lines)
 
 
 def _chain(error: BaseException) -> Iterator[tuple[BaseException, str]]:

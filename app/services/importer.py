@@ -122,9 +122,9 @@ class Importer:
         Raises BusyError, or MoestroError if the import cannot be started; later errors are reported in the returned
         job.
         """
-        told = {"source": source, "format": format, "output folder": out}  # page events can carry any values
-        if odd := next((name for name, value in told.items() if not isinstance(value, str)), None):
-            raise MoestroError(f"The {odd} of an import is text, and {told[odd]!r:.60} is none. Nothing was begun.")
+        texts = {"source": source, "format": format, "output folder": out}  # page events can carry any values
+        if odd := next((name for name, value in texts.items() if not isinstance(value, str)), None):
+            raise MoestroError(f"The {odd} of an import is text, and {texts[odd]!r:.60} is none. Nothing was begun.")
         if not isinstance(download, bool):
             raise MoestroError("Whether the import may download must be true or false. Nothing was started.")
         source = source.strip().strip('"')

@@ -62,7 +62,7 @@ class Job(Live):
 
 
 class ModelJob(Job):
-    """A job that has the model to itself: nobody asks, changes or unloads it meanwhile."""
+    """A job that has the model to itself: meanwhile nothing can be asked of it, changed or unloaded."""
 
     doing: str  # what is done to the model, as "being ..."
     tab: str  # where it can be cancelled

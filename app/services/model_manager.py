@@ -1,4 +1,4 @@
-"""Owns the one engine: who may use it, its settings, and what other threads read of it."""
+"""Owns the one engine: admits one user of it at a time, holds its settings, and what other threads read of it."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class ModelManager:
 
     @contextmanager
     def idle(self, what: str) -> Iterator[None]:
-        """Nobody uses the model, and nobody begins to until the end of the `with`: to do `what` with it, or to start a
+        """Reserve the model, which must be unused, until the end of the `with`: to do `what` with it, or to start a
         job that does. Raises BusyError.
         """
         with self._lock:
@@ -194,7 +194,7 @@ class ModelManager:
         self._unloaded()
 
     def drop(self) -> None:
-        """Free the model's memory, whoever uses it."""
+        """Free the model's memory, even while it is used."""
         with self._lock, self._view:
             self._settings = self.settings
             loaded, self._loaded = self._loaded, None

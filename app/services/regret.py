@@ -103,7 +103,7 @@ class Regret:
         fits = compared is not None and compared.of == choices(load, settings)
         report = compared.report if fits and compared is not None else None
         tokens = report["tokens"] if report else 0
-        told: dict[str, Any] = {
+        shown: dict[str, Any] = {
             "policy": name,
             "title": variant("eviction", name).title,
             "window": settings.telemetry.regret_tokens,
@@ -121,9 +121,9 @@ class Regret:
             if compared is not None
             else "waiting",
         }
-        if told["state"] == "ready" and report is not None:
-            told |= ranked(name, report, told["prefetch"])
-        return told
+        if shown["state"] == "ready" and report is not None:
+            shown |= ranked(name, report, shown["prefetch"])
+        return shown
 
     def wait(self, version: int, timeout: float | None = None) -> int:
         """Block until the version differs from `version`, or `timeout` s passed; returns the version."""

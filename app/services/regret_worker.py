@@ -38,8 +38,8 @@ class Shop:
         started_s = time.perf_counter()
         if "setup" in head:
             known = {variant.name for variant in self._variants("eviction")}  # without policies of user-defined modules
-            told = {name: values for name, values in head["setup"]["policies"].items() if name in known}
-            setup = self._regret.Setup(**{**head["setup"], "policies": told})
+            policies = {name: values for name, values in head["setup"]["policies"].items() if name in known}
+            setup = self._regret.Setup(**{**head["setup"], "policies": policies})
             self._shadows = self._regret.Shadows(setup, head["window"])
         if head.get("forget"):
             self._shadows.forget()

@@ -92,11 +92,11 @@ class PrefetchJob:
     def run(self, trace: Trace) -> TimedResult:
         """Runs it in this process. Raises TraceError or SettingError."""
         predictor = predictor_for(self.timed, trace)
-        course = follow(
+        replay = follow(
             trace, self.timed, self.clock, self.blob_bytes, predictor, start=self.start, profile=self.profile
         )
-        sums = course.run()["decode"]
-        return _result(self.timed, sums, course, isinstance(predictor, Replayed))
+        sums = replay.run()["decode"]
+        return _result(self.timed, sums, replay, isinstance(predictor, Replayed))
 
 
 def timed(
@@ -183,8 +183,8 @@ def follow(
     )
 
 
-def _result(config: TimedConfig, sums: Sums, course: TimedReplay, replayed: bool) -> TimedResult:
-    return TimedResult(config, sums.figures(), tuple(_ratio(*pair) for pair in course.recalled.T.tolist()), replayed)
+def _result(config: TimedConfig, sums: Sums, replay: TimedReplay, replayed: bool) -> TimedResult:
+    return TimedResult(config, sums.figures(), tuple(_ratio(*pair) for pair in replay.recalled.T.tolist()), replayed)
 
 
 def _ratio(number: float, of: float) -> float | None:

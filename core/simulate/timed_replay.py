@@ -97,7 +97,7 @@ class TimedReplay:
         self.sums: dict[Phase, Sums] = {"prefill": Sums(), "decode": Sums()}
         self.recalled = np.zeros((2, trace.layers))  # [predicted and chosen, chosen] of decoded tokens by layer
         self._layer_s = clock.layer_ms(trace.layers, trace.top_k) / 1e3
-        self._toll = PrefetchCost()
+        self._prefetch_cost = PrefetchCost()
         self._predicted: dict[int, list[int]] = {}  # layer -> its last prediction, best first
 
     def run(self) -> dict[Phase, Sums]:
@@ -113,7 +113,7 @@ class TimedReplay:
     def _pass(self, wanted: list[list[list[int]]], ids: Ints, view: TraceView, phase: Phase) -> None:
         expert_cache, link, sums = self.expert_cache, self.link, self.sums[phase]
         expert_cache.begin_pass(phase)
-        self._toll.begin()
+        self._prefetch_cost.begin()
         began_s, stalled_s = link.now_s(), sums.stall_s
         if self.predictor.starts:
             self._prefetch(self.predictor.begin(view), -1)
@@ -137,12 +137,14 @@ class TimedReplay:
         sums.compute_s += link.now_s() - began_s - (sums.stall_s - stalled_s)
         counts = expert_cache.take_counts()
         sums.counts.add(counts)
-        sums.net_ms += self._toll.net_ms(counts, link.take_finished(), self._toll.late_s, sums.stall_s - stalled_s)
+        sums.net_ms += self._prefetch_cost.net_ms(
+            counts, link.take_finished(), self._prefetch_cost.late_s, sums.stall_s - stalled_s
+        )
 
     def _look(self, view: TraceView) -> None:
         if self.predictor.looks:
             self._prefetch(self.predictor.predict(view), view.layer)
-            self._toll.predict_s += self.clock.predict_ms / 1e3
+            self._prefetch_cost.predict_s += self.clock.predict_ms / 1e3
             self.link.advance(self.clock.predict_ms / 1e3)
 
     def _prefetch(self, predictions: Sequence[Prediction], at: int) -> None:
@@ -171,7 +173,7 @@ class TimedReplay:
             waited_s = self.link.wait(held.ticket)
             sums.stall_s += waited_s
             if held.outcome == Outcome.PARTIAL_HIT:
-                self._toll.late_s += waited_s
+                self._prefetch_cost.late_s += waited_s
             self.link.advance(one_s + extra_s)
 
 

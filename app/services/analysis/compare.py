@@ -94,7 +94,7 @@ def test(question: Question, routing: Routing, work: Work) -> Lab:
 
 def _begin(question: Question, routing: Routing) -> tuple[Clock | None, About]:
     """The clock, and the description of what the figures apply to."""
-    clock, told = clock_of(question, routing)
+    clock, link = clock_of(question, routing)
     settings = question.settings
     return clock, About(
         routing.name,
@@ -107,7 +107,7 @@ def _begin(question: Question, routing: Routing) -> tuple[Clock | None, About]:
         question.start,
         question.expert_bytes or routing.expert_bytes,
         None if clock is None else {name: getattr(clock, name) for name in Clock.__slots__},
-        told,
+        link,
         routing.notes,
         (settings.cache.eviction.name, settings.prefetch.predictor.name, question.in_force(routing)),
         datetime.now(UTC).isoformat(timespec="milliseconds"),

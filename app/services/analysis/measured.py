@@ -70,8 +70,8 @@ def measure(passes: Sequence[Pass], top_k: int, copy_ms: float | None = None) ->
         low, high = (middle, high) if stalls(middle) > stall else (low, middle)
     clock = Clock(compute_ms, load_ms, (low + high) / 2, miss_ms)
     took = float(np.mean([one.total_ms for one in plain]))
-    told = compute_ms + miss_ms * float(missed.mean()) + stalls(clock.expert_ms)
-    return Measured(clock, len(plain), abs(told - took) / took if took else 0.0)
+    predicted_ms = compute_ms + miss_ms * float(missed.mean()) + stalls(clock.expert_ms)
+    return Measured(clock, len(plain), abs(predicted_ms - took) / took if took else 0.0)
 
 
 def _slope(x: Floats, y: Floats) -> float:

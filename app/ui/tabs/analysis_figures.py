@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.services.analysis.whatif import NONE, Table, lru_cliff, title
+from app.services.analysis.whatif import Table, lru_cliff, title
 from app.ui.tabs.figures import PALETTE, accent, figure, heatmap, quiet
 
 Points = tuple[list[float], list[float]]
@@ -196,8 +196,3 @@ def compared(table: Table, slots: int, dark: bool) -> Any:
 def annotation(text: str, colour: str) -> dict[str, Any]:
     """A line's label."""
     return dict(text=text, font=dict(size=10, color=colour))
-
-
-def only_plain(table: Table) -> bool:
-    """Whether the table has no prefetchers."""
-    return all(row.predictor == NONE for row in table.rows)

@@ -77,16 +77,18 @@ def workers(chosen: list[str]) -> list[str]:
 
 def call(name: str, command: tuple[str, ...], beside: bool = False) -> int:
     """Run one tool with this Python in the repository, with the Hugging Face hub offline; what a tool says that runs
-    beside another is shown at its end."""
-    offline = os.environ | {"HF_HUB_OFFLINE": "1", "GRADIO_ANALYTICS_ENABLED": "False"}
+    beside another is shown at its end. Compiled modules are kept whatever the environment says: without them every
+    worker compiles all tests, and every process that a test starts the whole project."""
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "GRADIO_ANALYTICS_ENABLED": "False"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     if beside:
         done = subprocess.run(
-            [sys.executable, *command], cwd=ROOT, env=offline, capture_output=True, text=True, check=False
+            [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
         )
         print(f"\n== {name}\n{done.stdout}{done.stderr}", flush=True)
         return done.returncode
     print(f"\n== {name}", flush=True)
-    with subprocess.Popen([sys.executable, *command], cwd=ROOT, env=offline) as process:
+    with subprocess.Popen([sys.executable, *command], cwd=ROOT, env=environment) as process:
         while True:
             try:
                 return process.wait()

@@ -113,7 +113,7 @@ def test_the_page_has_every_type() -> None:
     assert types == moe_types()
 
 
-@pytest.mark.long(5)
+@pytest.mark.long(3)
 @pytest.mark.timeout(3600)
 def test_the_page_is_what_is_found() -> None:
     text = PAGE.read_text(encoding="utf-8")

@@ -243,6 +243,12 @@ def test_what_a_check_beside_says_is_shown(capfd: pytest.CaptureFixture[str]) ->
     assert capfd.readouterr().out.split() == ["==", "some", "out", "why"]
 
 
+def test_compiled_modules_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    for beside in (True, False):
+        assert test.call("some", ("-c", "import sys; sys.exit(sys.dont_write_bytecode)"), beside=beside) == 0
+
+
 def test_long_tests_are_asked_for_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[tuple[str, ...]] = []
     monkeypatch.setattr(test, "call", lambda name, command, beside=False: commands.append(command) or 0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,14 @@ class Residence(IntEnum):
     RESIDENT = 2
     HIT_NOW = 3  # resident and used by the last step
     DISK = 4  # neither on the device nor in host memory
+
+
+class Segment(NamedTuple):
+    """Consecutive blocks of an expert, which are copied, leased and computed together. A block is one of the equal
+    parts that an expert is cached in; a slot holds one."""
+
+    eid: int
+    blocks: range
 
 
 @dataclass(frozen=True, slots=True)

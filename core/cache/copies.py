@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy.typing as npt
@@ -10,7 +11,7 @@ from core.cache.lease import Counts
 from core.memory.slot import Slot
 from core.memory.ticket import QUEUED, Link, Ticket
 from core.policy.eviction import MakePolicy
-from core.types import Origin, Outcome
+from core.types import Origin, Outcome, Segment
 
 
 class Experts(Protocol):
@@ -24,21 +25,32 @@ class Experts(Protocol):
 
 
 class Copies:
-    """`tickets`: eid -> its copy, until it is known to have landed. `phase`: of the pass, noted in every ticket."""
+    """`whole`: eid -> all of its blocks. `tickets`: eid -> its copy, until it is known to have landed. `phase`: of the
+    pass, noted in every ticket."""
 
-    def __init__(self, link: Link, store: Experts, phase: str = "prefill") -> None:
-        self.link, self.store, self.phase = link, store, phase
+    def __init__(self, link: Link, store: Experts, whole: Sequence[Segment], phase: str = "prefill") -> None:
+        self.link, self.store, self.whole, self.phase = link, store, whole, phase
         self.tickets: dict[int, Ticket] = {}
         self.counts = Counts()
 
-    def prepare(self, eid: int, slot: Slot, *, demand: bool) -> Ticket:
-        """A copy of `eid` into its new slot, not yet submitted."""
-        self.tickets[eid] = ticket = Ticket(eid, slot, self.store.blob_bytes, demand, self.phase)
+    def over_same_link(self) -> Copies:
+        """Copies of the same experts over the same link, counted apart."""
+        return Copies(self.link, self.store, self.whole, self.phase)
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes copied to fetch all blocks of an expert."""
+        return self.store.blob_bytes
+
+    def prepare(self, segment: Segment, slots: Sequence[Slot], *, demand: bool) -> Ticket:
+        """A copy of a segment into its new slots, one per block, not yet submitted."""
+        size = self.expert_bytes * len(segment.blocks) // len(self.whole[segment.eid].blocks)
+        self.tickets[segment.eid] = ticket = Ticket(segment, slots, size, demand, self.phase)
         return ticket
 
-    def demand(self, eid: int, slot: Slot) -> Ticket:
+    def demand(self, segment: Segment, slots: Sequence[Slot]) -> Ticket:
         """Submit a copy that is needed at once."""
-        return self.link.submit(self.prepare(eid, slot, demand=True))
+        return self.link.submit(self.prepare(segment, slots, demand=True))
 
     def miss(self, eid: int) -> Outcome:
         """The outcome of a request that must fetch `eid`, by where the expert is now."""
@@ -64,7 +76,7 @@ class Copies:
             del self.tickets[eid]
 
     def drop(self, eid: int) -> None:
-        """`eid` loses its slot: cancel its copy, or wait until nothing writes into the slot any more."""
+        """`eid` loses its slots: cancel its copy, or wait until nothing writes into them any more."""
         if (ticket := self.tickets.pop(eid, None)) is not None and not self.link.cancel(ticket):
             self.link.settle(ticket)
 

@@ -1,6 +1,7 @@
-"""The cache mechanism over ids: which expert is in which slot, which are in use, and which one leaves for another.
+"""The cache mechanism over ids: which expert is in which slots, which are in use, and which one leaves for another.
 
-It knows no bytes, copies or devices. A slot is whatever its owner puts into the pools: memory in the engine
+An expert consists of equal blocks, and a slot holds one of them, so that any slot of a pool serves any of its experts.
+The core knows no bytes, copies or devices. A slot is whatever its owner puts into the pools: memory in the engine
 (`core.memory.slot.Slot`), a row of host memory in the host tier, a number where the cache is only simulated. Every
 decision follows from the requests, so with the same requests all of these hit, miss and evict alike.
 `core.simulate.cache` computes the same for many caches at once.
@@ -37,16 +38,18 @@ class CacheCore(Generic[S]):
         pools: list[Pool[S]],
         hints: Hints | None = None,
         on_evict: Callable[[int], None] = _ignore,
+        blocks: int = 1,
     ) -> None:
-        """`pools`: one per layer, or one for all. `on_evict(eid)` is called before an expert loses its slot."""
-        self.layers, self.experts = layers, experts
+        """`pools`: one per layer, or one for all. `on_evict(eid)` is called before an expert loses its slots; every
+        expert has `blocks` blocks."""
+        self.layers, self.experts, self.blocks = layers, experts, blocks
         self.pools = pools
-        self.slot: list[S | None] = [None] * (layers * experts)  # eid -> its slot: the only such map
+        self.table: list[tuple[S, ...]] = [()] * (layers * experts)  # eid -> the slots of its blocks: the only such map
         self.hints = hints or Hints(layers, experts)
         self.policy = make_policy(ExpertIndex(layers, experts, hints=self.hints))
         self.pinned: frozenset[int] = frozenset()
         self.leased: dict[int, int] = {}  # eid -> number of leases
-        self.last_used = [-1] * len(self.slot)  # `now` of the last request
+        self.last_used = [-1] * len(self.table)  # `now` of the last request
         self.now = self.tick = self.layer = 0  # tick: requests and admissions so far; layer: the one being computed
         self.displaced = -1  # the expert that the last `admit` evicted, or -1
         self._on_evict = on_evict
@@ -56,29 +59,29 @@ class CacheCore(Generic[S]):
         return self.pools[layer] if len(self.pools) > 1 else self.pools[0]
 
     def room(self, layer: int) -> int:
-        """Slots of that pool not taken by pinned experts, at least one."""
+        """Experts that fit into that pool beside the pinned ones, at least one."""
         pool = self.pool(layer)
-        return max(1, pool.capacity - sum(eid in pool.eids for eid in self.pinned))
+        return max(1, pool.capacity // self.blocks - sum(eid in pool.eids for eid in self.pinned))
 
     def residents(self, pool: Pool[S]) -> list[int]:
         """The experts that have slots of `pool`, in ascending order."""
-        return [eid for eid in pool.eids if self.slot[eid] is not None]
+        return [eid for eid in pool.eids if self.table[eid]]
 
     def is_resident(self, eid: int) -> bool:
-        """Whether it has a slot."""
-        return self.slot[eid] is not None
+        """Whether it has slots."""
+        return bool(self.table[eid])
 
     def lease(self, layer: int, eids: Iterable[int]) -> list[int]:
         """`layer` requests `eids`, all distinct: none of them can be evicted until `release`, and residents count as
         used, in this order -> those missing, each to be admitted."""
-        slot, leased, used, last_used = self.slot, self.leased, self.policy.used, self.last_used
+        table, leased, used, last_used = self.table, self.leased, self.policy.used, self.last_used
         now, tick = self.now, self.tick
         self.layer = layer
         self.hints.reached(layer)
         missing: list[int] = []
         for eid in eids:
             leased[eid] = leased.get(eid, 0) + 1
-            if slot[eid] is None:
+            if not table[eid]:
                 missing.append(eid)
                 continue
             tick += 1
@@ -87,16 +90,16 @@ class CacheCore(Generic[S]):
         self.tick = tick
         return missing
 
-    def admit(self, eid: int, *blocked: Collection[int]) -> S | None:
-        """Give a missing expert a slot: a free one, or that of the expert which the policy evicts among those in no
-        container of `blocked`, a pinned one only when there is no other. None when there is none at all."""
+    def admit(self, eid: int, *blocked: Collection[int]) -> tuple[S, ...] | None:
+        """Give a missing expert slots, one per block: free ones, or those of the expert which the policy evicts among
+        those in no container of `blocked`, a pinned one only when there is no other. None when there are too few."""
         pool = self.pool(eid // self.experts)
-        slot = self._vacant(pool, *blocked)
-        if slot is not None:
-            self.slot[eid] = slot
-            self.tick += 1
-            self.policy.admitted(eid, self.tick, self.now)
-        return slot
+        if not self._vacate(pool, self.blocks, *blocked):
+            return None
+        self.table[eid] = slots = tuple([pool.free.pop() for _ in range(self.blocks)])
+        self.tick += 1
+        self.policy.admitted(eid, self.tick, self.now)
+        return slots
 
     def use(self, eid: int) -> None:
         """Count a request of an expert that was admitted for it."""
@@ -110,20 +113,20 @@ class CacheCore(Generic[S]):
             self.leased[eid] -= 1
             if not self.leased[eid]:
                 del self.leased[eid]
-                if not self.policy.retains and eid not in self.pinned and self.slot[eid] is not None:
+                if not self.policy.retains and eid not in self.pinned and self.table[eid]:
                     self.evict(eid)
 
     def evict(self, eid: int) -> None:
-        """A resident loses its slot."""
-        slot = self.slot[eid]
-        assert slot is not None
+        """A resident loses its slots."""
+        slots = self.table[eid]
+        assert slots
         self._on_evict(eid)
-        self.slot[eid] = None
+        self.table[eid] = ()
         self.policy.left(eid)
-        self.pool(eid // self.experts).free.append(slot)
+        self.pool(eid // self.experts).free.extend(slots)
 
     def evict_all(self) -> None:
-        """Every resident loses its slot."""
+        """Every resident loses its slots."""
         for pool in self.pools:
             for eid in self.residents(pool):
                 self.evict(eid)
@@ -133,14 +136,13 @@ class CacheCore(Generic[S]):
         self.evict_all()
         for layer in range(self.layers):
             self.hints.reached(layer)
-        self.last_used = [-1] * len(self.slot)
+        self.last_used = [-1] * len(self.table)
 
     def shrink(self, pool: Pool[S]) -> S:
-        """Take a slot out of a pool, if none is free that of the next victim. Nothing may be leased."""
-        slot = self._vacant(pool)
-        assert slot is not None
+        """Take a slot out of a pool, if none is free one of the next victim's. Nothing may be leased."""
+        assert self._vacate(pool, 1)
         pool.capacity -= 1
-        return slot
+        return pool.free.pop()
 
     def grow(self, pool: Pool[S], slot: S) -> None:
         """Add a slot to a pool."""
@@ -151,19 +153,19 @@ class CacheCore(Generic[S]):
         """Begin anew with another policy and other pools: pinned residents stay, then others by last use, as far as
         there is room. Pools get up to `capacities` slots of those that there are -> the slots left over."""
         old = sorted(
-            (eid for eid, slot in enumerate(self.slot) if slot is not None),
+            (eid for eid, slots in enumerate(self.table) if slots),
             key=lambda eid: (eid not in self.pinned, -self.last_used[eid], eid),
         )
-        keep = first(old, capacities, self.experts)
+        keep = first(old, [capacity // self.blocks for capacity in capacities], self.experts)
         kept = set().union(*keep)
         for eid in old:
             if eid not in kept:
                 self.evict(eid)
         spare = [slot for pool in self.pools for slot in pool.free]
         self.policy = make_policy(ExpertIndex(self.layers, self.experts, hints=self.hints))
-        self.pools = empty_pools(len(self.slot), len(keep))
+        self.pools = empty_pools(len(self.table), len(keep))
         for pool, eids in zip(self.pools, keep, strict=True):
-            pool.capacity = len(eids)
+            pool.capacity = len(eids) * self.blocks
             for eid in reversed(eids):
                 self.tick += 1
                 self.policy.admitted(eid, self.tick, self.now)
@@ -175,28 +177,34 @@ class CacheCore(Generic[S]):
     def over_same_slots(self, make_policy: MakePolicy) -> CacheCore[S]:
         """A second core with a policy, hints, pins and time of its own over the same pools and slots. Only one of the
         two is in use at a time; what it evicts, the other must be told."""
-        other = CacheCore(self.layers, self.experts, make_policy, self.pools, on_evict=self._on_evict)
-        other.slot, other.last_used = self.slot, self.last_used[:]
+        other = CacheCore(
+            self.layers, self.experts, make_policy, self.pools, on_evict=self._on_evict, blocks=self.blocks
+        )
+        other.table, other.last_used = self.table, self.last_used[:]
         other.now, other.tick, other.layer = self.now, self.tick, self.layer
         return other
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every invariant holds. Call it between two passes."""
-        held = [eid for eid, slot in enumerate(self.slot) if slot is not None]
-        assert all(len(self.residents(p)) + len(p.free) == p.capacity for p in self.pools), "a slot was lost or found"
+        held = [eid for eid, slots in enumerate(self.table) if slots]
+        assert all(len(self.table[eid]) == self.blocks for eid in held), "an expert without all of its blocks"
+        taken = [len(self.residents(pool)) * self.blocks for pool in self.pools]
+        assert all(n + len(p.free) == p.capacity for n, p in zip(taken, self.pools, strict=True)), (
+            "a slot was lost or found"
+        )
         assert held == np.flatnonzero(self.policy.score != GONE).tolist(), "the policy and the map disagree"
         assert self.leased.keys() <= set(held), "a lease without a slot"
 
-    def _vacant(self, pool: Pool[S], *blocked: Collection[int]) -> S | None:
-        """A slot of the pool that is free, or is made so."""
+    def _vacate(self, pool: Pool[S], slots: int, *blocked: Collection[int]) -> bool:
+        """Have that many slots of the pool free, evicting an expert if need be; at most as many as one has."""
         self.displaced = -1
-        if pool.free:
-            return pool.free.pop()
+        if len(pool.free) >= slots:
+            return True
         gone = victim(self.policy, pool.part, self.now, self.layer, *blocked, self.pinned)
         if gone is None and self.pinned:
             gone = victim(self.policy, pool.part, self.now, self.layer, *blocked)
         if gone is None:
-            return None
+            return False
         self.evict(gone)
         self.displaced = gone
-        return pool.free.pop()
+        return True

@@ -15,10 +15,9 @@ import numpy.typing as npt
 
 from core.cache.copies import Copies, Experts
 from core.cache.core import CacheCore
-from core.cache.lease import Counts, Lease, LeasedExpert
+from core.cache.lease import Counts, Lease
 from core.cache.loan import Loan, Parts
 from core.cache.pool import Pool, empty_pools
-from core.cache.prefetch_queue import PrefetchQueue
 from core.cache.slots import Slots, resize
 from core.memory.slot import Slot
 from core.memory.ticket import Link
@@ -28,11 +27,12 @@ from core.policy.eviction import Eviction, MakePolicy, policy_maker
 from core.policy.hints import Hints
 from core.policy.predict import Prediction
 from core.settings.cache import CacheSettings
-from core.types import Outcome, Residence
+from core.types import Residence, Segment
 
 
 class ExpertCache:
-    """`core` knows which expert is in which slot, `copies` the copies into slots, `prefetch_queue` the prefetches."""
+    """`core` knows which expert is in which slots, `copies` the copies into slots, `prefetch_queue` the prefetches, and
+    `requests` what a layer's requests become."""
 
     def __init__(
         self,
@@ -45,16 +45,17 @@ class ExpertCache:
         scope: str,
         slots: int,
         divide: Callable[[int], Sequence[int]] | None = None,
+        blocks: int = 1,
     ) -> None:
-        """`slots` = how many experts the device may hold; `divide` = total slots -> slots per layer, evenly if None.
-        Raises BudgetError when the device is full."""
+        """`slots` = how many blocks the device may hold, `blocks` of each expert; `divide` = total slots -> slots per
+        layer, evenly if None. Raises BudgetError when the device is full."""
         self.layers, self.experts = layers, experts
         self.arena, self.store, self.make_policy = arena, store, make_policy
         self.scope, self.slots, self._divide = scope, slots, divide
         pools: list[Pool[Slot]] = empty_pools(layers * experts, layers if scope == "layer" else 1)
-        self.core = CacheCore(layers, experts, make_policy, pools, on_evict=self._leaves)
-        self.copies = Copies(link, store)
-        self.prefetch_queue = PrefetchQueue(self.core, self.copies)
+        core = CacheCore(layers, experts, make_policy, pools, on_evict=self._leaves, blocks=blocks)
+        whole = [Segment(eid, range(blocks)) for eid in range(layers * experts)]
+        self.core, self.copies, self.prefetch_queue, self.requests = Parts.of(core, Copies(link, store, whole))
         self._resize()
 
     def begin_pass(self, phase: str) -> None:
@@ -71,28 +72,7 @@ class ExpertCache:
     def acquire(self, layer: int, wanted: Sequence[int]) -> Lease:
         """Lease `wanted` (distinct experts of `layer`, at most its pool's capacity); fetch the missing ones on
         demand."""
-        core, copies, queue, base = self.core, self.copies, self.prefetch_queue, layer * self.experts
-        slots, tickets, fresh = core.slot, copies.tickets, queue.fresh
-        missing = core.lease(layer, [base + expert for expert in wanted])
-        held: list[LeasedExpert] = []
-        for expert in wanted:
-            eid = base + expert
-            slot = slots[eid]
-            if slot is not None:
-                ready = eid not in tickets and eid not in fresh
-                hit = LeasedExpert(expert, eid, slot, Outcome.HIT, None) if ready else self._hit(expert, eid, slot)
-                held.append(hit)
-        for eid in missing:
-            slot = core.admit(eid, core.leased)
-            if slot is None:
-                raise RuntimeError(f"layer {layer} needs more slots than its pool has")
-            core.use(eid)
-            outcome, ticket = copies.miss(eid), copies.demand(eid, slot)
-            copies.counts.demand_bytes += ticket.bytes
-            if queue.lost:
-                queue.demanded(eid, ticket)
-            held.append(LeasedExpert(eid - base, eid, slot, outcome, ticket))
-        return Lease(layer, held)
+        return self.requests.acquire(layer, wanted)
 
     def prefetch(self, predictions: Sequence[Prediction], at: int) -> None:
         """Prefetch experts by priority, as long as there is a slot that holds nothing better.
@@ -105,11 +85,7 @@ class ExpertCache:
 
     def release(self, lease: Lease, fence: Any = None) -> None:
         """End a lease: its computation is done, or on CUDA will be at `fence`. Its experts may be evicted again."""
-        tickets = self.copies.tickets
-        for held in lease.held:
-            held.slot.fence = fence
-            tickets.pop(held.eid, None)
-        self.core.release([held.eid for held in lease.held])
+        self.requests.release(lease, fence)
 
     def abandon(self) -> None:
         """After a pass that broke off within a layer: ends all leases and evicts experts whose copy failed."""
@@ -121,7 +97,7 @@ class ExpertCache:
         return self.copies.take_counts()
 
     def is_resident(self, eid: int) -> bool:
-        """Whether it has a slot, its copy complete or not."""
+        """Whether it has slots, their copy complete or not."""
         return self.core.is_resident(eid)
 
     def pool(self, layer: int) -> Pool[Slot]:
@@ -129,18 +105,18 @@ class ExpertCache:
         return self.core.pool(layer)
 
     def room(self, layer: int) -> int:
-        """Slots of that pool not taken by pinned experts, at least one."""
+        """Experts that fit into that pool beside the pinned ones, at least one."""
         return self.core.room(layer)
 
     def lacking(self, layer: int, wanted: Sequence[int]) -> list[int]:
-        """Those of `wanted` that would have to be fetched: without a slot, or with a copy that is only queued."""
-        base, slots, is_queued = layer * self.experts, self.core.slot, self.copies.is_queued
-        return [expert for expert in wanted if slots[base + expert] is None or is_queued(base + expert)]
+        """Those of `wanted` that would have to be fetched: without slots, or with a copy that is only queued."""
+        base, table, is_queued = layer * self.experts, self.core.table, self.copies.is_queued
+        return [expert for expert in wanted if not table[base + expert] or is_queued(base + expert)]
 
     def availability(self, layer: int) -> tuple[list[bool], list[bool]]:
         """For each expert of `layer`: (would have to be fetched, is ready to compute). Both False: being copied."""
         base, copies = layer * self.experts, self.copies
-        ready = [slot is not None for slot in self.core.slot[base : base + self.experts]]
+        ready = [bool(slots) for slots in self.core.table[base : base + self.experts]]
         missing = [not one for one in ready]
         for eid in copies.flying():
             if 0 <= eid - base < self.experts:
@@ -152,16 +128,16 @@ class ExpertCache:
         flying = self.copies.flying()
         return [
             (Residence.DISK if self.store.origin(eid) == "disk" else Residence.HOST)
-            if slot is None
+            if not slots
             else Residence.IN_FLIGHT
             if eid in flying
             else Residence.RESIDENT
-            for eid, slot in enumerate(self.core.slot)
+            for eid, slots in enumerate(self.core.table)
         ]
 
     def sample(self, most: int) -> list[Slot]:
         """Up to `most` filled slots, for trials of compute paths."""
-        return [slot for slot in self.core.slot if slot is not None][:most]
+        return [slot for slots in self.core.table for slot in slots][:most]
 
     @property
     def expects(self) -> bool:
@@ -186,9 +162,9 @@ class ExpertCache:
     def check_integrity(self) -> None:
         """Raise AssertionError unless every invariant of the cache holds. Call it between two passes."""
         self.core.check_integrity()
-        held = [slot.index for slot in self.core.slot if slot is not None]
+        held = [slot.index for slots in self.core.table for slot in slots]
         free = [slot.index for pool in self.core.pools for slot in pool.free]
-        assert len({*held}) == len(held), "two experts share a slot"
+        assert len({*held}) == len(held), "two blocks share a slot"
         assert len({*free, *held}) == len(free) + len(held), "a slot is free and occupied"
         assert len(free) + len(held) == len(self.arena) == self.slots, "slots, arena and budget do not add up"
         assert all(map(self.is_resident, {*self.copies.tickets, *self.prefetch_queue.fresh})), "a copy without a slot"
@@ -234,8 +210,8 @@ class ExpertCache:
         core, copies = self.core, self.copies
         core.pinned = frozenset(eids)
         for eid in sorted(core.pinned):
-            if not core.is_resident(eid) and (slot := core.admit(eid, core.pinned)) is not None:
-                copies.counts.demand_bytes += copies.demand(eid, slot).bytes
+            if not core.is_resident(eid) and (slots := core.admit(eid, core.pinned)) is not None:
+                copies.counts.demand_bytes += copies.demand(copies.whole[eid], slots).bytes
         for eid in [eid for eid in copies.tickets if eid in core.pinned]:
             copies.wait(eid)
 
@@ -243,10 +219,11 @@ class ExpertCache:
         """Fill free slots, with every layer's most often used experts first, so that a fresh cache is not empty."""
         core, copies = self.core, self.copies
         for eid in core.hints.filling():
-            if core.policy.retains and core.pool(eid // self.experts).free and not core.is_resident(eid):
-                slot = core.admit(eid)
-                assert slot is not None
-                copies.demand(eid, slot)
+            has_room = len(core.pool(eid // self.experts).free) >= core.blocks
+            if core.policy.retains and has_room and not core.is_resident(eid):
+                slots = core.admit(eid)
+                assert slots is not None
+                copies.demand(copies.whole[eid], slots)
         for eid in list(copies.tickets):
             copies.wait(eid)
         copies.link.forget()
@@ -271,13 +248,13 @@ class ExpertCache:
 
     def set_aside(self, least: int) -> Loan:
         """Lend the slots to other passes, which leave nothing behind but what `take_back` cannot restore; only while
-        the cache is `quiet`. They may use at least `least` slots of each pool, as far as it has that many that are not
-        pinned."""
+        the cache is `quiet`. They may use the slots of at least `least` experts of each pool, as far as it has that
+        many that are not pinned."""
         assert self.quiet() and not self.core.leased, "the cache is in use"
         self._evict_failed()
         self.copies.tickets.clear()  # all landed: their experts are resident
-        loan = Loan(Parts(self.core, self.copies, self.prefetch_queue), least)
-        self.core, self.copies, self.prefetch_queue = loan.lent
+        loan = Loan(Parts(self.core, self.copies, self.prefetch_queue, self.requests), least)
+        self.core, self.copies, self.prefetch_queue, self.requests = loan.lent
         return loan
 
     def take_back(self, loan: Loan, stop: Callable[[], bool]) -> None:
@@ -286,22 +263,8 @@ class ExpertCache:
         try:
             loan.fetch_back(stop)
         finally:
-            self.core, self.copies, self.prefetch_queue = loan.own
+            self.core, self.copies, self.prefetch_queue, self.requests = loan.own
             loan.settle()
-
-    def _hit(self, expert: int, eid: int, slot: Slot) -> LeasedExpert:
-        """A request for an expert with a slot: ready, being copied, or only queued (which counts as a miss)."""
-        copies = self.copies
-        ticket, fresh = copies.pending(eid), self.prefetch_queue.fresh.pop(eid, None)
-        if ticket is not None and fresh is not None and copies.link.promote(ticket):
-            copies.counts.prefetch_issued -= 1
-            copies.counts.demand_bytes += ticket.bytes
-            return LeasedExpert(expert, eid, slot, copies.miss(eid), ticket)
-        if fresh is not None:
-            copies.counts.arrived(fresh, late=ticket is not None)
-        if ticket is not None:
-            return LeasedExpert(expert, eid, slot, Outcome.PARTIAL_HIT, ticket)
-        return LeasedExpert(expert, eid, slot, Outcome.HIT if fresh is None else Outcome.PREFETCH_HIT, None)
 
     def _leaves(self, eid: int) -> None:
         """An expert is about to be evicted: a copy into its slot is cancelled, or awaited when it has started."""

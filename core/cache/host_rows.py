@@ -1,4 +1,5 @@
-"""Which experts have a row of host memory: the same cache mechanism as on the device, one pool for all layers."""
+"""Which experts have a row of host memory: the same cache mechanism as on the device, one pool for all layers. A row
+holds a whole expert."""
 
 from __future__ import annotations
 
@@ -41,8 +42,7 @@ class HostRows:
                 core.release([eid])
                 raise RuntimeError("more experts are copied at once than host memory has rows")
             core.use(eid)
-        row = core.slot[eid]
-        assert row is not None
+        (row,) = core.table[eid]
         return row, not missing
 
     def release(self, eid: int) -> None:

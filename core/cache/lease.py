@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 from core.memory.slot import Slot
 from core.memory.ticket import Ticket
-from core.types import Outcome
+from core.types import Outcome, Segment
 
 
 @dataclass(slots=True)
-class LeasedExpert:
-    """One leased expert: its slot, and the copy to wait for (None = ready)."""
+class LeasedSegment:
+    """Consecutive blocks of a leased expert: the slots that hold them, and the copy to wait for (None = ready)."""
 
     expert: int
-    eid: int
-    slot: Slot
+    segment: Segment
+    slots: Sequence[Slot]  # one per block
     outcome: Outcome
     ticket: Ticket | None
+
+    @property
+    def slot(self) -> Slot:
+        """The slot of a segment of one block. Raises ValueError when it has several."""
+        (slot,) = self.slots
+        return slot
 
 
 class SkippedRequest(NamedTuple):
@@ -30,10 +37,11 @@ class SkippedRequest(NamedTuple):
 
 @dataclass(slots=True)
 class Lease:
-    """The experts a layer is computed with; none can be evicted until `release`."""
+    """The experts a layer is computed with, as segments that together are all blocks of each; none can be evicted until
+    `release`."""
 
     layer: int
-    held: list[LeasedExpert]
+    segments: list[LeasedSegment]
 
 
 @dataclass(slots=True)

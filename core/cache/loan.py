@@ -13,6 +13,7 @@ from core.cache.copies import Copies
 from core.cache.core import CacheCore
 from core.cache.pool import Pool
 from core.cache.prefetch_queue import PrefetchQueue
+from core.cache.requests import Requests
 from core.memory.slot import Slot
 from core.policy.eviction import Eviction
 
@@ -21,11 +22,18 @@ SHARE = 4  # passes may use 1/SHARE of a pool's slots, divided by its layers, or
 
 
 class Parts(NamedTuple):
-    """What a cache is made of. The queue is of the same core and copies."""
+    """What serves a cache's requests: a core, its copies, and what works on both."""
 
     core: CacheCore[Slot]
     copies: Copies
     queue: PrefetchQueue
+    requests: Requests
+
+    @classmethod
+    def of(cls, core: CacheCore[Slot], copies: Copies) -> Parts:
+        """Around this core and these copies."""
+        queue = PrefetchQueue(core, copies)
+        return cls(core, copies, queue, Requests(core, copies, queue))
 
 
 class Loan:
@@ -33,9 +41,10 @@ class Loan:
     use at a time."""
 
     def __init__(self, own: Parts, least: int) -> None:
-        """`least`: slots of each pool that passes may use at least, as far as it has that many that are not pinned."""
-        core, copies = own.core.over_same_slots(Eviction), Copies(own.copies.link, own.copies.store, own.copies.phase)
-        self.own, self.lent = own, Parts(core, copies, PrefetchQueue(core, copies))
+        """`least`: experts of each pool whose slots passes may use at least, as far as it has that many that are not
+        pinned."""
+        core, copies = own.core.over_same_slots(Eviction), own.copies.over_same_link()
+        self.own, self.lent = own, Parts.of(core, copies)
         orders = [self._worth(pool) for pool in core.pools]
         self._residents = [eid for order in orders for eid in reversed(order)]  # those kept longest first
         stay: set[int] = set(own.core.pinned)
@@ -49,18 +58,18 @@ class Loan:
     def fetch_back(self, stop: Callable[[], bool]) -> None:
         """Evict what is new and fetch back what was evicted, the most valuable first, until `stop()`. Raises the errors
         of copies; every resident is complete then, too."""
-        core, copies, _ = self.lent
+        core, copies = self.lent.core, self.lent.copies
         core.leased.clear()
         try:
             before = set(self._residents)
-            for eid in [eid for eid, slot in enumerate(core.slot) if slot is not None and eid not in before]:
+            for eid in [eid for eid, slots in enumerate(core.table) if slots and eid not in before]:
                 core.evict(eid)
             for eid in self._residents:
                 if not stop():
                     if not core.is_resident(eid):
-                        slot = core.admit(eid)
-                        assert slot is not None
-                        copies.demand(eid, slot)
+                        slots = core.admit(eid)
+                        assert slots is not None
+                        copies.demand(copies.whole[eid], slots)
                     copies.wait(eid)
         finally:
             for eid in [*copies.tickets]:  # unfinished after an error
@@ -68,7 +77,7 @@ class Loan:
 
     def settle(self) -> None:
         """The lender's parts are in use again: residents that were not fetched back count as evicted."""
-        core, _, queue = self.own
+        core, queue = self.own.core, self.own.queue
         for eid in self._residents:
             if not core.is_resident(eid):
                 if eid in queue.fresh:
@@ -77,8 +86,9 @@ class Loan:
 
     def _spare(self, pool: Pool[Slot], least: int) -> int:
         """How many residents may have to be evicted."""
-        layers: int = len(pool.eids) // self.own.core.experts
-        return max(0, max(least, pool.capacity // (SHARE * layers)) - len(pool.free))
+        core = self.own.core
+        layers: int = len(pool.eids) // core.experts
+        return max(0, max(least, pool.capacity // core.blocks // (SHARE * layers)) - len(pool.free) // core.blocks)
 
     def _worth(self, pool: Pool[Slot]) -> list[int]:
         """The residents of a pool in order of eviction by the policy; pinned ones last."""

@@ -39,12 +39,13 @@ def numbered_pools(total: int, capacities: Sequence[int]) -> list[Pool[int]]:
     return pools
 
 
-def fitting(predictions: Sequence[Prediction], pools: Sequence[Pool[S]], experts: int) -> set[int]:
-    """eids of the first experts of `predictions`, as many as their pool has slots: more would only evict each other."""
-    left = [pool.capacity for pool in pools]
+def fitting(predictions: Sequence[Prediction], capacities: Sequence[int], experts: int) -> set[int]:
+    """eids of the first experts of `predictions`, as many as their pool has room for: more would only evict each other.
+    `capacities`: experts per layer, or in all layers together."""
+    left = [*capacities]
     found: set[int] = set()
     for prediction in predictions:
-        at = prediction.layer if len(pools) > 1 else 0
+        at = prediction.layer if len(left) > 1 else 0
         if left[at]:
             left[at] -= 1
             found.add(prediction.layer * experts + prediction.expert)

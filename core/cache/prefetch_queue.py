@@ -50,14 +50,14 @@ class PrefetchQueue:
         if not queued and all(core.is_resident(layer * experts + expert) for layer, expert, _ in predictions):
             return
         best = self.schedule.sort(predictions, at)
-        named = fitting(best, core.pools, experts)
+        named = fitting(best, [pool.capacity // core.blocks for pool in core.pools], experts)
         ranked = self.schedule.rank(
             [p for p in best if p.layer * experts + p.expert in named],
             at,
             queued,
             lambda eid: not core.is_resident(eid),
             copies.link,
-            copies.store.blob_bytes,
+            copies.expert_bytes,
         )
         for ticket in ranked.drop:
             self.take_back(ticket)
@@ -98,12 +98,12 @@ class PrefetchQueue:
         return True
 
     def _fetch(self, eid: int, named: Collection[int]) -> Ticket | None:
-        """Assign a slot for a prefetch; None when only better experts could be evicted."""
+        """Assign slots for a prefetch; None when only better experts could be evicted."""
         core, copies = self._core, self._copies
-        slot = core.admit(eid, core.leased, named, self.fresh, copies.tickets, core.pinned)
-        if slot is None:
+        slots = core.admit(eid, core.leased, named, self.fresh, copies.tickets, core.pinned)
+        if slots is None:
             return None
-        ticket = copies.prepare(eid, slot, demand=False)
+        ticket = copies.prepare(copies.whole[eid], slots, demand=False)
         ticket.displaced = core.displaced
         return ticket
 

@@ -147,9 +147,9 @@ def _leased(bench: MeasurementSession, experts: npt.NDArray[np.int64]) -> Iterat
             for layer, wanted in enumerate(experts.tolist()):
                 lease = bench.expert_cache.acquire(layer, list(dict.fromkeys(wanted)))
                 leases.callback(_release, bench, lease)
-                for held in lease.held:
-                    if held.ticket is not None:
-                        bench.transfers.wait(held.ticket)
+                for leased in lease.segments:
+                    if leased.ticket is not None:
+                        bench.transfers.wait(leased.ticket)
         yield
 
 
@@ -158,7 +158,7 @@ def _release(bench: MeasurementSession, lease: Lease) -> None:
 
 
 def _copies(bench: MeasurementSession, cancel: threading.Event) -> tuple[float, str]:
-    """Median milliseconds of copying one expert, one at a time, into the slot that already holds it; and the source
+    """Median milliseconds of copying one expert, one at a time, into the slots that already hold it; and the source
     (memory, or disk for most of them)."""
     spans: list[float] = []
     from_disk = 0
@@ -170,9 +170,10 @@ def _copies(bench: MeasurementSession, cancel: threading.Event) -> tuple[float, 
         layer, expert = divmod(eid, bench.shape.experts)
         lease = bench.expert_cache.acquire(layer, [expert])
         try:
-            ticket = Ticket(eid, lease.held[0].slot, bench.expert_cache.store.blob_bytes, True, "decode")
-            if lease.held[0].ticket is not None:
-                bench.transfers.wait(lease.held[0].ticket)
+            (leased,) = lease.segments
+            ticket = Ticket(leased.segment, leased.slots, bench.expert_cache.store.blob_bytes, True, "decode")
+            if leased.ticket is not None:
+                bench.transfers.wait(leased.ticket)
             bench.transfers.take_finished()
             bench.transfers.wait(bench.transfers.submit(ticket))
             bench.transfers.settle(ticket)

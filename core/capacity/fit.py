@@ -45,7 +45,7 @@ def fit_of(plan: Plan, instead_of: Memory | None = None, trace: Trace | None = N
             + ", or close other programs."
         )
     safe = int(SAFE * free) - (tier.bytes if cpu else 0)
-    most = max(0, min(sizes.shape.total, (safe - sizes.fixed) // sizes.slot))
+    most = max(0, min(sizes.slots_all, (safe - sizes.fixed) // sizes.slot))
     suggested = f"{most * 100 // sizes.shape.total}%" if most >= least else ""
     if not problem and slots > most:
         warning = (

@@ -30,10 +30,16 @@ class Sizes:
     dense: int
     kv: int
     workspace: int
-    slot: int  # one expert on the device
+    slot: int  # one block of an expert on the device
     blob: int  # one expert as a copy moves it
     chunk: int  # prompt positions computed in one forward pass
     carried: bool = True  # whether a pass continues from the previous pass's state; else a prompt is one pass
+    blocks: int = 1  # of an expert, see core.memory.codec
+
+    @property
+    def slots_all(self) -> int:
+        """Slots that hold every expert."""
+        return self.shape.total * self.blocks
 
     @property
     def fixed(self) -> int:
@@ -42,14 +48,14 @@ class Sizes:
 
     def slots_min(self, scope: str) -> int:
         """Fewest slots that can compute: one token's experts, in every layer when each layer has its own."""
-        return self.shape.top_k * (self.shape.layers if scope == "layer" else 1)
+        return self.blocks * self.shape.top_k * (self.shape.layers if scope == "layer" else 1)
 
     def slots(self, budget: Budget) -> int:
-        """Number of experts that a budget pays for, at most all."""
+        """Number of blocks that a budget pays for, at most all."""
         if budget.share is not None:
-            return int(budget.share * self.shape.total + 1e-9)
+            return int(budget.share * self.slots_all + 1e-9)
         assert budget.bytes is not None
-        return max(0, min(self.shape.total, (budget.bytes - self.fixed) // self.slot))
+        return max(0, min(self.slots_all, (budget.bytes - self.fixed) // self.slot))
 
     def bytes(self, slots: int) -> int:
         """Total device bytes with that many slots."""
@@ -62,14 +68,15 @@ class Sizes:
     def problem(self, budget: Budget, scope: str, device_free: int) -> str:
         """Why this budget cannot work, in the user's words, or "". `device_free` = bytes available in all."""
         need = self.bytes(self.slots_min(scope))
-        share = self.slots_min(scope) / self.shape.total
+        share = self.slots_min(scope) / self.slots_all
         if self.slots(budget) < self.slots_min(scope):
             short = f"It is {human(need - budget.bytes)} short. " if budget.bytes is not None else ""
             return (
                 f"The budget {show(budget)} is too small: {short}This model needs at least {human(need)}, which is "
                 f"{share * 100:.3g} % of its experts ({human(self.dense)} dense weights, {human(self.kv)} KV "
                 "cache, "
-                f"{human(self.workspace)} workspace, {self.slots_min(scope)} experts of {human(self.slot)})."
+                f"{human(self.workspace)} workspace, {self.slots_min(scope) // self.blocks} experts of "
+                f"{human(self.shape.expert_bytes)})."
             )
         if (asked := self.budget_bytes(budget)) > device_free:
             return (
@@ -101,7 +108,7 @@ def sizes_of(
     core.hf.rounded_bytes of dense layers kept as codes."""
     slot = page_up(codec.slot_bytes) if paged else codec.slot_bytes
     site, text = outline.sites[0], text_config(config)
-    shape = ModelShape(len(outline.sites), site.num_experts, site.top_k, outline.hidden, slot)
+    shape = ModelShape(len(outline.sites), site.num_experts, site.top_k, outline.hidden, slot * codec.blocks)
     states, scores = outline.states, _scores_bytes(text, context)
     chunk = min(PREFILL_CHUNK, context) if states.carried else context  # else a prompt is computed in one pass
     while states.carried and chunk > 32 and max(chunk * scores, states.bytes(chunk)) > SCORES_LIMIT:
@@ -121,6 +128,7 @@ def sizes_of(
         codec.blob_bytes,
         chunk,
         states.carried,
+        codec.blocks,
     )
 
 

@@ -1,6 +1,6 @@
-"""Device slots: each holds one expert's bytes in a layout that kernels compute from directly.
+"""Device slots: each holds one block of an expert in a layout that kernels compute from directly.
 
-Every slot is a separate allocation, so the arena can shrink by exactly one expert between two tokens, and the bytes it
+Every slot is a separate allocation, so the arena can shrink by exactly one slot between two tokens, and the bytes it
 reports are the bytes allocated. The arena does not track which expert is in which slot.
 """
 

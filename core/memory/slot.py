@@ -1,4 +1,4 @@
-"""One expert-sized piece of device memory. It does not record which expert it holds."""
+"""One piece of device memory, as large as a block of an expert. It does not record which block it holds."""
 
 from __future__ import annotations
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import threading
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from core.memory.slot import Slot
+from core.types import Segment
 
 QUEUED, STARTED, LANDED, CANCELLED = range(4)
 
 
 class Ticket:
-    """One copy: queued -> started -> landed, or queued -> cancelled. Times are seconds on its link's clock; `landed_s`
-    may lie in the future while an emulated link delays the copy."""
+    """One copy, of a segment into its slots: queued -> started -> landed, or queued -> cancelled. Times are seconds on
+    its link's clock; `landed_s` may lie in the future while an emulated link delays the copy."""
 
     __slots__ = (
         "begin",
@@ -24,7 +25,6 @@ class Ticket:
         "disk_bytes",
         "displaced",
         "done",
-        "eid",
         "error",
         "event",
         "landed_s",
@@ -32,14 +32,16 @@ class Ticket:
         "phase",
         "priority",
         "score",
-        "slot",
+        "segment",
+        "slots",
         "started_s",
         "state",
         "submitted_s",
     )
 
-    def __init__(self, eid: int, slot: Slot, size: int, demand: bool, phase: str) -> None:
-        self.eid, self.slot, self.bytes, self.demand, self.phase = eid, slot, size, demand, phase
+    def __init__(self, segment: Segment, slots: Sequence[Slot], size: int, demand: bool, phase: str) -> None:
+        """`slots`: one per block of `segment`, which has `size` bytes."""
+        self.segment, self.slots, self.bytes, self.demand, self.phase = segment, slots, size, demand, phase
         self.disk_bytes = 0  # bytes read from disk for it, known when it is done
         self.state = QUEUED
         self.done = threading.Event()  # CPU: bytes are complete; CUDA: the copy is issued and `event` is recorded
@@ -50,6 +52,11 @@ class Ticket:
         self.score = self.priority = 0.0  # of a prefetch: predicted probability of use, and queue priority
         self.displaced = -1  # eid evicted for this prefetch; -1 = none
         self.number = 0  # submission order
+
+    @property
+    def eid(self) -> int:
+        """The expert of the segment."""
+        return self.segment.eid
 
 
 class Queue:

@@ -144,7 +144,8 @@ class TransferEngine:
         """Return when the copy no longer writes; its slot may then be reused for another expert."""
         ticket.done.wait()
         if ticket.error is None:
-            ticket.slot.fence = ticket.event  # None on a CPU; on CUDA the next copy and `Arena.free` wait for it
+            for slot in ticket.slots:
+                slot.fence = ticket.event  # None on a CPU; on CUDA the next copy and `Arena.free` wait for it
 
     def take_finished(self) -> list[Ticket]:
         """Copies completed since the last call, each returned once; on CUDA their durations come from the device's
@@ -220,16 +221,17 @@ class TransferEngine:
 
     def _copy(self, ticket: Ticket) -> None:
         try:
+            (slot,) = ticket.slots  # a store fetches experts of one block
             if self._stream is None:
-                ticket.disk_bytes = self._fetch(ticket.eid, ticket.slot.raw)
+                ticket.disk_bytes = self._fetch(ticket.eid, slot.raw)
             else:
                 with torch.cuda.stream(self._stream):
-                    if ticket.slot.fence is not None:
-                        self._stream.wait_event(ticket.slot.fence)
+                    if slot.fence is not None:
+                        self._stream.wait_event(slot.fence)
                     ticket.begin = torch.cuda.Event(enable_timing=True)
                     ticket.event = torch.cuda.Event(enable_timing=True)
                     ticket.begin.record(self._stream)
-                    ticket.disk_bytes = self._fetch(ticket.eid, ticket.slot.raw)
+                    ticket.disk_bytes = self._fetch(ticket.eid, slot.raw)
                     ticket.event.record(self._stream)
         except BaseException as error:
             ticket.error = error

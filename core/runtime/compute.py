@@ -6,12 +6,12 @@ and round once, so they are as close to the exact product as transformers' resul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from core.cache.lease import LeasedExpert
+from core.cache.lease import LeasedSegment
 from core.hf.adapters.marks import ASCENDING, IDLE
 from core.memory.arena import Slot
 from core.memory.codec import Codec, SlotParts
@@ -77,24 +77,21 @@ class ExpertMath:
         return torch.cat([self.down(slot, a) for slot, a in zip(slots, acts.split(1), strict=True)])
 
     def batches(
-        self, held: Sequence[LeasedExpert], rows: Mapping[int, slice], tokens: int
-    ) -> Iterable[list[LeasedExpert]]:
-        """Group the leased experts of a prompt of `tokens` tokens into the batches that `many` takes; `rows` by
-        expert."""
-        return together(held, rows, tokens) if self.grouped is not None else ([one] for one in held)
+        self, segments: Sequence[LeasedSegment], rows: Mapping[int, slice], tokens: int
+    ) -> Iterable[list[LeasedSegment]]:
+        """Group the segments of a prompt of `tokens` tokens into the batches that `many` takes; `rows` by expert."""
+        return together(segments, rows, tokens) if self.grouped is not None else ([one] for one in segments)
 
-    def many(self, slots: Sequence[Slot], rows: Sequence[slice], x: torch.Tensor, out: torch.Tensor) -> None:
-        """States x[rows[i]] through the expert in slots[i], into out[rows[i]]; x and out are [all rows, H]."""
+    def many(self, slots: Sequence[Slot], rows: Sequence[slice], x: torch.Tensor) -> Iterator[torch.Tensor]:
+        """States x[rows[i]] of x [all rows, H] through the expert in slots[i] -> [its rows, H], one after the other."""
         counts = [at.stop - at.start for at in rows]
         if self.grouped is not None and self.grouped.takes(sum(counts)):
-            y = self.grouped.many(slots, counts, torch.cat([x[at] for at in rows]))
-            for at, part in zip(rows, y.split(counts), strict=True):
-                out[at] = part
+            yield from self.grouped.many(slots, counts, torch.cat([x[at] for at in rows])).split(counts)
             return
         for slot, at in zip(slots, rows, strict=True):
             y = self.up(slot, x[at])
             a = consecutive(self._gate, y, at.start, x.shape[0]) if self.placed else self.activate(y)
-            out[at] = self.down(slot, a)
+            yield self.down(slot, a)
 
     @property
     def can_copy(self) -> bool:

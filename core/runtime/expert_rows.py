@@ -1,21 +1,31 @@
 """What a layer's experts make of its tokens, gathered in whatever order they are computed.
 
-Both classes give experts to compute together (`batches`), take them as they land (`compute`), and return the layer's
-output in the order of additions that transformers uses (`combined`).
+Both classes give segments to compute together (`batches`), take them as they land (`compute`), and return the layer's
+output in the order of additions that transformers uses (`combined`). An expert's output is the sum of its segments'. As
+each is one segment, which is all of it, `compute` takes what a segment gives as the expert's rows; outputs of further
+segments are to be added there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 import torch
 
-from core.cache.lease import LeasedExpert
+from core.cache.lease import LeasedSegment
 from core.runtime.compute import ExpertMath
 from core.runtime.routed import NOTHING, Routed
 from core.runtime.row_places import Places
 
 Tap = Callable[[torch.Tensor], None]
+
+
+class Rows(Protocol):
+    """What a processor needs of a layer's rows: `TokenRows` or `PromptRows`."""
+
+    def batches(self, segments: Sequence[LeasedSegment]) -> Iterable[Sequence[LeasedSegment]]: ...
+    def compute(self, some: Sequence[LeasedSegment]) -> None: ...
 
 
 class TokenRows:
@@ -29,16 +39,16 @@ class TokenRows:
         self._experts: list[int] = []  # computed so far
         self._outs: list[torch.Tensor] = []  # [n, H] each; their rows are in the order of `_experts`
 
-    def batches(self, held: Sequence[LeasedExpert]) -> Sequence[Sequence[LeasedExpert]]:
-        """Split leased experts into those that are computed together, resident ones first."""
-        resident = [one for one in held if one.ticket is None]
-        if len(resident) == len(held):
+    def batches(self, segments: Sequence[LeasedSegment]) -> Sequence[Sequence[LeasedSegment]]:
+        """Split segments into those that are computed together, resident ones first."""
+        resident = [one for one in segments if one.ticket is None]
+        if len(resident) == len(segments):
             return (resident,) if resident else ()
-        missing = [[one] for one in held if one.ticket is not None]
+        missing = [[one] for one in segments if one.ticket is not None]
         return [resident, *missing] if resident else missing
 
-    def compute(self, some: Sequence[LeasedExpert]) -> None:
-        """Compute experts whose weights are in their slots."""
+    def compute(self, some: Sequence[LeasedSegment]) -> None:
+        """Compute segments whose blocks are in their slots."""
         places = _places(self._order, some) if self._math.placed else None
         self._outs.append(self._math.token([one.slot for one in some], self._hidden, places))
         self._experts += [one.expert for one in some]
@@ -72,18 +82,21 @@ class PromptRows:
         self._rows = {e: slice(ends[e - 1] if e else 0, ends[e]) for e in routed.wanted}
         self._out = torch.zeros_like(self._grouped) if self._partial else torch.empty_like(self._grouped)
 
-    def batches(self, held: Sequence[LeasedExpert]) -> Iterable[Sequence[LeasedExpert]]:
-        """Split leased experts into those that are computed together, resident ones first."""
-        resident_first = sorted(held, key=lambda one: one.ticket is not None)
+    def batches(self, segments: Sequence[LeasedSegment]) -> Iterable[Sequence[LeasedSegment]]:
+        """Split segments into those that are computed together, resident ones first."""
+        resident_first = sorted(segments, key=lambda one: one.ticket is not None)
         return self._math.batches(resident_first, self._rows, self._tokens)
 
-    def compute(self, some: Sequence[LeasedExpert]) -> None:
-        """Compute experts whose weights are in their slots."""
+    def compute(self, some: Sequence[LeasedSegment]) -> None:
+        """Compute segments whose blocks are in their slots."""
         rows = self._rows
         if self._partial:  # an expert whose pairs were all dropped has no rows
             some = [one for one in some if rows[one.expert].stop > rows[one.expert].start]
         if some:
-            self._math.many([one.slot for one in some], [rows[one.expert] for one in some], self._grouped, self._out)
+            places = [rows[one.expert] for one in some]
+            outs = self._math.many([one.slot for one in some], places, self._grouped)
+            for at in places:
+                self._out[at] = next(outs)
 
     def combined(self, tap: Tap | None = None) -> torch.Tensor:
         """[T, H] the layer's output; `tap` gets the experts' outputs [T * k, H] before their weights."""
@@ -92,9 +105,9 @@ class PromptRows:
         return self._math.combine(restored, self._weights, self._dtype, tap)
 
 
-def _places(order: Sequence[int], some: Sequence[LeasedExpert]) -> Places | None:
+def _places(order: Sequence[int], some: Sequence[LeasedSegment]) -> Places | None:
     """The rows where one token's pairs are when sorted by expert, as in transformers' grouped_mm."""
     ranked = sorted(order)
-    if any(held.expert not in ranked for held in some):
+    if any(one.expert not in ranked for one in some):
         return None  # not the router's choice
-    return Places([ranked.index(held.expert) for held in some], len(ranked))
+    return Places([ranked.index(one.expert) for one in some], len(ranked))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
-from core.cache.lease import LeasedExpert
+from core.cache.lease import LeasedSegment
 from core.memory.arena import Slot
 from core.memory.codec.kernels import LANES_MOST, SlotKernels
 
@@ -76,12 +76,14 @@ def has_grouped_mm(weights: torch.Tensor) -> bool:
     return major in (9, 10) and weights.shape[1] % 8 == weights.shape[2] % 8 == 0
 
 
-def together(held: Sequence[LeasedExpert], rows: Mapping[int, slice], tokens: int) -> Iterator[list[LeasedExpert]]:
-    """Split leased experts, in order, into batches that are computed together: a batch has at most `tokens` rows, the
+def together(
+    segments: Sequence[LeasedSegment], rows: Mapping[int, slice], tokens: int
+) -> Iterator[list[LeasedSegment]]:
+    """Split segments, in order, into batches that are computed together: a batch has at most `tokens` rows, the
     most that one expert can have, which is what the workspace is sized for; `rows` by expert."""
-    some: list[LeasedExpert] = []
+    some: list[LeasedSegment] = []
     size = 0
-    for one in held:
+    for one in segments:
         count = rows[one.expert].stop - rows[one.expert].start
         if some and (size + count > tokens or len(some) >= (LATE if one.ticket is not None else TOGETHER)):
             yield some

@@ -13,25 +13,21 @@ from typing import Protocol
 import torch
 
 from core.cache.expert_cache import ExpertCache
-from core.cache.lease import Lease, LeasedExpert, SkippedRequest
+from core.cache.lease import Lease, LeasedSegment, SkippedRequest
 from core.cache.waves import in_waves
-from core.memory.transfer import TransferEngine
 from core.runtime.compute import ExpertMath
 from core.runtime.expert_rows import PromptRows, TokenRows
 from core.runtime.miss import MissPolicy
 from core.runtime.prefetcher import Prefetcher
+from core.runtime.processor import DeviceProcessor
 from core.runtime.routed import Routed, distinct
-from core.types import Outcome
 
 
 class LayerMetrics(Protocol):
     """What a layer reports: to `core.runtime.recorder.Recorder`, or to `core.runtime.unrecorded.Unrecorded`."""
 
-    def layer(self, layer: int, ids: list[list[int]], held: Sequence[LeasedExpert | SkippedRequest]) -> None:
+    def layer(self, layer: int, ids: list[list[int]], requests: Sequence[LeasedSegment | SkippedRequest]) -> None:
         """The router's choice [T][k], and the outcome of each distinct expert's request."""
-
-    def waited(self, seconds: float, *, late: bool) -> None:
-        """Computing waited for a copy; `late`: for a prefetch that did not land in time."""
 
 
 class MoEStep:
@@ -42,12 +38,13 @@ class MoEStep:
         self,
         math: Sequence[ExpertMath],
         expert_cache: ExpertCache,
-        transfers: TransferEngine,
+        processor: DeviceProcessor,
         metrics: LayerMetrics,
         prefetcher: Prefetcher | None = None,
         miss: MissPolicy | None = None,
     ) -> None:
-        self._math, self._expert_cache, self._transfers, self._metrics = math, expert_cache, transfers, metrics
+        self.processor = processor
+        self._math, self._expert_cache, self._metrics = math, expert_cache, metrics
         self._prefetcher, self._miss = prefetcher, miss
         self._has_idle = any(one.has_idle for one in math)
         self._tap: Callable[[torch.Tensor], None] | None = None
@@ -58,14 +55,12 @@ class MoEStep:
         if self._expert_cache.expects:
             self._expert_cache.arrive(layer, routed.wanted)
         rows = (TokenRows if len(routed.chosen) == 1 else PromptRows)(self._math[layer], hidden, routed)
-        held: list[LeasedExpert] = []
+        segments: list[LeasedSegment] = []
         for lease in self._leases(layer, routed):
-            for some in rows.batches(lease.held):
-                self._wait(some)
-                rows.compute(some)
-            held += lease.held
+            self.processor.compute(lease.segments, rows)
+            segments += lease.segments
         result = rows.combined(self._tap)
-        self._metrics.layer(layer, routed.asked, routed.requests(held))
+        self._metrics.layer(layer, routed.asked, routed.requests(segments))
         return result
 
     @contextmanager
@@ -103,10 +98,5 @@ class MoEStep:
         if self._prefetcher is not None:
             self._prefetcher.look_ahead(layer, *routed.shown)
 
-    def _wait(self, some: Sequence[LeasedExpert]) -> None:
-        for held in some:
-            if held.ticket is not None:
-                self._metrics.waited(self._transfers.wait(held.ticket), late=held.outcome == Outcome.PARTIAL_HIT)
-
     def _release(self, lease: Lease) -> None:
-        self._expert_cache.release(lease, self._transfers.fence())
+        self._expert_cache.release(lease, self.processor.fence())

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from core.cache.expert_cache import ExpertCache
-from core.cache.lease import LeasedExpert, SkippedRequest
+from core.cache.lease import LeasedSegment, SkippedRequest
 from core.cache.prefetch_cost import PrefetchCost
 from core.memory.transfer import Ticket, TransferEngine
 from core.policy.prefetch.throttle import PrefetchThrottle
@@ -64,7 +64,7 @@ class Recorder:
         self._index = 0
         self._batch: Batch | None = None
         self._ids: list[list[list[int]]] = []
-        self._held: list[tuple[int, Sequence[LeasedExpert | SkippedRequest]]] = []
+        self._requests: list[tuple[int, Sequence[LeasedSegment | SkippedRequest]]] = []
         self.stall_s = 0.0
         self._prefetch_cost = PrefetchCost()
 
@@ -77,18 +77,18 @@ class Recorder:
 
     def _clear(self) -> None:
         self._ids.clear()
-        self._held.clear()
+        self._requests.clear()
         self.stall_s = 0.0
         self._prefetch_cost.begin()
         if self._miss is not None:
             self._miss.begin()
 
-    def layer(self, layer: int, ids: list[list[int]], held: Sequence[LeasedExpert | SkippedRequest]) -> None:
+    def layer(self, layer: int, ids: list[list[int]], requests: Sequence[LeasedSegment | SkippedRequest]) -> None:
         """Record one computed MoE layer: the router's choice [T][k] and the outcome of each distinct expert's
         request."""
         if self.enabled:
             self._ids.append(ids)
-            self._held.append((layer, held))
+            self._requests.append((layer, requests))
 
     def waited(self, seconds: float, *, late: bool) -> None:
         """Add a wait for a copy; `late`: for a prefetch that did not land in time."""
@@ -163,13 +163,13 @@ class Recorder:
     def _later(self, phase: Phase, tokens: int, finished: list[Ticket]) -> dict[str, Callable[[], Any]]:
         """Builders of the fields named in LATER. They hold numbers only, so that a record keeps no slot or copy
         alive."""
-        ids, held, born_s = array("h"), self._held, self.born_s
+        ids, requests, born_s = array("h"), self._requests, self.born_s
         for rows in self._ids if len(self._ids) == self._shape.layers else ():
             for row in rows:
                 ids.fromlist(row)
-        counts = array("h", [n for layer, hs in held for n in (layer, len(hs))])
-        experts = [h.expert for _, hs in held for h in hs]
-        outcomes = bytes([h.outcome for _, hs in held for h in hs])
+        counts = array("h", [n for layer, some in requests for n in (layer, len(some))])
+        experts = [one.expert for _, some in requests for one in some]
+        outcomes = bytes([one.outcome for _, some in requests for one in some])
         copies = (
             [
                 (

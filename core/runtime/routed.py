@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from core.cache.lease import LeasedExpert, SkippedRequest
+from core.cache.lease import LeasedSegment, SkippedRequest
 
 NOTHING = -1  # replaces the id of a dropped expert
 
@@ -42,12 +42,12 @@ class Routed:
         ids = self.ids.masked_fill(idle, NOTHING)
         return Routed(ids, self.weights, ids.tolist(), self.wanted, self.asked)
 
-    def requests(self, held: list[LeasedExpert]) -> Sequence[LeasedExpert | SkippedRequest]:
-        """The outcome of each distinct expert that the router chose; `held` = all that were computed."""
+    def requests(self, segments: list[LeasedSegment]) -> Sequence[LeasedSegment | SkippedRequest]:
+        """The outcome of each distinct expert that the router chose; `segments` = all that were computed."""
         if self.chosen is self.asked:
-            return held
+            return segments
         asked = set(distinct(self.asked))
-        return [*(one for one in held if one.expert in asked), *self.fates]
+        return [*(one for one in segments if one.expert in asked), *self.fates]
 
     @property
     def shown(self) -> tuple[list[list[int]], torch.Tensor | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from core.cache.expert_cache import ExpertCache
-from core.cache.lease import LeasedExpert, SkippedRequest
+from core.cache.lease import LeasedSegment, SkippedRequest
 from core.memory.transfer import TransferEngine
 from core.runtime.batch import Batch
 
@@ -28,7 +28,7 @@ class Unrecorded:
         self._expert_cache.take_counts()
         self._transfers.forget()
 
-    def layer(self, layer: int, ids: list[list[int]], held: Sequence[LeasedExpert | SkippedRequest]) -> None:
+    def layer(self, layer: int, ids: list[list[int]], requests: Sequence[LeasedSegment | SkippedRequest]) -> None:
         """A layer was computed."""
 
     def waited(self, seconds: float, *, late: bool) -> None:

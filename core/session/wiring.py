@@ -27,6 +27,7 @@ from core.runtime.miss import MissPolicy
 from core.runtime.moe_step import MoEStep
 from core.runtime.pipeline import Pipeline, StepDispatch
 from core.runtime.prefetcher import Prefetcher
+from core.runtime.processor import DeviceProcessor
 from core.runtime.recorder import Recorder
 from core.runtime.telemetry import Telemetry
 from core.runtime.trace_capture import TraceCapture
@@ -116,8 +117,8 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
     unrecorded = Unrecorded(expert_cache, transfers)
 
     math = make_math([site.module for site in sites], plan.codec)
-    answer_step = MoEStep(math, expert_cache, transfers, recorder, prefetcher, miss)
-    measured_step = MoEStep(math, expert_cache, transfers, unrecorded)
+    answer_step = MoEStep(math, expert_cache, DeviceProcessor(transfers, recorder), recorder, prefetcher, miss)
+    measured_step = MoEStep(math, expert_cache, DeviceProcessor(transfers, unrecorded), unrecorded)
     dispatch = StepDispatch(answer_step)
     installed = install(model, sites, dispatch)
 
@@ -164,6 +165,7 @@ def _cache(loaded: LoadedModel, arena: Arena, transfers: TransferEngine, control
         settings.cache.scope,
         loaded.sizes.slots(settings.cache.budget),
         divide=controller.placed.divide,
+        blocks=loaded.plan.codec.blocks,
     )
     expert_cache.hints.profile(controller.placed.usual, sorted(controller.placed.pinned))
     loaded.store.use_policy(policy_maker(settings.cache.host_eviction), controller.placed.usual)

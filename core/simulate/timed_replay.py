@@ -164,15 +164,15 @@ class TimedReplay:
     def _compute(self, lease: Lease, sums: Sums) -> None:
         """Computes the resident experts, then each missing one as it lands."""
         one_s, extra_s = self.clock.expert_ms / 1e3, self.clock.miss_ms / 1e3
-        waiting = [held for held in lease.held if held.ticket is not None]
-        for held in lease.held:
-            sums.outcomes[held.outcome] += 1
-        self.link.advance((len(lease.held) - len(waiting)) * one_s)
-        for held in waiting:
-            assert held.ticket is not None
-            waited_s = self.link.wait(held.ticket)
+        waiting = [leased for leased in lease.segments if leased.ticket is not None]
+        for leased in lease.segments:
+            sums.outcomes[leased.outcome] += 1
+        self.link.advance((len(lease.segments) - len(waiting)) * one_s)
+        for leased in waiting:
+            assert leased.ticket is not None
+            waited_s = self.link.wait(leased.ticket)
             sums.stall_s += waited_s
-            if held.outcome == Outcome.PARTIAL_HIT:
+            if leased.outcome == Outcome.PARTIAL_HIT:
                 self._prefetch_cost.late_s += waited_s
             self.link.advance(one_s + extra_s)
 

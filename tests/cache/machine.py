@@ -42,8 +42,8 @@ def hold(expert_cache: ExpertCache, layer: int, wanted: list[int]) -> Lease:
     """Arrive, acquire and wait, as a layer does; every leased slot then holds its own expert's bytes."""
     expert_cache.arrive(layer, wanted)
     lease = expert_cache.acquire(layer, wanted)
-    assert [h.expert for h in sorted(lease.held, key=lambda h: wanted.index(h.expert))] == wanted
-    for held in lease.held:
+    assert [h.expert for h in sorted(lease.segments, key=lambda h: wanted.index(h.expert))] == wanted
+    for held in lease.segments:
         if held.ticket is not None:
             expert_cache.copies.link.wait(held.ticket)
         check_bytes(expert_cache, lease)
@@ -51,7 +51,7 @@ def hold(expert_cache: ExpertCache, layer: int, wanted: list[int]) -> Lease:
 
 
 def check_bytes(expert_cache: ExpertCache, lease: Lease) -> None:
-    for held in lease.held:
+    for held in lease.segments:
         if held.ticket is None or held.ticket.done.is_set():
             for view, _ in held.slot.parts.weights.values():
-                assert (view == float(held.eid)).all(), f"slot of {held.eid} holds another expert"
+                assert (view == float(held.segment.eid)).all(), f"slot of {held.segment.eid} holds another expert"

@@ -40,7 +40,7 @@ class Cache(RuleBasedStateMachine):
         self.expert_cache.core.now += 1
         before = [self.expert_cache.is_resident(layer * EXPERTS + e) for e in wanted]
         lease = hold(self.expert_cache, layer, wanted)
-        outcomes = {h.expert: h.outcome for h in lease.held}
+        outcomes = {h.expert: h.outcome for h in lease.segments}
         assert all(outcomes[e] == Outcome.MISS for e, there in zip(wanted, before, strict=True) if not there)
         self.expert_cache.release(lease)
 
@@ -139,13 +139,13 @@ def test_outcomes_and_counts_of_a_prefetch_that_is_used_and_one_that_is_not() ->
     for ticket in list(expert_cache.copies.tickets.values()):
         expert_cache.copies.link.wait(ticket)
     lease = hold(expert_cache, 1, [4, 0])
-    assert {h.expert: h.outcome for h in lease.held} == {4: Outcome.PREFETCH_HIT, 0: Outcome.MISS}
+    assert {h.expert: h.outcome for h in lease.segments} == {4: Outcome.PREFETCH_HIT, 0: Outcome.MISS}
     counts, size = expert_cache.take_counts(), expert_cache.arena.codec.blob_bytes
     assert (counts.prefetch_issued, counts.prefetch_used, counts.prefetch_late, counts.prefetch_wasted) == (2, 1, 0, 1)
     assert (counts.demand_bytes, counts.prefetch_bytes, counts.wasted_bytes) == (size, 2 * size, size)
     expert_cache.release(lease)
     again = hold(expert_cache, 1, [4])
-    assert again.held[0].outcome == Outcome.HIT  # only the first use is the prefetch's
+    assert again.segments[0].outcome == Outcome.HIT  # only the first use is the prefetch's
 
 
 def test_a_copy_in_flight_is_late_and_a_queued_one_is_a_miss() -> None:
@@ -156,7 +156,7 @@ def test_a_copy_in_flight_is_late_and_a_queued_one_is_a_miss() -> None:
     first.done.wait()
     assert not second.done.is_set()
     lease = hold(expert_cache, 0, [0, 1])
-    assert {h.expert: h.outcome for h in lease.held} == {0: Outcome.PARTIAL_HIT, 1: Outcome.MISS}
+    assert {h.expert: h.outcome for h in lease.segments} == {0: Outcome.PARTIAL_HIT, 1: Outcome.MISS}
     counts = expert_cache.take_counts()
     assert (counts.prefetch_issued, counts.prefetch_used, counts.prefetch_late, counts.prefetch_wasted) == (1, 0, 1, 0)
     expert_cache.release(lease)
@@ -273,7 +273,7 @@ def test_a_fresh_cache_is_filled_and_what_is_used_then_stays(scope: str) -> None
     resident = [[expert_cache.is_resident(layer * EXPERTS + e) for e in range(3)] for layer in range(LAYERS)]
     assert resident == [[True, True, False]] * LAYERS
     lease = hold(expert_cache, 0, [1, 5])
-    assert {h.expert: h.outcome for h in lease.held} == {1: Outcome.HIT, 5: Outcome.MISS}
+    assert {h.expert: h.outcome for h in lease.segments} == {1: Outcome.HIT, 5: Outcome.MISS}
     expert_cache.release(lease)
     assert (
         expert_cache.take_counts().demand_bytes == expert_cache.arena.codec.blob_bytes
@@ -288,7 +288,7 @@ def test_a_failed_prefetch_is_never_computed_from_and_can_be_fetched_again(monke
         expert_cache.copies.tickets[4].done.wait()
     assert expert_cache.places()[4] == 1  # in flight, and no further
     expert_cache.arrive(0, [4])
-    held = expert_cache.acquire(0, [4]).held[0]
+    held = expert_cache.acquire(0, [4]).segments[0]
     assert held.ticket is not None
     with pytest.raises(RuntimeError, match="copy of expert weights failed"):
         expert_cache.copies.link.wait(held.ticket)

@@ -63,7 +63,7 @@ def test_pins_are_loaded_at_once_and_counted() -> None:
     size = expert_cache.arena.codec.blob_bytes
     assert expert_cache.is_resident(5) and expert_cache.take_counts().demand_bytes == size
     lease = hold(expert_cache, 0, [5, 4])
-    assert {h.expert: h.outcome for h in lease.held} == {5: Outcome.HIT, 4: Outcome.MISS}
+    assert {h.expert: h.outcome for h in lease.segments} == {5: Outcome.HIT, 4: Outcome.MISS}
     expert_cache.release(lease)
     for other in (1, 2, 3, 4, 1, 2, 3):  # one slot is left to all others
         expert_cache.release(hold(expert_cache, 0, [other]))
@@ -125,7 +125,7 @@ def replayed(expert_cache: ExpertCache, layer: int, wanted: list[int]) -> int:
     for i, group in enumerate(groups):
         lease = lease or hold(expert_cache, layer, group)
         following: Lease | None = hold(expert_cache, layer, groups[i + 1]) if i + 1 < len(groups) and room else None
-        misses += sum(h.outcome == Outcome.MISS for h in lease.held)
+        misses += sum(h.outcome == Outcome.MISS for h in lease.segments)
         expert_cache.release(lease)
         lease = following
     return misses

@@ -10,12 +10,13 @@ from core.cache.lease import Counts
 from core.cache.prefetch_cost import PrefetchCost, blocked_s
 from core.memory.slot import Slot
 from core.memory.ticket import Ticket
+from core.types import Segment
 
 NOTHING: Any = None
 
 
 def copy(start_s: float, end_s: float, demand: bool, submitted_s: float | None = None) -> Ticket:
-    ticket = Ticket(0, Slot(0, NOTHING, NOTHING), 1, demand, "decode")
+    ticket = Ticket(Segment(0, range(1)), [Slot(0, NOTHING, NOTHING)], 1, demand, "decode")
     ticket.started_s, ticket.landed_s = start_s, end_s
     ticket.submitted_s = start_s if submitted_s is None else submitted_s
     return ticket

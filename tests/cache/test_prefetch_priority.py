@@ -14,13 +14,14 @@ from core.memory.slot import Slot
 from core.memory.ticket import Link, Ticket
 from core.policy.predict import Prediction
 from core.simulate.virtual_clock import VirtualLink
+from core.types import Segment
 
 LAYERS, EXPERTS = 4, 8
 NOTHING: Any = None
 
 
 def queued(eid: int, score: float) -> Ticket:
-    ticket = Ticket(eid, Slot(eid, NOTHING, NOTHING), 1, False, "decode")
+    ticket = Ticket(Segment(eid, range(1)), [Slot(eid, NOTHING, NOTHING)], 1, False, "decode")
     ticket.score = score
     return ticket
 

@@ -74,10 +74,10 @@ def test_rows_are_the_same_in_whatever_order_experts_land(engine: Engine, tokens
     results = []
     with torch.inference_mode():
         lease = engine.expert_cache.acquire(0, routed.wanted)
-        for held in lease.held:
+        for held in lease.segments:
             if held.ticket is not None:
                 engine.transfers.wait(held.ticket)
-        for order in (lease.held, lease.held[::-1]):
+        for order in (lease.segments, lease.segments[::-1]):
             rows = (TokenRows if tokens == 1 else PromptRows)(engine.wiring.math[0], hidden, routed)
             for one in order:
                 rows.compute([one])

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from core.cache.lease import LeasedExpert
+from core.cache.lease import LeasedSegment
 from core.memory.codec import FORMATS, PartSpec, make_codec
 from core.memory.codec.kernels import available, blocks, make_kernels, say_unavailable, scratch_bytes, why_not
 from core.memory.codec.kernels.products import LANES, LANES_MOST, SCRATCH_BYTES, launches
 from core.runtime.grouped import FEW, LATE, TOGETHER, together
+from core.types import Outcome, Segment
 from tests.kernel_cases import CODED, codec_of, matrices
 
 ROOT = Path(__file__).parents[2]
@@ -141,7 +142,13 @@ def test_experts_of_a_prompt_are_cut_into_portions() -> None:
     rows = {e: slice(end - count, end) for e, (count, end) in enumerate(zip(counts, ends, strict=True))}
     ticket = object()
     held = [
-        LeasedExpert(e, e, None, None, ticket if e in (4, 5, 6, 7, 8) else None)  # type: ignore[arg-type]
+        LeasedSegment(
+            e,
+            Segment(e, range(1)),
+            [],
+            Outcome.HIT,
+            ticket if e in (4, 5, 6, 7, 8) else None,  # type: ignore[arg-type]
+        )
         for e in range(len(counts))
     ]
     portions = list(together(held, rows, tokens=30))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from core.memory.slot import Slot
 from core.memory.ticket import CANCELLED, STARTED, Queue, Ticket
+from core.types import Segment
 
 NOTHING: Any = None
 PRIORITY = st.sampled_from([0.0, 0.1, 0.25, 0.5, 1.0])
@@ -18,7 +19,7 @@ STEP = st.tuples(
 
 
 def ticket(number: int, demand: bool, priority: float = 0.0) -> Ticket:
-    one = Ticket(number, Slot(number, NOTHING, NOTHING), 1, demand, "decode")
+    one = Ticket(Segment(number, range(1)), [Slot(number, NOTHING, NOTHING)], 1, demand, "decode")
     one.priority = priority
     return one
 

@@ -15,6 +15,7 @@ from core.memory.arena import Slot
 from core.memory.codec import SlotParts
 from core.memory.link import Pace, measure_gbps
 from core.memory.transfer import CANCELLED, LANDED, QUEUED, Ticket, TransferEngine
+from core.types import Segment
 
 CPU = torch.device("cpu")
 DISK = 42  # the eid that a Gate reads from disk
@@ -50,7 +51,7 @@ def link(gate: Gate) -> Iterator[TransferEngine]:
 
 def ticket(eid: int, demand: bool = False) -> Ticket:
     slot = Slot(eid, torch.zeros(64, dtype=torch.uint8), SlotParts({}, {}))
-    return Ticket(eid, slot, 64, demand, "decode")
+    return Ticket(Segment(eid, range(1)), [slot], 64, demand, "decode")
 
 
 def busy(link: TransferEngine, gate: Gate) -> Ticket:
@@ -67,7 +68,7 @@ def test_demand_goes_before_every_queued_prefetch(link: TransferEngine, gate: Ga
     for one in queued:
         one.done.wait(60)
     assert gate.order == [99, 3, 1, 2]
-    assert all(int(one.slot.raw[0]) == one.eid for one in queued)
+    assert all(int(one.slots[0].raw[0]) == one.eid for one in queued)
 
 
 def test_a_promoted_prefetch_is_a_demand(link: TransferEngine, gate: Gate) -> None:
@@ -99,13 +100,13 @@ def test_who_waits_for_a_queued_copy_makes_it(link: TransferEngine, gate: Gate) 
     mine = link.submit(ticket(7, demand=True))
     threading.Timer(0.05, gate.opened.set).start()
     link.wait(mine)  # the worker is held: this thread copies
-    assert int(mine.slot.raw[0]) == 7
+    assert int(mine.slots[0].raw[0]) == 7
 
 
 def test_an_idle_worker_keeps_no_slot(link: TransferEngine, gate: Gate) -> None:
     freed = threading.Event()
     last = ticket(1)
-    weakref.finalize(last.slot.raw, freed.set)
+    weakref.finalize(last.slots[0].raw, freed.set)
     gate.opened.set()
     link.submit(last)
     assert last.done.wait(60)

@@ -34,7 +34,7 @@ def state_of(engine: Engine) -> dict[str, Any]:
     cache, policy = engine.expert_cache, engine.expert_cache.policy
     return copy.deepcopy(
         {
-            "residents": [eid for eid, slot in enumerate(cache.core.slot) if slot is not None],
+            "residents": [eid for eid, slots in enumerate(cache.core.table) if slots],
             "free": [len(pool.free) for pool in cache.core.pools],
             "policy": {name: value for name, value in vars(policy).items() if isinstance(value, np.ndarray)},
             "hints": vars(cache.hints),
@@ -80,8 +80,8 @@ def test_an_audit_leaves_no_trace(engine: Engine, changes: dict[str, object]) ->
     assert not engine.expert_cache.copies.tickets
     engine.expert_cache.check_integrity()
     whole = engine.loaded.store.blob_bytes
-    for eid, slot in enumerate(engine.expert_cache.core.slot):
-        if slot is not None:
+    for eid, slots in enumerate(engine.expert_cache.core.table):
+        for slot in slots:
             held, fresh = slot.raw[:whole].clone(), slot.raw[:whole]
             engine.loaded.store.fetch(eid, slot.raw)
             assert torch.equal(held, fresh), f"the slot of {eid} holds another expert"

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from core.cache.lease import Counts, LeasedExpert
+from core.cache.lease import Counts, LeasedSegment
 from core.runtime.batch import Batch, Share
 from core.runtime.recorder import Recorder
-from core.types import ModelShape, Outcome, StepRecord
+from core.types import ModelShape, Outcome, Segment, StepRecord
 
 SHAPE = ModelShape(layers=2, experts=300, top_k=2, hidden=8, expert_bytes=64)
 IDS = [[[299, 4], [4, 7]], [[1, 0], [0, 299]]]
@@ -28,7 +28,11 @@ def record(recorder: Recorder, slot: Any) -> StepRecord:
     recorder.begin(BATCH)
     for layer, rows in enumerate(IDS):
         wanted = sorted({expert for row in rows for expert in row})
-        recorder.layer(layer, rows, [LeasedExpert(e, layer * 300 + e, slot, Outcome(e % 4), None) for e in wanted])
+        recorder.layer(
+            layer,
+            rows,
+            [LeasedSegment(e, Segment(layer * 300 + e, range(1)), [slot], Outcome(e % 4), None) for e in wanted],
+        )
     return recorder.end(0.0, 0.01, 1, 1, {})
 
 

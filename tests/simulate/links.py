@@ -53,7 +53,8 @@ class Counted(VirtualLink):
 
     def __init__(self, engine: Engine, load_s: float) -> None:
         def fetch(ticket: Ticket) -> None:
-            engine.loaded.store.fetch(ticket.eid, ticket.slot.raw)
+            (slot,) = ticket.slots
+            engine.loaded.store.fetch(ticket.eid, slot.raw)
 
         super().__init__(load_s, fetch)
 
@@ -81,7 +82,7 @@ def written_down(link: Any) -> Iterator[list[tuple[Any, ...]]]:
 
     def acquired(self: ExpertCache, layer: int, wanted: Any) -> Lease:
         lease = acquire(self, layer, wanted)
-        events.append((layer, *((held.expert, held.outcome.name) for held in lease.held)))
+        events.append((layer, *((held.expert, held.outcome.name) for held in lease.segments)))
         return lease
 
     def reached(self: MoEStep, *args: Any) -> Any:

@@ -74,7 +74,7 @@ def test_hits_and_victims_are_the_engines_own(name: str, scope: str, seed: int, 
             missed = []
             for layer in step:
                 lease = hold(real, layer, token[layer])
-                missed.append(sum(h.outcome == Outcome.MISS for h in lease.held))
+                missed.append(sum(h.outcome == Outcome.MISS for h in lease.segments))
                 evicted = len(left)
                 real.release(lease)
                 del left[evicted:]  # without a cache all leave here, in both
@@ -102,7 +102,7 @@ def prefill(expert_cache: ExpertCache, layer: int, wanted: Sequence[int]) -> lis
     for i, group in enumerate(groups):
         lease = lease or hold(expert_cache, layer, group)
         following = hold(expert_cache, layer, groups[i + 1]) if i + 1 < len(groups) and capacity > 1 else None
-        missed += [h.outcome == Outcome.MISS for h in lease.held]
+        missed += [h.outcome == Outcome.MISS for h in lease.segments]
         expert_cache.release(lease)
         lease = following
     return missed

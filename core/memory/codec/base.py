@@ -103,6 +103,7 @@ class Codec(Protocol):
     weights: list[str]  # the parts that are matrices
     verbatim: bool  # slot and blob layouts are equal: a blob may be read from disk straight into a slot
     direct: bool  # products of few rows use the slot's codes directly, without dequantising first
+    blocks: int  # equal parts that an expert is cached in, each in a slot of its own
 
     @property
     def blob_bytes(self) -> int:
@@ -110,7 +111,7 @@ class Codec(Protocol):
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of one expert on the device."""
+        """Bytes of one block of an expert on the device."""
 
     def out_in(self, part: str) -> tuple[int, int]:
         """(out, in) features of a matrix, independent of how the model stores it."""
@@ -141,6 +142,7 @@ class Base:
     """Shared by all formats: part bookkeeping, biases, and a copy into the slot that casts where types differ."""
 
     direct = False
+    blocks = 1  # a blob is placed as a whole
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from core.memory.codec.base import Layout, PartSpec
 GRAIN = 16  # neurons: start alignment that the kernels of every format support
 
 
-class Segment(NamedTuple):
+class SegmentLayout(NamedTuple):
     """One of the two segments: its inner neurons, and the byte range of its own blob in the cut one."""
 
     start: int
@@ -59,7 +59,7 @@ class Segments:
         offset, found = 0, []
         for start, stop in ((0, top), (top, self.inner)):
             small = Layout.of({n: (f.dtype, self._small(n, f.shape, start, stop)) for n, f in layout.fields.items()})
-            found.append(Segment(start, stop, offset, small))
+            found.append(SegmentLayout(start, stop, offset, small))
             offset += small.bytes
         self.segments, self.bytes = tuple(found), offset
 

@@ -15,7 +15,7 @@ import torch
 from core.errors import ModelError
 from core.memory.codec import FORMATS, Codec, Layout, PartSpec, make_codec
 from core.memory.codec.formats import Numbers
-from core.memory.codec.segments import ExpertParts, Segment, Segments
+from core.memory.codec.segments import ExpertParts, SegmentLayout, Segments
 from core.memory.pack.checked_json import FLOATS, CheckedObject, InvalidValue
 from core.memory.pack.manifest_json import (
     PackFile,
@@ -52,7 +52,7 @@ class Manifest:
     has_gate: bool
     is_concatenated: bool
     layout: Layout  # of one expert's blob, as its codec has it
-    segments: tuple[Segment, ...]  # how blobs are cut on disk; () = not cut
+    segments: tuple[SegmentLayout, ...]  # how blobs are cut on disk; () = not cut
     padded_bytes: int  # from one expert to the next in a file
     files: Mapping[str, PackFile]
     sums: tuple[tuple[int, ...], ...]  # zlib.crc32 of every padded blob, by layer and expert

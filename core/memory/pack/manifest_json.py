@@ -12,7 +12,7 @@ import torch
 
 from core.memory.codec import ALIGN, Field, Layout
 from core.memory.codec.formats import Numbers
-from core.memory.codec.segments import Segment
+from core.memory.codec.segments import SegmentLayout
 from core.memory.pack.checked_json import CheckedObject, InvalidValue, whole
 
 
@@ -44,11 +44,11 @@ def file_from(stated: CheckedObject) -> PackFile:
     return PackFile(stated.whole("bytes"), stated.text("sha256"), stated.text("head"))
 
 
-def segment_from(stated: CheckedObject) -> Segment:
+def segment_from(stated: CheckedObject) -> SegmentLayout:
     neurons = [whole(n, "segments.neurons", 0) for n in stated.values("neurons")]
     if len(neurons) != 2:
         raise InvalidValue(f"its segments.neurons is {neurons!r:.60}, not a start and an end")
-    return Segment(neurons[0], neurons[1], stated.whole("offset"), layout_from(stated))
+    return SegmentLayout(neurons[0], neurons[1], stated.whole("offset"), layout_from(stated))
 
 
 def layout_json(layout: Layout) -> dict[str, Any]:

@@ -1,0 +1,138 @@
+"""The engine's passes in segments: a lease is of whole experts, and each is computed once, when its copy is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from core.cache.lease import LeasedSegment
+from core.engine import Engine
+from core.runtime.expert_rows import Rows
+from core.runtime.processor import DeviceProcessor
+from core.settings.config import Settings
+from core.settings.sampling import Sampling
+from core.types import Outcome, Segment, StepRecord
+
+TEXT = [{"role": "user", "content": "hello there"}]
+Batches = list[list[LeasedSegment]]
+
+
+class Watched:
+    """A layer's rows, which note what they are asked to compute and whether it was there."""
+
+    def __init__(self, rows: Rows, engine: Engine, computed: Batches) -> None:
+        self._rows, self._engine, self._computed = rows, engine, computed
+
+    def batches(self, segments: Sequence[LeasedSegment]) -> Iterator[Sequence[LeasedSegment]]:
+        yield from self._rows.batches(segments)
+
+    def compute(self, some: Sequence[LeasedSegment]) -> None:
+        table, landed = self._engine.expert_cache.core.table, self._engine.transfers.landed
+        for leased in some:
+            assert leased.ticket is None or landed(leased.ticket), "computed before its copy landed"
+            assert leased.slots == table[leased.segment.eid] and leased.ticket in (
+                None,
+                self._engine.expert_cache.copies.tickets.get(leased.segment.eid),
+            )
+        self._computed.append(list(some))
+        self._rows.compute(some)
+
+
+@contextmanager
+def watched(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Batches, Batches]]:
+    """Inside, notes the leased segments that processors take, lease by lease, and the batches they compute."""
+    taken: Batches = []
+    computed: Batches = []
+    compute = DeviceProcessor.compute
+
+    def heard(self: DeviceProcessor, segments: Sequence[LeasedSegment], rows: Rows) -> None:
+        taken.append(list(segments))
+        compute(self, segments, Watched(rows, engine, computed))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeviceProcessor, "compute", heard)
+        yield taken, computed
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"predictor": "all_next"},
+        {"scope": "global", "budget": "40%", "predictor": "gate"},
+        {"miss": "drop"},
+        {"eviction": "none"},
+    ],
+    ids=lambda changes: "-".join(map(str, changes.values())) or "plain",
+)
+def test_a_processor_computes_every_leased_segment_once(
+    engine: Engine, changes: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.change(changes)
+    blocks, steps = engine.loaded.plan.codec.blocks, list[StepRecord]()
+    with watched(engine, monkeypatch) as (taken, computed):
+        for piece in engine.generate(TEXT, Sampling(max_new_tokens=6)):
+            if piece.step is not None and (not steps or piece.step is not steps[-1]):
+                steps.append(piece.step)
+    leased = [one for some in taken for one in some]
+    whole = range(blocks)
+    for one in leased:
+        assert one.segment.blocks == whole and len(one.slots) == blocks, "an expert is one segment"
+        assert one.segment.eid % engine.shape.experts == one.expert
+        if one.ticket is not None:
+            assert one.ticket.segment == one.segment and tuple(one.ticket.slots) == tuple(one.slots)
+            assert one.ticket.bytes == engine.sizes.blob
+    assert sorted(map(id, leased)) == sorted(id(one) for some in computed for one in some), "each once"
+    for some in computed:
+        assert len(some) == 1 or all(one.ticket is None for one in some), "what is there is not held up by what is not"
+    outcomes = [outcome for step in steps for outcome in step.outcome.tolist() if outcome <= Outcome.MISS_DISK]
+    if "miss" not in changes:
+        assert [one.outcome for one in leased] == outcomes
+    missed = [one for one in leased if one.outcome in (Outcome.MISS, Outcome.MISS_DISK)]
+    assert sum(step.demand_bytes for step in steps) == engine.sizes.blob * len(missed) > 0
+    assert {one.outcome for one in leased} >= {Outcome.MISS} | (
+        {Outcome.HIT} if changes.get("eviction") is None else set()
+    )
+
+
+def test_measuring_has_a_processor_of_its_own(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its waits are counted as measured and not as an answer's."""
+    before = engine.parts.recorder.stall_s
+    with watched(engine, monkeypatch) as (taken, computed), engine.workbench("test") as bench:
+        bench.run([3, 17, 42], bench.kv.fresh())
+        waited_ms = bench.stall_ms()
+    assert len(taken) >= engine.shape.layers and len(computed) >= len(taken)
+    assert waited_ms > 0 and engine.parts.recorder.stall_s == before
+
+
+@pytest.mark.parametrize("budget", ["25%", "50%", "all", "3MB", "1GB"])
+def test_slots_are_blocks(engine: Engine, budget: str) -> None:
+    """Experts in two blocks of half the bytes take twice the slots, and a budget pays for as many experts."""
+    whole = engine.sizes
+    halves = replace(whole, slot=whole.slot // 2, blocks=2)
+    asked = Settings({"budget": budget}).cache.budget
+    assert whole.slot % 2 == 0
+    assert whole.slots(asked) == halves.slots(asked) // 2
+    assert (whole.slots_all, 2 * whole.slots_all) == (whole.shape.total, halves.slots_all)
+    for scope in ("layer", "global"):
+        assert 2 * whole.slots_min(scope) == halves.slots_min(scope)
+        assert whole.bytes(whole.slots_min(scope)) == halves.bytes(halves.slots_min(scope))
+        assert whole.problem(asked, scope, 10**12) == halves.problem(asked, scope, 10**12)
+    assert engine.shape.expert_bytes == engine.sizes.slot * engine.sizes.blocks
+
+
+def test_the_arena_holds_blocks(engine: Engine) -> None:
+    """What the cache's table maps to is what the arena allocated: a block's bytes per slot."""
+    arena, core = engine.wiring.arena, engine.expert_cache.core
+    taken = [slot for slots in core.table for slot in slots]
+    assert len(arena) == engine.expert_cache.slots == engine.sizes.slots(engine.settings.cache.budget)
+    assert arena.bytes == len(arena) * engine.sizes.slot
+    assert all(slot.raw.numel() == engine.sizes.slot for slot in taken)
+    assert [Segment(eid, range(len(slots))) for eid, slots in enumerate(core.table) if slots] == [
+        engine.expert_cache.copies.whole[eid]
+        for eid in range(engine.shape.total)
+        if engine.expert_cache.is_resident(eid)
+    ]

@@ -11,11 +11,8 @@ from gradio.components import Component
 from app.services.jobs import Job
 from app.ui.carried import Renewed
 from app.ui.controls import LIVE, ONCE, html, progress
-from app.ui.sidebar.text import notice
-from core.errors import MoestroError
-
-# State of a page: the "stamp" of what is shown, whether the page is "dark", and what a redraw "said" last (see `news`).
-Shown = dict[str, Any]
+from app.ui.news import Shown, news, noticed
+from app.ui.text import notice
 
 
 class JobTab:
@@ -65,7 +62,7 @@ class JobTab:
 
     def on_start(self, start: Callable[..., object]) -> None:
         """Call `start` with the form's values when the main button is pressed; its error is shown by the form."""
-        self.starts[0].click(noticed(start), self.form, self.alert, **ONCE)
+        self.starts[0].click(noticed(start), [self.news, *self.form], [self.news, self.alert], **ONCE)
 
     def on_news(self, renew: Callable[..., list[Any]], inputs: list[Component], outputs: list[Any]) -> None:
         """Call `renew(shown, *inputs, event)` for a redraw; it returns `head` and the values of `outputs`."""
@@ -80,28 +77,5 @@ class JobTab:
             said = notice(job.error)
         elif job is not None and job.state == "cancelled":
             said = notice(cancelled, "info")
-        mark, update = news(now, job, said)
+        mark, update = news(now.get("said", ""), job, said)
         return [{"stamp": event.stamp, "dark": event.dark, "said": mark}, update]
-
-
-def news(now: Shown, job: Job | None, said: str) -> tuple[str, Any]:
-    """(what to keep as `said` in the page's state, the update of the form's notice).
-
-    A redraw leaves the notice alone unless it says something else than the last redraw did: what the form itself
-    said meanwhile, of a field that lacks something, stays.
-    """
-    mark = f"{id(job)} {said}" if said else ""
-    return mark, gr.skip() if mark == now.get("said", "") else said
-
-
-def noticed(act: Callable[..., object]) -> Callable[..., str]:
-    """An event's handler that does `act` and returns its error as a notice."""
-
-    def handler(*values: Any) -> str:
-        try:
-            act(*values)
-        except MoestroError as error:
-            return notice(str(error))
-        return ""
-
-    return handler

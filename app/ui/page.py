@@ -29,6 +29,13 @@ def create_ui(host: Host) -> gr.Blocks:
     with gr.Blocks(
         title="Moestro", fill_width=True, fill_height=True, analytics_enabled=False, delete_cache=AGES_S
     ) as ui:
+        known = gr.HTML(
+            {"stamp": "", "settings": "", "library": "", "loaded": "", "imported": ""},
+            html_template="",
+            elem_id="known",
+            apply_default_css=False,
+            js_on_load='import("/ui/pulse.js").then((m) => m.know(element, props, trigger));',
+        )
         with gr.Sidebar(width=320, open=True, elem_id="sidebar"):
             html(
                 '<div class="brand"><h1>Moestro</h1><button type="button" data-theme-toggle title="Dark or light" '
@@ -43,19 +50,12 @@ def create_ui(host: Host) -> gr.Blocks:
                 label="Detail",
                 elem_id="mode",
             )
-            model = ModelSection(host)
+            model = ModelSection(host, known)
             cache = CacheSection(host, model.form, model.fit, model.refit)
             substitution = SubstitutionSection(host)
             sampling = SamplingSection(host)
         # least recently used pages are dropped; a dropped page starts from initial values
         ui.state_session_capacity = PAGES
-        known = gr.HTML(
-            {"stamp": "", "settings": "", "library": ""},
-            html_template="",
-            elem_id="known",
-            apply_default_css=False,
-            js_on_load='import("/ui/pulse.js").then((m) => m.know(element, props, trigger));',
-        )
         with gr.Tabs(elem_id="tabs") as tabs:
             with gr.Tab("Chat + Live", id="chat"):
                 chat = ChatLive(host)
@@ -73,12 +73,7 @@ def create_ui(host: Host) -> gr.Blocks:
 
         def model_moved(known: Shown, page: Shown, *form: Any) -> list[Any]:
             """A model was loaded or unloaded, or a load failed."""
-            return [
-                {**known, "stamp": host_state(host)["stamp"]},
-                *model.values(),
-                *chat.values(page),
-                model.refit(*form),
-            ]
+            return [*model.values(known), *chat.values(page), model.refit(*form)]
 
         def settings_moved(known: Shown, page: Shown, *form: Any) -> list[Any]:
             """A setting changed, perhaps in another tab."""
@@ -90,10 +85,6 @@ def create_ui(host: Host) -> gr.Blocks:
                 model.refit(*form),
             ]
 
-        def library_moved(known: Shown, listed: dict[str, str]) -> list[Any]:
-            """An import ended, or the list changed in another tab."""
-            return [{**known, "library": host_state(host)["library"]}, *library.values(listed)]
-
         def open_page(page: Shown) -> list[Any]:
             """Show the chat in the URL, and the form as last used; state that depends on the host follows
             immediately.
@@ -101,12 +92,12 @@ def create_ui(host: Host) -> gr.Blocks:
             return [*chat.open(page.get("chat")), *model.form_values()]
 
         now = [known, chat.pulse, *model.form]
-        known.tick(model_moved, now, [known, *model.outputs, *chat.outputs, model.fit], **LIVE)
+        known.tick(model_moved, now, [*model.outputs, *chat.outputs, model.fit], **LIVE)
         settled = [*cache.outputs, *substitution.outputs, *sampling.outputs, model.fit]
         known.apply(settings_moved, now, [known, *settled], **LIVE)
         cache.chosen.then(substitution.values, None, substitution.outputs, **LIVE)
-        known.edit(library_moved, [known, library.list], [known, *library.moved], **LIVE)
-        ui.load(open_page, chat.pulse, [*chat.page, *model.form], js=OPEN_JS, **LIVE)
+        known.edit(library.values, [known, library.list], library.moved, **LIVE)
+        ui.load(open_page, chat.pulse, [*chat.page, *model.form_outputs], js=OPEN_JS, **LIVE)
         ui.load(None, None, mode, js=SCRIPT, **LIVE)
         mode.input(None, mode, None, js="(mode) => window.moestroMode(mode)", **LIVE)
         analysed.select(analysis.look, analysis.source, analysis.looked, **LIVE)

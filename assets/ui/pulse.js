@@ -11,7 +11,7 @@ let known = null; // the component that holds the host's stamps as this page sho
 
 class Pulse {
   constructor(element, props, trigger) {
-    Object.assign(this, { element, props, trigger, id: null, text: "", speed: [], fired: {}, seen: {} });
+    Object.assign(this, { element, props, trigger, id: null, text: "", speed: [], fired: {}, seen: {}, now: null, past: new Set() });
     this.part = (name) => element.querySelector(`[data-t="${name}"]`);
     this.stick(element.closest("#talk"));
     const touch = () => { this.touched = performance.now(); };
@@ -113,8 +113,19 @@ class Pulse {
     box.nextElementSibling.textContent = `${used} of ${full} tokens`;
   }
 
-  /** Python has redrawn the chat: what is over stands there now, and leaves the tail in the same moment. */
-  renewed() { if (this.over) this.clear(); }
+  /** Python has redrawn the chat: what is over stands there now, and leaves the tail in the same moment.
+   *  A redraw that was asked for before the user went on to something else is redrawn. */
+  renewed() {
+    const { turn } = this.shown;
+    if (this.past.has(turn)) {
+      this.props.value = this.now;
+      this.trigger("end");
+      return;
+    }
+    if (this.now !== null && this.now.turn !== turn) this.past.add(this.now.turn);
+    this.now = this.shown;
+    if (this.over) this.clear();
+  }
 
   clear() {
     this.over = false;

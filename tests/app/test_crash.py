@@ -121,7 +121,7 @@ def test_an_event_of_the_page_that_fails_tells_the_page_and_leaves_no_words_in_t
         reply = client.post(
             "/gradio_api/run/predict",
             json={
-                "data": [CANARY, {"open": True, "chat": None, "stamp": ""}],
+                "data": [CANARY, {"open": True, "chat": None, "stamp": "", "turn": ""}],
                 "fn_index": send["id"],
                 "session_hash": "me",
             },

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from app.store import Message
-from app.ui.sidebar.text import fit_card, span
 from app.ui.tabs.messages import statistics
+from app.ui.text import fit_card, span
 from app.words import name_of, size
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec

@@ -12,13 +12,16 @@ import pytest
 from app.services.evaluator import Evaluation
 from app.services.host import Host
 from app.services.importer import ImportJob
+from app.ui.news import noticed
 from app.ui.sidebar import ModelSection
+from app.ui.sidebar.model import CHOICES
 from app.ui.tabs.analysis import AnalysisTab
 from app.ui.tabs.calibrate import CalibrateTab
 from app.ui.tabs.library import LibraryTab
 from app.ui.tabs.quality import QualityTab
 from core.errors import MoestroError
 from tests.app.conftest import WAIT_S
+from tests.fake_models import fake_pack
 
 NEWS = SimpleNamespace(stamp="other", dark=True)
 
@@ -33,15 +36,48 @@ def test_a_notice_stays_until_the_job_has_something_to_say(host: Host, tab: Any,
 
 def test_a_redraw_of_the_library_leaves_what_was_said_of_the_import_s_form(host: Host) -> None:
     with gr.Blocks():
-        made = LibraryTab(host, ModelSection(host), gr.Tabs())
+        made = LibraryTab(host, ModelSection(host, gr.HTML({})), gr.Tabs())
     at, now = made.moved.index(made.failed), made.list.value
-    assert made.values(now)[at] == gr.skip()
+    assert made.values({}, now)[at] == gr.skip()
     job = ImportJob("somewhere/model", Path("packs/model"), "auto", False)
     job.state, job.error = "error", "No luck."
     host.jobs.recall(job)
-    redrawn = made.values(now)
+    redrawn = made.values({}, now)
     assert "No luck." in redrawn[at]
-    assert made.values(redrawn[made.moved.index(made.list)])[at] == gr.skip()
+    assert made.values(redrawn[made.moved.index(made.known)], now)[at] == gr.skip()
+
+
+def test_a_redraw_of_the_sidebar_leaves_what_was_said_of_the_load_s_form(host: Host) -> None:
+    with gr.Blocks():
+        made = ModelSection(host, gr.HTML({}))
+    at = made.outputs.index(made.alert)
+    assert made.values({})[at] == gr.skip()
+    host.models.change("budget", "20%")
+    assert host.loader.load(host.loader.plan("demo")).join(WAIT_S)
+    known, _, said = made.values({})
+    assert "short" in said
+    assert made.values(known)[at] == gr.skip(), "the form may have said something since"
+    host.models.change("budget", "50%")
+    assert host.loader.load(host.loader.plan("demo")).join(WAIT_S)
+    known, _, said = made.values(known)
+    assert said == ""
+    assert made.values(known)[at] == gr.skip()
+
+
+def test_a_verdict_on_another_form_is_judged_again_and_the_limits_follow_the_form(host: Host, tmp_path: Path) -> None:
+    with gr.Blocks():
+        made = ModelSection(host, gr.HTML({}))
+    names = [param.name for param in CHOICES]
+    plain = ["demo", *made._chosen(host.loader.plan("demo"))]
+    pack = [str(fake_pack(tmp_path / "Sparse")), *plain[1:]]
+    card = made.refit(*pack)
+    assert "read from it" in card["html"]
+    fit, limits = made._settle(card, *pack)
+    assert fit == gr.skip() and made._restrict(limits, *pack[1:])[names.index("host")]["visible"]
+    fit, limits = made._settle(card, *plain)
+    assert "not needed" in fit["html"] and not made._restrict(limits, *plain[1:])[names.index("host")]["visible"]
+    host.models.change("budget", "80%")
+    assert made._settle(card, *pack)[0]["html"] != card["html"], "the settings moved meanwhile"
 
 
 def test_the_end_of_a_job_is_said_once_and_taken_back_by_the_next_one(host: Host) -> None:
@@ -65,3 +101,16 @@ def test_the_end_of_a_job_is_said_once_and_taken_back_by_the_next_one(host: Host
     assert host.jobs.start(Evaluation("demo", host.models.settings), lambda: None).join(WAIT_S)
     assert redraw() == ""
     assert redraw() == gr.skip()
+
+
+def test_a_press_comes_with_the_page_s_state_of_when_it_was_made() -> None:
+    """If it comes after the redraw that tells of the job's end, the page has an old stamp and is redrawn again."""
+
+    def act(fails: bool) -> None:
+        if fails:
+            raise MoestroError("No luck.")
+
+    now = {"stamp": "before", "said": ""}
+    assert noticed(act)(now, False) == [now, ""]
+    state, said = noticed(act)(now, True)
+    assert state is now and "No luck." in said

@@ -13,7 +13,7 @@ from app.server import frames
 from app.server.live_state import host_state
 from app.services.host import Host
 from app.ui.sidebar import SubstitutionSection
-from app.ui.sidebar.text import notice
+from app.ui.text import notice
 from core.settings.presets import preset
 from tests.app.conftest import ended, open_host
 from tests.fake_profiles import fake_profile

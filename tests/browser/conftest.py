@@ -188,19 +188,19 @@ def new_dashboard(open_page: Open) -> Iterator[Dashboard]:
     page.rest()
 
 
-@pytest.fixture(scope="module")
-def file_pages(profile: Any, server: Server) -> Iterator[tuple[Pages, list[Dashboard]]]:
-    """The page that tests of a file share, once it is open, and what watches it."""
+@pytest.fixture(scope="session")
+def shared_pages(profile: Any, server: Server) -> Iterator[tuple[Pages, list[Dashboard]]]:
+    """The page that most tests share, once it is open, and what watches it."""
     pages = Pages(profile, server)
     yield pages, []
     pages.close()
 
 
 @pytest.fixture
-def dashboard(file_pages: tuple[Pages, list[Dashboard]], request: pytest.FixtureRequest) -> Iterator[Dashboard]:
-    """As `new_dashboard`, one for the tests of a file, as opening it takes longer than most of them. What a test leaves
-    beside what `Dashboard.anew` puts back, the next one finds. After a failure it is opened again."""
-    pages, opened = file_pages
+def dashboard(shared_pages: tuple[Pages, list[Dashboard]], request: pytest.FixtureRequest) -> Iterator[Dashboard]:
+    """As `new_dashboard`, but shared, as opening a page takes longer than most tests. What a test leaves beside what
+    `Dashboard.anew` puts back, the next one finds. After a failure it is opened again."""
+    pages, opened = shared_pages
     failed = request.session.testsfailed
     if opened:
         opened[0].anew()

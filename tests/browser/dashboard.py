@@ -98,7 +98,7 @@ class Dashboard:
     def rest(self) -> None:
         """Stop what this page's chat is still writing; it may end by itself meanwhile."""
         self.page.evaluate(f"{ANSWERING} === '1' && document.querySelector('#stop').click()")
-        self.page.wait_for_function(f"{ANSWERING} !== '1'")
+        self.page.wait_for_function(f"{ANSWERING} !== '1' && document.querySelector('.tail').dataset.state === 'none'")
 
     # -- sidebar -----------------------------------------------------------------------------------------------------
 
@@ -117,10 +117,13 @@ class Dashboard:
         self.page.get_by_role("option", name=title, exact=True).click()
 
     def type_in(self, element_id: str, text: str) -> None:
-        """Write into a field and leave it."""
-        box = self.page.locator(f"#{element_id}").locator("input:not([type=range]), textarea").first
-        box.fill(text)
-        box.press("Tab")
+        """Write into a field and leave it, both in one moment: no redraw that was on its way comes in between."""
+        self.page.wait_for_selector(f"#{element_id}", state="visible")
+        self.page.evaluate(
+            """([id, text]) => { const box = document.querySelector(`#${id} :is(input:not([type=range]), textarea)`);
+            box.focus(); box.value = text; box.dispatchEvent(new Event('input', {bubbles: true})); box.blur(); }""",
+            [element_id, text],
+        )
 
     def expect_mark(self, turn: Callable[[], None], name: str) -> None:
         """Turning this control while an answer is written puts one more mark on the deck, and the engine names the

@@ -117,7 +117,7 @@ def test_in_an_answer_nothing_is_lost_that_was_shown(crashing: Crashing, moment:
     crashing.start()
     if answer is not None:
         assert crashing.texts[answer].startswith(seen), (seen, crashing.texts[answer])
-    crashing.page.set("tail", {"open": True, "chat": chat, "stamp": ""})
+    crashing.page.set("tail", {"open": True, "chat": chat, "stamp": "", "turn": ""})
     crashing.page.fire("tail", "end")
     assert seen.strip() in str(crashing.page.value("chat")), "what is stored is shown"
 

@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from app.services.host import Host
 from tests.app.conftest import ended
 
-FAR = {"open": True, "chat": 1e30, "stamp": ""}  # what a page begins with whose address says ?chat=1e30
+FAR = {"open": True, "chat": 1e30, "stamp": "", "turn": ""}  # what a page begins with whose address says ?chat=1e30
 JSON = {"content-type": "application/json"}
 
 

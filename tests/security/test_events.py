@@ -168,7 +168,7 @@ def find(client: TestClient, element: str) -> tuple[Body, int]:
         ("set-budget", None, "“Budget (% of experts)” needs a number."),
         ("set-eviction", "nrf", "does not offer 'nrf' any more. Reload the page."),
         ("models", {"html": "", "sort": "used"}, "has to be as the page holds it."),
-        ("tail", {"open": False, "chat": "1", "stamp": ""}, "has to be as the page holds it."),
+        ("tail", {"open": False, "chat": "1", "stamp": "", "turn": ""}, "has to be as the page holds it."),
         ("import-download", 1, "has to be true or false."),
         ("whatif-policies", "lru", "has to be a list of its choices."),
         ("chats", True, "has to be a choice."),

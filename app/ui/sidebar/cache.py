@@ -12,6 +12,7 @@ from gradio.components import Component
 from app.services.host import Host
 from app.ui.carried import BudgetPicked
 from app.ui.controls import LIVE, html
+from app.ui.sidebar.model import Card
 from app.ui.sidebar.setting_controls import SettingControls
 from core.settings.config import general
 from core.settings.lossy import LossySettings
@@ -27,7 +28,7 @@ class CacheSection:
     again; `chosen` is the event of the preset menu, which also changes what other sections show.
     """
 
-    def __init__(self, host: Host, form: list[Component], fit: gr.HTML, refit: Callable[..., str]) -> None:
+    def __init__(self, host: Host, form: list[Component], fit: gr.HTML, refit: Callable[..., Card]) -> None:
         self.host, self._form, self._fit, self._refit = host, form, fit, refit
         with gr.Accordion("Cache and prefetch", open=True, elem_classes="section"):
             self.alert = html(elem_id="cache-alert")

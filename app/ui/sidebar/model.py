@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
 import gradio as gr
 from gradio.components import Component
 
+from app.server.live_state import host_state
 from app.services.candidates import MANIFEST, is_pack
 from app.services.host import Host
 from app.ui.controls import LIVE, ONCE, control, html, progress
-from app.ui.sidebar.text import exactness, fit_card, fit_error, notice
+from app.ui.news import Shown, news
+from app.ui.text import exactness, fit_card, fit_error, notice
 from app.words import name_of
 from core.errors import MoestroError
 from core.settings.loading import LoadSpec
@@ -28,12 +31,24 @@ SUGGEST_JS = """element.addEventListener("click", (e) => {
   const button = e.target.closest("[data-budget]");
   if (button) trigger("select", {budget: button.dataset.budget}); });"""
 
+# What a model restricts: the "format" that a pack fixes ("" = no pack), the limit of the "context" (0 = unknown).
+Limits = dict[str, Any]
+# The verdict as the value of its component: its "html", the "limits", and what it is "of" (form, settings and model).
+Card = dict[str, Any]
+
 
 class ModelSection:
-    """Builds the section inside the sidebar; `outputs` and `values()` show the host's state."""
+    """Builds the section inside the sidebar; `outputs` and `values()` show the host's state.
 
-    def __init__(self, host: Host) -> None:
-        self.host = host
+    Answers of the server may overtake each other, so what several events show is kept right by what each brings along:
+    - the verdict says what it is of, and the form is judged again when it shows something else (`_settle`);
+    - status and notice come with the page's stamps (`known`) as they were when the event began: a late answer brings
+      back old ones, upon which the page asks for a redraw.
+    """
+
+    def __init__(self, host: Host, known: gr.HTML) -> None:
+        """`known` = the page's state: the stamps of the host that it shows, and what redraws said last of loads."""
+        self.host, self.known = host, known
         with gr.Accordion("Model", open=True, elem_classes="section"):
             self.status = html(self._status(), elem_id="model-status")
             spec = self._offered()
@@ -53,10 +68,12 @@ class ModelSection:
                 self.choices.append(made)
             self.fit = gr.HTML(
                 self.refit(spec.model, *self._chosen(spec)),
+                html_template="${value.html}",
                 elem_id="fit",
                 apply_default_css=False,
                 js_on_load=SUGGEST_JS,
             )
+            self.limits = gr.HTML(self.fit.value["limits"], html_template="", apply_default_css=False)
             self.alert = html(elem_id="model-alert")
             progress("Loading the model", elem_id="load-progress")
             with gr.Row(elem_classes="buttons"):
@@ -65,62 +82,74 @@ class ModelSection:
                 self.unload = gr.Button("Unload", size="sm", elem_id="unload", min_width=80)
             html(IMPORTING, elem_id="import-line")
         self.form = [self.model, *self.choices]
-        self.outputs = [self.status, self.alert]
+        self.form_outputs = [*self.form, self.limits]
+        self.outputs = [self.known, self.status, self.alert]
         self._wire()
 
-    def values(self) -> list[Any]:
-        """The loaded model, and the outcome of the last load."""
-        loading = self.host.loader.loading
+    def values(self, known: Shown) -> list[Any]:
+        """The loaded model, and the outcome of the last load when that is news to the page."""
+        stamp, loading = host_state(self.host)["stamp"], self.host.loader.loading  # the stamp first: never too new
         said = loading.error or loading.text if loading is not None and loading.state in ("error", "cancelled") else ""
-        return [self._status(), notice(said, "error" if loading is not None and loading.state == "error" else "info")]
+        kind = "error" if loading is not None and loading.state == "error" else "info"
+        mark, update = news(known.get("loaded", ""), loading, notice(said, kind))
+        return [{**known, "stamp": stamp, "loaded": mark}, self._status(), update]
 
     def form_values(self, spec: LoadSpec | None = None) -> list[Any]:
-        """The form's values for `spec`, or as last used when a page opens."""
+        """The form's values for `spec`, or as last used when a page opens. Outputs: `form_outputs`."""
         spec = spec or self._offered()
         values = self._chosen(spec)
+        limits = self.refit(spec.model, *values)["limits"]
         return [
             gr.update(choices=self._models(spec), value=spec.model),
             *(
                 gr.update(value=value, **change)
-                for value, change in zip(values, self._changes(self._fit(spec.model, *values), *values), strict=True)
+                for value, change in zip(values, self._changes(limits, *values), strict=True)
             ),
+            limits,
         ]
 
-    def refit(self, *form: Any) -> str:
+    def refit(self, *form: Any) -> Card:
         """The fit verdict on the form's values, with the current settings."""
-        return self._card(self._fit(*form))
+        of, fit = self._of(form), self._fit(*form)  # what it is of first: never too new
+        if not isinstance(fit, Fit):
+            return {"of": of, "html": fit_error(str(fit)), "limits": {"format": "", "context": 0}}
+        limits = {"format": fit.format if is_pack(fit.model) else "", "context": fit.context_limit}
+        return {"of": of, "html": fit_card(fit, str(self.host.models.settings.cache.budget)), "limits": limits}
 
-    def open(self, path: str) -> list[Any]:
+    def open(self, path: str, known: Shown) -> list[Any]:
         """Start loading the model at a path and show it in the form; returns the values of `opened`. Raises
         MoestroError.
         """
         spec = self.host.loader.plan(path)
         self.host.loader.load(spec)
         self._remember(path)
-        return [self._status(), "", self.refit(spec.model, *self._chosen(spec)), *self.form_values(spec)]
+        return [known, self._status(), "", *self.form_values(spec)]
 
     @property
     def opened(self) -> list[Component]:
         """The components that `open` updates."""
-        return [*self.outputs, self.fit, *self.form]
+        return [*self.outputs, *self.form_outputs]
 
     def _wire(self) -> None:
-        gr.on(
-            [self.model.change, *(c.change for c in self.choices)],
-            self._judge,
-            self.form,
-            [self.fit, *self.choices],
-            **LIVE,
-        )
-        self.load.click(self._load, self.form, [self.status, self.alert, self.model], **ONCE)
+        gr.on([self.model.change, *(c.change for c in self.choices)], self.refit, self.form, self.fit, **LIVE)
+        self.fit.change(self._settle, [self.fit, *self.form], [self.fit, self.limits], **LIVE)
+        self.limits.change(self._restrict, [self.limits, *self.choices], self.choices, **LIVE)
+        self.load.click(self._load, [self.known, *self.form], [*self.outputs, self.model], **ONCE)
         self.cancel.click(self._cancel, None, None, **ONCE)
-        self.unload.click(self._unload, None, self.outputs, **ONCE)
+        self.unload.click(self._unload, self.known, self.outputs, **ONCE)
 
-    def _judge(self, *form: Any) -> list[Any]:
-        """The fit verdict, and updates of the choices that the model restricts."""
-        fit = self._fit(*form)
-        changes = self._changes(fit, *form[1:])
-        return [self._card(fit), *(gr.update(**change) if change else gr.skip() for change in changes)]
+    def _settle(self, card: Card, *form: Any) -> list[Any]:
+        """Another verdict is shown: its limits hold. One that is not of this form, from an answer that was overtaken,
+        is judged again.
+        """
+        if card["of"] == self._of(form):
+            return [gr.skip(), card["limits"]]
+        right = self.refit(*form)
+        return [right, right["limits"]]
+
+    def _restrict(self, limits: Limits, *choices: Any) -> list[Any]:
+        """Other limits hold."""
+        return [gr.update(**change) if change else gr.skip() for change in self._changes(limits, *choices)]
 
     def _fit(self, model: Any, *choices: Any) -> Fit | MoestroError:
         """The estimate, or the error that prevents it."""
@@ -129,24 +158,22 @@ class ModelSection:
         except MoestroError as error:
             return error
 
-    def _card(self, fit: Fit | MoestroError) -> str:
-        return (
-            fit_card(fit, str(self.host.models.settings.cache.budget)) if isinstance(fit, Fit) else fit_error(str(fit))
-        )
+    def _of(self, form: Sequence[Any]) -> str:
+        """What a verdict on this form depends on, briefly."""
+        return f"{hash((*form, *self.host.models.settings.items(), self.host.models.load_id)):x}"
 
-    def _changes(self, judged: Fit | MoestroError, *choices: Any) -> list[dict[str, Any]]:
+    def _changes(self, limits: Limits, *choices: Any) -> list[dict[str, Any]]:
         """The update of each choice: a pack fixes the format, the context slider ends at the model's own limit."""
-        fit = judged if isinstance(judged, Fit) else None
-        pack = fit is not None and is_pack(fit.model)
         changes: list[dict[str, Any]] = []
+        pack = limits["format"]
         for param, value in zip(CHOICES, choices, strict=True):
             if param.name == "format":
-                names = [(f"{fit.format} (fixed by the pack)", value)] if fit is not None and pack else None
-                changes.append({"choices": names or [(n, n) for n in param.choices], "interactive": not pack})
+                names = [(f"{pack} (fixed by the pack)", value)] if pack else [(n, n) for n in param.choices]
+                changes.append({"choices": names, "interactive": not pack})
             elif param.name in ONLY_PACKS:
-                changes.append({"visible": pack})
-            elif param.name == "context" and fit is not None:
-                changes.append({"maximum": fit.context_limit})
+                changes.append({"visible": bool(pack)})
+            elif param.name == "context" and limits["context"]:
+                changes.append({"maximum": limits["context"]})
             else:
                 changes.append({})
         return changes
@@ -155,24 +182,24 @@ class ModelSection:
         values = {p.name: v for p, v in zip(CHOICES, choices, strict=True) if v is not None}
         return self.host.loader.plan(str(model or "").strip() or "demo", **values)
 
-    def _load(self, *form: Any) -> list[Any]:
+    def _load(self, known: Shown, *form: Any) -> list[Any]:
         try:
             spec = self._spec(*form)
             self.host.loader.load(spec)
         except MoestroError as error:
-            return [gr.skip(), notice(str(error)), gr.skip()]
+            return [known, gr.skip(), notice(str(error)), gr.skip()]
         self._remember(spec.model)
-        return [self._status(), "", gr.update(choices=self._models(spec))]
+        return [known, self._status(), "", gr.update(choices=self._models(spec))]
 
     def _cancel(self) -> None:
         self.host.loader.cancel()
 
-    def _unload(self) -> list[Any]:
+    def _unload(self, known: Shown) -> list[Any]:
         try:
             self.host.models.unload()
         except MoestroError as error:
-            return [gr.skip(), notice(str(error))]
-        return [self._status(), ""]
+            return [known, gr.skip(), notice(str(error))]
+        return [known, self._status(), ""]
 
     def _status(self) -> str:
         spec, loading = self.host.models.spec, self.host.loader.loading

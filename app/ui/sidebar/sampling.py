@@ -11,7 +11,7 @@ from gradio.components import Component
 
 from app.services.host import Host
 from app.ui.controls import LIVE, control, html, turned
-from app.ui.sidebar.text import notice
+from app.ui.text import notice
 from core.settings.param import declared
 from core.settings.sampling import Sampling
 

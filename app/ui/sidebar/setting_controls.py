@@ -17,7 +17,7 @@ from gradio.events import Dependency
 
 from app.services.host import Host
 from app.ui.controls import LIVE, control, html, turned
-from app.ui.sidebar.text import notice
+from app.ui.text import notice
 from core.settings.config import KINDS, params
 from core.settings.param import Value, When
 from core.settings.registry import variant, variants

@@ -15,9 +15,10 @@ from app.services.analysis.sources import FILE, RoutingSource
 from app.services.host import Host
 from app.ui.carried import Renewed
 from app.ui.controls import LIVE, ONCE, html, whole
-from app.ui.job_tab import JobTab, Shown
-from app.ui.sidebar.text import notice
+from app.ui.job_tab import JobTab
+from app.ui.news import Shown
 from app.ui.tabs.analysis_answers import LabAnswer, WhatIfAnswer
+from app.ui.text import notice
 from core.errors import MoestroError
 from core.settings.registry import variants
 
@@ -183,10 +184,12 @@ class AnalysisTab:
         self.source.input(lambda choice: gr.update(visible=choice == FILE), self.source, self.file_group, **LIVE)
         self.upload.upload(lambda: "", None, self.path, **LIVE)
         for button, kind in zip(self.tab.starts, ("whatif", "lab"), strict=True):
-            button.click(self._starter(kind), self.tab.form, [self.alert, self.tabs], **ONCE)
+            noted = [self.tab.news, self.alert, self.tabs]
+            button.click(self._starter(kind), [self.tab.news, *self.tab.form], noted, **ONCE)
 
     def _starter(self, kind: Any) -> Any:
         def start(
+            now: Shown,
             choice: str,
             path: str,
             upload: str | None,
@@ -228,8 +231,8 @@ class AnalysisTab:
                     )
                 )
             except MoestroError as error:
-                return [notice(str(error)), gr.skip()]
-            return ["", gr.Tabs(selected=kind)]
+                return [now, notice(str(error)), gr.skip()]
+            return [now, "", gr.Tabs(selected=kind)]
 
         return start
 

@@ -11,10 +11,11 @@ from app.services.calibrator import Reading
 from app.services.host import Host
 from app.ui.carried import Renewed
 from app.ui.controls import LIVE, ONCE, html, whole
-from app.ui.job_tab import JobTab, Shown
-from app.ui.sidebar.text import notice
+from app.ui.job_tab import JobTab
+from app.ui.news import Shown
 from app.ui.tabs import calibrate_figures as figures
 from app.ui.tabs.calibrate_views import EMPTY, NO_MODEL, kind_choices, part_choices, question, rough, summary
+from app.ui.text import notice
 from core.errors import MoestroError
 from core.profile import PARTS, profile_path
 

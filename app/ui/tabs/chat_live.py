@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
+from uuid import uuid4
 
 import gradio as gr
 
@@ -19,9 +20,9 @@ from app.store import Message
 from app.ui.carried import ExamplePicked, MessageEdited, PolicyPicked
 from app.ui.controls import LIVE, ONCE, html
 from app.ui.deck import deck
-from app.ui.sidebar.text import notice
 from app.ui.tabs.chat_views import gauge, model, placeholder, suggestions, title
 from app.ui.tabs.messages import shown
+from app.ui.text import notice
 from core.errors import MoestroError
 
 TAIL = """<div class="tail" data-state="none" aria-live="off"><div data-t="text"></div>
@@ -32,7 +33,8 @@ ENDING_S = 2.0  # an answer that left no trace reports its error within this tim
 UNEXPECTED = "That did not work because of an error inside Moestro. Its details are in the log; you can try again."
 log = logging.getLogger("moestro.app")
 
-# State of a page: its "chat" (id or None) and the "stamp" of its messages; "open" once that is known.
+# State of a page: its "chat" (id or None) and the "stamp" of its messages; "open" once that is known. "turn" names the
+# last thing its user did: a redraw has that of when it was asked for, so that the page sees when it comes too late.
 Shown = dict[str, Any]
 
 
@@ -78,7 +80,7 @@ class ChatLive:
                         placeholder=placeholder(host),
                     )
                     self.pulse = gr.HTML(
-                        {"open": False, "chat": None, "stamp": ""},
+                        {"open": False, "chat": None, "stamp": "", "turn": ""},
                         html_template=TAIL,
                         elem_id="tail",
                         apply_default_css=False,
@@ -181,6 +183,8 @@ class ChatLive:
         """
         chat = now.get("chat")
         page = self.open(chat)
+        page[0]["turn"] = now["turn"]
+        page[4] = page[4] or gr.skip()  # what was said of a message stays
         answer, asked = self._asked.get(chat, (None, "")) if chat is not None else (None, "")
         if answer is not None and answer.message_id not in [m.id for m in self._messages(chat)]:
             answer.join(ENDING_S)
@@ -207,7 +211,7 @@ class ChatLive:
         return page
 
     def _shown(self, chat: int | None) -> Shown:
-        return {"open": True, "chat": chat, "stamp": stamp(self.host, chat)}
+        return {"open": True, "chat": chat, "stamp": stamp(self.host, chat), "turn": uuid4().hex}
 
     def _messages(self, chat: int | None) -> list[Message]:
         try:

@@ -7,8 +7,8 @@ from html import escape
 
 from app.services.host import Host
 from app.store import Message
-from app.ui.sidebar.text import exactness
 from app.ui.tabs.messages import used_tokens
+from app.ui.text import exactness
 from app.ui.theme import ROOT
 from app.words import name_of
 

@@ -6,19 +6,20 @@ from typing import Any
 
 import gradio as gr
 
+from app.server.live_state import host_state
 from app.services.host import Host
 from app.services.importer import AUTO, CHOICES
 from app.ui.carried import RowPicked
 from app.ui.controls import LIVE, ONCE, html, progress
-from app.ui.job_tab import news, noticed
+from app.ui.news import Shown, news, noticed
 from app.ui.sidebar import ModelSection
-from app.ui.sidebar.text import notice
 from app.ui.tabs.library_views import COLUMNS, about, question, table
+from app.ui.text import notice
 from app.words import name_of, size
 from core.errors import MoestroError
 from core.settings.formats import FORMATS
 
-# State of the list: its "html", the path that is "chosen", the column it is sorted by, what was last "said" of imports.
+# State of the list: its "html", the path that is "chosen", the column it is sorted by.
 List = dict[str, str]
 
 
@@ -26,14 +27,14 @@ class LibraryTab:
     """The list and the chosen model on the left and right, the import below. `outputs` are those of `show`."""
 
     def __init__(self, host: Host, model: ModelSection, tabs: gr.Tabs) -> None:
-        self.host = host
+        self.host, self.known = host, model.known
         with gr.Row(elem_id="library", equal_height=False):
             with gr.Column(scale=7, min_width=320, elem_id="library-list"):
                 with gr.Row(elem_classes="head-row"):
                     html("<h2>Models on this machine</h2>")
                     self.refresh = gr.Button("Refresh", size="sm", elem_id="library-refresh", min_width=90, scale=0)
                 self.list = gr.HTML(
-                    {"html": "", "chosen": "", "sort": "used", "said": ""},
+                    {"html": "", "chosen": "", "sort": "used"},
                     html_template="${value.html}",
                     elem_id="models",
                     apply_default_css=False,
@@ -161,9 +162,9 @@ class LibraryTab:
         """The components that `look` updates."""
         return [*self.outputs, self.folders]
 
-    def values(self, now: List) -> list[Any]:
+    def values(self, known: Shown, now: List) -> list[Any]:
         """Update after a change on the server: an import ended, another tab deleted an entry. Outputs: `moved`."""
-        job = self.host.importer.job
+        stamp, job = host_state(self.host)["library"], self.host.importer.job  # the stamp first: never too new
         text, kind, kept = "", "info", ""
         if job is not None and job.can_resume:
             kept = f" What is finished is kept in {job.partial}: Resume continues from there."
@@ -173,29 +174,30 @@ class LibraryTab:
             text = f"The import of {name_of(job.source)} was stopped.{kept}"
         elif job is not None and job.state == "done":
             text = f"{name_of(job.source)} is imported, and in the list. The pack is {job.out}."
-        mark, update = news(now, job, notice(text, kind))
-        return [update, *self.show({**now, "said": mark})]
+        mark, update = news(known.get("imported", ""), job, notice(text, kind))
+        return [{**known, "library": stamp, "imported": mark}, update, *self.show(now)]
 
     @property
     def moved(self) -> list[Any]:
         """The components that `values` updates."""
-        return [self.failed, *self.outputs]
+        return [self.known, self.failed, *self.outputs]
 
     def _wire(self, model: ModelSection, tabs: gr.Tabs) -> None:
         self.list.select(self._pick, self.list, self.outputs, **LIVE)
         self.refresh.click(self.look, self.list, self.looked, **ONCE)
         self.folders.change(self._folders, [self.folders, self.list], self.outputs, **ONCE)
         opening = [self.alert, tabs, *model.opened]
-        self.open.click(lambda now: self._open(model, now["chosen"]), self.list, opening, **ONCE)
-        self.opened.click(lambda: self._open(model, self._made()), None, opening, **ONCE)
+        chosen = [self.list, model.known]
+        self.open.click(lambda now, known: self._open(model, now["chosen"], known), chosen, opening, **ONCE)
+        self.opened.click(lambda known: self._open(model, self._made(), known), model.known, opening, **ONCE)
         self.take.click(lambda now: now["chosen"], self.list, self.source, **ONCE)
         self.delete.click(lambda now: self.show(now, confirm=True), self.list, self.outputs, **ONCE)
         self.no.click(lambda now: self.show(now, confirm=False), self.list, self.outputs, **ONCE)
         self.yes.click(self._delete, [self.list, self.sure], self.outputs, **ONCE)
-        start = noticed(self.host.importer.start)
-        self.start.click(start, [self.source, self.format, self.out, self.download], self.failed, **ONCE)
+        form, noted = [self.source, self.format, self.out, self.download], [self.known, self.failed]
+        self.start.click(noticed(self.host.importer.start), [self.known, *form], noted, **ONCE)
         self.cancel.click(self.host.importer.cancel, None, None, **ONCE)
-        self.resume.click(noticed(self.host.importer.resume), None, self.failed, **ONCE)
+        self.resume.click(noticed(self.host.importer.resume), self.known, noted, **ONCE)
 
     def _pick(self, now: List, event: RowPicked) -> list[Any]:
         """A row was selected or a column header clicked."""
@@ -210,9 +212,9 @@ class LibraryTab:
             self.host.library.refresh()
         return self.show(now)
 
-    def _open(self, model: ModelSection, path: str) -> list[Any]:
+    def _open(self, model: ModelSection, path: str, known: Shown) -> list[Any]:
         try:
-            return ["", gr.Tabs(selected="chat"), *model.open(path)]
+            return ["", gr.Tabs(selected="chat"), *model.open(path, known)]
         except MoestroError as error:
             return [notice(str(error)), *[gr.skip()] * (1 + len(model.opened))]
 

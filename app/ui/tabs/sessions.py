@@ -12,8 +12,8 @@ import gradio as gr
 from app.services.host import Host
 from app.store import Chat, StoredTrace
 from app.ui.controls import ONCE, html
-from app.ui.sidebar.text import notice
 from app.ui.tabs.chat_live import ChatLive
+from app.ui.text import notice
 from app.words import name_of, size
 from core.errors import MoestroError
 

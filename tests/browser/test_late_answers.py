@@ -1,0 +1,129 @@
+"""Answers of the server that come late: whatever overtook what, the page ends up showing what is so."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.dashboard import Dashboard
+from tests.fake_models import fake_pack
+
+EVENTS = "**/gradio_api/run/**"
+# Notes what an element shows from now on, one text after the other.
+WATCH = """(selector) => { const box = document.querySelector(selector), shown = window.shown = [box.innerText];
+    new MutationObserver(() => { if (box.innerText !== shown.at(-1)) shown.push(box.innerText); })
+        .observe(box, { childList: true, subtree: true, characterData: true }); }"""
+# What came late was shown, and was put right.
+PUT_RIGHT = """([late, right]) => window.shown.some((text) => text.includes(late))
+    && window.shown.at(-1).includes(right) && !window.shown.at(-1).includes(late)"""
+
+
+class Held:
+    """The page's next event with such inputs: it reaches the server, or its answer the page, when it is let go."""
+
+    def __init__(self, dashboard: Dashboard, wanted: Callable[[list[Any]], bool], answered: bool) -> None:
+        """`answered` = the server has it at once, and its answer is held."""
+        self._page, self._wanted, self._answered = dashboard.page, wanted, answered
+        self._route: Any = None
+        self._answer: Any = None
+        self._page.route(EVENTS, self._take)
+
+    def _take(self, route: Any) -> None:
+        if self._route is not None or not self._is_it(route.request):
+            route.continue_()
+            return
+        self._route = route
+        if self._answered:
+            self._answer = route.fetch()
+
+    @contextmanager
+    def begun(self) -> Iterator[None]:
+        """What is done in the `with` leads to the event; ends when it is held."""
+        with self._page.expect_request(self._is_it):
+            yield
+        while (self._answer if self._answered else self._route) is None:
+            self._page.evaluate("0")  # lets Playwright call `_take`
+
+    def _is_it(self, request: Any) -> bool:
+        return request.method == "POST" and "/run/" in request.url and self._wanted(request.post_data_json["data"])
+
+    def let_go(self, selector: str, late: str, right: str) -> None:
+        """Ends when `selector` has shown what came late, and then what is right."""
+        self._page.evaluate(WATCH, selector)
+        if self._answered:
+            self._route.fulfill(response=self._answer)
+        else:
+            self._route.continue_()
+        self._page.wait_for_function(PUT_RIGHT, arg=[late, right])
+        self._page.unroute(EVENTS)
+
+
+def of_the_page(inputs: list[Any]) -> bool:
+    """A redraw, or a press that may be followed by one: it has the stamps of what the page shows."""
+    return len(inputs) > 1 and isinstance(inputs[0], dict) and "settings" in inputs[0]
+
+
+def redraw(inputs: list[Any]) -> bool:
+    return of_the_page(inputs) and isinstance(inputs[1], dict)
+
+
+def load(inputs: list[Any]) -> bool:
+    return of_the_page(inputs) and isinstance(inputs[1], str)
+
+
+def end_of_answer(inputs: list[Any]) -> bool:
+    return len(inputs) == 2 and isinstance(inputs[0], dict) and "turn" in inputs[0]
+
+
+def test_a_new_chat_is_not_left_for_the_old_one(dashboard: Dashboard) -> None:
+    """Its answer ended just before."""
+    held = Held(dashboard, end_of_answer, answered=True)
+    with held.begun():
+        dashboard.ask("Leave me, in 3 words")
+    dashboard.page.click("#new-chat")
+    dashboard.page.wait_for_function("!document.querySelector('#chat [data-testid=user]')")
+    held.let_go("#talk", late="Leave me", right="")
+    assert dashboard.page.evaluate("location.search") == ""
+
+
+def test_the_verdict_is_on_the_form_as_shown(dashboard: Dashboard, tmp_path: Path) -> None:
+    """A redraw was asked for with the form of before."""
+    page, pack = dashboard.page, fake_pack(tmp_path / "Late")
+    held = Held(dashboard, redraw, answered=False)
+    with held.begun():
+        dashboard.slide("set-budget", 60)
+    model = page.locator("#model input")
+    model.fill(str(pack))
+    model.press("Enter")
+    dashboard.wait_text("#fit", "read from it")
+    held.let_go("#fit", late="not needed once loaded", right="read from it")
+    model.fill("demo")
+    model.press("Enter")
+    dashboard.wait_text("#fit", "not needed once loaded")
+    before = dashboard.text("#fit")
+    dashboard.slide("set-budget", 50)
+    page.wait_for_function("before => document.querySelector('#fit').innerText !== before", arg=before)
+
+
+@pytest.mark.skipif(
+    os.environ.get("MOESTRO_TEST_ENGINE") == "real", reason="the demo model loads too fast to be cancelled"
+)
+def test_what_became_of_a_load_stays(dashboard: Dashboard) -> None:
+    """The answer to pressing Load comes when the load is over."""
+    page = dashboard.page
+    held = Held(dashboard, load, answered=True)
+    dashboard.choose("set-format", "int4-g64")
+    with held.begun():
+        page.click("#load")
+    dashboard.wait_text("#load-progress", "Packing experts")
+    page.click("#cancel-load")
+    dashboard.wait_text("#model-alert", "Cancelled")
+    dashboard.wait_text("#model-status", "checkpoint")
+    held.let_go("#model-status", late="Loading", right="checkpoint")
+    dashboard.wait_text("#model-alert", "Cancelled")
+    dashboard.choose("set-format", "checkpoint")

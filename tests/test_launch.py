@@ -207,7 +207,7 @@ def test_a_python_without_ensurepip_is_named(
     assert "python3-venv" in capsys.readouterr().err
 
 
-@pytest.mark.long
+@pytest.mark.long(0.2)
 def test_a_real_venv_is_made_and_a_dead_one_repaired(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entered: list[list[str]] = []
     monkeypatch.setattr(launch, "hand_over", lambda command: entered.append(command) or 0)

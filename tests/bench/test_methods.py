@@ -43,7 +43,7 @@ def test_an_ordering_holds_everywhere_in_part_or_not_at_all(monkeypatch: pytest.
     assert said == {"always": "yes", "sometimes": "in part", "never": "no", "a tie is no more": "no"}
 
 
-@pytest.mark.long
+@pytest.mark.long(0.2)
 def test_all_of_it_on_the_demo_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def drawn(engine: Any, texts: Sequence[Any], limit: int) -> Any:
         return replace(drawn_profile(engine), times={"att": 0.5, "moe": 0.3, "head": 1.0, "load": 0.7})

@@ -146,7 +146,7 @@ def test_nothing_seen_is_still_a_result() -> None:
     assert "too short to tell" in table(found)
 
 
-@pytest.mark.long
+@pytest.mark.long(0.5)
 def test_a_few_seconds_of_the_real_thing(tmp_path: Path) -> None:
     file = tmp_path / "soak.json"
     done = subprocess.run(

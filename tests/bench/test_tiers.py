@@ -67,7 +67,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     return asked
 
 
-@pytest.mark.long
+@pytest.mark.long(0.2)
 def test_everything_is_measured_and_told(tmp_path: Path, in_process: list[Job]) -> None:
     said: list[str] = []
     found = json.loads(json.dumps(tiers.run(rounds=1, tokens=4, keep=tmp_path, small=True, say=said.append)))

@@ -105,22 +105,22 @@ def test_questions_are_many_and_distinct(rows: list[Row]) -> None:
     assert all(len(found) == 1 for found in answers.values())
 
 
-@pytest.mark.long
+@pytest.mark.long(0.2)
 def test_trained_questions_are_answered_exactly(demo: tuple[Any, Any], rows: list[Row]) -> None:
     assert share_exact(demo, sample(rows, "trained", 200)) >= 0.99
 
 
-@pytest.mark.long
+@pytest.mark.long(0.2)
 def test_unseen_phrasings_are_answered(demo: tuple[Any, Any], rows: list[Row]) -> None:
     assert share_exact(demo, [row for row in rows if row["split"] == "unseen"]) >= 0.88
 
 
-@pytest.mark.long
+@pytest.mark.long(0.2)
 def test_unknown_names_are_said_to_be_unknown(demo: tuple[Any, Any], rows: list[Row]) -> None:
     assert share_exact(demo, [row for row in rows if row["split"] == "unknown"]) >= 0.85
 
 
-@pytest.mark.long
+@pytest.mark.long(0.2)
 def test_later_turns_are_answered(demo: tuple[Any, Any], rows: list[Row]) -> None:
     model, tokenizer = demo
     asked = sample(rows, "trained", 100)

@@ -44,7 +44,7 @@ def test_a_few_mutants_of_every_kind_and_all_that_ever_went_wrong() -> None:
     assert count == len(few) + len(seeds)
 
 
-@pytest.mark.long(3)
+@pytest.mark.long(2)
 @pytest.mark.timeout(60 + 2 * MANY * int(HANG_S) // 10)
 def test_a_thousand_mutants() -> None:
     found, count = wrong(each(KINDS, range(10_000, 10_000 + MANY)), min(2, cores()))

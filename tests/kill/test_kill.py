@@ -24,7 +24,7 @@ from bench.soak.server import Server
 from core.memory.pack import check, verify
 from core.profile import load
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long(0.5), pytest.mark.timeout(1800)]
 KILLS = int(os.environ.get("MOESTRO_KILLS", "8"))
 SEED = int(os.environ.get("MOESTRO_SEED", "1"))
 PATIENCE_S = 120.0

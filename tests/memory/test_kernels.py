@@ -45,7 +45,7 @@ def test_each_kernel_under_the_interpreter() -> None:
     assert not {case: error for case, error in errors.items() if not error < 1}
 
 
-@pytest.mark.long(2)
+@pytest.mark.long(1)
 def test_every_format_under_the_interpreter() -> None:
     errors = interpreted()
     for name in FORMATS:

@@ -91,7 +91,7 @@ def test_how_numbers_came_about_is_summed_up() -> None:
     }
 
 
-@pytest.mark.long
+@pytest.mark.long(0.3)
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="peak memory is read from /proc")
 def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
     source = make_large(tmp_path / "model", layers=4)

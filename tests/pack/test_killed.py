@@ -17,7 +17,7 @@ from tests.pack.packs import same
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.long
+@pytest.mark.long(0.3)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="children that are killed are forked")
 def test_killed_at_ten_random_points(checkpoint: Checkpoint, tmp_path: Path) -> None:
     run = subprocess.run(

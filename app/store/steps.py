@@ -188,7 +188,8 @@ class Steps:
             db.execute("DELETE FROM steps WHERE chat = ?", (chat,))
 
     def records(self, *, chat: int | None = None, load: int | None = None) -> Iterator[StepRecord]:
-        """The stored passes of a chat or of a load, in order, as the engine recorded them (without `changes`)."""
+        """The stored passes of a chat or of a load, in order, as the engine recorded them, without `changes`, and
+        without `rows`: whose a pass is, its columns `chat` and `answer` say."""
         key, value = ("load", load) if chat is None else ("chat", chat)
         with self._db.reader() as db:
             for row in db.execute(f"SELECT * FROM steps WHERE {key} = ? ORDER BY id", (value,)):

@@ -112,9 +112,11 @@ class Dashboard:
         )
 
     def choose(self, element_id: str, title: str) -> None:
-        """Pick from a dropdown."""
-        self.page.click(f"#{element_id} input")
-        self.page.get_by_role("option", name=title, exact=True).click()
+        """Pick from a dropdown. The menu of another one may still be fading away."""
+        box = self.page.locator(f"#{element_id} input")
+        box.click()
+        menu = self.page.locator(f"#{box.get_attribute('aria-controls')}")
+        menu.get_by_role("option", name=title, exact=True).click()
 
     def type_in(self, element_id: str, text: str) -> None:
         """Write into a field and leave it, both in one moment: no redraw that was on its way comes in between."""

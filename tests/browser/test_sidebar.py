@@ -53,7 +53,9 @@ def test_every_live_control_moves_its_setting_while_tokens_stream(dashboard: Das
     shown, known = exact(), params()
     for percent in (70, 40):
         dashboard.expect_mark(lambda p=percent: dashboard.slide("set-budget", p), "budget")
-    assert dashboard.value("#set-budget-text textarea, #set-budget-text input") == "40%"
+    dashboard.page.wait_for_function(
+        "document.querySelector('#set-budget-text').querySelector('input, textarea').value === '40%'"
+    )
     for kind in (name for name in shown if name in KINDS):
         choices = [choice for choice in reversed(variants(kind)) if choice.name != known[kind].default]
         if not every:  # those with knobs of their own first

@@ -207,9 +207,10 @@ def dashboard(shared_pages: tuple[Pages, list[Dashboard]], request: pytest.Fixtu
     else:
         opened.append(pages.open())
     yield opened[0]
-    if request.session.testsfailed > failed:
-        opened.clear()
-        pages.close()
-    else:
-        opened[0].rest()
+    try:
+        opened[0].rest()  # also after a failure: what is still being written would keep every later test waiting
+    finally:
+        if request.session.testsfailed > failed:
+            opened.clear()
+            pages.close()
     pages.check()

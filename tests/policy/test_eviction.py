@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from functools import cache
 from itertools import combinations
 
@@ -198,6 +199,24 @@ def test_against_the_definition_over_a_hundred_thousand_accesses(name: str) -> N
 @given(trace=traces, capacity=st.integers(1, 6))
 def test_lcp_against_its_formula(trace: list[int], capacity: int) -> None:
     assert replay(make("lcp", rho=0.25, omega=8), trace, capacity) == lcp(trace, capacity)
+
+
+@given(trace=traces, capacity=st.integers(1, 6), half_life=st.integers(1, 9))
+def test_lfru_against_its_formula(trace: list[int], capacity: int, half_life: int) -> None:
+    count: Counter[int] = Counter()
+    last: dict[int, int] = {}
+    residents: set[int] = set()
+    left: list[int | None] = []
+    for now, eid in enumerate(trace):
+        gone = None
+        if eid not in residents and len(residents) == capacity:
+            gone = min(residents, key=lambda e: (count[e] / (1 + Fraction(now - last[e], half_life)), e))
+            residents.remove(gone)
+        residents.add(eid)
+        count[eid] += 1
+        last[eid] = now
+        left.append(gone)
+    assert replay(make("lfru", half_life=half_life), trace, capacity) == left
 
 
 @given(trace=traces, capacity=st.integers(1, 6))

@@ -67,6 +67,19 @@ def test_lcp_by_hand() -> None:
     assert order(policy) == [0, 1, 2]
 
 
+def test_lfru_by_hand() -> None:
+    # Half-life 4. At 7: expert 0, 4 uses, last at 3: 4 / (1 + 4/4) = 2; expert 1, 1 use, at 4: 1 / 1.75 = 0.57;
+    # expert 2, 1 use, at 5: 1 / 1.5 = 0.67.
+    policy = fed(make("lfru", half_life=4), [0, 0, 0, 0, 1, 2])
+    assert order(policy, now=7) == [1, 2, 0]
+    # At 27, with 1 used again at 26 and 2 at 27: 0 is down to 4 / 7 = 0.57, 1: 2 / 1.25 = 1.6, 2: 2. At 300 it
+    # has caught up, since a hyperbola fades ever more slowly: 4 / 75.25, 2 / 69.5, 2 / 69.25.
+    policy.used(1, 6, 26)
+    policy.used(2, 7, 27)
+    assert order(policy, now=27) == [0, 1, 2]
+    assert order(policy, now=300) == [1, 2, 0]
+
+
 def test_least_stale_by_hand() -> None:
     # Three layers of four. While layer 1 is computed, layer 2 is 0 away, layer 0 is 1 away, layer 1 itself 2.
     policy = fed(make("least_stale"), [0, 4, 8, 5])

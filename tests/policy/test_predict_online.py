@@ -229,3 +229,20 @@ def test_a_pass_that_broke_off_is_not_taken_for_the_token_before() -> None:
     source = after.ids[2][0, 0]
     wanted = {broken.ids[0][0, 0]} if source == whole.ids[2][0, 0] else set()
     assert {g.expert for g in predictions} == wanted
+
+
+def test_random_predictions_are_even_and_repeat_by_seed() -> None:
+    passes = random_passes([(1, 1)] * 400, 3, 8, 2)
+    runs = [list(shown(make("random", seed=seed), passes, 8)) for seed in (0, 0, 1)]
+    assert runs[0] == runs[1] != runs[2]
+    drawn = [g for _, _, predictions in runs[0] for g in predictions]
+    assert len(drawn) == 400 * 3 * 2
+    assert {g.score for g in drawn} == {0.25}
+    counts = np.bincount([g.layer * 8 + g.expert for g in drawn], minlength=24)
+    assert np.abs(counts - 100).max() < 50  # more than five standard deviations
+
+
+def test_a_random_prediction_for_a_prompt_is_likelier() -> None:
+    (_, at_0, found), *_, (_, _, last) = shown(make("random"), random_passes([(1, 3)], 3, 8, 2), 8)
+    assert at_0 == 0 and len(found) == 6 and all(g.score == pytest.approx(1 - 0.75**3) for g in found)
+    assert len(last) == 2 and {g.score for g in last} == {0.25}  # of the next token, which is one

@@ -121,6 +121,7 @@ def test_where_no_prefetch_ever_lands_in_time(demo: Engine, name: str, tmp_path:
         {"predictor": "all_next", "prefetch_deadline": True, "scope": "global"},
         {"predictor": "gate", "eviction": "plec"},
         {"predictor": "recent", "eviction": "finemoe", "budget": "30%"},
+        {"predictor": "random", "eviction": "lfru"},
     ],
     ids=lambda s: "-".join(map(str, s.values())),
 )

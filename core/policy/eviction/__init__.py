@@ -1,6 +1,6 @@
 """Eviction policies, one small file each; importing this package registers them."""
 
-from core.policy.eviction import fifo, finemoe, lcp, least_stale, lfu, lru, none, plec, random, static
+from core.policy.eviction import fifo, finemoe, lcp, least_stale, lfru, lfu, lru, none, plec, random, static
 from core.policy.eviction.base import GONE, Eviction, ExpertIndex, victim
 from core.policy.eviction.belady import NEVER, Belady
 from core.policy.eviction.maker import MakePolicy, policy_maker
@@ -19,6 +19,7 @@ __all__ = [
     "finemoe",
     "lcp",
     "least_stale",
+    "lfru",
     "lfu",
     "lru",
     "none",

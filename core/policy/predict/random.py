@@ -1,0 +1,41 @@
+"""Predicts experts drawn at random: the control that every prefetcher must beat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import numpy as np
+
+from core.policy.predict.base import Prediction, Predictor, View
+from core.policy.predict.ranking import Distance, Width, layer_ahead, limit
+from core.settings.param import Param
+from core.settings.registry import register
+
+
+@register(
+    "predictor",
+    "random",
+    title="Random",
+    help="Experts of the next layer, drawn at random, all equally likely. What a prefetcher must beat: what it gains "
+    "over this one is knowledge, not the traffic alone.",
+    source="control",
+)
+class RandomPrediction(Predictor):
+    """Score: the chance that one of the coming tokens requests an expert, 1 - (1 - k / E)^tokens, the same for all."""
+
+    def __init__(
+        self,
+        seed: Annotated[int, Param("Starts the sequence of draws.", title="Seed", low=0, high=2**31 - 1, step=1)] = 0,
+        width: Width = 0,
+        distance: Distance = 1,
+    ) -> None:
+        self._random = np.random.default_rng(seed)
+        self._width, self._distance = width, distance
+
+    def predict(self, view: View) -> Sequence[Prediction]:
+        ahead = layer_ahead(view, self._distance)
+        tokens = len(view.ids) if ahead > view.layer else 1
+        score = 1.0 - (1.0 - view.top_k / view.experts) ** tokens
+        drawn = self._random.permutation(view.experts)[: limit(view, ahead, self._width)]
+        return [Prediction(ahead, expert, score) for expert in drawn.tolist()]

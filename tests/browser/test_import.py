@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.browser.conftest import Open, Server
 from tests.checkpoints import make_checkpoint
 from tests.tiny_tokenizer import save_tokenizer
 
 
+@pytest.mark.long(0.6)
 def test_a_checkpoint_becomes_a_pack_that_answers_from_disk(open_page: Open, tmp_path: Path) -> None:
     source = save_tokenizer(make_checkpoint("qwen3_moe", tmp_path / "mine" / "Tiny-MoE"))
     server = Server(tmp_path / "home", MOESTRO_TEST_ENGINE="real")

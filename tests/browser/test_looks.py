@@ -8,12 +8,16 @@ import pytest
 from PIL import Image
 
 from tests.browser.conftest import Open
+from tests.selection import layered
 
 FITS = "document.documentElement.scrollWidth <= innerWidth"
 SIZES = {390: 844, 1366: 768, 1920: 1080}
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1366, "light"), (1920, "dark")])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    layered([(390, "dark"), (1366, "light"), (1920, "dark")], quick=lambda screen: screen[0] < 1920),
+)
 def test_fits_the_screen(open_page: Open, tmp_path: Path, width: int, scheme: str) -> None:
     dashboard = open_page(width=width, height=SIZES[width], scheme=scheme)
     dashboard.ask("How does the expert cache behave?").streaming(60)

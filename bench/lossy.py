@@ -58,6 +58,22 @@ CLAIMS = (
     Claim("BuddyMoE section 3.1: leaving peaked tokens alone helps, rho 3", ("buddy_rho3_tae", "buddy_rho3")),
     Claim("BuddyMoE section 3.1: leaving peaked tokens alone helps, rho 1", ("buddy_rho1_tae", "buddy_rho1")),
     Claim(
+        "BuddyMoE tables 2-4 in their regime: exact above rho 3 of 6 above no limit above random",
+        ("paper_exact", "paper_95_16_rho3", "paper_95_16", "paper_random"),
+    ),
+    Claim("BuddyMoE tables 2-4 in their regime: rho 3 of 6 above 4 of 6", ("paper_95_16_rho3", "paper_95_16_rho4")),
+    Claim(
+        "BuddyMoE table 2 in its regime: alpha .75 and lists of 4 above .95 and 16",
+        ("paper_75_4", "paper_95_16"),
+    ),
+    Claim(
+        "BuddyMoE table 3 in its regime: alpha .99 and lists of 2 above .95 and 16",
+        ("paper_99_2", "paper_95_16"),
+    ),
+    Claim("Ours: rho 1 spent on the lightest above on the heaviest", ("buddy_rho1", "buddy_rho1_heaviest")),
+    Claim("Ours: the same, with TAE", ("buddy_rho1_tae", "buddy_rho1_tae_heaviest")),
+    Claim("Ours: the same, of one dropped", ("drop_rho1", "drop_rho1_heaviest")),
+    Claim(
         "BuddyMoE figure 8: fewer link bytes with rho 3 than exact (there by a fifth)",
         ("buddy_rho3", "exact"),
         ("link_bytes",),
@@ -77,6 +93,10 @@ CLAIMS = (
     Claim(
         "Speculating Experts table 1: executing the hybrid's choice above default vectors'",
         ("execute_hybrid", "execute_default_vectors"),
+    ),
+    Claim(
+        "Ours: executing in decoding only above executing in prompts, too",
+        ("execute_default_vectors_true", "execute_prompts"),
     ),
     Claim(
         "Expected: executing with true weights above predicted ones",

@@ -29,7 +29,7 @@ class Why(IntEnum):
     TAE = 1  # the token's gate weights are too peaked
     MARGIN = 2  # its first choice is too far ahead of its second
     BETA = 3  # too many of the layer's experts are missing, or the transfer budget can load them
-    RHO = 4  # the maximum number of the token's experts was already replaced
+    RHO = 4  # it could have been replaced, but rho was spent on others of the token's experts
     PROTECTED = 5  # the expert may never be replaced
     NO_CANDIDATE = 6  # no substitute is resident
     SHARE = 7  # it carries too much of the token's gate weight to be dropped

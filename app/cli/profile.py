@@ -55,6 +55,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="read no more of the texts than this (default: everything)",
     )
     parser.add_argument(
+        "--warmup",
+        type=positive,
+        default=0,
+        metavar="N",
+        help="for pairs: the n-th token of a text counts n / N until the N-th, so that what routers do before there is "
+        "any context counts less (default: every token counts as much)",
+    )
+    parser.add_argument(
         "--out",
         type=Path,
         metavar="FILE",
@@ -99,6 +107,7 @@ def calibrated(args: argparse.Namespace, engine: Any, parts: set[str]) -> int:
                 traces=traces,
                 source=named(args),
                 limit=args.tokens,
+                warmup=args.warmup,
                 progress=bar.show,
                 cancel=cancel,
             )

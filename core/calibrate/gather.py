@@ -36,20 +36,22 @@ def calibrate(
     traces: Sequence[Trace] = (),
     source: str = "",
     limit: int = 0,
+    warmup: int = 0,
     progress: Progress = lambda text, share: None,
     cancel: threading.Event | None = None,
 ) -> Profile:
     """Gathers `parts` (names of PARTS) of the loaded model's profile, in one pass over the texts. Each is read as a
     prompt, in windows of at most 2048 tokens, with the true router deciding; at most `limit` tokens, 0 = no limit.
-    Routing from `traces` is added.
+    Routing from `traces` is added. `warmup`: in co-activations the n-th token of a text counts n / warmup up to that
+    one, and 1 after it (BuddyMoE section 3.3 (iii), where the weights are left open); 0 = every token counts 1.
 
     The engine answers no requests meanwhile (BusyError). Afterwards, also when this raises, its settings and hooks are
     restored, and it gives the same logits. Which experts are resident changes, as with any prompt.
 
-    Host memory, L layers of E experts, k active, width H: 24 L E^2 + 4 L E H (default vectors) + 4000 (L E + H) (maps)
-    + up to 256 MiB (estimator) + 256 (4 L + 2 E) H (likeness) + 32768 L k (paths) bytes, and 4 bytes per token of text;
-    training the path net takes about 50 kB * L E more. Device memory: that of a prompt, and 4 (2 T k + E) H bytes for a
-    chunk of T tokens.
+    Host memory, L layers of E experts, k active, width H: 24 L E^2 + 655360 L (entropies) + 4 L E H (default vectors) +
+    4000 (L E + H) (maps) + up to 256 MiB (estimator) + 256 (4 L + 2 E) H (likeness) + 32768 L k (paths) bytes, and 4
+    bytes per token of text; training the path net takes about 50 kB * L E more. Device memory: that of a prompt, and
+    4 (2 T k + E) H bytes for a chunk of T tokens.
 
     Raises SettingError for unknown parts or when there is nothing to read, ProfileError for a trace of another model,
     BusyError, Cancelled.
@@ -69,7 +71,7 @@ def calibrate(
     if not wanted:
         raise SettingError("There is nothing to calibrate on. Name a text, a folder of texts or a recorded trace.")
     with engine.workbench("The model is being calibrated.") as bench:
-        return _gather(engine, bench, read, traces, wanted, source, progress, cancel)
+        return _gather(engine, bench, read, traces, wanted, source, warmup, progress, cancel)
 
 
 def check_trace(trace: Trace, engine: Engine) -> None:
@@ -95,10 +97,11 @@ def _gather(
     traces: Sequence[Trace],
     wanted: set[str],
     source: str,
+    warmup: int,
     progress: Progress,
     cancel: threading.Event,
 ) -> Profile:
-    seen, settings, stage = Observer(bench, wanted), dict[str, object](), _stages(wanted, progress)
+    seen, settings, stage = Observer(bench, wanted, warmup), dict[str, object](), _stages(wanted, progress)
     if wanted != {"times"}:
         with bench.unpaced(), bench.watched(seen.layer, seen.embedding):
             _read(seen, read, traces, stage("read"), cancel)
@@ -119,6 +122,7 @@ def _gather(
             recall[name] = trained[2]
     settings |= {name: about[name] for name in ("format", "dtype", "device", "device_name", "versions")}
     settings |= {"recall": recall} if recall else {}
+    settings |= {"pairs": {"warmup": warmup}} if warmup and "pairs" in wanted else {}
     profile = Profile(
         engine.model_name,
         engine.model_hash,
@@ -174,7 +178,7 @@ def _results(seen: Observer, wanted: set[str]) -> dict[str, Any]:
         if "pairs" in wanted:
             found |= {"pairs": seen.activations.pairs(), "pairs_weighted": seen.activations.pairs_weighted()}
     if seen.entropies is not None:
-        found["tae"] = seen.entropies.percentiles()
+        found |= {"tae": seen.entropies.percentiles(), "tae_tempered": seen.entropies.tempered()}
     if seen.first is not None:
         found["first_table"] = seen.first.table()
     if seen.outputs is not None:

@@ -24,11 +24,13 @@ WINDOW = 2048  # tokens; a longer text is read in several windows, each from its
 
 class Observer:
     """Reads texts through a measurement session and keeps the data for `parts`. Nothing is counted twice; an
-    interrupted text counts as far as it was read."""
+    interrupted text counts as far as it was read. `warmup`: see `core.calibrate.gather.calibrate`."""
 
-    def __init__(self, bench: MeasurementSession, parts: Collection[str]) -> None:
+    def __init__(self, bench: MeasurementSession, parts: Collection[str], warmup: int = 0) -> None:
         layers, experts, hidden, k = bench.shape.layers, bench.shape.experts, bench.shape.hidden, bench.shape.top_k
-        self._bench, self._layers = bench, layers
+        self._bench, self._layers, self._warmup = bench, layers, warmup
+        self._each: npt.NDArray[np.float64] | None = None  # [T] how much each token of the pass counts in pairs
+        self._read = dict[int, int]()  # request of the trace -> its tokens so far
         self.experts, self.top_k = experts, k
         self.tokens = 0
         self.activations = Activations(layers, experts) if {"counts", "pairs"} & set(parts) else None
@@ -57,6 +59,7 @@ class Observer:
                 for sample in (self.states, self.likeness):
                     if sample is not None:
                         sample.begin(len(part))
+                self._each = self._counted(np.arange(at, at + len(part)))
                 self._bench.run(part.tolist(), cache)
                 self._passed(part, whole=at == 0)
                 routes.append(np.stack(self._ids, 1))
@@ -67,13 +70,28 @@ class Observer:
 
     def replay(self, trace: Trace) -> Iterator[None]:
         """Adds recorded routing: the parts that follow from ids and weights alone. Yields after every chunk."""
+        self._read.clear()
         for chunk in trace.chunks():
             self.tokens += len(chunk.ids)
+            self._each = self._counted(self._places(chunk)) if self._warmup else None
             for layer in range(self._layers):
                 self._routed(layer, chunk.ids[:, layer], None if chunk.weights is None else chunk.weights[:, layer])
             if chunk.tok is not None:
                 self._replayed(chunk, chunk.tok)
             yield
+
+    def _counted(self, places: npt.NDArray[np.integer]) -> npt.NDArray[np.float64] | None:
+        """How much tokens count in pairs, by their places in their texts; None = all of them 1."""
+        return np.minimum((places + 1) / self._warmup, 1.0) if self._warmup else None
+
+    def _places(self, chunk: Chunk) -> npt.NDArray[np.int64]:
+        """[n] how many tokens of its request each follows."""
+        found = []
+        for request, size in zip(chunk.rid.tolist(), chunk.sizes.tolist(), strict=True):
+            before = self._read.get(request, 0)
+            found.append(np.arange(before, before + size))
+            self._read[request] = before + size
+        return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def _replayed(self, chunk: Chunk, tokens: npt.NDArray[np.int32]) -> None:
         if self.first is not None:
@@ -106,7 +124,7 @@ class Observer:
 
     def _routed(self, layer: int, ids: npt.NDArray[Any], weights: npt.NDArray[Any] | None) -> None:
         if self.activations is not None:
-            self.activations.add(layer, ids, weights)
+            self.activations.add(layer, ids, weights, self._each)
         if self.entropies is not None and weights is not None:
             self.entropies.add(layer, weights)
 

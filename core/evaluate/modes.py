@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from core.errors import SettingError
 from core.settings.config import KINDS, Settings
@@ -19,12 +19,21 @@ BASE: Mapping[str, Value] = {p.name: p.default for p in declared(LossySettings).
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """`settings` applied over the user's own with everything lossy off."""
+    """`settings` applied over the user's own with everything lossy off. `rho_of`: rho as it was, and of how many active
+    experts; `fitted` makes it the same share of another model's."""
 
     name: str
     title: str
     help: str
     settings: Mapping[str, Value]
+    rho_of: tuple[int, int] | None = None
+
+    def fitted(self, top_k: int) -> Mode:
+        """This mode for a model with `top_k` active experts."""
+        if self.rho_of is None:
+            return self
+        rho, of = self.rho_of
+        return replace(self, settings={**self.settings, "rho": max(1, round(rho / of * top_k))}, rho_of=None)
 
     def over(self, settings: Settings) -> Settings:
         """All settings of this mode. Raises SettingError for an unknown one."""
@@ -42,6 +51,58 @@ def _buddies() -> Iterable[Mode]:
         settings: dict[str, Value] = {"miss": "substitute", "substitute": "buddy", "rho": rho}
         yield Mode(name, title, f"{description}.", settings)
         yield Mode(f"{name}_tae", f"{title}, TAE", f"{description}{peaked}.", {**settings, "gate": "percentile"})
+
+
+# What the paper leaves open is taken from its tables: rho 4 of 6 is not no limit there, so that five of six
+# experts were replaced at times, and the batch gate's beta is above 5/6.
+PAPER: Mapping[str, Value] = {"predictor": "gate"}
+GATED: Mapping[str, Value] = {**PAPER, "miss": "substitute", "gate": "percentile", "batch_gate": "fixed", "beta": 0.9}
+
+
+def _of_the_paper() -> Iterable[Mode]:
+    """The rows of BuddyMoE's tables 2 to 4 in their regime: misses that a prefetcher left, both gates on, and rho in
+    proportion to the experts that are active, six there."""
+    regime = "The next layer's experts are prefetched"
+    yield Mode("paper_exact", "BuddyMoE's regime: exact", f"{regime}, missing ones are waited for.", PAPER)
+    yield Mode(
+        "paper_random",
+        "BuddyMoE's regime: random resident",
+        f"{regime}, a random resident expert replaces a missing one.",
+        {**PAPER, **_substituted("random")},
+    )
+    rows = (("0.75", 4, None), ("0.95", 16, None), ("0.99", 2, None), ("0.95", 16, 3), ("0.95", 16, 4))
+    for alpha, longest, rho in rows:
+        most = "" if rho is None else f", rho {rho} of 6"
+        yield Mode(
+            f"paper_{alpha[2:]}_{longest}" + ("" if rho is None else f"_rho{rho}"),
+            f"BuddyMoE's regime: alpha {alpha[1:]}, lists of {longest}{most}",
+            f"{regime}; a missing one's buddy replaces it{most}, except for peaked tokens (TAE, lowest 15 %) and where "
+            "nine tenths of a layer's experts are missing (beta).",
+            {
+                **GATED,
+                "substitute": "buddy",
+                "substitute.buddy.alpha": alpha,
+                "substitute.buddy.k_max": longest,
+                "rho": UNLIMITED,
+            },
+            None if rho is None else (rho, 6),
+        )
+
+
+def _heaviest() -> Iterable[Mode]:
+    """The control of how rho is spent: as the modes of the same names, but on the experts of most weight first."""
+    settings: dict[str, Value] = {"miss": "substitute", "substitute": "buddy"}
+    of_rho1: dict[str, Value] = {"rho": 1, "rho_order": "heaviest"}
+    help_ = "The same, but rho is spent on the experts of most gate weight first."
+    yield Mode("buddy_rho1_heaviest", "Buddies, rho 1, heaviest", help_, {**settings, **of_rho1})
+    yield Mode(
+        "buddy_rho1_tae_heaviest",
+        "Buddies, rho 1, TAE, heaviest",
+        help_,
+        {**settings, **of_rho1, "gate": "percentile"},
+    )
+    yield Mode("buddy_rho2_heaviest", "Buddies, rho 2, heaviest", help_, {**settings, **of_rho1, "rho": 2})
+    yield Mode("drop_rho1_heaviest", "Drop, rho 1, heaviest", help_, {**_DROPPED, **of_rho1})
 
 
 def _executed(predictors: Sequence[str]) -> Iterable[Mode]:
@@ -98,11 +159,24 @@ PLAIN: tuple[Mode, ...] = (
     ),
     Mode("cache_prior", "Lean towards the cache", "Routers prefer what is resident.", _substituted("cache_prior")),
     *_buddies(),
+    *_heaviest(),
+    *_of_the_paper(),
     Mode(
         "verify",
         "Verify: default vectors",
         "Predictions are executed only where they carry nine tenths of the true router's weight.",
         {"predictor": "default_vectors", "execute": "verify"},
+    ),
+    Mode(
+        "execute_prompts",
+        "Execute: default vectors, true weights, prompts too",
+        "As with the true weights, and prompts are read with what was predicted, too.",
+        {
+            "predictor": "default_vectors",
+            "execute": "always",
+            "execute_weights": "true",
+            "execute_prefill": True,
+        },
     ),
 )
 

@@ -143,7 +143,7 @@ def _measure(
 ) -> EvaluationRow:
     """Measures one row. Errors of the mode, or of too few slots, are reported in it."""
     tally, verdicts, others = ModeTotals(), list[tuple[bool, bool]](), Others()
-    whole = len(material.questions) * ANSWER + material.tokens
+    whole, mode = len(material.questions) * ANSWER + material.tokens, mode.fitted(engine.shape.top_k)
     try:
         settings = mode.over(base.with_({"budget": f"{share * 100:g}%"}))
         start_mode(engine, settings)

@@ -35,7 +35,7 @@ def evaluate_tasks(
             progress(f"{mode.title} at {share:.4g} of the experts", at / len(todo))
             tally, problem, figures = ModeTotals(), "", dict[str, dict[str, float]]()
             try:
-                start_mode(engine, mode.over(base.with_({"budget": f"{share * 100:g}%"})))
+                start_mode(engine, mode.fitted(engine.shape.top_k).over(base.with_({"budget": f"{share * 100:g}%"})))
             except BusyError:
                 raise
             except MoestroError as error:

@@ -2,7 +2,9 @@
 
 Source: Speculating Experts section 4 and Algorithm 1. The routing predicted in layer l for layer l +
 1 is kept on the device as [T, k], prefetched, and computed; nothing else is fetched for that layer. Layer 0 always uses
-its router. A prediction comes from a router evaluated early, whose output has weights as well as experts, or from the
+its router, and so does a prompt unless asked otherwise: it needs nearly all experts anyway (section 5.2).
+
+A prediction comes from a router evaluated early, whose output has weights as well as experts, or from the
 estimator: its distribution p has no weights, so the router's weighting rule is applied to log p in place of logits. For
 softmax routers this equals their own result for p; for a sigmoid router p determines the logits up to one constant per
 token, and log p is the choice that keeps weights proportional to small p.
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from core.policy.predict import Prediction
+from core.types import Phase
 
 if TYPE_CHECKING:
     from core.prediction.predictor_host import PredictorHost
@@ -52,33 +55,38 @@ class Executed(NamedTuple):
 
 
 class Executing:
-    """For one model. Call `use` only between two passes, and everything on the compute thread. Nothing here waits for
-    the device except `take_reweighed`, when there is something to count."""
+    """For one model. Call `use` only between two passes, `begin` before each, and everything on the compute thread.
+    Nothing here waits for the device except `take_reweighed`, when there is something to count."""
 
     def __init__(self, predictor_host: PredictorHost) -> None:
         self._predictor_host = predictor_host
         self._reweighed: torch.Tensor | None = None  # a count, on the device
         self.use("off")
 
-    def use(self, mode: str, weights: str = "predicted", share: float = 1.0) -> None:
+    def use(self, mode: str, weights: str = "predicted", share: float = 1.0, *, prefill: bool = False) -> None:
         """`mode`: "off"; "always" = every token of every layer but the first takes the predicted experts, with the
         predicted `weights` ("predicted") or those that the router's actual logits give them ("true"); "verify" = a
         token takes them, with the actual router's weights, only where they carry at least `share` of the probability of
         its own choice (0 = always; 1 = only where both are the same experts, so that nothing changes). The predictor
-        must have `executes`."""
-        self.mode, self._true, self._share = mode, weights == "true", share
-        self._predictor_host.keep_routing(self.active, certain=mode == "always")
+        must have `executes`. `prefill`: prompts take them, too."""
+        self.mode, self._true, self._share, self._prefill = mode, weights == "true", share, prefill
         self._reweighed = None
+        self.begin("decode")
+
+    def begin(self, phase: Phase) -> None:
+        """A pass begins: sets whether it executes predictions, and so whether they are kept."""
+        self._acts = self.active and (self._prefill or phase == "decode")
+        self._predictor_host.keep_routing(self._acts, certain=self.mode == "always")
 
     @property
     def active(self) -> bool:
-        """Whether predictions are executed."""
+        """Whether predictions are executed, in some passes at least."""
         return self.mode != "off"
 
     def route(self, layer: int, ids: torch.Tensor, weights: torch.Tensor) -> Executed:
         """The routing to compute in place of the router's `ids` [T, k] and `weights` [T, k]."""
         predicted = self._predictor_host.take_predicted(layer)
-        if not self.active or predicted is None or predicted.ids.shape != ids.shape:
+        if not self._acts or predicted is None or predicted.ids.shape != ids.shape:
             return Executed(ids, weights, torch.zeros_like(ids, dtype=torch.bool))
         if predicted.row is None:
             place, changed = aligned(predicted.ids, ids)

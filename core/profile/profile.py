@@ -15,6 +15,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 
 from core.errors import ProfileError
+from core.policy.substitute.entropy import TEMPERATURES
 from core.profile.file import DAMAGED, error_text, read, write
 from core.profile.sound import check_arrays, check_head, check_nets
 
@@ -42,7 +43,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "pairs": ("pairs", "pairs_weighted"),
     "defaults": ("defaults",),
     "gate_recall": ("gate_recall", "similarity"),
-    "tae": ("tae",),
+    "tae": ("tae", "tae_tempered"),
     "maps": ("maps", "map_keys"),
     "likeness": ("likeness",),
     "norms": ("norms",),
@@ -60,6 +61,7 @@ ARRAYS: dict[str, tuple[str, str]] = {
     "gate_recall": ("float32", "L"),
     "similarity": ("float32", "l"),
     "tae": ("float32", "LP"),
+    "tae_tempered": ("float32", "LTP"),
     "maps": ("float16", "-LE"),
     "map_keys": ("float16", "-H"),
     "likeness": ("float16", "LEE"),
@@ -83,12 +85,13 @@ class Profile:
     source: str  # in the user's words
     created: str  # ISO 8601
     counts: Ints | None = None  # int64 [L, E] tokens that chose the expert
-    pairs: Floats | None = None  # float32 [L, E, E] tokens that chose both; diagonal 0
+    pairs: Floats | None = None  # float32 [L, E, E] tokens that chose both, a text's first ones less; diagonal 0
     pairs_weighted: Floats | None = None  # float32 [L, E, E] sum of the smaller of the two weights; diagonal 0
     defaults: Floats | None = None  # float16 [L, E, H] mean output of the expert, unweighted; 0 if unused
     gate_recall: Floats | None = None  # float32 [L] recall@k of router l asked with h_{l-1}; [0] is NaN
     similarity: Floats | None = None  # float32 [L-1] mean cosine of h_l and h_{l+1}
-    tae: Floats | None = None  # float32 [L, 101] percentiles of the tokens' gate entropy
+    tae: Floats | None = None  # float32 [L, 101] percentiles of the tokens' gate entropy ...
+    tae_tempered: Floats | None = None  # float32 [L, 5, 101] ... and at TEMPERATURES; None in older profiles
     likeness: Floats | None = None  # float16 [L, E, E] mean cosine of two experts' outputs; diagonal 1
     norms: Floats | None = None  # float32 [L, E] mean norm of the expert's output; 0 if unused
     maps: Floats | None = None  # float16 [N, L, E] router distributions of single tokens ...
@@ -217,6 +220,7 @@ def _profile(head: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) ->
         "K": plain["top_k"],
         "H": plain["hidden"],
         "P": 101,
+        "T": len(TEMPERATURES),
     }
     values: dict[str, Any] = {}
     for name in ARRAYS.keys() & arrays.keys():

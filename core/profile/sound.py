@@ -43,6 +43,8 @@ def check_arrays(arrays: Mapping[str, Any], experts: int) -> None:
             raise ValueError(f"it has only one of {names[0]} and {names[1]}")
     if "pairs_weighted" in arrays and "pairs" not in arrays:
         raise ValueError("it has only one of pairs and pairs_weighted")
+    if "tae_tempered" in arrays and "tae" not in arrays:
+        raise ValueError("it has only one of tae and tae_tempered")
     for one, other in (("maps", "map_keys"), ("first_tokens", "first_experts")):
         if one in arrays and len(arrays[one]) != len(arrays[other]):
             raise ValueError(f"{one} and {other} are not equally many")

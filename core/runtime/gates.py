@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from core.policy.substitute import Gates, Substitute
+from core.policy.substitute.entropy import TEMPERATURES
 from core.profile import Profile
 from core.settings.lossy import LossySettings
 from core.types import ModelShape
@@ -27,10 +29,11 @@ def gates_of(
     return [
         Gates(
             tau=tau,
-            temperature=temperature(settings),
+            temperature=settings.gate_temperature,
             margin=settings.gate_margin if settings.gate_margin < 1 else ALWAYS,
             beta=settings.beta if settings.batch_gate == "fixed" else ALWAYS,
             rho=settings.rho,
+            rho_order=settings.rho_order,
             unique=substitute is None or substitute.unique,
             discount=1.0 if substitute is None else substitute.discount,
             protected=protected,
@@ -43,12 +46,6 @@ def gates_of(
     ]
 
 
-def temperature(settings: LossySettings) -> float:
-    """The temperature of the entropy; 1 for the percentile gate, since a profile's percentiles are of unscaled gate
-    weights."""
-    return settings.gate_temperature if settings.gate != "percentile" else 1.0
-
-
 def thresholds(gates: Sequence[Gates], layers: int) -> list[float]:
     """[L] entropy at or below which nothing is replaced; NaN for layers without an entropy gate."""
     return [gate.tau if gate.tau > NEVER else math.nan for gate in gates] or [math.nan] * layers
@@ -57,9 +54,12 @@ def thresholds(gates: Sequence[Gates], layers: int) -> list[float]:
 def _taus(settings: LossySettings, shape: ModelShape, profile: Profile | None) -> list[float]:
     if settings.gate == "percentile":
         assert profile is not None and profile.tae is not None
-        at = round(settings.gate_percentile)
-        found: list[float] = profile.tae[:, at].tolist()
-        return found
+        at, temperature = round(settings.gate_percentile), settings.gate_temperature
+        if temperature == 1.0:
+            found: list[float] = profile.tae[:, at].tolist()
+            return found
+        assert profile.tae_tempered is not None
+        return [float(np.interp(temperature, TEMPERATURES, row)) for row in profile.tae_tempered[:, :, at]]
     return [settings.gate_tau if settings.gate == "tau" else NEVER] * shape.layers
 
 

@@ -22,18 +22,19 @@ from core.policy.substitute.entropy import entropy
 from core.prediction.predictor_host import PredictorHost
 from core.prediction.speculation import Executing
 from core.profile import Profile
-from core.runtime.gates import ALWAYS, gates_of, temperature, thresholds
+from core.runtime.gates import ALWAYS, gates_of, thresholds
 from core.runtime.routed import NOTHING, Routed, distinct
 from core.settings.lossy import LossySettings
 from core.settings.registry import create
-from core.types import ModelShape, Outcome
+from core.types import ModelShape, Outcome, Phase
 
 Bytes = npt.NDArray[np.integer[Any]]
 FATES = {Action.SUBSTITUTE: Outcome.SUBSTITUTED, Action.DROP: Outcome.DROPPED, Action.PREDICTED: Outcome.PREDICTED}
 
 
 class MissPolicy:
-    """For one model. `configure` between passes; `begin`, then `route` once per layer, then `take` within a pass."""
+    """For one model. `configure` between passes; `begin`, then `route` once per layer, then `take` within a pass;
+    `forget` what a pass noted that is not taken."""
 
     def __init__(
         self, shape: ModelShape, expert_cache: ExpertCache, predictor_host: PredictorHost, device: torch.device
@@ -50,7 +51,7 @@ class MissPolicy:
         self._gates: list[Gates] = []  # per layer; empty: every miss is waited for
         self._budget = -1.0  # bytes that a pass may copy on demand; < 0: no adaptive gate
         self._temperature, self._renormalise = 1.0, False
-        self.begin()
+        self.forget()
 
     def configure(self, old: LossySettings | None, settings: LossySettings, profile: Profile | None) -> None:
         """Apply settings. `core.session.lossy_check` has checked that they are possible."""
@@ -65,9 +66,14 @@ class MissPolicy:
             self._gates = gates_of(settings, self._substitute, shape, profile, self._device)
         adaptive = settings.miss != "wait" and settings.batch_gate == "adaptive"
         self._budget = settings.beta_budget * 1e6 if adaptive else -1.0
-        self._temperature = temperature(settings)
+        self._temperature = settings.gate_temperature
         self._renormalise = settings.drop_renormalise
-        self.executing.use(settings.execute, settings.execute_weights, settings.execute_share)
+        self.executing.use(
+            settings.execute,
+            settings.execute_weights,
+            settings.execute_share,
+            prefill=settings.execute_prefill,
+        )
         self._predictor_host.enable_outputs(
             router=self.executing.active or bool(self._substitute and self._substitute.logits),
             predictions=bool(self._substitute and self._substitute.named),
@@ -89,8 +95,13 @@ class MissPolicy:
         matrix = self._substitute.matrix(layer) if self._substitute is not None else None
         return (self.thresholds, None if matrix is None else matrix.float().cpu().numpy()) if self.active else None
 
-    def begin(self) -> None:
+    def begin(self, phase: Phase) -> None:
         """Start a pass."""
+        self.executing.begin(phase)
+        self.forget()
+
+    def forget(self) -> None:
+        """Discard what a pass noted."""
         layers = self._shape.layers
         self._rows: list[np.ndarray[Any, Any]] = []
         self._delta, self._beta = np.full(layers, np.nan, np.float32), np.full(layers, np.nan, np.float32)

@@ -72,6 +72,8 @@ class Recorder:
         """Start a pass: clears what was recorded of the one before."""
         self._clear()
         self._batch = batch
+        if self._miss is not None:
+            self._miss.begin(batch.phase)
         if self._capture is not None:
             self._capture.begin(batch)
 
@@ -81,7 +83,7 @@ class Recorder:
         self.stall_s = 0.0
         self._prefetch_cost.begin()
         if self._miss is not None:
-            self._miss.begin()
+            self._miss.forget()
 
     def layer(self, layer: int, ids: list[list[int]], requests: Sequence[LeasedSegment | SkippedRequest]) -> None:
         """Record one computed MoE layer: the router's choice [T][k] and the outcome of each distinct expert's

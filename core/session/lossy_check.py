@@ -22,6 +22,10 @@ class LossyProfile(Protocol):
         """[layers, 101] percentiles of the entropy of gate weights."""
 
     @property
+    def tae_tempered(self) -> npt.NDArray[Any] | None:
+        """[layers, temperatures, 101] the same at several temperatures."""
+
+    @property
     def norms(self) -> npt.NDArray[Any] | None:
         """[layers, experts] mean norm of each expert's output."""
 
@@ -38,6 +42,11 @@ def check_allowed(settings: Settings, shape: ModelShape, profile: LossyProfile |
         raise SettingError(
             f"Token gate 'percentile' needs a profile of this model{what}: {HOW}, then choose it again. "
             "A threshold (tau) needs none."
+        )
+    if lossy.gate == "percentile" and lossy.gate_temperature != 1.0 and profile and profile.tae_tempered is None:
+        raise SettingError(
+            f"This model's profile has percentiles of the entropy at temperature 1 only, not at "
+            f"{lossy.gate_temperature:g}: measure its part tae again ({HOW}), or set the temperature to 1."
         )
     norms = profile.norms if profile is not None else None
     lossy.protect.eids(shape.layers, shape.experts, norms, "protect")

@@ -51,6 +51,16 @@ class LossySettings:
             active_when=REPLACES,
         ),
     ] = 3
+    rho_order: Annotated[
+        Literal["lightest", "heaviest"],
+        Param(
+            "Which experts are replaced or dropped where rho allows fewer than could be: those of least gate weight "
+            "first, or those of most. BuddyMoE's tables have a rho, its Algorithm 1 has none.",
+            title="Spend rho on",
+            advanced=True,
+            active_when=REPLACES,
+        ),
+    ] = "lightest"
     gate: Annotated[
         Literal["none", "tau", "percentile"],
         Param(
@@ -207,6 +217,16 @@ class LossySettings:
             active_when={"execute": ("verify",)},
         ),
     ] = 0.9
+    execute_prefill: Annotated[
+        bool,
+        Param(
+            "Execute predictions while a prompt is read, too. Off = a prompt is read with what its routers choose: it "
+            "needs nearly all experts anyway, so that predicting them saves nothing.",
+            title="Also in prompts",
+            advanced=True,
+            active_when={"execute": ("verify", "always")},
+        ),
+    ] = False
     quality_rate: Annotated[
         float,
         Param(

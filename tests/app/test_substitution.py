@@ -39,15 +39,29 @@ def acting(section: SubstitutionSection) -> set[str]:
     ("changes", "shown"),
     [
         ({}, {"substitute"}),
-        ({"miss": "substitute"}, {"substitute", "rho", "gate", "gate_margin", "batch_gate", "protect", "quality_rate"}),
+        (
+            {"miss": "substitute"},
+            {"substitute", "rho", "rho_order", "gate", "gate_margin", "batch_gate", "protect", "quality_rate"},
+        ),
         (
             {"miss": "drop"},
-            {"rho", "gate", "gate_margin", "batch_gate", "protect", "quality_rate", "drop_share", "drop_renormalise"},
+            {
+                "rho",
+                "rho_order",
+                "gate",
+                "gate_margin",
+                "batch_gate",
+                "protect",
+                "quality_rate",
+                "drop_share",
+                "drop_renormalise",
+            },
         ),
         (
             {"miss": "drop", "gate": "tau", "batch_gate": "fixed"},
             {
                 "rho",
+                "rho_order",
                 "gate",
                 "gate_margin",
                 "batch_gate",
@@ -63,9 +77,12 @@ def acting(section: SubstitutionSection) -> set[str]:
         ({"gate": "tau", "batch_gate": "adaptive"}, {"substitute"}),
         (
             {"predictor": "gate", "execute": "verify"},
-            {"substitute", "execute_weights", "execute_share", "quality_rate"},
+            {"substitute", "execute_weights", "execute_share", "execute_prefill", "quality_rate"},
         ),
-        ({"predictor": "gate", "execute": "always"}, {"substitute", "execute_weights", "quality_rate"}),
+        (
+            {"predictor": "gate", "execute": "always"},
+            {"substitute", "execute_weights", "execute_prefill", "quality_rate"},
+        ),
     ],
 )
 def test_a_control_shows_where_it_does_something(

@@ -69,6 +69,10 @@ def test_every_control_moves_its_setting_while_tokens_stream(dashboard: Dashboar
         moved.add(name)
         dashboard.expect_mark(lambda: dashboard.slide(f"set-{name}", value), name)
 
+    def tick(name: str) -> None:
+        moved.add(name)
+        dashboard.expect_mark(lambda: page.click(f"#set-{name} input"), name)
+
     refused(dashboard, "miss", "substitute", "'Buddies' needs a profile of this model")
     choose("substitute", "Router's next best")
     choose("miss", "substitute_drop")
@@ -81,6 +85,7 @@ def test_every_control_moves_its_setting_while_tokens_stream(dashboard: Dashboar
         for param in one.params:
             page.wait_for_selector(f"#set-substitute-{one.name}-{param.name}", state="visible")
     slide("rho", 2)
+    choose("rho_order", "heaviest")
     refused(dashboard, "gate", "percentile", "'percentile' needs a profile of this model")
     choose("gate", "tau")
     for name, value in (("gate_tau", 0.3), ("gate_temperature", 1.1), ("gate_margin", 0.9)):
@@ -96,14 +101,14 @@ def test_every_control_moves_its_setting_while_tokens_stream(dashboard: Dashboar
     dashboard.wait_text("#substitution-alert", "this model has layers 0 to 3")
     page.wait_for_function("document.querySelector('#set-protect').querySelector('input, textarea').value === '0:3'")
     slide("drop_share", 0.5)
-    moved.add("drop_renormalise")
-    dashboard.expect_mark(lambda: page.click("#set-drop_renormalise input"), "drop_renormalise")
+    tick("drop_renormalise")
     refused(dashboard, "execute", "verify", "names no gate weights with its experts")
     dashboard.choose("set-predictor", "Next-layer gate")
     shows(dashboard, "predictor", "Next-layer gate")
     choose("execute", "verify")
     slide("execute_share", 0.7)
     choose("execute_weights", "true")
+    tick("execute_prefill")
     slide("quality_rate", 0.5)
     assert set(declared(LossySettings)) - moved == {"gate_percentile"}, "that one needs a profile"
     exact_again(dashboard)

@@ -20,6 +20,7 @@ from core.prediction.speculation import PredictedRouting
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.registry import variants
+from core.settings.sampling import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.engine.profiles import drawn_profile
 from tests.engine.routing_hooks import STEPS, hooked, near, passes, routers_of
@@ -81,6 +82,15 @@ def test_routers_asked_early_are_executed(case: Case, engine: Engine) -> None:
     engine.parts.throttle.paused = False
     engine.change({"execute": "off"})
     assert torch.equal(passes(engine.model, engine.fresh_cache()), case.logits)
+
+
+def test_prompts_take_what_their_routers_choose_unless_asked_otherwise(engine: Engine) -> None:
+    for changes in ({"execute": "always"}, {"execute": "verify", "execute_share": 0.0}, {"execute_prefill": True}):
+        engine.change({"predictor": "gate", "quality_rate": 0, **changes})
+        steps = [piece.step for piece in engine.generate("What?", Sampling(max_new_tokens=4)) if piece.step is not None]
+        [prefill] = [step for step in steps if step.phase == "prefill"]
+        assert sum(step.changed for step in steps if step.phase == "decode") > 0
+        assert (prefill.changed == 0) == prefill.exact == ("execute_prefill" not in changes)
 
 
 def test_true_weights_for_predicted_experts(case: Case, engine: Engine) -> None:

@@ -16,6 +16,8 @@ from core.choices import Action, Lossy, Why
 from core.engine import Engine
 from core.errors import SettingError
 from core.hf import find_experts
+from core.policy.substitute.entropy import TEMPERATURES, entropy
+from core.profile.routing import Entropies
 from core.runtime.batch import Batch, Share
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
@@ -62,6 +64,7 @@ def engine(model: Path) -> Iterator[Engine]:
         tae=np.sort(random.random((shape.layers, 101)).astype(np.float32), 1).clip(0.1, 0.9),
     )
     profile.tae[:, 100] = 1.0
+    profile = replace(profile, tae_tempered=np.stack([profile.tae] * len(TEMPERATURES), 1))
     engine.use_profile(profile)
     yield engine
     engine.unload()
@@ -159,6 +162,75 @@ def test_a_token_has_no_expert_twice_and_no_more_than_rho_changes(engine: Engine
         done = one.choices[one.choices["action"] == Action.SUBSTITUTE]
         pairs = list(zip(done["layer"].tolist(), done["token"].tolist(), strict=True))
         assert len(pairs) == len(set(pairs))
+
+
+@pytest.mark.parametrize("order", ["lightest", "heaviest"])
+@pytest.mark.parametrize("way", [{"miss": "drop"}, {"miss": "substitute", "substitute": "random"}], ids=str)
+def test_rho_is_spent_on_the_experts_of_least_weight(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, way: dict[str, object], order: str
+) -> None:
+    """By default; of most weight on request. Every missing expert may be replaced here, so that only rho decides."""
+    gates: list[dict[tuple[int, int, int], float]] = []  # a pass: (layer, token, expert) -> its weight
+    begin, route = engine.parts.miss.begin, engine.parts.miss.route
+
+    def begun(*phase: str) -> None:
+        gates.append({})
+        begin(*phase)
+
+    def routed(layer: int, ids: torch.Tensor, weights: torch.Tensor, asked: list[list[int]]) -> Any:
+        for token, (row, shares) in enumerate(zip(asked, weights.tolist(), strict=True)):
+            gates[-1] |= {(layer, token, expert): share for expert, share in zip(row, shares, strict=True)}
+        return route(layer, ids, weights, asked)
+
+    monkeypatch.setattr(type(engine.parts.miss), "begin", lambda self, *phase: begun(*phase))
+    monkeypatch.setattr(type(engine.parts.miss), "route", lambda self, *args: routed(*args))
+    _, events = run(engine, rho=1, **way, **({} if order == "lightest" else {"rho_order": order}))
+    limited = 0
+    for weights, one in zip([known for known in gates if known], events, strict=True):
+        assert one is not None
+        lost: dict[tuple[int, int], list[Any]] = {}
+        for row in one.choices:
+            lost.setdefault((int(row["layer"]), int(row["token"])), []).append(row)
+        for place, rows in lost.items():
+            share = {int(row["expert"]): weights[(*place, int(row["expert"]))] for row in rows}
+            if any(row["why"] == Why.RHO for row in rows):
+                [changed] = [int(row["expert"]) for row in rows if row["action"] >= Action.SUBSTITUTE]
+                assert share[changed] == (min if order == "lightest" else max)(share.values())
+                limited += 1
+    assert limited > 20
+
+
+@pytest.mark.parametrize("temperature", [0.8, 0.95, 1.2])
+def test_percentiles_are_those_at_the_entropys_temperature(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
+    """A profile of the very passes that follow leaves alone the share of tokens that was asked for, at any of them."""
+    kept: list[np.ndarray[Any, Any]] = []  # a layer's weights [T, k]
+    route = type(engine.parts.miss).route
+
+    def routed(self: Any, layer: int, ids: torch.Tensor, weights: torch.Tensor, asked: list[list[int]]) -> Any:
+        kept.append(weights.double().numpy())
+        return route(self, layer, ids, weights, asked)
+
+    monkeypatch.setattr(type(engine.parts.miss), "route", routed)
+    run(engine, miss="drop", rho=0)
+    layers, before = engine.shape.layers, engine.profile
+    measured = Entropies(layers)
+    for at, weights in enumerate(kept):
+        measured.add(at % layers, weights)
+    assert before is not None
+    engine.use_profile(replace(before, tae=measured.percentiles(), tae_tempered=measured.tempered()))
+    try:
+        engine.change({"gate": "percentile", "gate_percentile": 30.0, "gate_temperature": temperature})
+        limits = engine.parts.miss.thresholds
+        for layer in range(layers):
+            found = entropy(np.concatenate(kept[layer::layers]), temperature)
+            assert (found <= limits[layer]).mean() == pytest.approx(0.3, abs=0.05)
+        with pytest.raises(SettingError, match="at temperature 1 only"):
+            engine.use_profile(replace(before, tae_tempered=None))
+    finally:
+        engine.change({"gate": "none", "gate_temperature": 1.0})
+        engine.use_profile(before)
 
 
 def test_dropped_weight_goes_to_the_others_when_asked_for(engine: Engine) -> None:

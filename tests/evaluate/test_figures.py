@@ -110,11 +110,14 @@ def test_modes_are_settings() -> None:
     base = Settings({"miss": "drop", "rho": 2, "budget": "25%"})
     for mode in modes_of():
         settings = mode.over(base)
-        assert settings.lossy.active == (mode.name != "exact") and settings["budget"] == "25%"
+        assert settings.lossy.active == (mode.name not in ("exact", "paper_exact")) and settings["budget"] == "25%"
         assert {name: settings[name] for name in mode.settings} == dict(mode.settings)
         assert settings["quality_rate"] == 0 and all(
             settings[name] == value for name, value in BASE.items() if name not in mode.settings
         )
+    fitted = {mode.name: mode.fitted(4).over(base)["rho"] for mode in modes_of()}
+    assert (fitted["paper_95_16_rho3"], fitted["paper_95_16_rho4"], fitted["paper_95_16"]) == (2, 3, 64)
+    assert fitted["buddy_rho3"] == 3
     parts = {mode.name: needs(mode.over(base)) for mode in modes_of()}
     assert parts["exact"] == parts["drop"] == () and parts["buddy_rho1"] == ("pairs",)
     assert parts["buddy_rho1_tae"] == ("pairs", "tae") and parts["drop_rho1_tae"] == ("tae",)

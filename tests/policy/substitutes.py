@@ -104,6 +104,7 @@ def gates(seed: int, experts: int) -> Gates:
         margin=some(2.0, 0.0, 0.125, 0.5),
         beta=some(2.0, 0.0, 0.25, 0.5, 1.0),
         rho=int(some(8, 0, 1, 2, 3)),
+        rho_order=("lightest", "heaviest")[rng.integers(2)],
         unique=bool(rng.random() < 0.6),
         discount=some(1.0, 0.0, 0.5, 0.9),
         protected=protected,

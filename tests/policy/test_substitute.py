@@ -66,7 +66,8 @@ def test_the_batch_chooses_as_algorithm_1_does(name: str, params: dict[str, Any]
     dense = source if isinstance(source, torch.Tensor) else source.scores(question)
     assert dense.shape == (10, k, experts)
     if rules.unique:  # otherwise equal ones may stand in another order in a list than by id
-        assert_as_good(question, rules, many, batch.select(question, rules, dense), dense)
+        free = replace(rules, rho=8)  # which of equals is taken may decide who finds none, and so whom rho is spent on
+        assert_as_good(question, free, batch.select(question, free, source), batch.select(question, free, dense), dense)
 
 
 def holds(question: Ask, rules: Gates, found: Chosen) -> None:
@@ -120,6 +121,54 @@ def test_without_gates_it_is_algorithm_1_to_the_letter(case: tuple[int, int, int
         assert select(question, OPEN, buddy).ids.tolist() == expected
 
 
+@pytest.mark.parametrize("order", ["lightest", "heaviest"])
+@settings(max_examples=200, deadline=None)
+@given(case=cases)
+def test_rho_keeps_the_lightest_of_what_would_be_changed(order: Any, case: tuple[int, int, int]) -> None:
+    """Of Algorithm 1's changes, and each kept one has a candidate that is as good, or better for what others left."""
+    seed, experts, k = case
+    question, known, _ = drawn(seed, 6, experts, min(k, experts))
+    rules = replace(gates(seed + 1, experts), rho_order=order)
+    buddy = make("buddy", known, experts, alpha="1")
+    dense = buddy.scores(question).double()
+    free, found = (plain.select(question, replace(rules, rho=rho), buddy) for rho in (8, rules.rho))
+    for token, weights in enumerate(question.weights.tolist()):
+        could = [at for at, action in enumerate(free.action[token].tolist()) if action >= Action.SUBSTITUTE]
+        heaviest = sorted(could, key=lambda at: -weights[at])
+        cut = min(rules.rho, len(could))
+        kept = heaviest[:cut] if order == "heaviest" else heaviest[len(could) - cut :]
+        did = [at for at, action in enumerate(found.action[token].tolist()) if action >= Action.SUBSTITUTE]
+        assert did == sorted(kept)
+        for at in set(could) - set(did):
+            assert found.ids[token, at] == question.ids[token, at] and found.why[token, at] == Why.RHO
+        if rules.unique and rules.order == ("substitute",):
+            for at in did:
+                assert dense[token, at, found.ids[token, at]] >= dense[token, at, free.ids[token, at]]
+
+
+@settings(max_examples=200, deadline=None)
+@given(case=cases)
+def test_heaviest_first_is_one_walk_that_stops(case: tuple[int, int, int]) -> None:
+    """Where a router's order is that of its weights: each takes what it finds, in order, until rho are replaced."""
+    seed, experts, k = case
+    question, known, _ = drawn(seed, 6, experts, min(k, experts))
+    question.weights = question.weights.sort(1, descending=True).values
+    rho = seed % 4
+    buddy = make("buddy", known, experts, alpha="1")
+    expected = question.ids.tolist()
+    for token, row in enumerate(expected):
+        used, left = set(row), rho
+        for at, expert in enumerate(row):
+            if question.missing[expert] and left:
+                listed = buddy.listed(question, token, at, expert)
+                found = [j for j, _ in listed if question.ready[j] and j not in used]
+                if found:
+                    row[at], left = found[0], left - 1
+                    used.add(found[0])
+    for select in SELECT.values():
+        assert select(question, Gates(rho=rho, rho_order="heaviest"), buddy).ids.tolist() == expected
+
+
 # ---------------------------------------------------------------------- by hand
 
 ROW = [[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]]  # similar: the higher id is the better one
@@ -138,11 +187,25 @@ def test_the_first_missing_expert_takes_the_best_and_the_next_one_the_next(selec
         [["SUBSTITUTE", "EXACT", "SUBSTITUTE", "EXACT"]],
         [["ALLOWED"] * 4],
     )
-    assert names(select(question, replace(OPEN, rho=1), ladder())) == (
-        [[5, 1, 2, 3]],
-        [["SUBSTITUTE", "EXACT", "WAIT", "EXACT"]],
-        [["ALLOWED", "ALLOWED", "RHO", "ALLOWED"]],
+
+
+@either
+def test_rho_is_spent_on_the_lightest_or_on_the_heaviest(select: Any) -> None:
+    """Who is allowed takes the best, which nobody else claims then. Of equals the router's first is heavier."""
+    question = ask([[0, 1, 2, 3]], [[0.4, 0.2, 0.2, 0.2]], missing=[0, 1, 2], experts=8)
+    light, heavy = (replace(OPEN, rho=1, rho_order=order) for order in ("lightest", "heaviest"))
+    assert names(select(question, light, ladder(8))) == (
+        [[0, 1, 7, 3]],
+        [["WAIT", "WAIT", "SUBSTITUTE", "EXACT"]],
+        [["RHO", "RHO", "ALLOWED", "ALLOWED"]],
     )
+    assert names(select(question, heavy, ladder(8))) == (
+        [[7, 1, 2, 3]],
+        [["SUBSTITUTE", "WAIT", "WAIT", "EXACT"]],
+        [["ALLOWED", "RHO", "RHO", "ALLOWED"]],
+    )
+    assert select(question, replace(light, rho=2), ladder(8)).ids.tolist() == [[0, 7, 6, 3]]
+    assert select(question, replace(heavy, rho=2), ladder(8)).ids.tolist() == [[7, 6, 2, 3]]
 
 
 @either
@@ -216,7 +279,9 @@ def test_dropping_what_carries_little(select: Any) -> None:
         [["WAIT", "DROP", "DROP", "EXACT"]],
         [["SHARE", "ALLOWED", "ALLOWED", "ALLOWED"]],
     )
-    assert names(select(question, replace(drop, rho=1), None))[2] == [["SHARE", "ALLOWED", "RHO", "ALLOWED"]]
+    for order, reasons in (("lightest", ["RHO", "ALLOWED"]), ("heaviest", ["ALLOWED", "RHO"])):
+        found = select(question, replace(drop, rho=1, rho_order=order), None)
+        assert names(found)[2] == [["SHARE", *reasons, "ALLOWED"]]
 
 
 @either

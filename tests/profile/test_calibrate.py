@@ -210,6 +210,11 @@ def test_recorded_weights_count(engine: Engine) -> None:
     assert profile.parts() == ("pairs", "tae")
     assert profile.pairs_weighted is not None
     assert profile.pairs_weighted[2, 0, 1] == pytest.approx(0.3 + 0.25, rel=1e-3)
+    warm = calibrate(engine, [], traces=[ArrayTrace(ids, 8, weights=weights)], parts={"counts", "pairs"}, warmup=4)
+    assert warm.pairs is not None and warm.pairs_weighted is not None and warm.counts is not None
+    assert warm.pairs[2, 0, 1] == 1 / 4 + 2 / 4 and warm.counts[2, 0] == 2
+    assert warm.pairs_weighted[2, 0, 1] == pytest.approx(0.3 / 4 + 0.25 / 2, rel=1e-3)
+    assert warm.settings["pairs"] == {"warmup": 4} and "pairs" not in profile.settings
 
 
 def test_a_trace_of_another_model_is_refused(engine: Engine, tmp_path: Path) -> None:

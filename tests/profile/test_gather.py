@@ -107,6 +107,19 @@ def test_output_norms(gathered: tuple[Profile, list[list[int]], list[Passed]]) -
             assert profile.norms[layer, expert] == pytest.approx(float(lengths[ids == expert].mean()), rel=1e-4)
 
 
+def test_the_first_tokens_of_every_window_count_less(engine: Engine, truth: Oracle) -> None:
+    profile = calibrate(engine, TEXTS, parts={"pairs"}, warmup=10)
+    assert profile.pairs is not None
+    passed = [truth.read(ids) for ids in windows(engine)]
+    for layer in range(L):
+        expected = np.zeros((E, E))
+        for one in passed:
+            for at, chosen in enumerate(one.ids[layer].tolist()):
+                expected[np.ix_(chosen, chosen)] += min(1.0, (at + 1) / 10)
+        np.fill_diagonal(expected, 0.0)
+        np.testing.assert_allclose(profile.pairs[layer], expected, rtol=1e-5)
+
+
 def test_gate_recall_and_similarity(gathered: tuple[Profile, list[list[int]], list[Passed]], truth: Oracle) -> None:
     profile, _, passed = gathered
     assert profile.gate_recall is not None and profile.similarity is not None
@@ -123,11 +136,15 @@ def test_gate_recall_and_similarity(gathered: tuple[Profile, list[list[int]], li
 
 def test_entropy_percentiles(gathered: tuple[Profile, list[list[int]], list[Passed]]) -> None:
     profile, _, passed = gathered
-    assert profile.tae is not None
+    assert profile.tae is not None and profile.tae_tempered is not None
     for layer in range(L):
         values = entropy(joined(passed, "weights", layer).double().numpy())
         exact = np.percentile(values, np.arange(101), method="inverted_cdf")
         np.testing.assert_allclose(profile.tae[layer], exact, atol=2e-4)
+        softer = np.percentile(
+            entropy(joined(passed, "weights", layer).double().numpy(), 1.2), np.arange(101), method="inverted_cdf"
+        )
+        np.testing.assert_allclose(profile.tae_tempered[layer, -1], softer, atol=2e-4)
 
 
 def test_maps_and_their_embeddings(gathered: tuple[Profile, list[list[int]], list[Passed]]) -> None:

@@ -50,6 +50,15 @@ def test_activations_one_token_at_a_time() -> None:
     np.testing.assert_allclose(weighted[0], wide, rtol=1e-5)
 
 
+def test_first_tokens_count_less_in_pairs_only() -> None:
+    found = Activations(1, 3)
+    found.add(0, np.array([[0, 1], [0, 2]]), np.array([[0.5, 0.5]] * 2), np.array([0.25, 1.0]))
+    assert found.counts[0].tolist() == [2, 1, 1]
+    weighted = found.pairs_weighted()
+    assert weighted is not None
+    assert found.pairs()[0, 0].tolist() == [0, 0.25, 1] and weighted[0, 0].tolist() == [0, 0.125, 0.5]
+
+
 def test_without_weights_nothing_is_said_of_them() -> None:
     found = Activations(1, 4)
     found.add(0, np.array([[0, 1]]))

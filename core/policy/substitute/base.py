@@ -3,8 +3,10 @@
 Source: BuddyMoE sections 3.1 to 3.3 and Algorithm 1. Which candidate is taken, and whether
 any may be, is decided identically in `plain` (one token) and `batch` (many), whatever the substitute.
 
-T tokens of one MoE layer with E experts, k selected. A token's experts are processed in the router's order. An expert
-is missing (not on the device, and not being copied), ready (it can be computed at once), or neither: it is being
+T tokens of one MoE layer with E experts, k selected. A token's experts are processed in the router's order: who comes
+first claims a candidate first. Algorithm 1 knows no rho. Where it would change more of a token's experts than rho,
+those of least weight are changed (`Gates.rho_order`), and they claim their candidates anew, in the router's order. An
+expert is missing (not on the device, and not being copied), ready (it can be computed at once), or neither: it is being
 copied. The last kind is always waited for, and is never a candidate.
 """
 
@@ -13,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -79,6 +81,7 @@ class Gates:
     margin: float = 2.0  # no change for a token whose two largest weights differ by at least this, renormalised
     beta: float = 2.0  # no change at all when delta >= beta
     rho: int = 3  # most changes of one token in one layer
+    rho_order: Literal["lightest", "heaviest"] = "lightest"  # whom they are spent on where more could be changed
     unique: bool = True  # no expert twice for one token
     discount: float = 1.0  # if not unique: factor on the score of an expert that the token already has
     protected: Tensor | None = None  # bool [E] experts of this layer that are never replaced or dropped

@@ -17,13 +17,12 @@ from core.policy.substitute.entropy import entropy, renormalised
 
 @dataclass(slots=True)
 class Board:
-    """The decisions so far about T tokens; changed in place. `free` [T, k]: missing and not decided yet."""
+    """The decisions so far about T tokens; changed in place. `free` [T, k]: missing and open to change."""
 
     ids: Tensor  # int64 [T, k]
     action: Tensor  # uint8 [T, k]
     why: Tensor  # uint8 [T, k]
     free: Tensor  # bool [T, k]
-    changed: Tensor  # int64 [T]
     delta: float
     tae: Tensor  # fp32 [T]
     positions: list[int]  # those with any missing expert
@@ -45,15 +44,10 @@ def select(ask: Ask, gates: Gates, scores: Candidates | Tensor | None) -> Chosen
     board = open_board(ask, gates)
     if not board.positions:
         return board.chosen()
-    used = torch.zeros(len(ask.ids), len(ask.ready), dtype=torch.bool, device=ask.ids.device)
-    used.scatter_(1, ask.ids, True)
-    for position in board.positions:
-        free = _within(board, position, gates)
-        for option in gates.order:
-            if option == "drop":
-                free = _drop(ask, board, position, gates, free)
-            else:
-                free = _substitute(ask, board, position, gates, source, used, free)
+    _walk(ask, board, gates, source)
+    if gates.rho < len(board.positions):
+        board.free = _limit(ask, board, gates, gates.rho)
+        _walk(ask, board, gates, source)
     return board.chosen()
 
 
@@ -83,25 +77,46 @@ def open_board(ask: Ask, gates: Gates) -> Board:
         action,
         why,
         free,
-        torch.zeros_like(ask.ids[:, 0]),
         delta,
         tae.float(),
         [at for at, count in enumerate(columns) if count],
     )
 
 
-def drop_rest(ask: Ask, board: Board, gates: Gates) -> None:
-    """Drop undecided experts as far as the gates allow."""
+def drop_rest(ask: Ask, board: Board, gates: Gates, left: Tensor) -> None:
+    """Drop experts that are open to change, as far as the gates allow: at most `left` [T] of each token's."""
     for position in board.positions:
-        _drop(ask, board, position, gates, _within(board, position, gates))
+        _drop(ask, board, position, gates, board.free[:, position])
+    _limit(ask, board, gates, left[:, None])
 
 
-def _within(board: Board, position: int, gates: Gates) -> Tensor:
-    """[T] tokens with an undecided expert at `position` that have not reached rho."""
-    free = board.free[:, position]
-    full = free & (board.changed >= gates.rho)
-    board.why[:, position] = board.why[:, position].masked_fill(full, int(Why.RHO))
-    return free & ~full
+def _walk(ask: Ask, board: Board, gates: Gates, source: Candidates | None) -> None:
+    """Algorithm 1 over what is open to change, without a limit."""
+    used = torch.zeros(len(ask.ids), len(ask.ready), dtype=torch.bool, device=ask.ids.device)
+    used.scatter_(1, ask.ids, True)
+    for position in board.positions:
+        free = board.free[:, position]
+        for option in gates.order:
+            if option == "drop":
+                free = _drop(ask, board, position, gates, free)
+            else:
+                free = _substitute(ask, board, position, gates, source, used, free)
+
+
+def _limit(ask: Ask, board: Board, gates: Gates, rho: int | Tensor) -> Tensor:
+    """Undo changes of what was open until rho of each token's are left; [T, k] those left. See `plain.within_rho`."""
+    changed = board.free & (board.action >= int(Action.SUBSTITUTE))
+    one, other = ask.weights[:, :, None], ask.weights[:, None, :]
+    earlier = torch.ones(ask.ids.shape[1], ask.ids.shape[1], dtype=torch.bool, device=one.device).tril(-1)
+    before = (other > one) | ((other == one) & earlier)  # [T, k, k] whether the latter comes first, heaviest first
+    if gates.rho_order == "lightest":
+        before = before.mT
+    kept = changed & ((before & changed[:, None, :]).sum(-1) < rho)
+    undone = changed & ~kept
+    board.ids = torch.where(undone, ask.ids, board.ids)
+    board.action.masked_fill_(undone, int(Action.WAIT))
+    board.why.masked_fill_(undone, int(Why.RHO))
+    return kept
 
 
 def _substitute(
@@ -144,7 +159,6 @@ def _settle(board: Board, position: int, free: Tensor, found: Tensor, action: Ac
     board.action[:, position] = board.action[:, position].masked_fill(found, int(action))
     why = board.why[:, position].masked_fill(left, int(otherwise))
     board.why[:, position] = why.masked_fill(found, int(Why.ALLOWED))
-    board.changed += found
     return left
 
 

@@ -83,12 +83,12 @@ class CachePrior(Substitute):
             board.ids = torch.where(moved, comes.gather(1, at), ask.ids)
             board.action.masked_fill_(moved, int(Action.SUBSTITUTE))
             board.why.masked_fill_(moved, int(Why.ALLOWED))
-            board.changed, board.free = moved.sum(1), left
+            board.free = left
             if ask.weigh is not None:
                 new = ask.weigh(board.ids).to(ask.weights.dtype)
                 weights = torch.where(moved.any(1, keepdim=True), new, ask.weights)
         if "drop" in gates.order:
-            batch.drop_rest(ask, board, gates)
+            batch.drop_rest(ask, board, gates, gates.rho - (board.action >= int(Action.SUBSTITUTE)).sum(1))
         return board.chosen(weights)
 
     def _ranked(self, ask: Ask, free: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 Array = TypeVar("Array")
+TEMPERATURES = (0.8, 0.9, 1.0, 1.1, 1.2)  # those that a profile has percentiles at: the paper's range of them
 
 
 def entropy(weights: Array, temperature: float = 1.0, xp: Any = np) -> Array:

@@ -48,27 +48,60 @@ def pick(
     if not lost:
         return Picked(found, action, why, tae)
     share = len({ids[at] for at in lost}) / len(set(ids)) if delta != delta else delta
-    closed = _closed(weights, tae, share, gates)
-    used, changed = set(ids), 0
-    for at in lost:
-        reason = closed or (PROTECTED if ids[at] in gates.shielded else RHO if changed >= gates.rho else ALLOWED)
-        done = WAIT
-        for option in () if reason else gates.order:
-            if option == "drop":
-                if weights[at] <= (gates.drop_share + EVEN) * sum(weights):
-                    found[at], done = -1, DROP
-                    break
-                reason = SHARE
-            else:
-                best = _best(listed(at, ids[at]), ready, used, gates)
-                if best >= 0:
-                    found[at], done = best, SUBSTITUTE
-                    used.add(best)
-                    break
-                reason = NO_CANDIDATE
-        action[at], why[at] = done, ALLOWED if done != WAIT else reason
-        changed += done != WAIT
+    if closed := _closed(weights, tae, share, gates):
+        for at in lost:
+            action[at], why[at] = WAIT, closed
+        return Picked(found, action, why, tae)
+
+    def walk(positions: Iterable[int]) -> None:
+        """Algorithm 1 over these positions, without a limit."""
+        used = set(ids)
+        for at in positions:
+            found[at], action[at], why[at] = _decided(at, ids, weights, ready, used, gates, listed)
+
+    walk(lost)
+    changed = [at for at in lost if action[at] != WAIT]
+    if len(changed) > gates.rho:
+        for at in changed:
+            found[at], action[at], why[at] = ids[at], WAIT, RHO
+        walk(within_rho(changed, weights, gates))
     return Picked(found, action, why, tae)
+
+
+def within_rho(changed: Sequence[int], weights: Sequence[float], gates: Gates) -> list[int]:
+    """The positions that rho leaves of `changed`, in the router's order. Lightest first is the reverse of heaviest
+    first, where ties go to the router's earlier choice."""
+    order = sorted(changed, key=lambda at: (-weights[at], at))
+    if gates.rho_order == "lightest":
+        order.reverse()
+    return sorted(order[: gates.rho])
+
+
+def _decided(
+    at: int,
+    ids: Sequence[int],
+    weights: Sequence[float],
+    ready: Sequence[bool],
+    used: set[int],
+    gates: Gates,
+    listed: Listed,
+) -> tuple[int, int, int]:
+    """(expert, action, why) of the missing expert at a position; adds its substitute to `used`."""
+    if ids[at] in gates.shielded:
+        return ids[at], WAIT, PROTECTED
+    reason = ALLOWED
+    for option in gates.order:
+        if option == "drop":
+            if weights[at] <= (gates.drop_share + EVEN) * sum(weights):
+                return -1, DROP, ALLOWED
+            reason = SHARE
+        else:
+            best = _best(listed(at, ids[at]), ready, used, gates)
+            if best >= 0:
+                used.add(best)
+                return best, SUBSTITUTE, ALLOWED
+            reason = NO_CANDIDATE
+    return ids[at], WAIT, reason
 
 
 def _closed(weights: Sequence[float], tae: float, delta: float, gates: Gates) -> int:

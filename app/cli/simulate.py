@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,12 +17,14 @@ from core.errors import SettingError
 from core.profile import Profile, load
 from core.settings.config import Settings, params
 from core.settings.registry import variant, variants
-from core.simulate import BELADY, Config, simulate
+from core.simulate import BELADY, BELADY_BYPASS, Config, Result, simulate
 from core.simulate.prefetchers import ORACLE, TimedResult
 from core.trace import FileTrace, Trace, open_trace
 
 Fetched = dict[tuple[str, str], dict[str, TimedResult]]  # (policy, size) -> prefetcher -> result
-PLACING = ("scope", "layer_slots", "pins")  # settings with an option of their own here
+PLACING = ("scope", "layer_slots", "pins", "bypass")  # settings with an option of their own here
+
+EMPTY = {"text": "none", "bool": "off"}  # a default that has no text of its own
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f"--{name.replace('_', '-')}",
             type=options.checked(known[name]),
             metavar="X",
-            help=f"{known[name].help} (default: {known[name].default or 'none'}, or the preset's)",
+            help=f"{known[name].help} (default: {known[name].default or EMPTY[known[name].type]}, or the preset's)",
         )
     parser.add_argument(
         "--profile",
@@ -126,25 +129,41 @@ def run(args: argparse.Namespace) -> int:
     clock = None if machine is None else machine.clock
     predictors = simulate_prefetch.chosen(args.predictors, settings, trace, profile, say) if args.predictors else []
     cache = settings.cache
-    args.scope, args.layer_slots, args.pins = cache.scope, cache.layer_slots.name, str(cache.pins)
-    caches = [
-        [
-            Config.of(settings.with_({"eviction": name}), n, trace.layers, trace.experts, trace.top_k, profile)
-            for n in sizes.values()
-        ]
-        for name in names
-    ]
-    best = [replace(cache, policy=BELADY, params={}) for cache in caches[0]]
-    configs = [cache for by_size in [*caches, best] for cache in by_size]
-    results = simulate(trace, configs, start=args.start, clock=clock, processes=max(0, args.processes), say=say)
-    by_name = {
-        name: dict(zip(sizes, results[i * len(sizes) :], strict=False)) for i, name in enumerate([*names, BELADY])
-    }
+    args.scope, args.layer_slots, args.pins, args.bypass = (
+        cache.scope,
+        cache.layer_slots.name,
+        str(cache.pins),
+        cache.bypass,
+    )
+
+    def sized(size: str, **changes: object) -> Config:
+        changed = settings.with_(changes)
+        return Config.of(changed, sizes[size], trace.layers, trace.experts, trace.top_k, profile)
+
+    asked_for = {(name, size): sized(size, eviction=name) for name in names for size in sizes}
+    caches = [*asked_for.values()]
+    for size in sizes:
+        asked_for[BELADY, size] = replace(sized(size, eviction=names[0], bypass=False), policy=BELADY, params={})
+    for size in sizes if cache.scope == "layer" else ():  # in one pool for all layers it could not do better
+        with suppress(SettingError):  # too few slots to set any aside
+            sparing = sized(size, eviction=names[0], bypass=True)
+            asked_for[BELADY_BYPASS, size] = replace(sparing, policy=BELADY_BYPASS, params={})
+    results = simulate(
+        trace, [*asked_for.values()], start=args.start, clock=clock, processes=max(0, args.processes), say=say
+    )
+    by_name: dict[str, dict[str, Result]] = {}
+    for (name, size), result in zip(asked_for, results, strict=True):
+        by_name.setdefault(name, {})[size] = result
+
+    def limit(size: str) -> Result:
+        """The fewest misses that caches like these can have."""
+        bypassing = by_name.get(BELADY_BYPASS, {}).get(size) if args.bypass else None
+        return bypassing or by_name[BELADY][size]
+
     fetched: Fetched = {}
     if machine is not None and predictors:
-        flat = [cache for by_size in caches for cache in by_size]
         rows = simulate_prefetch.run(
-            trace, predictors, flat, settings, machine, profile, args.start, max(0, args.processes), say
+            trace, predictors, caches, settings, machine, profile, args.start, max(0, args.processes), say
         )
         fetched = {
             (name, size): dict(zip([*predictors, ORACLE], (row[at] for row in rows), strict=True))
@@ -158,7 +177,7 @@ def run(args: argparse.Namespace) -> int:
             simulate_prefetch.table(
                 found,
                 f"Prefetching, {name} with {size} ({sizes[size]})",
-                simulate_prefetch.bound_ms(by_name[BELADY][size], machine.clock),
+                simulate_prefetch.bound_ms(limit(size), machine.clock),
                 machine.blob_bytes,
             )
         )
@@ -173,7 +192,7 @@ def run(args: argparse.Namespace) -> int:
                 }
                 for name in names
             }
-            out["bound_ms"] = {size: simulate_prefetch.bound_ms(by_name[BELADY][size], machine.clock) for size in sizes}
+            out["bound_ms"] = {size: simulate_prefetch.bound_ms(limit(size), machine.clock) for size in sizes}
             out["expert_bytes"] = machine.blob_bytes or None
         print(json.dumps(out | {"seconds": seconds}))
     return 0
@@ -197,7 +216,8 @@ def policies(text: str) -> list[str]:
     """The requested policies. Raises SettingError with a list of the choices."""
     if text.strip() == "all":
         return [v.name for v in variants("eviction")]
-    names = [word for word in text.replace(" ", "").split(",") if word != BELADY]  # Belady is always included
+    bounds = BELADY, BELADY_BYPASS  # always included
+    names = [word for word in text.replace(" ", "").split(",") if word not in bounds]
     return [variant("eviction", name).name for name in dict.fromkeys(names)]
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 
-from core.simulate import BELADY, Clock, Result
+from core.simulate import BELADY, BELADY_BYPASS, Clock, Result
 from core.trace import Trace
+
+BOUNDS = (BELADY, BELADY_BYPASS)
 
 
 def table(args: argparse.Namespace, trace: Trace, sizes: dict[str, int], found: dict[str, dict[str, Result]]) -> str:
     """The result as text: best policy at the first size first, the bound last."""
     first = next(iter(sizes))
-    rows = [*sorted((n for n in found if n != BELADY), key=lambda n: -(found[n][first].hit_rate or 0.0)), BELADY]
+    rows = sorted((n for n in found if n not in BOUNDS), key=lambda n: -(found[n][first].hit_rate or 0.0))
+    rows += [name for name in BOUNDS if name in found]
     width = max(len(name) for name in rows)
     tpot = found[BELADY][first].tpot_ms is not None
     heads = [f"{size} ({n})" for size, n in sizes.items()]
@@ -25,15 +28,20 @@ def table(args: argparse.Namespace, trace: Trace, sizes: dict[str, int], found: 
     for name in rows:
         cells = []
         for size in sizes:
-            one = found[name][size]
+            one = found[name].get(size)
+            if one is None:
+                cells.append(f"{'-':>{18 if tpot else 14}}")
+                continue
             rate = "-" if one.hit_rate is None else f"{one.hit_rate:.1%}"
             cells.append(f"{rate:>8}{one.tpot_ms:>10.2f}" if one.tpot_ms is not None else f"{rate:>14}")
         lines.append(f"  {name:<{width}}" + "".join(cells))
     bound = found[BELADY][first]
     lines.append(
-        f"{BELADY} knows the future: no policy can do better. First requests of an expert count as misses "
-        f"({bound.compulsory} of {bound.requests} requests)."
+        f"{BELADY} knows the future: no policy can do better where every missing expert takes another's slot (forced "
+        f"admission). First requests of an expert count as misses ({bound.compulsory} of {bound.requests} requests)."
     )
+    if BELADY_BYPASS in found:
+        lines.append(f"{BELADY_BYPASS}: nor one with --bypass on, which sets {trace.top_k} of the slots aside for it.")
     return "\n".join(lines)
 
 
@@ -54,17 +62,22 @@ def summary(
         "scope": args.scope,
         "layer_slots": args.layer_slots,
         "pins": args.pins,
+        "bypass": args.bypass,
         "start": args.start,
         "slots": sizes,
         "hit_rate": {
             name: {size: one.hit_rate for size, one in by_size.items()}
             for name, by_size in found.items()
-            if name != BELADY
+            if name not in BOUNDS
         },
         "belady": {size: one.hit_rate for size, one in found[BELADY].items()},
         "belady_warm": {size: warm(one) for size, one in found[BELADY].items()},
+        "belady_bypass": {size: one.hit_rate for size, one in found.get(BELADY_BYPASS, {}).items()},
         "prefill_hit_rate": {
             name: {size: one.prefill_hit_rate for size, one in by_size.items()} for name, by_size in found.items()
+        },
+        "rank_hit_rate": {
+            name: {size: one.rank_hit_rate for size, one in by_size.items()} for name, by_size in found.items()
         },
         "misses_per_token": {
             name: {size: one.misses_per_token for size, one in by_size.items()} for name, by_size in found.items()

@@ -147,7 +147,7 @@ def setup_of(step: Step) -> tuple[object, ...]:
         step.load,
         step.record.slots,
         id(step.profile),
-        (cache.scope, cache.layer_slots, cache.pins),
+        (cache.scope, cache.layer_slots, cache.pins, cache.bypass),
         step.settings.telemetry.regret_tokens,
         policies(step.settings),
     )
@@ -174,9 +174,10 @@ def imitated(step: Step) -> Setup:
         slots,
         settings.cache.scope,
         policies(settings),
-        placed.divide(slots),
+        placed.sizes(slots),
         sorted(placed.pinned),
         placed.usual.tolist() if placed.usual.any() else [],
+        placed.aside(slots),
     )
 
 

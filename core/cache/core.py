@@ -5,6 +5,11 @@ The core knows no bytes, copies or devices. A slot is whatever its owner puts in
 (`core.memory.slot.Slot`), a row of host memory in the host tier, a number where the cache is only simulated. Every
 decision follows from the requests, so with the same requests all of these hit, miss and evict alike.
 `core.simulate.cache` computes the same for many caches at once.
+
+Without transit slots a missing expert displaces another before it is computed, whatever it is worth. With them (the
+setting bypass) it is computed in one that its pool is lent, and the slot is given back when the layer's leases have
+ended, by the expert that is worth least then: the newcomer itself, if all others are worth more. Slots are alike, so
+nothing is copied for it. One layer is computed at a time, so that all pools share the same few.
 """
 
 from __future__ import annotations
@@ -44,6 +49,7 @@ class CacheCore(Generic[S]):
         expert has `blocks` blocks."""
         self.layers, self.experts, self.blocks = layers, experts, blocks
         self.pools = pools
+        self.transit: list[S] = []  # slots of no pool that are not lent to one
         self.table: list[tuple[S, ...]] = [()] * (layers * experts)  # eid -> the slots of its blocks: the only such map
         self.hints = hints or Hints(layers, experts)
         self.policy = make_policy(ExpertIndex(layers, experts, hints=self.hints))
@@ -90,10 +96,14 @@ class CacheCore(Generic[S]):
         self.tick = tick
         return missing
 
-    def admit(self, eid: int, *blocked: Collection[int]) -> tuple[S, ...] | None:
-        """Give a missing expert slots, one per block: free ones, or those of the expert which the policy evicts among
-        those in no container of `blocked`, a pinned one only when there is no other. None when there are too few."""
+    def admit(self, eid: int, *blocked: Collection[int], in_transit: bool = False) -> tuple[S, ...] | None:
+        """Give a missing expert slots, one per block: free ones, if it may be `in_transit` those that its pool is lent,
+        or those of the expert which the policy evicts among those in no container of `blocked`, a pinned one only when
+        there is no other. None when there are too few."""
         pool = self.pool(eid // self.experts)
+        if in_transit and len(pool.free) < self.blocks <= len(self.transit):
+            pool.free += [self.transit.pop() for _ in range(self.blocks)]
+            pool.lent += self.blocks
         if not self._vacate(pool, self.blocks, *blocked):
             return None
         self.table[eid] = slots = tuple([pool.free.pop() for _ in range(self.blocks)])
@@ -107,14 +117,23 @@ class CacheCore(Generic[S]):
         self.policy.used(eid, self.tick, self.now)
         self.last_used[eid] = self.now
 
-    def release(self, eids: Iterable[int]) -> None:
-        """End a lease: its experts may be evicted again, and are at once if the policy does not retain any."""
+    def release(self, eids: Sequence[int]) -> None:
+        """End a lease of a layer: its experts may be evicted again, and are at once if the policy does not retain any.
+        With the last lease, lent slots are taken back."""
         for eid in eids:
             self.leased[eid] -= 1
             if not self.leased[eid]:
                 del self.leased[eid]
                 if not self.policy.retains and eid not in self.pinned and self.table[eid]:
                     self.evict(eid)
+        if eids and not self.leased:
+            self._take_back(self.pool(eids[0] // self.experts))
+
+    def end_leases(self) -> None:
+        """End all leases, after a pass that broke off."""
+        self.leased.clear()
+        for pool in self.pools:
+            self._take_back(pool)
 
     def evict(self, eid: int) -> None:
         """A resident loses its slots."""
@@ -180,7 +199,7 @@ class CacheCore(Generic[S]):
         other = CacheCore(
             self.layers, self.experts, make_policy, self.pools, on_evict=self._on_evict, blocks=self.blocks
         )
-        other.table, other.last_used = self.table, self.last_used[:]
+        other.table, other.transit, other.last_used = self.table, self.transit, self.last_used[:]
         other.now, other.tick, other.layer = self.now, self.tick, self.layer
         return other
 
@@ -192,6 +211,7 @@ class CacheCore(Generic[S]):
         assert all(n + len(p.free) == p.capacity for n, p in zip(taken, self.pools, strict=True)), (
             "a slot was lost or found"
         )
+        assert not any(pool.lent for pool in self.pools), "a transit slot was not given back"
         assert held == np.flatnonzero(self.policy.score != GONE).tolist(), "the policy and the map disagree"
         assert self.leased.keys() <= set(held), "a lease without a slot"
 
@@ -200,11 +220,27 @@ class CacheCore(Generic[S]):
         self.displaced = -1
         if len(pool.free) >= slots:
             return True
-        gone = victim(self.policy, pool.part, self.now, self.layer, *blocked, self.pinned)
-        if gone is None and self.pinned:
-            gone = victim(self.policy, pool.part, self.now, self.layer, *blocked)
+        gone = self._victim(pool, *blocked)
         if gone is None:
             return False
         self.evict(gone)
         self.displaced = gone
         return True
+
+    def _take_back(self, pool: Pool[S]) -> None:
+        """Take lent slots back: free ones, then those of the experts that the policy evicts."""
+        while pool.lent:
+            if not pool.free:
+                gone = self._victim(pool)
+                assert gone is not None, "a transit slot was lost"
+                self.evict(gone)
+            self.transit.append(pool.free.pop())
+            pool.lent -= 1
+
+    def _victim(self, pool: Pool[S], *blocked: Collection[int]) -> int | None:
+        """Whom the policy evicts next among those in no container of `blocked`; a pinned expert if there is no
+        other."""
+        gone = victim(self.policy, pool.part, self.now, self.layer, *blocked, self.pinned)
+        if gone is None and self.pinned:
+            gone = victim(self.policy, pool.part, self.now, self.layer, *blocked)
+        return gone

@@ -46,12 +46,14 @@ class ExpertCache:
         slots: int,
         divide: Callable[[int], Sequence[int]] | None = None,
         blocks: int = 1,
+        transit: int = 0,
     ) -> None:
-        """`slots` = how many blocks the device may hold, `blocks` of each expert; `divide` = total slots -> slots per
-        layer, evenly if None. Raises BudgetError when the device is full."""
+        """`slots` = how many blocks the device may hold, `blocks` of each expert; `divide` = slots of all pools ->
+        slots per layer, evenly if None. `transit`: of the slots, those of so many experts are set aside, see CacheCore.
+        Raises BudgetError when the device is full."""
         self.layers, self.experts = layers, experts
         self.arena, self.store, self.make_policy = arena, store, make_policy
-        self.scope, self.slots, self._divide = scope, slots, divide
+        self.scope, self.slots, self._divide, self._transit = scope, slots, divide, transit
         pools: list[Pool[Slot]] = empty_pools(layers * experts, layers if scope == "layer" else 1)
         core = CacheCore(layers, experts, make_policy, pools, on_evict=self._leaves, blocks=blocks)
         whole = [Segment(eid, range(blocks)) for eid in range(layers * experts)]
@@ -89,8 +91,8 @@ class ExpertCache:
 
     def abandon(self) -> None:
         """After a pass that broke off within a layer: ends all leases and evicts experts whose copy failed."""
-        self.core.leased.clear()
         self._evict_failed()
+        self.requests.abandon()
 
     def take_counts(self) -> Counts:
         """Return the counts since the last call and reset them."""
@@ -145,6 +147,12 @@ class ExpertCache:
         return bool(self.prefetch_queue.fresh)
 
     @property
+    def transit(self) -> int:
+        """Slots set aside, which no pool has: none where all experts are resident anyway."""
+        blocks = self.core.blocks
+        return 0 if self.slots >= self.layers * self.experts * blocks else self._transit * blocks
+
+    @property
     def policy(self) -> Eviction:
         """The eviction policy."""
         return self.core.policy
@@ -165,6 +173,7 @@ class ExpertCache:
         held = [slot.index for slots in self.core.table for slot in slots]
         free = [slot.index for pool in self.core.pools for slot in pool.free]
         assert len({*held}) == len(held), "two blocks share a slot"
+        free += [slot.index for slot in self.core.transit]
         assert len({*free, *held}) == len(free) + len(held), "a slot is free and occupied"
         assert len(free) + len(held) == len(self.arena) == self.slots, "slots, arena and budget do not add up"
         assert all(map(self.is_resident, {*self.copies.tickets, *self.prefetch_queue.fresh})), "a copy without a slot"
@@ -187,7 +196,7 @@ class ExpertCache:
         """Use another policy, scope or placement (None: the same as before), between two passes."""
         profiled = placed is not None and not np.array_equal(placed.usual, self.core.hints.usual)
         if placed is not None:
-            self.place(placed.usual, placed.pinned, placed.divide)
+            self.place(placed.usual, placed.pinned, placed.divide, placed.transit)
         if (new.eviction, new.scope) != (old.eviction, old.scope):
             self.reshape(scope=new.scope, make_policy=policy_maker(new.eviction))
         elif placed is not None:
@@ -196,13 +205,17 @@ class ExpertCache:
             self.store.use_policy(policy_maker(new.host_eviction), self.core.hints.usual)
 
     def place(
-        self, usual: npt.ArrayLike, pinned: Collection[int], divide: Callable[[int], Sequence[int]] | None
+        self,
+        usual: npt.ArrayLike,
+        pinned: Collection[int],
+        divide: Callable[[int], Sequence[int]] | None,
+        transit: int = 0,
     ) -> None:
         """Take over a placement: `usual` [layers * experts] = how often a profile saw each expert; `pinned` eids leave
-        only if nothing else can; `divide` as in the constructor. Slots and experts move with the next `reshape` and
-        `pin`."""
+        only if nothing else can; `divide` and `transit` as in the constructor. Slots and experts move with the next
+        `reshape` and `pin`."""
         self.core.hints.profile(usual, sorted(pinned))
-        self.core.pinned, self._divide = frozenset(pinned), divide
+        self.core.pinned, self._divide, self._transit = frozenset(pinned), divide, transit
 
     def pin(self, eids: Collection[int]) -> None:
         """Pin these experts: evicted only if nothing else can be. Fetches missing ones at once, between two passes. The
@@ -241,6 +254,8 @@ class ExpertCache:
         for pool in self.core.pools:
             while pool.free:
                 self.arena.free(pool.free.pop())
+        while self.core.transit:
+            self.arena.free(self.core.transit.pop())
 
     def quiet(self) -> bool:
         """Whether no copy is queued or under way."""
@@ -277,12 +292,13 @@ class ExpertCache:
             self.core.evict(eid)
 
     def _capacities(self) -> list[int]:
+        slots = self.slots - self.transit
         if self.scope == "layer":
-            return list(self._divide(self.slots) if self._divide is not None else shares(self.slots, self.layers))
-        return [self.slots]
+            return list(self._divide(slots) if self._divide is not None else shares(slots, self.layers))
+        return [slots]
 
     def _resize(self) -> None:
         try:
-            resize(self.core, self._capacities(), self.arena)
+            resize(self.core, self._capacities(), self.transit, self.arena)
         finally:
             self.slots = len(self.arena)  # fewer than requested if the device ran full

@@ -46,7 +46,7 @@ class Lease:
 
 @dataclass(slots=True)
 class Counts:
-    """Counts of prefetches and copies since the last `take_counts`, under their names in core.metrics."""
+    """Counts of prefetches, copies and bypasses since the last `take_counts`, under their names in core.metrics."""
 
     prefetch_issued: int = 0
     prefetch_used: int = 0
@@ -58,6 +58,7 @@ class Counts:
     late_bytes: int = 0
     wasted_bytes: int = 0
     evicted_bytes: int = 0
+    bypassed: int = 0
     spared: list[Ticket] = field(default_factory=list)  # prefetches that were requested, in time or late
     lost: list[Ticket] = field(default_factory=list)  # demand copies of experts evicted for a wasted prefetch
 

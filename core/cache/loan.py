@@ -59,11 +59,11 @@ class Loan:
         """Evict what is new and fetch back what was evicted, the most valuable first, until `stop()`. Raises the errors
         of copies; every resident is complete then, too."""
         core, copies = self.lent.core, self.lent.copies
-        core.leased.clear()
         try:
             before = set(self._residents)
             for eid in [eid for eid, slots in enumerate(core.table) if slots and eid not in before]:
                 core.evict(eid)
+            core.end_leases()
             for eid in self._residents:
                 if not stop():
                     if not core.is_resident(eid):

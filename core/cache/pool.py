@@ -13,10 +13,12 @@ S = TypeVar("S")  # what an owner uses as a slot
 
 @dataclass(slots=True)
 class Pool(Generic[S]):
-    """`capacity` slots for the experts of `part`, `free` of them empty. Mutated by CacheCore only."""
+    """`capacity` slots for the experts of `part`, and `lent` more while a layer is computed; `free` of them empty.
+    Mutated by CacheCore only."""
 
     part: slice  # eids
     capacity: int = 0
+    lent: int = 0  # transit slots, see CacheCore
     free: list[S] = field(default_factory=list)
 
     @property

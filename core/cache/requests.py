@@ -21,6 +21,7 @@ class Requests:
 
     def __init__(self, core: CacheCore[Slot], copies: Copies, queue: PrefetchQueue) -> None:
         self._core, self._copies, self._queue = core, copies, queue
+        self._fetched: list[int] = []  # on demand, for the leases of this layer
 
     def acquire(self, layer: int, wanted: Sequence[int]) -> Lease:
         """Lease `wanted` (distinct experts of `layer`, at most its pool's capacity): those with slots first, then those
@@ -50,14 +51,24 @@ class Requests:
             tickets.pop(eid, None)
             eids.append(eid)
         self._core.release(eids)
+        if not self._core.leased:
+            if self._core.transit:
+                self._copies.counts.bypassed += sum(not self._core.is_resident(eid) for eid in self._fetched)
+            self._fetched.clear()
+
+    def abandon(self) -> None:
+        """End all leases, after a pass that broke off."""
+        self._core.end_leases()
+        self._fetched.clear()
 
     def _miss(self, expert: int, segment: Segment) -> LeasedSegment:
         """A request for an expert without slots: it is copied into some, to be computed there."""
         core, copies, eid = self._core, self._copies, segment.eid
-        slots = core.admit(eid, core.leased)
+        slots = core.admit(eid, core.leased, in_transit=True)
         if slots is None:
             raise RuntimeError(f"layer {eid // core.experts} needs more slots than its pool has")
         core.use(eid)
+        self._fetched.append(eid)
         outcome, ticket = copies.miss(eid), copies.demand(segment, slots)
         copies.counts.demand_bytes += ticket.bytes
         if self._queue.lost:
@@ -71,6 +82,7 @@ class Requests:
         if ticket is not None and fresh is not None and copies.link.promote(ticket):
             copies.counts.prefetch_issued -= 1
             copies.counts.demand_bytes += ticket.bytes
+            self._fetched.append(eid)
             return LeasedSegment(expert, segment, slots, copies.miss(eid), ticket)
         if fresh is not None:
             copies.counts.arrived(fresh, late=ticket is not None)

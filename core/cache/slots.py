@@ -18,13 +18,18 @@ class Slots(Protocol):
     def __len__(self) -> int: ...
 
 
-def resize(core: CacheCore[Slot], capacities: Sequence[int], arena: Slots) -> None:
-    """Shrink pools first, then grow others, so that the arena never exceeds the larger of its old and new sizes. Raises
-    BudgetError when the device is full; the pools are then as large as there was room."""
+def resize(core: CacheCore[Slot], capacities: Sequence[int], transit: int, arena: Slots) -> None:
+    """Give each pool its capacity, and `transit` slots to none. Shrinks first, then grows, so that the arena never
+    exceeds the larger of its old and new sizes. Raises BudgetError when the device is full; the pools are then as large
+    as there was room. Nothing may be leased."""
     sizes = list(zip(core.pools, capacities, strict=True))
+    while len(core.transit) > transit:
+        arena.free(core.transit.pop())
     for pool, capacity in sizes:
         while pool.capacity > capacity:
             arena.free(core.shrink(pool))
+    while len(core.transit) < transit:
+        core.transit.append(_allocate(arena))
     for pool, capacity in sizes:
         while pool.capacity < capacity:
             core.grow(pool, _allocate(arena))

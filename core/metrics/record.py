@@ -121,6 +121,12 @@ class StepRecord:
     prefetch_evicted: int = field(
         default=0, metadata=metric("experts", "Of those, the ones evicted before their layer was reached.")
     )
+    bypassed: int = field(
+        default=0,
+        metadata=metric(
+            "experts", "Experts fetched on demand and not kept after their use, being worth less than all others."
+        ),
+    )
     demand_bytes: int = field(
         default=0, metadata=metric("bytes", "Payload copied on demand.", reduce="sum", frame=True)
     )

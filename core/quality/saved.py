@@ -37,6 +37,8 @@ class EngineCache(Protocol):
 
     @property
     def make_policy(self) -> Callable[[ExpertIndex], Eviction]: ...
+    @property
+    def transit(self) -> int: ...
     def pool(self, layer: int) -> Pool[Any]: ...
 
 
@@ -73,6 +75,7 @@ class Shadow:
             cache.make_policy,
             numbered_pools(cache.layers * cache.experts, capacities),
         )
+        self._core.transit = list(range(cache.transit))
 
     def read(self, step: StepRecord) -> npt.NDArray[np.bool_]:
         """Reads the next forward pass -> which of its requests [R] are missed."""
@@ -88,7 +91,7 @@ class Shadow:
         core = self._core
         missing = core.lease(layer, wanted)
         for eid in missing:
-            if core.admit(eid, core.leased) is None:  # the layer requests more than fits: any may go
+            if core.admit(eid, core.leased, in_transit=True) is None:  # the layer requests more than fits: any may go
                 core.admit(eid)
             core.use(eid)
         core.release(wanted)

@@ -92,7 +92,7 @@ class SettingsController:
     def _placement(self, settings: Settings, profile: Profile | None) -> Placement:
         """The placement, cached while the settings and the profile it depends on are the same."""
         cache = settings.cache
-        key = cache.scope, cache.layer_slots, cache.pins
+        key = cache.scope, cache.layer_slots, cache.pins, cache.bypass
         if self._last is None or self._last[0] != key or self._last[1] is not profile:
             shape = self._sizes.shape
             self._last = key, profile, place(cache, shape.layers, shape.experts, shape.top_k, profile)

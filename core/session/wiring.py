@@ -166,6 +166,7 @@ def _cache(loaded: LoadedModel, arena: Arena, transfers: TransferEngine, control
         loaded.sizes.slots(settings.cache.budget),
         divide=controller.placed.divide,
         blocks=loaded.plan.codec.blocks,
+        transit=controller.placed.transit,
     )
     expert_cache.hints.profile(controller.placed.usual, sorted(controller.placed.pinned))
     loaded.store.use_policy(policy_maker(settings.cache.host_eviction), controller.placed.usual)

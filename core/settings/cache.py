@@ -52,6 +52,18 @@ class CacheSettings:
             active_when={"scope": ("layer",)},
         ),
     ] = Choice("uniform")
+    bypass: Annotated[
+        bool,
+        Param(
+            "A missing expert that is worth less to the cache policy than every expert its layer holds is computed and "
+            "not kept. As many slots as a token uses in a layer are set aside for it, which all layers share. LRU and "
+            "FIFO keep every newcomer: to them it is only the loss of these slots. Off: every missing expert takes "
+            "another one's slot first.",
+            title="Bypass",
+            advanced=True,
+            active_when={"scope": ("layer",)},
+        ),
+    ] = False
     pins: Annotated[
         Pins,
         Param(

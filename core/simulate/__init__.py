@@ -3,6 +3,6 @@ speed."""
 
 from core.simulate.clock import Clock
 from core.simulate.replay import Replay, Tally
-from core.simulate.run import BELADY, Config, Result, simulate
+from core.simulate.run import BELADY, BELADY_BYPASS, Config, Result, simulate
 
-__all__ = ["BELADY", "Clock", "Config", "Replay", "Result", "Tally", "simulate"]
+__all__ = ["BELADY", "BELADY_BYPASS", "Clock", "Config", "Replay", "Result", "Tally", "simulate"]

@@ -3,7 +3,8 @@
 A lane is one pool of slots: one layer of one of several caches that differ in size or, with scope "global", a whole
 cache. Lanes never influence each other. A request does what the engine's does: hits are used first, in the order in
 which the router named them; then each missing expert, one after the other, gets a free slot, or the slot of the expert
-that the policy evicts among those that the pass does not need. The scalar core is what this is tested against.
+that the policy evicts among those that the pass does not need. With transit slots, whoever is worth least leaves when
+the layer is done. The scalar core is what this is tested against.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ NOBODY: Ints = np.zeros(0, np.int64)
 
 
 class Cache:
-    """`slots[c]` = slots of cache copy c: one number, which the layers share evenly, or one number for each layer. Ids
-    are those of `core.policy.eviction.ExpertIndex`. Experts pinned by `hints` are resident from the start and never
-    evicted."""
+    """`slots[c]` = slots of cache copy c: one number, which the layers share evenly, or one number for each layer; each
+    copy has `transit` more, which all its layers share. Ids are those of `core.policy.eviction.ExpertIndex`. Experts
+    pinned by `hints` are resident from the start and never evicted."""
 
     def __init__(
         self,
@@ -39,6 +40,7 @@ class Cache:
         scope: str,
         slots: Sequence[int | Sequence[int]],
         hints: Hints | None = None,
+        transit: int = 0,
     ) -> None:
         """Raises SettingError when a lane has fewer slots than a token needs in a layer."""
         self.expert_index = ExpertIndex(layers, experts, len(slots), hints)
@@ -61,7 +63,8 @@ class Cache:
         self._stays: npt.NDArray[np.bool_] = self.expert_index.pinned.reshape(self.lanes, self.width)
         self._has_pins = bool(self._stays.any())
         self.room: Ints = self.capacity - self._stays.sum(1)
-        self.free = self.capacity.copy()
+        self.free = self.capacity.copy()  # negative: transit slots that the lane is lent
+        self.transit = transit
         self._some_free = True
         self._tick = 0
         self._start: Ints = np.arange(self.lanes) * self.width
@@ -99,6 +102,8 @@ class Cache:
             self.policy.left(ids[leave])
             self.free = self.free + leave.sum(1)
             self._some_free = True
+        if self.transit:
+            self._take_back(0, self.lanes, now, layer)
         return misses
 
     def alone(self, lane: int, wanted: Sequence[int], now: int, layer: int) -> int:
@@ -119,6 +124,8 @@ class Cache:
                 leave = ids[~self.expert_index.pinned[ids]]
                 self.policy.left(leave)
                 self.free[lane] += leave.size
+            if self.transit and not leased:
+                self._take_back(lane, 1, now, layer)
 
         score, room = self.policy.score, max(1, int(self.room[lane]))
         groups = waves(wanted, room, lambda eid: bool(score[eid] != GONE))
@@ -139,17 +146,25 @@ class Cache:
         self.gone = NOBODY
         if misses.any():
             need = misses
-            if self._some_free:
+            if self._some_free or self.transit:
                 free = self.free[lanes]
-                need = np.maximum(misses - free, 0)
-                free[:] = np.maximum(free - misses, 0)
-                self._some_free = bool(self.free.any())
+                need = np.maximum(misses - free - self.transit, 0)
+                free[:] = np.maximum(free - misses, -self.transit)
+                self._some_free = bool((self.free > 0).any())
             if need.any():
                 self._evict(first, leased, need, now, layer)
             new = missing.ravel().nonzero()[0]
             policy.admitted(ids.take(new), ticks.take(new), now)
         policy.used(ids, ticks, now)
         return misses
+
+    def _take_back(self, first: int, lanes: int, now: int, layer: Any) -> None:
+        """So many lanes from `first` on give back the slots that they were lent."""
+        free = self.free[first : first + lanes]
+        if (free < 0).any():
+            self._evict(first, np.zeros((lanes, 0), np.int64), np.maximum(-free, 0), now, layer)
+            np.maximum(free, 0, out=free)
+        self._some_free = bool((self.free > 0).any())
 
     def _evict(self, first: int, leased: Ints, need: Ints, now: int, layer: Any) -> None:
         """Evicts `need` [n] experts of the lanes from `first` on, none of `leased`. Lanes are sorted by `need`, largest
@@ -173,4 +188,4 @@ class Cache:
         gone = np.concatenate(left)  # places in the table
         gone += shift.take(gone // width)
         policy.left(gone)
-        self.gone = gone
+        self.gone = np.concatenate((self.gone, gone)) if self.gone.size else gone

@@ -6,7 +6,8 @@ chosen policy's without prefetching, and the bound.
 
 The bound is Belady's MIN on the same tokens and slots, made so generous that no policy can exceed it, whatever its
 cache held before the first token: at the start and at every prompt in between it may admit any expert for free (at a
-prompt, those that the prompt used). It is the most hits that any cache without prefetching can have on these tokens.
+prompt, those that the prompt used). It is the most hits that any cache without prefetching can have on these tokens;
+among caches with bypass if the engine's has it, and else among those without.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Setup:
     """What the shadows imitate. `policies`: names of eviction policies, each with its parameters.
 
     `shares` = slots of each layer when layers have their own, unevenly; `pinned` eids are never evicted; `usual`
-    [layers * experts] = how often a profile saw each expert; () = no profile.
+    [layers * experts] = how often a profile saw each expert; () = no profile. Of the slots, `transit` are in no pool.
     """
 
     layers: int
@@ -45,11 +46,12 @@ class Setup:
     shares: Sequence[int] = ()
     pinned: Sequence[int] = ()
     usual: Sequence[float] = ()
+    transit: int = 0
 
     @property
     def sizes(self) -> list[int | Sequence[int]]:
         """The slots in the form that `Cache` takes."""
-        return [self.shares if self.shares and self.scope == "layer" else self.slots]
+        return [self.shares if self.shares and self.scope == "layer" else self.slots - self.transit]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +195,7 @@ def _restock(cache: Cache, offered: npt.NDArray[np.bool_], coming: Ints) -> None
 
 def _belady(setup: Setup) -> Cache:
     """A Belady cache without pins: a cache that pins experts may do no better."""
-    return Cache(Belady, setup.layers, setup.experts, setup.top_k, setup.scope, setup.sizes)
+    return Cache(Belady, setup.layers, setup.experts, setup.top_k, setup.scope, setup.sizes, transit=setup.transit)
 
 
 def _replay(setup: Setup, name: str, params: Mapping[str, Value]) -> Replay:
@@ -203,7 +205,7 @@ def _replay(setup: Setup, name: str, params: Mapping[str, Value]) -> Replay:
         hints.profile(setup.usual or np.zeros(setup.layers * setup.experts), setup.pinned)
     empty = ArrayTrace(np.zeros((0, setup.layers, setup.top_k), np.uint8), setup.experts)
     make = maker(Config(name, setup.slots, setup.scope, params))
-    return Replay(empty, make, setup.sizes, setup.scope, "filled", hints)
+    return Replay(empty, make, setup.sizes, setup.scope, "filled", hints, setup.transit)
 
 
 def _distinct(ids: npt.NDArray[Any]) -> bool:

@@ -26,6 +26,8 @@ class Tally:
     misses: Ints  # [2, copies, layers]
     by_misses: Ints  # [copies, layers, k + 1] decoded tokens that missed 0 ... k experts
     first: Ints  # [2, layers] first requests of an expert in the trace
+    by_rank: Ints  # [copies, layers, k] misses of decoded tokens by the rank of the expert in the router's order
+    ranked: int = 0  # decoded tokens that these are of: all whose experts are distinct
 
     @classmethod
     def empty(cls, copies: int, layers: int, k: int) -> Tally:
@@ -36,13 +38,14 @@ class Tally:
             np.zeros(both, np.int64),
             np.zeros((copies, layers, k + 1), np.int64),
             np.zeros((2, layers), np.int64),
+            np.zeros((copies, layers, k), np.int64),
         )
 
 
 @dataclass(slots=True)
 class Replay:
-    """One policy over one trace, for several caches at once (`slots`, see Cache). `start`: "empty", or "filled" as the
-    engine's cache is after a load."""
+    """One policy over one trace, for several caches at once; `slots` and `transit` as in Cache. `start`: "empty", or
+    "filled" as the engine's cache is after a load."""
 
     trace: Trace
     make: Callable[[ExpertIndex], Eviction]
@@ -50,6 +53,7 @@ class Replay:
     scope: str = "layer"
     start: str = "empty"
     hints: Hints | None = None
+    transit: int = 0
     cache: Cache = field(init=False)
     tally: Tally = field(init=False)
     _now: int = 0
@@ -57,7 +61,9 @@ class Replay:
 
     def __post_init__(self) -> None:
         trace, copies = self.trace, len(self.slots)
-        self.cache = Cache(self.make, trace.layers, trace.experts, trace.top_k, self.scope, self.slots, self.hints)
+        self.cache = Cache(
+            self.make, trace.layers, trace.experts, trace.top_k, self.scope, self.slots, self.hints, self.transit
+        )
         self.tally = Tally.empty(copies, trace.layers, trace.top_k)
         self._asked = np.zeros(trace.layers * trace.experts, np.bool_)
         if self.start == "filled":
@@ -90,7 +96,7 @@ class Replay:
             if future is not None:
                 self._foresee(rows, future[at : at + size])
             if size == 1 and plain[at]:
-                self._token(rows[0], misses[i])
+                self._token(rows[0], misses[i], bool(chunk.decode[i]))
             else:
                 self._pass(rows, misses[i], requests[i])
             at += size
@@ -105,13 +111,16 @@ class Replay:
         base = np.arange(expert_index.copies * expert_index.layers) * expert_index.experts
         return np.tile(ids.astype(np.int64), (1, expert_index.copies, 1)) + base[:, None]
 
-    def _token(self, ids: Ints, misses: Ints) -> None:
-        cache, expert_index = self.cache, self.cache.expert_index
+    def _token(self, ids: Ints, misses: Ints, decode: bool) -> None:
+        cache, expert_index, by_rank = self.cache, self.cache.expert_index, self.tally.by_rank
+        self.tally.ranked += decode
         if cache.scope == "layer":
             misses[:] = cache.together(ids, self._now, expert_index.layer_of)
+            by_rank += decode * cache.missing.reshape(by_rank.shape)
             return
         for layer in range(expert_index.layers):
             misses[layer :: expert_index.layers] = cache.together(ids[layer :: expert_index.layers], self._now, layer)
+            by_rank[:, layer] += decode * cache.missing
 
     def _pass(self, ids: Ints, misses: Ints, requests: Ints) -> None:
         """Many tokens at once, or one with repeated ids: the number of requests differs between layers."""

@@ -19,21 +19,23 @@ from core.simulate.processes import here, spread
 from core.simulate.replay import Replay, Tally
 from core.trace import Trace
 
-BELADY = "belady"
+BELADY = "belady"  # the best there is where every missing expert takes a slot of its pool
+BELADY_BYPASS = "belady_bypass"  # the best there is where some slots are set aside for bypass
 SMALL = 20_000  # tokens x configurations; fewer are finished before a second process would have started
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """One cache: an eviction policy, or BELADY, with its parameters, and its slots in all."""
+    """One cache: an eviction policy, BELADY or BELADY_BYPASS, with its parameters, and its slots in all."""
 
     policy: str
     slots: int
     scope: str = "layer"
     params: Mapping[str, Value] = field(default_factory=dict)
-    sizes: tuple[int, ...] = ()  # slots of each layer, `slots` in all; () = the same for every layer
+    sizes: tuple[int, ...] = ()  # slots of each layer, with `transit` `slots` in all; () = the same for every layer
     pinned: tuple[int, ...] = ()  # eids that are never evicted
     usual: tuple[float, ...] = ()  # how often a profile saw each expert, by eid; () = no profile
+    transit: int = 0  # of the slots, those set aside for bypass
 
     @classmethod
     def of(
@@ -56,15 +58,16 @@ class Config:
             slots,
             scope,
             own,
-            tuple(placed.divide(slots)) if scope == "layer" else (),
+            tuple(placed.sizes(slots)) if scope == "layer" else (),
             tuple(sorted(placed.pinned)),
             tuple(placed.usual.tolist()) if placed.usual.any() else (),
+            placed.aside(slots),
         )
 
     @property
     def capacity(self) -> int | tuple[int, ...]:
         """The slots in the form that `core.simulate.cache.Cache` takes."""
-        return self.sizes or self.slots
+        return self.sizes or self.slots - self.transit
 
     def hints(self, layers: int, experts: int) -> Hints:
         """What policies know of experts from the start."""
@@ -86,6 +89,7 @@ class Result:
     misses_per_token: float | None
     layer_hit_rate: tuple[float | None, ...]
     tpot_ms: float | None = None  # predicted, when a clock was given
+    rank_hit_rate: tuple[float | None, ...] = ()  # of the router's first choice, its second ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,7 @@ class ReplayJob:
             first.scope,
             self.start,
             first.hints(trace.layers, trace.experts),
+            first.transit,
         ).run()
 
 
@@ -133,6 +138,7 @@ def simulate(
             config.scope,
             [config.capacity],
             config.hints(trace.layers, trace.experts),
+            config.transit,
         )
     processes = processes or os.cpu_count() or 1
     jobs = _jobs(configs, start, processes)
@@ -150,7 +156,7 @@ def simulate(
 
 def maker(config: Config) -> MakePolicy:
     """The factory of a configuration's policy. Raises SettingError for an unknown name."""
-    if config.policy == BELADY:
+    if config.policy in (BELADY, BELADY_BYPASS):
         return Belady
     variant("eviction", config.policy)
     return policy_maker(Choice(config.policy, config.params))
@@ -160,7 +166,7 @@ def _jobs(configs: Sequence[Config], start: str, processes: int) -> list[ReplayJ
     """As few jobs as the policies allow, but enough to give each process one; the slowest first."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for at, config in enumerate(configs):
-        key = config.policy, config.scope, config.pinned, config.usual, *sorted(config.params.items())
+        key = config.policy, config.scope, config.pinned, config.usual, config.transit, *sorted(config.params.items())
         groups.setdefault(key, []).append(at)
     parts = max(1, -(-min(processes, len(configs)) // max(1, len(groups))))
     cut = [group[i::parts] for group in groups.values() for i in range(min(parts, len(group)))]
@@ -169,7 +175,7 @@ def _jobs(configs: Sequence[Config], start: str, processes: int) -> list[ReplayJ
 
 
 def _slow(config: Config) -> bool:
-    return config.policy != BELADY and maker(config)(ExpertIndex(1, 1)).time_dependent
+    return maker(config)(ExpertIndex(1, 1)).time_dependent
 
 
 def _result(config: Config, tally: Tally, copy: int, clock: Clock | None) -> Result:
@@ -186,6 +192,7 @@ def _result(config: Config, tally: Tally, copy: int, clock: Clock | None) -> Res
         float((by_misses * range(by_misses.shape[1])).sum()) / tokens if tokens else None,
         tuple(_rate(r, m) for r, m in zip(requests[1], misses[1], strict=True)),
         clock.tpot_ms(by_misses) if clock else None,
+        tuple(_rate(tally.ranked * len(by_misses), m) for m in tally.by_rank[copy].sum(0)),
     )
 
 

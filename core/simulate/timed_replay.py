@@ -85,6 +85,7 @@ class TimedReplay:
             config.scope,
             config.slots,
             divide=(lambda slots: config.sizes) if config.sizes else None,
+            transit=config.transit,
         )
         self.expert_cache.prefetch_queue.schedule.deadline = deadline
         self.expert_cache.hints.profile(config.usual or 0.0, config.pinned)

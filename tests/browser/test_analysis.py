@@ -43,7 +43,14 @@ def test_every_policy_on_a_chat_s_own_tokens(open_page: Open, real: Server, tmp_
     page.click("#whatif-go")
     page.wait_for_selector("#whatif-table tbody tr.bound")
     policies = [text.strip() for text in page.locator("#whatif-table td.policy").all_inner_texts()]
-    assert {"LRU", "LFU", "Belady", "Perfect prefetch, same link", "Everything resident"} <= set(policies)
+    assert {
+        "LRU",
+        "LFU",
+        "Belady (forced admission)",
+        "Belady with bypass",
+        "Perfect prefetch, same link",
+        "Everything resident",
+    } <= set(policies)
     for figure in ("hits", "tpot", "bars"):
         page.wait_for_selector(f"#whatif-{figure} .plot-container .main-svg")
     head = dashboard.text("#whatif-head")

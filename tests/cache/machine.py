@@ -16,7 +16,7 @@ LAYERS, EXPERTS = 3, 6
 SPECS = {"gate_up_proj": PartSpec((8, 16), torch.float32), "down_proj": PartSpec((16, 4), torch.float32)}
 
 
-def build(slots: int, scope: str = "layer", eviction: str = "lru") -> ExpertCache:
+def build(slots: int, scope: str = "layer", eviction: str = "lru", transit: int = 0) -> ExpertCache:
     """Every weight of expert `eid` has the value `eid`, so that a slot's bytes say whose they are."""
     codec = make_codec("checkpoint", specs=SPECS, dtype=torch.float32, device=torch.device("cpu"))
     store = HostStore(codec, LAYERS * EXPERTS, pin=False)
@@ -35,6 +35,7 @@ def build(slots: int, scope: str = "layer", eviction: str = "lru") -> ExpertCach
         lambda expert_index: create("eviction", eviction, {}, expert_index=expert_index),
         scope,
         slots,
+        transit=transit,
     )
 
 

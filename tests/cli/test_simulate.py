@@ -43,9 +43,30 @@ def test_every_policy_and_size_beside_the_bound(trace: Path, capsys: pytest.Capt
     for size in sizes:
         assert all(found["hit_rate"][name][size] <= found["belady"][size] for name in names)
         assert found["belady"][size] < found["belady_warm"][size] <= 1
+        assert 0 < found["belady_bypass"][size] <= 1
+    assert found["bypass"] is False
     assert (found["tokens"], found["layers"], found["experts"], found["top_k"]) == (200, LAYERS, EXPERTS, K)
     assert 0 < found["seconds"] < 600 and "tpot_ms" not in found
     assert all(name in table for name in [*names, "belady", "25% (12)", "200 tokens"])
+
+
+def test_bypass_beside_its_own_bound(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--trace", trace, "--slots", "6,7,8,25%,50%", "--policies", "lfu,lru"
+    off, table = result(capsys, *words)
+    assert list(off["belady"]) == ["6", "7", "8", "25%", "50%"]
+    assert list(off["belady_bypass"]) == ["8", "25%", "50%"]  # 6 for a token, and 2 set aside
+    assert "forced admission" in table and "--bypass on" in table
+    assert cli.main(["simulate", *map(str, words), "--bypass", "on"]) != 0
+    assert "Bypass sets 2 slots aside" in capsys.readouterr().err
+    words = "--trace", trace, "--slots", "25%,50%", "--policies", "lfu,lru"
+    on, _ = result(capsys, *words, "--bypass", "on")
+    assert on["bypass"] is True
+    for size in ("25%", "50%"):
+        assert all(on[bound][size] == off[bound][size] for bound in ("belady", "belady_bypass"))
+        assert off["hit_rate"]["lfu"][size] != on["hit_rate"]["lfu"][size] <= on["belady_bypass"][size]
+    pool, _ = result(capsys, *words, "--bypass", "on", "--scope", "global")
+    assert pool["belady_bypass"] == {}
+    assert pool["hit_rate"] == result(capsys, *words, "--scope", "global")[0]["hit_rate"]
 
 
 def test_choices_act(tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -183,6 +183,29 @@ def test_pins_that_leave_no_room_are_refused_whoever_takes_it(engine: Engine) ->
         engine.use_profile(None)
 
 
+def test_bypass_acts_live_within_the_budget_and_changes_no_answer(engine: Engine) -> None:
+    engine.change({"eviction": "lfu", "budget": "30%"})
+    shape, slots, answer = engine.shape, engine.expert_cache.slots, said(engine, 24)
+    refill(engine)
+    engine.change({"bypass": True})
+    bypassed = 0
+    for piece in engine.generate(CHAT, Sampling(max_new_tokens=24)):
+        if piece.step is not None:
+            bypassed += piece.step.bypassed
+            assert piece.step.slots == slots and piece.step.device_bytes <= piece.step.budget_bytes
+    assert bypassed > 0 and len(engine.expert_cache.core.transit) == shape.top_k
+    assert sum(capacities(engine)) == slots - shape.top_k
+    engine.expert_cache.check_integrity()
+    assert said(engine, 24) == answer
+    engine.change({"budget": "100%"})
+    assert not engine.expert_cache.core.transit, "nothing is left to set aside for"
+    engine.change({"budget": "30%", "bypass": False})
+    assert sum(capacities(engine)) == slots
+    with pytest.raises(SettingError, match="Bypass sets 4 slots aside"):
+        engine.change({"bypass": True, "budget": f"{100 * shape.top_k / shape.experts}%"})
+    engine.expert_cache.check_integrity()
+
+
 def test_static_keeps_what_the_profile_saw_used_most(engine: Engine) -> None:
     shape, profile = engine.shape, profile_of(engine)
     counts = np.random.default_rng(0).permuted(np.tile(np.arange(shape.experts), (shape.layers, 1)), axis=1)
@@ -204,8 +227,10 @@ def test_static_keeps_what_the_profile_saw_used_most(engine: Engine) -> None:
         {"eviction": "static"},
         {"pins": "0:3, 1:5, top:1"},
         {"pins": "top:2", "scope": "global", "eviction": "lcp"},
+        {"bypass": True, "eviction": "lfu", "budget": "30%"},
+        {"bypass": True, "eviction": "lfru", "layer_slots": "profile"},
     ],
-    ids=lambda change: "-".join(change.values()),
+    ids=lambda change: "-".join(map(str, change.values())),
 )
 def test_the_simulator_agrees_request_by_request(engine: Engine, change: dict[str, object], tmp_path: Path) -> None:
     shape, steps, profile = engine.shape, list[StepRecord](), profile_of(engine)
@@ -225,6 +250,7 @@ def test_the_simulator_agrees_request_by_request(engine: Engine, change: dict[st
         config.scope,
         "filled",
         config.hints(shape.layers, shape.experts),
+        config.transit,
     )
     tally: Any = replay.run()
     misses = sum(np.bincount(step.layer[step.outcome >= 3], minlength=shape.layers) for step in steps)

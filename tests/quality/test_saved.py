@@ -11,6 +11,7 @@ import pytest
 from core.cache.pool import Pool
 from core.engine import Engine
 from core.policy.eviction import Eviction, ExpertIndex
+from core.policy.eviction.lfu import LFU
 from core.policy.eviction.lru import LRU
 from core.policy.eviction.none import NoCache
 from core.quality.saved import Shadow, Waits, spared
@@ -49,11 +50,12 @@ def step(phase: str, stall_ms: float, *requests: tuple[int, int, Outcome]) -> St
 
 @dataclass
 class TwoPools:
-    """Two layers of four experts, two slots each."""
+    """Two layers of four experts, two slots each, and `transit` set aside."""
 
     layers: int = 2
     experts: int = 4
     make_policy: Callable[[ExpertIndex], Eviction] = LRU
+    transit: int = 0
     pools: list[Pool] = field(default_factory=lambda: [Pool(slice(0, 4), 2), Pool(slice(4, 8), 2)])
 
     def pool(self, layer: int) -> Pool:
@@ -102,6 +104,18 @@ def test_a_cache_that_keeps_nothing_misses_everything() -> None:
     assert spared(steps, Shadow(TwoPools())) == 1.0
 
 
+def test_with_bypass_an_expert_that_is_not_kept_is_missed_again() -> None:
+    steps = [
+        *(step("decode", 0.0, (0, 0, HIT), (0, 1, HIT)) for _ in range(3)),
+        step("decode", 0.0, (0, 2, NONE)),
+        step("decode", 0.0, (0, 2, NONE)),
+        step("decode", 0.0, (0, 0, HIT), (0, 1, HIT)),
+    ]
+    for transit, missed in ((0, [2, 0, 0, 1, 0, 1]), (1, [2, 0, 0, 1, 1, 0])):
+        shadow = Shadow(TwoPools(make_policy=LFU, transit=transit))
+        assert [int(shadow.read(one).sum()) for one in steps] == missed
+
+
 def test_more_than_a_pool_holds_and_nothing_decoded() -> None:
     crowd = step("prefill", 0.0, *((0, expert, HIT) for expert in range(4)))
     shadow = Shadow(TwoPools())
@@ -111,7 +125,15 @@ def test_more_than_a_pool_holds_and_nothing_decoded() -> None:
     assert spared([step("decode", 0.0)], Shadow(TwoPools())) is None, "nothing was recorded"
 
 
-@pytest.mark.parametrize("changes", [{"eviction": "lru"}, {"eviction": "lfu", "scope": "global"}, {"eviction": "none"}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"eviction": "lru"},
+        {"eviction": "lfu", "scope": "global"},
+        {"eviction": "none"},
+        {"eviction": "lfu", "bypass": True},
+    ],
+)
 def test_an_exact_answer_saves_nothing(engine: Engine, changes: dict[str, object]) -> None:
     """The shadow misses what the engine's exact cache misses, once the prompt has filled both with the same."""
     engine.change({"miss": "wait", **changes})

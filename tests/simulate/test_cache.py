@@ -31,11 +31,11 @@ def told(usual: list[int], pinned: Sequence[int]) -> Hints:
     return hints
 
 
-def scalar(name: str, scope: str, slots: int, usual: list[int], pinned: Sequence[int]) -> CacheCore[int]:
+def scalar(name: str, scope: str, slots: int, usual: list[int], pinned: Sequence[int], transit: int) -> CacheCore[int]:
     """A core that is filled as the simulator's is: pinned experts, then each layer's most used ones."""
     pools = numbered_pools(TOTAL, shares(slots, LAYERS) if scope == "layer" else [slots])
     core = CacheCore(LAYERS, EXPERTS, maker(Config(name, slots)), pools, told(usual, pinned))
-    core.pinned = frozenset(pinned)
+    core.pinned, core.transit = frozenset(pinned), list(range(transit))
     for eid in [*pinned, *(core.hints.filling() if core.policy.retains else ())]:
         if not core.is_resident(eid) and core.pool(eid // EXPERTS).free:
             core.admit(eid)
@@ -50,7 +50,7 @@ def request(core: CacheCore[int], layer: int, wanted: Sequence[int]) -> int:
         nonlocal misses
         missing = core.lease(layer, group)
         for eid in missing:
-            assert core.admit(eid, core.leased) is not None
+            assert core.admit(eid, core.leased, in_transit=True) is not None
             core.use(eid)
         misses += len(missing)
         return group
@@ -69,17 +69,19 @@ def request(core: CacheCore[int], layer: int, wanted: Sequence[int]) -> int:
     sizes=st.lists(st.integers(LAYERS * (K + 1), TOTAL), min_size=1, max_size=3),
     pinned=st.lists(st.integers(0, EXPERTS - 1), max_size=LAYERS),
     passes=st.lists(st.sampled_from([1, 1, 1, 2, 5]), min_size=1, max_size=30),
+    transit=st.sampled_from([0, 1, K]),
 )
 def test_caches_side_by_side_do_what_the_scalar_core_does_for_each(
-    name: str, scope: str, seed: int, sizes: list[int], pinned: list[int], passes: list[int]
+    name: str, scope: str, seed: int, sizes: list[int], pinned: list[int], passes: list[int], transit: int
 ) -> None:
     random = np.random.default_rng(seed)
     usual = random.integers(0, 9, TOTAL).tolist()
     pins = [layer * EXPERTS + expert for layer, expert in enumerate(pinned)]  # at most one a layer
     liked = random.gumbel(size=(LAYERS, EXPERTS))
     ids = np.argsort(-(liked + random.gumbel(size=(sum(passes), LAYERS, EXPERTS))), 2)[..., :K]
-    cores = [scalar(name, scope, slots, usual, pins) for slots in sizes]
-    replay = Replay(ArrayTrace(ids, EXPERTS), maker(Config(name, sizes[0])), sizes, scope, "filled", told(usual, pins))
+    cores = [scalar(name, scope, slots, usual, pins, transit) for slots in sizes]
+    make, hints = maker(Config(name, sizes[0])), told(usual, pins)
+    replay = Replay(ArrayTrace(ids, EXPERTS), make, sizes, scope, "filled", hints, transit)
     at = 0
     for now, size in enumerate(passes, 1):
         rows = ids[at : at + size]

@@ -50,11 +50,12 @@ sizes = st.lists(st.sampled_from([1, 1, 1, 1, 1, 2, 5]), min_size=1, max_size=40
     scope=st.sampled_from(["layer", "global"]),
     slots=st.integers(LAYERS * K, LAYERS * EXPERTS),
     window=st.integers(1, 40),
+    transit=st.sampled_from([0, 0, K]),
 )
 def test_no_policy_passes_the_bound(
-    before: list[int], sizes: list[int], seed: int, scope: str, slots: int, window: int
+    before: list[int], sizes: list[int], seed: int, scope: str, slots: int, window: int, transit: int
 ) -> None:
-    shadows = Shadows(Setup(LAYERS, EXPERTS, K, slots, scope, POLICIES), window)
+    shadows = Shadows(Setup(LAYERS, EXPERTS, K, slots + transit, scope, POLICIES, transit=transit), window)
     shadows.warm(passes(before, seed + 1))
     report = fed(shadows, passes(sizes, seed)).report()
     decoded = min(window, sizes.count(1))

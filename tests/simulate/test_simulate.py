@@ -49,6 +49,7 @@ def test_rates_against_independent_counting() -> None:
     counted = [lru_hits(ids[:, layer], 5) for layer in range(LAYERS)]
     assert (lru.requests, lru.hits) == (300 * LAYERS * K, sum(counted))
     assert lru.layer_hit_rate == tuple(hits / (300 * K) for hits in counted)
+    assert np.mean(lru.rank_hit_rate) == pytest.approx(lru.hit_rate) and len(lru.rank_hit_rate) == K
     assert lru.hit_rate == lru.hits / lru.requests and lru.prefill_hit_rate is None
     assert lru.misses_per_token == pytest.approx((lru.requests - lru.hits) / 300)
     assert least.hit_rate == 0.0
@@ -89,6 +90,14 @@ def test_prompts_are_counted_apart(tmp_path: Path) -> None:
     assert result.prefill_hit_rate is not None and 0 < result.prefill_hit_rate < 1
     best = simulate(FileTrace(tmp_path / "t"), [Config(BELADY, 20)])[0]
     assert (best.hit_rate or 0) >= (result.hit_rate or 0)
+
+
+@pytest.mark.parametrize("scope", ["layer", "global"])
+def test_hits_by_the_router_s_order(scope: str) -> None:
+    """The first choice is always 0, the second alternates between 1 and 2, the third is new every time."""
+    ids = np.array([[[0, 1 + t % 2, 3 + t]] * 2 for t in range(8)])
+    (one,) = simulate(ArrayTrace(ids, 12), [Config("lru", 2 * 5, scope)])
+    assert one.rank_hit_rate == (7 / 8, 6 / 8, 0.0)
 
 
 def test_repeated_ids_ask_once() -> None:

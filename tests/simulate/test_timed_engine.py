@@ -24,7 +24,7 @@ from tests.simulate.test_engine import restart
 
 START = {**Settings({"budget": "50%", "link": "own"})}
 QUESTIONS = ["What does json.dumps do?", "Who wrote Faust?"]
-COUNTS = tuple(f"prefetch_{name}" for name in ("issued", "used", "late", "wasted", "evicted"))
+COUNTS = (*(f"prefetch_{name}" for name in ("issued", "used", "late", "wasted", "evicted")), "bypassed")
 ON_IDS = ["none", "all_next", "previous_token", "recent", "request", "transitions"]
 ALL = [*ON_IDS, "gate"]  # the gate's guesses are recorded and replayed: it looks at hidden states
 Events = list[tuple[Any, ...]]
@@ -66,9 +66,7 @@ def lived(engine: Engine, settings: dict[str, object], link: Any, path: Path) ->
 def replayed(engine: Engine, path: Path, link: Any, load_s: float) -> tuple[Events, dict[str, int]]:
     """The same trace in the simulator, on `link` if one is given."""
     settings, trace = engine.settings, FileTrace(path)
-    cache = Config(
-        str(settings["eviction"]), engine.expert_cache.slots, str(settings["scope"]), settings.choice("eviction")[1]
-    )
+    cache = Config.of(settings, engine.expert_cache.slots, trace.layers, trace.experts, trace.top_k)
     one = TimedConfig(cache, *settings.prefetch.predictor, settings.prefetch.deadline)
     clock = Clock(compute_ms=1e3 * LAYER_S * trace.layers, load_ms=1e3 * load_s, expert_ms=0.0)
     course = follow(trace, one, clock, engine.sizes.blob, predictor_for(one, trace), start="filled")
@@ -121,6 +119,7 @@ def test_where_no_prefetch_ever_lands_in_time(demo: Engine, name: str, tmp_path:
         {"predictor": "all_next", "prefetch_deadline": True, "scope": "global"},
         {"predictor": "gate", "eviction": "plec"},
         {"predictor": "recent", "eviction": "finemoe", "budget": "30%"},
+        {"predictor": "gate", "eviction": "lfu", "budget": "30%", "bypass": True},
         {"predictor": "random", "eviction": "lfru"},
     ],
     ids=lambda s: "-".join(map(str, s.values())),

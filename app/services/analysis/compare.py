@@ -5,6 +5,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,12 +15,12 @@ from app.services.analysis import lab, whatif
 from app.services.analysis.lab import Lab, Run
 from app.services.analysis.question import Question, clock_of
 from app.services.analysis.sources import Routing
-from app.services.analysis.whatif import NONE, About, Table, less
+from app.services.analysis.whatif import AUTO, NONE, About, Table, less
 from app.services.analysis.workers import Task
-from core.errors import MoestroError
+from core.errors import MoestroError, SettingError
 from core.profile import Profile
 from core.settings.registry import variant, variants
-from core.simulate import BELADY, Clock, Config, Result, simulate
+from core.simulate import BELADY, BELADY_BYPASS, Clock, Config, Result, simulate
 from core.simulate.prefetchers import ORACLE, TimedConfig, TimedResult, timed
 from core.trace import FileTrace
 
@@ -32,11 +33,24 @@ def compare(question: Question, routing: Routing, work: Work) -> Table:
     """Simulate the policies at all budgets together, then each prefetcher separately."""
     clock, about = _begin(question, routing)
     slots = whatif.sizes(
-        question.budgets, routing.layers, routing.experts, routing.top_k, question.scope, question.in_force(routing)
+        question.budgets,
+        routing.layers,
+        routing.experts,
+        routing.top_k,
+        question.scope,
+        question.in_force(routing),
+        bypass=question.bypass,
     )
     names = [v.name for v in variants("eviction") if v.name in {*question.policies, "lru", about.chosen[0]}]
     groups = [[question.cache(routing, name, n) for n in slots] for name in names]
-    groups.append([replace(config, policy=BELADY, params={}, pinned=(), usual=()) for config in groups[0]])
+    bounds = [[_best(question, routing, names[0], n, BELADY) for n in slots]]
+    if question.scope == "layer":  # in one pool for all layers bypass could not do better
+        bounds.append([])
+        least = whatif.sizes(AUTO, routing.layers, routing.experts, routing.top_k, question.scope, bypass=True)[0]
+        for n in (n for n in slots if n >= least):
+            with suppress(SettingError):  # the pinned experts leave too few slots to set any aside
+                bounds[1].append(_best(question, routing, names[0], n, BELADY_BYPASS))
+    caches = [*groups, *bounds]
     profile, size, notes = question.profile_of(routing), about.expert_bytes or UNIT, list(about.notes)
     ahead, deadline = list[TimedConfig](), question.settings.prefetch.deadline
     for predictor in (name for name in question.predictors if name != NONE):
@@ -44,14 +58,14 @@ def compare(question: Question, routing: Routing, work: Work) -> Table:
             notes.append(f"{lab.named(predictor)} is left out: {problem}")
         else:
             own = question.own("predictor", predictor)
-            ahead += [TimedConfig(config, predictor, own, deadline) for group in groups[:-1] for config in group]
-    tasks = [Task(_caches, (routing.path, group, question.start, clock)) for group in groups]
+            ahead += [TimedConfig(config, predictor, own, deadline) for group in groups for config in group]
+    tasks = [Task(_caches, (routing.path, group, question.start, clock)) for group in caches]
     tasks += [Task(_ahead, (routing.path, one, clock, size, question.start, _light(one, profile))) for one in ahead]
     found = work(tasks)
     rows = [row for at in range(len(names)) for row in whatif.rows(found[at])]
     plain = {(row.policy, row.slots): row for row in rows}
     refused: dict[str, str] = {}
-    for one, result in zip(ahead, found[len(groups) :], strict=True):
+    for one, result in zip(ahead, found[len(caches) :], strict=True):
         if isinstance(result, str):
             refused[one.predictor] = result
         else:
@@ -61,13 +75,17 @@ def compare(question: Question, routing: Routing, work: Work) -> Table:
                 )
             )
     notes += [f"{lab.named(name)} is left out: {why}" for name, why in refused.items()]
-    return Table(replace(about, notes=tuple(notes)), tuple(rows), tuple(whatif.bounds(found[len(names)], clock)))
+    best = [result for some in found[len(groups) : len(caches)] for result in some]
+    limits = whatif.bounds(best, clock, bypass=question.bypass)
+    return Table(replace(about, notes=tuple(notes)), tuple(rows), tuple(limits))
 
 
 def test(question: Question, routing: Routing, work: Work) -> Lab:
     """Test every prefetcher over one cache: the policy in use, with the current slots or the first budget given."""
     clock, about = _begin(question, routing)
-    asked = whatif.sizes(question.budgets, routing.layers, routing.experts, routing.top_k, question.scope)
+    asked = whatif.sizes(
+        question.budgets, routing.layers, routing.experts, routing.top_k, question.scope, bypass=question.bypass
+    )
     policy, predictor, now = about.chosen
     if question.budgets.strip().lower() in ("", whatif.AUTO):
         slots = min(max(now, asked[0]), asked[-1]) if now else asked[len(asked) // 2]
@@ -111,7 +129,14 @@ def _begin(question: Question, routing: Routing) -> tuple[Clock | None, About]:
         routing.notes,
         (settings.cache.eviction.name, settings.prefetch.predictor.name, question.in_force(routing)),
         datetime.now(UTC).isoformat(timespec="milliseconds"),
+        question.bypass,
     )
+
+
+def _best(question: Question, routing: Routing, policy: str, slots: int, bound: str) -> Config:
+    """The cache of a bound: without pins, which could only cost hits."""
+    config = question.cache(routing, policy, slots, bypass=bound == BELADY_BYPASS)
+    return replace(config, policy=bound, params={}, pinned=(), usual=())
 
 
 def _caches(path: str, configs: list[Config], start: str, clock: Clock | None) -> list[Result]:

@@ -56,10 +56,16 @@ class Question:
         profile = self.profile
         return profile if profile is not None and profile.model_hash == routing.model_hash else None
 
-    def cache(self, routing: Routing, policy: str, slots: int) -> Config:
-        """The cache that the engine would build; for a model of another shape without pins and layer sizes. Raises
-        SettingError.
+    @property
+    def bypass(self) -> bool:
+        """Whether the caches have slots set aside for bypass."""
+        return self.settings.cache.bypass and self.scope == "layer"
+
+    def cache(self, routing: Routing, policy: str, slots: int, *, bypass: bool | None = None) -> Config:
+        """The cache that the engine would build, with or without `bypass` or as set; for a model of another shape
+        without pins and layer sizes. Raises SettingError.
         """
+        bypass = self.bypass if bypass is None else bypass
         shape = self.shape
         mine = shape is not None and (shape.layers, shape.experts, shape.top_k) == (
             routing.layers,
@@ -67,8 +73,9 @@ class Question:
             routing.top_k,
         )
         if not mine:
-            return Config(policy, slots, self.scope, self.own("eviction", policy))
-        settings = self.settings.with_({"eviction": policy, "scope": self.scope})
+            aside = routing.top_k if bypass and slots < routing.layers * routing.experts else 0
+            return Config(policy, slots, self.scope, self.own("eviction", policy), transit=aside)
+        settings = self.settings.with_({"eviction": policy, "scope": self.scope, "bypass": bypass})
         return Config.of(settings, slots, routing.layers, routing.experts, routing.top_k, self.profile_of(routing))
 
 

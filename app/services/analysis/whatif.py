@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any
 
 from core.errors import SettingError
 from core.settings.registry import variant
-from core.simulate import BELADY, Clock, Result
+from core.simulate import BELADY, BELADY_BYPASS, Clock, Result
 from core.simulate.prefetchers import TimedResult
 
 AUTO = "auto"
@@ -18,6 +18,7 @@ STEP = 10  # percent between the budgets that "auto" stands for
 BEND = 2.0  # ratio of the LRU curve's slopes below and above the cliff, at least
 STEEP = 0.15  # hit rate lost below the cliff for every tenth of all experts, at least
 NONE = "none"
+BOUNDS = {BELADY: "Belady (forced admission)", BELADY_BYPASS: "Belady with bypass"}  # both know the future
 SHOWN = ("total_ms", "stall_ms", "wasted_bytes")  # metrics that a Row has under another name or in other units
 
 
@@ -39,6 +40,7 @@ class About:
     notes: tuple[str, ...] = ()
     chosen: tuple[str, str, int] = ("", NONE, 0)  # policy, prefetcher and slots when the analysis was started
     created: str = ""  # ISO 8601
+    bypass: bool = False  # the caches have slots set aside for bypass
 
     @classmethod
     def read(cls, kept: Mapping[str, Any]) -> About:
@@ -81,7 +83,10 @@ class Bound:
     hit_rate: float | None  # Belady's, first requests counted as misses
     misses: float | None  # per token
     tpot_ms: float | None  # of Belady without prefetching
-    perfect_ms: float | None  # every copy of Belady's hidden behind computing as far as the link allows
+    perfect_ms: float | None  # every copy hidden behind computing as far as the link allows; copies as Belady's
+    bypass_hit_rate: float | None = None  # Belady's with bypass; None = too few slots for it, or in one pool no better
+    bypass_misses: float | None = None  # per token
+    bypass_tpot_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,11 @@ class Table:
         """The bounds for this number of slots. Raises StopIteration if there are none."""
         return next(bound for bound in self.bounds if bound.slots == slots)
 
+    def best_hit_rate(self, slots: int) -> float | None:
+        """The highest hit rate that caches like these can have without a prefetcher."""
+        bound = self.bound(slots)
+        return bound.bypass_hit_rate if self.about.bypass and bound.bypass_hit_rate is not None else bound.hit_rate
+
     def curve(self, policy: str, predictor: str = NONE) -> list[Row]:
         """The rows of one policy and prefetcher by increasing slots."""
         return sorted(
@@ -126,13 +136,15 @@ class Table:
         )
 
 
-def sizes(text: str, layers: int, experts: int, top_k: int, scope: str, now: int = 0) -> list[int]:
+def sizes(
+    text: str, layers: int, experts: int, top_k: int, scope: str, now: int = 0, *, bypass: bool = False
+) -> list[int]:
     """Parse budgets into slots summed over all layers, increasing. Raises SettingError.
 
     "25%, 50%, 400": shares of all experts, or numbers of them. "auto": every tenth that can hold one token's experts,
-    and `now`, the current slots.
+    and `now`, the current slots. With `bypass` one layer's more are set aside.
     """
-    total, least = layers * experts, top_k * (layers if scope == "layer" else 1)
+    total, least = layers * experts, top_k * (layers + bypass if scope == "layer" else 1)
     if text.strip().lower() in ("", AUTO):
         found = {total * percent // 100 for percent in range(STEP, 101, STEP)} | {now, total}
         return sorted({min(slots, total) for slots in found if slots >= least} | {least})
@@ -168,20 +180,28 @@ def rows(results: Sequence[Result]) -> list[Row]:
             0.0 if one.misses_per_token is not None else None,
         )
         for one in results
-        if one.config.policy != BELADY
+        if one.config.policy not in (BELADY, BELADY_BYPASS)
     ]
 
 
-def bounds(results: Sequence[Result], clock: Clock | None) -> list[Bound]:
-    """Bounds from Belady's results: the longer of computing and of the fewest copies that any cache makes."""
+def bounds(results: Sequence[Result], clock: Clock | None, *, bypass: bool = False) -> list[Bound]:
+    """Bounds from the results of BELADY, and of BELADY_BYPASS for as many of the sizes as have one. Perfect prefetching
+    takes the longer of computing and of the fewest copies that any cache makes, one with `bypass` or one without."""
+    sparing = {one.config.slots: one for one in results if one.config.policy == BELADY_BYPASS}
     found = []
-    for one in sorted(results, key=lambda result: result.config.slots):
-        perfect = (
-            None
-            if clock is None or one.misses_per_token is None
-            else max(clock.compute_ms, one.misses_per_token * clock.load_ms)
-        )
-        found.append(Bound(one.config.slots, one.hit_rate, one.misses_per_token, one.tpot_ms, perfect))
+    for one in sorted((one for one in results if one.config.policy == BELADY), key=lambda one: one.config.slots):
+        other = sparing.get(one.config.slots)
+        least = other.misses_per_token if bypass and other is not None else one.misses_per_token
+        perfect = None if clock is None or least is None else max(clock.compute_ms, least * clock.load_ms)
+        bound = Bound(one.config.slots, one.hit_rate, one.misses_per_token, one.tpot_ms, perfect)
+        if other is not None:
+            bound = replace(
+                bound,
+                bypass_hit_rate=other.hit_rate,
+                bypass_misses=other.misses_per_token,
+                bypass_tpot_ms=other.tpot_ms,
+            )
+        found.append(bound)
     return found
 
 
@@ -235,8 +255,8 @@ def lru_cliff(table: Table) -> Row | None:
 
 def title(kind: str, name: str) -> str:
     """The display title of a variant; its name if it is no longer registered."""
-    if name == BELADY:
-        return "Belady (knows the future)"
+    if name in BOUNDS:
+        return BOUNDS[name]
     try:
         return variant(kind, name).title
     except SettingError:

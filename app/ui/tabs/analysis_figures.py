@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.services.analysis.whatif import Table, lru_cliff, title
+from app.services.analysis.whatif import BOUNDS, Table, lru_cliff, times, title
 from app.ui.tabs.figures import PALETTE, accent, figure, heatmap, quiet
+from core.simulate import BELADY, BELADY_BYPASS
 
 Points = tuple[list[float], list[float]]
 CLIFF = "#e8705f"
@@ -29,8 +30,8 @@ def curves(table: Table, metric: str) -> dict[str, Points]:
 
 
 def bound_curve(table: Table, metric: str) -> Points:
-    """The same for a bound: "hit_rate" or "tpot_ms" of Belady, or "perfect_ms"."""
-    scale = 100.0 if metric == "hit_rate" else 1.0
+    """The same for a bound: "hit_rate" or "tpot_ms" of Belady, "bypass_" and one of these, or "perfect_ms"."""
+    scale = 100.0 if metric.endswith("hit_rate") else 1.0
     points = [
         (100.0 * bound.slots / table.total, scale * value)
         for bound in table.bounds
@@ -61,7 +62,9 @@ def budget_curve(table: Table, metric: str, dark: bool) -> Any:
                 hovertemplate=f"%{{x:.3g}} % of experts: %{{y:.4g}} {unit}",
             )
         )
-    limits = [("Belady", metric, "dash")]
+    limits = [(BOUNDS[BELADY], metric, "dash")]
+    if any(bound.bypass_hit_rate is not None for bound in table.bounds):
+        limits.append((BOUNDS[BELADY_BYPASS], f"bypass_{metric}", "dashdot"))
     if metric == "tpot_ms":
         limits.append(("Perfect prefetch, same link", "perfect_ms", "dot"))
     for label, key, dash in limits:
@@ -180,13 +183,15 @@ def compared(table: Table, slots: int, dark: bool) -> Any:
     made = figure([bars], dark, heading, f"{what} ({unit})", height=height, margin=dict(l=8, r=12, t=58, b=8))
     made.update_xaxes(range=[0, 1.3 * most])
     bound = table.bound(slots)
-    limits = [("Belady", bound.tpot_ms if timed else None if bound.hit_rate is None else 100 * bound.hit_rate)]
-    limits += [("perfect prefetch", bound.perfect_ms)] if timed else []
-    for at, (label, value) in enumerate(limits):
+    limits = [(BOUNDS[BELADY], bound.tpot_ms if timed else times(bound.hit_rate, 100), "dash")]
+    if table.about.bypass and bound.bypass_hit_rate is not None:  # the other's label would lie on this one
+        limits = [(BOUNDS[BELADY_BYPASS], bound.bypass_tpot_ms if timed else times(bound.bypass_hit_rate, 100), "dash")]
+    limits += [("perfect prefetch", bound.perfect_ms, "dot")] if timed else []
+    for at, (label, value, dash) in enumerate(limits):
         if value is not None:
             made.add_vline(
                 x=value,
-                line=dict(color=quiet(dark), width=1.5, dash=("dash", "dot")[at]),
+                line=dict(color=quiet(dark), width=1.5, dash=dash),
                 annotation={**annotation(label, quiet(dark)), "yanchor": "bottom", "y": 1.0},
                 annotation_position="top left" if at else "top right",
             )

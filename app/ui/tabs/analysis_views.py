@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from app.services.analysis.whatif import NONE, Row, Table, less, lru_cliff, times, title
+from app.services.analysis.whatif import BOUNDS, NONE, Row, Table, less, lru_cliff, times, title
 from app.ui.tabs.analysis_figures import colours
 from app.words import count, name_of, size
+from core.simulate import BELADY, BELADY_BYPASS
 
 EMPTY = (
     "<div class='empty-note'><b>Nothing compared yet</b><span>Choose recorded routing and press Compare: its "
@@ -28,7 +29,7 @@ HELP = {
     "hit": "Share of requested experts that were resident, while decoding",
     "tpot": "Predicted milliseconds per token",
     "bytes": "Copied per token, prefetches included",
-    "belady": "Percentage points of hit rate below Belady's, the best possible",
+    "belady": "Percentage points of hit rate below Belady's, the best possible with bypass on or off, as set",
     "perfect": "Milliseconds per token above those with every needed copy overlapped with compute, as far as the "
     "same link allows",
     "resident": "Milliseconds per token above those with every expert resident",
@@ -54,7 +55,7 @@ def summary(table: Table) -> str:
 
 
 def cards(table: Table) -> list[str]:
-    """At the current budget: the policy in use, the best one, Belady; and the position of LRU's cliff."""
+    """At the current budget: the policy in use, the best one, Belady's; and the position of LRU's cliff."""
     policy, predictor, _ = table.about.chosen
     slots = nearest(table, table.about.chosen[2])
     rows = [row for row in table.rows if row.slots == slots]
@@ -69,7 +70,11 @@ def cards(table: Table) -> list[str]:
     if rows:
         best = min(rows, key=lambda row: (row.tpot_ms if row.tpot_ms is not None else 0.0, -(row.hit_rate or 0.0)))
         found.append(card(f"{named(best)}, best of these", rate(best.hit_rate), milliseconds(best.tpot_ms), share))
-    found.append(card("Belady (upper bound)", rate(bound.hit_rate), milliseconds(bound.tpot_ms), share))
+    found.append(card(BOUNDS[BELADY], rate(bound.hit_rate), milliseconds(bound.tpot_ms), share))
+    if bound.bypass_hit_rate is not None:
+        found.append(
+            card(BOUNDS[BELADY_BYPASS], rate(bound.bypass_hit_rate), milliseconds(bound.bypass_tpot_ms), share)
+        )
     edge = lru_cliff(table)
     found.append(
         card(
@@ -89,7 +94,9 @@ def legend(table: Table, dark: bool) -> str:
         for policy, colour in colours(table, dark).items()
     ]
     lines.sort(key=lambda line: not line[0].endswith("(in use)"))
-    lines.append(("Belady", "currentColor", "dashed"))
+    lines.append((BOUNDS[BELADY], "currentColor", "dashed"))
+    if any(bound.bypass_hit_rate is not None for bound in table.bounds):
+        lines.append((BOUNDS[BELADY_BYPASS], "currentColor", "double"))
     if table.resident_ms is not None:
         lines.append(("Perfect prefetch over the same link", "currentColor", "dotted"))
     return (
@@ -135,22 +142,23 @@ def listing(table: Table, slots: int) -> str:
     body = [_line(table, row) for row in rows]
     for bound in (one for one in table.bounds if slots in (0, one.slots)):
         share = bound.slots / table.total
-        body.append(
-            _cells(
-                (
-                    "Belady",
+        for name, hit, tpot, misses in (
+            (BELADY, bound.hit_rate, bound.tpot_ms, bound.misses),
+            (BELADY_BYPASS, bound.bypass_hit_rate, bound.bypass_tpot_ms, bound.bypass_misses),
+        ):
+            if name == BELADY or hit is not None:
+                cells = (
+                    BOUNDS[name],
                     "None",
                     share,
-                    bound.hit_rate,
-                    bound.tpot_ms,
-                    times(bound.misses, table.about.expert_bytes or None),
-                    0.0,
-                    less(bound.tpot_ms, bound.perfect_ms),
-                    less(bound.tpot_ms, table.resident_ms),
-                ),
-                "bound",
-            )
-        )
+                    hit,
+                    tpot,
+                    times(misses, table.about.expert_bytes or None),
+                    less(table.best_hit_rate(bound.slots), hit),
+                    less(tpot, bound.perfect_ms),
+                    less(tpot, table.resident_ms),
+                )
+                body.append(_cells(cells, "bound"))
         if bound.perfect_ms is not None:
             body.append(
                 _cells(
@@ -192,7 +200,7 @@ def _line(table: Table, row: Row) -> str:
             row.hit_rate,
             row.tpot_ms,
             link,
-            less(bound.hit_rate, row.hit_rate),
+            less(table.best_hit_rate(row.slots), row.hit_rate),
             less(row.tpot_ms, bound.perfect_ms),
             less(row.tpot_ms, table.resident_ms),
         ),

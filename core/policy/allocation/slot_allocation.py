@@ -54,8 +54,9 @@ def check_need(kind: str, name: str, profile: AllocationProfile | None) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
-    """`divide` maps total slots to slots per layer (even where one pool serves all layers); `pinned` are eids; `usual`
-    [layers * experts] is how often a profile saw each expert, 0 without a profile."""
+    """`divide` maps the slots of all pools to slots per layer (even where one pool serves all layers); `pinned` are
+    eids; `usual` [layers * experts] is how often a profile saw each expert, 0 without a profile; `transit` slots are
+    set aside for bypass, unless everything is resident."""
 
     layers: int
     experts: int
@@ -64,13 +65,25 @@ class Placement:
     divide: Callable[[int], list[int]]
     pinned: frozenset[int]
     usual: npt.NDArray[np.float64]
+    transit: int = 0
+
+    def aside(self, slots: int) -> int:
+        """Of that many slots, those that no pool gets."""
+        return self.transit if slots < self.layers * self.experts else 0
 
     def sizes(self, slots: int) -> list[int]:
         """Slots of each pool."""
-        return self.divide(slots) if self.scope == "layer" else [slots]
+        rest = slots - self.aside(slots)
+        return self.divide(rest) if self.scope == "layer" else [rest]
 
     def problem(self, slots: int) -> str:
-        """Why that many slots are too few for the pinned experts, in the user's words, or ""."""
+        """Why that many slots are too few for bypass or the pinned experts, in the user's words, or ""."""
+        least, aside = self.top_k * self.layers, self.aside(slots)
+        if aside and slots - aside < least:
+            return (
+                f"Bypass sets {aside} slots aside, and a token needs {least}, but the budget pays for {slots}. Turn "
+                "bypass off, or raise the budget."
+            )
         return crowded(self.pinned, self.sizes(slots), self.layers * self.experts, self.top_k) if self.pinned else ""
 
 
@@ -87,7 +100,8 @@ def place(
     least = tuple(min(experts, top_k + held[layer]) for layer in range(layers))
     divide = create("layer_slots", name, {}, facts=AllocationInputs(experts, top_k, least, counts, recall))
     usual = np.zeros(layers * experts) if counts is None else np.asarray(counts, np.float64).ravel()
-    return Placement(layers, experts, top_k, scope, divide, pinned, usual)
+    transit = top_k if settings.bypass and scope == "layer" else 0
+    return Placement(layers, experts, top_k, scope, divide, pinned, usual, transit)
 
 
 def crowded(pinned: Collection[int], capacities: list[int], total: int, top_k: int) -> str:

@@ -10,7 +10,13 @@ NEVER = 2**31 - 1
 
 
 class Belady(Eviction):
-    """No eviction has fewer misses on the same requests and slots (Belady 1966), compulsory ones included.
+    """No eviction has fewer misses on the same requests and slots (Belady 1966), compulsory ones included. That holds
+    among caches that admit whatever is missing, and among those with a transit slot (see core.cache.core) for each miss
+    of a pass, which need not.
+
+    With transit slots a cache keeps, of what it holds and what was asked for, whatever is needed again soonest: the
+    largest set of intervals from one use to the next of which no more than its slots ever overlap (Carlisle and Lloyd
+    1995).
 
     Score: minus the pass of the next use, which `foresee` must provide before each use.
     """

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from core.errors import MoestroError
-from core.policy.predict import Prediction, Predictor, View
+from core.policy.predict import LayerMap, Prediction, Predictor, View
 
 READY_S = 60.0
 
@@ -48,6 +48,9 @@ class PredictorProbe(Predictor):
         if len(view.ids) == 1:
             self._chosen[self._pass, view.layer] = list(view.ids[0])
         return self._hear(view, self._inner.predict)
+
+    def take_maps(self) -> Sequence[LayerMap]:
+        return self._inner.take_maps()
 
     def close(self) -> None:
         self._inner.close()

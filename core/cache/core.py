@@ -31,8 +31,8 @@ def _ignore(eid: int) -> None:
 class CacheCore(Generic[S]):
     """One thread at a time. A pass over a layer: `lease` its experts, `admit` those missing, `release` them all.
 
-    Changed by its owner between two passes: `now`, the number of the pass, and `pinned`, experts that leave only if
-    nothing else can.
+    Changed by its owner between two passes: `now`, the tokens of all passes up to the coming one, and `pinned`,
+    experts that leave only if nothing else can.
     """
 
     def __init__(
@@ -153,8 +153,7 @@ class CacheCore(Generic[S]):
     def forget(self) -> None:
         """Evict everything and forget all use, except what the policy remembers."""
         self.evict_all()
-        for layer in range(self.layers):
-            self.hints.reached(layer)
+        self.hints.forget()
         self.last_used = [-1] * len(self.table)
 
     def shrink(self, pool: Pool[S]) -> S:

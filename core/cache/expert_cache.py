@@ -25,7 +25,7 @@ from core.policy.allocation.slot_allocation import Placement
 from core.policy.allocation.slots import shares
 from core.policy.eviction import Eviction, MakePolicy, policy_maker
 from core.policy.hints import Hints
-from core.policy.predict import Prediction
+from core.policy.predict import LayerMap, Prediction
 from core.settings.cache import CacheSettings
 from core.types import Residence, Segment
 
@@ -60,9 +60,9 @@ class ExpertCache:
         self.core, self.copies, self.prefetch_queue, self.requests = Parts.of(core, Copies(link, store, whole))
         self._resize()
 
-    def begin_pass(self, phase: str) -> None:
-        """A forward pass begins."""
-        self.core.now += 1
+    def begin_pass(self, phase: str, tokens: int) -> None:
+        """A forward pass over so many tokens begins."""
+        self.core.now += tokens
         self.copies.phase = phase
         self.store.begin_pass(self.core.now)
 
@@ -76,14 +76,14 @@ class ExpertCache:
         demand."""
         return self.requests.acquire(layer, wanted)
 
-    def prefetch(self, predictions: Sequence[Prediction], at: int) -> None:
+    def prefetch(self, predictions: Sequence[Prediction], at: int, maps: Sequence[LayerMap] = ()) -> None:
         """Prefetch experts by priority, as long as there is a slot that holds nothing better.
 
         `at` = the layer in which the predictions are made, -1 before the first. Queued prefetches of earlier
         predictions are ranked again together with the new ones; one gives up its slot to a better prediction, or when
-        it would come too late.
+        it would come too late. `maps` are told to the eviction policy.
         """
-        self.prefetch_queue.issue(predictions, at)
+        self.prefetch_queue.issue(predictions, at, maps)
 
     def release(self, lease: Lease, fence: Any = None) -> None:
         """End a lease: its computation is done, or on CUDA will be at `fence`. Its experts may be evicted again."""

@@ -13,7 +13,7 @@ from core.cache.pool import Pool, fitting
 from core.cache.prefetch_priority import Schedule
 from core.memory.slot import Slot
 from core.memory.ticket import QUEUED, Ticket
-from core.policy.predict import Prediction
+from core.policy.predict import LayerMap, Prediction
 
 
 class PrefetchQueue:
@@ -35,14 +35,16 @@ class PrefetchQueue:
             if not self.take_back(self.fresh[eid]):
                 self.waste(eid, evicted=False)
 
-    def issue(self, predictions: Sequence[Prediction], at: int) -> None:
+    def issue(self, predictions: Sequence[Prediction], at: int, maps: Sequence[LayerMap] = ()) -> None:
         """Rank `predictions` of layer `at` with the queued prefetches, and fetch by priority while there is a slot.
 
         Where only better experts could be evicted, the queued prefetch of the lowest priority is cancelled if it ranks
-        lower.
+        lower. `maps` are told to the eviction policy.
         """
         core, copies, experts = self._core, self._copies, self._core.experts
         if core.policy.uses_hints:
+            for one in maps:
+                core.hints.tell(*one)
             core.hints.name(predictions)
         if at >= 0 and self.schedule.deadline:
             self.schedule.rhythm.note(copies.phase, at, copies.link.now_s())

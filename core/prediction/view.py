@@ -45,7 +45,7 @@ class EngineView:
     def ask(self, layers: Sequence[int], state: State = "hidden") -> npt.NDArray[np.float64]:
         predicted = [self._predictor_host.ask(of, self.seen, self._state(of, state)) for of in layers]
         at = next((i for i, of in enumerate(layers) if self._kept(of)), None)
-        if len(self.ids) > 1:
+        if len(self.ids) > 1 and state != "last":
             ids = None if at is None else predicted[at].ids.long()
             scores, named = self._union(torch.stack([preferences(one) for one in predicted]), ids)
         else:
@@ -86,8 +86,11 @@ class EngineView:
     def _state(self, of: int, state: State) -> torch.Tensor:
         """[T, H] input for the router of layer `of`. Quasi-hidden: its norm, over the residual stream plus the average
         output of this layer's experts. A shared expert's output is not included; where a layer does more with its
-        experts' output than adding it, or no norm feeds its router, the plain router input is used."""
+        experts' output than adding it, or no norm feeds its router, the plain router input is used. Of the last token
+        alone: [1, H]."""
         seen = self.seen
+        if state == "last":
+            return seen.hidden[-1:]
         default = (
             self._predictor_host.default(self.layer, of, self.ids, self._weights, seen) if state == "default" else None
         )

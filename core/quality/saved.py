@@ -79,7 +79,7 @@ class Shadow:
 
     def read(self, step: StepRecord) -> npt.NDArray[np.bool_]:
         """Reads the next forward pass -> which of its requests [R] are missed."""
-        self._core.now += 1
+        self._core.now += step.tokens
         missed: npt.NDArray[np.bool_] = np.zeros(step.requests, np.bool_)
         eids = step.layer.astype(np.int64) * self._core.experts + step.expert
         for layer in dict.fromkeys(step.layer.tolist()):

@@ -68,7 +68,7 @@ class Pipeline:
     def begin(self, batch: Batch) -> None:
         """A pass begins: sets the thread counts, and prefetches what is predicted before the first routing."""
         self._threads.use(batch.phase, batch.size)
-        self._expert_cache.begin_pass(batch.phase)
+        self._expert_cache.begin_pass(batch.phase, batch.size)
         self._metrics.begin(batch)
         if self.prefetcher is not None:
             self.prefetcher.begin(batch)

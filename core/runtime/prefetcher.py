@@ -60,4 +60,4 @@ class Prefetcher:
 
     def _fetch(self, predictions: Sequence[Prediction], at: int) -> None:
         self._capture.name(at, predictions)
-        self._expert_cache.prefetch(predictions, at)
+        self._expert_cache.prefetch(predictions, at, self._predictor_host.predictor.take_maps())

@@ -123,6 +123,8 @@ class SettingsController:
         if changed:
             to.throttle.restart()  # what it measured was of other settings
         anew = to.predictor_host.configure(old.prefetch, new.prefetch, profile)
+        if anew:
+            to.expert_cache.hints.forget()  # what another predictor told
         to.miss.configure(None if anew else old.lossy, new.lossy, profile)
         to.expert_cache.configure(old.cache, new.cache, None if self.placed is before else self.placed)
         if old.cache.budget != new.cache.budget:

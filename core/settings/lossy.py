@@ -103,7 +103,7 @@ class LossySettings:
             high=1.2,
             step=0.01,
             advanced=True,
-            active_when={"gate": ("tau", "percentile")},
+            active_when={"gate": ("tau",)},  # a profile's percentiles are of unscaled weights
         ),
     ] = 1.0
     gate_margin: Annotated[

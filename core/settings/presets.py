@@ -134,7 +134,7 @@ PRESETS: tuple[Preset, ...] = (
         "Its LCP cache and its speculative prefetch. The paper also splits every expert in two and divides "
         "the cache among layers by measured times; here experts are whole and all layers have as many slots.",
         "MoEpic section 3",
-        {"eviction": "lcp", "predictor": "gate"},
+        {"eviction": "lcp", "predictor": "gate", "predictor.gate.last_state": True},
     ),
     Preset(
         "finemoe",

@@ -151,8 +151,8 @@ def predictor_for(config: TimedConfig, trace: Trace) -> Predictor:
         return predictor
     name, params = trace.predictor if isinstance(trace, FileTrace) and trace.predictor else ("", {})
     known = variant("predictor", config.predictor).params
-    asked = {p.name: p.check(config.params.get(p.name, p.default)) for p in known}
-    if name != config.predictor or params != asked:
+    asked, had = ({p.name: p.check(of.get(p.name, p.default)) for p in known} for of in (config.params, params))
+    if name != config.predictor or had != asked:
         recorded = f"it has those of {name} with {_words(params)}" if name else "it has none"
         raise TraceError(
             f"The prefetcher {config.predictor} looks at the model's hidden states. Without the model it "
@@ -160,7 +160,7 @@ def predictor_for(config: TimedConfig, trace: Trace) -> Predictor:
             f"settings: {recorded}. Record it: chat --predictor {config.predictor} --record FILE "
             "--record-ranks."
         )
-    return Replayed()
+    return Replayed(maps=predictor.maps)
 
 
 def follow(

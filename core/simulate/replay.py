@@ -56,7 +56,7 @@ class Replay:
     transit: int = 0
     cache: Cache = field(init=False)
     tally: Tally = field(init=False)
-    _now: int = 0
+    _now: int = 0  # tokens so far
     _asked: npt.NDArray[np.bool_] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -88,7 +88,7 @@ class Replay:
         requests = np.full(misses.shape, self.trace.top_k, np.int64)
         at = first = end = 0
         for i, size in enumerate(chunk.sizes.tolist()):
-            self._now += 1
+            self._now += size
             if at + size > end:  # widen the ids of some tokens at once
                 first, end = at, at + max(size, BLOCK)
                 ids = self._everywhere(chunk.ids[first:end])

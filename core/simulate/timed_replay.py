@@ -113,7 +113,7 @@ class TimedReplay:
 
     def _pass(self, wanted: list[list[list[int]]], ids: Ints, view: TraceView, phase: Phase) -> None:
         expert_cache, link, sums = self.expert_cache, self.link, self.sums[phase]
-        expert_cache.begin_pass(phase)
+        expert_cache.begin_pass(phase, len(ids))
         self._prefetch_cost.begin()
         began_s, stalled_s = link.now_s(), sums.stall_s
         if self.predictor.starts:
@@ -149,7 +149,7 @@ class TimedReplay:
             self.link.advance(self.clock.predict_ms / 1e3)
 
     def _prefetch(self, predictions: Sequence[Prediction], at: int) -> None:
-        self.expert_cache.prefetch(predictions, at)
+        self.expert_cache.prefetch(predictions, at, self.predictor.take_maps())
         for layer in dict.fromkeys(prediction.layer for prediction in predictions):
             named = [prediction for prediction in predictions if prediction.layer == layer]
             self._predicted[layer] = [

@@ -69,7 +69,7 @@ def play(cache: ExpertCache, move: Move) -> list[tuple[Any, ...]]:
     """Make one move -> what every request met, and what is where afterwards."""
     link: Any = cache.copies.link
     blocks = cache.core.blocks
-    cache.begin_pass("decode")
+    cache.begin_pass("decode", 1)
     cache.arrive(move.layer, move.wanted)
     lease = cache.acquire(move.layer, move.wanted)
     cache.prefetch([Prediction(layer, e, 1 / (2 + i)) for i, (layer, e) in enumerate(move.predicted)], move.layer)

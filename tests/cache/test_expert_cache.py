@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -9,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from core.cache.expert_cache import ExpertCache
 from core.memory.link import Pace
-from core.policy.predict import Prediction
+from core.policy.predict import LayerMap, Prediction
 from core.settings.registry import create, variants
 from core.types import Outcome, Residence
 from tests.cache.machine import EXPERTS, LAYERS, build, hold
@@ -237,18 +238,43 @@ def test_a_queued_prefetch_that_is_not_wanted_is_taken_back() -> None:
     expert_cache.release(lease)
 
 
-@pytest.mark.parametrize("eviction", ["plec", "finemoe"])
-def test_what_a_predictor_names_stays_until_its_layer_is_reached(eviction: str) -> None:
-    expert_cache = build(6, "global", eviction)
+def test_what_a_predictor_names_stays_until_its_layer_is_reached() -> None:
+    expert_cache = build(6, "global", "plec")
     expert_cache.release(hold(expert_cache, 1, [0, 1, 2, 3]))  # eids 6 to 9
     expert_cache.prefetch([Prediction(1, 0, 0.7)], -1)
-    assert (expert_cache.hints.predicted[6], expert_cache.hints.probability[6]) == (True, 0.7)
-    assert expert_cache.hints.probability[7] < 1e-3
+    assert expert_cache.hints.predicted[6]
     expert_cache.release(hold(expert_cache, 0, [0, 1, 2, 3, 4]))  # takes the free slots, then the places of three
     assert [expert_cache.is_resident(e) for e in range(6, 10)] == [True, False, False, False]
     expert_cache.release(hold(expert_cache, 1, [5]))
-    assert not expert_cache.hints.predicted.any() and (expert_cache.hints.probability == 1).all()
+    assert not expert_cache.hints.predicted.any()
     expert_cache.check_integrity()
+
+
+def test_a_map_orders_a_whole_layer_and_holds_until_a_newer_one_speaks_of_it() -> None:
+    expert_cache = build(5, "global", "finemoe")
+    expert_cache.release(hold(expert_cache, 1, [0, 1, 2, 3]))  # eids 6 to 9, one visit each
+    expert_cache.prefetch([], -1, [LayerMap(1, np.array([0.4, 0.3, 0.1, 0.05, 0.08, 0.07], np.float32))])
+    expert_cache.release(hold(expert_cache, 0, [0, 1]))  # a free slot, then that of the unlikeliest, which nobody named
+    assert [expert_cache.is_resident(e) for e in range(6, 10)] == [True, True, True, False]
+    expert_cache.release(hold(expert_cache, 1, [0]))  # reached: it still holds
+    expert_cache.release(hold(expert_cache, 0, [2]))
+    assert [expert_cache.is_resident(e) for e in range(6, 10)] == [True, True, False, False]
+    expert_cache.prefetch([], 1, [LayerMap(1, np.array([0.01, 0.9, 0.02, 0.03, 0.02, 0.02], np.float32))])
+    expert_cache.release(hold(expert_cache, 0, [3]))
+    assert [expert_cache.is_resident(e) for e in range(6, 10)] == [False, True, False, False]
+    expert_cache.check_integrity()
+
+
+def test_lcp_fades_by_tokens_so_that_a_long_prompt_counts_as_many() -> None:
+    expert_cache = build(LAYERS * 2, "layer", "lcp")  # half a priority in 64 tokens
+    for expert in (0, 0, 0, 1):
+        expert_cache.begin_pass("decode", 1)
+        expert_cache.release(hold(expert_cache, 0, [expert]))
+    expert_cache.begin_pass("prefill", 200)
+    expert_cache.release(hold(expert_cache, 0, [1]))
+    expert_cache.begin_pass("decode", 1)
+    expert_cache.release(hold(expert_cache, 0, [2]))  # of 3 uses 200 tokens ago .34 are left, of 2 just now nearly 2
+    assert [expert_cache.is_resident(e) for e in range(3)] == [False, True, True]
 
 
 def test_changing_the_policy_keeps_who_was_used_last() -> None:

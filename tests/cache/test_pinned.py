@@ -145,8 +145,8 @@ def test_the_simulator_keeps_pins_and_sizes_as_the_engine_does(name: str, seed: 
         Chunk(ids.astype(np.uint8), np.array(sizes, np.int32), np.array(sizes) == 1, np.zeros(len(sizes), np.int32))
     )
     misses, at = np.zeros((2, LAYERS), np.int64), 0
-    for now, size in enumerate(sizes, 1):
-        real.core.now = now
+    for size in sizes:
+        real.core.now = at + size
         for layer in range(LAYERS):
             rows = ids[at : at + size, layer].tolist()
             wanted = rows[0] if size == 1 else sorted({e for row in rows for e in row})

@@ -102,11 +102,27 @@ def test_finemoe_by_hand() -> None:
     # Visits, counted from one: 2, 3, 4. The largest 1 / (p x freq) leaves; with p = 1, .5, .1: 1/2, 2/3, 5/2.
     hints = Hints(LAYERS, EXPERTS)
     policy = fed(make("finemoe", hints), [0, 1, 1, 2, 2, 2])
-    assert order(policy) == [0, 1, 2]
-    hints.tell(0, [1.0, 0.5, 0.1, 0.0], 2)
+    assert order(policy) == [0, 1, 2]  # no map and no profile: LFU
+    hints.tell(0, [1.0, 0.5, 0.1, 0.0])
     assert order(policy) == [2, 1, 0]
     assert hints.probability[3] == UNLIKELY
-    assert hints.predicted[:4].tolist() == [True, True, False, False]
+    hints.name([(0, 2, 0.9)])
+    hints.reached(0)
+    assert order(policy) == [2, 1, 0]  # neither naming experts nor reaching their layer changes what a map said
+
+
+def test_finemoe_before_any_map_goes_by_the_profiles_shares() -> None:
+    hints = Hints(LAYERS, EXPERTS)
+    hints.profile([6, 3, 1, 0, *[5] * 4, *[0] * 4])
+    assert hints.probability.tolist() == [0.6, 0.3, 0.1, UNLIKELY, *[0.25] * 4, *[0.25] * 4]
+    policy = fed(make("finemoe", hints), [0, 1, 1, 2, 2, 2, 4, 8])
+    # p x visits: 1.2, .9, .4; layers 1 and 2, used alike: .5 each.
+    assert order(policy) == [2, 4, 8, 1, 0]
+    hints.tell(1, [0.9, 0.05, 0.03, 0.02])
+    hints.profile([1, 3, 6, 0, *[5] * 4, *[0] * 4])  # another profile: a map stays
+    assert hints.probability[4] == 0.9 and hints.probability[0] == 0.1
+    hints.forget()
+    assert hints.probability[4] == 0.25
 
 
 def test_static_by_hand() -> None:

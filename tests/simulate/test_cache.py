@@ -83,13 +83,13 @@ def test_caches_side_by_side_do_what_the_scalar_core_does_for_each(
     make, hints = maker(Config(name, sizes[0])), told(usual, pins)
     replay = Replay(ArrayTrace(ids, EXPERTS), make, sizes, scope, "filled", hints, transit)
     at = 0
-    for now, size in enumerate(passes, 1):
+    for size in passes:
         rows = ids[at : at + size]
         chunk = Chunk(rows.astype(np.uint8), np.array([size], np.int32), np.array([size == 1]), np.zeros(1, np.int32))
         _, missed = replay.feed(chunk)
         expected = []
         for core in cores:
-            core.now = now
+            core.now = at + size
             for layer in range(LAYERS):
                 wanted = rows[0, layer].tolist() if size == 1 else np.unique(rows[:, layer]).tolist()
                 expected.append(request(core, layer, [layer * EXPERTS + expert for expert in wanted]))

@@ -119,8 +119,8 @@ def test_prompts_larger_than_the_cache_pass_through_it_alike(name: str, scope: s
     chunk = Chunk(ids.astype(np.uint8), np.array(sizes, np.int32), np.array(sizes) == 1, np.zeros(len(sizes), np.int32))
     replay.feed(chunk)
     misses, at = np.zeros((2, LAYERS), np.int64), 0
-    for now, size in enumerate(sizes, 1):
-        real.core.now = now
+    for size in sizes:
+        real.core.now = at + size
         for layer in range(LAYERS):
             rows = ids[at : at + size, layer].tolist()
             wanted = rows[0] if size == 1 else sorted({e for row in rows for e in row})

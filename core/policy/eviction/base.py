@@ -54,9 +54,9 @@ class ExpertIndex:
 class Eviction:
     """Base of all policies. The lowest of `scores` is evicted; ties go to the lowest id. Every choice is deterministic.
 
-    `tick` increases with every request of a pool, `now` counts forward passes, `layer` is the one being computed. The
-    cache calls `admitted` when an expert gets a slot, `used` for every request of a resident (if it was missing, after
-    `admitted`), and `left` when it is evicted.
+    `tick` increases with every request of a pool, `now` counts the tokens of all passes, this one's included, `layer`
+    is the one being computed. The cache calls `admitted` when an expert gets a slot, `used` for every request of a
+    resident (if it was missing, after `admitted`), and `left` when it is evicted.
     """
 
     retains: ClassVar[bool] = True  # False: an expert is evicted as soon as the step that used it is over

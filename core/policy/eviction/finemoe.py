@@ -14,14 +14,15 @@ from core.settings.registry import register
     "eviction",
     "finemoe",
     title="FineMoE",
-    help="The expert with the smallest product of predicted probability "
-    "and number of uses leaves; how recent a use was does not count. Without a prefetcher that gives "
-    "probabilities it is LFU.",
+    help="The expert with the smallest product of probability and number of uses leaves; how recent a use was does "
+    "not count. The probabilities are those of the newest map found by the prefetcher Expert maps; before and without "
+    "it the profile's shares, and without a profile it is LFU.",
     source="FineMoE section 4.5",
 )
 class FineMoE(Eviction):
-    """The paper evicts the largest 1 / (p x freq). Score: p x freq, freq = uses since the start plus one, so that p
-    still ranks prefetched experts that were not used yet."""
+    """The paper evicts the largest 1 / (p x freq). Score: p x freq, p = `Hints.probability`, freq = uses since the
+    start plus one, so that p still ranks prefetched experts that were not used yet. Before any map, of which the paper
+    says nothing, p is the profile's share of the layer's uses, else 1 / E: on the scale of a map's probabilities."""
 
     time_dependent: ClassVar[bool] = True
     uses_hints: ClassVar[bool] = True

@@ -20,10 +20,10 @@ from core.settings.registry import register
     title="LCP",
     help="Uses count, and fade while an expert is unused: its priority is its "
     "uses x rho^(tokens unused / window), and the smallest leaves. Between LFU (rho near 1) and LRU (near 0).",
-    source="MoEpic section 4.1, equation 4",
+    source="MoEpic section 3.3, equation 4",
 )
 class LCP(Eviction):
-    """P = mu x rho^(nu / omega), mu = uses, nu = passes since the last one (tokens, while decoding).
+    """P = mu x rho^(nu / omega), mu = uses, nu = tokens since the last one: a prompt of T tokens counts T.
 
     Score: log2 P + now / omega x log2(1 / rho). It orders experts at any time as P does, since it omits only a term
     that all share; and it stays constant while an expert is unused: log2 mu + last use x log2(1 / rho) / omega.

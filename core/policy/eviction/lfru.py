@@ -47,7 +47,7 @@ class LFRU(Eviction):
         super().__init__(expert_index)
         self._half_life = float(half_life)
         self._uses: Floats = np.zeros(expert_index.size)
-        self._last: Floats = np.zeros(expert_index.size)  # pass of the last use; passes are tokens while decoding
+        self._last: Floats = np.zeros(expert_index.size)  # `now` at the last use
 
     def admitted(self, ids: Ids, tick: Ids, now: int) -> None:
         self.score[ids] = self._uses[ids]

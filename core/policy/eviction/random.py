@@ -18,7 +18,7 @@ WORD = 0xFFFFFFFF
     "random",
     title="Random",
     help="A random resident leaves. What a policy must beat.",
-    source="control; MoEpic section 6 (ablation without LCP)",
+    source="control; MoEpic section 4.4, table 3 (without LCP)",
 )
 class RandomEviction(Eviction):
     """Score: a hash of the expert, the pass and the layer being computed, independent of the order of calls.

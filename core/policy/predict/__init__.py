@@ -16,10 +16,11 @@ from core.policy.predict import (
     token_table,
     transitions,
 )
-from core.policy.predict.base import Prediction, Predictor, View
+from core.policy.predict.base import LayerMap, Prediction, Predictor, View
 from core.policy.predict.oracle import Oracle
 
 __all__ = [
+    "LayerMap",
     "Oracle",
     "Prediction",
     "Predictor",

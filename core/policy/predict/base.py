@@ -13,7 +13,7 @@ from core.policy.predict.worker import AsyncWorker, WorkerTask
 
 Floats = npt.NDArray[np.floating]
 Net = tuple[Mapping[str, int], Mapping[str, npt.NDArray[Any]]]  # a network's configuration and its weights
-State = Literal["hidden", "default"]
+State = Literal["hidden", "default", "last"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,13 @@ class Prediction(NamedTuple):
     layer: int
     expert: int
     score: float
+
+
+class LayerMap(NamedTuple):
+    """What a search found for a whole layer: `distribution` [E], the router probabilities of all its experts."""
+
+    layer: int
+    distribution: npt.NDArray[np.float32]
 
 
 class PredictorProfile(Protocol):
@@ -87,7 +94,8 @@ class View(Protocol):
     def ask(self, layers: Sequence[int], state: State = "hidden") -> npt.NDArray[np.float64]:
         """[n, E] probability that some token of the pass requests each expert of each of `layers`, if their routers
         were given this layer's router input ("hidden"), or ("default") the quasi-hidden state built from it with
-        default vectors (Speculating Experts section 3.2). For one token, the k likeliest are always what that router
+        default vectors (Speculating Experts section 3.2); "last" is the input of the last token alone, for the
+        token that follows. For one token, the k likeliest are always what that router
         would choose."""
 
     def estimate(self, layer: int) -> npt.NDArray[np.float64]:
@@ -112,6 +120,7 @@ class Predictor(Protocol):
     asks: ClassVar[bool] = False  # True: it reads states, so router inputs are kept for it
     defaults: ClassVar[bool] = False  # True: it calls `ask` with the "default" state
     starts: ClassVar[bool] = False  # True: `begin` is called before layer 0
+    maps: ClassVar[bool] = False  # True: `take_maps` returns what it found
     executes: ClassVar[bool] = False  # True: it always predicts the next layer's whole routing, by `ask` or `estimate`
     needs: ClassVar[tuple[str, ...]] = ()  # parts of the profile (core.profile.PARTS) that it requires
     patient: bool = False  # True in replays: it waits for its worker
@@ -127,6 +136,11 @@ class Predictor(Protocol):
 
     def predict(self, view: View) -> Sequence[Prediction]:
         """Experts of later layers (or at the last layers, of the first layers of the next token), best first."""
+
+    def take_maps(self) -> Sequence[LayerMap]:
+        """The maps of whole layers found since the last call, oldest first: also those that came too late to prefetch
+        by."""
+        return ()
 
     def close(self) -> None:
         """Stop its worker; the predictor is not called again."""

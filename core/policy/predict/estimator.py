@@ -17,7 +17,8 @@ from core.settings.registry import register
     title="Estimator",
     help="A small network, trained on this model, tells the next "
     "layer's experts from this layer's state. Layer 0 takes the previous token's experts.",
-    source="Speculating Experts section 6.2 and appendix A, Est-PF; its input here is the router input h_l",
+    source="Speculating Experts section 6.1 and appendix A, Est-PF of section 6.3; its input here is the router input "
+    "h_l",
 )
 class Estimated(Predictor):
     """The network's distribution for layer l + 1, given h_l."""

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
-from core.policy.predict.base import Later, Prediction, Predictor, View
+from core.policy.predict.base import Later, LayerMap, Prediction, Predictor, View
 from core.policy.predict.map_search import MapSearch, followed, opened, read
 from core.policy.predict.worker import AsyncWorker, InlineWorker, WorkerTask
 from core.settings.param import Param
@@ -30,10 +30,12 @@ class ExpertMap(Predictor):
 
     The map of a pass over several tokens is their mean. Predictions are ordered by p / (l - l_now). The result of a
     search is used at the next layer that is reached; layer 0's comes too late, unless it is waited for (`patient`).
+    Eviction is told the whole map of a layer, also when it comes too late to prefetch by (section 4.5).
     """
 
     asks: ClassVar[bool] = True
     starts: ClassVar[bool] = True
+    maps: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -84,6 +86,7 @@ class ExpertMap(Predictor):
         self.worker: AsyncWorker | None = None
         self._number = 0  # of the pass
         self._begun = self._skipped = False
+        self._maps: list[LayerMap] = []
         self._ahead: deque[tuple[bytes, Later]] = deque()  # messages whose values the device is still computing
 
     def task(self, view: View) -> WorkerTask:
@@ -113,6 +116,10 @@ class ExpertMap(Predictor):
             self._ahead.append((followed(self._number, view.layer), view.distribution()))
         return self._collect(self.worker, view)
 
+    def take_maps(self) -> Sequence[LayerMap]:
+        found, self._maps = self._maps, []
+        return found
+
     def close(self) -> None:
         if self.worker is not None:
             self.worker.close()
@@ -129,10 +136,11 @@ class ExpertMap(Predictor):
         while self._ahead and (self.patient or self._ahead[0][1].ready()):
             head, later = self._ahead.popleft()
             worker.give(head + later().astype("<f4", copy=False).tobytes())
+        found = [one for answer in (worker.wait() if self.patient else worker.take()) for one in read(answer)]
+        self._maps += [LayerMap(one.layer, one.distribution) for one in found]
         predicted = [
             (p / (one.layer - view.layer), prediction)
-            for answer in (worker.wait() if self.patient else worker.take())
-            for one in read(answer)
+            for one in found
             if one.number == self._number and one.layer > view.layer
             for p, prediction in one.predictions
         ]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from core.policy.predict.base import Prediction, Predictor, View
 from core.policy.predict.ranking import Again, Floor, LookAhead, Width, best, limit
+from core.settings.param import Param
 from core.settings.registry import register
 
 
@@ -15,24 +16,40 @@ from core.settings.registry import register
     "gate",
     title="Next-layer gate",
     help="While a layer is computed, the next layers' routers are "
-    "asked on the same state, and their likeliest experts are fetched. Layer 0 takes the previous token's "
-    "experts.",
-    source="Mixtral-offloading section 3.2; the baseline R_{l+1}(h_l) of Speculating Experts and MoEpic",
+    "asked on the same state, and their likeliest experts are fetched.",
+    source="Mixtral-offloading section 3.2; the baseline R_{l+1}(h_l) of Speculating Experts; MoEpic section 3.2",
 )
 class NextGate(Predictor):
-    """Router l + j is given h_l, for j in 1 ... distance, nearest first. Keeps layer 0's experts for the next token."""
+    """Router l + j is given h_l, for j in 1 ... distance, nearest first. Layer 0 of the next token has no layer before
+    it: its router is given the last layer's state of this token (MoEpic section 3.2), or its experts are kept."""
 
     asks: ClassVar[bool] = True
     executes: ClassVar[bool] = True
 
-    def __init__(self, width: Width = 0, floor: Floor = 0.0, distance: LookAhead = 1) -> None:
-        self._width, self._floor, self._distance = width, floor, distance
+    def __init__(
+        self,
+        width: Width = 0,
+        floor: Floor = 0.0,
+        distance: LookAhead = 1,
+        last_state: Annotated[
+            bool,
+            Param(
+                "Layer 0, which no layer comes before, fetches what its router says to the previous token's state in "
+                "the last layer. Off: the previous token's experts.",
+                title="Layer 0 by the last state",
+            ),
+        ] = False,
+    ) -> None:
+        self._width, self._floor, self._distance, self._last_state = width, floor, distance, last_state
         self._first = Again()
 
     def predict(self, view: View) -> Sequence[Prediction]:
+        last = view.layer + 1 == view.layers
+        if last and self._last_state:
+            return best(0, view.ask((0,), "last")[0], self._width or view.top_k, self._floor)
         if view.layer == 0:
             self._first.note(0, view.ids)
-        if view.layer + 1 == view.layers:
+        if last:
             return self._first.predictions(0, self._width or view.top_k)
         return ask_ahead(view, self._distance, self._width, self._floor)
 

@@ -9,22 +9,25 @@ from typing import NamedTuple
 import numpy as np
 
 from core.policy.predict.base import Floats, Prediction, union
-from core.policy.predict.maps import MapStore, Match, Walk, best_match, select
+from core.policy.predict.maps import MapStore, Match, Singles, Walk, best_match, select
 from core.policy.predict.worker import WorkerTask
 
 OPEN, FOLLOW = 0, 1
 HEAD = struct.Struct("<4i")  # of a message: OPEN, pass, tokens, 0, then the embedding [H] float32, or nothing;
 # or FOLLOW, pass, layer, 0, then the router's distribution [E] float32
-FOUND = struct.Struct("<4i")  # of each part of an answer: pass, layer, n, 0, then n of PREDICTED
+FOUND = struct.Struct("<4i")  # of each part of an answer: pass, layer, n, E, then n of PREDICTED, then the map's
+# distribution [E] float32 of the layer
 PREDICTED = np.dtype([("share", "<f8"), ("score", "<f8"), ("expert", "<i8")])
 
 
 class MapMatch(NamedTuple):
-    """The search result for one layer of a pass: each expert's softmax probability in the map, and its prediction."""
+    """The search result for one layer of a pass: of each selected expert its softmax probability in the map and its
+    prediction, and the map's whole `distribution` [E] of the layer."""
 
     number: int
     layer: int
     predictions: list[tuple[float, Prediction]]
+    distribution: Singles
 
 
 def opened(number: int, tokens: int) -> bytes:
@@ -41,10 +44,13 @@ def read(answer: bytes) -> Iterator[MapMatch]:
     """The results in an answer."""
     at = 0
     while at < len(answer):
-        number, layer, count, _ = FOUND.unpack_from(answer, at)
+        number, layer, count, experts = FOUND.unpack_from(answer, at)
         rows = np.frombuffer(answer, PREDICTED, count, at + FOUND.size).tolist()
         at += FOUND.size + count * PREDICTED.itemsize
-        yield MapMatch(number, layer, [(share, Prediction(layer, expert, score)) for share, score, expert in rows])
+        distribution: Singles = np.frombuffer(answer, "<f4", experts, at)
+        at += distribution.nbytes
+        named = [(share, Prediction(layer, expert, score)) for share, score, expert in rows]
+        yield MapMatch(number, layer, named, distribution)
 
 
 class MapSearch:
@@ -105,7 +111,9 @@ class MapSearch:
         with np.errstate(divide="ignore"):
             rows["score"] = union(self._tokens * np.log1p(-np.minimum(p, 1.0)), self._top_k)
         rows["share"], rows["expert"] = p, chosen
-        return FOUND.pack(self._number, layer, len(rows), 0) + rows.tobytes()
+        head = FOUND.pack(self._number, layer, len(rows), self._experts)
+        whole: bytes = distribution.astype("<f4", copy=False).tobytes()
+        return head + rows.tobytes() + whole
 
     def _fill(self, hidden: int) -> MapStore:
         """A store with the profile's maps, or an even selection if there are more than it holds."""

@@ -21,7 +21,7 @@ from core.settings.registry import register
     help="The first layer's experts are looked up by the "
     "token's id in a table that the profile holds, as soon as the token is chosen; the other layers' are fetched "
     "as by the next-layer gate.",
-    source="the token-wise expert statistics that ExpertFlow section 2 discusses, for layer 0 alone",
+    source="ours: of the profile's tokens, which experts of layer 0 each id had",
 )
 class TokenTable(Predictor):
     """Score in layer 0: for one token, the share of the experts predicted from the table so far that were chosen; for n

@@ -42,7 +42,7 @@ class LFRU(Eviction):
                 step=1,
                 unit="tokens",
             ),
-        ] = 64,
+        ] = 8,
     ) -> None:
         super().__init__(expert_index)
         self._half_life = float(half_life)

@@ -101,7 +101,7 @@ class Server:
         assert "Traceback" not in self.log.read_text(), self.log.read_text()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The dashboard that most tests share."""
     shared = Server(tmp_path_factory.mktemp("home"))
@@ -112,9 +112,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         shared.kill()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def profile() -> Iterator[Any]:
-    """One browser profile for the session: its cache makes every page after the first quick."""
+    """One browser profile for all of these tests: its cache makes every page after the first quick. It ends with them,
+    as the event loop that it keeps running would be in the way of other tests that a worker runs afterwards."""
     from playwright.sync_api import sync_playwright
 
     path = find_chromium()
@@ -188,7 +189,7 @@ def new_dashboard(open_page: Open) -> Iterator[Dashboard]:
     page.rest()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def shared_pages(profile: Any, server: Server) -> Iterator[tuple[Pages, list[Dashboard]]]:
     """The page that most tests share, once it is open, and what watches it."""
     pages = Pages(profile, server)

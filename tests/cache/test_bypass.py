@@ -18,7 +18,7 @@ K = 2
 def use(cache: ExpertCache, layer: int, *wanted: int, times: int = 1) -> list[Outcome]:
     """A token's experts in one layer -> the outcome of each, in order."""
     for _ in range(times):
-        cache.begin_pass("decode")
+        cache.begin_pass("decode", 1)
         lease = hold(cache, layer, list(wanted))
         outcomes = {leased.expert: leased.outcome for leased in lease.segments}
         cache.release(lease)

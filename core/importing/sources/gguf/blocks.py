@@ -29,7 +29,6 @@ HELD = {
 EXACT = frozenset({"Q8_0", "Q5_0", "Q4_0", "IQ4_NL", "MXFP4"})
 """Types whose scales are held exactly too."""
 GROUP = 32
-SUPER = 256  # weights per K block
 NOT_A_NUMBER = 255  # as an E8M0 exponent
 
 

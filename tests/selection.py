@@ -1,8 +1,7 @@
 """Which tests run: those marked `long` only with `--all`, or when a marker expression (`-m`) names `long`.
 
-`--until TIME` skips, by name, each long test that would not be over by then. Under xdist the browser tests are two
-units of work, each with a server and a browser that its files share, and come first; then the longest files, then those
-with most tests.
+`--until TIME` skips, by name, each long test that would not be over by then. Under xdist the browser tests are one unit
+of work, as they share a server and a browser, and come first; then the longest files, then those with most tests.
 
 A pytest plugin that imports nothing heavy; tests/conftest.py takes its hooks over.
 """
@@ -18,7 +17,6 @@ from typing import Any
 import pytest
 
 BROWSER = "tests/browser"
-HALF = ("analysis", "calibrate", "chat", "crash", "evaluation", "import", "library")  # of its files, by time
 LONGEST = (  # files of few tests that take long: last, they would leave the other workers idle
     "tests/fuzz/test_fuzz.py",
     "tests/memory/test_kernels.py",
@@ -42,11 +40,8 @@ def layered(cases: Iterable[Any], quick: Callable[[Any], bool], minutes: float =
 
 
 def unit(nodeid: str) -> str:
-    """What one worker runs as a whole: a file, or half the folder of the browser tests."""
-    file = nodeid.split("::", 1)[0]
-    if not file.startswith(f"{BROWSER}/"):
-        return file
-    return f"{BROWSER}, {'one' if file.removeprefix(f'{BROWSER}/test_').removesuffix('.py') in HALF else 'other'} half"
+    """What one worker runs as a whole: a file, or the folder of the browser tests."""
+    return BROWSER if nodeid.startswith(f"{BROWSER}/") else nodeid.split("::", 1)[0]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -79,7 +74,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Any other marker expression, such as `-m gpu`, selects among the tests that run by default."""
     if hasattr(config, "workerinput"):
         count = Counter(unit(item.nodeid) for item in items)
-        first = {name: at for at, name in enumerate((f"{BROWSER}, one half", f"{BROWSER}, other half", *LONGEST))}
+        first = {name: at for at, name in enumerate((BROWSER, *LONGEST))}
 
         def place(item: pytest.Item) -> tuple[int, int, str]:
             name = unit(item.nodeid)

@@ -145,12 +145,11 @@ def test_deleting_asks_first_and_refuses_what_is_loaded(library: Dashboard, shel
     pick(library, "Sparse-30B-int4")
     page.click("#open-model")
     library.loaded("Sparse-30B-int4")
-    assert library.value("#set-format input") == "int4-g64 (fixed by the pack)"
-    assert page.is_disabled("#set-format input")
+    page.wait_for_function("document.querySelector('#set-format input').value === 'int4-g64 (fixed by the pack)'")
+    page.wait_for_selector("#set-format input:disabled")
     open_library(library)
     pick(library, "Sparse-30B-int4")
-    page.click("#delete-model")
-    library.wait_text("#confirm-model", "Sparse-30B-int4")
+    library.insist("#delete-model", "#confirm-model", "Sparse-30B-int4")  # the list may be redrawn after a click
     library.wait_text("#confirm-model", "This removes")
     page.click("#delete-model-no")
     page.wait_for_selector("#confirm-model", state="hidden")

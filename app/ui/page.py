@@ -20,6 +20,7 @@ from app.ui.tabs.sessions import Sessions
 from app.ui.theme import ROOT
 
 OPEN_JS = "(shown) => [{...shown, chat: +new URLSearchParams(location.search).get('chat') || null}]"
+SETTLE_JS = "(redrawn) => window.moestroSettle(redrawn)"  # pulse.js: nothing, if a control was turned meanwhile
 PAGES = 32  # pages for which Gradio keeps a copy of every component, 0.7 MB each and never freed
 SCRIPT = (ROOT / "assets" / "ui" / "page.js").read_text(encoding="utf-8")
 
@@ -36,6 +37,7 @@ def create_ui(host: Host) -> gr.Blocks:
             apply_default_css=False,
             js_on_load='import("/ui/pulse.js").then((m) => m.know(element, props, trigger));',
         )
+        redrawn = gr.HTML({"values": []}, html_template="", elem_id="redrawn", apply_default_css=False, js_on_load=None)
         with gr.Sidebar(width=320, open=True, elem_id="sidebar"):
             html(
                 '<div class="brand"><h1>Moestro</h1><button type="button" data-theme-toggle title="Dark or light" '
@@ -75,15 +77,17 @@ def create_ui(host: Host) -> gr.Blocks:
             """A model was loaded or unloaded, or a load failed."""
             return [*model.values(known), *chat.values(page), model.refit(*form)]
 
-        def settings_moved(known: Shown, page: Shown, *form: Any) -> list[Any]:
-            """A setting changed, perhaps in another tab."""
-            return [
-                {**known, "settings": host_state(host)["settings"]},
-                *cache.values(),
-                *substitution.values(),
-                *sampling.values(),
-                model.refit(*form),
-            ]
+        def settings_moved(known: Shown, page: Shown, *form: Any) -> dict[str, list[Any]]:
+            """A setting changed, perhaps in another tab. The page itself puts this in place (`SETTLE_JS`)."""
+            return {
+                "values": [
+                    {**known, "settings": host_state(host)["settings"]},
+                    *cache.values(),
+                    *substitution.values(),
+                    *sampling.values(),
+                    model.refit(*form),
+                ]
+            }
 
         def open_page(page: Shown) -> list[Any]:
             """Show the chat in the URL, and the form as last used; state that depends on the host follows
@@ -94,7 +98,8 @@ def create_ui(host: Host) -> gr.Blocks:
         now = [known, chat.pulse, *model.form]
         known.tick(model_moved, now, [*model.outputs, *chat.outputs, model.fit], **LIVE)
         settled = [*cache.outputs, *substitution.outputs, *sampling.outputs, model.fit]
-        known.apply(settings_moved, now, [known, *settled], **LIVE)
+        moved = known.apply(settings_moved, now, redrawn, **LIVE)
+        moved.then(None, redrawn, [known, *settled], js=SETTLE_JS, **LIVE)
         cache.chosen.then(substitution.values, None, substitution.outputs, **LIVE)
         known.edit(library.values, [known, library.list], library.moved, **LIVE)
         ui.load(open_page, chat.pulse, [*chat.page, *model.form_outputs], js=OPEN_JS, **LIVE)

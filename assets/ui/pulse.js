@@ -3,7 +3,7 @@
 
 import { tell } from "/ui/exactness.js";
 
-// HANDS_OFF_MS: controls are not redrawn under a hand that is turning one
+// HANDS_OFF_MS: the controls of the sidebar are not redrawn under a hand that is turning one
 const FAST_MS = 100, SLOW_MS = 400, RETRY_MS = 1500, AGAIN_MS = 3000, HANDS_OFF_MS = 700, SPEED_MS = 3000;
 const sleep = (ms) => new Promise((done) => { setTimeout(done, ms); });
 
@@ -15,6 +15,7 @@ class Pulse {
     this.part = (name) => element.querySelector(`[data-t="${name}"]`);
     this.stick(element.closest("#talk"));
     const touch = () => { this.touched = performance.now(); };
+    window.moestroSettle = (redrawn) => this.settle(redrawn);
     for (const event of ["input", "pointerdown", "pointermove", "keydown"]) document.getElementById("sidebar")?.addEventListener(event, touch);
   }
 
@@ -68,6 +69,14 @@ class Pulse {
     if (stamp !== props.value.stamp) this.fire(trigger, "tick", stamp);
     else if (settings !== props.value.settings && idle) this.fire(trigger, "apply", settings);
     else if (library !== props.value.library) this.fire(trigger, "edit", library);
+  }
+
+  /** The controls' values as a redraw has them; none if a hand has turned one since it was asked for: it would turn that
+   *  one back. The redraw is then asked for again. */
+  settle({ values }) {
+    if (!(this.touched >= this.fired.apply?.at)) return values;
+    delete this.fired.apply;
+    return [];
   }
 
   /** The chat's number lives in the address, so a reload comes back to it. */

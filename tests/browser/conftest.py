@@ -32,6 +32,9 @@ ARGS = [
     "--disable-sync",
 ]
 START_S = 120
+# Menus and panels are there at once, instead of flying in.
+NO_ANIMATIONS = """const { animate } = Element.prototype; Element.prototype.animate = function (...how) {
+    const animation = animate.apply(this, how); animation.finish(); return animation; };"""
 Open = Callable[..., Dashboard]
 
 
@@ -121,7 +124,9 @@ def profile() -> Iterator[Any]:
     path = find_chromium()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=ARGS)
-        yield browser.new_context(accept_downloads=True)
+        context = browser.new_context(accept_downloads=True)
+        context.add_init_script(NO_ANIMATIONS)
+        yield context
         browser.close()
 
 

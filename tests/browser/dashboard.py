@@ -15,10 +15,21 @@ ANSWERING = "document.body.dataset.answering"
 
 
 class Dashboard:
-    """One open page. `page` is Playwright's, for what is not said here."""
+    """One open page."""
+
+    _front: Any = None  # the page that was looked at last
 
     def __init__(self, page: Any, url: str) -> None:
-        self.page, self.url = page, url
+        self._page, self.url = page, url
+
+    @property
+    def page(self) -> Any:
+        """Playwright's page, for what is not said here; in front of all others, as a browser draws a page behind others
+        twice a second, and every step waits for what is drawn."""
+        if Dashboard._front is not self._page:
+            self._page.bring_to_front()
+            Dashboard._front = self._page
+        return self._page
 
     def goto(self, path: str = "/") -> Dashboard:
         self.page.goto(self.url + path)

@@ -98,7 +98,7 @@ def test_prefetchers_are_tested_and_a_run_is_cancelled(open_page: Open, real: Se
     page.wait_for_selector("#analysis-progress", state="visible")
     other = analysis(open_page(url=real.url))
     other.page.wait_for_selector("#whatif-cancel", state="visible")
-    page.click("#whatif-cancel")
+    dashboard.page.click("#whatif-cancel")
     dashboard.wait_text("#analysis-alert", "Cancelled")
     page.wait_for_selector("#whatif-go", state="visible")
     assert not list(real.home.glob("analysis/*")), "a copy of the trace stayed behind"

@@ -47,7 +47,7 @@ def test_modes_beside_each_other_and_a_cancel(open_page: Open) -> None:
     other.page.fill("#message textarea", "Hello")
     other.page.press("#message textarea", "Enter")
     other.page.wait_for_selector("text=The model is being evaluated")
-    page.click("#evaluation-cancel")
+    dashboard.page.click("#evaluation-cancel")
     dashboard.wait_text("#evaluation-alert", "Cancelled")
     only(dashboard, "Exact", "Drop")
     page.click("#evaluation-go")

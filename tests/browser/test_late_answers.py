@@ -1,4 +1,5 @@
-"""Answers of the server that come late: whatever overtook what, the page ends up showing what is so."""
+"""Answers of the server that come late: whatever overtook what, the page ends up showing what is so, and what a hand has
+turned meanwhile stays turned."""
 
 from __future__ import annotations
 
@@ -18,6 +19,12 @@ EVENTS = "**/gradio_api/run/**"
 WATCH = """(selector) => { const box = document.querySelector(selector), shown = window.shown = [box.innerText];
     new MutationObserver(() => { if (box.innerText !== shown.at(-1)) shown.push(box.innerText); })
         .observe(box, { childList: true, subtree: true, characterData: true }); }"""
+# Notes whether a box is ticked, whenever that changes by other hands than the user's.
+WATCH_TICKS = """(selector) => { const box = document.querySelector(selector), ticks = window.ticks = [];
+    const { get, set } = Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'checked');
+    Object.defineProperty(box, 'checked', { get, set(value) {
+        if (value !== get.call(this)) ticks.push(value);
+        set.call(this, value); } }); }"""
 # What came late was shown, and was put right.
 PUT_RIGHT = """([late, right]) => window.shown.some((text) => text.includes(late))
     && window.shown.at(-1).includes(right) && !window.shown.at(-1).includes(late)"""
@@ -55,12 +62,21 @@ class Held:
     def let_go(self, selector: str, late: str, right: str) -> None:
         """Ends when `selector` has shown what came late, and then what is right."""
         self._page.evaluate(WATCH, selector)
+        self._go_on()
+        self._page.wait_for_function(PUT_RIGHT, arg=[late, right])
+        self._page.unroute(EVENTS)
+
+    def let_go_in_vain(self) -> None:
+        """Ends when the page has received what came late, and has taken nothing of it: it asks again."""
+        with self._page.expect_request(lambda request: request is not self._route.request and self._is_it(request)):
+            self._go_on()
+        self._page.unroute(EVENTS)
+
+    def _go_on(self) -> None:
         if self._answered:
             self._route.fulfill(response=self._answer)
         else:
             self._route.continue_()
-        self._page.wait_for_function(PUT_RIGHT, arg=[late, right])
-        self._page.unroute(EVENTS)
 
 
 def of_the_page(inputs: list[Any]) -> bool:
@@ -91,6 +107,23 @@ def test_a_new_chat_is_not_left_for_the_old_one(dashboard: Dashboard) -> None:
     dashboard.page.wait_for_function("location.search === ''")  # the address follows with the next look at the server
 
 
+def test_what_was_turned_since_is_not_turned_back(dashboard: Dashboard) -> None:
+    """A redraw has the controls as they were before."""
+    page, bypass = dashboard.page, dashboard.page.locator("#set-bypass input")
+    dashboard.advanced()
+    was = bypass.is_checked()
+    held = Held(dashboard, redraw, answered=True)
+    with held.begun():
+        dashboard.slide("set-budget", 60)
+    dashboard.expect_mark(bypass.click, "bypass")
+    page.evaluate(WATCH_TICKS, "#set-bypass input")
+    held.let_go_in_vain()
+    assert bypass.is_checked() is not was
+    assert page.evaluate("window.ticks") == []
+    dashboard.expect_mark(bypass.click, "bypass")
+    dashboard.slide("set-budget", 50)
+
+
 def test_the_verdict_is_on_the_form_as_shown(dashboard: Dashboard, tmp_path: Path) -> None:
     """A redraw was asked for with the form of before."""
     page, pack = dashboard.page, fake_pack(tmp_path / "Late")
@@ -101,7 +134,10 @@ def test_the_verdict_is_on_the_form_as_shown(dashboard: Dashboard, tmp_path: Pat
     model.fill(str(pack))
     model.press("Enter")
     dashboard.wait_text("#fit", "read from it")
-    held.let_go("#fit", late="not needed once loaded", right="read from it")
+    page.evaluate(WATCH, "#fit")
+    held.let_go_in_vain()
+    dashboard.wait_text("#fit", "read from it")
+    assert not any("not needed once loaded" in text for text in page.evaluate("window.shown"))
     model.fill("demo")
     model.press("Enter")
     dashboard.wait_text("#fit", "not needed once loaded")

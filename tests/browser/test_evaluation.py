@@ -28,8 +28,8 @@ def only(dashboard: Dashboard, *titles: str) -> None:
     page.keyboard.press("Escape")
 
 
-def test_modes_beside_each_other_and_a_cancel(open_page: Open) -> None:
-    dashboard = quality(open_page())
+def test_modes_beside_each_other_and_a_cancel(dashboard: Dashboard, open_page: Open) -> None:
+    quality(dashboard)
     page = dashboard.page
     dashboard.wait_text("#evaluation-empty", "Nothing evaluated yet")
     page.locator("#evaluation-residencies").get_by_role("textbox").fill("2")
@@ -58,6 +58,7 @@ def test_modes_beside_each_other_and_a_cancel(open_page: Open) -> None:
     lines = Path(download.value.path()).read_text(encoding="utf-8").splitlines()
     rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
     assert [row["mode"] for row in rows] == ["exact", "drop"]
-    small = quality(open_page(width=390, height=844, scheme="light"))
-    small.page.wait_for_selector("#evaluation-table tbody tr")
-    assert small.page.evaluate(FITS)
+    quality(other).page.wait_for_selector("#evaluation-table tbody tr")
+    for width, height in ((390, 844), (1366, 768)):
+        page.set_viewport_size({"width": width, "height": height})
+        assert page.evaluate(FITS), width

@@ -1,5 +1,5 @@
-"""Answers of the server that come late: whatever overtook what, the page ends up showing what is so, and what a hand has
-turned meanwhile stays turned."""
+"""Late answers of the server: whatever overtook what, the page ends up showing what is so, and what was turned
+in between stays turned."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from tests.browser.conftest import Open
+from tests.browser.dashboard import Dashboard
 from tests.selection import layered
 
 FITS = "document.documentElement.scrollWidth <= innerWidth"
@@ -42,8 +43,7 @@ def test_fits_the_screen(open_page: Open, tmp_path: Path, width: int, scheme: st
         assert dashboard.page.evaluate("document.querySelector('#load').getBoundingClientRect().right <= 0")
 
 
-def test_every_control_has_a_name(open_page: Open) -> None:
-    dashboard = open_page()
+def test_every_control_has_a_name(dashboard: Dashboard) -> None:
     dashboard.advanced()
     nameless = dashboard.page.evaluate("""() => {
         const named = (e) => e.getAttribute('aria-label') || e.innerText.trim() || e.closest('label') || e.title

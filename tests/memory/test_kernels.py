@@ -19,6 +19,7 @@ from core.memory.codec.kernels.products import LANES, LANES_MOST, SCRATCH_BYTES,
 from core.runtime.grouped import FEW, LATE, TOGETHER, together
 from core.types import Outcome, Segment
 from tests.kernel_cases import CODED, codec_of, matrices
+from tests.selection import layered
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -56,7 +57,7 @@ def test_every_format_under_the_interpreter() -> None:
     assert not {case: error for case, error in errors.items() if not error < 1}
 
 
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", layered([80, 90], quick=lambda capability: capability == 90))
 def test_kernels_compile_without_a_gpu(capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest, and capability 8.9: python -m core.memory.codec.kernels.check."""
     pytest.importorskip("triton", reason="the package triton is not installed")

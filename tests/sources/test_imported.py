@@ -39,7 +39,7 @@ GGUF = {  # type -> our format, whether every weight is the same bit for bit, an
 }  # rounded anew: weights within half a step, 1/254 of a group's largest
 # one of each way to quantise; what else differs among the cases, test_matrix.py compares weight by weight
 QUICK = {
-    *(("qwen3_moe", name) for name in ("gptq-sym", "gptq-act-order", "awq", "compressed-sym", "bnb-nf4-nested")),
+    *(("qwen3_moe", name) for name in ("gptq-act-order", "awq", "bnb-nf4-nested")),
     ("deepseek_v3", "fp8-block"),
     ("gpt_oss", "mxfp4"),
 }

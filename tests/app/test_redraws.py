@@ -13,6 +13,7 @@ from app.services.evaluator import Evaluation
 from app.services.host import Host
 from app.services.importer import ImportJob
 from app.ui.news import noticed
+from app.ui.page import create_ui
 from app.ui.sidebar import ModelSection
 from app.ui.sidebar.model import CHOICES
 from app.ui.tabs.analysis import AnalysisTab
@@ -114,3 +115,10 @@ def test_a_press_comes_with_the_page_s_state_of_when_it_was_made() -> None:
     assert noticed(act)(now, False) == [now, ""]
     state, said = noticed(act)(now, True)
     assert state is now and "No luck." in said
+
+
+def test_an_event_tells_one_component_that_it_is_pending(host: Host) -> None:
+    """Not all of its outputs, of which a redraw of the sidebar has more than a hundred."""
+    events = create_ui(host).fns.values()
+    assert max(len(event.outputs) for event in events) > 100
+    assert {len(event.show_progress_on or event.outputs) for event in events} == {1}

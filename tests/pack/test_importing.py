@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from core.memory.pack import PackReader, aligned, verify
 from tests.checkpoints import ARCHITECTURES
 from tests.conftest import Checkpoint
 from tests.pack.large import make_large
+from tests.selection import layered
 
 CPU = torch.device("cpu")
 MEMORY = r"""
@@ -58,8 +60,13 @@ def test_every_architecture(arch: str, checkpoint: Checkpoint, tmp_path: Path) -
     assert verify(pack).problems == ()
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("split", [0.0, 0.25])
+@pytest.mark.parametrize(
+    ("name", "split"),
+    layered(
+        itertools.product(FORMATS, (0.0, 0.25)),  # one whole, the next in two segments
+        quick=lambda case: list(FORMATS).index(case[0]) % 2 == (case[1] > 0),
+    ),
+)
 def test_every_format(name: str, split: float, checkpoint: Checkpoint, tmp_path: Path) -> None:
     source = checkpoint("granitemoe")
     if split and FORMATS[name].group >= 64 or FORMATS[name].group > 64:

@@ -8,6 +8,18 @@ const FAST_MS = 100, SLOW_MS = 400, RETRY_MS = 1500, AGAIN_MS = 3000, HANDS_OFF_
 const sleep = (ms) => new Promise((done) => { setTimeout(done, ms); });
 
 let known = null; // the component that holds the host's stamps as this page shows them
+let events = 0; // of this page that the server has not answered yet: what they change, a redraw may not have
+
+const { fetch: ask } = window;
+window.fetch = async (what, ...how) => {
+  const event = String(what).includes("/gradio_api/run/") ? 1 : 0;
+  events += event;
+  try {
+    return await ask(what, ...how);
+  } finally {
+    events -= event;
+  }
+};
 
 class Pulse {
   constructor(element, props, trigger) {
@@ -65,7 +77,7 @@ class Pulse {
     const bar = document.querySelector("#load-progress [role=progressbar]");
     if (bar && state === "loading") fill(bar, share, `${text} · ${Math.round(100 * share)} %`);
     if (!this.shown.open || !known) return;
-    const { trigger, props } = known, idle = !(performance.now() - this.touched < HANDS_OFF_MS);
+    const { trigger, props } = known, idle = !events && !(performance.now() - this.touched < HANDS_OFF_MS);
     if (stamp !== props.value.stamp) this.fire(trigger, "tick", stamp);
     else if (settings !== props.value.settings && idle) this.fire(trigger, "apply", settings);
     else if (library !== props.value.library) this.fire(trigger, "edit", library);
@@ -74,7 +86,7 @@ class Pulse {
   /** The controls' values as a redraw has them; none if a hand has turned one since it was asked for: it would turn that
    *  one back. The redraw is then asked for again. */
   settle({ values }) {
-    if (!(this.touched >= this.fired.apply?.at)) return values;
+    if (!events && !(this.touched >= this.fired.apply?.at)) return values;
     delete this.fired.apply;
     return [];
   }

@@ -149,14 +149,15 @@ def bound_ms(best: Result, clock: Clock) -> float | None:
 def table(found: Mapping[str, TimedResult], title: str, bound: float | None, blob_bytes: int) -> str:
     """Results for one cache, a line per prefetcher, fastest first; below them perfect prefetching."""
     rows = sorted((n for n in found if n != ORACLE), key=lambda n: (found[n].tpot_ms or 0.0, n))
-    width = max(len(name) for name in [*rows, "perfect prefetch"])
+    shown = {name: f"{name}, waited for" if found[name].waited_for else name for name in rows}
+    width = max(map(len, [*shown.values(), "perfect prefetch"]))
     heads = ("ms/token", "stall", "net ms", "hits", "prefetch", "late", "recall", "copied", "wasted")
     unit = "MB" if blob_bytes else "experts"
     lines = [
         f"{title}; copied and wasted in {unit} a token, net = what prefetching saved less what it cost:",
         " " * (width + 2) + "".join(f"{head:>10}" for head in heads),
     ]
-    lines += [_line(name, found[name], width, blob_bytes) for name in rows]
+    lines += [_line(shown[name], found[name], width, blob_bytes) for name in rows]
     lines.append(_line("perfect prefetch", found[ORACLE], width, blob_bytes))
     if bound is not None:
         lines.append(f"  {'bound':<{width}}{bound:>10.2f}  no cache and no prefetcher can do better over this link")
@@ -198,5 +199,6 @@ def summary(one: TimedResult) -> dict[str, object]:
         **{name: one.figures[f"prefetch_{name}"] for name in counts},
         "recall_by_layer": one.recall_by_layer,
         "replayed": one.replayed,
+        "waited_for": one.waited_for,
         "sums": dict(one.figures),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Literal
@@ -161,6 +162,8 @@ class StepRecord:
     changes: dict[str, object] = field(default_factory=dict)  # settings that took effect just before this pass
     probs: npt.NDArray[np.float16] | None = None  # [L, tokens, E] of the router, if captured
     ranked: npt.NDArray[Any] | None = None  # the predictions, if captured: core.trace.chunk.RANKED
+    maps: Sequence[tuple[int, int, npt.NDArray[np.float32]]] | None = None  # the maps that the predictor found, if
+    # captured and it finds any: the layer in which each was there, its layer, and its distribution [E]
     tok: npt.NDArray[np.int32] | None = None  # [tokens] their ids, if captured
     lossy: Lossy | None = None  # what lossy options did; None while all are off
 

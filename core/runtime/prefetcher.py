@@ -59,5 +59,7 @@ class Prefetcher:
             self._metrics.predicted(time.perf_counter() - began_s)
 
     def _fetch(self, predictions: Sequence[Prediction], at: int) -> None:
-        self._capture.name(at, predictions)
-        self._expert_cache.prefetch(predictions, at, self._predictor_host.predictor.take_maps())
+        predictor = self._predictor_host.predictor
+        maps = predictor.take_maps()
+        self._capture.name(at, predictions, maps if predictor.maps else None)
+        self._expert_cache.prefetch(predictions, at, maps)

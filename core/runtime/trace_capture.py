@@ -10,7 +10,7 @@ import torch
 
 from core.hf.discover import ExpertsSite
 from core.hf.watch import Seen, Watch, watch
-from core.policy.predict import Prediction
+from core.policy.predict import LayerMap, Prediction
 from core.runtime.batch import Batch
 from core.trace.chunk import RANKED
 from core.types import StepRecord
@@ -26,10 +26,11 @@ class TraceCapture:
         self._probs: list[torch.Tensor] = []
         self._tokens: Sequence[int] | None = None
         self._named: list[tuple[int, Sequence[Prediction]]] | None = None  # (layer, predictions); None = not captured
+        self._maps: list[tuple[int, LayerMap]] | None = None  # (layer, map); None = the predictor finds none
 
     def __call__(self, *, probs: bool, ranks: bool, tokens: bool) -> None:
-        """Choose what step records contain from the next pass on: distributions (`probs`), predictions (`ranks`), token
-        ids. Call only between two passes."""
+        """Choose what step records contain from the next pass on: distributions (`probs`), predictions and the maps
+        they are of (`ranks`), token ids. Call only between two passes."""
         if self._watch is not None:
             self._watch.remove()
         self._watch = self._watch_routers() if probs else None
@@ -42,13 +43,17 @@ class TraceCapture:
         self._probs.clear()
         if self._named is not None:
             self._named.clear()
+            self._maps = None
         if self._tokens is not None:
             self._tokens = batch.tokens
 
-    def name(self, at: int, predictions: Sequence[Prediction]) -> None:
-        """Capture the predictions made in layer `at`."""
+    def name(self, at: int, predictions: Sequence[Prediction], maps: Sequence[LayerMap] | None) -> None:
+        """Capture the predictions made in layer `at`, and the `maps` found since the last ones; None = the predictor
+        finds none. What a worker answers is captured where it arrives, so that a replay has it no sooner."""
         if self._named is not None:
             self._named.append((at, predictions))
+            if maps is not None:
+                self._maps = [*(self._maps or ()), *((at, one) for one in maps)]
 
     def take(self, step: StepRecord) -> None:
         """End the pass: sets the captured fields of `step`, in the shapes of core.types."""
@@ -56,6 +61,7 @@ class TraceCapture:
             step.probs = torch.stack(self._probs).cpu().numpy()
         if self._named is not None:
             step.ranked = np.array([(0, at, *prediction) for at, named in self._named for prediction in named], RANKED)
+            step.maps = None if self._maps is None else [(at, *one) for at, one in self._maps]
         if self._tokens is not None and len(self._tokens) == step.tokens:
             step.tok = np.array(self._tokens, np.int32)
 

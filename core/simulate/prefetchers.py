@@ -47,13 +47,15 @@ class TimedResult:
 
     `figures`: sums of every metric that a replay counts, under its name in core.metrics. `recall_by_layer`: share of a
     layer's requests that were among the first k of its last prediction. `replayed`: the predictions are those recorded
-    with the trace.
+    with the trace, each in the layer in which it was there. `waited_for`: the predictor's worker, which in the engine
+    nothing waits for, was; so what this predictor does here is a bound.
     """
 
     timed: TimedConfig
     figures: Mapping[str, float]
     recall_by_layer: tuple[float | None, ...]
     replayed: bool = False
+    waited_for: bool = False
 
     def per_token(self, name: str) -> float | None:
         """A figure per decoded token; None = there were none."""
@@ -137,30 +139,37 @@ def timed(
     return [found[at] for at in range(len(configs))]
 
 
-def predictor_for(config: TimedConfig, trace: Trace) -> Predictor:
+def predictor_for(config: TimedConfig, trace: Trace, *, waited_for: bool = False) -> Predictor:
     """The predictor of a configuration; one that needs more than ids is replaced by its predictions recorded with the
-    trace.
+    trace. So is one with a worker, where there are any: only they tell when its answers came. Run on the trace instead
+    (also when `waited_for`, which asks for it), it is waited for.
 
     Raises SettingError for an unknown name, TraceError when no predictions of it were recorded.
     """
     if config.predictor == ORACLE:
         return Oracle((ids for ids, *_ in passes(trace)), trace.layers)
     predictor: Predictor = create("predictor", config.predictor, config.params)
-    if not predictor.asks:
-        predictor.patient = True
-        return predictor
     name, params = trace.predictor if isinstance(trace, FileTrace) and trace.predictor else ("", {})
     known = variant("predictor", config.predictor).params
     asked, had = ({p.name: p.check(of.get(p.name, p.default)) for p in known} for of in (config.params, params))
-    if name != config.predictor or had != asked:
-        recorded = f"it has those of {name} with {_words(params)}" if name else "it has none"
+    recorded = name == config.predictor and had == asked
+    if not predictor.asks and not (recorded and has_worker(predictor) and not waited_for):
+        predictor.patient = True
+        return predictor
+    if not recorded:
+        has = f"it has those of {name} with {_words(params)}" if name else "it has none"
         raise TraceError(
             f"The prefetcher {config.predictor} looks at the model's hidden states. Without the model it "
             "can only be replayed from what it named, and this trace does not have that for these "
-            f"settings: {recorded}. Record it: chat --predictor {config.predictor} --record FILE "
+            f"settings: {has}. Record it: chat --predictor {config.predictor} --record FILE "
             "--record-ranks."
         )
     return Replayed(maps=predictor.maps)
+
+
+def has_worker(predictor: Predictor) -> bool:
+    """Whether it gives work to a worker, so that its answers may come late."""
+    return type(predictor).task is not Predictor.task
 
 
 def follow(
@@ -184,7 +193,8 @@ def follow(
 
 
 def _result(config: TimedConfig, sums: Sums, replay: TimedReplay, replayed: bool) -> TimedResult:
-    return TimedResult(config, sums.figures(), tuple(_ratio(*pair) for pair in replay.recalled.T.tolist()), replayed)
+    recalls = tuple(_ratio(*pair) for pair in replay.recalled.T.tolist())
+    return TimedResult(config, sums.figures(), recalls, replayed, not replayed and has_worker(replay.predictor))
 
 
 def _ratio(number: float, of: float) -> float | None:

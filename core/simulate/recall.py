@@ -21,20 +21,20 @@ def recall(
     trace: Trace, config: TimedConfig, most: int, profile: PredictorProfile | None = None
 ) -> tuple[float | None, ...]:
     """[L] Recall@m: |predicted top m, intersected with selected| / k over decoded tokens; None = no
-    prediction.
+    prediction. A predictor that is run on the trace is waited for; of one replayed from it, what came in time counts.
 
     Of the last prediction for a layer, the `most` experts with the highest scores count; a predictor with the parameter
     WIDTH is given `most`. Raises SettingError, or TraceError for a predictor that needs more than the trace has.
     """
     named = {p.name for p in variant("predictor", config.predictor).params}
-    predictor = predictor_for(config, trace)
+    predictor = predictor_for(config, trace, waited_for=True)
     if WIDTH in named and not isinstance(predictor, Replayed):
-        predictor = predictor_for(replace(config, params={**config.params, WIDTH: most}), trace)
+        predictor = predictor_for(replace(config, params={**config.params, WIDTH: most}), trace, waited_for=True)
     found, predicted = np.zeros((2, trace.layers)), dict[int, list[int]]()
     try:
         for ids, chunk, at, tokens in passes(trace):
-            if isinstance(predictor, Replayed) and chunk.ranked is not None:
-                predictor.recall(chunk.ranked[chunk.ranked["of"] == at])
+            if isinstance(predictor, Replayed):
+                predictor.follow(chunk, at)
             view = TraceView(trace, chunk, at, tokens, profile)
             for layer in range(-1 if predictor.starts else 0, trace.layers):
                 if layer >= 0:

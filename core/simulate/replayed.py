@@ -1,4 +1,4 @@
-"""A predictor that replays the predictions recorded with a trace."""
+"""A predictor that replays the predictions recorded with a trace, each in the layer in which it was there."""
 
 from __future__ import annotations
 
@@ -9,33 +9,50 @@ import numpy as np
 import numpy.typing as npt
 
 from core.policy.predict import LayerMap, Prediction, Predictor, View
+from core.trace import Chunk
 
 CERTAIN = 1.0 - 2.0**-30  # a score above has lost its p to rounding
 
 
 class Replayed(Predictor):
-    """Returns the predictions recorded with the trace."""
+    """Returns the predictions recorded with the trace: what came late while it was recorded comes as late again."""
 
     starts: ClassVar[bool] = True
 
     def __init__(self, maps: bool = False) -> None:
-        """`maps`: the predictions come from maps of whole layers, which are made up again from them."""
+        """`maps`: the predictions come from maps of whole layers. Where a trace does not hold those, they are made up
+        again from the predictions."""
         self._maps = maps
         self._predicted: dict[int, list[Prediction]] = {}
+        self._recorded: dict[int, list[LayerMap]] | None = None  # None = not in the trace
         self._found: list[LayerMap] = []
 
-    def recall(self, ranked: npt.NDArray[Any]) -> None:
-        """Sets the recorded predictions of the pass that begins: RANKED, in order."""
+    def follow(self, chunk: Chunk, number: int) -> None:
+        """Pass `number` of a chunk begins."""
+        if chunk.ranked is not None:
+            self.recall(
+                chunk.ranked[chunk.ranked["of"] == number],
+                None if chunk.maps is None else chunk.maps[chunk.maps["of"] == number],
+            )
+
+    def recall(self, ranked: npt.NDArray[Any], maps: npt.NDArray[Any] | None = None) -> None:
+        """Sets what was recorded of the pass that begins, in order: predictions (RANKED), and maps (map_type)."""
         self._predicted = {}
         for _, at, layer, expert, score in ranked.tolist():
             self._predicted.setdefault(at, []).append(Prediction(layer, expert, score))
+        found: dict[int, list[LayerMap]] = {}
+        for _, at, layer, distribution in () if maps is None else maps:
+            found.setdefault(int(at), []).append(LayerMap(int(layer), distribution))
+        self._recorded = None if maps is None else found
 
     def begin(self, view: View) -> Sequence[Prediction]:
         return self.predict(view)
 
     def predict(self, view: View) -> Sequence[Prediction]:
         predictions = self._predicted.get(view.layer, ())
-        if self._maps:
+        if self._recorded is not None:
+            self._found += self._recorded.get(view.layer, ())
+        elif self._maps:
             self._found += [
                 _completed(layer, [p for p in predictions if p.layer == layer], view)
                 for layer in dict.fromkeys(prediction.layer for prediction in predictions)

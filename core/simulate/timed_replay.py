@@ -104,8 +104,8 @@ class TimedReplay:
     def run(self) -> dict[Phase, Sums]:
         """Replays the whole trace."""
         for ids, chunk, at, tokens in passes(self.trace):
-            if isinstance(self.predictor, Replayed) and chunk.ranked is not None:
-                self.predictor.recall(chunk.ranked[chunk.ranked["of"] == at])
+            if isinstance(self.predictor, Replayed):
+                self.predictor.follow(chunk, at)
             view = TraceView(self.trace, chunk, at, tokens, self.profile)
             self._pass(distinct(ids), ids, view, "decode" if chunk.decode[at] else "prefill")
         self.predictor.close()

@@ -12,7 +12,14 @@ import numpy.typing as npt
 CHUNK = 4096  # tokens in one chunk, or a few more
 RANKED = np.dtype([("of", "<i4"), ("at", "<i2"), ("layer", "<i2"), ("expert", "<i2"), ("score", "<f4")])
 """One guess of a predictor: in which pass (its place in the chunk) and in which layer it was made (-1 = before the
-first), and what it was: an expert, its layer, and how likely it is asked for."""
+first), and what it was: an expert, its layer, and how likely it is asked for. A prediction is made when the predictor's
+answer is there, so that one that comes late stands at the layer in which it came."""
+
+
+def map_type(experts: int) -> np.dtype[Any]:
+    """What a search found for a whole layer: in which pass and layer its answer came, the layer, and its distribution
+    [experts]. Also of layers that were already passed when it came, for which there is no prediction."""
+    return np.dtype([("of", "<i4"), ("at", "<i2"), ("layer", "<i2"), ("distribution", "<f4", (experts,))])
 
 
 def id_type(experts: int) -> Any:
@@ -33,6 +40,7 @@ class Chunk:
     weights: npt.NDArray[np.float16] | None = None  # [n, layers, k] gate weights, in the order of ids
     probs: npt.NDArray[np.float16] | None = None  # [n, layers, E] the router's full distributions
     ranked: npt.NDArray[Any] | None = None  # RANKED [g] the running predictor's predictions, in its order
+    maps: npt.NDArray[Any] | None = None  # map_type [m] the maps that the running predictor found, in their order
 
 
 class Trace(Protocol):

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from core.errors import TraceError
 from core.settings.param import Value
 from core.system.reading import open_regular, parse_json
-from core.trace.chunk import CHUNK, Chunk, Trace, id_type
+from core.trace.chunk import CHUNK, Chunk, Trace, id_type, map_type
 from core.trace.sound import TooLarge, predictor_of, problem_of, require_bounded, text, whole
 from core.types import StepRecord
 
@@ -93,6 +93,9 @@ class TraceWriter:
             ((request, _),) = step.rows or ((0, step.tokens),)
             probs = step.probs.transpose(1, 0, 2) if self.probs and step.probs is not None else None
             ranked = step.ranked if self.predictor and step.ranked is not None else None
+            maps = None
+            if self.predictor and step.maps is not None:
+                maps = np.array([(0, *one) for one in step.maps], map_type(self._experts))
             tok = step.tok if tok is None else tok
             self.write(
                 Chunk(
@@ -104,6 +107,7 @@ class TraceWriter:
                     None if weights is None else weights.transpose(1, 0, 2).astype(np.float16),
                     probs,
                     ranked,
+                    maps,
                 )
             )
 
@@ -133,8 +137,8 @@ class TraceWriter:
         names = ["ids", "sizes", "decode", "rid", *_extras(self._pending[0])]
         arrays: dict[str, Any] = {name: np.concatenate([getattr(c, name) for c in self._pending]) for name in names}
         arrays["ids"] = arrays["ids"].astype(self._ids_type)
-        if "ranked" in arrays:
-            arrays["ranked"] = _joined(self._pending)
+        for name in {"ranked", "maps"} & arrays.keys():
+            arrays[name] = _joined(self._pending, name)
         data = io.BytesIO()
         (np.savez_compressed if self._packed else np.savez)(data, **arrays)
         self._file.write(FRAME.pack(MARK, self._tokens, len(arrays["sizes"]), data.tell()))
@@ -253,15 +257,14 @@ def save(trace: Trace, path: Path, *, packed: bool = True) -> FileTrace:
 
 
 def _extras(chunk: Chunk) -> list[str]:
-    return [name for name in ("tok", "weights", "probs", "ranked") if getattr(chunk, name) is not None]
+    return [name for name in ("tok", "weights", "probs", "ranked", "maps") if getattr(chunk, name) is not None]
 
 
-def _joined(chunks: Sequence[Chunk]) -> npt.NDArray[Any]:
-    """Their predictions, with the pass numbers (`of`) counted through all chunks."""
+def _joined(chunks: Sequence[Chunk], name: str) -> npt.NDArray[Any]:
+    """Their predictions or maps, with the pass numbers (`of`) counted through all chunks."""
     parts, passes = [], 0
     for chunk in chunks:
-        assert chunk.ranked is not None
-        part = chunk.ranked.copy()
+        part = getattr(chunk, name).copy()
         part["of"] += passes
         parts.append(part)
         passes += len(chunk.sizes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from core.settings.param import Value
-from core.trace.chunk import RANKED, Chunk
+from core.trace.chunk import RANKED, Chunk, map_type
 
 UNPACKED_BYTES = 4 << 30  # most unpacked bytes of the arrays of one frame, or of an `.npz`
 
@@ -75,15 +76,20 @@ def problem_of(chunk: Chunk, shape: tuple[int, int, int], experts: int) -> str:
         return "a frame does not have as many tokens as it says"
     if tokens and not 0 <= int(ids.min()) <= int(ids.max()) < experts:
         return "it names an expert that the model does not have"
-    if chunk.ranked is not None and not _sound(chunk.ranked, passes, layers, experts):
+    bounds = {"of": (0, passes), "at": (-1, layers), "layer": (0, layers)}
+    if chunk.ranked is not None and not _sound(chunk.ranked, RANKED, bounds | {"expert": (0, experts)}):
         return "it has predictions for layers or experts that do not exist"
+    if chunk.maps is not None:
+        if not _sound(chunk.maps, map_type(experts), bounds):
+            return "it has maps of layers that do not exist"
+        if not ((chunk.maps["distribution"] >= 0.0) & (chunk.maps["distribution"] <= 1.01)).all():  # with rounding
+            return "it has maps that are no probabilities"
     return ""
 
 
-def _sound(ranked: npt.NDArray[Any], passes: int, layers: int, experts: int) -> bool:
-    bounds = {"of": (0, passes), "at": (-1, layers), "layer": (0, layers), "expert": (0, experts)}
+def _sound(rows: npt.NDArray[Any], kind: np.dtype[Any], bounds: Mapping[str, tuple[int, int]]) -> bool:
     return (
-        ranked.dtype == RANKED
-        and ranked.ndim == 1
-        and all(((low <= ranked[name]) & (ranked[name] < high)).all() for name, (low, high) in bounds.items())
+        rows.dtype == kind
+        and rows.ndim == 1
+        and all(((low <= rows[name]) & (rows[name] < high)).all() for name, (low, high) in bounds.items())
     )

@@ -13,7 +13,7 @@ import numpy as np
 
 from core.simulate import Config, simulate
 from core.trace import Chunk, TraceWriter, open_trace
-from core.trace.chunk import RANKED
+from core.trace.chunk import RANKED, map_type
 from tests.fuzz.changes import Change, Gone, act
 from tests.fuzz.draw import byte_change, file_change, how_many, json_change
 from tests.fuzz.mutant import Mutant
@@ -96,6 +96,7 @@ def write_native(path: Path) -> None:
                     np.full(ids.shape, 0.5, np.float16),
                     rng.random((n, LAYERS, EXPERTS)).astype(np.float16),
                     ranked,
+                    np.array([(0, 0, 1, np.full(EXPERTS, 1 / EXPERTS))], map_type(EXPERTS)),
                 )
             )
             writer.flush()
@@ -205,7 +206,8 @@ class Traces:
         for name in Chunk.__slots__:
             parts = [getattr(chunk, name) for chunk in chunks]
             if parts and all(part is not None for part in parts):
-                seen[name] = np.concatenate(parts) if name != "ranked" else np.concatenate(parts)["expert"]
+                field = {"ranked": "expert", "maps": "distribution"}.get(name)
+                seen[name] = np.concatenate(parts) if field is None else np.concatenate(parts)[field]
         return seen
 
     def explain(self, folder: Path, mutant: Mutant, seen: dict[str, Any], whole: dict[str, Any]) -> str:

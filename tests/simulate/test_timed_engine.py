@@ -19,6 +19,8 @@ from core.simulate import Clock, Config
 from core.simulate.prefetchers import TimedConfig, follow, predictor_for
 from core.trace import FileTrace, TraceWriter
 from core.types import StepRecord
+from tests.engine.profiles import drawn_profile
+from tests.prediction.held import held_until
 from tests.simulate.links import LAYER_S, Counted, Demanded, Instant, Never, written_down
 from tests.simulate.test_engine import restart
 
@@ -34,7 +36,7 @@ def lived(engine: Engine, settings: dict[str, object], link: Any, path: Path) ->
     """Answer the questions over `link`, from a cache as after a load; the routing is recorded."""
     engine.change({**START, **settings})
     restart(engine)
-    engine.predictor_host.use(*engine.settings.prefetch.predictor, None)  # it has learnt nothing yet
+    engine.predictor_host.use(*engine.settings.prefetch.predictor, engine.profile)  # it has learnt nothing yet
     expert_cache, recorder, kept = engine.expert_cache, engine.parts.recorder, engine.transfers
     step = engine.wiring.answering.step
     shape, steps = engine.shape, list[StepRecord]()
@@ -66,7 +68,8 @@ def lived(engine: Engine, settings: dict[str, object], link: Any, path: Path) ->
 def replayed(engine: Engine, path: Path, link: Any, load_s: float) -> tuple[Events, dict[str, int]]:
     """The same trace in the simulator, on `link` if one is given."""
     settings, trace = engine.settings, FileTrace(path)
-    cache = Config.of(settings, engine.expert_cache.slots, trace.layers, trace.experts, trace.top_k)
+    slots = engine.expert_cache.slots
+    cache = Config.of(settings, slots, trace.layers, trace.experts, trace.top_k, engine.profile)
     one = TimedConfig(cache, *settings.prefetch.predictor, settings.prefetch.deadline)
     clock = Clock(compute_ms=1e3 * LAYER_S * trace.layers, load_ms=1e3 * load_s, expert_ms=0.0)
     course = follow(trace, one, clock, engine.sizes.blob, predictor_for(one, trace), start="filled")
@@ -131,3 +134,32 @@ def test_where_some_land_some_are_late_and_some_never_start(
     events = compare(demo, settings, Counted(demo, load_s), None, load_s, tmp_path / "t")
     if settings["predictor"] in ("gate", "all_next") and "prefetch_deadline" not in settings:
         assert {"HIT", "MISS", "PARTIAL_HIT", "PREFETCH_HIT", "demand", "prefetch"} <= met(events)
+
+
+@pytest.mark.parametrize("layer", [0, 2, 4], ids=lambda layer: f"held-until-{layer}")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"predictor": "expert_map", "eviction": "finemoe", "scope": "global"},
+        {"predictor": "expert_map", "eviction": "lru"},
+        {"predictor": "routing_path", "eviction": "plec", "scope": "global"},
+    ],
+    ids=lambda s: "-".join(map(str, s.values())),
+)
+def test_an_answer_that_came_late_comes_as_late_in_the_replay(
+    demo: Engine, settings: dict[str, object], layer: int, tmp_path: Path
+) -> None:
+    """Prefetches, what the eviction policy is told, and so every hit: what a search found for layers already passed
+    prefetches nothing, and is still told."""
+    demo.use_profile(drawn_profile(demo))
+    load_s = 0.45 * LAYER_S
+    try:
+        with held_until(layer):
+            events = compare(demo, settings, Counted(demo, load_s), None, load_s, tmp_path / "t")
+    finally:
+        demo.change(START)
+        demo.use_profile(None)
+    assert "prefetch" in met(events)
+    ranked = [chunk.ranked for chunk in FileTrace(tmp_path / "t").chunks() if chunk.ranked is not None]
+    assert {at for rows in ranked for at in rows["at"].tolist()} and all((rows["at"] >= layer).all() for rows in ranked)
+    assert all((rows["layer"] > rows["at"]).all() for rows in ranked)

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from core.errors import TraceError
-from core.trace import ArrayTrace, FileTrace, TraceWriter
+from core.trace import ArrayTrace, Chunk, FileTrace, TraceWriter
 from core.trace import file as trace_file
+from core.trace.chunk import map_type
 from core.trace.file import save
 from tests.trace.passes import drawn_predictions, read, routed, step
 
@@ -112,6 +113,48 @@ def test_distributions_and_guesses_are_read_as_they_were_recorded(
     again = save(trace, tmp_path / "again")
     assert again.predictor == trace.predictor
     assert [c.ranked.tolist() for c in again.chunks() if c.ranked is not None] == [first.tolist(), last.tolist()]
+
+
+def test_maps_are_read_as_they_were_recorded(tmp_path: Path) -> None:
+    rng, found = np.random.default_rng(2), list[list[tuple[int, int, list[float]]]]()
+    with TraceWriter(tmp_path / "t", 3, 9, 2, predictor=("expert_map", {})) as writer:
+        for of in range(4):
+            one = step(routed(1).transpose(1, 0, 2))
+            one.ranked = drawn_predictions(1, 2)
+            one.maps = [(int(at), int(rng.integers(3)), rng.random(9, np.float32)) for at in range(-1, of - 1)]
+            found.append([(at, layer, distribution.tolist()) for at, layer, distribution in one.maps])
+            writer.add(one)
+            if of == 1:
+                writer.flush()
+    chunks = list(save(FileTrace(tmp_path / "t"), tmp_path / "again").chunks())
+    again = [
+        [(int(at), int(layer), row.tolist()) for _, at, layer, row in chunk.maps[chunk.maps["of"] == of]]
+        for chunk in chunks
+        if chunk.maps is not None
+        for of in range(len(chunk.sizes))
+    ]
+    assert again == found
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("of", 1, "maps of layers"),
+        ("at", 3, "maps of layers"),
+        ("layer", -1, "maps of layers"),
+        ("distribution", 1.5, "no probabilities"),
+        ("distribution", np.nan, "no probabilities"),
+    ],
+)
+def test_maps_of_what_there_is_not_are_refused(tmp_path: Path, name: str, value: float, why: str) -> None:
+    maps = np.array([(0, 0, 1, np.full(9, 1 / 9))], map_type(9))
+    maps[name] = value
+    one = np.ones(1, np.int32)
+    with TraceWriter(tmp_path / "t", 3, 9, 2, predictor=("expert_map", {})) as writer:
+        ids = np.array(routed(1), np.uint8)
+        writer.write(Chunk(ids, one, one > 0, one, ranked=drawn_predictions(1, 1), maps=maps))
+    with pytest.raises(TraceError, match=why):
+        read(FileTrace(tmp_path / "t"))
 
 
 def test_a_plain_trace_stays_one_that_older_versions_read(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ class Run:
     wasted_bytes: float | None = None
     late_rate: float | None = None
     replayed: bool = False  # from predictions recorded with the trace
+    waited_for: bool = False  # its worker was, as nothing does in the engine: a bound
     more: Mapping[str, float] = field(default_factory=dict)  # other metrics by name
 
 
@@ -104,6 +105,7 @@ def _run(found: TimedResult, wide: tuple[float | None, ...], sized: bool) -> Run
         found.per_token("wasted_bytes") if sized else None,
         found.rate("late"),
         found.replayed,
+        found.waited_for,
         found.more(SHOWN, sized=sized),
     )
 
@@ -127,6 +129,7 @@ COLUMNS = (
     "wasted_bytes_per_token",
     "late_rate",
     "replayed_from_recording",
+    "waited_for",
     "problem",
 )
 
@@ -149,6 +152,7 @@ def to_csv(lab: Lab) -> str:
             run.wasted_bytes,
             run.late_rate,
             run.replayed,
+            run.waited_for,
             run.problem,
             *(run.more.get(name) for name in more),
         )

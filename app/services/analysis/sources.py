@@ -169,15 +169,15 @@ def _from_pass(chunk: Chunk, first: int) -> Chunk:
     if not first:
         return chunk
     part = slice(int(chunk.sizes[:first].sum()), None)
-    ranked = chunk.ranked
-    if ranked is not None:
-        ranked = ranked[ranked["of"] >= first].copy()
-        ranked["of"] -= first
+    predicted = {name: array for name in ("ranked", "maps") if (array := getattr(chunk, name)) is not None}
+    for name, rows in predicted.items():
+        predicted[name] = rows[rows["of"] >= first].copy()
+        predicted[name]["of"] -= first
     of_tokens = {
         name: array[part] for name in ("ids", "tok", "weights", "probs") if (array := getattr(chunk, name)) is not None
     }
     return replace(
-        chunk, sizes=chunk.sizes[first:], decode=chunk.decode[first:], rid=chunk.rid[first:], ranked=ranked, **of_tokens
+        chunk, sizes=chunk.sizes[first:], decode=chunk.decode[first:], rid=chunk.rid[first:], **predicted, **of_tokens
     )
 
 

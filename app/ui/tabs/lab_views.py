@@ -196,6 +196,7 @@ def _line(lab: Lab, run: Run) -> str:
         f"<td class='{key}' data-v='{'' if value is None else f'{value:.9g}'}'>{escape(text)}</td>"
         for (key, _), (value, text) in zip(HEADS[1:], values, strict=True)
     )
-    name = escape(named(run.predictor) + (", as recorded" if run.replayed else ""))
+    how = ", as recorded" if run.replayed else ", waited for" if run.waited_for else ""
+    name = escape(named(run.predictor) + how)
     kind = "chosen" if run.predictor == lab.about.chosen[1] else "bound" if run.predictor == ORACLE else ""
     return f"<tr class='{kind}'><td class='policy' data-v='{name}'>{name}</td>{cells}</tr>"

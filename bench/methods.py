@@ -1,21 +1,24 @@
 """bench methods: every eviction policy and predictor of the five papers on the same tokens of one model.
 
 The model answers questions that its profile has not seen; its routing is recorded, and the predictions of every
-predictor. The rest is simulated (core.simulate) from cold but filled caches: hit rates by policy and slots beside
-Belady's, and every predictor with an LRU cache over the demo model's emulated link, beside perfect prefetching.
+predictor, each in the layer in which it was there (bench.recordings). The rest is simulated on that (core.simulate),
+from filled caches: hit rates by policy and slots beside Belady's, and every predictor with an LRU cache over the demo
+model's emulated link, beside perfect prefetching. Predictors with a worker have two rows: as in the engine, where an
+answer that comes late is used late, and waited for, which is a bound.
 """
 
 from __future__ import annotations
 
 import statistics
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.claims import verdict
 from bench.predictors import READ, divided, subjects
+from bench.recordings import RESIDENT, Recordings
 from core.calibrate.gather import calibrate
-from core.calibrate.texts import Text, bundled
+from core.calibrate.texts import bundled
 from core.engine import Engine
 from core.memory.link import scaled_gbps
 from core.profile import Profile
@@ -23,19 +26,19 @@ from core.session.manifest import device_name, versions
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.param import Value
-from core.settings.registry import variants
-from core.settings.sampling import Sampling
-from core.simulate import BELADY, Clock, Config, simulate
-from core.simulate.prefetchers import ORACLE, TimedConfig, TimedResult, timed
+from core.settings.registry import variant, variants
+from core.simulate import BELADY, BELADY_BYPASS, Clock, Config, simulate
+from core.simulate.prefetchers import ORACLE, TimedConfig, TimedResult, has_worker, timed
 from core.trace import FileTrace
-from core.trace.file import TraceWriter
 
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.75)  # slots as a share of all experts
 AHEAD = (0.25, 0.5)  # ... where prefetching is compared
 LATENCY_US = 10.0
-ANSWER = 64  # most tokens of an answer
 HEEDING = ("lru", "lfu", "plec", "finemoe")  # policies compared with the same predictor
 AHEAD_OF_ALL = "expert_map"  # ... which is this one
+NONE = "none"
+WAITED = ", waited for"  # ends the name of a row whose predictor's worker was waited for
+BOUNDS = {BELADY: "Belady (forced admission)", BELADY_BYPASS: "Belady with bypass"}  # both know the future
 
 # Claim -> (figure, the better, the worse): what a paper reports of its own models.
 ORDERINGS: dict[str, tuple[str, str, str]] = {
@@ -57,24 +60,26 @@ ORDERINGS: dict[str, tuple[str, str, str]] = {
 
 
 def run(
-    model: str = "demo", tokens: int = 1024, small: bool = False, say: Callable[[str], None] = print
+    keep: Path, model: str = "demo", tokens: int = 1024, small: bool = False, say: Callable[[str], None] = print
 ) -> dict[str, object]:
-    """Measures; returns the result as plain data. `tokens` = decoded tokens of the trace."""
-    engine = Engine.load(LoadSpec.checked(model, Settings({"budget": "all", "link": "own"})))
+    """Measures; returns the result as plain data. `tokens` = decoded tokens of each trace; `keep` = where recordings
+    stay until all are made and simulated: the same command goes on after an interruption."""
+    engine = Engine.load(LoadSpec.checked(model, Settings(RESIDENT)))
     try:
         (known, held_out), tokens = divided(bundled(model)), 12 if small else tokens
-        say("calibrating")
-        profile = calibrate(engine, known, limit=600 if small else READ)
+        asked = {NONE: (NONE, {}), **subjects()}
+        measured = {"model": engine.model_hash, "tokens": tokens, "small": small, "asked": asked}
+        kept = Recordings(keep / "methods", measured, engine, held_out, tokens, say)
+        say(f"recordings are kept in {kept.folder}")
+        profile = kept.profile(lambda: calibrate(engine, known, limit=600 if small else READ))
         engine.use_profile(profile)
-        with tempfile.TemporaryDirectory() as folder:
-            asked = [(title, *what) for title, what in {"none": ("none", {}), **subjects()}.items()]
-            traces = {
-                title: _record(engine, Path(folder) / f"{at}.trace", name, params, held_out, tokens, say)
-                for at, (title, name, params) in enumerate(asked)
-            }
-            clock = clock_of(profile, engine.sizes.blob)
-            found = _simulated(traces, profile, clock, engine.sizes.blob, say)
-        shape = engine.shape
+        clock = clock_of(profile, engine.sizes.blob)
+        blob, shape = engine.sizes.blob, engine.shape
+        plain = kept.of(NONE, {}, RESIDENT)
+        live, waited = recorded(kept, asked, {share: live_settings(profile, blob, share) for share in AHEAD})
+        say("simulating")
+        found = {"hit_rate": hit_rates(plain, profile), **prefetching(kept, plain, live, waited, profile, clock, blob)}
+        kept.done()
         return {
             **found,
             "orderings": orderings(found),
@@ -86,7 +91,8 @@ def run(
             "experts": shape.experts,
             "top_k": shape.top_k,
             "clock": {n: getattr(clock, n) for n in clock.__slots__},
-            "simulated": "hit rates, times and bytes are simulated on recorded routing; the link is emulated",
+            "simulated": "hit rates, times and bytes are simulated on recorded routing, with predictions where the "
+            "engine had them; 'engine' = what the engine itself did meanwhile; the link is emulated",
             "device": device_name(engine.device),
             "versions": versions(),
         }
@@ -99,7 +105,7 @@ def clock_of(profile: Profile, blob: int) -> Clock:
     assert profile.times is not None
     times, k = profile.times, profile.top_k
     layer_ms = times["att"] + times["moe"]
-    gbps = scaled_gbps(layer_ms, blob, LATENCY_US)
+    gbps = link_gbps(profile, blob)
     return Clock(
         compute_ms=profile.layers * layer_ms + times["head"],
         load_ms=blob / gbps / 1e6 + LATENCY_US / 1e3,
@@ -108,81 +114,90 @@ def clock_of(profile: Profile, blob: int) -> Clock:
     )
 
 
-def _record(
-    engine: Engine,
-    path: Path,
-    name: str,
-    params: Mapping[str, Value],
-    texts: Sequence[Text],
-    tokens: int,
-    say: Callable[[str], None],
-) -> Path:
-    """Asks the questions with one predictor on until enough tokens were decoded; its predictions go into the trace."""
-    say(f"recording {name}")
-    engine.change({"predictor": "none"})
-    engine.change({"predictor": name, **{f"predictor.{name}.{key}": value for key, value in params.items()}})
-    engine.predictor_host.predictor.patient = True
-    engine.keep(probs=False, ranks=True, tokens=True)
-    shape, left, asked = engine.shape, tokens, 0
-    with TraceWriter(
-        path,
-        shape.layers,
-        shape.experts,
-        shape.top_k,
-        model=engine.model_name,
-        model_hash=engine.model_hash,
-        predictor=(name, params),
-    ) as trace:
-        while left > 0:
-            question: Any = texts[asked % len(texts)]
-            sampling = Sampling(temperature=0.7, seed=asked, max_new_tokens=min(left, ANSWER) + 1)
-            asked += 1
-            for piece in engine.generate(question if isinstance(question, str) else question[:1], sampling):
-                if piece.step is not None and piece.kind != "end":
-                    trace.add(piece.step)
-                    left -= piece.step.phase == "decode"
-    engine.keep(probs=False, ranks=False, tokens=False)
-    return path
+def link_gbps(profile: Profile, blob: int) -> float:
+    """Bandwidth of that link."""
+    assert profile.times is not None
+    return scaled_gbps(profile.times["att"] + profile.times["moe"], blob, LATENCY_US)
 
 
-def _simulated(
-    traces: Mapping[str, Path], profile: Profile, clock: Clock, blob: int, say: Callable[[str], None]
-) -> dict[str, Any]:
-    """Policies without prefetching by scope and slots; predictors with an LRU cache; policies with one predictor."""
-    say("simulating")
-    plain, total = FileTrace(traces["none"]), profile.layers * profile.experts
-    policies = [BELADY, *(v.name for v in variants("eviction"))]
-    assert profile.counts is not None
-    usual = tuple(map(float, profile.counts.ravel().tolist()))
-    grid = [
-        (scope, share, Config(policy, int(share * total), scope, usual=usual))
-        for scope in ("layer", "global")
-        for share in SHARES
-        for policy in policies
-    ]
-    hits: dict[str, dict[str, dict[str, float | None]]] = {}
-    for (scope, share, config), one in zip(grid, simulate(plain, [c for *_, c in grid], start="filled"), strict=True):
-        hits.setdefault(scope, {}).setdefault(f"{share:.1%}", {})[config.policy] = one.hit_rate
+def live_settings(profile: Profile, blob: int, share: float) -> dict[str, object]:
+    """The engine's settings while a predictor works ahead of an LRU cache of that size, over that link."""
+    link = {"link": "emulated", "link_gbps": link_gbps(profile, blob), "link_latency_us": LATENCY_US}
+    return {"budget": f"{share * 100:g}%", "eviction": "lru", "scope": "layer", **link}
 
-    def ahead(title: str, share: float, policy: str = "lru", scope: str = "layer") -> dict[str, Any]:
-        name, params = {"none": ("none", {}), ORACLE: (ORACLE, {}), **subjects()}[title]
-        trace = plain if title == ORACLE else FileTrace(traces[title])
-        config = TimedConfig(Config(policy, int(share * total), scope), name, params)
-        (one,) = timed(trace, [config], clock, blob, profile=profile, start="filled", processes=1)
-        return _figures(one)
 
-    return {
-        "hit_rate": hits,
-        "prefetchers": {f"{share:.1%}": {title: ahead(title, share) for title in [*traces, ORACLE]} for share in AHEAD},
-        "behind": {
-            f"{share:.1%}": {policy: ahead(AHEAD_OF_ALL, share, policy, "global") for policy in HEEDING}
-            for share in AHEAD
-        },
-        "behind_predictor": AHEAD_OF_ALL,
+def recorded(
+    kept: Recordings, asked: Mapping[str, tuple[str, dict[str, Value]]], settings: Mapping[float, dict[str, object]]
+) -> tuple[dict[float, dict[str, FileTrace]], dict[str, FileTrace]]:
+    """(share -> title -> its recording in the engine at that share, title -> its recording waited for). When an answer
+    comes depends on how fast the layers go by, so the former is made for each share; the latter are those of
+    predictors with a worker."""
+    live = {
+        share: {title: kept.of(name, params, those) for title, (name, params) in asked.items()}
+        for share, those in settings.items()
     }
+    waited = {
+        title: kept.of(name, params, RESIDENT, waited_for=True)
+        for title, (name, params) in asked.items()
+        if has_worker(variant("predictor", name).make)
+    }
+    return live, waited
 
 
-def _figures(one: TimedResult) -> dict[str, Any]:
+def hit_rates(trace: FileTrace, profile: Profile) -> dict[str, dict[str, dict[str, float | None]]]:
+    """Scope -> slots -> policy -> hit rate without prefetching; Belady's with bypass where the slots suffice for it,
+    and not in one pool for all layers, where it could not do better."""
+    assert profile.counts is not None
+    total, usual = trace.layers * trace.experts, tuple(map(float, profile.counts.ravel().tolist()))
+    grid: list[tuple[float, Config]] = []
+    for scope in ("layer", "global"):
+        for share in SHARES:
+            slots = int(share * total)
+            policies = [BELADY, *(v.name for v in variants("eviction"))]
+            grid += [(share, Config(policy, slots, scope, usual=usual)) for policy in policies]
+            if scope == "layer" and slots - trace.top_k >= trace.layers * trace.top_k:
+                grid.append((share, Config(BELADY_BYPASS, slots, scope, usual=usual, transit=trace.top_k)))
+    hits: dict[str, dict[str, dict[str, float | None]]] = {}
+    results = simulate(trace, [config for _, config in grid], start="filled")
+    for (share, config), one in zip(grid, results, strict=True):
+        hits.setdefault(config.scope, {}).setdefault(f"{share:.1%}", {})[config.policy] = one.hit_rate
+    return hits
+
+
+def prefetching(
+    kept: Recordings,
+    plain: FileTrace,
+    live: Mapping[float, Mapping[str, FileTrace]],
+    waited: Mapping[str, FileTrace],
+    profile: Profile,
+    clock: Clock,
+    blob: int,
+) -> dict[str, Any]:
+    """Predictors with an LRU cache, and policies with one predictor: as in the engine, and waited for."""
+
+    def ahead(trace: FileTrace, share: float, policy: str = "lru", scope: str = "layer", oracle: bool = False) -> Any:
+        name, params = (ORACLE, {}) if oracle else trace.predictor or (NONE, {})
+        config = TimedConfig(Config(policy, int(share * trace.layers * trace.experts), scope), name, params)
+        (one,) = timed(trace, [config], clock, blob, profile=profile, start="filled", processes=1)
+        return figures(one)
+
+    ahead_of, behind = dict[str, Any](), dict[str, Any]()
+    for share, traces in live.items():
+        rows = {title: {**ahead(trace, share), "engine": kept.lived(trace)} for title, trace in traces.items()}
+        rows |= {title + WAITED: ahead(trace, share) for title, trace in waited.items()}
+        ahead_of[f"{share:.1%}"] = rows | {ORACLE: ahead(plain, share, oracle=True)}
+        if AHEAD_OF_ALL in waited:
+            those = {"": traces[AHEAD_OF_ALL], WAITED: waited[AHEAD_OF_ALL]}
+            behind[f"{share:.1%}"] = {
+                policy + how: ahead(trace, share, policy, "global")
+                for how, trace in those.items()
+                for policy in HEEDING
+            }
+    return {"prefetchers": ahead_of, "behind": behind, "behind_predictor": AHEAD_OF_ALL}
+
+
+def figures(one: TimedResult) -> dict[str, Any]:
+    """A replay's figures, of decoded tokens. Recall counts what was there in time."""
     recalls = [rate for rate in one.recall_by_layer if rate is not None]
     return {
         "hit_rate": one.hit_rate,
@@ -194,29 +209,32 @@ def _figures(one: TimedResult) -> dict[str, Any]:
         "prefetch_mb": one.figures["prefetch_bytes"] / 1e6,
         "wasted_mb": one.figures["wasted_bytes"] / 1e6,
         "recall_at_k": statistics.fmean(recalls) if recalls else None,
+        "recall_by_layer": one.recall_by_layer,
     }
 
 
 def orderings(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Which of the papers' orderings hold here, for every number of slots."""
+    """Which of the papers' orderings hold here, for every number of slots: as in the engine, and with predictors waited
+    for where that is another."""
     said = []
     for claim, (figure, better, worse) in ORDERINGS.items():
         table = {"policy": found["hit_rate"].get("layer", {}), "heed": found["behind"]}.get(
             figure, found["prefetchers"]
         )
         key = "recall_at_k" if figure == "recall" else "hit_rate"
-        pairs = {
-            share: [row[name][key] if figure != "policy" else row[name] for name in (better, worse)]
-            for share, row in table.items()
-        }
-        holds = [a > b for a, b in pairs.values() if a is not None and b is not None]
+
+        def pairs(how: str, key: str = key, names: Any = (better, worse), table: Any = table) -> dict[str, Any]:
+            rows = {share: [row.get(name + how) or row.get(name) for name in names] for share, row in table.items()}
+            return {share: [one[key] if isinstance(one, dict) else one for one in row] for share, row in rows.items()}
+
+        as_lived, as_waited_for = pairs(""), pairs(WAITED)
         said.append(
-            {
-                "claim": claim,
-                "figure": key,
-                "pairs": pairs,
-                "holds": "yes" if all(holds) else "in part" if any(holds) else "no",
-            }
+            {"claim": claim, "figure": key, "pairs": as_lived, "holds": verdict(list(as_lived.values()))}
+            | (
+                {"pairs_waited_for": as_waited_for, "holds_waited_for": verdict(list(as_waited_for.values()))}
+                if as_waited_for != as_lived
+                else {}
+            )
         )
     return said
 
@@ -228,23 +246,33 @@ def table(result: dict[str, Any]) -> str:
         f"{result['tokens']} decoded tokens, simulated."
     ]
     for scope, sizes in result["hit_rate"].items():
-        names = sorted(next(iter(sizes.values())), key=lambda name: -(sizes["50.0%"][name] or 0.0))
+        names = sorted(sizes["50.0%"], key=lambda name: -(sizes["50.0%"][name] or 0.0))
         lines += [
             f"Hit rate by policy and slots, scope {scope}:",
-            f"  {'':14s}" + "".join(f"{share:>8s}" for share in sizes),
+            f"  {'':26s}" + "".join(f"{share:>8s}" for share in sizes),
         ]
-        lines += [f"  {name:14s}" + "".join(f"{row[name]:8.1%}" for row in sizes.values()) for name in names]
+        lines += [
+            f"  {BOUNDS.get(name, name):26s}" + "".join(_share(row.get(name)) for row in sizes.values())
+            for name in names
+        ]
     for title, rows in (("ahead of LRU", result["prefetchers"]), (f"policies behind {AHEAD_OF_ALL}", result["behind"])):
         for share, row in rows.items():
             lines += [
-                f"With prefetching, {title}, {share} of the experts in slots:",
-                f"  {'':30s}    hits  TPOT ms   net ms  link MB  wasted MB  recall",
+                f"With prefetching, {title}, {share} of the experts in slots (waited for = a bound; engine = hits and "
+                "TPOT there):",
+                f"  {'':42s}    hits  TPOT ms   net ms  link MB  wasted MB  recall     engine",
             ]
             lines += [
-                f"  {name:30s} {one['hit_rate']:7.1%} {one['tpot_ms']:8.2f} {one['net_ms'] or 0:8.2f} "
+                f"  {name:42s} {one['hit_rate']:7.1%} {one['tpot_ms']:8.2f} {one['net_ms'] or 0:8.2f} "
                 f"{one['demand_mb'] + one['prefetch_mb']:8.1f} {one['wasted_mb']:10.1f} "
                 f"{one['recall_at_k'] or 0:7.1%}"
+                + (f" {own['hit_rate']:7.1%} {own['tpot_ms']:6.2f}" if (own := one.get("engine")) else "")
                 for name, one in row.items()
             ]
-    lines += ["The papers' orderings here:", *(f"  {one['holds']:8s}{one['claim']}" for one in result["orderings"])]
+    lines += ["The papers' orderings here, and with predictors waited for:"]
+    lines += [f"  {one['holds']:13s}{one.get('holds_waited_for', ''):13s}{one['claim']}" for one in result["orderings"]]
     return "\n".join(lines)
+
+
+def _share(rate: float | None) -> str:
+    return f"{'-':>8s}" if rate is None else f"{rate:8.1%}"

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="DIR",
         help="tiers: where the generated model and its packs stay, "
-        "12 GB; lossy: where results are kept, to resume after an interruption (default: bench in "
+        "12 GB; lossy, methods: where results are kept, to resume after an interruption (default: bench in "
         "Moestro's data folder)",
     )
     asked.add_argument(

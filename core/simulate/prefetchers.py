@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from core.errors import SettingError, TraceError
 from core.metrics import METRICS
@@ -153,7 +153,7 @@ def predictor_for(config: TimedConfig, trace: Trace, *, waited_for: bool = False
     known = variant("predictor", config.predictor).params
     asked, had = ({p.name: p.check(of.get(p.name, p.default)) for p in known} for of in (config.params, params))
     recorded = name == config.predictor and had == asked
-    if not predictor.asks and not (recorded and has_worker(predictor) and not waited_for):
+    if not predictor.asks and not (recorded and has_worker(type(predictor)) and not waited_for):
         predictor.patient = True
         return predictor
     if not recorded:
@@ -167,9 +167,9 @@ def predictor_for(config: TimedConfig, trace: Trace, *, waited_for: bool = False
     return Replayed(maps=predictor.maps)
 
 
-def has_worker(predictor: Predictor) -> bool:
-    """Whether it gives work to a worker, so that its answers may come late."""
-    return type(predictor).task is not Predictor.task
+def has_worker(kind: Any) -> bool:
+    """Whether predictors of this class give work to a worker, so that their answers may come late."""
+    return bool(getattr(kind, "task", Predictor.task) is not Predictor.task)
 
 
 def follow(
@@ -194,7 +194,7 @@ def follow(
 
 def _result(config: TimedConfig, sums: Sums, replay: TimedReplay, replayed: bool) -> TimedResult:
     recalls = tuple(_ratio(*pair) for pair in replay.recalled.T.tolist())
-    return TimedResult(config, sums.figures(), recalls, replayed, not replayed and has_worker(replay.predictor))
+    return TimedResult(config, sums.figures(), recalls, replayed, not replayed and has_worker(type(replay.predictor)))
 
 
 def _ratio(number: float, of: float) -> float | None:

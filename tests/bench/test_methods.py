@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench import methods
+from bench.methods import WAITED
 from core.settings.registry import variants
-from core.simulate import BELADY
+from core.simulate import BELADY, BELADY_BYPASS
 from core.simulate.prefetchers import ORACLE
 from tests.engine.profiles import drawn_profile
+from tests.prediction.held import held_until
 
 
 def figures(hit: float, recall: float) -> dict[str, float]:
@@ -43,23 +46,90 @@ def test_an_ordering_holds_everywhere_in_part_or_not_at_all(monkeypatch: pytest.
     assert said == {"always": "yes", "sometimes": "in part", "never": "no", "a tie is no more": "no"}
 
 
-@pytest.mark.long(0.2)
-def test_all_of_it_on_the_demo_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    def drawn(engine: Any, texts: Sequence[Any], limit: int) -> Any:
-        return replace(drawn_profile(engine), times={"att": 0.5, "moe": 0.3, "head": 1.0, "load": 0.7})
+def test_an_ordering_that_waiting_changes_is_told_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(methods, "ORDERINGS", {"map": ("hit", "map", "gate"), "heed": ("heed", "plec", "lru")})
+    found = {
+        "hit_rate": {},
+        "prefetchers": {
+            "25%": {"map": figures(0.3, 0.2), "gate": figures(0.4, 0.4), "map" + WAITED: figures(0.5, 0.6)}
+        },
+        "behind": {"25%": {"plec": figures(0.5, 0.1), "lru": figures(0.4, 0.1)}},
+    }
+    by_map, heeding = methods.orderings(found)
+    assert by_map["pairs"] == {"25%": [0.3, 0.4]} and by_map["holds"] == "no"
+    assert by_map["pairs_waited_for"] == {"25%": [0.5, 0.4]} and by_map["holds_waited_for"] == "yes"
+    assert heeding["holds"] == "yes" and "holds_waited_for" not in heeding
 
+
+def drawn(engine: Any, texts: Sequence[Any], limit: int) -> Any:
+    return replace(drawn_profile(engine), times={"att": 0.5, "moe": 0.3, "head": 1.0, "load": 0.7})
+
+
+@pytest.fixture
+def some(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Two predictors with a worker, and a drawn profile."""
+    found = {n: s for n, s in methods.subjects().items() if n in ("expert_map", "routing_path")}
+    monkeypatch.setattr(methods, "calibrate", drawn)
+    monkeypatch.setattr(methods, "subjects", lambda: found)
+    return found
+
+
+def test_an_answer_that_comes_after_its_layer_counts_late_in_the_live_row(some: dict[str, Any], tmp_path: Path) -> None:
+    late = 4
+    with held_until(late):
+        result: Any = methods.run(tmp_path, small=True, say=lambda text: None)
+    for row in result["prefetchers"].values():
+        for name in some:
+            live, waited = row[name], row[name + WAITED]
+            assert not any(live["recall_by_layer"][: late + 1]), "these were reached before their answer"
+            assert any(waited["recall_by_layer"][1 : late + 1])
+            assert live["prefetch_mb"] < waited["prefetch_mb"] and live["recall_at_k"] < waited["recall_at_k"]
+    for row in result["behind"].values():
+        assert all(row[policy]["prefetch_mb"] < row[policy + WAITED]["prefetch_mb"] for policy in methods.HEEDING)
+
+
+def test_what_was_recorded_before_an_interruption_is_not_recorded_again(
+    some: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    def stop(text: str) -> None:
+        said.append(text)
+        if sum(one.startswith("recording ") for one in said) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        methods.run(tmp_path, small=True, say=stop)
+    monkeypatch.setattr(methods, "calibrate", None)  # the profile is kept, too
+    again: list[str] = []
+    result: Any = methods.run(tmp_path, small=True, say=again.append)
+    before, after = ([one for one in heard if one.startswith("recording ")] for heard in (said, again))
+    assert after[0] == before[2] and not {*before[:2]} & {*after} and len({*before, *after}) == 1 + 2 * 3 + 2
+    assert result["prefetchers"].keys() == {"25.0%", "50.0%"}
+    assert not [*(tmp_path / "methods").iterdir()], "the next run starts anew"
+
+
+@pytest.mark.long(0.4)
+def test_all_of_it_on_the_demo_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     wanted = ("gate", "expert_map", "request", "transitions", "recent", "hybrid", "default_vectors", "routing_path")
     some = {n: s for n, s in methods.subjects().items() if n.startswith(wanted)}
     monkeypatch.setattr(methods, "calibrate", drawn)
     monkeypatch.setattr(methods, "subjects", lambda: some)
-    result: Any = json.loads(json.dumps(methods.run(small=True, say=lambda text: None)))
-    for sizes in result["hit_rate"].values():
-        for row in sizes.values():
-            assert row.keys() == {BELADY, *(v.name for v in variants("eviction"))}
-            assert row["none"] == 0.0 and all(row[BELADY] >= rate for rate in row.values())
+    result: Any = json.loads(json.dumps(methods.run(tmp_path, small=True, say=lambda text: None)))
+    for scope, sizes in result["hit_rate"].items():
+        for share, row in sizes.items():
+            bypass = {BELADY_BYPASS} if scope == "layer" and share != "12.5%" else set()  # a token needs those slots
+            assert row.keys() == {BELADY, *bypass, *(v.name for v in variants("eviction"))}
+            forced = {name: rate for name, rate in row.items() if name != BELADY_BYPASS}
+            assert row["none"] == 0.0 and all(row[BELADY] >= rate for rate in forced.values())
+    waited = {n + WAITED for n in some if n.startswith(("expert_map", "routing_path"))}
     for row in result["prefetchers"].values():
-        assert row.keys() == {"none", ORACLE, *some}
+        assert row.keys() == {"none", ORACLE, *some, *waited}
         assert row[ORACLE]["tpot_ms"] <= min(one["tpot_ms"] for one in row.values())
         assert row["none"]["prefetch_mb"] == 0.0 < row["gate"]["prefetch_mb"]
+        assert {name for name, one in row.items() if "engine" in one} == {"none", *some}
+        assert all(one["engine"]["tpot_ms"] > 0.0 for one in row.values() if "engine" in one)
     assert {one["holds"] for one in result["orderings"]} <= {"yes", "in part", "no"}
-    assert "simulated" in result["simulated"] and "Belady" not in methods.table(result)[:10]
+    text = methods.table(result)
+    assert "simulated" in result["simulated"] and "Belady" not in text[:10]
+    assert all(name in text for name in ("Belady (forced admission)", "Belady with bypass", *waited))

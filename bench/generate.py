@@ -42,6 +42,7 @@ class Sizes:
 
 
 FULL = Sizes("qwen3-moe-3g", hidden=1024, layers=16, experts=64, top_k=8, width=512, heads=16, kv_heads=4)
+MIDDLE = Sizes("qwen3-moe-middle", hidden=512, layers=12, experts=64, top_k=8, width=256, heads=8, kv_heads=2)
 SMALL = Sizes("qwen3-moe-small", hidden=256, layers=3, experts=8, top_k=2, width=256, heads=4, kv_heads=2)
 
 

@@ -8,7 +8,6 @@ saved as they are made: an interrupted bench continues where it was.
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ from typing import Any
 
 from bench import speculating
 from bench.claims import verdict
+from bench.kept import KeptRows
 from core.engine import Engine
 from core.evaluate.calibrated import calibrated
 from core.evaluate.modes import modes_of
@@ -156,43 +156,29 @@ def run(
 
 class Kept:
     """Saves rows as they are measured, with the link and the profile they are based on, in a folder of `folder`; rows
-    of anything other than `measured` are discarded. The file's first line identifies the measurement."""
+    of anything other than `measured` are discarded."""
 
     def __init__(self, folder: Path, measured: Mapping[str, object]) -> None:
         self.folder = folder / "lossy"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._head: dict[str, Any] = {"measured": dict(measured)}
-        self._rows, self._profile = self.folder / "rows.jsonl", self.folder / "profile.safetensors"
-        self.rows: list[EvaluationRow] = []
-        head, *lines = self._rows.read_text("utf-8").splitlines() if self._rows.exists() else ["{}"]
-        if (old := json.loads(head)).get("measured") == measured:
-            self._head = old
-            self.rows = [
-                EvaluationRow.read(json.loads(line)) for line in lines if line.endswith("}")
-            ]  # skips a torn last line
-        self._write()
-
-    def _write(self) -> None:
-        found = [self._head, *map(asdict, self.rows)]
-        self._rows.write_text("".join(json.dumps(one) + "\n" for one in found), "utf-8")
+        self._kept = KeptRows(self.folder / "rows.jsonl", measured)
+        self._profile = self.folder / "profile.safetensors"
+        self.rows = [EvaluationRow.read(row) for row in self._kept.rows]
 
     def link(self, engine: Engine) -> dict[str, object]:
         """Settings of the link for all rows. What "auto" emulates is timed anew with every load, so the value from the
         first row is kept."""
-        if not self.rows:
+
+        def now() -> dict[str, object]:
             pace = engine.transfers.pace
-            self._head["link"] = (
-                {"link": "own"}
-                if not pace
-                else {"link": "emulated", "link_gbps": pace.gbps, "link_latency_us": pace.latency_us}
-            )
-            self._write()
-        return dict(self._head["link"])
+            if not pace:
+                return {"link": "own"}
+            return {"link": "emulated", "link_gbps": pace.gbps, "link_latency_us": pace.latency_us}
+
+        return dict(self._kept.note("link", now, anew=not self.rows))
 
     def add(self, row: EvaluationRow) -> None:
         """Saves a row; it is on disk when this returns."""
-        with self._rows.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(row)) + "\n")
+        self._kept.add(asdict(row))
 
     def profile(self, model_hash: str) -> Profile | None:
         """The profile that the saved rows are based on."""
@@ -203,7 +189,7 @@ class Kept:
 
     def done(self) -> None:
         """Everything was measured: the next run starts anew."""
-        self._rows.unlink(missing_ok=True)
+        self._kept.done()
         self._profile.unlink(missing_ok=True)
 
 

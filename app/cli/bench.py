@@ -14,15 +14,41 @@ from typing import Any
 
 from app.cli import options
 from app.store.home import data_dir
+from bench.stored import RESULTS, write
 from core.errors import MoestroError
 from core.settings.config import params
 from core.settings.loading import LoadSpec
 from core.settings.param import declared
 
-RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results"
 # Modules of bench/ with run(its options ..., say) and table(result).
-BENCHES = ("quick", "tiers", "formats", "regret", "predictors", "methods", "overhead", "substitution", "lossy", "soak")
-ASKED = ("model", "budget", "rounds", "tokens", "questions", "dtype", "keep", "small", "llama", "minutes", "seed")
+BENCHES = (
+    "quick",
+    "tiers",
+    "formats",
+    "regret",
+    "predictors",
+    "methods",
+    "overhead",
+    "substitution",
+    "lossy",
+    "systems",
+    "soak",
+)
+PICTURED = "systems"  # the bench that also has a picture
+ASKED = (
+    "model",
+    "budget",
+    "budgets",
+    "rounds",
+    "tokens",
+    "questions",
+    "dtype",
+    "keep",
+    "small",
+    "llama",
+    "minutes",
+    "seed",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     asked.add_argument(
         "--model",
         metavar="NAME",
-        help='quick, regret, predictors, methods, overhead, lossy: "demo", or a folder with a model (default: demo)',
+        help='quick, regret, predictors, methods, overhead, lossy, systems: "demo", or a folder with a model (default: '
+        'demo); systems: or "generated", a model that the bench writes itself',
     )
     asked.add_argument(
         "--budget",
@@ -41,9 +68,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=options.checked(params()["budget"]),
         help="quick, regret: memory budget of the configurations that cache (default: 50%%)",
     )
+    asked.add_argument(
+        "--budgets",
+        metavar="LIST",
+        help="systems: memory budgets with commas between them, shares or bytes (default: 25%%,50%%,75%%)",
+    )
     asked.add_argument("--rounds", type=count, metavar="N", help="rounds to take medians of")
     asked.add_argument("--tokens", type=count, metavar="N", help="decode passes a round")
-    asked.add_argument("--questions", type=count, metavar="N", help="lossy: questions that every mode answers")
+    asked.add_argument("--questions", type=count, metavar="N", help="lossy, systems: questions that a mode answers")
     asked.add_argument(
         "--dtype",
         choices=declared(LoadSpec)["dtype"].choices,
@@ -54,8 +86,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="DIR",
         help="tiers: where the generated model and its packs stay, "
-        "12 GB; lossy, methods: where results are kept, to resume after an interruption (default: bench in "
-        "Moestro's data folder)",
+        "12 GB; lossy, methods, systems: where results are kept, to resume after an interruption, and profiles (default: "
+        "bench in Moestro's data folder)",
     )
     asked.add_argument(
         "--small",
@@ -69,6 +101,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     asked.add_argument("--minutes", type=count, metavar="N", help="soak: how long (default: 60)")
     asked.add_argument("--seed", type=count, metavar="N", help="soak: random seed (default: 1)")
+    asked.add_argument(
+        "--picture",
+        type=Path,
+        metavar="FILE",
+        help="systems: where to write the picture, TPOT over budgets, as a page that opens in a browser (default: "
+        "systems.html where results are kept)",
+    )
     parser.add_argument("--json", action="store_true", help="end with the result as one line of JSON")
     parser.add_argument(
         "--save", type=Path, metavar="FILE", help="where to write the result (default: a new file in bench/results)"
@@ -83,30 +122,40 @@ def run(args: argparse.Namespace) -> int:
     asked: dict[str, Any] = {name: getattr(args, name) for name in ASKED if hasattr(args, name)}
     if unknown := [f"--{name}" for name in asked if name not in has]:
         raise MoestroError(f"bench {args.name} has no {' and no '.join(unknown)}. Leave it out.")
+    picture: Path | None = getattr(args, "picture", None)
+    if picture and args.name != PICTURED:
+        raise MoestroError(f"bench {args.name} has no --picture. Leave it out.")
+    if picture and not picture.parent.is_dir():
+        raise MoestroError(f"There is no folder {picture.parent} for the picture. Create it, or choose another file.")
     if "keep" in has:
         asked.setdefault("keep", data_dir() / "bench")
     if "meter" in has:
         asked["meter"] = importlib.import_module("app.services.regret").Regret
     began = datetime.now(UTC)
     file: Path = args.save or RESULTS / f"{args.name}-{began:%Y%m%d-%H%M%S}.json"
-    head = {"bench": args.name, "date": began.isoformat(timespec="seconds")}
+    head: dict[str, Any] = {"bench": args.name, "date": began.isoformat(timespec="seconds")}
+    if asked.get("small"):
+        head["small"] = True
     if "so_far" in has:
         asked["so_far"] = lambda found: write(file, {**head, **found})
     result = {**head, **bench.run(**asked, say=lambda text: print(text, file=sys.stderr, flush=True))}
     write(file, result)
     print(bench.table(result))
     print(f"Written to {file}", file=sys.stderr)
+    if args.name == PICTURED:
+        picture = picture or Path(asked["keep"]) / "systems.html"
+        write_picture(picture, result)
+        print(f"The picture is {picture}", file=sys.stderr)
     if args.json:
         print(json.dumps(result))
     return 0
 
 
-def write(file: Path, result: Mapping[str, Any]) -> None:
-    """Write atomically: an earlier file stays until the new one is complete."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(f"{file.name}.part")
-    part.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    part.replace(file)
+def write_picture(file: Path, result: Mapping[str, Any]) -> None:
+    """Write the picture of `bench systems` as one page, which needs nothing else."""
+    from app.ui.tabs.systems_figures import tpot_over_budgets
+
+    tpot_over_budgets(result, dark=False, height=640).write_html(file, include_plotlyjs=True)
 
 
 def count(text: str) -> int:

@@ -1,5 +1,5 @@
-"""Tab Analysis: replays recorded routing through every policy, prefetcher and budget (What-if), and the
-predictor lab.
+"""Tab Analysis: replays recorded routing through every policy, prefetcher and budget (What-if), the predictor lab,
+and the systems that a bench measured.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from app.ui.carried import Renewed
 from app.ui.controls import LIVE, ONCE, html, whole
 from app.ui.job_tab import JobTab
 from app.ui.news import Shown
-from app.ui.tabs.analysis_answers import LabAnswer, WhatIfAnswer
+from app.ui.tabs.analysis_answers import LabAnswer, SystemsAnswer, WhatIfAnswer
 from app.ui.text import notice
 from core.errors import MoestroError
 from core.settings.registry import variants
@@ -41,7 +41,7 @@ class AnalysisTab:
             self._build_answer,
         )
         self.alert = tab.alert
-        answer = [*self.whatif.outputs, *self.lab.outputs]
+        answer = [*self.whatif.outputs, *self.lab.outputs, *self.systems.outputs]
         self.outputs = [tab.news, tab.alert, *answer]
         tab.on_news(self._renew, [self.whatif.budget], answer)
         self._wire()
@@ -52,6 +52,8 @@ class AnalysisTab:
                 self.whatif = WhatIfAnswer(self.host.analyst)
             with gr.Tab("Predictor lab", id="lab"):
                 self.lab = LabAnswer(self.host.analyst)
+            with gr.Tab("Systems", id="systems"):
+                self.systems = SystemsAnswer()
 
     def _build_form(self) -> list[Component]:
         self.source = gr.Dropdown(
@@ -239,7 +241,12 @@ class AnalysisTab:
     def _renew(self, now: Shown, budget: int | None, event: Renewed) -> list[Any]:
         """Redraw: newer results, an analysis began or ended, or the page's colours changed."""
         head = self.tab.head(now, event, self.host.analyst.job, "Cancelled. The previous result is still shown.")
-        return [*head, *self.whatif.values(budget, event.dark), *self.lab.values(event.dark)]
+        return [
+            *head,
+            *self.whatif.values(budget, event.dark),
+            *self.lab.values(event.dark),
+            *self.systems.values(event.dark),
+        ]
 
 
 def number(label: str, element: str, info: str) -> gr.Number:

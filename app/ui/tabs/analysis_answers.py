@@ -1,7 +1,9 @@
-"""The right side of tab Analysis: results of the last comparison and the last test of prefetchers."""
+"""The right side of tab Analysis: results of the last comparison and the last test of prefetchers, and the systems of
+the literature as a bench measured them last."""
 
 from __future__ import annotations
 
+from html import escape
 from typing import Any
 
 import gradio as gr
@@ -12,8 +14,16 @@ from app.ui.controls import LIVE, html
 from app.ui.tabs import lab_views
 from app.ui.tabs.analysis_figures import budget_curve, compared
 from app.ui.tabs.analysis_views import EMPTY, budgets, legend, listing, nearest, summary
+from app.ui.tabs.systems_figures import tpot_over_budgets
+from bench import stored
 
 SORTED = 'import("/ui/jobs.js").then((m) => m.sortable(element, watch));'
+
+
+SYSTEMS_EMPTY = (
+    "<div class='empty-note'><b>No systems measured yet</b><span>Run <code>python launch.py bench systems</code> on a "
+    "machine that does nothing else: every preset at several budgets, live, beside what none can beat.</span></div>"
+)
 
 
 class WhatIfAnswer:
@@ -128,3 +138,27 @@ class LabAnswer:
             *(gr.update(value=plot, visible=plot is not None) for plot in plots),
             lab_views.listing(lab),
         ]
+
+
+class SystemsAnswer:
+    """The newest result of `bench systems`: time per token over budgets. `values` fills `outputs`."""
+
+    def __init__(self) -> None:
+        self.empty = html(SYSTEMS_EMPTY, elem_id="systems-empty")
+        with gr.Column(visible=False, elem_id="systems-answer") as self.answer:
+            self.head = html(elem_id="systems-head")
+            self.tpot = gr.Plot(show_label=False, elem_id="systems-tpot")
+        self.outputs = [self.empty, self.answer, self.head, self.tpot]
+
+    def values(self, dark: bool) -> list[Any]:
+        """The newest result that can be read."""
+        found = stored.newest("systems")
+        if found is None:
+            return [gr.update(visible=True), gr.update(visible=False), gr.skip(), gr.skip()]
+        file, result = found
+        head = (
+            f"<div class='whatif-head'><p><span class='tag'>measured</span> {escape(str(result['date']))}, "
+            f"{result['tokens']} tokens, {result['rounds']} rounds · {escape(str(result['device']))} · "
+            f"{escape(file.name)}.</p></div>"
+        )
+        return [gr.update(visible=False), gr.update(visible=True), head, tpot_over_budgets(result, dark)]

@@ -1,0 +1,86 @@
+"""The picture of `bench systems`: time per token over budgets, one line a system, with the bounds dashed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from app.ui.tabs.figures import PALETTE, figure, quiet
+from bench.systems_table import BOUNDS
+
+DASHES = {
+    "belady": "dash",
+    "belady_bypass": "dashdot",
+    "belady_global": "longdash",
+    "perfect_prefetch": "dot",
+    "resident": "longdashdot",
+}
+LOSSY = " (changes answers)"
+
+
+def lines(result: Mapping[str, Any]) -> dict[str, tuple[list[float], list[float], bool]]:
+    """System -> (percent of the experts, TPOT in ms, whether it was exact everywhere); budgets at which it could not
+    run are left out, and so is a system that never ran."""
+    found = {}
+    shares = {budget: 100.0 * about["share"] for budget, about in result["budgets"].items()}
+    for name, row in result["systems"].items():
+        ran = sorted((shares[budget], one) for budget, one in row.items() if one.get("tpot_ms") is not None)
+        if ran:
+            exact = all(one["exact"] for _, one in ran)
+            found[name] = ([share for share, _ in ran], [one["tpot_ms"] for _, one in ran], exact)
+    return found
+
+
+def bound_lines(result: Mapping[str, Any]) -> dict[str, tuple[list[float], list[float]]]:
+    """Bound -> (percent of the experts, TPOT in ms), where it is known."""
+    found: dict[str, tuple[list[float], list[float]]] = {}
+    for budget, about in sorted(result["budgets"].items(), key=lambda one: one[1]["share"]):
+        for name, bound in result["bounds"][budget].items():
+            if bound["tpot_ms"] is not None:
+                x, y = found.setdefault(name, ([], []))
+                x.append(100.0 * about["share"])
+                y.append(bound["tpot_ms"])
+    return found
+
+
+def tpot_over_budgets(result: Mapping[str, Any], dark: bool, height: int = 560) -> Any:
+    """The picture."""
+    import plotly.graph_objects as go
+
+    hover = "%{x:.3g} % of experts: %{y:.4g} ms"
+    traces = [
+        go.Scatter(
+            x=x,
+            y=y,
+            name=result["titles"][name] + ("" if exact else LOSSY),
+            mode="lines+markers",
+            line=dict(color=PALETTE[at % len(PALETTE)], width=1.8, dash="solid" if exact else "dot"),
+            marker=dict(size=6, symbol="circle" if exact else "diamond"),
+            hovertemplate=hover,
+        )
+        for at, (name, (x, y, exact)) in enumerate(lines(result).items())
+    ] + [
+        go.Scatter(
+            x=x,
+            y=y,
+            name=BOUNDS[name],
+            mode="lines",
+            line=dict(color=quiet(dark), width=1.6, dash=DASHES[name]),
+            hovertemplate=hover,
+        )
+        for name, (x, y) in bound_lines(result).items()
+    ]
+    link = "emulated link" if result["link"] == "emulated" else "this machine's own link"
+    made = figure(
+        traces,
+        dark,
+        f"Time per token over budgets: {result['model']}, measured, {link}",
+        "experts resident",
+        "TPOT (ms)",
+        height=height,
+        showlegend=True,
+        legend=dict(font=dict(size=11), orientation="h", y=-0.16, yanchor="top"),
+    )
+    made.update_xaxes(ticksuffix=" %", range=[0, 102])
+    made.update_yaxes(rangemode="tozero")
+    return made

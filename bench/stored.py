@@ -1,0 +1,48 @@
+"""The results that benches and evaluations have written: `bench/results/NAME-DATE-TIME.json`, each one JSON object.
+Standard library only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def files(name: str, folder: Path | None = None) -> list[Path]:
+    """The result files of a bench, oldest first, by the date in their names."""
+    return sorted((folder or RESULTS).glob(f"{name}-*.json"))
+
+
+def read(file: Path) -> dict[str, Any]:
+    """One result. Raises OSError, and ValueError for what is not one JSON object."""
+    found = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        raise ValueError(f"{file.name} is not a result of a bench")
+    return found
+
+
+def results(name: str, folder: Path | None = None) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The results of a bench with their files, newest first, without smoke tests and what cannot be read."""
+    for file in reversed(files(name, folder)):
+        try:
+            found = read(file)
+        except (OSError, ValueError):
+            continue
+        if not found.get("small"):
+            yield file, found
+
+
+def newest(name: str, folder: Path | None = None) -> tuple[Path, dict[str, Any]] | None:
+    """The newest of them; None = there is none."""
+    return next(results(name, folder), None)
+
+
+def write(file: Path, result: Mapping[str, Any]) -> None:
+    """Write atomically: an earlier file stays until the new one is complete."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_name(f"{file.name}.part")
+    part.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    part.replace(file)

@@ -13,6 +13,7 @@ COMMANDS = {
     "simulate": "Replay a routing trace through cache policies and sizes, without a model.",
     "eval": "Measure what lossy settings cost in quality and buy in speed.",
     "bench": "Measure speed side by side with plain transformers and llama.cpp.",
+    "papers": "Print what became of every table and figure of the five papers here; --run asks again.",
     "doctor": "Show what hardware, versions, speeds and free memory Moestro sees.",
     "data": "Show, check, copy or rescue your chats and figures.",
     "settings": "Print the reference of every setting as Markdown.",

@@ -8,12 +8,14 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from app.cli import chat, options
 from app.cli.bar import Bar, clock
 from app.cli.interrupt import stoppable
+from bench import stored
 from core.errors import MoestroError, SettingError
 
 RESIDENCIES, QUESTIONS, TOKENS = ".75,.5,.375", 24, 192
@@ -78,6 +80,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--list", action="store_true", help="print the modes and exit")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table there as well")
     parser.add_argument("--json", action="store_true", help="end with the result as one line of JSON")
+    parser.add_argument(
+        "--save",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="write the result as JSON as well (default: a new file in bench/results, where `papers` looks for it)",
+    )
     options.add_settings(parser)
 
 
@@ -92,9 +101,13 @@ def run(args: argparse.Namespace) -> int:
     modes, shares = chosen(args.modes, known), residencies(args.residency)
     if args.csv and not args.csv.parent.is_dir():
         raise MoestroError(f"There is no folder {args.csv.parent} to write into. Create it, or choose another file.")
+    if args.save and not Path(args.save).parent.is_dir():
+        raise MoestroError(
+            f"There is no folder {Path(args.save).parent} to save into. Create it, or choose another file."
+        )
     spec = options.spec(args)
     asked, texts = given(args)
-    began_s = time.perf_counter()
+    began, began_s = datetime.now(UTC), time.perf_counter()
     engine: Any = chat.load(spec)
     try:
         bar, cancel = Bar(), threading.Event()
@@ -121,6 +134,10 @@ def run(args: argparse.Namespace) -> int:
         engine.unload()
     result["seconds"] = round(time.perf_counter() - began_s, 1)
     print(table(result))
+    if args.save is not None:
+        file = Path(args.save) if args.save else stored.RESULTS / f"eval-{began:%Y%m%d-%H%M%S}.json"
+        stored.write(file, {"bench": "eval", "date": began.isoformat(timespec="seconds"), **result})
+        print(f"Written to {file}", file=sys.stderr)
     if args.json:
         print(json.dumps(result, allow_nan=False))
     return 0

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from app import cli
+from bench import stored
 from core.engine import Engine
 from core.evaluate import calibrated, run
 from core.evaluate.modes import chosen
@@ -81,6 +82,7 @@ def test_the_command_prints_one_object(
     model: Path, facts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(calibrated, "READ", 40)
+    monkeypatch.setattr(stored, "RESULTS", tmp_path)
     monkeypatch.setenv("MOESTRO_HOME", str(tmp_path / "home"))
     (tmp_path / "text.txt").write_text("Some words that it can read, and some more of them.", encoding="utf-8")
     assert (
@@ -101,11 +103,14 @@ def test_the_command_prints_one_object(
             "--csv",
             tmp_path / "rows.csv",
             "--json",
+            "--save",
         )
         == 0
     )
     said = capsys.readouterr()
     found: Any = json.loads(said.out.splitlines()[-1])
+    [(file, saved)] = stored.results("eval", tmp_path)
+    assert saved == {"bench": "eval", "date": saved["date"], **found} and f"Written to {file}" in said.err
     assert [(one["mode"], one["residency"]) for one in found["rows"]] == [
         ("exact", 0.75),
         ("drop", 0.75),

@@ -1,0 +1,110 @@
+"""ExpertFlow: what it proposes, where it is here, and its tables and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bench.papers.parts import HOLDS, NO, Paper, Part, Row
+from bench.papers.sources import DRAWING, Claims, Reading, Systems, never
+
+METHODS, SYSTEMS = "bench methods", "bench systems"
+PATH = ("path_predictor", "residents")
+BATCH = "One answer is written at a time: there are no batches of requests yet, and no token scheduler."
+
+
+def predicted_beside(result: Mapping[str, Any]) -> tuple[str, str] | None:
+    """What the path predictor adds to a token with everything resident."""
+    one = result["predictors"].get("routing_path")
+    if one is None:
+        return None
+    added, token = one["added_ms"], one["none_ms"]
+    said = HOLDS if added <= 0.02 * token else NO
+    return said, (
+        f"A token of {token:.2f} ms takes {added:.2f} ms longer ({added / token:.0%}), of which "
+        f"{one['predict_ms']:.2f} ms are the computing thread's own work; the network runs in a process of its own. "
+        "At most 2 % would be no time; the model is small."
+    )
+
+
+PAPER = Paper(
+    "expertflow",
+    "ExpertFlow",
+    "A small trained network tells from the tokens alone which experts all layers will need; one cache for all "
+    "layers is filled in the order of use and evicts what is done with (PLEC); sequences are regrouped into batches "
+    "that need few experts.",
+    (
+        Part("The network (T5 shape)", "core/policy/predict/nets/path.py"),
+        Part("Its answers for the next token", "core/policy/predict/routing_path.py", ("predictor=routing_path",)),
+        Part("PLEC", "core/policy/eviction/plec.py", ("eviction=plec", "scope=global")),
+        Part("Demands before prefetches", "core/cache/prefetch_queue.py"),
+        Part("Temporal locality (TLP), the control", "core/policy/predict/recent.py", ("predictor=recent",)),
+        Part("Spatial locality (SLP), the control", "core/policy/predict/transitions.py", ("predictor=transitions",)),
+    ),
+    ("expertflow", "se_moe", "pre_gated"),
+    "The token scheduler and the dual-batch pipeline: one sequence is computed at a time.",
+    (
+        Row("Figures 1-6", "The system, its cache, its scheduler, and its pipelines.", DRAWING),
+        Row(
+            "Table 1, temporal",
+            "The network recalls more than what was used of late (TLP); here of one sequence.",
+            Claims("methods", ("ExpertFlow table 1: path predictor above temporal (TLP)",), ("network", "TLP")),
+            METHODS,
+            PATH,
+        ),
+        Row(
+            "Table 1, spatial",
+            "The network recalls more than layer-to-layer counts (SLP); here of one sequence.",
+            Claims("methods", ("ExpertFlow table 1: path predictor above spatial (SLP)",), ("network", "SLP")),
+            METHODS,
+            PATH,
+        ),
+        Row("Table 1, batches of 8 to 32", "Batch-level accuracy over the size of batches.", never(BATCH)),
+        Row(
+            "Figure 7",
+            "Faster than fetching whole layers (SE-MoE), at every size of the cache; here of one sequence.",
+            Systems("expertflow", ("se_moe",)),
+            SYSTEMS,
+            PATH,
+        ),
+        Row(
+            "Figure 8, speed",
+            "Faster than a cache in every layer with LRU (Mixtral-offloading, which prefetches, too).",
+            Systems("expertflow", ("mixtral_offloading",)),
+            SYSTEMS,
+            PATH,
+        ),
+        Row(
+            "Figure 8, hit ratio",
+            "More hits than that cache.",
+            Systems("expertflow", ("mixtral_offloading",), "hit_rate"),
+            SYSTEMS,
+            PATH,
+        ),
+        Row(
+            "Table 2",
+            "Memory saved against everything resident.",
+            never(
+                "The budget is set by the user and held to the byte, so that there is nothing to find; python "
+                "launch.py bench systems prints the bytes of each budget."
+            ),
+        ),
+        Row(
+            "Figure 9, sizes of the cache",
+            "PLEC hits more than LRU behind the same predictions.",
+            Claims("methods", ("ExpertFlow: PLEC hits more than LRU",), ("PLEC", "LRU")),
+            METHODS,
+            ("live_searches", *PATH),
+        ),
+        Row("Figure 9, sizes of batches", "Larger batches cost PLEC fewer hits than LRU.", never(BATCH)),
+        Row("Table 3", "The token scheduler makes decoding 1.15 times as fast.", never(BATCH)),
+        Row(
+            "Section 5.5, predictor",
+            "Predicting beside the computation takes no extra time.",
+            Reading("overhead", predicted_beside),
+            "bench overhead",
+            ("path_predictor",),
+        ),
+        Row("Section 5.5, scheduler", "Scheduling beside the computation takes no extra time.", never(BATCH)),
+    ),
+)

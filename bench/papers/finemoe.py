@@ -1,0 +1,189 @@
+"""FineMoE: what it proposes, where it is here, and its tables and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bench.papers.parts import HOLDS, NO, PART, Paper, Part, Row
+from bench.papers.sources import DRAWING, Claims, Reading, Stated, Systems, never, unasked
+
+METHODS, SYSTEMS = "bench methods", "bench systems"
+RIVALS = ("se_moe", "mixtral_offloading", "promoe", "moe_infinity")
+SEARCHED = ("live_searches", "residents")
+BATCH = "One answer is written at a time: there are no batches of requests yet."
+FREE = 0.02  # of a token's time: what the paper calls negligible is 1 %
+
+
+def beside(result: Mapping[str, Any]) -> tuple[str, str] | None:
+    """What map searches cost the computing thread of a token: their own part of it, and the stall."""
+    one = result["predictors"].get("expert_map")
+    if one is None:
+        return None
+    own, token = one["predict_ms"], one["none_ms"]
+    said = HOLDS if own <= FREE * token and not one["stall_ms"] else NO
+    return said, (
+        f"Of a token of {token:.2f} ms the computing thread spends {own:.2f} ms on maps ({own / token:.0%}), and "
+        f"waits {one['stall_ms']:.2f} ms for a search; a token takes {one['added_ms']:.2f} ms longer in all. At "
+        f"most {FREE:.0%} would be next to nothing; the model is small."
+    )
+
+
+PAPER = Paper(
+    "finemoe",
+    "FineMoE",
+    "Store, for every token computed, what the routers of all layers said (an expert map) and what the token meant; "
+    "find the most similar stored one by meaning and by the layers so far, prefetch as many of its experts as the "
+    "similarity asks for, and evict by its probabilities and by use.",
+    (
+        Part("The store of maps, its search and its deduplication", "core/policy/predict/maps.py"),
+        Part("The searches, beside the computation", "core/policy/predict/map_search.py"),
+        Part(
+            "Prediction from the maps found",
+            "core/policy/predict/expert_map.py",
+            (
+                "predictor=expert_map",
+                "predictor.expert_map.distance",
+                "predictor.expert_map.capacity",
+                "predictor.expert_map.semantic",
+                "predictor.expert_map.dynamic",
+            ),
+        ),
+        Part("Eviction by 1 / (probability x use)", "core/policy/eviction/finemoe.py", ("eviction=finemoe",)),
+        Part("What predictors tell policies", "core/policy/hints.py"),
+        Part("Prefetch priority: probability over distance", "core/cache/prefetch_priority.py"),
+    ),
+    ("finemoe", "moe_infinity", "promoe", "mixtral_offloading", "se_moe"),
+    "Batches of requests, and several GPUs.",
+    (
+        Row("Figures 1a, 2, 5-7", "Stages, the design space, the system, maps and their search.", DRAWING),
+        Row("Table 1", "The models.", never("A description of their models: nothing was measured.")),
+        Row(
+            "Figure 3",
+            "Routing summed over a request is harder to predict (higher entropy) than of one token.",
+            unasked("Distributions of the routers can be recorded (chat --record-probs); no command prints entropies."),
+        ),
+        Row(
+            "Figure 4",
+            "Maps hit more than request counts at every prefetch distance, and less the further ahead.",
+            unasked("bench methods has one distance; predictor.expert_map.distance sets it, and no bench sweeps it."),
+        ),
+        Row(
+            "Figures 8, 9",
+            "The more similar the map found, the more of its experts are hit (Pearson).",
+            unasked("Scores of the searches are not kept with their outcomes, so that nothing prints the correlation."),
+        ),
+        Row(
+            "Figures 1b, 10, TPOT",
+            "Less time per token than four other systems (SE-MoE stands for fetching whole layers).",
+            Systems("finemoe", RIVALS),
+            SYSTEMS,
+            ("finemoe_eviction", *SEARCHED),
+        ),
+        Row(
+            "Figure 10, TTFT",
+            "Less time to the first token, too.",
+            Systems("finemoe", RIVALS, "ttft_ms"),
+            SYSTEMS,
+            ("finemoe_eviction", *SEARCHED),
+        ),
+        Row(
+            "Figure 10, hit rate",
+            "More hits than the systems that cache.",
+            Systems("finemoe", RIVALS[1:], "hit_rate"),
+            SYSTEMS,
+            ("finemoe_eviction", *SEARCHED),
+        ),
+        Row("Figure 11", "Latency of requests that arrive as in a recorded day.", never(BATCH)),
+        Row(
+            "Figure 12",
+            "The same at every limit of the memory.",
+            Systems("finemoe", RIVALS),
+            SYSTEMS,
+            ("finemoe_eviction", *SEARCHED),
+        ),
+        Row(
+            "Figure 13",
+            "On a faster GPU the lead is smaller.",
+            never("It compares GPUs, and this asks for two of them."),
+        ),
+        Row(
+            "Figure 14a, trajectory",
+            "Search by meaning and layers hits more than by layers alone.",
+            Claims(
+                "methods",
+                ("FineMoE figure 14a: full map search above trajectory alone",),
+                ("full search", "trajectory alone"),
+            ),
+            METHODS,
+            SEARCHED,
+        ),
+        Row(
+            "Figure 14a, selection",
+            "As many experts as the similarity asks for hit more than always k.",
+            Claims(
+                "methods",
+                ("FineMoE figure 14a: dynamic selection above always k",),
+                ("dynamic selection", "always k"),
+            ),
+            METHODS,
+            SEARCHED,
+        ),
+        Row(
+            "Figure 14a, hit count",
+            "Maps hit more than counts of the request.",
+            Claims("methods", ("FineMoE figure 14a: map search above request counts",), ("maps", "request counts")),
+            METHODS,
+            SEARCHED,
+        ),
+        Row(
+            "Figure 14a, speculation",
+            "Maps hit more than asking the next layer's gate.",
+            Claims("methods", ("FineMoE figure 14a: map search above the next gate",), ("maps", "next gate")),
+            METHODS,
+            SEARCHED,
+        ),
+        Row(
+            "Figure 14b, LRU",
+            "Its eviction hits more than LRU behind the same maps.",
+            Claims("methods", ("FineMoE figure 14b: its eviction hits more than LRU",), ("FineMoE", "LRU")),
+            METHODS,
+            ("finemoe_eviction", *SEARCHED),
+        ),
+        Row(
+            "Figure 14b, LFU",
+            "Its eviction hits more than LFU behind the same maps.",
+            Claims("methods", ("FineMoE figure 14b: its eviction hits more than LFU",), ("FineMoE", "LFU")),
+            METHODS,
+            ("finemoe_eviction", *SEARCHED),
+        ),
+        Row(
+            "Figure 15",
+            "There is a best prefetch distance: nearer hides too little, further hits too little.",
+            unasked("No bench sweeps predictor.expert_map.distance."),
+        ),
+        Row(
+            "Figure 16a",
+            "A store of 1000 maps finds nearly as similar ones as a larger one.",
+            unasked("No bench sweeps predictor.expert_map.capacity."),
+        ),
+        Row("Figure 16b", "The lead stays with batches of up to eight.", never(BATCH)),
+        Row(
+            "Figure 17",
+            "Searches run beside and cost a token next to nothing.",
+            Reading("overhead", beside),
+            "bench overhead",
+            ("live_searches",),
+        ),
+        Row(
+            "Figure 18",
+            "The largest store they try, 32,000 maps, takes less than 200 MB.",
+            Stated(
+                PART,
+                "By arithmetic: a router output takes 4 bytes in the store, so that 32,000 maps of their largest "
+                "one (24 layers of 60 experts) are 184 MB, as they say; the embeddings that are searched are 262 MB "
+                "more at a width of 2048.",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,182 @@
+"""MoEpic: what it proposes, where it is here, and its tables and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+from bench.papers.parts import HOLDS, NO, PART, Paper, Part, Row
+from bench.papers.sources import DRAWING, Claims, Reading, Systems, never, unasked
+
+METHODS, SYSTEMS = "bench methods", "bench systems"
+RIVALS = ("pre_gated", "mixtral_offloading", "adapmoe", "moe_infinity")
+WHOLE = "Experts are whole here: they are not split in top and bottom, and slots are not divided by measured times."
+
+
+def hits_grow(result: Mapping[str, Any]) -> tuple[str, str]:
+    """LRU's hit rate over slots."""
+    rates = {share: row["lru"] for share, row in result["hit_rate"]["layer"].items()}
+    values = list(rates.values())
+    grows = all(a < b for a, b in pairwise(values))
+    text = ", ".join(f"{share} of the experts {rate:.1%}" for share, rate in rates.items())
+    return HOLDS if grows else NO, f"LRU's hit rate: {text}."
+
+
+def gate_by_layer(result: Mapping[str, Any]) -> tuple[str, str]:
+    """Recall of the next layer's gate, by layer; the first layer has none before it."""
+    recalls = result["predictors"]["gate"]["recall_by_layer"][1:]
+    good = sum(rate >= 0.5 for rate in recalls)
+    said = HOLDS if good == len(recalls) else PART if good else NO
+    return said, "Recall@k by layer: " + ", ".join(f"{rate:.0%}" for rate in recalls) + "; high from 50 % on."
+
+
+def similar(result: Mapping[str, Any]) -> tuple[str, str]:
+    """Cosine of a layer's router input with the layer's before."""
+    cosines = result["speculating"]["cosine"]["before"]
+    good = sum(one is not None and one >= 0.5 for one in cosines)
+    said = HOLDS if good == len(cosines) else PART if good else NO
+    values = ", ".join("-" if one is None else f"{one:.2f}" for one in cosines)
+    return said, f"Cosine with the layer before, by layer: {values}; high from .5 on."
+
+
+def guessing(result: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The gate's prefetching beside random prefetching, with LRU."""
+    rows = result["prefetchers"]
+    if any("random" not in row for row in rows.values()):
+        return None
+    pairs = {share: (row["gate"]["tpot_ms"], row["random"]["tpot_ms"]) for share, row in rows.items()}
+    holds = [a < b for a, b in pairs.values()]
+    text = ", ".join(f"{share} {a:.2f} / {b:.2f} ms" for share, (a, b) in pairs.items())
+    said = HOLDS if all(holds) else PART if any(holds) else NO
+    return said, f"Simulated time per token, next gate / random experts, behind LRU: {text}."
+
+
+PAPER = Paper(
+    "moepic",
+    "MoEpic",
+    "Split every expert in a top and a bottom: keep tops by a priority of frequency and age (LCP), prefetch bottoms "
+    "in the order that the next layer's router gives to this layer's state, and divide the memory among layers by "
+    "measured times.",
+    (
+        Part(
+            "LCP, which evicts the lowest priority", "core/policy/eviction/lcp.py", ("eviction=lcp", "eviction.lcp.rho")
+        ),
+        Part(
+            "The speculative prefetch", "core/policy/predict/gate.py", ("predictor=gate", "predictor.gate.last_state")
+        ),
+        Part("Slots moved among layers (AdapMoE's way)", "core/policy/allocation/weights.py", ("layer_slots=adapmoe",)),
+        Part("Blocks of an expert, of which there is one", "core/cache/core.py"),
+    ),
+    ("moepic",),
+    WHOLE,
+    (
+        Row("Figures 1, 3, 5", "How a MoE model infers, schedules of two layers, the system.", DRAWING),
+        Row(
+            "Figure 2a",
+            "The more experts are cached, the more hits.",
+            Reading("methods", hits_grow),
+            METHODS,
+        ),
+        Row(
+            "Figure 2b",
+            "The higher the hit rate, the less time a token takes.",
+            unasked("The pairs of hit rate and time are in every result of bench systems; no command draws them."),
+        ),
+        Row(
+            "Figure 2c",
+            "The next layer's router predicts well in most layers.",
+            Reading("predictors", gate_by_layer),
+            "bench predictors",
+        ),
+        Row(
+            "Figure 2d",
+            "Loading an expert takes longer than computing a layer, on several GPUs.",
+            never("It compares GPUs. Of one machine, python launch.py profile measures both times."),
+        ),
+        Row(
+            "Figure 4a",
+            "Layers differ in latency, so that they need different shares of the memory.",
+            unasked("The hit rate of every layer is measured and stored; no bench prints its spread."),
+        ),
+        Row(
+            "Figure 4b",
+            "A split of .4 is faster than whole experts and than none kept.",
+            never(WHOLE),
+        ),
+        Row(
+            "Figure 6",
+            "The states before the routers of neighbouring layers are alike.",
+            Reading("lossy", similar),
+            "bench lossy --questions 48 --tokens 256",
+        ),
+        Row(
+            "Table 1, LRU",
+            "LCP hits more than LRU.",
+            Claims("methods", ("MoEpic table 1: LCP hits more than LRU",), ("LCP", "LRU")),
+            METHODS,
+            ("lcp",),
+        ),
+        Row(
+            "Table 1, LFU",
+            "LCP hits more than LFU.",
+            Claims("methods", ("MoEpic table 1: LCP hits more than LFU",), ("LCP", "LFU")),
+            METHODS,
+            ("lcp",),
+        ),
+        Row(
+            "Table 1, random",
+            "LCP hits more than random eviction.",
+            Claims("methods", ("MoEpic ablation: LCP hits more than random",), ("LCP", "random")),
+            METHODS,
+            ("lcp",),
+        ),
+        Row("Table 2", "The models.", never("A description of their models: nothing was measured.")),
+        Row(
+            "Figure 7, TPOT",
+            "Less time per token than four other systems, at every budget.",
+            Systems("moepic", RIVALS),
+            SYSTEMS,
+            ("lcp", "layer0", "residents"),
+        ),
+        Row(
+            "Figure 7, TTFT",
+            "Less time to the first token, too.",
+            Systems("moepic", RIVALS, "ttft_ms"),
+            SYSTEMS,
+            ("lcp", "layer0", "residents"),
+        ),
+        Row(
+            "Figure 8",
+            "The least memory for a given time per token.",
+            unasked("It can be read off the picture of bench systems with more --budgets; no command computes it."),
+        ),
+        Row(
+            "Table 3, without its prefetch",
+            "Prefetching random experts instead is slower.",
+            Reading("methods", guessing),
+            METHODS,
+            ("layer0", "residents"),
+        ),
+        Row(
+            "Table 3, without LCP",
+            "Random eviction instead hits less, and is slower for it.",
+            Claims("methods", ("MoEpic ablation: LCP hits more than random",), ("LCP", "random")),
+            METHODS,
+            ("lcp",),
+        ),
+        Row(
+            "Table 3, without its configurator",
+            "Half of every expert kept, the same everywhere, is slower.",
+            never(WHOLE),
+        ),
+        Row(
+            "Figure 9a",
+            "rho and omega of LCP matter little.",
+            unasked(
+                "simulate --policies lcp --set eviction.lcp.rho=X asks it of a recorded trace; no bench sweeps it."
+            ),
+        ),
+        Row("Figure 9b", "A coarser zeta of the configurator is slower.", never(WHOLE)),
+    ),
+)

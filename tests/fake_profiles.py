@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from core.errors import ModelError, ProfileError
 from core.profile import Profile
+from core.settings.calibration import CalibrationSettings
 from tests.fake_models import SHAPE
 from tests.fakes import FakeEngine
 
@@ -51,6 +53,8 @@ def fake_calibrate(
     traces: Sequence[Any],
     source: str,
     limit: int,
+    settings: CalibrationSettings,
+    folder: Path,
     progress: Callable[[str, float], None],
     cancel: threading.Event,
 ) -> Profile:

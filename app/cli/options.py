@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from core.errors import SettingError
+from core.settings.calibration import CalibrationSettings
 from core.settings.config import Settings, general, params
 from core.settings.loading import LoadSpec
 from core.settings.param import Param, Value, declared
 from core.settings.presets import PRESETS, Preset, preset
 from core.settings.sampling import Sampling
 
-LIVE, LOAD, DRAW = "live:", "load:", "draw:"  # prefixes of generated options in the namespace
+LIVE, LOAD, DRAW, TRAIN = "live:", "load:", "draw:", "train:"  # prefixes of generated options in the namespace
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
@@ -50,6 +51,11 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     _add(parser.add_argument_group("sampling"), declared(Sampling), DRAW)
 
 
+def add_calibration(parser: argparse.ArgumentParser) -> None:
+    """Add an option for each calibration setting."""
+    _add(parser.add_argument_group("calibration"), declared(CalibrationSettings), TRAIN)
+
+
 def spec(args: argparse.Namespace) -> LoadSpec:
     """The LoadSpec with its live settings. Raises SettingError."""
     return LoadSpec.checked(args.model or "demo", Settings(_given(args, LIVE)), **_given(args, LOAD))
@@ -63,6 +69,11 @@ def given(args: argparse.Namespace) -> tuple[str | None, dict[str, Value], dict[
 def sampling(args: argparse.Namespace) -> Sampling:
     """The sampling settings. Raises SettingError."""
     return Sampling.checked(**_given(args, DRAW))
+
+
+def calibration(args: argparse.Namespace) -> CalibrationSettings:
+    """The calibration settings. Raises SettingError."""
+    return CalibrationSettings.checked(**_given(args, TRAIN))
 
 
 def assign(name: str, value: object) -> tuple[str, str, Value]:

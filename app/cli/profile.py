@@ -69,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where to keep the profile (default: in the data folder, where it is found when the model is loaded)",
     )
     parser.add_argument("--json", action="store_true", help="end with the result as one line of JSON")
+    options.add_calibration(parser)
     options.add_settings(parser)
 
 
@@ -95,7 +96,8 @@ def calibrated(args: argparse.Namespace, engine: Any, parts: set[str]) -> int:
     texts = [text for path in args.text for text in from_path(path)]
     if not texts and not traces:
         texts = bundled(engine.model_name)
-    file: Path = args.out or profile_path(private_folder(data_dir()), engine.model_hash)
+    folder = private_folder(data_dir())
+    file: Path = args.out or profile_path(folder, engine.model_hash)
     old = earlier(file, engine.model_hash, engine.model_name)
     bar, cancel, began_s = Bar(), threading.Event(), time.perf_counter()
     try:
@@ -108,6 +110,8 @@ def calibrated(args: argparse.Namespace, engine: Any, parts: set[str]) -> int:
                 source=named(args),
                 limit=args.tokens,
                 warmup=args.warmup,
+                settings=options.calibration(args),
+                folder=folder,
                 progress=bar.show,
                 cancel=cancel,
             )
@@ -188,6 +192,8 @@ def summary(profile: Profile, file: Path, seconds: float) -> dict[str, object]:
         "times_ms": profile.times,
         "gate_recall": recall,
         "trained_recall": profile.settings.get("recall"),
+        "estimator": profile.settings.get("estimator"),
+        "gathered": profile.settings.get("gathered"),
         "seconds": round(seconds, 3),
     }
 

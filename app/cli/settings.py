@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 
+from core.settings.calibration import CalibrationSettings
 from core.settings.config import KINDS, general
 from core.settings.loading import LoadSpec
 from core.settings.param import Param, declared
@@ -17,7 +18,8 @@ HEAD = """# Settings
 Generated from the registry by `python launch.py settings`; `docs/settings.md` is this text.
 
 Live settings act between two tokens, in the dashboard, with `/set name value` in a chat, and as options or
-`--set name=value` on the command line. Loading settings act when a model is loaded."""
+`--set name=value` on the command line. Loading settings act when a model is loaded, calibration settings when it is
+calibrated: in the tab Calibrate, or as options of `profile`."""
 
 PRESETS_HEAD = """Published systems as values of these settings: `--preset NAME` on the command line, or the
 menu at the top of the dashboard's cache section. What a preset does not name of its parts has its default; budget, pins
@@ -52,6 +54,7 @@ def reference() -> str:
                 parts.append(_table({variant.full_name(param.name): param for param in variant.params}))
     parts += ["## Presets", PRESETS_HEAD, _presets()]
     parts += ["## Sampling", _table(declared(Sampling)), "## Loading", _table(declared(LoadSpec))]
+    parts += ["## Calibration", _table(declared(CalibrationSettings))]
     return "\n\n".join(parts)
 
 

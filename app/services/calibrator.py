@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -18,6 +18,7 @@ from app.store.traces import stored_traces
 from app.words import count
 from core.errors import MoestroError, SettingError
 from core.profile import PARTS, Profile
+from core.settings.calibration import CalibrationSettings
 from core.trace import Trace, open_trace
 
 CHOICES = {
@@ -46,6 +47,8 @@ class Calibrate(Protocol):
         traces: Sequence[Trace],
         source: str,
         limit: int,
+        settings: CalibrationSettings,
+        folder: Path,
         progress: Callable[[str, float], None],
         cancel: threading.Event,
     ) -> Profile: ...
@@ -54,7 +57,7 @@ class Calibrate(Protocol):
 @dataclass(frozen=True, slots=True)
 class Reading:
     """Inputs of a calibration: names of CHOICES, with the text and the path that two of them need. `limit` = most
-    tokens of text, 0 = all.
+    tokens of text, 0 = all. `settings` = of what is trained.
     """
 
     kinds: tuple[str, ...]
@@ -62,6 +65,7 @@ class Reading:
     text: str = ""
     path: str = ""
     limit: int = 0
+    settings: CalibrationSettings = field(default_factory=CalibrationSettings)
 
     def check(self) -> None:
         """Raises SettingError for what is missing, as far as that can be told without reading."""
@@ -147,6 +151,8 @@ class Calibrator:
             traces=traces,
             source=source,
             limit=reading.limit,
+            settings=reading.settings,
+            folder=self.store.folder,
             progress=job.progress,
             cancel=job.cancelled,
         )

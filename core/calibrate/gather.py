@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from datetime import datetime
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from core.calibrate.observe import Observer
+from core.calibrate.states import HELD_OUT, States
 from core.calibrate.texts import Text, Tokens, shortened, tokenize
 from core.calibrate.times import PASSES, PROMPT, measure
 from core.engine import Engine
@@ -19,13 +22,13 @@ from core.memory.store import Cancelled
 from core.policy.predict.nets import estimator, path
 from core.profile.profile import PARTS, Profile
 from core.runtime.measurement import MeasurementSession
+from core.settings.calibration import CalibrationSettings
 from core.trace import Trace
 
 Progress = Callable[[str, float], None]
 
 ROUTING = frozenset({"counts", "pairs", "tae", "first_table", "path"})  # parts that a trace can provide
 SHARES = {"read": 2.0, "likeness": 0.5, "times": 0.2, "estimator": 1.0, "path": 2.0}  # of the progress bar
-HELD_OUT = 10  # one in this many is not trained on, but used for testing
 
 
 def calibrate(
@@ -37,6 +40,8 @@ def calibrate(
     source: str = "",
     limit: int = 0,
     warmup: int = 0,
+    settings: CalibrationSettings | None = None,
+    folder: Path | None = None,
     progress: Progress = lambda text, share: None,
     cancel: threading.Event | None = None,
 ) -> Profile:
@@ -44,19 +49,21 @@ def calibrate(
     prompt, in windows of at most 2048 tokens, with the true router deciding; at most `limit` tokens, 0 = no limit.
     Routing from `traces` is added. `warmup`: in co-activations the n-th token of a text counts n / warmup up to that
     one, and 1 after it (BuddyMoE section 3.3 (iii), where the weights are left open); 0 = every token counts 1.
+    `folder`: where the estimator's training data are meanwhile, in files without a name; None = the system's folder for
+    temporary files. Its quasi-hidden states need default vectors, which are then measured as well.
 
     The engine answers no requests meanwhile (BusyError). Afterwards, also when this raises, its settings and hooks are
     restored, and it gives the same logits. Which experts are resident changes, as with any prompt.
 
     Host memory, L layers of E experts, k active, width H: 24 L E^2 + 655360 L (entropies) + 4 L E H (default vectors) +
-    4000 (L E + H) (maps) + up to 256 MiB (estimator) + 256 (4 L + 2 E) H (likeness) + 32768 L k (paths) bytes, and 4
+    4000 (L E + H) (maps) + 128 MiB (estimator) + 256 (4 L + 2 E) H (likeness) + 32768 L k (paths) bytes, and 4
     bytes per token of text; training the path net takes about 50 kB * L E more. Device memory: that of a prompt, and
     4 (2 T k + E) H bytes for a chunk of T tokens.
 
-    Raises SettingError for unknown parts or when there is nothing to read, ProfileError for a trace of another model,
-    BusyError, Cancelled.
+    Raises SettingError for unknown parts or when there is nothing to read, ProfileError for a trace of another model or
+    a disk without room for the training data, BusyError, Cancelled.
     """
-    cancel, wanted = cancel or threading.Event(), set(parts)
+    cancel, wanted, settings = cancel or threading.Event(), set(parts), settings or CalibrationSettings()
     if not wanted or not wanted <= PARTS.keys():
         asked = ", ".join(sorted(wanted - PARTS.keys())) or "without a name"
         raise SettingError(f"A profile has no part {asked}. Its parts: {', '.join(PARTS)}.")
@@ -70,8 +77,30 @@ def calibrate(
         wanted &= (ROUTING if traces else frozenset()) | {"times"}
     if not wanted:
         raise SettingError("There is nothing to calibrate on. Name a text, a folder of texts or a recorded trace.")
-    with engine.workbench("The model is being calibrated.") as bench:
-        return _gather(engine, bench, read, traces, wanted, source, warmup, progress, cancel)
+    if "estimator" in wanted and settings.estimator_input == "quasi":
+        wanted.add("defaults")
+    with (
+        engine.workbench("The model is being calibrated.") as bench,
+        _states(bench, read, wanted, settings, folder) as to,
+    ):
+        seen = Observer(bench, wanted, warmup, to)
+        return _gather(engine, bench, seen, read, traces, wanted, source, warmup, settings, progress, cancel)
+
+
+@contextmanager
+def _states(
+    bench: MeasurementSession,
+    read: Sequence[Tokens],
+    wanted: set[str],
+    settings: CalibrationSettings,
+    folder: Path | None,
+) -> Iterator[States | None]:
+    if "estimator" not in wanted:
+        yield None
+        return
+    total = sum(len(text.ids) for text in read)
+    with closing(States(bench.shape, bench.sites, bench.device, total, settings, folder)) as states:
+        yield states
 
 
 def check_trace(trace: Trace, engine: Engine) -> None:
@@ -93,15 +122,17 @@ def check_trace(trace: Trace, engine: Engine) -> None:
 def _gather(
     engine: Engine,
     bench: MeasurementSession,
+    seen: Observer,
     read: Sequence[Tokens],
     traces: Sequence[Trace],
     wanted: set[str],
     source: str,
     warmup: int,
+    training: CalibrationSettings,
     progress: Progress,
     cancel: threading.Event,
 ) -> Profile:
-    seen, settings, stage = Observer(bench, wanted, warmup), dict[str, object](), _stages(wanted, progress)
+    settings, stage = dict[str, object](), _stages(wanted, progress)
     if wanted != {"times"}:
         with bench.unpaced(), bench.watched(seen.layer, seen.embedding):
             _read(seen, read, traces, stage("read"), cancel)
@@ -116,7 +147,7 @@ def _gather(
         settings["times"] = measured | {name: value for name, value in about.items() if name.startswith("link")}
     nets, recall = dict[str, torch.Tensor](), dict[str, list[float | None]]()
     for name, train in _TRAINED.items():
-        if name in wanted and (trained := train(seen, stage(name), cancel)) is not None:
+        if name in wanted and (trained := train(seen, training, stage(name), cancel)) is not None:
             nets |= trained[0]
             settings |= trained[1]
             recall[name] = trained[2]
@@ -137,8 +168,10 @@ def _gather(
         nets=nets,
         settings=settings,
     )
+    trained_on = {} if seen.states is None else {"estimator": seen.states.trained}
     settings["gathered"] = {
-        part: {"tokens": seen.tokens, "source": profile.source, "created": profile.created} for part in profile.parts()
+        part: {"tokens": trained_on.get(part, seen.tokens), "source": profile.source, "created": profile.created}
+        for part in profile.parts()
     }
     progress("Calibrated", 1.0)
     return profile
@@ -205,20 +238,31 @@ def _some(read: Sequence[Tokens]) -> list[int]:
 Trained = tuple[Mapping[str, torch.Tensor], Mapping[str, object], list[float | None]]
 
 
-def _estimator(seen: Observer, progress: Progress, cancel: threading.Event) -> Trained | None:
+def _estimator(
+    seen: Observer, settings: CalibrationSettings, progress: Progress, cancel: threading.Event
+) -> Trained | None:
     """Trains the estimator on nine tokens in ten; its recall by layer is of the tenth."""
-    if seen.states is None or not len(seen.states.states()):
+    states = seen.states
+    if states is None or not states.train.count:
         return None
-    inputs, probs = torch.from_numpy(seen.states.states()), torch.from_numpy(seen.states.probs())
-    tested = torch.arange(len(inputs)) % HELD_OUT == HELD_OUT - 1
-    net = estimator.train(inputs[~tested], probs[~tested], progress=progress, cancel=cancel)
+    states.complete(None if seen.outputs is None else seen.outputs.means())
+    net = estimator.train(
+        states.train,
+        layers=seen.layers,
+        experts=seen.experts,
+        hidden=states.hidden,
+        width=settings.estimator_width,
+        quasi=settings.estimator_input == "quasi",
+        progress=progress,
+        cancel=cancel,
+    )
     if net is None:
         raise Cancelled
-    held = tested if bool(tested.any()) else ~tested
-    return *estimator.to_tensors(net), _plain(estimator.recall(net, inputs[held], probs[held], seen.top_k))
+    held_out = states.test if states.test.count else states.train
+    return *estimator.to_tensors(net), _plain(estimator.recall(net, held_out, seen.top_k))
 
 
-def _path(seen: Observer, progress: Progress, cancel: threading.Event) -> Trained | None:
+def _path(seen: Observer, settings: CalibrationSettings, progress: Progress, cancel: threading.Event) -> Trained | None:
     """Trains the path net on nine texts in ten; its recall by layer is of the tenth."""
     passages = seen.paths.passages() if seen.paths is not None else []
     if not passages:
@@ -230,7 +274,7 @@ def _path(seen: Observer, progress: Progress, cancel: threading.Event) -> Traine
     return *path.to_tensors(net), _plain(path.recall(net, passages[HELD_OUT - 1 :: HELD_OUT] or passages))
 
 
-_TRAINED: dict[str, Callable[[Observer, Progress, threading.Event], Trained | None]] = {
+_TRAINED: dict[str, Callable[[Observer, CalibrationSettings, Progress, threading.Event], Trained | None]] = {
     "estimator": _estimator,
     "path": _path,
 }

@@ -13,7 +13,8 @@ from core.calibrate.gate_recall import GateAhead
 from core.calibrate.likeness import Likeness
 from core.calibrate.maps import MapCollection
 from core.calibrate.outputs import Norms, Outputs
-from core.calibrate.samples import Paths, States
+from core.calibrate.samples import Paths
+from core.calibrate.states import States
 from core.calibrate.texts import Tokens
 from core.profile.routing import Activations, Entropies, FirstTokens
 from core.runtime.measurement import LayerRun, MeasurementSession
@@ -24,11 +25,14 @@ WINDOW = 2048  # tokens; a longer text is read in several windows, each from its
 
 class Observer:
     """Reads texts through a measurement session and keeps the data for `parts`. Nothing is counted twice; an
-    interrupted text counts as far as it was read. `warmup`: see `core.calibrate.gather.calibrate`."""
+    interrupted text counts as far as it was read. `warmup`: see `core.calibrate.gather.calibrate`. `states`: where the
+    estimator's training data go; the caller closes it."""
 
-    def __init__(self, bench: MeasurementSession, parts: Collection[str], warmup: int = 0) -> None:
+    def __init__(
+        self, bench: MeasurementSession, parts: Collection[str], warmup: int = 0, states: States | None = None
+    ) -> None:
         layers, experts, hidden, k = bench.shape.layers, bench.shape.experts, bench.shape.hidden, bench.shape.top_k
-        self._bench, self._layers, self._warmup = bench, layers, warmup
+        self._bench, self.layers, self._warmup = bench, layers, warmup
         self._each: npt.NDArray[np.float64] | None = None  # [T] how much each token of the pass counts in pairs
         self._read = dict[int, int]()  # request of the trace -> its tokens so far
         self.experts, self.top_k = experts, k
@@ -42,7 +46,7 @@ class Observer:
         self.likeness = Likeness(layers, experts, hidden) if "likeness" in parts else None
         self.ahead = GateAhead(bench.sites) if "gate_recall" in parts else None
         self.maps = MapCollection(layers, experts, hidden) if "maps" in parts else None
-        self.states = States(layers, experts, hidden) if "estimator" in parts else None
+        self.states = states
         self._embedded: list[torch.Tensor] = []
         self._probs: list[npt.NDArray[np.float32]] = []
         self._ids: list[npt.NDArray[Any]] = []
@@ -74,7 +78,7 @@ class Observer:
         for chunk in trace.chunks():
             self.tokens += len(chunk.ids)
             self._each = self._counted(self._places(chunk)) if self._warmup else None
-            for layer in range(self._layers):
+            for layer in range(self.layers):
                 self._routed(layer, chunk.ids[:, layer], None if chunk.weights is None else chunk.weights[:, layer])
             if chunk.tok is not None:
                 self._replayed(chunk, chunk.tok)

@@ -1,4 +1,4 @@
-"""Training data of predictors: a uniform sample of router inputs, and of the expert paths of whole texts."""
+"""Uniform samples of what was read: of single tokens, and of the expert paths of whole texts."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ import numpy.typing as npt
 import torch
 
 from core.policy.predict.nets.path import Passage
-from core.runtime.measurement import LayerRun
 from core.trace.chunk import id_type
 
-TOKENS = 8192  # most tokens whose states are kept ...
-STATES_BYTES = 256 << 20  # ... and most bytes of them
 PATH_TOKENS = 32768
 SEED = 0
 
@@ -43,37 +40,6 @@ class Draw:
         return min(self._seen, self.capacity)
 
 
-class States:
-    """Router inputs and router distributions of a uniform sample of tokens, all layers of each.
-
-    Only these leave the device. Memory: at most STATES_BYTES.
-    """
-
-    def __init__(self, layers: int, experts: int, hidden: int, tokens: int = TOKENS) -> None:
-        self._draw = Draw(max(1, min(tokens, STATES_BYTES // (2 * layers * (experts + hidden)))))
-        self._states = np.zeros((self._draw.capacity, layers, hidden), np.float16)
-        self._probs = np.zeros((self._draw.capacity, layers, experts), np.float16)
-
-    def begin(self, tokens: int) -> None:
-        """A pass over `tokens` tokens follows."""
-        self._draw.begin(tokens)
-
-    def add(self, run: LayerRun) -> None:
-        """Adds the next layer of that pass."""
-        if len(slots := self._draw.slots):
-            rows = self._draw.rows.to(run.ids.device)
-            self._states[slots, run.seen.layer] = _half(run.seen.hidden[rows])
-            self._probs[slots, run.seen.layer] = _half(run.seen.probs[rows])
-
-    def states(self) -> npt.NDArray[np.float16]:
-        """[N, L, H] inputs of the routers."""
-        return self._states[: self._draw.count]
-
-    def probs(self) -> npt.NDArray[np.float16]:
-        """[N, L, E] the routers' distributions: softmax over all experts."""
-        return self._probs[: self._draw.count]
-
-
 class Paths:
     """A uniform sample of texts with at most `tokens` tokens in all, but at least one text. Memory: tokens * L * k
     bytes, twice that for models with more than 256 experts per layer."""
@@ -96,8 +62,3 @@ class Paths:
     def passages(self) -> list[Passage]:
         """The sampled texts, in the order they were added."""
         return [passage for _, _, passage in sorted(self._kept, key=lambda kept: kept[1])]
-
-
-def _half(values: torch.Tensor) -> npt.NDArray[np.float16]:
-    found: npt.NDArray[np.float16] = values.float().clamp(-65504.0, 65504.0).half().cpu().numpy()
-    return found

@@ -42,6 +42,22 @@ def context_of(site: ExpertsSite) -> RouterContext:
     return found
 
 
+def has_quasi_hidden(site: ExpertsSite, following: ExpertsSite) -> bool:
+    """Whether `quasi_hidden` can be made between these two layers, given the residual stream of the first."""
+    return context_of(site).scale is not None and context_of(following).norm is not None
+
+
+def quasi_hidden(
+    site: ExpertsSite, following: ExpertsSite, residual: torch.Tensor, output: torch.Tensor
+) -> torch.Tensor:
+    """[T, H] quasi-hidden state q = Norm_following(r + c * D): `residual` r [T, H] of `site`, `output` D [T, H] fp32 =
+    sum over its chosen experts of weight * default vector, c = the factor with which it adds its experts' output
+    (Speculating Experts section 3.2). Needs `has_quasi_hidden`."""
+    scale, norm = context_of(site).scale, norm_of(following)
+    assert scale is not None and norm is not None, "there is no quasi-hidden state between these layers"
+    return norm(residual + (scale * output).to(residual.dtype))
+
+
 def find_contexts(model: Any, sites: Sequence[ExpertsSite]) -> list[RouterContext]:
     """Run three tokens up to the last router, with experts replaced by noise, and record which module feeds each
     router. A second call for the same model runs nothing. Hooks already in the model fire, as in any pass; its caches

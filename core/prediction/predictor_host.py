@@ -12,9 +12,11 @@ from typing import Any
 import torch
 
 from core.hf.discover import ExpertsSite, RouterOutput
-from core.hf.watch import Seen, Watch, answer, context_of, norm_of, watch
+from core.hf.norms import has_quasi_hidden, quasi_hidden
+from core.hf.watch import Seen, Watch, answer, watch
 from core.hf.weighing import Rule, rules_of
 from core.policy.predict import Prediction, Predictor
+from core.policy.predict.nets.estimator import Estimator
 from core.policy.predict.none import NoPrediction
 from core.prediction.nets import estimator_of
 from core.prediction.predicted import PredictedScores
@@ -94,7 +96,12 @@ class PredictorHost:
             self._watch.remove()
         self._watch = self._seen = self._output = None
         if self.predictor.asks or self._keeps_outputs:
-            self._watch = watch(self._model, self._sites, self._keep, norms=self.predictor.defaults)
+            self._watch = watch(self._model, self._sites, self._keep, norms=self._uses_defaults)
+
+    @property
+    def _uses_defaults(self) -> bool:
+        """Whether the predictor reads quasi-hidden states: itself, or through the profile's estimator."""
+        return self.predictor.defaults or ("estimator" in self.predictor.needs and self.estimator.quasi)
 
     # ------------------------------------------------------------------ within a pass
 
@@ -177,10 +184,9 @@ class PredictorHost:
     def default(
         self, layer: int, of: int, chosen: Sequence[Sequence[int]], weights: torch.Tensor | None, seen: Seen
     ) -> torch.Tensor | None:
-        """[T, H] quasi-hidden state q = Norm_of(r + c * D), D = sum over the chosen experts of weight * default vector,
-        c = the factor with which the layer adds its experts' output. None where the layer works differently."""
-        scale, norm = context_of(self._sites[layer]).scale, norm_of(self._sites[of])
-        if scale is None or norm is None or seen.residual is None or weights is None:
+        """[T, H] quasi-hidden state (`core.hf.norms.quasi_hidden`). None where the layer works differently."""
+        site, following = self._sites[layer], self._sites[of]
+        if seen.residual is None or weights is None or not has_quasi_hidden(site, following):
             return None
         if len(chosen) == 1:
             named, share = list(chosen[0]), weights.float()  # [1, k]
@@ -193,7 +199,7 @@ class PredictorHost:
         vectors, device = self._defaults[layer, named], seen.residual.device  # [n, H]
         if device.type == "cuda":
             vectors = vectors.pin_memory().to(device, non_blocking=True)
-        return norm(seen.residual + (scale * (share @ vectors.float())).to(seen.residual.dtype))
+        return quasi_hidden(site, following, seen.residual, share @ vectors.float())
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
         """[T, H] the embedding layer's output; fires no hooks."""
@@ -203,7 +209,7 @@ class PredictorHost:
         return states
 
     @cached_property
-    def estimator(self) -> Any:
+    def estimator(self) -> Estimator:
         """The profile's estimator, on the model's device."""
         return estimator_of(self.profile, self._model.device)
 

@@ -58,7 +58,8 @@ class EngineView:
         return scores
 
     def estimate(self, layer: int) -> npt.NDArray[np.float64]:
-        probs = self._predictor_host.estimator.probabilities(self.seen.hidden, layer)
+        net = self._predictor_host.estimator
+        probs = net.probabilities(self._state(layer, "default" if net.quasi else "hidden"), layer)
         ids = probs.topk(self.top_k).indices if self._kept(layer) else None
         scores, named = self._union(probs[None], ids)
         if ids is not None:

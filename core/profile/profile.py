@@ -233,7 +233,8 @@ def _profile(head: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) ->
         ):
             raise ValueError(f"{name} is {array.dtype} {list(array.shape)}")
     check_arrays(values, plain["experts"])
-    check_nets(plain["settings"], [name.removeprefix(NET) for name in arrays if name.startswith(NET)])
+    nets = [name.removeprefix(NET) for name in arrays if name.startswith(NET)]
+    check_nets(plain["settings"], nets, defaults="defaults" in values)
     if "first_tokens" in values:
         values["first_table"] = FirstTable(values.pop("first_tokens"), values.pop("first_experts"))
     return Profile(**plain, **values, nets=_nets(arrays))

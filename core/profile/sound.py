@@ -65,14 +65,16 @@ def check_arrays(arrays: Mapping[str, Any], experts: int) -> None:
         raise ValueError("first_tokens does not rise")
 
 
-def check_nets(settings: Mapping[str, Any], names: Collection[str]) -> None:
-    """Checks that trained networks, by the names of their weights, have their sizes in the settings.
-    Raises ValueError."""
+def check_nets(settings: Mapping[str, Any], names: Collection[str], *, defaults: bool) -> None:
+    """Checks that trained networks, by the names of their weights, have their sizes in the settings, and an estimator
+    of quasi-hidden states the default vectors that these are made of. Raises ValueError."""
     for net in NETS:
         if any(name.startswith(f"{net}.") for name in names):
             counts = settings.get(net)
             if not isinstance(counts, dict) or not all(type(value) is int and value >= 0 for value in counts.values()):
                 raise ValueError(f"the sizes of {net} are missing")
+            if counts.get("quasi") and not defaults:
+                raise ValueError(f"the default vectors that {net} needs are missing")
 
 
 def _is_time(value: object) -> bool:

@@ -115,9 +115,20 @@ def _trained(part: str) -> Callable[[Profile], str]:
         found = [r for r in recall.get(part, ()) if r is not None] if isinstance(recall, dict) else []
         size = sum(t.numel() * t.element_size() for name, t in profile.nets.items() if name.startswith(f"{part}."))
         named = f"names {np.mean(found):.1%} of the experts on what it was not trained on; " if found else ""
-        return f"{named}{size / 1e6:.1f} MB"
+        return f"{named}{_training(profile, part)}{size / 1e6:.1f} MB"
 
     return description
+
+
+def _training(profile: Profile, part: str) -> str:
+    """How the estimator was trained; "" for another network."""
+    config, gathered = profile.settings.get(part), profile.settings.get("gathered")
+    if part != "estimator" or not isinstance(config, dict) or "width" not in config:
+        return ""
+    state = "quasi-hidden states" if config.get("quasi") else "router inputs"
+    known = gathered.get(part) if isinstance(gathered, dict) and "quasi" in config else None  # before, of all tokens
+    tokens = f" of {known['tokens']:,} tokens" if isinstance(known, dict) and "tokens" in known else ""
+    return f"width {config['width']}, trained on the {state}{tokens}; "
 
 
 _SAID: dict[str, Callable[[Profile], str]] = {

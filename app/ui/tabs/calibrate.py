@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from html import escape
+from itertools import chain
 from typing import Any
 
 import gradio as gr
@@ -10,14 +13,16 @@ from gradio.components import Component
 from app.services.calibrator import Reading
 from app.services.host import Host
 from app.ui.carried import Renewed
-from app.ui.controls import LIVE, ONCE, html, whole
+from app.ui.controls import LIVE, ONCE, control, html, turned, whole
 from app.ui.job_tab import JobTab
 from app.ui.news import Shown
 from app.ui.tabs import calibrate_figures as figures
 from app.ui.tabs.calibrate_views import EMPTY, NO_MODEL, kind_choices, part_choices, question, rough, summary
 from app.ui.text import notice
-from core.errors import MoestroError
+from core.errors import MoestroError, SettingError
 from core.profile import PARTS, profile_path
+from core.settings.calibration import CalibrationSettings
+from core.settings.param import declared
 
 TOKENS = 20_000  # default limit of tokens read
 
@@ -85,8 +90,13 @@ class CalibrateTab:
             elem_id="calibration-parts",
             info="Parts that are not ticked keep their earlier measurements.",
         )
+        with gr.Column(elem_id="calibration-estimator") as self.estimator:
+            self.settings = [
+                control(replace(param, name=f"calibration.{name}"), param.default)
+                for name, param in declared(CalibrationSettings).items()
+            ]
         self.rough = html(elem_id="calibration-rough")
-        return [self.kinds, self.parts, self.text, self.path, self.limit]
+        return [self.kinds, self.parts, self.text, self.path, self.limit, *self.settings]
 
     def _build_answer(self) -> None:
         self.empty = html(EMPTY, elem_id="calibration-empty")
@@ -112,10 +122,16 @@ class CalibrateTab:
     def _wire(self) -> None:
         ticked = (self.kinds.change, self.parts.change)
         gr.on(
-            [*ticked, self.text.blur, self.path.blur, self.limit.blur],
+            [
+                *ticked,
+                self.text.blur,
+                self.path.blur,
+                self.limit.blur,
+                *chain.from_iterable(map(turned, self.settings)),
+            ],
             self._fields,
             self.tab.form,
-            [self.text, self.path, self.rough],
+            [self.text, self.path, self.estimator, self.rough],
             **LIVE,
         )
         self.layer.release(self._layer, [self.tab.news, self.layer], self.pairs, **LIVE)
@@ -123,24 +139,35 @@ class CalibrateTab:
         self.no.click(lambda: gr.update(visible=False), None, self.confirm, **ONCE)
         self.yes.click(self._delete, None, [self.confirm, self.alert], **ONCE)
 
-    def _fields(self, kinds: list[str], parts: list[str], text: str, path: str, limit: float | None) -> list[Any]:
-        """The fields that the chosen kinds need, and the estimated duration."""
-        reading, host = self._reading(kinds, parts, text, path, limit), self.host
-        said = rough(
-            host.calibrator.characters(reading), reading.limit, host.calibrator.speed(host.models.load_id), parts
-        )
+    def _fields(self, kinds: list[str], parts: list[str], *values: Any) -> list[Any]:
+        """The fields that the chosen kinds and parts need, and the estimated duration and room on disk."""
         return [
             gr.update(visible="text" in kinds),
             gr.update(visible="path" in kinds),
-            f"<p class='minor'>{said}</p>" if kinds and parts else "",
+            gr.update(visible="estimator" in parts),
+            f"<p class='minor'>{self._rough(kinds, parts, *values)}</p>" if kinds and parts else "",
         ]
 
-    def _start(self, kinds: list[str], parts: list[str], text: str, path: str, limit: float | None) -> None:
-        self.host.calibrator.start(self._reading(kinds, parts, text, path, limit))
+    def _rough(self, kinds: list[str], parts: list[str], *values: Any) -> str:
+        host = self.host
+        try:
+            reading = self._reading(kinds, parts, *values)
+        except SettingError as error:
+            return escape(str(error))
+        speed, shape = host.calibrator.speed(host.models.load_id), host.models.shape
+        training = reading.settings if "estimator" in parts else None
+        return rough(host.calibrator.characters(reading), reading.limit, speed, parts, training, shape)
+
+    def _start(self, *values: Any) -> None:
+        self.host.calibrator.start(self._reading(*values))
 
     @staticmethod
-    def _reading(kinds: list[str], parts: list[str], text: str, path: str, limit: float | None) -> Reading:
-        return Reading(tuple(kinds), tuple(parts), text or "", path or "", whole(limit))
+    def _reading(
+        kinds: list[str], parts: list[str], text: str, path: str, limit: float | None, *settings: Any
+    ) -> Reading:
+        """Raises SettingError for a value out of its bounds."""
+        training = CalibrationSettings.checked(**dict(zip(declared(CalibrationSettings), settings, strict=True)))
+        return Reading(tuple(kinds), tuple(parts), text or "", path or "", whole(limit), training)
 
     def _ask(self) -> list[Any]:
         profile = self.host.models.profile

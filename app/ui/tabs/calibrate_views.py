@@ -9,8 +9,10 @@ from app.services.calibrator import CHOICES
 from app.words import count, name_of, size
 from core.profile import PARTS, Profile
 from core.profile.summary import TITLES, describe
+from core.settings.calibration import CalibrationSettings
 from core.settings.config import KINDS
 from core.settings.registry import variants
+from core.types import ModelShape
 
 EMPTY = (
     "<div class='empty-note'><b>Not calibrated yet</b><span>Calibration runs texts through the loaded model and "
@@ -53,11 +55,21 @@ def needed_by(part: str) -> list[str]:
     return [v.title for kind in KINDS for v in variants(kind) if part in v.needs]
 
 
-def rough(characters: int, limit: int, tokens_s: float | None, parts: list[str]) -> str:
-    """Estimated duration. `tokens_s` = prefill speed on this machine; None = not known yet."""
+def rough(
+    characters: int,
+    limit: int,
+    tokens_s: float | None,
+    parts: list[str],
+    training: CalibrationSettings | None = None,
+    shape: ModelShape | None = None,
+) -> str:
+    """Estimated duration, and the disk that `training` an estimator takes for a model of this shape. `tokens_s` =
+    prefill speed on this machine; None = not known yet."""
     tokens = round(characters / CHARACTERS)
     tokens = min(tokens, limit) if limit else tokens
     said = f"About {count(tokens)} tokens to read"
+    if training is not None and shape is not None:
+        said += f", {size(training.training_bytes(shape, tokens))} of disk while the estimator is trained"
     if tokens_s is None:
         return f"{said}. The time left is shown once it has begun."
     reading = 2.0 * tokens / tokens_s  # observing the routers takes about as long again as reading

@@ -99,7 +99,7 @@ class View(Protocol):
         would choose."""
 
     def estimate(self, layer: int) -> npt.NDArray[np.float64]:
-        """[E] the same by the profile's estimator, which must exist."""
+        """[E] the same by the profile's estimator, which must exist, from the state that it was trained on."""
 
     def distribution(self) -> Later:
         """[E] softmax of this layer's router, mean over the pass's tokens."""

@@ -16,12 +16,12 @@ from core.settings.registry import register
     "estimator",
     title="Estimator",
     help="A small network, trained on this model, tells the next "
-    "layer's experts from this layer's state. Layer 0 takes the previous token's experts.",
-    source="Speculating Experts section 6.1 and appendix A, Est-PF of section 6.3; its input here is the router input "
-    "h_l",
+    "layer's experts from this layer's state: the one it was trained on, as its profile says. Layer 0 takes the "
+    "previous token's experts.",
+    source="Speculating Experts section 6.1 and appendix A, Est-PF of section 6.3",
 )
 class Estimated(Predictor):
-    """The network's distribution for layer l + 1, given h_l."""
+    """The network's distribution for layer l + 1, given layer l's state."""
 
     asks: ClassVar[bool] = True
     executes: ClassVar[bool] = True

@@ -1,0 +1,69 @@
+"""Settings of calibration: what its networks are trained on, and their sizes. They act when a model is calibrated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from core.errors import SettingError
+from core.settings.param import Param, declared
+from core.types import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationSettings:
+    """How a profile is measured. Build with `CalibrationSettings.checked(...)` from untrusted values.
+
+    Estimator: Speculating Experts sections 6.1 and 6.2 and appendix A.
+    """
+
+    estimator_input: Annotated[
+        Literal["quasi", "hidden"],
+        Param(
+            "What the estimator is fed, in training and when it predicts. quasi = the quasi-hidden state: the residual "
+            "stream with the chosen experts' default vectors, which are measured with it, through the next router's "
+            "norm, as in the paper. hidden = this layer's router input. Layers without a quasi-hidden state take the "
+            "router input.",
+            title="Estimator: input",
+        ),
+    ] = "quasi"
+    estimator_width: Annotated[
+        int,
+        Param(
+            "Width of the estimator's inner layers. Wider ones learn more from many tokens, and take longer to train "
+            "and to ask. The paper's 17 million parameters for Qwen3-30B-A3B are a width of about 2400.",
+            title="Estimator: width",
+            low=8,
+            high=8192,
+            step=8,
+        ),
+    ] = 256
+    estimator_tokens: Annotated[
+        int,
+        Param(
+            "Train the estimator on at most this many of the tokens read, drawn evenly from all of them. Their states "
+            "are on disk meanwhile, about 2 (H + E) bytes a token and layer. The paper trains on 4 to 5 million.",
+            title="Estimator: training tokens",
+            low=16,
+            high=100_000_000,
+            step=1,
+            unit="tokens",
+        ),
+    ] = 8192
+
+    def training_bytes(self, shape: ModelShape, tokens: int) -> int:
+        """Bytes on disk of the estimator's training data, when `tokens` tokens are read: a 16-bit state and router
+        distribution a token and layer but the first, and for a quasi-hidden state the chosen experts and weights."""
+        chosen = 6 * shape.top_k if self.estimator_input == "quasi" else 0
+        each = 2 + 2 * (shape.hidden + shape.experts) + chosen
+        return min(tokens, self.estimator_tokens) * (shape.layers - 1) * each
+
+    @classmethod
+    def checked(cls, **values: object) -> CalibrationSettings:
+        """Build from untrusted values. Raises SettingError with the bounds."""
+        known = declared(cls)
+        for name in values:
+            if name not in known:
+                raise SettingError(f"There is no calibration setting called {name!r}. Settings: {', '.join(known)}.")
+        checked: dict[str, Any] = {name: known[name].check(value) for name, value in values.items()}
+        return cls(**checked)

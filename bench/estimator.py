@@ -25,7 +25,7 @@ from core.types import ModelShape
 
 INPUTS = ("hidden", "quasi")
 WIDTHS = (64, 256, 1024)
-TOKENS = (1024, 8192, 32768)
+TOKENS = (1024, 8192, 16384)
 BEFORE_TOKENS, BEFORE_BYTES = 8192, 256 << 20  # as many as were kept once: the fewer of both
 MIDDLE = 256  # width of the rows over tokens
 ANSWER = 48  # most tokens of an answer
@@ -91,7 +91,7 @@ def cases(shape: ModelShape) -> list[dict[str, Any]]:
     """The calibration settings to compare, the estimator of before first; each once."""
     found = [case("hidden", MIDDLE, before(shape))]
     found += [case(kind, MIDDLE, tokens) for kind in INPUTS for tokens in TOKENS]
-    found += [case(kind, width, TOKENS[-1]) for kind in INPUTS for width in WIDTHS]
+    found += [case(kind, width, BEFORE_TOKENS) for kind in INPUTS for width in WIDTHS]
     return [one for at, one in enumerate(found) if one not in found[:at]]
 
 

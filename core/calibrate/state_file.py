@@ -47,10 +47,13 @@ class StateFile:
     def write(self, records: Records) -> None:
         """Append records. Raises ProfileError when the disk is full."""
         try:
-            self._file.write(records.tobytes())
+            self._append(records)
         except OSError as error:
             raise _unwritable(error) from error
         self.count += len(records)
+
+    def _append(self, records: Records) -> None:
+        self._file.write(records.tobytes())
 
     def batches(self, size: int, generator: torch.Generator) -> Iterator[Batch]:
         """Every example once, in minibatches of `size`, the last one smaller. Blocks are taken in random order, and

@@ -12,13 +12,13 @@ from core.policy.predict.nets.path import RoutingPathNet
 from core.profile import FirstTable, Profile
 
 
-def drawn_profile(engine: Engine, seed: int = 0) -> Profile:
-    """The same for the same seed."""
+def drawn_profile(engine: Engine, seed: int = 0, *, quasi: bool = False) -> Profile:
+    """The same for the same seed. `quasi`: what its estimator is fed."""
     random, shape = np.random.default_rng(seed), engine.shape
     layers, experts, k, hidden = shape.layers, shape.experts, shape.top_k, shape.hidden
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        estimating, e_settings = estimator.to_tensors(Estimator(layers, experts, hidden, 16))
+        estimating, e_settings = estimator.to_tensors(Estimator(layers, experts, hidden, 16, int(quasi)))
         walking, p_settings = path.to_tensors(
             RoutingPathNet(layers, experts, torch.arange(3, 60), d_ff=32, heads=2, d_kv=8, blocks=1)
         )

@@ -274,6 +274,33 @@ def test_another_profile_acts_from_the_next_pass_on(exact: Engine) -> None:
     exact.change({"predictor": "none"})
 
 
+@pytest.mark.parametrize("quasi", [False, True], ids=["hidden", "quasi"])
+def test_the_profile_says_what_the_estimator_is_fed(
+    exact: Engine, quasi: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Quasi-hidden states are made for it alone if it was trained on them, also when the profile changes under it."""
+    exact.change({"predictor": "estimator"})
+    kept, plain = exact.profile, passes(exact)
+    exact.use_profile(drawn_profile(exact, quasi=quasi))
+    made, fed = list[torch.Tensor](), list[torch.Tensor]()
+    host, net = exact.predictor_host, exact.predictor_host.estimator
+    default, probabilities = host.default, net.probabilities
+
+    def noted(*args: Any) -> torch.Tensor | None:
+        made.append(found := default(*args))  # type: ignore[arg-type]
+        return found
+
+    monkeypatch.setattr(host, "default", noted)
+    monkeypatch.setattr(net, "probabilities", lambda states, layer: fed.append(states) or probabilities(states, layer))
+    logits, tokens = passes(exact)
+    assert torch.equal(logits, plain[0]) and tokens == plain[1]
+    assert len(fed) == (STEPS + 1) * (exact.shape.layers - 1)
+    assert [id(state) for state in fed] == [id(state) for state in made] if quasi else not made
+    monkeypatch.undo()
+    exact.use_profile(kept)
+    exact.change({"predictor": "none"})
+
+
 @pytest.mark.parametrize("name", BESIDE)
 def test_what_works_beside_is_heard_and_ends_with_its_predictor(exact: Engine, name: str) -> None:
     exact.change({"predictor": name})

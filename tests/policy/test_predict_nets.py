@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -10,12 +11,28 @@ from torch.nn import functional
 from transformers import T5Config, T5Model
 
 from core.policy.predict.nets import estimator, path
-from core.policy.predict.nets.estimator import Estimator
+from core.policy.predict.nets.estimator import Batch, Estimator
 from core.policy.predict.nets.path import WINDOW, Passage, RoutingPathNet
 from core.policy.predict.nets.t5 import start_weights
 
 LAYERS, EXPERTS, K, HIDDEN = 4, 6, 2, 12
 TOKENS = torch.arange(5, 45)
+
+
+SIZES = {"layers": LAYERS, "experts": EXPERTS, "hidden": HIDDEN}
+
+
+class Held:
+    """Examples in memory: states [N, L, H], distributions [N, L, E]."""
+
+    def __init__(self, states: torch.Tensor, probs: torch.Tensor) -> None:
+        self.states, self.probs = states, probs
+        self.count = len(states) * (states.shape[1] - 1)
+
+    def batches(self, size: int, generator: torch.Generator) -> Iterator[Batch]:
+        for rows in torch.randperm(self.count, generator=generator).split(size):
+            token, layer = rows // (self.states.shape[1] - 1), rows % (self.states.shape[1] - 1)
+            yield Batch(layer + 1, self.states[token, layer].float(), self.probs[token, layer + 1].float())
 
 
 def drawn(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -70,12 +87,18 @@ def test_the_estimator_learns_what_a_router_does() -> None:
     states, probs = drawn(600)
     shares: list[float] = []
     net = estimator.train(
-        states, probs, width=48, epochs=30, rate=5e-3, batch=64, progress=lambda text, share: shares.append(share)
+        Held(states, probs),
+        **SIZES,
+        width=48,
+        epochs=30,
+        rate=5e-3,
+        batch=64,
+        progress=lambda text, share: shares.append(share),
     )
     assert net is not None
     untrained = Estimator(LAYERS, EXPERTS, HIDDEN, 48)
     fresh = drawn(200, seed=1)
-    learnt, before = (estimator.recall(one, *fresh, K) for one in (net, untrained))
+    learnt, before = (estimator.recall(one, Held(*fresh), K) for one in (net, untrained))
     assert torch.isnan(learnt[0])
     assert (learnt[1:] > 0.8).all() and (before[1:] < 0.6).all()
     assert shares[-1] == 1.0 and shares == sorted(shares)
@@ -84,7 +107,7 @@ def test_the_estimator_learns_what_a_router_does() -> None:
 
 def test_training_an_estimator_lowers_the_divergence_from_the_router() -> None:
     states, probs = drawn(300)
-    net = estimator.train(states, probs, width=48, epochs=40, rate=5e-3, batch=64)
+    net = estimator.train(Held(states, probs), **SIZES, width=48, epochs=40, rate=5e-3, batch=64)
     assert net is not None
     predicted = torch.stack([net.probabilities(states[:, layer - 1], layer) for layer in range(1, LAYERS)], 1)
     kl = functional.kl_div(predicted.log(), probs[:, 1:].float(), reduction="sum") / predicted[..., 0].numel()
@@ -92,10 +115,29 @@ def test_training_an_estimator_lowers_the_divergence_from_the_router() -> None:
     assert kl < 0.2 * uniform / predicted[..., 0].numel()
 
 
-def test_an_estimator_needs_two_layers() -> None:
+def test_an_estimator_needs_examples() -> None:
+    """A model of one layer has none."""
     states, probs = drawn(10)
-    with pytest.raises(ValueError, match="before another"):
-        estimator.train(states[:, :1], probs[:, :1])
+    with pytest.raises(ValueError, match="no states"):
+        estimator.train(Held(states[:, :1], probs[:, :1]), **SIZES)
+
+
+@pytest.mark.parametrize(("count", "epochs"), [(10, 20), (30, 7), (1000, 1)])
+def test_few_examples_are_seen_often_and_many_once(count: int, epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As often as makes about STEPS minibatches, but at most MOST_EPOCHS times."""
+    monkeypatch.setattr(estimator, "STEPS", 20)
+    passes = list[int]()
+
+    class Counted(Held):
+        def batches(self, size: int, generator: torch.Generator) -> Iterator[Batch]:
+            passes.append(0)
+            for one in super().batches(size, generator):
+                passes[-1] += len(one.layer)
+                yield one
+
+    examples = Counted(torch.zeros(count, 2, 4), torch.full((count, 2, 3), 1 / 3))
+    assert estimator.train(examples, layers=2, experts=3, hidden=4, width=8, batch=10) is not None
+    assert passes == [count] * epochs
 
 
 # ---------------------------------------------------------------------- routing path
@@ -203,7 +245,7 @@ def test_a_seed_gives_the_same_net_and_leaves_other_random_numbers_alone() -> No
     undisturbed = torch.rand(3)
     torch.manual_seed(1)
     for one, again, other in (
-        [estimator.train(states, probs, width=8, epochs=2, seed=seed) for seed in (0, 0, 1)],
+        [estimator.train(Held(states, probs), **SIZES, width=8, epochs=2, seed=seed) for seed in (0, 0, 1)],
         [path.train(data, experts=EXPERTS, epochs=1, seed=seed) for seed in (0, 0, 1)],
     ):
         assert one is not None and again is not None and other is not None
@@ -218,7 +260,7 @@ def test_training_can_be_cancelled() -> None:
         seen.append(share)
         cancel.set()
 
-    assert estimator.train(*drawn(600), epochs=50, progress=progress, cancel=cancel) is None
+    assert estimator.train(Held(*drawn(600)), **SIZES, epochs=50, progress=progress, cancel=cancel) is None
     assert path.train(passages(20), experts=EXPERTS, epochs=50, progress=progress, cancel=cancel) is None
     assert len(seen) == 1 and seen[0] < 0.1
 
@@ -226,7 +268,7 @@ def test_training_can_be_cancelled() -> None:
 def test_training_works_where_gradients_are_switched_off() -> None:
     with torch.inference_mode():
         states, probs = drawn(20)
-        assert estimator.train(states, probs, width=8, epochs=1) is not None
+        assert estimator.train(Held(states, probs), **SIZES, width=8, epochs=1) is not None
 
 
 def test_a_profile_gives_the_nets_back() -> None:

@@ -13,6 +13,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from core.hf import ExpertsSite, find_experts, install
 from core.hf.hooks import probe_router
+from core.hf.norms import quasi_hidden
 from core.hf.watch import norm_of, watch
 from core.policy.predict import Prediction, Predictor, View
 from core.policy.predict.nets import estimator, path
@@ -211,9 +212,13 @@ def test_weights_distribution_and_embedding(opened: Opened) -> None:
 
 
 @pytest.mark.parametrize("ids", [ONE, PROMPT], ids=["decode", "prefill"])
-def test_the_estimator_is_given_the_router_input(opened: Opened, ids: torch.Tensor) -> None:
-    net = Estimator(opened.shape.layers, opened.shape.experts, 64, 8).eval()
+@pytest.mark.parametrize("kind", ["before", "hidden", "quasi"])
+def test_the_estimator_is_given_the_state_that_it_was_trained_on(opened: Opened, ids: torch.Tensor, kind: str) -> None:
+    """In a profile of before, which does not say, that was the router input."""
+    net = Estimator(opened.shape.layers, opened.shape.experts, 64, 8, int(kind == "quasi")).eval()
     nets, settings = estimator.to_tensors(net)
+    if kind == "before":
+        settings = {"estimator": {k: v for k, v in net.config.items() if k != "quasi"}}
     profile = Profile(
         "tiny",
         "hash",
@@ -224,13 +229,25 @@ def test_the_estimator_is_given_the_router_input(opened: Opened, ids: torch.Tens
         9,
         "a test",
         "",
+        defaults=opened.profile.defaults,
         nets=nets,
         settings=settings,
     )
     found, real = predict(opened, ids, lambda view: view.estimate(1) if view.layer == 0 else None, profile)
+    state = real[0].hidden
+    if kind == "quasi":
+        assert real[0].residual is not None
+        output = torch.zeros_like(state, dtype=torch.float32)
+        for row, (ids_of, weights) in enumerate(
+            zip(real[0].ids.tolist(), real[0].weights.float().tolist(), strict=True)
+        ):
+            for expert, weight in zip(ids_of, weights, strict=True):
+                output[row] += weight * torch.from_numpy(opened.profile.defaults[0, expert]).float()
+        state = quasi_hidden(opened.sites[0], opened.sites[1], real[0].residual, output)
+        assert not torch.allclose(state.float(), real[0].hidden.float(), atol=1e-2)
     with torch.no_grad():
-        wanted = net(real[0].hidden, torch.tensor(1)).softmax(-1)
-    assert found[0] == pytest.approx(some_asks(wanted, opened.shape.top_k), abs=1e-5)
+        wanted = net(state, torch.tensor(1)).softmax(-1)
+    assert found[0] == pytest.approx(some_asks(wanted, opened.shape.top_k), abs=1e-4)
 
 
 def test_what_a_pass_is_made_of(opened: Opened) -> None:

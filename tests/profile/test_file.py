@@ -203,6 +203,7 @@ def test_a_later_version_and_wrong_shapes_are_refused(tmp_path: Path) -> None:
         ({"times": {"att": 0.1, "moe": "1"}}, {}, "times"),
         ({"settings": {"path": {"d_model": 2}}}, {}, "estimator"),
         ({"settings": {"estimator": {"width": "4"}}}, {}, "sizes"),
+        ({"settings": {"estimator": {"quasi": 1}, "path": {}}}, {"defaults": None}, "default vectors that estimator"),
         ({}, {"counts": np.full((L, E), -1)}, "fewer than no"),
         ({}, {"pairs": np.full((L, E, E), np.inf, np.float32)}, "pairs"),
         ({}, {"tae": np.full((L, 101), np.nan, np.float32)}, "tae"),

@@ -10,7 +10,9 @@ import pytest
 
 from app.services.analysis.lab import Lab, Run, to_csv
 from app.ui.tabs import analysis_figures, analysis_views, calibrate_figures, calibrate_views, lab_views
+from app.words import size
 from core.profile import PARTS
+from core.settings.calibration import CalibrationSettings
 from tests.app.test_whatif import ABOUT, row, table
 from tests.fake_models import SHAPE
 from tests.fake_profiles import fake_profile
@@ -181,6 +183,9 @@ def test_the_time_it_may_take() -> None:
     assert "1\u202f000 tokens" in calibrate_views.rough(3600, 0, 100.0, ["counts"])
     assert "roughly 20 s," in calibrate_views.rough(3600, 0, 100.0, ["counts"])
     assert "roughly 10 s, and 5 s to train" in calibrate_views.rough(3600, 500, 100.0, ["estimator"])
+    training = CalibrationSettings.checked(estimator_tokens=500)
+    said = calibrate_views.rough(3600, 0, 100.0, ["estimator"], training, SHAPE)
+    assert f"{size(training.training_bytes(SHAPE, 500))} of disk" in said and "roughly 20 s, and 10 s to train" in said
     assert "once it has begun" in calibrate_views.rough(3600, 0, None, [])
     assert calibrate_views.spoken(150) == "2 min"
     assert calibrate_views.spoken(3 * 3600 + 60) == "3 h 1 min"

@@ -73,8 +73,8 @@ def rough(
     if tokens_s is None:
         return f"{said}. The time left is shown once it has begun."
     reading = 2.0 * tokens / tokens_s  # observing the routers takes about as long again as reading
-    training = reading * sum(TRAINED.get(part, 0.0) for part in parts)
-    more = f", and {spoken(training)} to train" if training > 1 else ""
+    learning = reading * sum(TRAINED.get(part, 0.0) for part in parts)
+    more = f", and {spoken(learning)} to train" if learning > 1 else ""
     return f"{said}: roughly {spoken(reading)}{more}, at the prompt speed measured so far."
 
 

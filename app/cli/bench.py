@@ -60,8 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     asked.add_argument(
         "--model",
         metavar="NAME",
-        help='quick, regret, predictors, estimator, methods, overhead, lossy, systems: "demo", or a folder with a model '
-        '(default: demo); systems: or "generated", a model that the bench writes itself',
+        help='quick, regret, predictors, estimator, methods, overhead, lossy, systems: "demo", or a folder with a '
+        'model (default: demo); systems: or "generated", a model that the bench writes itself',
     )
     asked.add_argument(
         "--budget",

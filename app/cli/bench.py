@@ -29,6 +29,8 @@ BENCHES = (
     "predictors",
     "estimator",
     "methods",
+    "expert_maps",
+    "training",
     "overhead",
     "substitution",
     "lossy",
@@ -60,8 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     asked.add_argument(
         "--model",
         metavar="NAME",
-        help='quick, regret, predictors, estimator, methods, overhead, lossy, systems: "demo", or a folder with a '
-        'model (default: demo); systems: or "generated", a model that the bench writes itself',
+        help="quick, regret, predictors, estimator, methods, expert_maps, training, overhead, lossy, systems: "
+        '"demo", or a folder with a model (default: demo); systems: or "generated", which the bench writes itself',
     )
     asked.add_argument(
         "--budget",

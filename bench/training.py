@@ -1,0 +1,100 @@
+"""bench training: recall of predictors that learn from a profile, over the tokens it was made from.
+
+One profile for each number of tokens, from the same texts; recall of each on answers to questions that none of them has
+seen. Predictors with background work are waited for, so that the figures are counts that no load changes.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+from bench.claims import verdict
+from bench.predictors import divided, listen
+from core.calibrate.gather import calibrate
+from core.calibrate.texts import bundled
+from core.engine import Engine
+from core.session.manifest import device_name, versions
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
+from core.settings.param import Value
+from core.settings.registry import variants
+
+READS = (500, 1000, 2000, 4000, 8000, 16000)  # tokens of a profile; the last ones as far as the texts go
+ANSWER = 48  # most tokens of an answer
+MAPS: dict[str, Value] = {"learn": False}  # only the profile's are searched
+
+
+def subjects() -> dict[str, tuple[str, dict[str, Value]]]:
+    """Title -> (predictor, parameters): all that need a part of the profile, maps alone, and the next gate beside them,
+    which needs nothing."""
+    needy = {one.name: (one.name, dict[str, Value]()) for one in variants("predictor") if one.needs}
+    return {"gate": ("gate", {}), **needy, "expert_map, not learning": ("expert_map", MAPS)}
+
+
+def run(
+    model: str = "demo", tokens: int = 512, small: bool = False, say: Callable[[str], None] = print
+) -> dict[str, object]:
+    """Measures; returns the result as plain data. `tokens` = decoded tokens per predictor."""
+    engine = Engine.load(LoadSpec.checked(model, Settings({"budget": "all", "link": "own"})))
+    try:
+        known, held_out = divided(bundled(model))
+        reads, tokens, answer = ((60, 200), 6, 6) if small else (READS, tokens, ANSWER)
+        asked, shape = subjects(), engine.shape
+        parts = {part for one in variants("predictor") for part in one.needs} | {"maps"}
+        by_tokens: dict[str, dict[str, Any]] = {}
+        for limit in reads:
+            say(f"calibrating on {limit} tokens")
+            profile = calibrate(engine, known, parts=parts, limit=limit)
+            if str(profile.tokens) in by_tokens:
+                break  # the texts have no more
+            engine.use_profile(profile)
+            found = {}
+            for title, (name, params) in asked.items():
+                say(f"{profile.tokens} tokens: {title}")
+                by_layer = listen(engine, name, params, held_out, tokens, answer, patient=True).recall(
+                    shape.layers, shape.top_k
+                )
+                found[title] = {"recall_at_k": statistics.fmean(by_layer), "recall_by_layer": by_layer}
+            by_tokens[str(profile.tokens)] = found
+            engine.change({"predictor": "none"})
+        return {
+            "recall": by_tokens,
+            "orderings": orderings(by_tokens),
+            "tokens": tokens,
+            "model": engine.model_name,
+            "model_hash": engine.model_hash,
+            "layers": shape.layers,
+            "experts": shape.experts,
+            "top_k": shape.top_k,
+            "device": device_name(engine.device),
+            "versions": versions(),
+        }
+    finally:
+        engine.unload()
+
+
+def orderings(by_tokens: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Whether more tokens always help, predictor by predictor."""
+    titles = [title for title in next(iter(by_tokens.values()), {}) if title != "gate"]
+    rows = {title: [one[title]["recall_at_k"] for one in by_tokens.values()][::-1] for title in titles}
+    return [
+        {"claim": f"{title}: the more tokens, the better", "values": [row], "holds": verdict([row])}
+        for title, row in rows.items()
+    ]
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result as text."""
+    found = result["recall"]
+    lines = [
+        f"{result['model']}: {result['layers']} layers of {result['experts']} experts, {result['top_k']} active; "
+        f"recall@{result['top_k']} of {result['tokens']} decoded tokens, waited for, by tokens of the profile",
+        f"  {'':26s}" + "".join(f"{tokens:>9s}" for tokens in found),
+    ]
+    lines += [
+        f"  {title:26s}" + "".join(f"{one[title]['recall_at_k']:9.1%}" for one in found.values())
+        for title in next(iter(found.values()), {})
+    ]
+    return "\n".join([*lines, *(f"  {one['holds']:13s}{one['claim']}" for one in result["orderings"])])

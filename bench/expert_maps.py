@@ -98,7 +98,7 @@ def iterations(engine: Engine, texts: Sequence[Text], tokens: int) -> list[Itera
             step = piece.step
             if step is not None and piece.kind != "end" and step.phase == "decode" and step.probs is not None:
                 assert step.tok is not None
-                key = engine.predictor_host.embed(step.tok.tolist()).float().mean(0).cpu().numpy()
+                key = engine.predictor_host.embed(step.tok.tolist()).detach().float().mean(0).cpu().numpy()
                 one = step.probs[:, 0].astype(np.float32)
                 found.append(Iteration(asked, key, one, step.ids[:, 0].astype(np.int64)))
     engine.keep(probs=False, ranks=False, tokens=False)

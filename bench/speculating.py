@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle, islice
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from core.settings.presets import preset
 from core.types import StepRecord
 
 MODES = tuple(mode for mode in modes_of() if mode.name.startswith("execute_"))  # modes that the profile must support
-CONTEXTS = (64, 256, 768)
+CONTEXTS = (64, 256, 768)  # tokens before the timed ones; and as many as the model's context has room for
 PARTS = ("total_ms", "compute_ms", "stall_ms", "idle_ms", "copy_ms")  # of a token; copying overlaps the others
 NEVER = threading.Event()
 DECODED, PROBED, READ = 48, 256, 512  # tokens: timed per context, predicted for recall, and read for cosines
@@ -65,7 +66,8 @@ def measure(
 ) -> dict[str, Any]:
     """All of it, on a loaded engine whose profile has not seen the questions; the engine's settings are restored
     afterwards."""
-    contexts, decoded, heard, read = ((4, 8), 3, 4, 12) if small else (CONTEXTS, DECODED, PROBED, READ)
+    decoded, heard, read = (3, 4, 12) if small else (DECODED, PROBED, READ)
+    contexts = [4, 8] if small else lengths(engine.context, decoded)
     ids = [
         token for text in held_out(engine.model_name) for token in tokenize(engine.prompt.tokenizer, text).ids.tolist()
     ]
@@ -74,13 +76,21 @@ def measure(
     with restored(engine):
         say("recall")
         found["recall"] = recalls(engine, [[{"role": "user", "content": one.text}] for one in questions], heard)
-        found["tpot"] = {context: _timed(engine, ids, context, decoded, rounds, say) for context in map(str, contexts)}
+        long = list(islice(cycle(ids), max(contexts) + decoded))
+        found["tpot"] = {str(length): _timed(engine, long, length, decoded, rounds, say) for length in contexts}
     return {
         **found,
         "top_k": engine.shape.top_k,
         "emulated": bool(engine.transfers.pace),
         "claimed": "gain is bounded by sum over layers of min(compute, copy) on demand",
     }
+
+
+def lengths(context: int, decoded: int) -> list[int]:
+    """Tokens to time behind, ascending: CONTEXTS as far as a context of that many leaves room to decode, and the most
+    that it does."""
+    longest = context - decoded
+    return [*(one for one in CONTEXTS if one < longest), longest]
 
 
 def cosines(engine: Engine, ids: Sequence[int]) -> dict[str, list[float | None]]:
@@ -134,11 +144,10 @@ def recalls(engine: Engine, asked: Sequence[Text], tokens: int) -> dict[str, lis
 
 
 def _timed(
-    engine: Engine, ids: Sequence[int], context: str, decoded: int, rounds: int, say: Callable[[str], None]
+    engine: Engine, ids: Sequence[int], length: int, decoded: int, rounds: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """System -> the parts of a token's time at this context length, from the round with the median time of `rounds`,
-    each of which runs every system once. And the bound."""
-    length = min(int(context), engine.context - decoded, len(ids) - decoded)
+    """System -> the parts of a token's time behind the first `length` of `ids`, from the round with the median time of
+    `rounds`, each of which runs every system once. And the bound."""
     say(f"times behind {length} tokens")
     split: dict[str, list[dict[str, float]]] = {name: [] for name in SYSTEMS}
     bounds = []

@@ -54,6 +54,13 @@ def test_the_bound_is_what_computing_and_copying_have_in_common() -> None:
     assert speculating.bound_ms(steps, 2) == pytest.approx(4.5)
 
 
+@pytest.mark.parametrize(
+    ("context", "lengths"), [(1024, [64, 256, 768, 976]), (816, [64, 256, 768]), (112, [64]), (60, [12])]
+)
+def test_times_go_up_to_the_models_own_context(context: int, lengths: list[int]) -> None:
+    assert speculating.lengths(context, 48) == lengths
+
+
 def test_redundancy_is_the_best_pair() -> None:
     likeness = np.array([[[1, 0.5, 0.1], [0.5, 1, 0.3], [0.1, 0.3, 1]]], np.float32)
     profile: Any = SimpleNamespace(likeness=likeness)

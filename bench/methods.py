@@ -144,11 +144,16 @@ def recorded(
     return live, waited
 
 
+def usual_of(profile: Profile) -> tuple[float, ...]:
+    """How often the profile saw each expert, by eid: caches are filled by it, as the engine's are."""
+    assert profile.counts is not None
+    return tuple(map(float, profile.counts.ravel().tolist()))
+
+
 def hit_rates(trace: FileTrace, profile: Profile) -> dict[str, dict[str, dict[str, float | None]]]:
     """Scope -> slots -> policy -> hit rate without prefetching; Belady's with bypass where the slots suffice for it,
     and not in one pool for all layers, where it could not do better."""
-    assert profile.counts is not None
-    total, usual = trace.layers * trace.experts, tuple(map(float, profile.counts.ravel().tolist()))
+    total, usual = trace.layers * trace.experts, usual_of(profile)
     grid: list[tuple[float, Config]] = []
     for scope in ("layer", "global"):
         for share in SHARES:
@@ -175,9 +180,13 @@ def prefetching(
 ) -> dict[str, Any]:
     """Predictors with an LRU cache, and policies with one predictor: as in the engine, and waited for."""
 
+    usual = usual_of(profile)
+
     def ahead(trace: FileTrace, share: float, policy: str = "lru", scope: str = "layer", oracle: bool = False) -> Any:
         name, params = (ORACLE, {}) if oracle else trace.predictor or (NONE, {})
-        config = TimedConfig(Config(policy, int(share * trace.layers * trace.experts), scope), name, params)
+        config = TimedConfig(
+            Config(policy, int(share * trace.layers * trace.experts), scope, usual=usual), name, params
+        )
         (one,) = timed(trace, [config], clock, blob, profile=profile, start="filled", processes=1)
         return figures(one)
 

@@ -21,7 +21,7 @@ from core.settings.loading import LoadSpec
 from core.settings.param import Value
 from core.settings.registry import variants
 
-READS = (500, 1000, 2000, 4000, 8000, 16000)  # tokens of a profile; the last ones as far as the texts go
+READS = (500, 2000, 8000, 32000)  # tokens of a profile; the last ones as far as the texts go
 ANSWER = 48  # most tokens of an answer
 MAPS: dict[str, Value] = {"learn": False}  # only the profile's are searched
 

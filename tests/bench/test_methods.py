@@ -79,6 +79,7 @@ def test_an_answer_that_comes_after_its_layer_counts_late_in_the_live_row(some: 
     with held_until(late):
         result: Any = methods.run(tmp_path, small=True, say=lambda text: None)
     for row in result["prefetchers"].values():
+        assert row["none"]["hit_rate"] == pytest.approx(row["none"]["engine"]["hit_rate"])  # the very same cache
         for name in some:
             live, waited = row[name], row[name + WAITED]
             assert not any(live["recall_by_layer"][: late + 1]), "these were reached before their answer"

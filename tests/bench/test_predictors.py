@@ -92,3 +92,11 @@ def test_all_of_it_on_the_demo_model(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["gate"]["recall_at_k"] > found["routing_path"]["recall_at_k"]  # which was never trained
     text = predictors.table(result)
     assert all(name in text for name in found)
+
+
+@pytest.mark.parametrize(("count", "asked"), [(400, 64), (61, 15), (9, 2)])
+def test_what_is_asked_is_in_no_profile(count: int, asked: int) -> None:
+    texts: list[Any] = [str(at) for at in range(count)]
+    known, held_out = predictors.divided(texts)
+    assert len(held_out) == asked and not {*known} & {*held_out}
+    assert len(known) >= count * 0.74 and int(held_out[-1]) - int(held_out[0]) >= count // 3

@@ -28,8 +28,8 @@ VARIED: dict[str, tuple[str, dict[str, Value]]] = {  # besides every predictor w
     "expert_map, trajectory alone": ("expert_map", {"semantic": False, "dynamic": False}),
     "expert_map, always k": ("expert_map", {"dynamic": False}),
 }
-HELD_OUT = 64  # most texts asked about, which the profile has not seen: few enough answers that none is asked again,
-# for a predictor that learns would know a second answer from the first
+HELD_OUT = 64  # most texts asked about, which the profile has not seen: so many that few are asked again, since a
+# predictor that learns knows a second answer from the first
 READ = 20_000  # tokens of the profile
 ANSWER = 48  # most tokens of an answer
 

@@ -129,7 +129,7 @@ class Recordings:
                 sampling = Sampling(temperature=0.7, seed=asked, max_new_tokens=min(left, ANSWER) + 1)
                 asked += 1
                 for piece in engine.generate(question if isinstance(question, str) else question[:1], sampling):
-                    if piece.step is not None and piece.kind != "end":
+                    if piece.step is not None:  # also the last one, which ended the answer without a token
                         trace.add(piece.step)
                         steps.append(piece.step)
                         left -= piece.step.phase == "decode"

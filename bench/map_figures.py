@@ -41,24 +41,25 @@ def searched(maps: Sequence[Iteration], before: Sequence[tuple[Floats, Floats]],
     layers, experts = maps[0].map.shape
     store = MapStore(capacity, layers, experts, len(maps[0].key))
     for at in np.linspace(0, len(before) - 1, min(len(before), capacity)).round().astype(int).tolist():
-        store.add(*before[at], distance, np.zeros(store.count, np.float32))
+        key, one = before[at]
+        store.add(key, one, distance, np.zeros(store.count, np.float32))
     hits, semantic, trajectory = np.zeros((len(maps), layers)), list[float](), list[float]()
-    for number, one in enumerate(maps):
+    for number, now in enumerate(maps):
         places: dict[int, int] = {}
-        if (match := best_match(store.by_embedding(one.key))) is not None:
+        if (match := best_match(store.by_embedding(now.key))) is not None:
             semantic.append(match.score)
             places |= dict.fromkeys(range(min(distance, layers)), match.place)
         walk = store.walk()
         for layer in range(layers):
-            scores = walk.step(one.map[layer])
+            scores = walk.step(now.map[layer])
             if layer + distance < layers and (match := best_match(scores)) is not None:
                 trajectory.append(match.score)
                 places[layer + distance] = match.place
         for layer, place in places.items():
-            k = one.chosen.shape[1]
+            k = now.chosen.shape[1]
             named = np.argsort(-store.maps[layer, place], kind="stable")[:k]
-            hits[number, layer] = np.isin(one.chosen[layer], named).mean()
-        store.add(one.key, one.map, distance, scores)
+            hits[number, layer] = np.isin(now.chosen[layer], named).mean()
+        store.add(now.key, now.map, distance, scores)
     return Found(hits.mean(0).tolist(), _mean(semantic), _mean(trajectory))
 
 

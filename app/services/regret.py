@@ -14,11 +14,13 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from app.services.analysis.whatif import BOUNDS
 from app.services.regret_feed import Compared, Feed, Step, choices
 from app.services.regret_process import Lost, Process
 from core.policy.allocation.slot_allocation import AllocationProfile
 from core.settings.config import Settings
 from core.settings.registry import variant, variants
+from core.simulate import BELADY, BELADY_BYPASS
 from core.types import ModelShape, StepRecord
 
 log = logging.getLogger("moestro.app")
@@ -199,8 +201,9 @@ class Regret:
 def ranked(name: str, report: Mapping[str, Any], prefetch: bool) -> dict[str, Any]:
     """The chosen policy's figures, the best other policy's, the bound's, and every shadow cache's, best first.
 
-    `alone`: the hit rate of the chosen policy's own shadow. With a prefetcher, others are compared with it, since
-    prefetching would help them too. Without one they must also beat the engine's own hit rate.
+    `bound`: which bound `belady` is. `alone`: the hit rate of the chosen policy's own shadow. With a prefetcher, others
+    are compared with it, since prefetching would help them too. Without one they must also beat the engine's own hit
+    rate.
     """
     titles = {v.name: v.title for v in variants("eviction")}
     rates: dict[str, float] = report["rates"]
@@ -212,6 +215,7 @@ def ranked(name: str, report: Mapping[str, Any], prefetch: bool) -> dict[str, An
         "own": own,
         "alone": alone,
         "belady": report["belady"],
+        "bound": BOUNDS[BELADY_BYPASS if report["bypass"] else BELADY],
         "best": best,
         "best_title": titles.get(best or "", best),
         "best_rate": rates.get(best or ""),

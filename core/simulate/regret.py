@@ -62,6 +62,7 @@ class RegretReport:
     own: float  # the engine's own count
     belady: float  # the bound: none of the rates exceeds it
     rates: dict[str, float]  # each policy's shadow
+    bypass: bool  # the bound is that of caches with bypass, else of those with forced admission
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,7 @@ class Shadows:
             own / requests if requests else 0.0,
             most_hits(self.setup, self._passes) / asked,
             {name: hits / asked for name, hits in zip(self.setup.policies, found, strict=True)},
+            self.setup.transit > 0,
         )
 
     def _used(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

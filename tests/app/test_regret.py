@@ -289,5 +289,9 @@ def test_a_process_that_is_lost_is_replaced_and_too_many_losses_are_told(host: H
 @pytest.mark.parametrize(("own", "prefetch", "better"), [(0.5, False, True), (0.7, False, False), (0.7, True, True)])
 def test_another_policy_is_better_only_if_it_hits_more_of_the_same(own: float, prefetch: bool, better: bool) -> None:
     """0.6 is more than LRU's shadow hits; the engine hits more still, which counts unless prefetching did it."""
-    told = regret.ranked("lru", {"own": own, "belady": 0.9, "rates": {"lru": 0.55, "lfu": 0.6, "fifo": 0.6}}, prefetch)
+    rates = {"lru": 0.55, "lfu": 0.6, "fifo": 0.6}
+    report = {"own": own, "belady": 0.9, "rates": rates, "bypass": False}
+    told = regret.ranked("lru", report, prefetch)
     assert (told["best"], told["best_title"], told["alone"], told["better"]) == ("lfu", "LFU", 0.55, better)
+    assert told["bound"] == "Belady (forced admission)"
+    assert regret.ranked("lru", {**report, "bypass": True}, prefetch)["bound"] == "Belady with bypass"

@@ -89,17 +89,17 @@ export class Regret {
         ...(told.prefetch ? [`without prefetching ${percent(told.alone, 1)}, marked`] : [])].join("\n");
     }
     if (row === 1) return ["Every policy on these tokens, without prefetching", ...told.rates.map(([name, rate]) => `${percent(rate, 1)} ${name}`)].join("\n");
-    return `Belady: no cache of this size can hit more than ${percent(told.belady, 1)} here without prefetching. It knows the future, and starts with the best contents.`;
+    return `${told.bound}: no cache of that kind and this size can hit more than ${percent(told.belady, 1)} here without prefetching. It knows the future, and starts with the best contents.`;
   }
 }
 
 function rows(told) {
-  return [[told.title, told.own, "resident"], [told.best_title, told.best_rate, "work"], ["Belady", told.belady, "idle"]];
+  return [[told.title, told.own, "resident"], [told.best_title, told.best_rate, "work"], [told.bound, told.belady, "idle"]];
 }
 
 function summary(told) {
   const own = `${told.title} ${percent(told.own)}${told.prefetch ? ` (${percent(told.alone)} without prefetching)` : ""}`;
-  return `${own} · best other: ${told.best_title} ${percent(told.best_rate)} · Belady ${percent(told.belady)} · last ${told.tokens} tokens`;
+  return `${own} · best other: ${told.best_title} ${percent(told.best_rate)} · ${told.bound} ${percent(told.belady)} · last ${told.tokens} tokens`;
 }
 
 function remark(told, lossy) {

@@ -28,6 +28,10 @@ def _ignore(eid: int) -> None:
     pass
 
 
+def _any(eid: int) -> bool:
+    return True
+
+
 class CacheCore(Generic[S]):
     """One thread at a time. A pass over a layer: `lease` its experts, `admit` those missing, `release` them all.
 
@@ -96,15 +100,21 @@ class CacheCore(Generic[S]):
         self.tick = tick
         return missing
 
-    def admit(self, eid: int, *blocked: Collection[int], in_transit: bool = False) -> tuple[S, ...] | None:
+    def admit(
+        self,
+        eid: int,
+        *blocked: Collection[int],
+        in_transit: bool = False,
+        may_displace: Callable[[int], bool] = _any,
+    ) -> tuple[S, ...] | None:
         """Give a missing expert slots, one per block: free ones, if it may be `in_transit` those that its pool is lent,
         or those of the expert which the policy evicts among those in no container of `blocked`, a pinned one only when
-        there is no other. None when there are too few."""
+        there is no other. None when there are too few, or that expert is one which it may not displace."""
         pool = self.pool(eid // self.experts)
         if in_transit and len(pool.free) < self.blocks <= len(self.transit):
             pool.free += [self.transit.pop() for _ in range(self.blocks)]
             pool.lent += self.blocks
-        if not self._vacate(pool, self.blocks, *blocked):
+        if not self._vacate(pool, self.blocks, *blocked, may_displace=may_displace):
             return None
         self.table[eid] = slots = tuple([pool.free.pop() for _ in range(self.blocks)])
         self.tick += 1
@@ -214,13 +224,15 @@ class CacheCore(Generic[S]):
         assert held == np.flatnonzero(self.policy.score != GONE).tolist(), "the policy and the map disagree"
         assert self.leased.keys() <= set(held), "a lease without a slot"
 
-    def _vacate(self, pool: Pool[S], slots: int, *blocked: Collection[int]) -> bool:
+    def _vacate(
+        self, pool: Pool[S], slots: int, *blocked: Collection[int], may_displace: Callable[[int], bool] = _any
+    ) -> bool:
         """Have that many slots of the pool free, evicting an expert if need be; at most as many as one has."""
         self.displaced = -1
         if len(pool.free) >= slots:
             return True
         gone = self._victim(pool, *blocked)
-        if gone is None:
+        if gone is None or not may_displace(gone):
             return False
         self.evict(gone)
         self.displaced = gone

@@ -64,6 +64,7 @@ class ExpertCache:
         """A forward pass over so many tokens begins."""
         self.core.now += tokens
         self.copies.phase = phase
+        self.prefetch_queue.guard.begin_pass()
         self.store.begin_pass(self.core.now)
 
     def arrive(self, layer: int, wanted: Sequence[int]) -> None:
@@ -244,6 +245,7 @@ class ExpertCache:
     def start_over(self) -> None:
         """Reset to the state after a load, between two passes: forgets all use and fills the slots anew."""
         self.core.forget()
+        self.prefetch_queue.guard.forget()
         self.reshape(make_policy=self.make_policy)
         self.pin(self.core.pinned)
         self.fill()

@@ -14,6 +14,8 @@ from core.cache.prefetch_priority import Schedule
 from core.memory.slot import Slot
 from core.memory.ticket import QUEUED, Ticket
 from core.policy.predict import LayerMap, Prediction
+from core.policy.prefetch.guard import PrefetchGuard
+from core.settings.prefetch import PrefetchSettings
 
 
 class PrefetchQueue:
@@ -23,8 +25,14 @@ class PrefetchQueue:
     def __init__(self, core: CacheCore[Slot], copies: Copies) -> None:
         self._core, self._copies = core, copies
         self.schedule = Schedule(core.layers, core.experts)
+        self.guard = PrefetchGuard(core.layers * core.experts)
         self.fresh: dict[int, Ticket] = {}
         self.lost: set[int] = set()
+
+    def configure(self, old: PrefetchSettings | None, new: PrefetchSettings) -> None:
+        """Other rules for what is fetched, between two passes."""
+        self.schedule.configure(old, new)
+        self.guard.configure(old, new)
 
     def arrive(self, layer: int, wanted: Sequence[int]) -> None:
         """Count prefetches for `layer` that are not `wanted` as wasted; those still queued are cancelled and lose their
@@ -66,9 +74,9 @@ class PrefetchQueue:
         if ranked.priorities:
             copies.link.rank(ranked.priorities)
         for eid, score, priority in ranked.issue:
-            copy = self._fetch(eid, named)
+            copy = self._fetch(eid, score, named)
             if copy is None and self._outranks(priority, core.pool(eid // experts)):
-                copy = self._fetch(eid, named)
+                copy = self._fetch(eid, score, named)
             if copy is not None:
                 copy.score, copy.priority = score, priority
                 self.fresh[eid] = copy
@@ -99,10 +107,15 @@ class PrefetchQueue:
         self._core.evict(ticket.eid)
         return True
 
-    def _fetch(self, eid: int, named: Collection[int]) -> Ticket | None:
-        """Assign slots for a prefetch; None when only better experts could be evicted."""
+    def _fetch(self, eid: int, score: float, named: Collection[int]) -> Ticket | None:
+        """Assign slots for a prefetch that is needed with probability `score`; None when only better experts could be
+        evicted. What the eviction policy does not retain after its use is worth nothing."""
         core, copies = self._core, self._copies
-        slots = core.admit(eid, core.leased, named, self.fresh, copies.tickets, core.pinned)
+
+        def may_displace(gone: int) -> bool:
+            return not core.policy.retains or self.guard.may_displace(score, gone)
+
+        slots = core.admit(eid, core.leased, named, self.fresh, copies.tickets, core.pinned, may_displace=may_displace)
         if slots is None:
             return None
         ticket = copies.prepare(copies.whole[eid], slots, demand=False)

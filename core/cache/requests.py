@@ -28,7 +28,9 @@ class Requests:
         missing, whose copies are submitted. An expert is one segment: all of its blocks are resident, or none."""
         core, tickets, fresh, base = self._core, self._copies.tickets, self._queue.fresh, layer * self._core.experts
         tables, whole = core.table, self._copies.whole
-        missing = core.lease(layer, [base + expert for expert in wanted])
+        eids = [base + expert for expert in wanted]
+        missing = core.lease(layer, eids)
+        self._queue.guard.used(eids)
         segments: list[LeasedSegment] = []
         for expert in wanted:
             eid = base + expert

@@ -118,7 +118,7 @@ class SettingsController:
         to.ledger.hold_to(new.cache.budget)
         to.recorder.configure(old.telemetry, new.telemetry)
         to.link.configure(old.link, new.link)
-        to.expert_cache.prefetch_queue.schedule.configure(old.prefetch, new.prefetch)
+        to.expert_cache.prefetch_queue.configure(old.prefetch, new.prefetch)
         to.throttle.configure(old.prefetch, new.prefetch)
         if changed:
             to.throttle.restart()  # what it measured was of other settings
@@ -148,7 +148,7 @@ def begin(settings: Settings, to: EngineParts) -> None:
     """Apply initial settings that the parts were not built with."""
     to.recorder.configure(None, settings.telemetry)
     to.link.configure(None, settings.link)
-    to.expert_cache.prefetch_queue.schedule.configure(None, settings.prefetch)
+    to.expert_cache.prefetch_queue.configure(None, settings.prefetch)
     to.throttle.configure(None, settings.prefetch)
     to.throttle.say = lambda text: to.telemetry.mark(to.recorder.index, text)
     to.miss.configure(None, settings.lossy, to.predictor_host.profile)

@@ -25,6 +25,17 @@ class PrefetchSettings:
             advanced=True,
         ),
     ] = False
+    guard: Annotated[
+        bool,
+        Param(
+            "What is fetched ahead takes a resident expert's slot only if it is half again as likely to be needed as "
+            "that one, by how many of the last passes used it. Off: it takes the slot of whomever the cache policy "
+            "evicts, however unlikely it is.",
+            title="Displace only what is less likely",
+            name="prefetch_guard",
+            advanced=True,
+        ),
+    ] = True
     auto: Annotated[
         bool,
         Param(

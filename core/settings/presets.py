@@ -75,10 +75,10 @@ PRESETS: tuple[Preset, ...] = (
         "adapmoe",
         "AdapMoE",
         "Mixtral-offloading with slots moved to the layers that gain most from them, by "
-        "dynamic programming. The paper also skips experts of some tokens, which changes answers; "
-        "here none is skipped.",
-        "Zhong et al. 2024",
-        {"eviction": "lru", "predictor": "gate", "layer_slots": "adapmoe"},
+        "dynamic programming; layer 0's router is given the previous token's state in the last layer. The paper also "
+        "skips experts of some tokens, which changes answers; here none is skipped.",
+        "Zhong et al. 2024; layer 0 as in MoEpic section 3.2, which follows it",
+        {"eviction": "lru", "predictor": "gate", "predictor.gate.last_state": True, "layer_slots": "adapmoe"},
     ),
     Preset(
         "moe_infinity",
@@ -140,18 +140,18 @@ PRESETS: tuple[Preset, ...] = (
         "finemoe",
         "FineMoE",
         "Maps of what the routers said for earlier tokens are searched for what comes next, "
-        "and one cache for all layers evicts what is seldom used and unlikely now.",
+        "and one cache for all layers evicts what is seldom used and unlikely now, for whatever is prefetched.",
         "FineMoE section 4",
-        {"eviction": "finemoe", "scope": "global", "predictor": "expert_map"},
+        {"eviction": "finemoe", "scope": "global", "predictor": "expert_map", "prefetch_guard": False},
     ),
     Preset(
         "expertflow",
         "ExpertFlow",
         "A trained network tells the experts of all layers before a pass begins, and "
-        "one cache for all layers keeps what is ahead. The paper also regroups the tokens of "
-        "a batch by the experts they need; here tokens keep their order.",
+        "one cache for all layers keeps what is ahead, in the place of what is passed. The paper also "
+        "regroups the tokens of a batch by the experts they need; here tokens keep their order.",
         "ExpertFlow section 3",
-        {"eviction": "plec", "scope": "global", "predictor": "routing_path"},
+        {"eviction": "plec", "scope": "global", "predictor": "routing_path", "prefetch_guard": False},
     ),
     Preset(
         "speculating",

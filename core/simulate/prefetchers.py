@@ -33,12 +33,13 @@ class Gathered(PredictorProfile, AllocationProfile, Protocol):
 @dataclass(frozen=True, slots=True)
 class TimedConfig:
     """A cache (a registered eviction policy) and its predictor: a registered one, or ORACLE, which knows the future.
-    `deadline`: the setting prefetch_deadline."""
+    `deadline`, `guard`: the settings prefetch_deadline and prefetch_guard."""
 
     config: Config
     predictor: str = "none"
     params: Mapping[str, Value] = field(default_factory=dict)
     deadline: bool = False
+    guard: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +189,15 @@ def follow(
     if cache.slots < need:
         raise SettingError(f"{cache.slots} slots are too few: this cache needs at least {need}.")
     return TimedReplay(
-        trace, cache, predictor, clock, blob_bytes, start=start, deadline=config.deadline, profile=profile
+        trace,
+        cache,
+        predictor,
+        clock,
+        blob_bytes,
+        start=start,
+        deadline=config.deadline,
+        guard=config.guard,
+        profile=profile,
     )
 
 

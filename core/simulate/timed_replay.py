@@ -20,6 +20,7 @@ from core.cache.waves import in_waves
 from core.metrics import METRICS
 from core.policy.predict import Prediction, Predictor
 from core.policy.predict.base import PredictorProfile
+from core.settings.prefetch import PrefetchSettings
 from core.simulate.clock import Clock
 from core.simulate.replayed import Replayed
 from core.simulate.run import Config, maker
@@ -59,7 +60,7 @@ class Sums:
 
 
 class TimedReplay:
-    """`clock` gives the durations; `deadline` is the setting prefetch_deadline."""
+    """`clock` gives the durations; `deadline` and `guard` are the settings prefetch_deadline and prefetch_guard."""
 
     def __init__(
         self,
@@ -71,6 +72,7 @@ class TimedReplay:
         *,
         start: str = "empty",
         deadline: bool = False,
+        guard: bool = True,
         profile: PredictorProfile | None = None,
     ) -> None:
         self.trace, self.clock, self.predictor, self.profile = trace, clock, predictor, profile
@@ -87,7 +89,7 @@ class TimedReplay:
             divide=(lambda slots: config.sizes) if config.sizes else None,
             transit=config.transit,
         )
-        self.expert_cache.prefetch_queue.schedule.deadline = deadline
+        self.expert_cache.prefetch_queue.configure(None, PrefetchSettings(deadline=deadline, guard=guard))
         self.expert_cache.hints.profile(config.usual or 0.0, config.pinned)
         self.expert_cache.pin(config.pinned)
         if start == "filled":

@@ -38,7 +38,7 @@ class Cache(RuleBasedStateMachine):
 
     @rule(layer=st.integers(0, LAYERS - 1), wanted=distinct)
     def compute(self, layer: int, wanted: list[int]) -> None:
-        self.expert_cache.core.now += 1
+        self.expert_cache.begin_pass("decode", 1)
         before = [self.expert_cache.is_resident(layer * EXPERTS + e) for e in wanted]
         lease = hold(self.expert_cache, layer, wanted)
         outcomes = {h.expert: h.outcome for h in lease.segments}
@@ -54,7 +54,12 @@ class Cache(RuleBasedStateMachine):
     )
     def prefetch(self, predictions: list[tuple[int, int]], score: float, at: int) -> None:
         named = [Prediction(layer, expert, score / (1 + i)) for i, (layer, expert) in enumerate(predictions)]
+        queue = self.expert_cache.prefetch_queue
+        before = set(queue.fresh)
         self.expert_cache.prefetch(named, at)
+        for eid, ticket in queue.fresh.items():
+            if queue.guard.on and self.expert_cache.policy.retains and eid not in before and ticket.displaced >= 0:
+                assert queue.guard.may_displace(ticket.score, ticket.displaced)
 
     @rule(
         passes=st.lists(st.tuples(st.integers(0, LAYERS - 1), distinct), max_size=8),
@@ -97,6 +102,10 @@ class Cache(RuleBasedStateMachine):
     @rule(on=st.booleans())
     def deadline(self, on: bool) -> None:
         self.expert_cache.prefetch_queue.schedule.deadline = on
+
+    @rule(on=st.booleans())
+    def guard(self, on: bool) -> None:
+        self.expert_cache.prefetch_queue.guard.on = on
 
     @rule(slots=st.integers(LAYERS * K, LAYERS * EXPERTS))
     def resize(self, slots: int) -> None:

@@ -56,12 +56,15 @@ def test_finemoes_eviction_goes_by_the_whole_map_that_was_found_also_after_its_l
     assert core.hints.probability != pytest.approx(p, rel=1e-6)
 
 
-def test_moepic_asks_the_first_router_about_the_last_layers_state(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["moepic", "adapmoe"])
+def test_the_first_router_is_asked_about_the_last_layers_state(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """MoEpic section 3.2: layer 0 is predicted from the last layer's state of the previous token."""
+    """MoEpic section 3.2, which follows AdapMoE in this: layer 0 is predicted from the last layer's state of the
+    previous token."""
+    engine.use_profile(drawn_profile(engine))
     engine.change({"predictor": "none"})
-    engine.change(preset("moepic").values)
+    engine.change(preset(name).values)
     shape, sites = engine.shape, engine.loaded.sites
     states: list[Any] = []
     predicted = captured_predictions(engine, monkeypatch)

@@ -1,4 +1,5 @@
-"""Every preset in a loaded model: it acts, or says which profile it needs, and changes no answer."""
+"""Every preset in a loaded model: it acts, or says which profile it needs and acts with one; only lossy ones may change
+an answer."""
 
 from __future__ import annotations
 
@@ -6,14 +7,19 @@ from collections.abc import Iterator
 
 import pytest
 
+from core.calibrate.gather import calibrate
+from core.calibrate.texts import bundled
 from core.engine import Engine
 from core.errors import SettingError
+from core.profile import Profile
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.presets import PRESETS, Preset, matching
 from core.settings.sampling import Sampling
+from core.types import StepRecord
 
 CHAT = [{"role": "user", "content": "What does json.dumps do?"}]
+NEEDY = [one for one in PRESETS if one.needs]
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +29,18 @@ def engine() -> Iterator[Engine]:
     engine.unload()
 
 
+def lived(engine: Engine) -> tuple[str, list[StepRecord]]:
+    steps: dict[int, StepRecord] = {}
+    text = ""
+    for piece in engine.generate(CHAT, Sampling(max_new_tokens=8)):
+        text += piece.text
+        if piece.step is not None:
+            steps[piece.step.index] = piece.step
+    return text, list(steps.values())
+
+
 def said(engine: Engine) -> str:
-    return "".join(piece.text for piece in engine.generate(CHAT, Sampling(max_new_tokens=8)))
+    return lived(engine)[0]
 
 
 @pytest.fixture(scope="module")
@@ -46,3 +62,39 @@ def test_a_preset_acts_or_says_what_it_needs(engine: Engine, answer: str, one: P
     assert engine.expert_cache.scope == one.values["scope"]
     assert engine.expert_cache.policy.retains == (one.values["eviction"] != "none")
     engine.expert_cache.check_integrity()
+
+
+@pytest.fixture(scope="module")
+def profile(engine: Engine) -> Profile:
+    """Of the model's own routing and states: all parts that a preset needs."""
+    return calibrate(engine, bundled("demo"), parts={part for one in NEEDY for part in one.needs}, limit=600)
+
+
+@pytest.fixture
+def profiled(engine: Engine, answer: str, profile: Profile) -> Iterator[Engine]:
+    before = engine.settings
+    engine.use_profile(profile)
+    yield engine
+    engine.change(before)
+    engine.use_profile(None)
+
+
+@pytest.mark.parametrize("one", NEEDY, ids=lambda one: one.name)
+def test_a_preset_that_needs_a_profile_answers_with_one(profiled: Engine, answer: str, one: Preset) -> None:
+    profiled.change(one.values)
+    assert matching(profiled.settings) is one
+    list(profiled.generate(CHAT, Sampling(max_new_tokens=1)))  # from here on the predictor is the preset's
+    profiled.predictor_host.predictor.patient = True
+    text, steps = lived(profiled)
+    assert text and sum(step.prefetch_issued for step in steps) > 0
+    if profiled.settings.lossy.active:
+        assert sum(step.changed for step in steps) > 0
+    else:
+        assert text == answer and all(step.exact for step in steps)
+    assert profiled.expert_cache.scope == one.values["scope"]
+    assert profiled.expert_cache.policy.retains == (one.values["eviction"] != "none")
+    profiled.expert_cache.check_integrity()
+
+
+def test_every_preset_is_tried_with_what_it_needs() -> None:
+    assert {one.name for one in NEEDY} == {"adapmoe", "buddymoe", "expertflow", "speculating", "speculating_execute"}

@@ -153,6 +153,7 @@ def restart(engine: Engine) -> None:
     expert_cache.reshape(make_policy=expert_cache.make_policy)
     expert_cache.fill()
     expert_cache.core.now = 0
+    expert_cache.prefetch_queue.guard.forget()
 
 
 @pytest.mark.parametrize(

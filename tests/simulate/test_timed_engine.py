@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from core.engine import Engine
+from core.memory.ticket import Ticket
+from core.policy.prefetch.guard import MARGIN
 from core.settings.config import Settings
 from core.settings.sampling import Sampling
 from core.simulate import Clock, Config
@@ -68,9 +70,9 @@ def lived(engine: Engine, settings: dict[str, object], link: Any, path: Path) ->
 def replayed(engine: Engine, path: Path, link: Any, load_s: float) -> tuple[Events, dict[str, int]]:
     """The same trace in the simulator, on `link` if one is given."""
     settings, trace = engine.settings, FileTrace(path)
-    slots = engine.expert_cache.slots
+    slots, rules = engine.expert_cache.slots, settings.prefetch
     cache = Config.of(settings, slots, trace.layers, trace.experts, trace.top_k, engine.profile)
-    one = TimedConfig(cache, *settings.prefetch.predictor, settings.prefetch.deadline)
+    one = TimedConfig(cache, *rules.predictor, rules.deadline, rules.guard)
     clock = Clock(compute_ms=1e3 * LAYER_S * trace.layers, load_ms=1e3 * load_s, expert_ms=0.0)
     course = follow(trace, one, clock, engine.sizes.blob, predictor_for(one, trace), start="filled")
     if link is not None:
@@ -101,7 +103,8 @@ def met(events: Events) -> set[str]:
 
 @pytest.mark.parametrize("name", ALL)
 def test_where_every_copy_is_over_before_the_next_layer(demo: Engine, name: str, tmp_path: Path) -> None:
-    events = compare(demo, {"predictor": name}, Instant(demo), None, 0.0, tmp_path / "t")
+    settings: dict[str, object] = {"predictor": name, "prefetch_guard": False}  # so that every predictor fetches some
+    events = compare(demo, settings, Instant(demo), None, 0.0, tmp_path / "t")
     wanted = {"HIT", "MISS", "demand"} if name == "none" else {"HIT", "MISS", "PREFETCH_HIT", "demand", "prefetch"}
     assert wanted <= met(events) and "PARTIAL_HIT" not in met(events)
 
@@ -124,6 +127,8 @@ def test_where_no_prefetch_ever_lands_in_time(demo: Engine, name: str, tmp_path:
         {"predictor": "recent", "eviction": "finemoe", "budget": "30%"},
         {"predictor": "gate", "eviction": "lfu", "budget": "30%", "bypass": True},
         {"predictor": "random", "eviction": "lfru"},
+        *({"predictor": name, "prefetch_guard": False} for name in ("all_next", "gate", "request")),
+        {"predictor": "gate", "eviction": "plec", "scope": "global", "prefetch_guard": False},
     ],
     ids=lambda s: "-".join(map(str, s.values())),
 )
@@ -132,7 +137,7 @@ def test_where_some_land_some_are_late_and_some_never_start(
 ) -> None:
     load_s = 0.45 * LAYER_S
     events = compare(demo, settings, Counted(demo, load_s), None, load_s, tmp_path / "t")
-    if settings["predictor"] in ("gate", "all_next") and "prefetch_deadline" not in settings:
+    if settings["predictor"] in ("gate", "all_next") and settings.get("prefetch_guard") is False:
         assert {"HIT", "MISS", "PARTIAL_HIT", "PREFETCH_HIT", "demand", "prefetch"} <= met(events)
 
 
@@ -163,3 +168,28 @@ def test_an_answer_that_came_late_comes_as_late_in_the_replay(
     ranked = [chunk.ranked for chunk in FileTrace(tmp_path / "t").chunks() if chunk.ranked is not None]
     assert {at for rows in ranked for at in rows["at"].tolist()} and all((rows["at"] >= layer).all() for rows in ranked)
     assert all((rows["layer"] > rows["at"]).all() for rows in ranked)
+
+
+def test_in_a_running_engine_unlikely_prefetches_leave_residents_alone(demo: Engine, tmp_path: Path) -> None:
+    """All experts of the next layer are named, most of them unlikely."""
+    queue = demo.expert_cache.prefetch_queue
+
+    def displaced(guard: bool) -> tuple[list[tuple[float, float]], int]:
+        """(probability of a prefetch, rate of the expert that left for it) of each, and the bytes wasted."""
+        link, found = Counted(demo, 0.05 * LAYER_S), list[tuple[float, float]]()
+        submit = link.submit
+
+        def noted(ticket: Ticket) -> Ticket:
+            if ticket.displaced >= 0 and not ticket.demand:
+                found.append((ticket.score, queue.guard.rate(ticket.displaced)))
+            return submit(ticket)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(link, "submit", noted)
+            _, steps = lived(demo, {"predictor": "all_next", "prefetch_guard": guard}, link, tmp_path / "t")
+        return found, sum(step.wasted_bytes for step in steps)
+
+    (guarded, less), (old, more) = displaced(True), displaced(False)
+    assert guarded and all(score >= 1.0 or score > MARGIN * rate for score, rate in guarded)
+    assert sum(score < rate for score, rate in old) > 10, len(old)
+    assert less < more / 2

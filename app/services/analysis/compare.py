@@ -52,13 +52,15 @@ def compare(question: Question, routing: Routing, work: Work) -> Table:
                 bounds[1].append(_best(question, routing, names[0], n, BELADY_BYPASS))
     caches = [*groups, *bounds]
     profile, size, notes = question.profile_of(routing), about.expert_bytes or UNIT, list(about.notes)
-    ahead, deadline = list[TimedConfig](), question.settings.prefetch.deadline
+    ahead, rules = list[TimedConfig](), question.settings.prefetch
     for predictor in (name for name in question.predictors if name != NONE):
         if problem := lab.obstacle(predictor, profile) if clock else "Times are needed to simulate prefetching.":
             notes.append(f"{lab.named(predictor)} is left out: {problem}")
         else:
             own = question.own("predictor", predictor)
-            ahead += [TimedConfig(config, predictor, own, deadline) for group in groups for config in group]
+            ahead += [
+                TimedConfig(config, predictor, own, rules.deadline, rules.guard) for group in groups for config in group
+            ]
     tasks = [Task(_caches, (routing.path, group, question.start, clock)) for group in caches]
     tasks += [Task(_ahead, (routing.path, one, clock, size, question.start, _light(one, profile))) for one in ahead]
     found = work(tasks)
@@ -93,11 +95,11 @@ def test(question: Question, routing: Routing, work: Work) -> Lab:
         slots = asked[0]
     cache, profile = question.cache(routing, policy, slots), question.profile_of(routing)
     most = question.most or min(routing.experts, 2 * routing.top_k)
-    deadline = question.settings.prefetch.deadline
+    rules = question.settings.prefetch
     refused = {name: lab.obstacle(name, profile) for name in question.predictors}
     names = [name for name in question.predictors if not refused[name] and name != NONE]
     trials = [TimedConfig(cache, NONE)]
-    trials += [TimedConfig(cache, name, question.own("predictor", name), deadline) for name in names]
+    trials += [TimedConfig(cache, name, question.own("predictor", name), rules.deadline, rules.guard) for name in names]
     trials += [TimedConfig(cache, ORACLE)] if clock else []
     tasks = [
         Task(lab.run_one, (routing.path, one, most, clock, about.expert_bytes, question.start, _light(one, profile)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from core.errors import SettingError
@@ -44,6 +44,17 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         help="set any setting by its full name, for example eviction.lfu.half_life=64; "
         "`launch.py settings` lists the names",
     )
+
+
+def add_overrides(group: Any, names: Iterable[str]) -> None:
+    """Add an option for each of these settings; one that is not given is None, and then the preset's."""
+    for param in map(params().__getitem__, names):
+        group.add_argument(
+            f"--{param.name.replace('_', '-')}",
+            type=checked(param),
+            metavar=_metavar(param),
+            help=f"{_help(param)[:-1]}, or the preset's)",
+        )
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
@@ -150,4 +161,5 @@ def _metavar(param: Param) -> str:
 
 def _help(param: Param) -> str:
     default = {True: "on", False: "off"}[param.default] if isinstance(param.default, bool) else param.default
+    default = "none" if default == "" else default
     return f"{param.help} (default: {default}{param.unit and ' ' + param.unit})".replace("%", "%%")

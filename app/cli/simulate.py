@@ -6,16 +6,18 @@ import argparse
 import json
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from app.cli import options, simulate_prefetch
+from app.cli.simulate_prefetch import RULES
 from app.cli.simulate_report import summary, table
 from app.services.profiles import stored
-from core.errors import SettingError
+from core.errors import SettingError, TraceError
 from core.profile import Profile, load
-from core.settings.config import Settings, params
+from core.settings.config import Settings
 from core.settings.registry import variant, variants
 from core.simulate import BELADY, BELADY_BYPASS, Config, Result, simulate
 from core.simulate.prefetchers import ORACLE, TimedResult
@@ -24,11 +26,8 @@ from core.trace import FileTrace, Trace, open_trace
 Fetched = dict[tuple[str, str], dict[str, TimedResult]]  # (policy, size) -> prefetcher -> result
 PLACING = ("scope", "layer_slots", "pins", "bypass")  # settings with an option of their own here
 
-EMPTY = {"text": "none", "bool": "off"}  # a default that has no text of its own
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    known = params()
     parser.add_argument(
         "--trace",
         type=Path,
@@ -54,15 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--preset",
         type=options.preset_named,
         metavar="NAME",
-        help="the cache of a published system: its policy, scope and slots per layer, without its prefetcher",
+        help="a published system: its cache policy, scope and slots per layer, and its prefetcher with the settings of "
+        "both (--predictors none: its cache alone); what it computes lossily is not simulated",
     )
-    for name in PLACING:
-        parser.add_argument(
-            f"--{name.replace('_', '-')}",
-            type=options.checked(known[name]),
-            metavar="X",
-            help=f"{known[name].help} (default: {known[name].default or EMPTY[known[name].type]}, or the preset's)",
-        )
+    options.add_overrides(parser, PLACING)
     parser.add_argument(
         "--profile",
         type=Path,
@@ -122,12 +116,16 @@ def run(args: argparse.Namespace) -> int:
     if isinstance(trace, FileTrace) and trace.cut:
         say(f"{args.trace} is cut short; the incomplete part at its end is left out.")
     sizes = slots(args.slots, trace.layers * trace.experts)
-    settings, profile = asked(args), profile_for(args, trace)
-    usual = settings.cache.eviction.name if args.preset or args.predictors else "all"
+    prefetching = simulate_prefetch.wanted(args)
+    settings, profile = asked(args, prefetching), profile_for(args, trace)
+    usual = settings.cache.eviction.name if args.preset or prefetching else "all"
     names = policies(args.policies or usual)
-    machine = simulate_prefetch.machine(args, profile, trace.layers, trace.top_k)
+    with own_prefetcher(args):
+        machine = simulate_prefetch.machine(args, bool(prefetching), profile, trace.layers, trace.top_k)
+        predictors = simulate_prefetch.chosen(prefetching, settings, trace, profile, say) if prefetching else []
+    for text in simulate_prefetch.unsimulated(settings):
+        say(text)
     clock = None if machine is None else machine.clock
-    predictors = simulate_prefetch.chosen(args.predictors, settings, trace, profile, say) if args.predictors else []
     cache = settings.cache
     args.scope, args.layer_slots, args.pins, args.bypass = (
         cache.scope,
@@ -162,9 +160,10 @@ def run(args: argparse.Namespace) -> int:
 
     fetched: Fetched = {}
     if machine is not None and predictors:
-        rows = simulate_prefetch.run(
-            trace, predictors, caches, settings, machine, profile, args.start, max(0, args.processes), say
-        )
+        with own_prefetcher(args):
+            rows = simulate_prefetch.run(
+                trace, predictors, caches, settings, machine, profile, args.start, max(0, args.processes), say
+            )
         fetched = {
             (name, size): dict(zip([*predictors, ORACLE], (row[at] for row in rows), strict=True))
             for at, (name, size) in enumerate((name, size) for name in names for size in sizes)
@@ -221,20 +220,34 @@ def policies(text: str) -> list[str]:
     return [variant("eviction", name).name for name in dict.fromkeys(names)]
 
 
-def asked(args: argparse.Namespace) -> Settings:
-    """The cache settings: the preset's, overridden by those given separately. Raises SettingError."""
+def asked(args: argparse.Namespace, prefetching: str) -> Settings:
+    """The settings of cache and prefetching: the preset's, overridden by those given separately. Raises
+    SettingError."""
+    given = {name: value for name in (*PLACING, *RULES) if (value := getattr(args, name)) is not None}
     values: dict[str, object] = dict(args.preset.values) if args.preset else {}
-    values |= {name: value for name in PLACING if (value := getattr(args, name)) is not None}
-    for _, name, value in args.pairs:
-        ours = name.startswith("eviction.")
-        if not ours and not (args.predictors and (name.startswith("predictor.") or name == "prefetch_deadline")):
+    for name, value in [*given.items(), *(pair[1:] for pair in args.pairs)]:
+        ours = name in PLACING or name.startswith("eviction.")
+        if not ours and not (prefetching and (name in RULES or name.startswith("predictor."))):
             raise SettingError(
                 f"simulate has no use for {name}: it takes parameters of cache policies, like "
                 "eviction.lfu.half_life=64, and with --predictors those of prefetchers, and "
-                "prefetch_deadline."
+                f"{' and '.join(RULES)}."
             )
         values[name] = value
     return Settings(values)
+
+
+@contextmanager
+def own_prefetcher(args: argparse.Namespace) -> Iterator[None]:
+    """An error of what nobody asked for but the preset says so, and how to do without."""
+    try:
+        yield
+    except (SettingError, TraceError) as error:
+        if args.preset is None or args.predictors:
+            raise
+        raise type(error)(
+            f"{error} (The preset {args.preset.name} prefetches; --predictors none simulates its cache alone.)"
+        ) from None
 
 
 def profile_for(args: argparse.Namespace, trace: Trace) -> Profile | None:

@@ -1,4 +1,4 @@
-"""`simulate --predictors`: simulates every prefetcher on a trace, with its hit rates and speed."""
+"""`simulate --predictors` and `--preset`: simulates prefetchers on a trace, with their hit rates and speed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from app.cli import options
 from core.errors import MoestroError, SettingError
 from core.metrics import BY_NAME
 from core.profile import Profile
@@ -16,6 +17,7 @@ from core.simulate.prefetchers import ORACLE, TimedConfig, TimedResult, predicto
 from core.trace import Trace
 
 NONE = "none"
+RULES = ("prefetch_deadline", "prefetch_guard")  # settings with an option of their own here
 Milliseconds = Callable[[str], float]
 
 
@@ -27,9 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser, number: Milliseconds) -> None
     group.add_argument(
         "--predictors",
         metavar="LIST",
-        help="prefetchers, separated by commas, or all that this trace supports; without --policies, on lru: "
-        f"{', '.join(v.name for v in variants('predictor'))}",
+        help="prefetchers, separated by commas, or all that this trace supports; without --policies, on lru, or on the "
+        f"preset's policy (default: the preset's): {', '.join(v.name for v in variants('predictor'))}",
     )
+    options.add_overrides(group, RULES)
     group.add_argument("--gbps", type=number, metavar="X", help="bandwidth of the link, in place of --load-ms")
     group.add_argument("--latency-us", type=number, default=0.0, metavar="X", help="added to every copy (default: 0)")
     group.add_argument(
@@ -57,11 +60,13 @@ class Machine:
     blob_bytes: int
 
 
-def machine(args: argparse.Namespace, profile: Profile | None, layers: int, top_k: int) -> Machine | None:
+def machine(
+    args: argparse.Namespace, prefetching: bool, profile: Profile | None, layers: int, top_k: int
+) -> Machine | None:
     """The given times, else a profile's when prefetchers are simulated; None = neither. Raises SettingError when the
     given times do not suffice.
     """
-    measured = profile.times if profile is not None and profile.times is not None and args.predictors else {}
+    measured = profile.times if profile is not None and profile.times is not None and prefetching else {}
     load_ms, compute_ms, head_ms = args.load_ms, args.compute_ms, args.head_ms
     if args.gbps is not None:
         if load_ms is not None or not args.gbps or not args.expert_mb:
@@ -75,17 +80,33 @@ def machine(args: argparse.Namespace, profile: Profile | None, layers: int, top_
     if compute_ms is None and measured:
         compute_ms = layers * (measured["att"] + measured["moe"]) + head_ms
         expert_ms = expert_ms or measured["moe"] / top_k
-    if compute_ms is None and load_ms is None and not args.predictors:
+    if compute_ms is None and load_ms is None and not prefetching:
         return None
     if compute_ms is None or load_ms is None:
         how = "both --compute-ms and --load-ms"
-        if args.predictors:
+        if prefetching:
             how = "--compute-ms and one of --load-ms and --gbps, or a --profile with measured times"
         raise SettingError(f"To predict speed, give {how}.")
     return Machine(
         Clock(compute_ms, load_ms, expert_ms, args.miss_ms, head_ms, args.predict_ms),
         round((args.expert_mb or 0.0) * 1e6),
     )
+
+
+def wanted(args: argparse.Namespace) -> str:
+    """The prefetchers to simulate: those asked for, else the preset's; "" = none. A preset without one is its cache
+    alone, which needs no times."""
+    if args.preset is None:
+        return args.predictors or ""
+    named = args.predictors or str(args.preset.values["predictor"])
+    return "" if named.strip() == NONE else named
+
+
+def unsimulated(settings: Settings) -> list[str]:
+    """What of these settings a simulation leaves out, in the user's words."""
+    pausing = "Prefetching is never paused here: whether it pays (prefetch_auto) is measured while a model runs."
+    exact = "Every missing expert is fetched here: what these settings compute lossily is not simulated."
+    return [pausing] * settings.prefetch.auto + [exact] * settings.lossy.active
 
 
 def chosen(
@@ -134,7 +155,7 @@ def run(
 
 def _timed(cache: Config, name: str, settings: Settings) -> TimedConfig:
     own = {} if name == ORACLE else settings.choice("predictor", name).params
-    return TimedConfig(cache, name, own, settings.prefetch.deadline)
+    return TimedConfig(cache, name, own, settings.prefetch.deadline, settings.prefetch.guard)
 
 
 def bound_ms(best: Result, clock: Clock) -> float | None:

@@ -144,15 +144,43 @@ def profile(tmp_path: Path) -> Path:
     return tmp_path / "m.safetensors"
 
 
-def test_a_preset_replays_its_cache(trace: Path, profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found, _ = result(capsys, "--trace", trace, "--preset", "moe_infinity")
-    by_hand, _ = result(capsys, "--trace", trace, "--policies", "lfu", "--scope", "global")
+TIMES = "--compute-ms", 6, "--load-ms", 1.5
+
+
+def test_a_preset_replays_its_cache_and_its_prefetcher(
+    trace: Path, profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = "--trace", trace, "--slots", "25%", *TIMES
+    found, table = result(capsys, *given, "--preset", "moe_infinity")
+    by_hand, _ = result(capsys, *given, "--policies", "lfu", "--scope", "global", "--predictors", "request")
     assert list(found["hit_rate"]) == ["lfu"] and found["scope"] == "global"
-    assert found["hit_rate"] == by_hand["hit_rate"]
-    moved, _ = result(capsys, "--trace", trace, "--preset", "moe_infinity", "--policies", "lru,lfu", "--scope", "layer")
-    assert list(moved["hit_rate"]) == ["lru", "lfu"] and moved["scope"] == "layer"
-    sized, _ = result(capsys, "--trace", trace, "--preset", "adapmoe", "--profile", profile)
-    assert sized["layer_slots"] == "adapmoe" and list(sized["hit_rate"]) == ["lru"]
+    assert list(found["prefetching"]["lfu"]["25%"]) == ["none", "request", "oracle"] and "request" in table
+    ring, _ = result(capsys, *given, "--preset", "se_moe")
+    assert ring["prefetching"]["none"]["25%"]["all_next"]["issued"] > 0 == ring["hit_rate"]["none"]["25%"]
+    assert (found["hit_rate"], found["prefetching"]) == (by_hand["hit_rate"], by_hand["prefetching"])
+    moved, _ = result(capsys, *given, "--preset", "moe_infinity", "--policies", "lru,lfu", "--scope", "layer")
+    assert list(moved["hit_rate"]) == list(moved["prefetching"]) == ["lru", "lfu"] and moved["scope"] == "layer"
+    other, _ = result(capsys, *given, "--preset", "moe_infinity", "--predictors", "recent")
+    assert list(other["prefetching"]["lfu"]["25%"]) == ["none", "recent", "oracle"]
+    bare, _ = result(capsys, *given, "--preset", "on_demand")
+    assert "prefetching" not in bare and set(bare["hit_rate"]["none"].values()) == {0.0}
+    alone, _ = result(capsys, "--trace", trace, "--preset", "adapmoe", "--profile", profile, "--predictors", "none")
+    assert alone["layer_slots"] == "adapmoe" and list(alone["hit_rate"]) == ["lru"] and "prefetching" not in alone
+
+
+def test_a_presets_settings_of_prefetching_act_and_give_way(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--trace", trace, "--slots", "25%", *TIMES, "--preset", "auto", "--predictors", "transitions"
+    plain = result(capsys, *words)[0]["prefetching"]
+    for name in ("prefetch_deadline", "prefetch_guard"):
+        moved, _ = result(capsys, *words, f"--{name.replace('_', '-')}", "off")
+        assert moved["prefetching"] != plain, name
+        assert moved["prefetching"] == result(capsys, *words, "--set", f"{name}=off")[0]["prefetching"]
+    assert cli.main(["simulate", *map(str, words)]) == 0
+    assert "prefetch_auto" in capsys.readouterr().err
+    assert (
+        cli.main(["simulate", *map(str, words[:8]), "--preset", "speculating_execute", "--predictors", "recent"]) == 0
+    )
+    assert "compute lossily is not simulated" in capsys.readouterr().err
 
 
 def test_slots_by_use_and_pins_act(trace: Path, profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,7 +199,12 @@ def test_slots_by_use_and_pins_act(trace: Path, profile: Path, capsys: pytest.Ca
     ("words", "why"),
     [
         ("--layer-slots profile", "needs a profile of this model"),
-        ("--preset adapmoe", "needs a profile of this model"),
+        ("--preset adapmoe --predictors none", "needs a profile of this model"),
+        ("--preset moe_infinity", "To predict speed, give --compute-ms"),
+        ("--preset moe_infinity", "--predictors none simulates its cache alone"),
+        ("--preset mixtral_offloading --compute-ms 6 --load-ms 1", "hidden states"),
+        ("--preset mixtral_offloading --compute-ms 6 --load-ms 1", "--predictors none simulates its cache alone"),
+        ("--policies lru --prefetch-guard off", "no use for prefetch_guard"),
         ("--pins 9:0", "this model has layers 0 to 2"),
         ("--pins top:1", "needs a profile"),
         ("--slots 6 --pins 0:1", "Layer 0 has 2 slots"),
@@ -232,9 +265,15 @@ def test_prefetchers_beside_what_perfect_prefetching_would_reach(
 def test_settings_of_prefetchers_act_and_times_may_come_from_a_profile(
     tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = ("--trace", trace, "--predictors", "transitions", "--compute-ms", 6, "--load-ms", 3, "--policies", "lfu")
+    given = ("--trace", trace, "--predictors", "transitions", "--slots", "25%", "--policies", "lfu")
+    given += ("--compute-ms", 6, "--load-ms", 3)
     plain, _ = result(capsys, *given)
-    for pair in ("predictor.transitions.width=1", "prefetch_deadline=on", "eviction.lfu.half_life=3"):
+    for pair in (
+        "predictor.transitions.width=1",
+        "prefetch_deadline=on",
+        "prefetch_guard=off",
+        "eviction.lfu.half_life=3",
+    ):
         other, _ = result(capsys, *given, "--set", pair)
         assert other["prefetching"] != plain["prefetching"], pair
     profile = Profile(

@@ -34,7 +34,7 @@ REPAIRS: Mapping[str, Repair] = {
     "lcp": Repair("LCP counts tokens", "2026-11-22T16:00:00+00:00"),
     "layer0": Repair("MoEpic's layer 0 goes by the last layer's state", "2026-11-22T16:00:00+00:00"),
     "live_searches": Repair("searches answer when they do in the engine", "2026-11-22T18:21:04+00:00"),
-    "residents": Repair("a prefetch displaces only what is worth less", ""),
+    "residents": Repair("a prefetch displaces only what is worth less", "2026-11-22T19:00:00+00:00"),
     "path_predictor": Repair("ExpertFlow's predictor answers before the pass", ""),
     "estimator": Repair("the estimator's width and training tokens are settings", ""),
 }

@@ -15,6 +15,8 @@ from typing import Any
 from app.cli import chat, options
 from app.cli.bar import Bar, clock
 from app.cli.interrupt import stoppable
+from app.store.home import data_dir
+from app.store.private import private_folder
 from bench import stored
 from core.errors import MoestroError, SettingError
 
@@ -182,7 +184,8 @@ def measured(
             or f"There are no questions for {engine.model_name}: exact match is not measured. --facts names a file.",
             file=sys.stderr,
         )
-    calibrated(engine, modes, lambda text, share: bar.show(f"calibrating: {text}", share), cancel)
+    folder = private_folder(data_dir())
+    calibrated(engine, modes, lambda text, share: bar.show(f"calibrating: {text}", share), cancel, folder=folder)
     rows = with_savings(evaluate(engine, modes, shares, material, progress=bar.show, cancel=cancel))
     said = about(engine, material, str(args.text or ""), str(args.facts or ""))
     if args.csv:
@@ -206,7 +209,8 @@ def tasks(
     from core.evaluate.tasks import evaluate_tasks
 
     adapter(Scorer(engine))  # raises early if the harness is not installed
-    calibrated(engine, modes, lambda text, share: bar.show(f"calibrating: {text}", share), cancel)
+    folder = private_folder(data_dir())
+    calibrated(engine, modes, lambda text, share: bar.show(f"calibrating: {text}", share), cancel, folder=folder)
     names = [word for word in args.tasks.replace(" ", "").split(",") if word]
     found = evaluate_tasks(engine, modes, shares, names, args.task_dir, args.limit or None, bar.show, cancel)
     return {"model": engine.model_name, "model_hash": engine.model_hash, "tasks": found}

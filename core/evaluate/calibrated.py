@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 from core.calibrate.gather import calibrate
 from core.calibrate.texts import bundled
@@ -35,9 +36,11 @@ def calibrated(
     progress: Progress = lambda text, share: None,
     cancel: threading.Event | None = None,
     limit: int = 0,
+    folder: Path | None = None,
 ) -> Profile | None:
     """Gives the engine a profile with the parts that the modes need: its own if that has them, else one gathered now
-    from the bundled chats and completed by its own. Writes nothing to disk. None: there was nothing to gather.
+    from the bundled chats and completed by its own. Keeps nothing on disk; `folder` is where training data are
+    meanwhile, as for `calibrate`. None: there was nothing to gather.
 
     Reads at most `limit` tokens, 0 = READ; none of the texts is in `core.evaluate.questions.demo_questions`. Raises
     BusyError, Cancelled.
@@ -47,7 +50,14 @@ def calibrated(
         return engine.profile
     texts = [text for text in bundled(engine.model_name) if not isinstance(text, str)]  # plain texts are for perplexity
     fresh = calibrate(
-        engine, texts, parts=wanted, source="the bundled prompts", limit=limit or READ, progress=progress, cancel=cancel
+        engine,
+        texts,
+        parts=wanted,
+        source="the bundled prompts",
+        limit=limit or READ,
+        folder=folder,
+        progress=progress,
+        cancel=cancel,
     )
     engine.use_profile(fresh if engine.profile is None else fresh.over(engine.profile))
     return engine.profile

@@ -24,7 +24,7 @@ from core.settings.loading import LoadSpec
 from core.types import ModelShape
 
 INPUTS = ("hidden", "quasi")
-WIDTHS = (64, 256, 1024)
+WIDTHS = (64, 256)  # at as many tokens as before
 TOKENS = (1024, 8192, 16384)
 BEFORE_TOKENS, BEFORE_BYTES = 8192, 256 << 20  # as many as were kept once: the fewer of both
 MIDDLE = 256  # width of the rows over tokens
@@ -33,7 +33,7 @@ HELD_OUT = 128  # texts to ask about
 
 
 def run(
-    model: str = "demo", tokens: int = 1024, small: bool = False, say: Callable[[str], None] = print
+    model: str = "demo", tokens: int = 512, small: bool = False, say: Callable[[str], None] = print
 ) -> dict[str, object]:
     """Measures; returns the result as plain data. `tokens` = decoded tokens that recall is counted over."""
     engine = Engine.load(LoadSpec.checked(model, Settings({"budget": "all", "link": "own"})))
@@ -91,7 +91,7 @@ def cases(shape: ModelShape) -> list[dict[str, Any]]:
     """The calibration settings to compare, the estimator of before first; each once."""
     found = [case("hidden", MIDDLE, before(shape))]
     found += [case(kind, MIDDLE, tokens) for kind in INPUTS for tokens in TOKENS]
-    found += [case(kind, width, BEFORE_TOKENS) for kind in INPUTS for width in WIDTHS]
+    found += [case("quasi", width, BEFORE_TOKENS) for width in WIDTHS]
     return [one for at, one in enumerate(found) if one not in found[:at]]
 
 

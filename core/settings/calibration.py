@@ -18,15 +18,14 @@ class CalibrationSettings:
     """
 
     estimator_input: Annotated[
-        Literal["quasi", "hidden"],
+        Literal["hidden", "quasi"],
         Param(
-            "What the estimator is fed, in training and when it predicts. quasi = the quasi-hidden state: the residual "
-            "stream with the chosen experts' default vectors, which are measured with it, through the next router's "
-            "norm, as in the paper. hidden = this layer's router input. Layers without a quasi-hidden state take the "
-            "router input.",
+            "What the estimator is fed, in training and when it predicts. hidden = this layer's router input. quasi = "
+            "the quasi-hidden state, as in the paper: the residual stream with the chosen experts' default vectors, "
+            "which are measured with it, through the next router's norm; layers without one take the router input.",
             title="Estimator: input",
         ),
-    ] = "quasi"
+    ] = "hidden"
     estimator_width: Annotated[
         int,
         Param(

@@ -237,7 +237,7 @@ def test_the_width_is_the_networks(engine: Engine, tmp_path: Path) -> None:
         save(profile, tmp_path / "p")
         sizes.append((tmp_path / "p").stat().st_size)
         again = load(tmp_path / "p")
-        assert again.settings["estimator"] == {"layers": L, "experts": E, "hidden": H, "width": width, "quasi": 1}
+        assert again.settings["estimator"] == {"layers": L, "experts": E, "hidden": H, "width": width, "quasi": 0}
     assert sizes[1] > sizes[0] + 4 * 56 * (H + E)
 
 
@@ -288,7 +288,7 @@ def test_values_out_of_bounds_are_refused() -> None:
     for values, said in (
         ({"estimator_width": 0}, "between 8 and 8192"),
         ({"estimator_tokens": 1}, "between 16 and"),
-        ({"estimator_input": "luck"}, "quasi, hidden"),
+        ({"estimator_input": "luck"}, "hidden, quasi"),
         ({"luck": 1}, "no calibration setting called"),
     ):
         with pytest.raises(SettingError, match=said):

@@ -26,11 +26,12 @@ class PrefetchCost:
     def __init__(self) -> None:
         self._under_way: list[tuple[float, float]] = []  # (start, end) of prefetches that had not landed a pass ago
         self.predict_s = 0.0  # of this pass, on the compute thread
+        self.spared_s = 0.0  # copies of its experts that had been prefetched, in time or late
         self.late_s = 0.0  # waits for late prefetches in this pass
 
     def begin(self) -> None:
         """Start a pass."""
-        self.predict_s = self.late_s = 0.0
+        self.predict_s = self.late_s = self.spared_s = 0.0
 
     def net_ms(self, counts: Counts, finished: Sequence[Ticket], late_s: float, stall_s: float) -> float:
         """The net time of the pass that ends now. `finished` = copies completed since the last pass; `stall_s` = all
@@ -38,7 +39,8 @@ class PrefetchCost:
         copies = [(t.started_s, t.landed_s) for t in finished if not t.demand]
         if not (copies or counts.spared or counts.lost or self._under_way or self.predict_s):
             return 0.0
-        saved_s = _length_s(counts.spared) - late_s
+        self.spared_s = _length_s(counts.spared)
+        saved_s = self.spared_s - late_s
         spans = sorted({*copies, *self._under_way})
         demands = sorted(t.submitted_s for t in finished if t.demand)
         held_up_s = min(blocked_s(spans, demands) + _length_s(counts.lost), max(0.0, stall_s - late_s))

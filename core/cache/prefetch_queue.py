@@ -73,6 +73,9 @@ class PrefetchQueue:
             self.take_back(ticket)
         if ranked.priorities:
             copies.link.rank(ranked.priorities)
+        if ranked.issue:  # what was prefetched in vain and has landed may give up its slot
+            for eid in [eid for eid in copies.tickets if eid not in self.fresh]:
+                copies.pending(eid)
         for eid, score, priority in ranked.issue:
             copy = self._fetch(eid, score, named)
             if copy is None and self._outranks(priority, core.pool(eid // experts)):

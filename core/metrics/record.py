@@ -97,7 +97,8 @@ class StepRecord:
         default=0.0,
         metadata=metric(
             "ms",
-            "The prefetcher's own time on the computing thread, in milliseconds; part of compute.",
+            "The prefetcher's own time on the computing thread, in milliseconds: part of compute, and of idle what it "
+            "takes before the pass, a wait for its answer included.",
             frame=True,
         ),
     )

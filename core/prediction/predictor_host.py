@@ -18,6 +18,7 @@ from core.hf.weighing import Rule, rules_of
 from core.policy.predict import Prediction, Predictor
 from core.policy.predict.nets.estimator import Estimator
 from core.policy.predict.none import NoPrediction
+from core.prediction.answer_wait import AnswerWait
 from core.prediction.nets import estimator_of
 from core.prediction.predicted import PredictedScores
 from core.prediction.speculation import PredictedRouting
@@ -39,6 +40,7 @@ class PredictorHost:
         self.tokens: Sequence[int] = ()  # its ids
         self.profile: Profile | None = None
         self.predictor: Predictor = NoPrediction()
+        self.answer_wait = AnswerWait()  # of the predictor
         self._model, self._sites = model, tuple(sites)
         self._watch: Watch | None = None
         self._seen: Seen | None = None
@@ -63,6 +65,7 @@ class PredictorHost:
         fresh: Predictor = create("predictor", name, params)
         self.close()
         self.profile, self.predictor = profile, fresh
+        fresh.wait = self.answer_wait = AnswerWait()
         self._listen()
         task = fresh.task(EngineView(self, -1, (), None, None))
         if task is not None:
@@ -104,6 +107,12 @@ class PredictorHost:
         return self.predictor.defaults or ("estimator" in self.predictor.needs and self.estimator.quasi)
 
     # ------------------------------------------------------------------ within a pass
+
+    def announce(self, tokens: Sequence[int], request: int) -> None:
+        """The coming pass will be over `tokens` of a request: the predictor may begin to search."""
+        view = EngineView(self, -1, (), None, None)
+        view.tokens, view.request = tokens, request
+        self.predictor.announce(view)
 
     def begin(self, tokens: Sequence[int], request: int) -> None:
         """Start a pass over `tokens` of a request."""

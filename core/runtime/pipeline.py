@@ -4,7 +4,7 @@ prediction, lossy options and recording; measuring runs another, which has none 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -64,6 +64,11 @@ class Pipeline:
         self.step, self.prefetcher = step, prefetcher
         self._model, self._device, self._dispatch = model, device, dispatch
         self._expert_cache, self._threads, self._metrics = expert_cache, threads, metrics
+
+    def announce(self, tokens: Sequence[int], request: int) -> None:
+        """The tokens of the coming pass are known, while this one still runs or before the first."""
+        if self.prefetcher is not None:
+            self.prefetcher.announce(tokens, request)
 
     def begin(self, batch: Batch) -> None:
         """A pass begins: sets the thread counts, and prefetches what is predicted before the first routing."""

@@ -38,6 +38,13 @@ class Prefetcher:
         self._expert_cache, self._predictor_host, self._throttle = expert_cache, predictor_host, throttle
         self._metrics, self._capture = metrics, capture
 
+    def announce(self, tokens: Sequence[int], request: int) -> None:
+        """The coming pass will be over `tokens` of a request: what is predicted from them alone is begun at once."""
+        if self._predictor_host.predictor.starts and not self._throttle.paused:
+            began_s = time.perf_counter()
+            self._predictor_host.announce(tokens, request)
+            self._metrics.predicted(time.perf_counter() - began_s)
+
     def begin(self, batch: Batch) -> None:
         """A pass begins: prefetch what the predictor names before the first routing. Predictors follow one request at a
         time: a pass has one share."""

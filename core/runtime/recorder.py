@@ -14,6 +14,7 @@ from core.cache.lease import LeasedSegment, SkippedRequest
 from core.cache.prefetch_cost import PrefetchCost
 from core.memory.transfer import Ticket, TransferEngine
 from core.policy.prefetch.throttle import PrefetchThrottle
+from core.prediction.predictor_host import PredictorHost
 from core.runtime.batch import Batch
 from core.runtime.miss import MissPolicy
 from core.runtime.trace_capture import TraceCapture
@@ -46,7 +47,8 @@ class Recorded(StepRecord):
 
 class Recorder:
     """Records one pass at a time: `begin`, `layer` once per MoE layer, `end`. `born_s` is the zero of the session's
-    clock. Records contain what `miss` changed and what `capture` captured; `throttle` judges by them."""
+    clock. Records contain what `miss` changed and what `capture` captured; `throttle` judges by them. What a pass
+    stalled says how long one may wait for the predictor of `predictor_host`."""
 
     def __init__(
         self,
@@ -56,9 +58,11 @@ class Recorder:
         miss: MissPolicy | None = None,
         capture: TraceCapture | None = None,
         throttle: PrefetchThrottle | None = None,
+        predictor_host: PredictorHost | None = None,
     ) -> None:
         self._shape, self._expert_cache, self._transfers = shape, expert_cache, transfers
         self._miss, self._capture, self._throttle = miss, capture, throttle
+        self._predictor_host = predictor_host
         self.born_s = time.perf_counter()
         self.enabled = True
         self._index = 0
@@ -140,6 +144,8 @@ class Recorder:
             rows=self._batch.rows,
         )
         record.lossy = self._miss.take(tokens) if self._miss is not None else None
+        if self._predictor_host is not None:
+            self._predictor_host.answer_wait.passed(stall_s, self._prefetch_cost.spared_s)
         if self._throttle is not None:
             self._throttle.note(record)
         if self._capture is not None:

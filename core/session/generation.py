@@ -85,6 +85,7 @@ class Generation:
         """Prefill: compute the first `total` tokens of `sequence` in chunks -> the token that follows, if that is
         new."""
         token: int | None = None
+        self._pipeline.announce(sequence.ids[sequence.computed : total][: self._chunk], sequence.request)
         while sequence.computed < total and not sequence.cancelled:
             [token], step = self._pass("prefill", (sequence, min(self._chunk, total - sequence.computed)))
             answer.count(step)
@@ -106,12 +107,18 @@ class Generation:
         parts.ledger.begin()
         batch = Batch(phase, tuple([sequence.share(count) for sequence, count in work]))
         self._pipeline.begin(batch)
+        for sequence, count in work:  # of a prompt: its next part is searched for while this one is computed
+            if part := sequence.ids[sequence.computed + count :][: self._chunk]:
+                self._pipeline.announce(part, sequence.request)
         began_s = time.perf_counter()
         logits = self._pipeline.forward(batch)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         model_s = time.perf_counter() - began_s
         tokens = [self._draw(sequence, row) for (sequence, _), row in zip(work, logits.split(1), strict=True)]
+        for (sequence, _), token in zip(work, tokens, strict=True):
+            if token is not None and sequence.continues(token):
+                self._pipeline.announce([token], sequence.request)
         changes = self._controller.take_changes()
         step = parts.recorder.end(started_s, model_s, parts.ledger.used(), parts.ledger.budget_bytes, changes)
         for sequence, _ in work:

@@ -70,6 +70,10 @@ class Sequence:
             self.ids.append(token)
         return not self.ended
 
+    def continues(self, token: int) -> bool:
+        """Whether a pass that computes `token`, just drawn and not taken yet, is to follow."""
+        return token not in self.stop.ends and self.drawn + 1 < self.stop.limit and not self.cancelled
+
     @property
     def cancelled(self) -> bool:
         return self.stop.cancel.is_set()

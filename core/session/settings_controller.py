@@ -121,7 +121,8 @@ class SettingsController:
         to.expert_cache.prefetch_queue.configure(old.prefetch, new.prefetch)
         to.throttle.configure(old.prefetch, new.prefetch)
         if changed:
-            to.throttle.restart()  # what it measured was of other settings
+            to.throttle.restart()  # what these measured was of other settings
+            to.predictor_host.answer_wait.restart()
         anew = to.predictor_host.configure(old.prefetch, new.prefetch, profile)
         if anew:
             to.expert_cache.hints.forget()  # what another predictor told

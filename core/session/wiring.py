@@ -112,7 +112,10 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
     throttle, capture = PrefetchThrottle(), TraceCapture(model, sites)
     predictor_host = PredictorHost(model, sites, shape)
     miss = MissPolicy(shape, expert_cache, predictor_host, device)
-    telemetry, recorder = Telemetry(shape), Recorder(shape, expert_cache, transfers, miss, capture, throttle)
+    telemetry, recorder = (
+        Telemetry(shape),
+        Recorder(shape, expert_cache, transfers, miss, capture, throttle, predictor_host),
+    )
     prefetcher = Prefetcher(expert_cache, predictor_host, throttle, recorder, capture)
     unrecorded = Unrecorded(expert_cache, transfers)
 

@@ -96,6 +96,12 @@ def test_plec_by_hand() -> None:
     assert order(policy, layer=0) == [1, 0, 8, 5, 9, 4]
     hints.reached(1)
     assert order(policy, layer=1) == [4, 5, 1, 0, 8, 9]  # layer 1's own experts are the furthest from their next use
+    # Experts 2 and 6 were prefetched and never used, and so was 10: of the layers passed they leave before the others.
+    for tick, eid in enumerate((2, 6, 10), 100):
+        policy.admitted(eid, tick, 5)
+    assert order(policy, layer=1) == [6, 2, 4, 5, 1, 0, 8, 10, 9]
+    hints.name([(0, 2, 0.5)])  # for the next token
+    assert order(policy, layer=1) == [6, 4, 5, 0, 1, 2, 8, 10, 9]
 
 
 def test_finemoe_by_hand() -> None:

@@ -39,7 +39,7 @@ class Late(InlineWorker):
         return super().take() if self.due else []
 
 
-def test_the_routing_path_is_asked_once_a_pass_and_names_the_next_layers_in_order() -> None:
+def test_the_routing_path_is_asked_once_a_pass_and_names_all_layers_then_the_next_ones_in_order() -> None:
     worker, (first, second, other) = Scripted(), random_passes([(1, 3), (1, 1), (2, 1)], LAYERS, EXPERTS, K)
     predictor = make("routing_path", distance=2)
     predictor.worker = InlineWorker(worker)
@@ -50,7 +50,7 @@ def test_the_routing_path_is_asked_once_a_pass_and_names_the_next_layers_in_orde
         ]
         most = K * one.ids.shape[1]
         for layer, predictions in enumerate(predicted, -1):
-            ahead = [at for at in (layer + 1, layer + 2) if at < LAYERS]
+            ahead = [at for at in ((layer + 1, layer + 2) if layer >= 0 else range(LAYERS)) if at < LAYERS]
             assert [g.layer for g in predictions] == [at for at in ahead for _ in range(most)]
             assert [g.expert for g in predictions] == [
                 e for at in ahead for e in np.argsort(-worker.predicted[at])[:most].tolist()
@@ -68,9 +68,25 @@ def test_a_routing_path_that_is_late_is_used_from_the_layer_that_is_reached_then
     assert predictor.begin(Looking(one, -1, EXPERTS)) == []
     assert predictor.predict(Looking(one, 0, EXPERTS)) == []
     late.due = True
-    assert {g.layer for g in predictor.predict(Looking(one, 1, EXPERTS))} == {2, 3}
+    assert {g.layer for g in predictor.predict(Looking(one, 1, EXPERTS))} == {2, 3, 4, 5}
+    assert {g.layer for g in predictor.predict(Looking(one, 2, EXPERTS))} == {3, 4}
     late.due = False
     assert predictor.begin(Looking(after, -1, EXPERTS)) == []  # what was told of one pass is not said of the next
+    predictor.close()
+
+
+def test_a_pass_that_was_announced_is_not_asked_again_and_another_one_starts_anew() -> None:
+    worker, (first, second, third) = Scripted(), random_passes([(1, 3), (1, 1), (1, 1)], LAYERS, EXPERTS, K)
+    predictor: Any = create("predictor", "routing_path", {})
+    predictor.worker = InlineWorker(worker)
+    predictor.announce(Looking(first, -1, EXPERTS))
+    assert predictor.begin(Looking(first, -1, EXPERTS))
+    predictor.announce(Looking(second, -1, EXPERTS))  # while the first runs
+    named = {g.layer for g in predictor.predict(Looking(first, 0, EXPERTS))}
+    assert named == {1, 2, 3, 4} and [number for number, *_ in worker.heard] == [1, 2]
+    assert predictor.begin(Looking(third, -1, EXPERTS))  # the second never came
+    assert [(number, fresh) for number, fresh, _ in worker.heard] == [(1, True), (2, False), (3, True)]
+    assert worker.heard[-1][2] == list(Looking(third, 0, EXPERTS).tokens)
     predictor.close()
 
 

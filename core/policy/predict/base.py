@@ -112,6 +112,21 @@ class View(Protocol):
         unknown."""
 
 
+class AnswerWait(Protocol):
+    """What a predictor tells of the searches that it gives to its worker, by number, so that a pass may wait for one:
+    `core.prediction.answer_wait.AnswerWait`."""
+
+    def asked(self, number: int, tokens: int) -> None:
+        """A search for so many tokens was given to the worker."""
+
+    def answered(self, number: int) -> None:
+        """Its answer is there."""
+
+    def wait(self, number: int, tokens: int, there: Callable[[], bool]) -> None:
+        """A pass over so many tokens begins: returns when the answer is `there`, or when waiting longer would cost more
+        than it saves."""
+
+
 class Predictor(Protocol):
     """Predicts experts to fetch. Called once per layer, in order, whether stateless or not; a pass starts at layer
     0."""
@@ -125,10 +140,16 @@ class Predictor(Protocol):
     needs: ClassVar[tuple[str, ...]] = ()  # parts of the profile (core.profile.PARTS) that it requires
     patient: bool = False  # True in replays: it waits for its worker
     worker: AsyncWorker | None = None  # the worker of its task; None: runs inline
+    wait: AnswerWait | None = None  # lets a pass wait for its worker; None: nothing waits, unless it is `patient`
 
     def task(self, view: View) -> WorkerTask | None:
         """The task of its worker, from `view.profile` and the sizes; None: no worker."""
         return None
+
+    def announce(self, view: View) -> None:
+        """The tokens of the coming pass are known, maybe while another one still runs: a search that needs no more may
+        begin. `view.layer` is -1. The pass may yet not come."""
+        return
 
     def begin(self, view: View) -> Sequence[Prediction]:
         """Experts of the first layers, best first, before anything is routed: `view.layer` is -1."""

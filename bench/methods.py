@@ -36,6 +36,8 @@ AHEAD = (0.25, 0.5)  # ... where prefetching is compared
 LATENCY_US = 10.0
 HEEDING = ("lru", "lfu", "plec", "finemoe")  # policies compared with the same predictor
 AHEAD_OF_ALL = "expert_map"  # ... which is this one
+PLEC_BEHIND = ("routing_path", ORACLE)  # PLEC and others are compared behind its own predictor, and behind perfect ones
+BESIDE_PLEC = ("plec", "lru", "lfu")
 NONE = "none"
 WAITED = ", waited for"  # ends the name of a row whose predictor's worker was waited for
 BOUNDS = {BELADY: "Belady (forced admission)", BELADY_BYPASS: "Belady with bypass"}  # both know the future
@@ -51,7 +53,8 @@ ORDERINGS: dict[str, tuple[str, str, str]] = {
     "FineMoE figure 14a: map search above the next gate": ("hit", "expert_map", "gate"),
     "FineMoE figure 14b: its eviction hits more than LRU": ("heed", "finemoe", "lru"),
     "FineMoE figure 14b: its eviction hits more than LFU": ("heed", "finemoe", "lfu"),
-    "ExpertFlow: PLEC hits more than LRU": ("heed", "plec", "lru"),
+    "ExpertFlow: PLEC hits more than LRU": ("plec", "plec, routing_path", "lru, routing_path"),
+    "ExpertFlow: PLEC hits more than LRU behind perfect predictions": ("plec", "plec, oracle", "lru, oracle"),
     "ExpertFlow table 1: path predictor above temporal (TLP)": ("recall", "routing_path", "recent"),
     "ExpertFlow table 1: path predictor above spatial (SLP)": ("recall", "routing_path", "transitions"),
     "Speculating Experts figure 4: default vectors above the next gate": ("recall", "default_vectors", "gate"),
@@ -190,7 +193,7 @@ def prefetching(
         (one,) = timed(trace, [config], clock, blob, profile=profile, start="filled", processes=1)
         return figures(one)
 
-    ahead_of, behind = dict[str, Any](), dict[str, Any]()
+    ahead_of, behind, plec = dict[str, Any](), dict[str, Any](), dict[str, Any]()
     for share, traces in live.items():
         rows = {title: {**ahead(trace, share), "engine": kept.lived(trace)} for title, trace in traces.items()}
         rows |= {title + WAITED: ahead(trace, share) for title, trace in waited.items()}
@@ -202,7 +205,14 @@ def prefetching(
                 for how, trace in those.items()
                 for policy in HEEDING
             }
-    return {"prefetchers": ahead_of, "behind": behind, "behind_predictor": AHEAD_OF_ALL}
+        plec[f"{share:.1%}"] = {
+            f"{policy}, {title}{how}": ahead(one[title], share, policy, "global", title == ORACLE)
+            for title in PLEC_BEHIND
+            for how, one in (("", {**traces, ORACLE: plain}), (WAITED, waited))
+            if title in one
+            for policy in BESIDE_PLEC
+        }
+    return {"prefetchers": ahead_of, "behind": behind, "behind_predictor": AHEAD_OF_ALL, "plec": plec}
 
 
 def figures(one: TimedResult) -> dict[str, Any]:
@@ -227,9 +237,8 @@ def orderings(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     for where that is another."""
     said = []
     for claim, (figure, better, worse) in ORDERINGS.items():
-        table = {"policy": found["hit_rate"].get("layer", {}), "heed": found["behind"]}.get(
-            figure, found["prefetchers"]
-        )
+        tables = {"policy": found["hit_rate"].get("layer", {}), "heed": found["behind"], "plec": found.get("plec", {})}
+        table = tables.get(figure, found["prefetchers"])
         key = "recall_at_k" if figure == "recall" else "hit_rate"
 
         def pairs(how: str, key: str = key, names: Any = (better, worse), table: Any = table) -> dict[str, Any]:
@@ -264,7 +273,11 @@ def table(result: dict[str, Any]) -> str:
             f"  {BOUNDS.get(name, name):26s}" + "".join(_share(row.get(name)) for row in sizes.values())
             for name in names
         ]
-    for title, rows in (("ahead of LRU", result["prefetchers"]), (f"policies behind {AHEAD_OF_ALL}", result["behind"])):
+    for title, rows in (
+        ("ahead of LRU", result["prefetchers"]),
+        (f"policies behind {AHEAD_OF_ALL}", result["behind"]),
+        ("one cache for all layers, PLEC behind its own predictor and perfect ones", result["plec"]),
+    ):
         for share, row in rows.items():
             lines += [
                 f"With prefetching, {title}, {share} of the experts in slots (waited for = a bound; engine = hits and "
